@@ -124,9 +124,3 @@ def check(monkeypatch: pytest.MonkeyPatch) -> items.Item:
 
 def made(folder: Path) -> set[str]:
     return {path.stem for path in folder.glob("*.jsonl")}
-
-
-def page(name: str, out: Path) -> str:
-    check_picture(out / f"{name}.png")
-    assert len(pd.read_csv(out / f"{name}.csv")) > 0
-    return (out / f"{name}.md").read_text()

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-import pandas as pd
 import pytest
 
-from figures import catalogue, gallery, items, redraw_all
+from figures import catalogue, gallery, items
 from figures.__main__ import main
 from figures.papers import PAPERS
+from tests.figures.conftest import plotted
 
 PUBLISHED = catalogue.published()
 NUMBERED = rf"({'|'.join(PAPERS)})\.(fig|table|sec)(A?\d+|K)"
@@ -72,14 +72,6 @@ def test_list_has_a_line_each_with_state_data_scale_title_and_reason(
     assert told["player_fl.heart_sensitivity"] == ["heart", "1 round, 30 seeds"]
     assert told["pfedla.costs"][1] == "nothing trained"
     assert told["pfedla.table3"][1] == "40 of 600 rounds, 6 seeds"  # of its accuracies
-    assert told["player_fl.fig1"] == [
-        "fashion_mnist, cifar10, airline_tweets",
-        "1 round, 3-8 seeds",
-    ]
-    assert " of " in told["scheduling.table2"][1]
-    assert told["pfedla.fig6"][1] == "40 of 600 rounds, 6 seeds"
-    assert told["pfedla.fig5"][1] == "40 of 600 rounds, 1 seed"
-    assert told["fedra.fig5"][1] == "30 of 100 rounds, 3 seeds"
     assert told["fedra.table4"][1] == "5 of 100 rounds, 3 seeds"  # not its study's 10
     assert {
         name for entry in PUBLISHED for name in filter(None, entry.lacks.split("; "))
@@ -95,26 +87,10 @@ def test_every_page_begins_with_its_finding_and_ends_with_its_settings() -> None
         assert settings.startswith("| setting | value |"), page.name
 
 
-def test_all_names_what_has_rows_the_gallery_and_the_benchmarks(tmp_path: Path) -> None:
-    names = [name for name, _ in redraw_all.jobs(tmp_path)]
-    assert names[-2:] == ["gallery", "benchmarks"]
-    assert set(names[:-2]) == {
-        name
-        for name, item in items.REGISTRY.items()
-        if item.draw and item.state != "no rows"
-    }
-
-
-@pytest.mark.usefixtures("every_format")
 def test_all_goes_on_after_a_failure_names_it_and_exits_with_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def small(header: object, frame: pd.DataFrame) -> items.Drawing:
-        figure, ax = plt.subplots(figsize=(3, 2))
-        ax.plot(frame["value"].head(9))
-        return items.Drawing(figure, frame.head(3), "A line.", ())
-
-    heart = replace(items.find("player_fl.heart_sensitivity"), draw=small)
+    heart = replace(items.find("player_fl.heart_sensitivity"), draw=plotted)
 
     def broken(header: object, frame: object) -> items.Drawing:
         plt.figure()
@@ -132,10 +108,6 @@ def test_all_goes_on_after_a_failure_names_it_and_exits_with_1(
     assert "player_fl.broken: KeyError" in told.err
     assert 'raise KeyError("a layer")' in told.err
     assert re.search(r"1 of 4 .*: player_fl\.broken$", told.err.splitlines()[-1])
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        *(f"{heart.name}.{kind}" for kind in ("png", "pdf", "csv", "md")),
-        "benchmarks.png",
-    }
     assert not plt.get_fignums()
 
 

@@ -7,9 +7,7 @@ import pandas as pd
 import pytest
 
 from figures.decision import convert, families
-from figures.decision.families import FAMILIES, Family
 from fl_core import data
-from fl_core.errors import UsageError
 
 
 def stays(n: int = 60) -> pd.DataFrame:
@@ -55,24 +53,6 @@ def test_a_wheel_becomes_tables_of_the_data_root_that_runs_can_name(tmp_path):
     )  # scaled
 
 
-def test_words_become_indicators_and_what_is_missing_stays_missing_or_is_no_level():
-    frame = pd.DataFrame(
-        {
-            "y": ["a", None, "b", "a"], "yes": ["n", "y", "y", "n"], "gap": ["k", "l", None, "m"],
-            "number": [1, 2, np.nan, 4], "same": 3, "mostly": [1, None, None, None],
-        }
-    )  # fmt: skip
-    table = convert.prepared(Family("t", "r:t", "y"), frame)
-    assert list(table.columns) == ["label", "yes: y", "gap: k", "gap: m", "number"]
-    assert table[["gap: k", "gap: m"]].to_numpy().tolist() == [[1, 0], [0, 0], [0, 1]]
-    assert table["number"].isna().tolist() == [False, True, False]
-    with pytest.raises(UsageError, match="words"):
-        convert.prepared(
-            Family("t", "r:t", "y"),
-            pd.DataFrame({"y": 1, "w": [f"w{k}" for k in range(25)]}),
-        )
-
-
 def test_outcomes_that_are_made_leave_out_who_was_not_seen_for_long_enough():
     frame = pd.DataFrame(
         {"time": [5, 20, 20, 5], "event": [1, 1, 0, 0], "x": [1, 2, 3, 4]}
@@ -85,16 +65,3 @@ def test_outcomes_that_are_made_leave_out_who_was_not_seen_for_long_enough():
         pd.DataFrame({"g": list("ADE")})
     ).tolist() == ["A", "D, E", "D, E"]
     assert families.above("x", 2)(frame).tolist() == ["no", "no", "yes", "yes"]
-
-
-def test_every_table_with_natural_clients_says_who_they_are():
-    for family in FAMILIES.values():
-        assert family.natural == (family.clients != "no natural clients")
-    with pytest.raises(UsageError, match="family"):
-        families.dataset_of("medpair")
-
-
-def test_a_source_that_is_no_wheel_is_refused(tmp_path):
-    (tmp_path / "text").write_text("x")
-    with pytest.raises(UsageError, match="wheel"):
-        convert.convert([tmp_path / "text"], tmp_path)

@@ -27,13 +27,6 @@ def curves_of(federations, late):
     return found
 
 
-def test_features_are_of_the_deeper_cut_minus_the_other():
-    up, flat = np.arange(10) / 10, np.full(10, 0.4)
-    assert features(flat, up) == pytest.approx([0.4, 0.1, 0.6, 0.0])
-    assert features(up, flat)[:2] == pytest.approx([-0.4, -0.1])
-    assert features(flat[:1], up[:1]) == pytest.approx([-0.4, 0.0, 0.2, 0.0])
-
-
 def test_without_a_penalty_the_fit_is_least_squares(monkeypatch):
     monkeypatch.setattr(judge, "PENALTY", 0.0)
     names = ("heart", "tweets_table")

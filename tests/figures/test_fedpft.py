@@ -73,11 +73,6 @@ def test_modules_have_the_published_numbers_and_the_message_is_their_sum(
     )  # CIFAR-100's sizes, with whatever images
     drawing = item.draw({}, frame)
     assert [finding.held for finding in drawing.findings] == [True, False]
-    off = drawing.table[drawing.table["printed"] != drawing.table["counted_as_printed"]]
-    assert off[["model", "printed", "counted_as_printed"]].to_numpy().tolist() == [
-        ["resnet8", "1.27M", "1.26M"],
-        ["resnet8", "23.14", "23.48"],
-    ]
 
 
 def prompted() -> Prompted:

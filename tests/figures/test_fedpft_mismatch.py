@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from figures.fedpft import mismatch
-from figures.fedpft.mismatch import MATCH, ORIGIN, PROBE, classifier_input, right_after
-from fl_core.errors import NonFiniteError, UsageError
+from figures.fedpft.mismatch import MATCH, ORIGIN, PROBE, right_after
 from fl_core.seeds import torch_generator
 
 D, C = 6, 3
@@ -64,46 +63,3 @@ def test_training_is_sgd_with_momentum_in_a_drawn_order(
                     p -= 0.1 * velocity[k]
     mismatch.fit(model, (x, y), 0.1, 3, 4)
     torch.testing.assert_close(model.state_dict(), new.state_dict())
-
-
-def model(seed: int) -> nn.Sequential:
-    torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Linear(D, 12),
-        nn.BatchNorm1d(12),
-        nn.ReLU(inplace=True),
-        nn.Dropout(),
-        nn.Linear(12, C),
-    )
-
-
-def test_every_client_gets_its_three_rows() -> None:
-    models = {"a": model(0), "b": model(1)}
-    train = {"a": data(60, 2), "b": data(50, 3)}
-    test = {"a": data(30, 4), "b": data(40, 5)}
-    frame = mismatch.mismatch(models, train, test, epochs=30)
-    assert set(frame["layer"]) == {"4"}
-    assert set(frame["status"]) == {"ok"}
-    value = frame.set_index(["client", "metric"])["value"]
-    assert list(value.index) == [
-        (name, kind) for name in "ab" for kind in mismatch.KINDS
-    ]
-    for name in "ab":
-        net, (x, y) = models[name].eval(), test[name]
-        assert value[name, ORIGIN] == (net(x).argmax(1) == y).double().mean()
-        both = (classifier_input(net, "4", own[name]) for own in (train, test))
-        right = right_after(MATCH, *both, net[4], epochs=30)
-        assert value[name, MATCH] == right.double().mean()
-    sizes = frame.loc[frame["client"] == "b", ["n_train", "n_samples"]]
-    assert sizes.drop_duplicates().values.tolist() == [[50, 40]]
-    with pytest.raises(UsageError, match=r"client .*'b'"):
-        mismatch.mismatch(models, train, {"a": test["a"]})
-
-
-def test_what_does_not_fit_or_diverges_is_refused() -> None:
-    train, test = data(), data(60, 1)
-    for wrong in ((test[0][:, :4], test[1]), (test[0], test[1] + 1)):
-        with pytest.raises(UsageError):
-            right_after(PROBE, train, wrong, wrong_head())
-    with pytest.raises(NonFiniteError, match="logits"):
-        right_after(ORIGIN, train, (test[0] * float("nan"), test[1]), wrong_head())

@@ -9,10 +9,9 @@ import pytest
 
 from diagnostics.metrics.base import METRICS
 from fedlayers.cli.app import command_class, parse_command
-from figures import gallery, items, packing
+from figures import gallery, items
 from figures.__main__ import main
 from fl_core.config import RunConfig
-from fl_core.errors import UsageError
 from tests.figures.conftest import forbid_training
 
 BESIDES = [
@@ -68,16 +67,6 @@ def test_each_picture_says_its_direction_and_how_it_is_made() -> None:
                 assert isinstance(parse_command(words), command_class(words[0]))
         else:
             compile(entry.command, entry.name, "exec")
-
-
-def test_rows_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no rows .*--train"):
-        gallery.redraw(tmp_path, tmp_path)
-    ((header, frame),) = packing.read(gallery.folder() / gallery.ROWS)
-    other = {**header, "item": "other"}
-    packing.write(tmp_path / gallery.ROWS, [(other, frame)])
-    with pytest.raises(UsageError, match="rows of 'other'"):
-        gallery.redraw(tmp_path, tmp_path)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from PIL import Image
 
 from figures import drawing, items, names, training
 from figures.__main__ import main
-from figures.items import Drawing, Item
+from figures.items import Item
 from figures.page import read_expectations
 from fl_core.algorithms import registry
 from fl_core.errors import UsageError
@@ -73,36 +73,6 @@ def test_a_view_waits_for_its_runs(
     assert some.state == "no rows"
     training.train(study, study.path(), progress=False)
     assert items.find(TABLE).state == study.state == some.state == "ready"
-
-
-def test_what_has_no_runs_yet_does_not_keep_a_study_s_other_figures(
-    study: Item,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def refuse(*_: object) -> Drawing:
-        raise UsageError("none of its runs")
-
-    monkeypatch.setattr(items, "ROWS", tmp_path)
-    training.train(study, study.path(), progress=False)
-    monkeypatch.setitem(items.REGISTRY, TABLE, replace(items.find(TABLE), draw=refuse))
-    main([NAME, "--out", str(tmp_path)])
-    said = capsys.readouterr().out
-    assert f"{TABLE} is not drawn" in said
-    assert f"{FIGURE}.*" in said
-    for wanted in ([TABLE], [NAME, "--train"]):
-        with pytest.raises(SystemExit):
-            main([*wanted, "--out", str(tmp_path)])
-        assert capsys.readouterr().err.endswith("figures: none of its runs\n")
-
-
-@pytest.mark.usefixtures("study")
-def test_what_cannot_be_registered() -> None:
-    with pytest.raises(ValueError, match=f"two .*{FIGURE}"):
-        items.register(items.find(FIGURE))
-    with pytest.raises(UsageError, match=f"mean '{NAME}'"):
-        Item("toy.fig2", "", source="toy.chek", draw=plotted).path()
 
 
 @pytest.mark.usefixtures("every_format")

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from diagnostics.measure import diagnose
 from diagnostics.measurement import ClientModel
 from figures.player_fl.released import _direction, nuclear_norm
-from fl_core.errors import UsageError
-from fl_core.layers import layers_of
 from fl_core.seeds import torch_generator
 from tests.diagnostics.calls import call
-from tests.diagnostics.dense import CE, block, images, loose, mlp, pair
-from tests.diagnostics.test_sensitivity import net, pair as samples, pick
+from tests.diagnostics.dense import CE, block, images, loose, pair
 
 HESSIAN, SENSITIVITY = (
     f"figures.player_fl.released:{name}"
@@ -56,39 +51,3 @@ def test_nuclear_norms(shape: tuple[int, ...]) -> None:
     ]
     assert nuclear_norm(x) == pytest.approx(np.mean(sums))
     assert math.isnan(nuclear_norm(x * math.nan))
-
-
-def test_released_rows_are_labelled() -> None:
-    x, y = pair(8, 4)
-    report = diagnose(mlp().float(), (x.float(), y), HESSIAN, progress=False)
-    assert set(report.frame["variant"]) == {"released"}
-    assert report.plot("hessian_trace") is not None
-    with pytest.raises(UsageError, match=r"probes.*at least 1"):
-        diagnose(
-            mlp().float(),
-            (x.float(), y),
-            HESSIAN,
-            progress=False,
-            options={"hessian_trace": {"probes": 0}},
-        )
-
-
-def test_a_single_batch_is_drawn_by_seed_and_client() -> None:
-    layers = layers_of(net(), samples()[0])
-
-    def values(client: str = "a", **how: Any) -> list[float]:
-        rows = call(
-            SENSITIVITY,
-            [ClientModel(client, net(), samples(), 20)],
-            layers,
-            loss=CE,
-            single_batch=8,
-            **how,
-        )
-        assert {r["n_samples"] for r in rows} == {8}
-        assert {r["estimator"] for r in rows} == {"single_batch, mean of tensors"}
-        return pick(rows, "importance", client)
-
-    assert values(seed=1) == values(seed=1)
-    assert values(seed=1) != values(seed=2)
-    assert values("a") != values("b")

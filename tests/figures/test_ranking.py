@@ -38,14 +38,6 @@ def test_nemenyi_on_demsars_example():
     }
 
 
-@pytest.mark.parametrize(("k", "q"), [(2, 1.960), (3, 2.343), (5, 2.728), (10, 3.164)])
-def test_critical_difference_has_the_tabled_quantiles(k, q):
-    """Q at 0.05 of Demsar (2006), Table 5."""
-    assert ranking.critical_difference(k, 6) == pytest.approx(
-        q * math.sqrt(k * (k + 1) / 36), abs=1e-3
-    )
-
-
 def test_holm_is_the_step_down_of_normal_tails():
     generator = np.random.default_rng(1)
     table = pd.DataFrame(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from figures import items, recipe, training
+from figures import recipe, training
 from figures.scheduling import runs as scheduling
 from figures.scheduling.runs import (
     HEADS_COLUMN,
@@ -39,9 +39,7 @@ def test_what_is_reported_is_evaluated(table: dict[str, Column]) -> None:
         assert len({round(each, 9) for each in (*times, *thaws)}) == 1, "one factor"
 
 
-def test_a_run_is_measured_when_it_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_measured_when_it_is_reported(tmp_path: Path) -> None:
     base = SMALL.with_keys(clients=3, participation=0.7, batch_size=16)
     runs = scheduling.recipes(LITTLE, base)
     item = replace(STUDY, runs=runs, seeds=1, more_seeds={})
@@ -66,10 +64,3 @@ def test_a_run_is_measured_when_it_is_reported(
     assert clients["value"].tolist() == tested[tested["round"] == 3]["value"].tolist()
     sent = whole[whole["metric"] == "bytes_up"]["value"].sum()
     assert own[own["metric"] == "bytes_up"]["value"].item() == sent
-    monkeypatch.setitem(items.REGISTRY, item.name, item)
-    monkeypatch.setitem(scheduling.COLUMNS, scheduling.NAME, LITTLE)
-    drawing = items.redraw(items.find("scheduling.table2"), folder, tmp_path)
-    assert "34 runs" in drawing.caption
-    assert "mnist.anti 0" in drawing.text
-    assert {finding.held for finding in drawing.findings} == {None}
-    assert drawing.table["seeds"].sum() == 3 + 3  # two methods, at three times

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import figures.__main__
 from figures import catalogue, changes, items, scorecard
 from figures.items import Finding
 from figures.page import expectations
@@ -52,14 +51,6 @@ def test_the_readme_has_the_scorecard_of_now() -> None:
         assert number
     with pytest.raises(UsageError, match="<!-- scorecard -->"):
         scorecard.renewed("a page")
-
-
-def test_the_scorecard_is_written_to_a_folder_of_the_user_s_own(tmp_path: Path) -> None:
-    before = scorecard.README.read_bytes()
-    figures.__main__.main(["scorecard", "--out", str(tmp_path / "out")])
-    (page,) = (tmp_path / "out").iterdir()
-    assert scorecard.table() in page.read_text(encoding="utf-8")
-    assert scorecard.README.read_bytes() == before
 
 
 def test_what_a_page_says_is_read_back(tmp_path: Path) -> None:

@@ -56,16 +56,6 @@ def test_runs_are_made_once_and_a_partial_figure_says_what_is_missing(
     main([NAME, "--train", *out])
 
 
-def test_stored_rows_name_the_run_and_no_machine(check: Item, tmp_path: Path) -> None:
-    folder = tmp_path / NAME
-    training.train(check, folder, only=["fedper"], seeds=1, command="typed", progress=False)  # fmt: skip
-    header, frame = rows.read(folder / "fedper-0.jsonl")
-    assert (header["run"], header["seed"], header["command"]) == ("fedper", 0, "typed")
-    assert "/" not in json.dumps(header["about"]["config"])
-    assert set(frame["model"]) == {"personal"}
-    assert frame["client"].nunique() == len(frame) == 2
-
-
 def test_budget_stops_between_runs(
     check: Item, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,14 +24,13 @@ from figures.verdicts import (
     holm,
     judged,
     little_learned,
-    median_ends,
     of_ranges,
     of_seeds,
     of_share,
     plain,
 )
 from fl_core.errors import UsageError
-from fl_core.statistics import RANGE_BELOW, median_interval, share_interval
+from fl_core.statistics import share_interval
 
 
 def test_wilsons_interval_is_its_formula() -> None:
@@ -46,14 +45,6 @@ def test_wilsons_interval_is_its_formula() -> None:
         assert found == pytest.approx((share, *ends), abs=1e-12)
     with pytest.raises(UsageError, match="4 of 3"):
         share_interval(4, 3)
-
-
-def test_few_values_have_a_range_and_no_interval() -> None:
-    x = pd.Series(np.random.default_rng(0).normal(size=RANGE_BELOW + 3))
-    for n in range(1, RANGE_BELOW):
-        assert median_ends(x[:n]) == (x[:n].median(), x[:n].min(), x[:n].max())
-    second = x.sort_values().iloc[[1, -2]]
-    assert median_ends(x) == median_interval(x) == (x.median(), *second)
 
 
 @pytest.mark.parametrize(

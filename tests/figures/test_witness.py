@@ -46,31 +46,6 @@ def test_without_a_checkout_the_row_says_absent(
     assert "| FedPer | PFLlib | 0 | absent | – |" in drawing.text
 
 
-def test_a_difference_in_one_score_is_found() -> None:
-    ours = pd.DataFrame(
-        {"round": [0, 0, 1, 1], "client": ["a", "b"] * 2, "value": [0.1, 0.2, 0.3, 0.4]}
-    )
-    parts = [
-        ours.assign(run=run, variant=which)
-        for run in witness.SAME
-        for which in (witness.OURS, witness.THEIRS)
-    ]
-    frame = pd.concat(parts, ignore_index=True).assign(seed=0, status="ok")
-    frame.loc[
-        (frame["run"] == "ditto")
-        & (frame["variant"] == witness.THEIRS)
-        & (frame["client"] == "b"),
-        "value",
-    ] += 0.1
-    held = {
-        finding.expected.partition(":")[0]: finding.held
-        for finding in drawn(frame).findings
-    }
-    assert held["FedAvg"] is True
-    assert held["Ditto"] is False
-    assert held["FedDyn"] is None
-
-
 def test_a_path_without_pfllib_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
