@@ -206,6 +206,36 @@ def test_positions_that_do_not_count_change_nothing() -> None:
         assert one.frame["value"].tolist() == pytest.approx(
             cut.frame["value"].tolist(), abs=1e-7
         )
+    named, cut = (
+        diagnose(model, pair, ["grad_norm"], options=how, progress=False)
+        for pair, how in (
+            ((x, y.masked_fill(y == IGNORED, 2)), {"ignore_index": 2}),
+            ((x, y.masked_fill(y == 2, IGNORED)), {}),
+        )
+    )
+    assert named.frame["value"].tolist() == cut.frame["value"].tolist()
+
+
+class TinyForCausalLM(nn.Sequential):
+    """A language model by its name alone: labels are its inputs."""
+
+
+def test_labels_of_a_language_model_move_by_one_position_in_every_form() -> None:
+    torch.manual_seed(0)
+    model = TinyForCausalLM(nn.Embedding(9, 5), nn.Linear(5, 9))
+    x = torch.randint(9, (8, 6))
+    moved = torch.cat([x[:, 1:], torch.full((8, 1), IGNORED)], 1)
+    plain = nn.Sequential(*model)
+    expected, *others = (
+        diagnose(net, data, ["grad_norm"], batch=4, progress=False).frame["value"]
+        for net, data in (
+            (plain, (x, moved)),
+            (model, (x, x)),
+            ({"a": model}, {"a": [(x[:4], x[:4]), (x[4:], x[4:])]}),
+        )
+    )
+    for values in others:
+        assert values.tolist() == pytest.approx(expected.tolist())
 
 
 def test_tasks_are_read_from_labels_and_what_needs_classes_says_so() -> None:

@@ -16,7 +16,7 @@ from matplotlib.colors import to_rgb
 
 from diagnostics import plots
 from diagnostics.plots.costs import FEDERATED, LOCAL
-from diagnostics.plots.drawing import MOST
+from diagnostics.plots.drawing import MOST, weighted_mean
 from fl_core import rows as schema
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
@@ -323,6 +323,21 @@ def test_clients_shows_everyone_after_the_last_round() -> None:
     weights = np.array([*HOSPITALS.values()]) / sum(HOSPITALS.values())
     np.testing.assert_allclose(dots["mean"], weights @ own, atol=1e-12)
     assert [tick.get_text() for tick in ax.get_yticklabels()][1] == "fedavg (global)"
+    ax.figure.canvas.draw()
+    inside = ax.get_window_extent()
+    assert ax.get_legend().get_window_extent().y1 < inside.y1 + inside.height / 10
+    many: Any = plots.clients(results(tuple(f"a{k}" for k in range(9)), seeds=1))
+    assert many.figure.get_figheight() > ax.figure.get_figheight()
+
+
+def test_rows_without_a_key_have_their_mean_too() -> None:
+    rows = results().assign(seed=float("nan"))
+    means = weighted_mean(rows, ["algorithm", "seed"])
+    assert list(means.index.get_level_values("algorithm")) == [
+        "local",
+        "fedavg",
+        "player_fl",
+    ]
 
 
 def table(**changes: object) -> pd.DataFrame:

@@ -162,15 +162,16 @@ def test_derivatives_stay_finite_at_sure_predictions(loss, gap, sure_of):
         ("player_focal", {"alpha": [0.5, 0.5], "n_classes": 3}, "3 classes.*2"),
         ("focal", {"n_classes": 1}, "2 classes.*1"),
         ("bce", {"n_classes": 3}, "2 classes.*3"),
+        ("bce", {"n_classes": 2, "task": "survival"}, "survival.*'bce'"),
         ("focal", {"n_classes": 0}, "mse.*'focal'"),
         ("mse", {"n_classes": 2}, "cross_entropy.*'mse'"),
         ("huber", {"delta": 0.0}, "above 0"),
     ],
 )
 def test_bad_requests_are_named(name, options, says):
-    own = {key: value for key, value in options.items() if key != "n_classes"}
+    data = {key: options.pop(key) for key in ("n_classes", "task") if key in options}
     with pytest.raises(UsageError, match=says):
-        losses.build(name, **own).check(options["n_classes"])
+        losses.build(name, **options).check(**data)
 
 
 def test_every_loss_is_tested():

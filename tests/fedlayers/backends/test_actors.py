@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from fedlayers.backends import actors
 from fedlayers.cli.app import main
 from fl_core.config import RunConfig
 from fl_core.errors import DivergedError, RunError, UsageError, WorkerError
+from fl_core.recorder import read_pace
 from tests.fedlayers.backends.works import contents
 
 pytestmark = pytest.mark.filterwarnings("ignore:client", "ignore:node .* is lost")
@@ -169,7 +171,11 @@ def test_a_run_has_the_same_files_whoever_trains_and_whoever_is_lost(
     made: int,
 ) -> None:
     played.free, played.lost = free, lost
+    began = time.perf_counter()
     fl.run(CONFIG, tmp_path / "run", backend="ray", progress=False)
+    took = time.perf_counter() - began
+    parts = read_pace(tmp_path / "run/timing.jsonl").seconds
+    assert all(0 <= seconds <= took for seconds in parts.values())
     assert contents(tmp_path / "run") == here
     assert (len(played.made), len(played.killed)) == (made, made - lost)
 
