@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -76,10 +75,10 @@ class LocalFederation:
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             self.start_site(name)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.processes[name].wait(timeout=30)
-            if self.processes[name].poll() is None:
-                return
+            while self.processes[name].poll() is None:
+                if "SuperNode ID" in self.log(name):
+                    return
+                time.sleep(0.2)
         raise RunError(f"the superlink must take {name}; got: {self.log(name)[-500:]}")
 
     def run(self, server_file: Path) -> str:

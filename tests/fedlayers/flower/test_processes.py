@@ -62,35 +62,49 @@ def test_a_real_round_of_two_sites_has_the_bits_of_one_process(tmp_path: Path) -
     assert_same(tmp_path / "run", tmp_path / "home")
 
 
-@pytest.mark.federation
-def test_kills_of_a_supernode_and_of_the_server_change_no_bit(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    file = server_file(out, "fedper", rounds=4)
-    with federation(tmp_path) as found:
-        found.start("run", found.command(file))
-        until(lambda: has_round(out, 1))
-        found.kill("north")
-        found.restart_site("north")
-        until(lambda: has_round(out, 2))
-        found.kill("superlink")
-        found.kill("run")
-        found.start_superlink()
-        found.run(file)
-    at_home(tmp_path / "sites", tmp_path / "home", algorithm="fedper", rounds=4)
-    assert_same(out, tmp_path / "home")
+@pytest.fixture(scope="module")
+def wards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation]:
+    """Three sites and their superlink, which the tests below share."""
+    with federation(tmp_path_factory.mktemp("wards")) as found:
+        yield found
 
 
 @pytest.mark.federation
-def test_a_round_goes_on_without_a_site_that_stands_still(tmp_path: Path) -> None:
+def test_a_round_goes_on_without_a_site_that_stands_still(
+    wards: LocalFederation, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
-    with federation(tmp_path) as found:
-        file = server_file(out, "fedper", "timeout = 60\nmin_sites = 2")
-        found.start("run", found.command(file))
-        until(lambda: has_round(out, 1))
-        os.killpg(found.processes["west"].pid, signal.SIGSTOP)
-        until(lambda: has_round(out, 2))
-        os.killpg(found.processes["west"].pid, signal.SIGCONT)
+    file = server_file(out, "fedper", "timeout = 40\nmin_sites = 2")
+    wards.start("run", wards.command(file))
+    until(lambda: has_round(out, 1))
+    os.killpg(wards.processes["west"].pid, signal.SIGSTOP)
+    try:
+        until(lambda: "no reply within 40 s from west" in wards.log("run"))
+    finally:
+        os.killpg(wards.processes["west"].pid, signal.SIGCONT)
+    until(lambda: has_round(out, 2))
     rows = Run(out).rows()[1]
     lost = rows[rows["metric"] == "reply_lost"]
     assert set(lost["client"]) == {"west"}
     assert set(lost["variant"]) == {"timeout"}
+
+
+@pytest.mark.federation
+def test_kills_of_a_supernode_and_of_the_server_change_no_bit(
+    wards: LocalFederation, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    file = server_file(out, "fedper", rounds=3)
+    wards.start("run", wards.command(file))
+    until(lambda: has_round(out, 1))
+    wards.kill("north")
+    wards.restart_site("north")
+    until(lambda: has_round(out, 2))
+    wards.kill("superlink")
+    wards.kill("run")
+    assert not has_round(out, 3)
+    wards.start_superlink()
+    wards.run(file)
+    sites = wards.folder.parent / "sites"
+    at_home(sites, tmp_path / "home", algorithm="fedper", rounds=3)
+    assert_same(out, tmp_path / "home")
