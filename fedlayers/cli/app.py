@@ -118,6 +118,8 @@ def _main(words: Sequence[str]) -> None:
             traceback.print_exc()
         code = 2 if isinstance(error, UsageError) else 1
         if isinstance(lines := getattr(error, "lines", None), list):
+            if options := getattr(error, "options", ""):
+                lines.append(f"This works: fedlayers {words[0]} {options}")
             _leave(code, *lines)
         reason = str(error)
         if not isinstance(error, (UsageError, RunError, OSError)):

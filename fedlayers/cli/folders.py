@@ -34,16 +34,26 @@ class Check(Command):
 
     def main(self, line: str) -> None:
         from fl_core.data import frames, tables
+        from fl_core.data.registry import path_of
 
-        if not (frames.is_table(self.data) or self.data.suffix.lower() == ".jsonl"):
+        path = path_of(self.data)
+        if not (frames.is_table(path) or path.suffix.lower() == ".jsonl"):
             raise UsageError(
                 f"DATA must be a table or a folder of tables; got {str(self.data)!r}."
             )
 
-        source, faults, settings = tables.find_faults(self.data, self.keys.data)
-        print("\n".join(tables.report_faults(source, faults, settings, self.data)))
-        if source is not None:
-            print(source.table)
+        source, faults, settings = tables.find_faults(path, self.keys.data)
+        fault = tables.reported(source, faults, settings, path)
+        if source is None:
+            raise fault if len(faults) > 1 else UsageError(faults[0])
+        if faults:
+            print(*fault.lines, sep="\n")
+        print(f"This works: fedlayers run {fault.options}")
+        print(source.table)
+        if source.owner is None:
+            print(
+                "no column names the clients, so a run makes them up. Name it: --client-column NAME"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,9 @@ import numpy as np
 
 from fl_core.data import spelling
 from fl_core.data.arrays import Cells, lacks_value
+from fl_core.data.roles import MANY_ROWS, counts_rows
 from fl_core.display import Displayed, Summary, aligned
+from fl_core.errors import listing
 
 MOST = 20
 """The maximum number of columns that a command prints."""
@@ -135,15 +137,24 @@ def describe(
             taken_as = roles[name]
         elif name in dates:
             taken_as = DATE
-        alike = spelling.alike(words.get(name, ()))
         odd = notes.get(name, "")
-        if not odd and single:
-            odd = "one value only"
-        elif not odd and alike:
-            odd = f"{' and '.join(map(repr, alike))} differ by case or blanks"
+        if not odd:
+            odd = _odd(column, single, roles.get(name))
         inputs = 0 if name in roles else len(words.get(name, ())) + 1
         found.append(Column(name, taken_as, inputs, int(lacking.sum()), example, odd))
     return ColumnTable(tuple(found))
+
+
+def _odd(column: Cells, single: bool, role: str | None) -> str:
+    """Return what is odd about the values of a column: one, spellings of one word, or a count of the rows."""
+    if single:
+        return "one value only"
+    if isinstance(column, np.ndarray):
+        counts = role is None and len(column) > MANY_ROWS and counts_rows(column)
+        return "like a record number" if counts else ""
+    groups = spelling.alike(column.categories) if role != "text" else []
+    alike = [" and ".join(map(repr, sorted(group))) for group in groups]
+    return f"differ by case or blanks: {listing(alike, 3)}" if alike else ""
 
 
 def _short(text: str) -> str:

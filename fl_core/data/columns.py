@@ -34,13 +34,15 @@ class DataFault(UsageError):
     """An error in data that other settings repair.
 
     Attributes:
-        faults: what is wrong, one line each.
+        what: what is wrong. The message adds the options that repair it.
+        faults: several faults with their options, one line each.
         repair: the settings, by key of :class:`Reading`.
     """
 
-    def __init__(self, *faults: str, **repair: Any) -> None:
-        super().__init__(" ".join(faults))
-        self.faults = list(faults)
+    def __init__(self, what: str, options: str, **repair: Any) -> None:
+        super().__init__(f"{what} {options}")
+        self.what = what
+        self.faults = [str(self)]
         self.repair = repair
 
 
@@ -49,11 +51,14 @@ class DataFaults(UsageError):
 
     Attributes:
         lines: a heading, a line for each fault, and what to do.
+        options: options of the command line that read the data. Empty if there are none.
     """
 
-    def __init__(self, lines: Sequence[str]) -> None:
-        super().__init__("\n".join(lines))
+    def __init__(self, lines: Sequence[str], options: str = "") -> None:
+        way = [f"These options read it: {options}"] if options else []
+        super().__init__("\n".join([*lines, *way]))
         self.lines = list(lines)
+        self.options = options
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,8 @@ def _several(path: Path, reading: Reading) -> Opened:
         if client in table.header:
             raise DataFault(
                 f"each file must be one client, or a column must name the clients; got both in {part}, column "
-                f"{client!r}. Leave the column out: --client-column file --exclude-columns {client}",
+                f"{client!r}.",
+                f"Leave the column out: --client-column file --exclude-columns {client}",
                 client_column="file",
                 exclude_columns=[client],
             )
@@ -275,7 +276,7 @@ def _check_separator(path: Path, row: str) -> None:
     if sign in row:
         named, value = ("tab", "tab") if sign == "\t" else (f"'{sign}'", sign)
         raise DataFault(
-            f"{path} must have more than one column; got {row!r}. "
+            f"{path} must have more than one column; got {row!r}.",
             f"With another separator it has {row.count(sign) + 1} columns: --separator {named}.",
             separator=value,
         )
@@ -433,7 +434,8 @@ def _undecodable(
     if guess in ("latin-1", "cp1252") and reading.encoding != ENCODING:
         guess = ENCODING
     return DataFault(
-        f"{path} is not a readable {path.suffix} file in {reading.encoding}{at}. Try --encoding {guess}.",
+        f"{path} is not a readable {path.suffix} file in {reading.encoding}{at}.",
+        f"Try --encoding {guess}.",
         encoding=guess,
     )
 

@@ -24,7 +24,15 @@ from fl_core.data import (
     text,
 )
 from fl_core.data.arrays import Array
-from fl_core.data.columns import PLAIN, READING, TABLES, Reading
+from fl_core.data.columns import (
+    NUMBERS,
+    PLAIN,
+    READING,
+    TABLES,
+    WRITTEN,
+    DataFault,
+    Reading,
+)
 from fl_core.data.federated import FederatedData
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.sources import Source
@@ -188,6 +196,18 @@ class Inputs:
             UsageError: the data differ in kind or shape from the training data. The message names the file, column or
                 line.
         """
+        try:
+            return self._samples_of(new, ids)
+        except DataFault as fault:
+            signs = {
+                key: repr(getattr(self.reading, key)) for key in (*WRITTEN, *NUMBERS)
+            }
+            raise UsageError(
+                f"{fault.what} Write new samples as training samples were: "
+                f"{listing(map(' '.join, signs.items()))}."
+            ) from fault
+
+    def _samples_of(self, new: Any, ids: Sequence[str] | None) -> Samples:
         if isinstance(new, (str, Path)):
             return self._read(Path(new), ids)
         if self.words is not None:
@@ -203,8 +223,8 @@ class Inputs:
         _check_no_ids(ids, "samples in memory")
         if self._words:
             raise UsageError(
-                f"samples must be a table with the columns {listing(self.columns)}, since "
-                f"{listing(map(repr, self._words))} hold words; got an array. Give a file or a DataFrame."
+                f"samples must be a table with the columns {listing(self.columns)}, with words in "
+                f"{listing(map(repr, self._words))}; got an array. Give a file or a DataFrame."
             )
         x = new.detach().cpu().numpy() if isinstance(new, Tensor) else np.asarray(new)
         return self._arrays(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import pandas as pd
 import torch
 
 from fl_core.data import spelling, text
 from fl_core.data.federated import FederatedData
 from fl_core.data.partitions import SPLITS
+from fl_core.data.roles import MANY_ROWS, counts_rows
 from fl_core.data.text import SPECIAL, UNKNOWN
 from fl_core.display import MANY, in_order
 from fl_core.errors import listing
@@ -18,10 +18,6 @@ from fl_core.rows import CLASSIFICATION, REGRESSION, SURVIVAL
 
 LARGE = 1e4
 """The largest feature without a warning. Beyond it a step with an ordinary learning rate is too long."""
-LEAST = 20
-"""Samples needed to recognise a column of record numbers."""
-DISTINCT = 0.95
-"""Share of distinct values from which a column counts as one without repeats."""
 USUAL = 2 / 3
 """Share of samples above which one of two classes is the usual one."""
 REPEATED = 0.01
@@ -44,11 +40,9 @@ def notes(data: FederatedData) -> list[str]:
     if len(names) == 1:
         found.append("there is one client only: nothing is federated, it trains alone")
     for what, words in (("clients", names), ("classes", data.classes)):
-        alike = spelling.alike(words)
-        if alike:
-            both = listing(map(repr, alike))
+        for group in spelling.alike(words):
             found.append(
-                f"the {what} {both} differ by spaces or capitals only; each is one of its own"
+                f"the {what} {listing(map(repr, group))} differ by spaces or capitals only; each is one of its own"
             )
     found += [*_single(data), *_positive(data), *_large(data)]
     return [*found, *_numbers(data), *_unknown(data), *_find_repeated(data)]
@@ -128,8 +122,16 @@ def _large(data: FederatedData) -> Iterator[str]:
             if float(sizes.max()) > largest:
                 largest, where = float(sizes.max()), int(sizes.argmax())
     if largest > LARGE:
-        place = f" (feature {where}, counted from 0)" if len(data.shape) == 1 else ""
+        place = f" ({_feature(data, where)})" if len(data.shape) == 1 else ""
         yield f"features are as large as {largest:.3g}{place}: scale them, or training is likely to diverge"
+
+
+def _feature(data: FederatedData, k: int) -> str:
+    """Return what messages call an input of the model: its column, or its number."""
+    made = data.preprocessing
+    if made is not None and made.inputs:
+        return f"column {made.inputs[k]!r}"
+    return f"feature {k}, counted from 0"
 
 
 def _numbers(data: FederatedData) -> Iterator[str]:
@@ -139,27 +141,16 @@ def _numbers(data: FederatedData) -> Iterator[str]:
     places = np.concatenate(
         [data.partition.indices[client.name][split] for client, split in parts]
     )
-    count = len(places)
-    if (
-        len(data.shape) != 1
-        or not xs[0].is_floating_point()
-        or count < LEAST
-        or len(np.unique(places)) < count
-    ):
+    single = len(np.unique(places)) == len(places)
+    if len(data.shape) != 1 or not xs[0].is_floating_point() or not single:
         return
-    table = pd.DataFrame(torch.cat(xs).numpy()[np.argsort(places)])
-    found = []
-    for k in table.columns[table[: 10 * LEAST].nunique() > 5 * LEAST]:
-        column = table[k]
-        sorts = column.is_monotonic_increasing or column.is_monotonic_decreasing
-        counts = (column % 1 == 0).all() and np.ptp(column) < 1.5 * count
-        if (sorts or counts) and column.nunique() >= DISTINCT * count:
-            found.append(str(k))
-    if found:
-        yield (
-            f"feature {listing(found)} (counted from 0) is like a record number, which says nothing of a new sample: "
-            "leave it out"
-        )
+    table = torch.cat(xs).numpy()[np.argsort(places)].astype(np.float64)
+    if len(table) > MANY_ROWS:
+        for k, column in enumerate(table.T):
+            if counts_rows(column):
+                yield (
+                    f"{_feature(data, k)}, is like a record number, which says nothing of a new sample: leave it out"
+                )
 
 
 def _unknown(data: FederatedData) -> Iterator[str]:

@@ -50,7 +50,8 @@ def words_of(where: str, name: str, cells: Cells) -> tuple[str, ...]:
     if len(words) > min(MOST, max(FEW, len(cells) // 2)):
         raise DataFault(
             f"{where} must hold numbers, or words that come again ({MOST} at most); got "
-            f"{len(words):,} different words. Leave it out: --exclude-columns {shlex.quote(name)}.",
+            f"{len(words):,} different words.",
+            f"Leave it out: --exclude-columns {shlex.quote(name)}.",
             exclude_columns=[name],
         )
     return words
@@ -166,6 +167,15 @@ class Preprocessing:
     def width(self) -> int:
         """Return the number of columns that it takes. 0 means any number."""
         return max(map(len, (self.columns, self.fill, self.centre, self.categories)))
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Return the names of the prepared columns (:func:`one_hot`): ``sex=f`` for a word. Empty means no names."""
+        found: list[str] = []
+        for k, name in enumerate(self.columns):
+            words = self.categories[k] if self.categories else ()
+            found += [f"{name}={word}" for word in (*words, "other")] if words else [name]  # fmt: skip
+        return tuple(found)
 
     def transform(self, x: Array, place: Place = row_of_array) -> NDArray[np.float32]:
         """Return rows [n, d] as the model takes them, float32 [n, D]. Filling and scaling are computed in float64.

@@ -8,11 +8,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fl_core.data.arrays import Cells, Integers, texts_of
+from fl_core.data.arrays import Cells, Integers, lacks_value, texts_of
 
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
-_IDENTIFIERS = ("ids", "identifier", "mrn")
+_IDENTIFIERS = ("ids", "identifier", "mrn", "ssn", "barcode")
+_COUNTED = (
+    *("record", "case", "fall", "patient", "pat", "subject", "subj", "person"),
+    *("participant", "proband", "individual", "customer", "user", "member", "animal"),
+    *("sample", "specimen"),
+)
+"""Words for what a table has rows of."""
+_COUNTERS = ("no", "nr", "num", "number", "nummer", "index", "idx", "code", "key")
+"""Words after these, or alone, that make a column of numbers for rows."""
 _OTHER = (
     "acid",
     "lipid",
@@ -58,7 +67,7 @@ def likely_columns(role: str, asked: str, header: Sequence[str]) -> list[str]:
 
 def by_name(role: str, header: Sequence[str]) -> list[str]:
     """Return the columns whose names say a role, in the order of the words that say it."""
-    found = {name: [word.lower() for word in _WORDS.findall(name)] for name in header}
+    found = {name: _words(name) for name in header}
     words = {
         name: {*own, *(word.removesuffix("s") for word in own)}
         for name, own in found.items()
@@ -72,30 +81,45 @@ ROWS = 20
 """Rows for each value, at most, of a column that numbers what they belong to."""
 FEW = 10
 """Samples per client up to which a column that counts within each client may be a feature, such as a visit's number."""
+LEAST = 20
+"""Rows from which a column may be recognised as a count of the rows."""
+MANY_ROWS = 100
+"""Rows from which a column of any name may be recognised so."""
+DISTINCT = 0.95
+"""Share of distinct values from which a column counts as one without repeats."""
 
 
 def is_identifier(name: str, cells: Cells, owner: Integers | None = None) -> bool:
     """Return whether a column numbers the records or what they belong to: it is named so, and has many values.
 
     Values are whole numbers or words. No value is there twice, or there are at least :data:`FEW` and one for each
-    :data:`ROWS` rows. Hospitals number their records each for itself, so a value may be at two clients.
+    :data:`ROWS` rows. Hospitals number their records each for itself, so a value may be at two clients. A column that
+    is named as any number, such as ``Nr``, must also count the rows.
 
     >>> is_identifier("record_id", np.arange(3.0)), is_identifier("record_id", np.ones(2))
+    (True, False)
+    >>> is_identifier("lab_nr", np.arange(30.0)), is_identifier("lab_nr", np.arange(30.0) ** 2 % 89)
     (True, False)
 
     Args:
         owner: the client of each sample, if there are natural ones.
     """
-    if not is_named_as_identifier(name) or len(cells) < 2:
-        return False
+    if not isinstance(cells, np.ndarray):
+        cells = texts_of(cells)
+    known = ~lacks_value(cells)
+    cells, owner = cells[known], None if owner is None else owner[known]
     values: Any
     if isinstance(cells, np.ndarray):
         if not (np.isfinite(cells) & (cells == np.round(cells))).all():
             return False
+        if not is_named_as_identifier(name):
+            return is_named_as_number(name) and counts_rows(cells)
         values, code = np.unique(cells, return_inverse=True)
     else:
-        text = texts_of(cells)
-        code, values = text.codes.astype(np.int64), text.categories
+        cells = cells.remove_unused_categories()
+        code, values = cells.codes.astype(np.int64), cells.categories
+    if len(cells) < 2 or not is_named_as_identifier(name):
+        return False
     if len(values) == len(cells) or len(values) >= max(FEW, len(cells) / ROWS):
         return True
     if owner is None:
@@ -105,9 +129,39 @@ def is_identifier(name: str, cells: Cells, owner: Integers | None = None) -> boo
 
 
 def is_named_as_identifier(name: str) -> bool:
-    """Return whether a word of the name is ``id``, or ends in it as in ``patientid``."""
-    words = [word.lower() for word in _WORDS.findall(name)]
-    return any(
+    """Return whether a name says that a column identifies rows, or what several rows belong to.
+
+    >>> [is_named_as_identifier(each) for each in ("patientid", "Fall-Nr", "subject", "number_of_visits", "acid")]
+    [True, True, True, False, False]
+    """
+    words = _words(name)
+    if any(
         word in _IDENTIFIERS or (word.endswith("id") and word not in _OTHER)
         for word in words
-    )
+    ):
+        return True
+    if len(words) == 1:
+        counted = words[0].startswith(_COUNTED) and words[0].endswith(_COUNTERS)
+        return words[0] in _COUNTED or counted
+    return len(words) > 1 and words[-2] in _COUNTED and words[-1] in _COUNTERS
+
+
+def is_named_as_number(name: str) -> bool:
+    """Return whether a name is that of any number, such as ``Nr`` and ``row_index``, or that of a stored index."""
+    *_, last = _words(name) or [name.strip()]
+    return last in ("", "#", "unnamed", *_COUNTERS) or last.endswith(_COUNTERS[3:5])
+
+
+def _words(name: str) -> list[str]:
+    return [word.lower() for word in _WORDS.findall(name) if not word.isdigit()]
+
+
+def counts_rows(values: NDArray[np.float64]) -> bool:
+    """Return whether numbers [n] are a count of the rows: sorted, or whole without large gaps, and hardly repeated."""
+    if len(values) < LEAST or not np.isfinite(values).all():
+        return False
+    steps = np.diff(values)
+    counts = (values % 1 == 0).all() and np.ptp(values) < 1.5 * len(values)
+    if not ((steps >= 0).all() or (steps <= 0).all() or counts):
+        return False
+    return len(np.unique(values)) >= DISTINCT * len(values)

@@ -6,8 +6,9 @@ import re
 import shlex
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
@@ -80,14 +81,16 @@ def double_spelling(words: Iterable[str]) -> tuple[str, str] | None:
     return None
 
 
-def alike(words: Iterable[str]) -> tuple[str, str] | None:
-    """Return two words that differ only by case or blanks, or None."""
-    seen: dict[str, str] = {}
+def alike(words: Iterable[str]) -> list[list[str]]:
+    """Return the groups of words that differ only by case or blanks.
+
+    >>> alike(["North", "east", "north ", "NORTH"])
+    [['North', 'north ', 'NORTH']]
+    """
+    groups: dict[str, list[str]] = {}
     for word in words:
-        key = "".join(word.split()).casefold()
-        if seen.setdefault(key, word) != word:
-            return seen[key], word
-    return None
+        groups.setdefault("".join(word.split()).casefold(), []).append(word)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 @dataclass(frozen=True)
@@ -105,52 +108,51 @@ class NumberFormat:
     decimal: str = "."
     thousands: str = ""
 
-    @property
-    def settings(self) -> dict[str, str]:
-        """Return the signs that are not the default, by their keys."""
-        return {
-            key: sign
-            for key, sign in asdict(self).items()
-            if sign != getattr(NumberFormat, key)
-        }
+    @cached_property
+    def _form(self) -> re.Pattern[str]:
+        whole = r"[0-9]+"
+        if self.thousands:
+            whole = (
+                rf"(?:[0-9]{{1,3}}(?:{re.escape(self.thousands)}[0-9]{{3}})+|[0-9]+)"
+            )
+        return re.compile(
+            rf"[+{MINUS}-]?{whole}(?:{re.escape(self.decimal)}[0-9]*)?(?:[eE][+-]?[0-9]+)?"
+        )
+
+    def fits(self, cell: str) -> bool:
+        """Return whether a cell is a number with these signs and no others."""
+        return self._form.fullmatch(cell.strip()) is not None
 
     def plain(self, cells: Sequence[str]) -> list[str]:
         """Return the cells with their numbers as :func:`is_number` takes them. Other cells stay as they are."""
-        if self == NumberFormat():
-            return list(cells)
-        whole = (
-            r"[0-9]+"
-            if not self.thousands
-            else rf"(?:[0-9]{{1,3}}(?:{re.escape(self.thousands)}[0-9]{{3}})+|[0-9]+)"
-        )
-        form = re.compile(
-            rf"[+{MINUS}-]?{whole}(?:{re.escape(self.decimal)}[0-9]*)?(?:[eE][+-]?[0-9]+)?"
-        )
         found = []
         for cell in cells:
-            if form.fullmatch(cell.strip()):
+            if self != NumberFormat() and self.fits(cell):
                 digits = cell.replace(self.thousands, "") if self.thousands else cell
                 cell = digits.replace(self.decimal, ".")
             found.append(cell)
         return found
 
 
-def suspicion(cells: Iterable[str], column: str) -> tuple[str, dict[str, Any]]:
+Suspicion = tuple[str, str, dict[str, Any]]
+"""What words are, what to do, and settings that read them."""
+
+
+def suspicion(cells: Iterable[str], column: str) -> Suspicion | None:
     """Return what is suspicious of a column of words: that they are numbers or dates in another spelling.
 
     Most of the words must be a number with one fixed affix, comma, percent or comparison sign, or a date, and
     :data:`DIFFERENT` of them must differ. Codes such as ``NYHA2`` and ``ward 3`` are words.
 
-    Returns:
-        The words' kind and what to do, or an empty text; and settings that read the column.
+    Returns None if nothing is suspicious.
     """
     distinct = {cell.strip() for cell in cells if not is_missing(cell)}
+    if all(map(is_number, distinct)):
+        return None
     most = max(len(distinct) / 2, DIFFERENT - 1)
     if sum(1 for word in distinct if _DATE.fullmatch(word)) > most:
-        return (
-            f"dates or times. Read them as numbers: --date-columns {shlex.quote(column)}",
-            {"date_columns": [column]},
-        )
+        way = f"Read them as numbers: --date-columns {shlex.quote(column)}"
+        return "dates or times", way, {"date_columns": [column]}
     found = [match for match in map(_AFFIXED.fullmatch, distinct) if match]
     affixes = Counter((match["before"], match["after"]) for match in found)
     for affix, count in affixes.most_common(1):
@@ -158,28 +160,38 @@ def suspicion(cells: Iterable[str], column: str) -> tuple[str, dict[str, Any]]:
         if count <= len(distinct) / 2 or len(numbers) < DIFFERENT:
             break
         if not any(affix):
-            return _signs(numbers)
-        return (
-            f"numbers with {''.join(affix)!r}. Write the numbers alone",
-            {"exclude_columns": [column]},
-        )
-    return "", {}
+            plain = list(map(is_number, numbers))
+            readable = not any(plain) or bool(_formats(numbers))
+            return signs(numbers) if readable and not all(plain) else None
+        what = f"numbers with {''.join(affix)!r}"
+        return what, "Write the numbers alone", {"exclude_columns": [column]}
+    return None
 
 
-def _signs(numbers: Iterable[str]) -> tuple[str, dict[str, Any]]:
-    """Return which signs words have that are numbers but for commas and points, and the settings for them."""
-    numbers = [word for word in numbers if not is_number(word)]
+def _formats(words: Collection[str]) -> list[NumberFormat]:
+    """Return the formats that have a comma and fit all words."""
     forms = [NumberFormat(","), NumberFormat(".", ",")]
-    if any("." in word for word in numbers):
-        forms[0] = NumberFormat(",", ".")
-    fits = [form for form in forms if all(map(is_number, form.plain(numbers)))]
+    if any("." in word for word in words):
+        forms.append(NumberFormat(",", "."))
+    return [form for form in forms if all(map(form.fits, words))]
+
+
+def signs(words: Collection[str]) -> Suspicion:
+    """Return the settings for words that are numbers but for commas and points.
+
+    There are no settings if several read the words, since they read other numbers.
+    """
+    fits, what = _formats(words), "numbers with commas"
     if not fits:
-        return "numbers with commas. Write them with a decimal point", {}
-    settings = [form.settings for form in fits]
-    ways = [
-        " ".join(f"--{key} {sign}" for key, sign in keys.items()) for keys in settings
-    ]
-    return f"numbers with commas. Read them with {' or '.join(ways)}", settings[0]
+        return what, "Write them with a decimal point", {}
+    ways = []
+    for form in fits:
+        decimal = "--decimal ," if form.decimal == "," else ""
+        thousands = f"--thousands {form.thousands}" if form.thousands else ""
+        ways.append(f"{decimal} {thousands}".strip())
+    repair = {"decimal": fits[0].decimal, "thousands": fits[0].thousands or None}
+    way = f"Read them with {' or '.join(ways)}"
+    return what, way, repair if len(fits) == 1 else {}
 
 
 def is_title(first: Sequence[str], second: Sequence[str]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +33,7 @@ from fl_core.data.columns import (
     check_distinct_columns,
 )
 from fl_core.data.sources import Source
-from fl_core.errors import UsageError, check_known, listing, warn
+from fl_core.errors import UsageError, check_known, listing, plural, warn
 from fl_core.rows import CLASSIFICATION
 
 
@@ -58,9 +58,13 @@ def read_table(
     names = feature_columns(path, header, reading)
     client, text_column = reading.client_column, reading.text_column
     taken = roles_of(path, header, reading)
-    columns, place = read(
-        [*taken, *(names or ())], [*taken, *(reading.word_columns or ())]
-    )
+    used = [*taken, *(names or ())]
+    aside = [
+        name
+        for name in header
+        if name not in used and roles.is_named_as_identifier(name)
+    ]
+    columns, place = read([*used, *aside], [*taken, *(reading.word_columns or ())])
     if reading.drop_missing_labels:
         columns, place = drop_missing_labels(path, columns, place, reading.labels)
     source = Source(called, np.empty((0, 0)), np.empty(0), ())
@@ -75,39 +79,45 @@ def read_table(
     if reading.group_column:
         groups = _groups(path, columns, place, reading, source.owner)
         source = replace(source, groups=groups)
+    odd = {}
+    for name in aside:
+        cells = columns.pop(name)
+        if roles.is_identifier(name, cells, source.owner):
+            odd[name] = "like an identifier"
+            if _repeats(cells, source.owner) and not reading.group_column:
+                odd[name] += ": its rows may be in training and test"
+                warn(
+                    f"{path}: rows with one {name!r} may lie in training and test alike, so scores may be too good. "
+                    f"Keep them together: --group-column {shlex.quote(name)}"
+                )
     if names is None:
         _refuse(faults)
         texts: list[str] = list(columns[text_column])
         text.check(texts, f"{path}, column {text_column!r}", place)
         text.warn_of_losses(texts, str(path))
         codes, vocabulary = text.encode(texts)
-        seen = column_table.describe(header, columns, taken, {}, (), {})
+        seen = column_table.describe(header, columns, taken, {}, (), odd)
         return replace(source, x=codes, words=vocabulary, table=seen)
-    ids = (
-        []
-        if reading.keep_ids
-        else [
-            name
-            for name in names
-            if roles.is_identifier(name, columns[name], source.owner)
-        ]
-    )
-    if ids:
-        faults.append(_identifiers(path, ids, columns, reading))
+    ids = [] if reading.keep_ids else names
+    ids = [n for n in ids if roles.is_identifier(n, columns[n], source.owner)]
+    found = {name: columns[name] for name in ids}
+    faults += _identifiers(path, found, source.owner, reading)
     features = {name: columns.pop(name) for name in names if name not in ids}
-    odd = _lacking(path, features, source, reading)
+    lacking = _lacking(path, features, source, reading)
+    odd |= lacking
     if not reading.fill_missing_columns:
-        features = {name: features[name] for name in features if name not in odd}
+        features = {name: features[name] for name in features if name not in lacking}
     words: dict[str, tuple[str, ...]] = {}
     made: list[Array] = []
     for name, cells in features.items():
         where = f"{path}, column {name!r}"
         with _collected(faults):
             read_as = typed(where, name, cells, place, reading)
-            if preprocessing.holds_words(read_as) or name in (
-                reading.word_columns or ()
-            ):
-                words[name] = _categories(where, name, read_as, reading)
+            kept = name in (reading.word_columns or ())
+            if not kept:
+                _check_spelling(where, name, read_as)
+            if kept or preprocessing.holds_words(read_as):
+                words[name] = preprocessing.words_of(where, name, read_as)
                 made.append(preprocessing.codes(read_as, words[name]))
             else:
                 missing = reading.may_be_missing
@@ -115,7 +125,7 @@ def read_table(
                 made.append(read_as)
             dated = name in (reading.date_columns or ())
             columns[name] = cells if dated else read_as
-    _refuse(faults)
+    _refuse(faults, names)
     dates = reading.date_columns or ()
     return replace(
         source,
@@ -175,69 +185,95 @@ def read_or_report(
         found, faults, settings = find_faults(source, reading, name)
         if len(faults) == 1:
             raise
-        path = source if isinstance(source, Path) else None
-        raise DataFaults(report_faults(found, faults, settings, path)) from first
+        raise reported(found, faults, settings, source) from first
 
 
-def report_faults(
-    source: Source | None, faults: Sequence[str], settings: Reading, path: Path | None
-) -> list[str]:
-    """Return a line for each fault, and one with a command that works."""
-    heading = (
-        f"{path or 'data'} must be read with other settings; got {len(faults)} faults:"
-    )
-    lines = [heading] if faults else []
+def reported(
+    found: Source | None,
+    faults: Sequence[str],
+    settings: Reading,
+    source: Path | pd.DataFrame,
+) -> DataFaults:
+    """Return the error of all faults (:func:`find_faults`), with the settings that read the table."""
+    table = isinstance(source, pd.DataFrame)
+    where = "data" if table else source
+    count = plural(len(faults), "fault")
+    lines = [f"{where} must be read with other settings; got {count}:"]
     lines += [f"  {number}. {fault}" for number, fault in enumerate(faults, 1)]
-    if source is None:
-        lines.append("Correct the last one first: no setting reads it.")
-    elif path is None:
+    if found is None:
+        lines.append(
+            "Correct or decide the last one first: no setting is certain to read it."
+        )
+        return DataFaults(lines)
+    if table:
         keys = [key for key in READING if getattr(settings, key) != getattr(Reading, key)]  # fmt: skip
         given = ", ".join(f"{key}={getattr(settings, key)!r}" for key in keys)
-        lines.append(f"With these settings it can be read: {given}")
-    else:
-        dataset = " ".join(map(shlex.quote, str(path).split(",")))
-        lines.append(
-            f"This works: fedlayers run --dataset {dataset} {settings.options}"
-        )
-    return lines
+        return DataFaults([*lines, f"With these settings it can be read: {given}"])
+    dataset = " ".join(map(shlex.quote, str(source).split(",")))
+    return DataFaults(lines, f"--dataset {dataset} {settings.options}".strip())
 
 
-def _refuse(faults: Sequence[DataFault]) -> None:
-    """Raise one error of several faults, with all their settings."""
+def _refuse(faults: Sequence[DataFault], names: Sequence[str] = ()) -> None:
+    """Raise one error of several faults, with all their settings.
+
+    Raises:
+        UsageError: the settings leave none of the features ``names``.
+    """
     if not faults:
         return
     settings = PLAIN
     for fault in faults:
         settings = settings.repaired(fault.repair)
     keys = {key for fault in faults for key in fault.repair}
-    raise DataFault(
-        *(line for fault in faults for line in fault.faults),
-        **{key: getattr(settings, key) for key in keys},
-    )
+    repair = {key: getattr(settings, key) for key in keys}
+    lines = [str(fault) for fault in faults]
+    gone = {*repair.get("exclude_columns", ()), repair.get("group_column")}
+    if names and {*names} <= gone:
+        raise UsageError(f"{' '.join(lines)} No feature is left then: add a column.")
+    if len(faults) == 1:
+        raise faults[0]
+    joined = DataFault(" ".join(lines[:-1]), lines[-1], **repair)
+    joined.faults = lines
+    raise joined
+
+
+def _repeats(cells: Cells, owner: arrays.Integers | None) -> bool:
+    """Return whether a client has a value twice."""
+    clients = np.zeros(len(cells)) if owner is None else owner
+    rows = pd.DataFrame({"client": clients, "value": cells})
+    return bool(rows.duplicated().any())
 
 
 def _identifiers(
-    path: Path, ids: Sequence[str], columns: Mapping[str, Cells], reading: Reading
-) -> DataFault:
-    """Return the fault of columns that number the samples, or what several of them belong to."""
-    out = " ".join(map(shlex.quote, [*(reading.exclude_columns or ()), *ids]))
-    repair: dict[str, Any] = {"exclude_columns": list(ids)}
-    way = f"Leave it out: --exclude-columns {out} (or allow it: --keep-ids)."
-    again = [name for name in ids if len(set(columns[name])) < len(columns[name])]
-    if again and not reading.group_column:
-        group = again[0]
-        repair = {"group_column": group}
-        if len(ids) > 1:
-            repair["exclude_columns"] = [name for name in ids if name != group]
-        way = (
-            f"Keep its rows in one split: --group-column {shlex.quote(group)}. Or leave"
-            f"{way.removeprefix('Leave')}"
+    path: Path,
+    ids: Mapping[str, Cells],
+    owner: arrays.Integers | None,
+    reading: Reading,
+) -> list[DataFault]:
+    """Return the faults of columns that number the samples, or what several of them belong to."""
+    faults, group = [], reading.group_column
+    for name, cells in ids.items():
+        given, out = shlex.quote(name), [*(reading.exclude_columns or ()), name]
+        repair: dict[str, Any] = {"exclude_columns": [name]}
+        way = f"eave it out: --exclude-columns {' '.join(map(shlex.quote, out))}"
+        whole = not arrays.lacks_value(cells).any()
+        if _repeats(cells, owner) and whole and not group:
+            group, repair = name, {"group_column": name}
+            way = (
+                f"Keep its rows in one split: --group-column {given}. Or l{way}; "
+                "its rows may then lie in training and test alike"
+            )
+        else:
+            way = f"L{way}"
+        faults.append(
+            DataFault(
+                f"{path}: features must say something about a new sample; got {name!r}, named and filled like an "
+                "identifier.",
+                f"{way} (or allow it: --keep-ids).",
+                **repair,
+            )
         )
-    return DataFault(
-        f"{path}: features must say something about a new sample; got {listing(map(repr, ids))}, named and filled "
-        f"like an identifier. {way}",
-        **repair,
-    )
+    return faults
 
 
 def _lacking(
@@ -257,8 +293,8 @@ def _lacking(
                 found[name] = f"no value at {some}: {done}"
     if found and not reading.fill_missing_columns:
         warn(
-            f"{path}: {listing(map(repr, found), 6)} are left out, since a client has no value in them. To fill them: "
-            "--fill-missing-columns --impute median"
+            f"{path}: columns without a value at some client are left out: {listing(map(repr, found), 6)}. "
+            "To fill them: --fill-missing-columns --impute median"
         )
         if len(found) == len(columns):
             raise UsageError(
@@ -268,24 +304,34 @@ def _lacking(
     return found
 
 
-def _categories(
-    where: str, name: str, cells: Cells, reading: Reading
-) -> tuple[str, ...]:
-    """Return the words of a column.
+def _check_spelling(where: str, name: str, cells: Cells) -> None:
+    """Check a column's words.
 
     Raises:
-        DataFault: they are numbers or dates in another spelling, or too many.
+        DataFault: they are numbers or dates in another spelling.
     """
-    if name not in (reading.word_columns or ()) and not isinstance(cells, np.ndarray):
-        odd, repair = spelling.suspicion(cells.categories, name)
-        if odd:
-            some = listing(map(repr, sorted(cells.categories)), 3)
-            raise DataFault(
-                f"{where} must hold numbers or words; got {some}, {odd}. "
-                f"Or keep the words: --word-columns {shlex.quote(name)}.",
-                **repair,
-            )
-    return preprocessing.words_of(where, name, cells)
+    if isinstance(cells, np.ndarray):
+        return
+    found = spelling.suspicion(cells.categories, name)
+    if found:
+        raise _misspelt(where, name, cells.categories, *found)
+
+
+def _misspelt(
+    where: str,
+    name: str,
+    words: Iterable[str],
+    what: str,
+    way: str,
+    repair: Mapping[str, Any],
+) -> DataFault:
+    """Return the fault of numbers or dates in another spelling (:func:`fl_core.data.spelling.suspicion`)."""
+    some = listing(map(repr, sorted(words)), 3)
+    return DataFault(
+        f"{where} must hold numbers or words; got {some}, {what}.",
+        f"{way}. Or keep the words: --word-columns {shlex.quote(name)}.",
+        **repair,
+    )
 
 
 def numbers_of(
@@ -305,13 +351,15 @@ def numbers_of(
     except arrays.MissingError as error:
         empty = arrays.lacks_value(cells).all()
         raise DataFault(
-            f"{error}. Fill empty cells with --impute mean, median or most_frequent. "
+            f"{error}.",
+            "Fill empty cells with --impute mean, median or most_frequent. "
             f"Or leave the column out: --exclude-columns {shlex.quote(name)}.",
             **(out if empty else {"impute": "median"}),
         ) from error
     except arrays.NotNumberError as error:
         raise DataFault(
-            f"{error}. Correct them in the file, "
+            f"{error}.",
+            "Correct them in the file, "
             f"or leave the column out: --exclude-columns {shlex.quote(name)}.",
             **out,
         ) from error
@@ -327,7 +375,7 @@ def _answers(
     for name in reading.labels:
         cells = columns[name]
         if reading.label_numbers or reading.task != CLASSIFICATION:
-            cells = plain(cells, reading)
+            cells = plain(f"{path}, column {name!r}", name, cells, reading)
             cells = arrays.numbers(cells, f"{path}, column {name!r}", place)
         answers.append(cells)
     y: Any = answers[0] if len(answers) == 1 else np.column_stack(answers)
@@ -373,14 +421,26 @@ def typed(
         return cells
     if name in (reading.date_columns or ()):
         return arrays.dates(cells, where, place)
-    return plain(cells, reading)
+    return plain(where, name, cells, reading)
 
 
-def plain(cells: Cells, reading: Reading) -> Cells:
-    """Return a column with its numbers in plain spelling."""
+def plain(where: str, name: str, cells: Cells, reading: Reading) -> Cells:
+    """Return a column with its numbers in plain spelling.
+
+    Raises:
+        DataFault: some numbers have the signs that are given, and some have others.
+    """
     if isinstance(cells, np.ndarray):
         return cells
-    words = reading.numbers.plain(list(cells.categories))
+    given, form = list(cells.categories), reading.numbers
+    words = form.plain(given)
+    if words != given:
+        read = [word for word in given if form.fits(word)]
+        others = [word for word in given if "." in word and not form.fits(word)]
+        others = list(filter(spelling.is_number, others))
+        if others:
+            both = [read[0], others[0]]
+            raise _misspelt(where, name, both, *spelling.signs([*read, *others]))
     return arrays.categories(cells.codes, words)
 
 
@@ -450,7 +510,8 @@ def _no_column(
         repair["client_column"] = clients[0]
         way += f". The column of the clients may be missing as well: --client-column {shlex.quote(clients[0])}"
     return DataFault(
-        f"{flag} must be one of the {len(header)} columns of {path}; got {name!r}. {way}.",
+        f"{flag} must be one of the {len(header)} columns of {path}; got {name!r}.",
+        f"{way}.",
         **repair,
     )
 

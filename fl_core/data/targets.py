@@ -113,7 +113,8 @@ def written_classes(cells: pd.Categorical, where: str, place: Place) -> list[str
         what = repr(cells[row].strip()) if cells[row].strip() else "an empty cell"
         raise DataFault(
             f"{where}, {place(row)}: each sample must have a label; "
-            f"got {what} ({lacking.sum():,} of {len(cells):,} rows). Leave them out: --drop-missing-labels.",
+            f"got {what} ({lacking.sum():,} of {len(cells):,} rows).",
+            "Leave them out: --drop-missing-labels.",
             drop_missing_labels=True,
         )
     names = sorted({word.strip() for word in cells.categories})
@@ -122,7 +123,7 @@ def written_classes(cells: pd.Categorical, where: str, place: Place) -> list[str
         twice = spelling.double_spelling(names)
         if twice:
             raise DataFault(
-                f"{where}: labels must not be one number in two spellings; got {listing(map(repr, twice))}. "
+                f"{where}: labels must not be one number in two spellings; got {listing(map(repr, twice))}.",
                 "Read labels as numbers: --label-numbers.",
                 label_numbers=True,
             )

@@ -22,6 +22,8 @@ from torch.utils.data import (
 )
 
 import fedlayers as fl
+from fl_core.data import load
+from fl_core.data.notes import notes
 from fl_core.data.registry import DATASETS
 from fl_core.models.registry import MODELS
 from fl_core.registry import Registry
@@ -247,6 +249,43 @@ def test_choose_without_a_folder_uses_that_of_the_command(tmp_path, monkeypatch)
     assert (tmp_path / "out" / "choose" / "choice.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("lines", "faults"),
+    [
+        (None, ["t.csv"]),
+        (["mrn,label", *(f"{k},{k % 2}" for k in range(40))], ["mrn", "add a column"]),
+        (["age,label", "50,0", "60,1,7"], ["line 3"]),
+    ],
+)
+def test_check_of_what_no_setting_reads_fails_in_one_line(
+    tmp_path, capsys, lines, faults
+):
+    path = tmp_path / "t.csv"
+    if lines:
+        path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(SystemExit) as left:
+        command(f"check {path}")
+    (error,) = capsys.readouterr().err.splitlines()
+    assert left.value.code == 2
+    assert "Errno" not in error
+    assert all(fault in error for fault in faults)
+
+
+def test_check_notes_clients_that_are_alike_or_made_up(tmp_path, capsys):
+    path = tmp_path / "t.csv"
+    names = ["North", "north ", "east", "East", "NORTH"]
+    lines = [f"{names[k % 5]},{k % 2},{k % 7}" for k in range(70)]
+    path.write_text("\n".join(["ward,label,age", *lines]) + "\n")
+    command(f"check {path}")
+    assert "--client-column NAME" in capsys.readouterr().out
+    command(f"check {path} --client-column ward")
+    assert "differ by case" in capsys.readouterr().out
+    found = notes(load(path, client_column="ward"))
+    said = [note for note in found if "capitals" in note]
+    assert len(said) == 2
+    assert all(any(repr(name) in note for note in said) for name in names)
+
+
 def test_check_lists_faults_and_columns_and_run_shows_the_table(
     tmp_path, capsys, caplog
 ):
@@ -259,9 +298,12 @@ def test_check_lists_faults_and_columns_and_run_shows_the_table(
         for line in capsys.readouterr().out.splitlines()
         if line.startswith("This works: fedlayers ")
     ]
-    with pytest.raises(SystemExit):
-        command(f"run --dataset {path} --out {tmp_path / 'no'}")
-    assert "2 faults" in capsys.readouterr().err
+    for name in ("run", "diagnose"):
+        with pytest.raises(SystemExit):
+            command(f"{name} --dataset {path} --out {tmp_path / 'no'}")
+        error = capsys.readouterr().err
+        assert "2 faults" in error
+        assert f"This works: fedlayers {name} --dataset" in error
     assert not (tmp_path / "no").exists()
     words = works.removeprefix("This works: fedlayers ")
     command(f"{words} --rounds 1 --out {tmp_path / 'run'}")

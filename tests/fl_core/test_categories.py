@@ -91,7 +91,7 @@ def test_new_rows_are_encoded_alike(tmp_path: Path) -> None:
     x = inputs.samples(other).x
     assert x[:, :4].tolist() == [[0, 0, 0, 1], [0, 1, 0, 0]]
     assert x[:, 5:].tolist() == [[0, 0, 1, 0], [0, 0, 0, 1]]
-    with pytest.raises(UsageError, match=r"'sex'.*words"):
+    with pytest.raises(UsageError, match="words in 'sex'"):
         inputs.samples(np.zeros((2, 3)))
 
 

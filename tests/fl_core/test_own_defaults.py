@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -65,16 +66,82 @@ def test_without_enough_validation_samples_only_what_was_asked_for_is_refused(
         runner.assemble(config.with_keys(patience=3))
 
 
+UNIQUE, FEW = np.arange(1000.0, 1060), np.arange(60.0) % 4
+VISITS = np.random.default_rng(0).integers(1, 9, 60).astype(float)
+
+
 @pytest.mark.parametrize(
-    "name", ["record_id", "PatientID", "patientid", "id", "stayId", "Subject ID", "MRN"]
+    "name",
+    [
+        "record_id",
+        "PatientID",
+        "patientid",
+        "id",
+        "stayId",
+        "MRN",
+        "subject",
+        "Fallnummer",
+        "Fall-Nr",
+        "person",
+        "case_no",
+    ],
 )
 def test_columns_are_identifiers_by_name_and_values(name: str) -> None:
-    assert is_identifier(name, [str(k) for k in range(30, 0, -1)])
-    assert is_identifier(name, np.arange(30.0))
-    assert is_identifier(name, [f"P{k}" for k in range(30)])
-    assert not is_identifier(name, ["1", "2", "2"])
-    assert not is_identifier(name, np.arange(30.0) + 0.5)
+    for values in (UNIQUE, UNIQUE[::-1], np.repeat(UNIQUE[:20], 3)):
+        assert is_identifier(name, values)
+        assert is_identifier(name, [f"P{k:.0f}" for k in values])
+    assert is_identifier(name, np.array([np.nan, *UNIQUE]))
+    for values in (FEW, UNIQUE + 0.5):
+        assert not is_identifier(name, values)
     assert is_identifier(name, ["1", "2", "P3"])
+    assert not is_identifier(name, ["1", "2", "2"])
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "numbers"),
+    [
+        ("lab_nr", UNIQUE, True),
+        ("Unnamed: 0", UNIQUE, True),
+        ("platelet_number", UNIQUE**2 % 99991, False),
+        ("visit_no", VISITS, False),
+        ("number_of_visits", VISITS, False),
+        ("age", UNIQUE, False),
+        ("body_mass_index", UNIQUE / 7, False),
+    ],
+)
+def test_a_number_of_any_name_is_an_identifier_if_it_counts_the_rows(
+    name: str, values: np.ndarray, numbers: bool
+) -> None:
+    assert is_identifier(name, values) == numbers
+
+
+@pytest.mark.parametrize(("name", "unique"), [("subject", False), ("Fall-Nr", True)])
+def test_an_identifier_is_refused_with_the_remedy_that_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, unique: bool
+) -> None:
+    """One without repeats is left out. The rows of one that repeats stay in one split, or a warning says so."""
+    values = range(60) if unique else [k // 6 for k in range(60)]
+    path = written(tmp_path / "t.csv", frame().assign(**{name: values}))
+    with pytest.raises(UsageError, match=name) as refused:
+        data.load(path)
+    leave, together = f"--exclude-columns {name}", f"--group-column {name}"
+    assert leave in str(refused.value)
+    assert (str(refused.value).find(together) < 0) == unique
+    if not unique:
+        assert str(refused.value).index(together) < str(refused.value).index(leave)
+        assert "training and test" in str(refused.value)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        out = data.load(path, exclude_columns=[name])
+    assert any(together in str(each.message) for each in caught) != unique
+    odd = {each.name: each.odd for each in out.table.columns}
+    assert "identifier" in odd[name]
+    only = written(tmp_path / "o.csv", pd.read_csv(path)[[name, "label"]])
+    with pytest.raises(SystemExit):
+        main(["check", str(only)])
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "must be a column of features" not in error
 
 
 def test_an_id_column_is_refused_before_any_work(

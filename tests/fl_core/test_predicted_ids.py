@@ -18,7 +18,7 @@ from tests.fl_core.test_tables import frame, written
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written(
         tmp_path_factory.mktemp("table") / "t.csv",
-        frame().assign(record_id=[f"P{k:03}" for k in range(60)], case=5),
+        frame().assign(record_id=[f"P{k:03}" for k in range(60)], bed=5),
     )
 
 
@@ -28,7 +28,7 @@ def run(table: Path) -> Path:
         dataset=str(table),
         rounds=1,
         batch_size=8,
-        exclude_columns=["record_id", "case"],
+        exclude_columns=["record_id", "bed"],
     )
     runner.run(config, table.parent / "fedavg", progress=False)
     return table.parent / "fedavg"
@@ -41,7 +41,7 @@ def test_predictions_carry_the_records_names(
     out = tmp_path / "predictions.csv"
     for words, names in (
         ([], ["record_id"]),
-        (["--id-columns", "case", "age"], ["case", "age"]),
+        (["--id-columns", "bed", "age"], ["bed", "age"]),
     ):
         main(
             [
@@ -65,11 +65,31 @@ def test_predictions_carry_the_records_names(
     assert (
         made.frame()["record_id"].tolist() == pd.read_csv(table)["record_id"].tolist()
     )
-    with pytest.raises(UsageError, match="'case'"):
-        exported_model.predict(tmp_path / "a.safetensors", table, ids=["cases"])
+    with pytest.raises(UsageError, match="'bed'"):
+        exported_model.predict(tmp_path / "a.safetensors", table, ids=["beds"])
     with pytest.raises(UsageError, match="table"):
         exported_model.predict(
             tmp_path / "a.safetensors",
             frame()[["age", "dose", "one"]].to_numpy(),
-            ids=["case"],
+            ids=["bed"],
         )
+
+
+@pytest.mark.parametrize(
+    ("how", "cell", "fault"),
+    [
+        ({"sep": ";"}, 50.5, "more than one column"),
+        ({}, "old", "must be a number"),
+        ({"encoding": "utf-16"}, 50.5, "not a readable"),
+    ],
+)
+def test_faults_of_new_samples_name_no_option_that_predict_lacks(
+    run: Path, tmp_path: Path, how: dict[str, str], cell: object, fault: str
+) -> None:
+    exported_model.export(run, tmp_path / "a.safetensors")
+    new = frame()[["age", "dose", "one"]].assign(age=cell)
+    path = written(tmp_path / "new.csv", new, **how)
+    with pytest.raises(UsageError, match=fault) as error:
+        exported_model.predict(tmp_path / "a.safetensors", path)
+    assert "--" not in str(error.value)
+    assert "separator ','" in str(error.value)

@@ -73,6 +73,28 @@ def test_numbers_in_another_spelling_are_refused_with_the_way_to_read_them(
     assert set(read(tmp_path, cells, word_columns=["v"]).categories[0]) == set(cells)
 
 
+@pytest.mark.parametrize(
+    ("words", "way"),
+    [
+        ("1,{} 1.{}", "--thousands , or --decimal , --thousands ."),
+        ("1,{} {}.5", "--thousands ,"),
+        ("{},5 {}.5", "with a decimal point"),
+    ],
+)
+@pytest.mark.parametrize("given", [{}, {"decimal": ","}])
+def test_a_column_in_two_spellings_is_refused_with_each_way_that_fits(
+    tmp_path: Path, words: str, way: str, given: dict[str, str]
+) -> None:
+    cells = [words.split()[k % 2].format(k) for k in range(110, 200)]
+    for labels in (None, cells):
+        values = cells if labels is None else [str(k) for k in range(90)]
+        task = {} if labels is None else {"task": "regression"}
+        with pytest.raises(UsageError) as error:
+            read(tmp_path, values, labels, **given, **task)
+        if labels is None or given:
+            assert way in str(error.value)
+
+
 @given(
     st.lists(st.integers(-(10**9), 10**9).map(lambda n: n / 100), min_size=1),
     st.sampled_from([".,", ",.", ",'"]),
@@ -292,5 +314,5 @@ def test_long_texts_and_texts_without_spaces_are_noted(tmp_path: Path) -> None:
 def test_bytes_in_no_encoding_end_with_the_faults_of_each(tmp_path: Path) -> None:
     path = tmp_path / "noise.csv"
     path.write_bytes(b"\xff\x81\n" * 40)
-    with pytest.raises(UsageError, match="no setting reads it"):
+    with pytest.raises(UsageError, match="no setting is certain to read it"):
         data.load(str(path))

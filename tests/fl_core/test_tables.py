@@ -383,7 +383,7 @@ def test_all_faults_are_listed_with_one_command_that_works(tmp_path: Path) -> No
     for name in ("';'", "died", "record_id", "'age'", "'dose'", "'note'", "'when'"):
         assert any(name in fault for fault in faults[1:])
     _, _, found = tables.find_faults(path, Reading())
-    assert command.endswith(f"fedlayers run --dataset {path} {found.options}")
+    assert command.endswith(f": --dataset {path} {found.options}")
     assert data.load(path, **asdict(found)).shape == (3,)
 
 
@@ -410,7 +410,7 @@ def test_a_column_that_a_client_lacks_is_left_out_or_filled(
         for name, part in table.groupby("client"):
             own = part.dropna(axis=1, how="all").drop(columns="client")
             written(path / f"{name}.csv", own)
-    with pytest.warns(UserWarning, match="'age', 'ward' are left out"):
+    with pytest.warns(UserWarning, match="left out: 'age', 'ward'"):
         out = data.load(path)
     seen = {column.name: (column.taken_as, column.odd) for column in out.table.columns}
     assert seen["age"] == ("left out", "no value at ward_1: left out")
