@@ -144,31 +144,15 @@ def test_an_identifier_is_refused_with_the_remedy_that_fits(
     assert "must be a column of features" not in error
 
 
-def test_an_id_column_is_refused_before_any_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = written(
-        tmp_path / "t.csv",
-        frame().assign(record_id=range(1000, 1060), StayID=range(60)),
-    )
-    for words in (["run", "--rounds", "1"], ["choose", "--rounds", "1"]):
-        with pytest.raises(SystemExit):
-            main(
-                [
-                    *words,
-                    "--dataset",
-                    str(path),
-                    "--exclude-columns",
-                    "one",
-                    "--out",
-                    str(tmp_path / "out"),
-                ]
-            )
-        said = capsys.readouterr().err
-        assert "--exclude-columns one record_id StayID" in said
-        assert "--keep-ids" in said
-        assert not (tmp_path / "out").exists()
-    assert data.load(path, exclude_columns=["record_id", "StayID"]).shape == (3,)
+def test_an_id_column_is_a_feature_only_if_asked_for(tmp_path: Path) -> None:
+    ids = {"record_id": range(1000, 1060), "StayID": range(60)}
+    path = written(tmp_path / "t.csv", frame().assign(**ids))
+    with pytest.raises(
+        UsageError, match=r"2 faults(.|\n)*one record_id StayID"
+    ) as error:
+        data.load(path, exclude_columns=["one"])
+    assert "--keep-ids" in str(error.value)
+    assert data.load(path, exclude_columns=list(ids)).shape == (3,)
     assert data.load(path, keep_ids=True).shape == (5,)
     with pytest.raises(UsageError, match="record_id"):
         data.load(path, columns=["age", "record_id"])

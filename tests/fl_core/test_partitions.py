@@ -129,11 +129,6 @@ def test_non_iid_deals_a_few_classes_in_equal_counts_and_the_others_evenly(
         assert len(drawn) > min(clients, 90) // 2, "classes are not dealt in turn"
 
 
-def test_iid_sizes_differ_by_at_most_one():
-    sizes = [len(part) for part in parts_of("iid", LABELS[:98], 5, 0)]
-    assert sorted(sizes) == [19, 19, 20, 20, 20]
-
-
 def test_dirichlet_shares_have_the_mean_and_variance_of_the_distribution():
     # a share of a class is Beta(alpha, alpha (K - 1)): mean 1/K, variance (K - 1) / (K^2 (K alpha + 1))
     clients, alpha, size = 4, 0.5, 20_000
@@ -291,25 +286,6 @@ def test_split_sizes_are_positive_and_complete(n, a, b):
     )
 
 
-@pytest.mark.parametrize("kind", ["iid", "dirichlet", "pathological", "natural"])
-@pytest.mark.parametrize("official", [False, True])
-def test_made_partitions_hold_every_sample_once(kind, official):
-    is_train = np.arange(600) // 10 % 5 != 0 if official else None
-    toy = source(owner=OWNER, is_train=is_train)
-    made = make(toy, kind, clients=None if kind == "natural" else 5, seed=5)
-    by_split = [
-        np.concatenate([made.indices[name][split] for name in made.names])
-        for split in SPLITS
-    ]
-    assert np.array_equal(np.sort(np.concatenate(by_split)), np.arange(600))
-    if official:
-        assert np.array_equal(np.sort(by_split[2]), np.flatnonzero(~is_train))
-    for number, splits in enumerate(made.indices.values()):
-        rest = len(splits["train"]) + len(splits["validation"])
-        assert len(splits["validation"]) == math.ceil(0.2 * rest)
-        assert kind != "natural" or (OWNER[splits["test"]] == number).all()
-
-
 def domains(sizes=(300, 200, 100)):
     return np.repeat(np.arange(len(sizes)), sizes)[
         np.random.default_rng(0).permutation(sum(sizes))
@@ -385,26 +361,21 @@ def test_splits_of_a_client_do_not_depend_on_the_other_clients():
     )
 
 
-def test_a_partition_is_refused_by_other_samples():
-    toy = source()
-    made = make(toy, "iid", clients=2)
-    with pytest.raises(UsageError, match=r"599.*600.*began"):
-        made.check(source(LABELS[:599]))
-    other = source()
-    other.x[17, 1] += 1
-    with pytest.raises(UsageError, match=r"other samples.*began"):
-        made.check(other)
-
-
-def test_damaged_indices_are_refused():
-    toy = source()
-    twice, outside = make(toy, "iid", clients=2), make(toy, "iid", clients=2)
-    twice.indices["client_0"]["test"][0] = twice.indices["client_1"]["train"][0]
-    with pytest.raises(UsageError, match="sample twice"):
-        twice.check(toy)
-    outside.indices["client_0"]["test"][0] = 600
-    with pytest.raises(UsageError, match="599"):
-        outside.check(toy)
+@pytest.mark.parametrize(
+    ("place", "row", "samples", "message"),
+    [
+        (None, 0, source(LABELS[:599]), r"599.*600.*began"),
+        (None, 0, source(LABELS[::-1]), r"other samples.*began"),
+        ("train", 0, source(), "sample twice"),
+        (None, 600, source(), "599"),
+    ],
+)
+def test_a_partition_fits_only_its_samples(place, row, samples, message):
+    made = make(source(), "iid", clients=2)
+    others = made.indices["client_1"]
+    made.indices["client_0"]["test"][0] = others[place][0] if place else row
+    with pytest.raises(UsageError, match=message):
+        made.check(samples)
 
 
 @pytest.mark.parametrize("kind", PARTITIONS.own)
@@ -420,10 +391,15 @@ def test_every_partition_says_what_it_is_and_divides_a_source(kind):
     made.check(toy)
     Partition.from_tree(made.to_tree()).check(toy)
     assert made.params["clients"] == len(made.names)
+    every = []
     for splits in made.indices.values():
         rows = np.concatenate([splits[split] for split in SPLITS])
         assert len(np.unique(rows)) == len(rows)
         assert min(map(len, splits.values())) >= 1
+        assert PARTITIONS[kind].pools or not toy.is_train[splits["test"]].any()
+        every += rows.tolist()
+    if kind in ("iid", "dirichlet", "pathological", "natural"):
+        assert sorted(every) == list(range(6000))
 
 
 def test_a_new_partition_is_one_class(own_members):

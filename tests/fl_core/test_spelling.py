@@ -288,14 +288,6 @@ def test_groups_need_a_partition_that_keeps_them() -> None:
         data.load(few)
 
 
-def test_a_repeating_identifier_is_refused() -> None:
-    with pytest.raises(
-        UsageError,
-        match=r"got 'patient_id'.*--group-column patient_id.*--exclude-columns patient_id",
-    ):
-        as_data(visits(), Reading(client_column="hospital", label_column="died"))
-
-
 # --- texts -----------------------------------------------------------------------------------------------------
 
 
