@@ -99,9 +99,16 @@ def labels(task: runner.Task) -> dict[str, Any]:
     }
 
 
+def where(frame: pd.DataFrame, **values: Any) -> pd.DataFrame:
+    """Return the rows whose columns have these values."""
+    for name, value in values.items():
+        frame = frame[frame[name] == value]
+    return frame
+
+
 def tested(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows of test accuracy, of every model and round."""
-    return frame[(frame["metric"] == "accuracy") & (frame["split"] == "test")]
+    return where(frame, metric="accuracy", split="test")
 
 
 def mean_accuracy(frame: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[rows.Row]:

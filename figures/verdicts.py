@@ -14,6 +14,7 @@ import pandas as pd
 from scipy import stats
 
 from figures.differences import UNDECIDED, Difference, joint
+from figures.drawing import Finding
 from figures.page import percent
 from fl_core import statistics
 from fl_core.statistics import Interval, median_interval, share_interval
@@ -160,6 +161,17 @@ class JointVerdict(NamedTuple):
     text: str
     held: bool | None
     incomparable: str
+
+    def finding(self, expected: str, prefix: str = "", apart: str = "") -> Finding:
+        """Return the verdict as a finding.
+
+        Args:
+            prefix: of what was measured.
+            apart: why it is not comparable, before any such evidence of its own.
+        """
+        return Finding(
+            expected, prefix + self.text, self.held, apart or self.incomparable
+        )
 
 
 def _above(gap: Difference, bound: float) -> float:

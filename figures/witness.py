@@ -17,7 +17,7 @@ from diagnostics.plots.drawing import COLOURS, style
 from figures import items, names, pfllib
 from figures.items import Drawing, Finding, Item
 from figures.page import markdown, seeds_in_words
-from figures.recipe import PLAIN_SGD, labels, tested, trained
+from figures.recipe import PLAIN_SGD, labels, tested, trained, where
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 
@@ -111,9 +111,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 def side(frame: pd.DataFrame, run: str, which: str) -> pd.DataFrame:
     """One side's scores of a run, (seed, round) x clients; empty if it was absent."""
-    own = frame[
-        (frame["run"] == run) & (frame["variant"] == which) & (frame["status"] == "ok")
-    ]
+    own = where(frame, run=run, variant=which, status="ok")
     return own.astype({"seed": int, "round": int}).pivot(
         index=["seed", "round"], columns="client", values="value"
     )

@@ -28,6 +28,7 @@ from figures.decision.finished import (
     STUDY,
     VALIDATION,
 )
+from figures.recipe import where
 
 Array = NDArray[np.float64]
 SCORE = "macro_f1"
@@ -211,7 +212,7 @@ def _scores(
     keys = ["seed", "variant", "lr"]
 
     def mean(split: str) -> Array:
-        part = frame[(frame["metric"] == SCORE) & (frame["split"] == split)]
+        part = where(frame, metric=SCORE, split=split)
         sums = (
             part.assign(product=part["value"] * part["n_train"])
             .groupby(keys)[["product", "n_train"]]

@@ -15,6 +15,7 @@ from fedlayers.studies.judge import Judge, features, judged_round
 from figures.decision.families import FAMILIES
 from figures.decision.finished import CURVE, CUTS, EVERY, JOBS, STUDY
 from figures.decision.finished_ways import ARMS, Array, Part
+from figures.recipe import where
 
 PENALTY = 0.1
 Curves = Mapping[tuple[str, int, str, int], dict[int, float]]
@@ -31,9 +32,7 @@ def known(part: Part) -> bool:
 
 def curves_of(frame: pd.DataFrame) -> Curves:
     """Return the validation curves of packed rows."""
-    own = frame[(frame["metric"] == CURVE) & (frame["estimator"] == CUTS)].sort_values(
-        "round"
-    )
+    own = where(frame, metric=CURVE, estimator=CUTS).sort_values("round")
     found = {}
     for (run, seed, cut), part in own.groupby(
         ["run", "seed", "variant"], observed=True

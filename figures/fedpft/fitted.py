@@ -27,7 +27,7 @@ from figures.fedpft.mismatch import (
 from figures.items import Drawing, Finding, Item, set_apart
 from figures.names import dataset, title
 from figures.page import markdown, missing_runs, percent, span
-from figures.recipe import by_method, final_models, labels, paused, tested
+from figures.recipe import by_method, final_models, labels, paused, tested, where
 from figures.score_lines import marks
 from figures.verdicts import LEVEL, MARGIN, judged, little_learned
 from fl_core import rows, runner
@@ -171,7 +171,7 @@ class Table:
     def published(self) -> pd.Series:
         """The published shares, by line and quantity."""
         every = items.published("fedpft")
-        own = every[(every["place"] == self.place) & (every["dataset"] == self.dataset)]
+        own = where(every, place=self.place, dataset=self.dataset)
         known = own.set_index(["setting", "method", "quantity"])["value"] / 100
         return pd.Series({
             (line, quantity): known[f"dirichlet {ALPHA}", name, CALLED.get(self.place, quantity)]
@@ -413,18 +413,14 @@ def above(
     found = judged(
         {name.strip(" ,"): gap(values, *pair) for name, pair in pairs.items()}
     )
-    return Finding(
-        expected, f"points more: {found.text}", found.held, found.incomparable
-    )
+    return found.finding(expected, "points more: ")
 
 
 def level(values: pd.DataFrame, expected: str, one: Side, other: Side) -> Finding:
     """A finding on whether one lies within :data:`figures.verdicts.MARGIN` of the other."""
     found = judged({"": gap(values, one, other)}, LEVEL)
     expected = f"{expected}, within {100 * MARGIN:g} point"
-    return Finding(
-        expected, f"points more: {found.text}", found.held, found.incomparable
-    )
+    return found.finding(expected, "points more: ")
 
 
 def _page(values: pd.DataFrame, published: pd.Series, table: Table) -> str:

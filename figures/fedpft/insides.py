@@ -42,6 +42,7 @@ from figures.recipe import (
     scored_at_end,
     tested,
     trained,
+    where,
 )
 from figures.verdicts import little_learned
 from fl_core import rows, runner
@@ -347,9 +348,7 @@ def of_runs(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
 def _draw_methods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     shown = _present(header, [run for run in RUNS if run != MILD])
     planes = {TITLES[run]: plane(frame, run) for run in shown}
-    own = frame[
-        (frame["run"] == shown[0]) & (frame["metric"] == COUNT) & (frame["seed"] == 0)
-    ]
+    own = where(frame, run=shown[0], metric=COUNT, seed=0)
     counts = own.pivot(index="client", columns="variant", values="value")
     counts = counts.loc[own["client"].unique(), own["variant"].unique()]
     with style():
@@ -406,9 +405,9 @@ def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     for pair in pairs:
         quantities[SIMILAR, pair] = f"distance of {pair} / mean of all pairs"
     by_kind = {
-        (metric, variant): own[
-            (own["metric"] == metric) & (own["variant"] == variant)
-        ].pivot(index="layer", columns="seed", values="value")
+        (metric, variant): where(own, metric=metric, variant=variant).pivot(
+            index="layer", columns="seed", values="value"
+        )
         for metric, variant in quantities
     }
     table = pd.DataFrame([
@@ -450,13 +449,13 @@ def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     shown = _present(header, [FEDPFT, MILD])
     alphas = {run: header["runs"][run]["config"]["alpha"] for run in shown}
-    seen = frame[(frame["metric"] == ATTENTION) & (frame["seed"] == 0)]
+    seen = where(frame, metric=ATTENTION, seed=0)
     with style():
         figure = plt.figure(figsize=(8.4, 5.6), layout="constrained")
         grid = figure.subplots(2, len(shown), squeeze=False)
         for axes, (kind, title) in zip(grid, KINDS.items(), strict=True):
             for ax, run in zip(axes, shown, strict=True):
-                own = seen[(seen["run"] == run) & (seen["layer"] == kind)]
+                own = where(seen, run=run, layer=kind)
                 heat(Panel(ax, True, True), by_key(own), high=1.0, names=(40, 40))
                 ax.set_title(f"{title}, α = {alphas[run]:g}")
                 ax.set(ylabel="test image" if run == shown[0] else "", xlabel="")

@@ -18,7 +18,7 @@ from figures.fedpft import fitted
 from figures.fedpft.fitted import ALPHA, HALF, ORIGIN, OURS, Table
 from figures.items import Drawing, Finding, Item, set_apart
 from figures.page import markdown, missing_runs, percent
-from figures.recipe import labels, scored_at_end, tested, trained
+from figures.recipe import labels, scored_at_end, tested, trained, where
 from figures.verdicts import LEVEL, MARGIN, judged
 from fl_core import rows, runner
 from fl_core.algorithms.fedpft import SETTINGS
@@ -90,10 +90,7 @@ def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     """Each client's test accuracy after the last round, with the model as it is (Origin)."""
     engine, frame = trained(task)
     final = tested(frame)
-    final = final[
-        (final["round"] == task.config.federation.rounds)
-        & (final["model"] == "personal")
-    ]
+    final = where(final, round=task.config.federation.rounds, model="personal")
     named = {"round": task.config.federation.rounds, "split": "test", **labels(task)}
     own = final[final["client"].isin(list(engine.names))]
     return rows.frame([
@@ -231,17 +228,15 @@ def _finding(values: pd.DataFrame, sweep: Sweep) -> Finding:
         found = judged(
             {f"{sweep.usual} over {value}": gap for value, gap in ends.items()}
         )
-        return Finding(
+        return found.finding(
             f"accuracy first rises with the epochs for the features and then falls: {sweep.usual} are better than none "
             f"and than all {sweep.values[-1]}",
-            f"points more: {found.text}",
-            found.held,
+            "points more: ",
         )
     found = judged({f"{value}:": gap for value, gap in gaps.items()}, LEVEL)
-    return Finding(
+    return found.finding(
         f"the number of {sweep.axis} changes accuracy by no more than {100 * MARGIN:g} point from the default's",
-        f"points that the default has more, by number {found.text}",
-        found.held,
+        "points that the default has more, by number ",
     )
 
 

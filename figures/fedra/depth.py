@@ -21,7 +21,7 @@ from figures.drawing import enumeration, opening
 from figures.items import Drawing, Finding, Item
 from figures.names import title
 from figures.page import markdown, missing_runs, percent
-from figures.recipe import labels, tested, trained
+from figures.recipe import labels, tested, trained, where
 from figures.verdicts import LEVEL, MARGIN, judged, little_learned
 from fl_core import rows, runner, statistics
 from fl_core.config import RunConfig
@@ -143,7 +143,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     frame = pretrained(task, folder) if run == PRETRAINING else trained(task)[1]
     accuracy = tested(frame)
     accuracy = accuracy[accuracy["model"] == "global"]
-    held = frame[(frame["metric"] == HELD) & (frame["value"] == 1)]
+    held = where(frame, metric=HELD, value=1)
     blocks = held.assign(
         block=held["layer"].str.extract(r"blocks\.(\d+)", expand=False)
     ).dropna(subset="block")
@@ -188,7 +188,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     with style():
         figure = plt.figure(figsize=(5.6, 3.4), layout="constrained")
         _dots(figure.subplots(), final, compared)
-    learnt = frame[(frame["run"] == PRETRAINING) & (frame["metric"] == "accuracy")]
+    learnt = where(frame, run=PRETRAINING, metric="accuracy")
     start = (
         " The transformer was pretrained on Tiny-ImageNet at 32 pixels. Its accuracy there is "
         f"{100 * learnt.loc[learnt['round'].idxmax(), 'value']:.1f} % of 100 classes."
@@ -356,11 +356,7 @@ def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
             expected = (
                 f"{title(better)} lies above {title(worse)}, as on DomainNet and NICO++"
             )
-            findings.append(
-                Finding(
-                    expected, found.text, found.held, far(means) or found.incomparable
-                )
-            )
+            findings.append(found.finding(expected, apart=far(means)))
     if {"fedra", "fedra_cover"} <= set(means.index):
         found = judged(
             {"keep - cover, points": settled(learnt, "fedra", "fedra_cover")}, LEVEL
@@ -369,9 +365,7 @@ def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
             f"FedRA's two allocations are level within {100 * MARGIN:g} point here, where one client holds every "
             "block and they differ by their draws alone"
         )
-        findings.append(
-            Finding(expected, found.text, found.held, far(means) or found.incomparable)
-        )
+        findings.append(found.finding(expected, apart=far(means)))
     held_most = (
         frame[frame["metric"] == BLOCKS]
         .groupby(["run", "client"], sort=False)["value"]

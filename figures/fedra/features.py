@@ -31,6 +31,7 @@ from figures.recipe import (
     scored_at_end,
     tested,
     trained,
+    where,
 )
 from figures.score_lines import spans
 from figures.verdicts import judged
@@ -180,10 +181,9 @@ def _finding(by_class: pd.DataFrame) -> Finding:
         for other in ("depthfl", "inclusivefl")
     }
     found = judged({title(other): gap for other, gap in gaps.items()}, show=_half)
-    return Finding(
+    return found.finding(
         "FedRA's features set the classes further apart than DepthFL's and InclusiveFL's (silhouette)",
-        f"more than {found.text}",
-        found.held,
+        "more than ",
     )
 
 
@@ -203,7 +203,7 @@ def _table(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _page(table: pd.DataFrame) -> str:
     def told(run: str, metric: str) -> str:
-        line = table[(table["run"] == run) & (table["quantity"] == metric)].iloc[0]
+        line = where(table, run=run, quantity=metric).iloc[0]
         found = Interval(line["value"], line["low"], line["high"])
         if metric == "accuracy":
             return percent(*found)

@@ -29,7 +29,7 @@ from figures.fedra.depth import (
 from figures.items import Drawing, Finding, Item, set_apart
 from figures.names import title
 from figures.page import markdown, missing_runs, percent, span
-from figures.recipe import labels, scored_at_end, tested, trained
+from figures.recipe import labels, scored_at_end, tested, trained, where
 from figures.score_lines import spans
 from figures.verdicts import LEAD, LEVEL, MARGIN, TRAIL, judged
 from fl_core import rows, runner
@@ -173,7 +173,7 @@ class Table:
     def published(self) -> pd.DataFrame:
         """The published means over domains, runs x data sets, as shares; of the transformer."""
         every = items.published("fedra")
-        own = every[(every["place"] == self.place) & (every["client"] == "")]
+        own = where(every, place=self.place, client="")
         own = own[own["model"].isin(["vit", ""])]
         values = own.set_index(["dataset", "setting", "method"])["value"] / 100
         found = {
@@ -364,7 +364,7 @@ def _findings(
         if f"{setting}.fedra" in means.index
     }  # fmt: skip
     found = judged(gains)
-    yield Finding("FedRA learns", f"points gained {found.text}", found.held)
+    yield found.finding("FedRA learns", "points gained ")
     for other in table.methods:
         wanted = pd.concat(
             [published.loc[f"{setting}.fedra"] - published.loc[f"{setting}.{other}"] for setting in table.settings]
@@ -372,18 +372,16 @@ def _findings(
         gaps = table.gaps(means, "fedra", other)
         if other == "fedra_cover":
             found = judged(gaps, LEVEL)
-            yield Finding(
+            yield found.finding(
                 f"the two ways are level within {100 * MARGIN:g} point in every setting, as in {table.place}",
-                f"Eq. 2 - Eq. 3 {found.text}",
-                found.held,
+                "Eq. 2 - Eq. 3 ",
             )
         elif (wanted > 0).all() or (wanted < 0).all():
             higher = bool((wanted > 0).all())
             found = judged(gaps, LEAD if higher else TRAIL)
-            yield Finding(
+            yield found.finding(
                 f"FedRA lies {'above' if higher else 'below'} {title(other)}, as in {table.place}",
-                f"points {found.text}",
-                found.held,
+                "points ",
             )
     if table.place == "Table 6":
         gaps = {
@@ -391,10 +389,9 @@ def _findings(
             for one, other in combinations(table.settings, 2)
         }  # fmt: skip
         found = judged(gaps, LEVEL)
-        yield Finding(
+        yield found.finding(
             f"FedRA is level within {100 * MARGIN:g} point wherever adapters sit, as in {table.place}",
-            f"points {found.text}",
-            found.held,
+            "points ",
         )
         yield _only_the_head(means)
 

@@ -16,7 +16,7 @@ from figures.items import Drawing, Finding, Item
 from figures.names import title
 from figures.page import markdown, missing_runs, percent, seeds_in_words, span
 from figures.pfedla import overlap
-from figures.recipe import by_method, labels, mean_accuracy, trained
+from figures.recipe import by_method, labels, mean_accuracy, trained, where
 from figures.score_lines import marks
 from figures.verdicts import TRAIL, judged
 from fl_core import rows, runner
@@ -123,11 +123,9 @@ def compromises(frame: pd.DataFrame, quantity: str) -> Finding:
         },
         TRAIL,
     )
-    return Finding(
+    return found.finding(
         f"{quantity} local training retaining one, two or three layers compromises accuracy",
-        f"points against none {found.text}",
-        found.held,
-        found.incomparable,
+        "points against none ",
     )
 
 
@@ -137,11 +135,9 @@ def compromises(frame: pd.DataFrame, quantity: str) -> Finding:
 def printed() -> pd.Series:
     """Table 1's published accuracies on CIFAR-10 with ten clients, as shares by (method, before local training)."""
     every = items.published("pfedla")
-    own = every[
-        (every["place"] == "Table 1")
-        & (every["dataset"] == "cifar10")
-        & (every["setting"] == "non-iid 1, 10 clients")
-    ]
+    own = where(
+        every, place="Table 1", dataset="cifar10", setting="non-iid 1, 10 clients"
+    )
     return pd.Series(
         {(line.method, BEFORE): line.value / 100 for line in own.itertuples()}
     )
@@ -198,9 +194,7 @@ def _findings(learnt: Mapping[str, pd.DataFrame]) -> tuple[Finding, ...]:
                 for method in others
             }
         )
-        return Finding(
-            expected, f"points more: {found.text}", found.held, found.incomparable
-        )
+        return found.finding(expected, "points more: ")
 
     count = len(METHODS) - 1
     lead = printed()["pfedla", BEFORE] - printed()["fedavg", BEFORE]
@@ -215,17 +209,13 @@ def _findings(learnt: Mapping[str, pd.DataFrame]) -> tuple[Finding, ...]:
             AFTER,
             "after local training pFedLA lies above the others (the paper has no such numbers)",
         ),
-        Finding(
+        whole.finding(
             "before local training pFedLA lies above FedFomo, which weighs whole models",
-            f"points more: {whole.text}",
-            whole.held,
-            whole.incomparable,
+            "points more: ",
         ),
-        Finding(
+        after.finding(
             f"after local training pFedLA lies above FedAvg (Table 1: {100 * lead:.1f} points)",
-            f"points more: {after.text}",
-            after.held,
-            after.incomparable,
+            "points more: ",
         ),
     )
 

@@ -18,7 +18,7 @@ from figures import items, names
 from figures.differences import last_evaluations, of_each, settled
 from figures.items import Drawing, Finding, Item
 from figures.page import markdown, missing_runs, percent
-from figures.recipe import PLAIN_SGD, by_method, labels, mean_accuracy, trained
+from figures.recipe import PLAIN_SGD, by_method, labels, mean_accuracy, trained, where
 from figures.verdicts import judged, plain
 from fl_core import rows, runner, statistics
 from fl_core.config import RunConfig
@@ -147,7 +147,7 @@ def self_largest(weights: pd.DataFrame) -> float:
 
 def shared_classes(frame: pd.DataFrame) -> pd.DataFrame:
     """The stored class overlap of seed 0, clients x clients."""
-    overlaps = frame[(frame["metric"] == OVERLAP) & (frame["seed"] == 0)]
+    overlaps = where(frame, metric=OVERLAP, seed=0)
     return overlaps.pivot(index="client", columns="client_b", values="value")
 
 
@@ -180,7 +180,7 @@ def _learnt(frame: pd.DataFrame, *models: str) -> pd.DataFrame:
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     frame = frame[frame["run"].isin(SHOWN)]
-    shown = frame[(frame["run"] == "pfedla") & (frame["seed"] == 0)]
+    shown = where(frame, run="pfedla", seed=0)
     final = last_evaluations(_learnt(frame, "global", "personal"))
     shared, follows = (
         shared_classes(shown),
@@ -213,7 +213,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 def weights_of(frame: pd.DataFrame, layer: str) -> pd.DataFrame:
     """A layer's weights in the last round of one run and seed, receivers x senders."""
-    weights = frame[(frame["metric"] == WEIGHT) & (frame["layer"] == layer)]
+    weights = where(frame, metric=WEIGHT, layer=layer)
     last = weights[weights["round"] == weights["round"].max()]
     return last.pivot(index="client", columns="client_b", values="value")
 
@@ -272,9 +272,7 @@ def _learning(ax: Axes, frame: pd.DataFrame) -> None:
         ax.plot(
             means.index.astype(float), 100 * means, **look, label=names.title(str(run))
         )
-        last = accuracy[
-            (accuracy["run"] == run) & (accuracy["round"] == means.index[-1])
-        ]
+        last = where(accuracy, run=run, round=means.index[-1])
         found = statistics.mean_interval(last.groupby("seed")["value"].mean())
         ax.vlines(
             means.index[-1] + 0.6 * (k + 1),
@@ -288,7 +286,7 @@ def _learning(ax: Axes, frame: pd.DataFrame) -> None:
 
 
 def _correlation(ax: Axes, frame: pd.DataFrame) -> None:
-    rows_ = frame[(frame["metric"] == CORRELATION) & (frame["layer"] == "")]
+    rows_ = where(frame, metric=CORRELATION, layer="")
     for variant, colour, line in (
         ("pearson", COLOURS[0], "-"),
         ("spearman", COLOURS[1], "--"),
@@ -309,11 +307,7 @@ def _correlation(ax: Axes, frame: pd.DataFrame) -> None:
 
 def _last(frame: pd.DataFrame, metric: str, variant: str = "") -> pd.DataFrame:
     """A quantity of the layers after the last round, layers x seeds."""
-    part = frame[
-        (frame["run"] == "pfedla")
-        & (frame["metric"] == metric)
-        & (frame["variant"] == variant)
-    ]
+    part = where(frame, run="pfedla", metric=metric, variant=variant)
     part = part[part["round"] == part["round"].max()]
     return part.pivot(index="layer", columns="seed", values="value").reindex(
         part["layer"].unique()
@@ -404,11 +398,7 @@ def curves(
     frame: pd.DataFrame, metric: str, variant: str = "", run: str = "pfedla"
 ) -> pd.DataFrame:
     """A quantity of the layers through training, (layer, round) x seeds."""
-    part = frame[
-        (frame["run"] == run)
-        & (frame["metric"] == metric)
-        & (frame["variant"] == variant)
-    ]
+    part = where(frame, run=run, metric=metric, variant=variant)
     return part.pivot_table(
         index=["layer", "round"], columns="seed", values="value", sort=False
     )
@@ -420,17 +410,13 @@ def _findings(frame: pd.DataFrame) -> tuple[Finding, ...]:
     if "" in follows.index:
         found = judged({"r": of_each(follows.loc[""].dropna())}, show=plain)
         findings.append(
-            Finding(
-                "weights of other clients correlate with classes in common",
-                found.text,
-                found.held,
-            )
+            found.finding("weights of other clients correlate with classes in common")
         )
     learnt = _learnt(frame, "global", "personal")
     for reference in ("local", "fedavg") if "pfedla" in learnt.index else ():
         found = judged({"points": settled(learnt, "pfedla", reference)})
         expected = f"pFedLA's mixture before local training lies above {reference}"
-        findings.append(Finding(expected, found.text, found.held, found.incomparable))
+        findings.append(found.finding(expected))
     trust = _last(frame, SELF)
     if len(trust):
         ranked = (

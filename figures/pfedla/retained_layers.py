@@ -12,6 +12,7 @@ from diagnostics.plots.drawing import COLOURS, FAINT, Panel, heat, name_ticks, s
 from figures import items
 from figures.items import Drawing, Finding, Item
 from figures.pfedla.overlap import NAME, RETAINED, SHARE, WEIGHT, setting
+from figures.recipe import where
 from fl_core.algorithms.pfedla import HeurpFedLA
 from fl_core.errors import UsageError
 
@@ -26,7 +27,7 @@ def own_weights(frame: pd.DataFrame) -> pd.DataFrame:
     Raises:
         UsageError: the run has no rows.
     """
-    own = frame[(frame["run"] == RUN) & (frame["seed"] == 0)]
+    own = where(frame, run=RUN, seed=0)
     weights = own[(own["metric"] == WEIGHT) & (own["client"] == own["client_b"])]
     kept = own.loc[own["metric"] == RETAINED, ["client", "layer", "round", "value"]]
     if weights.empty or kept.empty:
@@ -57,9 +58,7 @@ def as_chosen(weights: pd.DataFrame) -> pd.Series:
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     weights = own_weights(frame)
-    stored = frame[
-        (frame["run"] == RUN) & (frame["seed"] == 0) & (frame["metric"] == RETAINED)
-    ]
+    stored = where(frame, run=RUN, seed=0, metric=RETAINED)
     layers = list(stored["layer"].unique())
     client = str(weights["client"].iloc[0])
     moments = [done for done in MOMENTS if done in set(weights["round"])]
@@ -70,9 +69,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         above = upper.subplots(1, len(moments), sharey=True, squeeze=False)[0]
         for ax, done in zip(above, moments, strict=True):
             part = (
-                weights[(weights["client"] == client) & (weights["round"] == done)]
-                .set_index("layer")
-                .loc[layers]
+                where(weights, client=client, round=done).set_index("layer").loc[layers]
             )
             colours = [COLOURS[0] if kept else FAINT for kept in part[RETAINED]]
             ax.bar(range(len(layers)), part["value"], color=colours, width=0.8)
@@ -91,7 +88,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     chosen = as_chosen(weights)
     told = stored.groupby(["client", "round"])["value"].sum()
     k = header["runs"][RUN]["config"]["options"].get("k", HeurpFedLA.Config().k)
-    last = stored[(stored["round"] == stored["round"].max()) & (stored["value"] == 1)]
+    last = where(stored, round=stored["round"].max(), value=1)
     clients = told.index.unique("client").size
     told_last = ", ".join(
         f"{layer} {n} of {clients}" for layer, n in last["layer"].value_counts().items()

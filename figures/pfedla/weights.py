@@ -29,6 +29,7 @@ from figures.pfedla.overlap import (
     shared_classes,
     weights_of,
 )
+from figures.recipe import where
 from figures.verdicts import judged, of_seeds, plain
 from fl_core.errors import UsageError
 
@@ -74,12 +75,12 @@ def periods(rounds: pd.Series) -> pd.Series:
 
 def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     mixing = _mixing(header, frame)
-    drawn = mixing[(mixing["metric"] == WEIGHT) & (mixing["seed"] == 0)]
+    drawn = where(mixing, metric=WEIGHT, seed=0)
     shared = shared_classes(mixing)
     layers = list(drawn["layer"].unique())
     parts = {ITSELF: drawn[drawn["client"] == drawn["client_b"]]}
     for receiver, sender in chosen_pairs(shared):
-        of_pair = drawn[(drawn["client"] == receiver) & (drawn["client_b"] == sender)]
+        of_pair = where(drawn, client=receiver, client_b=sender)
         parts[
             f"{receiver} ← {sender}, {shared.loc[receiver, sender]:.0%} of its classes"
         ] = of_pair
@@ -160,7 +161,7 @@ def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     mixing = _mixing(header, frame)
     shared = shared_classes(mixing)
-    drawn = mixing[(mixing["metric"] == WEIGHT) & (mixing["seed"] == 0)]
+    drawn = where(mixing, metric=WEIGHT, seed=0)
     drawn = drawn[drawn["round"] == drawn["round"].max()]
     layers = list(drawn["layer"].unique())
     with style():
@@ -200,10 +201,8 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     largest[0] = {layer: self_largest(matrix) for layer, matrix in matrices.items()}
     said, held = of_seeds(largest.loc[layers], lambda share: bool((share == 1).all()))
     findings = (
-        Finding(
-            "in every layer the weights on others follow the classes in common (r > 0)",
-            found.text,
-            found.held,
+        found.finding(
+            "in every layer the weights on others follow the classes in common (r > 0)"
         ),
         Finding(
             "every client's largest weight is the one on itself",
@@ -280,7 +279,7 @@ def _draw_selves(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         show=plain,
     )
     expected = f"the first fully connected layer, {FULLY_CONNECTED}, has the largest weight on CIFAR-10"
-    finding = Finding(expected, found.text, found.held, found.incomparable)
+    finding = found.finding(expected)
     table = last.stack().rename("value").rename_axis(["layer", "seed"]).reset_index()
     caption = (
         f"The clients' mean weight on themselves. Left: mean of the seeds. Right: a dot for each seed and a bar for "

@@ -392,15 +392,13 @@ def evenness(frame: pd.DataFrame, far: Mapping[str, str]) -> tuple[Finding, ...]
             found[CASES[str(dataset)].title] = difference(both, CONTROL, "others")
     even, fewer = judged(spread, TRAIL), judged(losers, TRAIL)
     return (
-        Finding(
+        even.finding(
             f"{NAMES[CONTROL]}'s gains over Local are spread more evenly over clients than the other methods'",
-            f"standard deviation over clients minus the others' in points: {even.text}",
-            even.held,
+            "standard deviation over clients minus the others' in points: ",
         ),
-        Finding(
+        fewer.finding(
             f"with {NAMES[CONTROL]} fewer clients lose against Local than with the other methods",
-            f"share of clients minus the others' in points: {fewer.text}",
-            fewer.held,
+            "share of clients minus the others' in points: ",
         ),
     )
 

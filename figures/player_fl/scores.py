@@ -14,6 +14,7 @@ from figures.differences import LEAST
 from figures.papers import published, published_table
 from figures.player_fl.runs import ABSENT, BESIDE, CASES, METHODS
 from figures.ranking import Ranking
+from figures.recipe import where
 from figures.verdicts import median_ends
 from fl_core import statistics
 from fl_core.training.evaluate import SCORES
@@ -317,7 +318,7 @@ def _measured(value: float, ranking: Ranking, status: str = "ok") -> dict[str, A
 def friedman_printed(table: Table) -> str:
     """The printed p of Friedman's test; empty if unknown."""
     rows = published("player_fl")
-    rows = rows[(rows["place"] == table.place) & (rows["quantity"] == "friedman p")]
+    rows = where(rows, place=table.place, quantity="friedman p")
     if rows.empty:
         return ""
     only = rows.iloc[0]

@@ -22,6 +22,7 @@ from figures.layerwise import SENSITIVITY, Definition, Epoch, cuts
 from figures.page import markdown
 from figures.papers import published
 from figures.player_fl.runs import ABSENT, CASES, NETWORKS, STAND_IN
+from figures.recipe import where
 from figures.verdicts import holm, of_share
 from fl_core import runner
 from fl_core.config import RunConfig
@@ -118,10 +119,7 @@ def decisions(frame: pd.DataFrame, dataset: str) -> Decisions:
     )
     counts.loc[JUMP] = jumps.value_counts().reindex(counts.columns, fill_value=0)
     rows = published("player_fl")
-    known = rows[
-        (rows["quantity"] == "shared layers")
-        & (rows["dataset"] == CASES[dataset].printed)
-    ]
+    known = where(rows, quantity="shared layers", dataset=CASES[dataset].printed)
     known = known[(known["method"] == "playerfl") & known["place"].isin(list(LISTS))]
     lists = dict(zip(known["place"], known["layer"], strict=True))
     return Decisions(dataset, tuple(combined.columns), combined, counts, lists)
@@ -286,11 +284,7 @@ def _table(decided: list[Decisions]) -> pd.DataFrame:
                 }
             )
     for dataset, title in ABSENT.items():
-        known = rows[
-            (rows["quantity"] == "shared layers")
-            & (rows["dataset"] == dataset)
-            & (rows["place"] == PRINTED)
-        ]
+        known = where(rows, quantity="shared layers", dataset=dataset, place=PRINTED)
         line = {
             "quantity": "last shared layer",
             "dataset": dataset,
@@ -335,9 +329,9 @@ def thresholds() -> pd.DataFrame:
     """
     rows = published("player_fl")
     ratios = rows[rows["quantity"] == f"{SENSITIVITY} / layer before"]
-    lists = rows[
-        (rows["quantity"] == "shared layers") & (rows["place"] == PRINTED)
-    ].set_index("dataset")["layer"]
+    lists = where(rows, quantity="shared layers", place=PRINTED).set_index("dataset")[
+        "layer"
+    ]
     found = {}
     for dataset, own in ratios.groupby("dataset", sort=False):
         last = list(own["layer"]).index(lists[dataset])

@@ -51,6 +51,7 @@ from figures.player_fl.layers import (
     run_of,
 )
 from figures.player_fl.released import FIGURE_BATCH
+from figures.recipe import where
 
 MAIN, EVERY = ("fashion_mnist", "cifar10", "airline_tweets"), tuple(NETWORKS)
 MOMENT = {
@@ -99,9 +100,7 @@ class Way:
 
     def curves(self, frame: pd.DataFrame) -> pd.DataFrame:
         """One run's curves, layers x (seed, client); no columns if it was not measured."""
-        own = frame[
-            (frame["metric"] == self.metric) & (frame["variant"] == self.variant)
-        ]
+        own = where(frame, metric=self.metric, variant=self.variant)
         if own.empty:
             return pd.DataFrame()
         if self.metric in ("cka", "procrustes"):

@@ -17,7 +17,7 @@ from diagnostics.plots.drawing import COLOURS, style
 from figures import items, names
 from figures.items import Drawing, Finding, Item
 from figures.page import markdown
-from figures.recipe import labels
+from figures.recipe import labels, where
 from fl_core import rows, runner
 from fl_core.algorithms.base import Round
 from fl_core.config import RunConfig
@@ -99,7 +99,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 def by_round(frame: pd.DataFrame, run: str, metric: str) -> pd.DataFrame:
     """Values of a run in every round, rounds x (layer or variant): those of a row hold until the next row's round."""
-    own = frame[(frame["run"] == run) & (frame["metric"] == metric)]
+    own = where(frame, run=run, metric=metric)
     column = "layer" if metric == TRAINED else "variant"
     table = own.pivot(index="round", columns=column, values="value")
     table = table[list(own[column].unique())]
@@ -192,7 +192,7 @@ def _first(values: pd.Series) -> int:
 
 def sizes(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the parameters of every tensor and of all together, tensors x datasets."""
-    own = frame[(frame["metric"] == PARAMETERS) & (frame["algorithm"] == ALGORITHMS[0])]
+    own = where(frame, metric=PARAMETERS, algorithm=ALGORITHMS[0])
     own = own.assign(
         dataset=own["run"].str.partition(".")[0],
         tensor=own["layer"] + "." + own["variant"],

@@ -16,7 +16,7 @@ from figures import items, names
 from figures.differences import Difference
 from figures.items import Item
 from figures.page import seeds_behind, seeds_in_words, span
-from figures.recipe import PLAIN_SGD, labels, tested, trained
+from figures.recipe import PLAIN_SGD, labels, tested, trained, where
 from figures.verdicts import LEAD, Check, JointVerdict, judged, little_learned
 from fl_core import rows, runner
 from fl_core.config import RunConfig
@@ -213,11 +213,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 def scores(frame: pd.DataFrame, variant: str = POOLED) -> pd.DataFrame:
     """Reported accuracy of all clients together, (run, round) x seeds."""
-    accuracy = frame[
-        (frame["metric"] == ACCURACY)
-        & (frame["variant"] == variant)
-        & (frame["client"] == "")
-    ]
+    accuracy = where(frame, metric=ACCURACY, variant=variant, client="")
     kept = main_model(accuracy, "run", "seed", "round").astype(
         {"seed": int, "round": int}
     )
@@ -230,21 +226,13 @@ def scores(frame: pd.DataFrame, variant: str = POOLED) -> pd.DataFrame:
 
 def finished(frame: pd.DataFrame) -> pd.DataFrame:
     """Reported accuracy as :func:`scores`; of a run that is fine-tuned only the rounds at which it was."""
-    accuracy = frame[
-        (frame["metric"] == ACCURACY)
-        & (frame["variant"] == POOLED)
-        & (frame["client"] == "")
-    ]
+    accuracy = where(frame, metric=ACCURACY, variant=POOLED, client="")
     return scores(main_model(accuracy, "run"))
 
 
 def curves(frame: pd.DataFrame, dataset: str, methods: Sequence[str]) -> pd.DataFrame:
     """Rows of accuracy by round without fine-tuned models, to be drawn with one algorithm per method."""
-    accuracy = frame[
-        (frame["metric"] == ACCURACY)
-        & (frame["variant"] == POOLED)
-        & (frame["client"] == "")
-    ]
+    accuracy = where(frame, metric=ACCURACY, variant=POOLED, client="")
     parts = []
     for method in methods:
         part = accuracy[accuracy["run"] == f"{dataset}.{method}"]

@@ -113,13 +113,10 @@ def _findings(header: Mapping[str, Any], frame: pd.DataFrame) -> Iterator[Findin
     for dataset in ("cifar100", "tiny_imagenet"):
         for method in SCHEDULES:
             found = judge(gaps(dataset, method, papers))
-            yield Finding(
+            yield found.finding(
                 f"{NAMES[dataset]}, mean of the last three evaluations: {names.title(method)} lies above the paper's "
                 "six other methods",
-                found.text,
-                found.held,
-                incomparable(header, frame, dataset, [*papers, method])
-                or found.incomparable,
+                apart=incomparable(header, frame, dataset, [*papers, method]),
             )
     near = own_images(header)
     far = [NAMES[dataset] for dataset in columns(header) if dataset not in near]
@@ -139,32 +136,19 @@ def _findings(header: Mapping[str, Any], frame: pd.DataFrame) -> Iterator[Findin
             },
             check,
         )
-        yield Finding(
-            f"{names.title(method)} lies {words} FedBABU {where}",
-            found.text,
-            found.held,
-            found.incomparable,
-        )
+        yield found.finding(f"{names.title(method)} lies {words} FedBABU {where}")
     found = judge(
         {NAMES[d]: gap for d in near for gap in gaps(d, "vanilla", ["anti"]).values()},
         LEVEL,
     )
-    yield Finding(
-        f"Vanilla and Anti are level {where}",
-        found.text,
-        found.held,
-        found.incomparable,
-    )
+    yield found.finding(f"Vanilla and Anti are level {where}")
     found = judge({
         f"{NAMES[d]} {method}": gap
         for d in near
         for method in SCHEDULES
         for gap in gaps(d, method, ["local_adaptation"]).values()
     })  # fmt: skip
-    yield Finding(
-        f"schedules lie above FedAvg with the same fine-tuning (not in the paper) {where}",
-        found.text, found.held, found.incomparable,
-    )  # fmt: skip
+    yield found.finding(f"schedules lie above FedAvg with the same fine-tuning (not in the paper) {where}")  # fmt: skip
 
 
 def _draw_table2(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
@@ -322,11 +306,10 @@ def _draw_thawed(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         },
         TRAIL,
     )
-    finding = Finding(
+    finding = found.finding(
         f"{NAMES[dataset]}: unfreezing twice as early costs both schedules accuracy (paper: 0.3 to 1 point)",
-        f"early − late, in points: {found.text}",
-        found.held,
-        incomparable(header, frame, dataset, SCHEDULES) or found.incomparable,
+        "early − late, in points: ",
+        apart=incomparable(header, frame, dataset, SCHEDULES),
     )
     caption = (
         "Accuracy after fine-tuning, with 95 % intervals. It is the mean of the last three evaluations. The labels "
@@ -351,16 +334,9 @@ def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     level, trails = judge(gaps["vanilla"], LEVEL), judge(gaps["anti"], TRAIL)
     margin = f"{100 * MARGIN:g} point"
     findings = (
-        Finding(
-            f"no schedule improves a method that trains its head by more than {margin}", improved.text, improved.held,
-        ),
-        Finding(
-            f"a method under Vanilla is level with the method alone (within {margin})",
-            level.text, level.held, level.incomparable,
-        ),
-        Finding(
-            "a method under Anti lies clearly below the method alone", trails.text, trails.held, trails.incomparable,
-        ),
+        improved.finding(f"no schedule improves a method that trains its head by more than {margin}"),
+        level.finding(f"a method under Vanilla is level with the method alone (within {margin})"),
+        trails.finding("a method under Anti lies clearly below the method alone"),
     )  # fmt: skip
     table = accuracies(frame, runs)
     caption = (
