@@ -70,6 +70,7 @@ class Item:
         source: name of the item whose rows are drawn; empty for its own.
         shown: runs of the source without which there is nothing to draw; default all.
         beside: name of another item whose rows stand beside, those of training where the source's trains nothing.
+        partial: whether it is drawn although some of its runs have no rows at all.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Item:
     source: str = ""
     shown: Collection[str] = ()
     beside: str = ""
+    partial: bool = False
 
     @property
     def study(self) -> Item:
@@ -280,8 +282,8 @@ def redraw(item: Item, path: Path, out: Path) -> Drawing:
     Equal rows give equal bytes.
 
     Raises:
-        UsageError: no rows are stored, they are another item's, or the item is a study without a drawing of its own;
-            CorruptError: they are damaged.
+        UsageError: no rows are stored, or none of a run that it shows, they are another item's, or the item is a study
+            without a drawing of its own; CorruptError: they are damaged.
     """
     if item.draw is None:
         views = [each.name for each in drawings(item)]
@@ -289,6 +291,11 @@ def redraw(item: Item, path: Path, out: Path) -> Drawing:
             f"{item.name} must be a figure; got a study. Draw {listing(views) or 'another'} instead."
         )
     header, frame = item.read(path)
+    wanted = () if item.partial else item.shown or item.study.runs
+    if lacking := [run for run in wanted if not header["had"][run]]:
+        raise UsageError(
+            f"{item.name} must have rows of {listing(lacking)}; got none. Make them: {item.command}"
+        )
     if not out.is_dir():
         raise UsageError(f"folder {out} must exist; got none. Make it first.")
     drawing = item.draw(header, frame)

@@ -9,9 +9,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from figures import names
 from figures.drawing import VERDICTS, Drawing, Finding, opening
 from fl_core.display import printable
+from fl_core.statistics import mean_interval
 
 
 def in_markdown(text: str) -> str:
@@ -50,6 +53,21 @@ def span(numbers: Iterable[int]) -> str:
     """The least and the greatest of some numbers, as text: ``3-4``, or ``4`` if they are one."""
     each = sorted(numbers)
     return f"{each[0]}" if each[0] == each[-1] else f"{each[0]}-{each[-1]}"
+
+
+def numbers(values: Iterable[Any], how: str = ".2f") -> list[str]:
+    """Return numbers as text in a format, and a dash for what is missing."""
+    return ["–" if pd.isna(value) else f"{value:{how}}" for value in values]
+
+
+def means(values: pd.DataFrame, keys: Iterable[Any]) -> list[str]:
+    """Return means over seeds in percent, each with half its interval; a dash for a row that is not there."""
+    return [
+        percent(*mean_interval(values.loc[key].dropna()))
+        if key in values.index
+        else "–"
+        for key in keys
+    ]
 
 
 def markdown(columns: Mapping[str, Sequence[Any]]) -> str:
@@ -220,4 +238,6 @@ def missing_runs(header: Mapping[str, Any], runs: Collection[str] | None = None)
     lacking = [
         name for name in lacking if runs is None or name.partition(" ")[0] in runs
     ]
+    if len(lacking) > 2 * MANY:
+        return f" {len(lacking)} runs are missing."
     return f" Missing: {', '.join(lacking)}." if lacking else ""

@@ -15,7 +15,6 @@ from matplotlib.axes import Axes
 
 from diagnostics.plots.drawing import COLOURS, MEAN
 from fl_core import statistics
-from fl_core.errors import UsageError, check_known
 
 ALPHA = 0.05
 
@@ -89,10 +88,16 @@ class Ranking:
 
     @property
     def critical(self) -> float:
-        """Nemenyi's critical difference of mean ranks; NaN where that test has no result."""
+        """Nemenyi's critical difference of mean ranks (Demsar, 2006); NaN where that test has no result.
+
+        It is q sqrt(k (k + 1) / (6 N)) for k algorithms and N datasets. Here q is the upper 5 % point of the
+        studentized range with infinite degrees of freedom, over sqrt(2).
+        """
         if self.nemenyi.status != "ok":
             return math.nan
-        return critical_difference(len(self.blocks), self.blocks.shape[1], ALPHA)
+        k, n = self.blocks.shape
+        q = scipy.stats.studentized_range.ppf(1 - ALPHA, k, math.inf) / math.sqrt(2)
+        return float(q * _rank_error(k, n))
 
 
 def first_shares(
@@ -203,11 +208,7 @@ def holm(table: pd.DataFrame, control: str) -> PostHoc:
     with its two-sided normal p. Holm's step-down covers the k - 1 comparisons. The j-th smallest p is multiplied by k -
     j. It is no smaller than the one before and at most 1. ``p_values`` has one column, the control's. The control's own
     p is 1.
-
-    Raises:
-        UsageError: the control is not in the table.
     """
-    check_known("algorithm of the table", control, list(table.index))
     n_algorithms, n_blocks = table.shape
     status = statistics.incomplete(table)
     if not status and n_algorithms < 2:
@@ -223,26 +224,6 @@ def holm(table: pd.DataFrame, control: str) -> PostHoc:
     p = pd.Series(2 * scipy.stats.norm.sf(gaps), index=table.index).drop(control)
     stepped = pd.Series(statistics.holm(p.to_numpy()), index=p.index)
     return PostHoc(stepped.reindex(table.index, fill_value=1.0).to_frame(control))
-
-
-def critical_difference(n_algorithms: int, n_blocks: int, alpha: float = 0.05) -> float:
-    """Return the gap between mean ranks from which Nemenyi's test finds a difference (Demsar, 2006).
-
-    It is q_alpha sqrt(k (k + 1) / (6 N)) for k algorithms and N datasets or seeds. Here q_alpha is the upper alpha
-    point of the studentized range with infinite degrees of freedom, over sqrt(2).
-
-    Raises:
-        UsageError: there are fewer than 2 algorithms or 1 block, or alpha is outside 0 to 1.
-    """
-    if n_algorithms < 2 or n_blocks < 1 or not 0 < alpha < 1:
-        got = f"{n_algorithms} algorithms, {n_blocks} blocks and alpha {alpha}"
-        raise UsageError(
-            f"a critical difference must have 2 algorithms, 1 block and alpha in (0, 1); got {got}. Correct them."
-        )
-    quantile = scipy.stats.studentized_range.ppf(
-        1 - alpha, n_algorithms, math.inf
-    ) / math.sqrt(2)
-    return float(quantile * _rank_error(n_algorithms, n_blocks))
 
 
 def _rank_error(n_algorithms: int, n_blocks: int) -> float:

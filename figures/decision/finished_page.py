@@ -18,7 +18,7 @@ from figures.decision import finished_regret as regret
 from figures.decision.finished import CURVE, JOBS, MAIN_CUT, NAME, STUDY
 from figures.decision.finished_ways import RANDOM, Array, Part, parts_of
 from figures.drawing import Drawing, Finding
-from figures.page import markdown
+from figures.page import markdown, numbers
 
 POINT = 0.01
 LEAST_GAIN = 0.005
@@ -286,7 +286,7 @@ def _regrets(parts: Sequence[Part]) -> dict[str, list[str]]:
     columns["above"], columns["below"] = (
         list(map(str, first[name])) for name in ("above", "below")
     )
-    columns["p"] = [f"{value:.2f}" for value in first["p"]]
+    columns["p"] = numbers(first["p"])
     return columns
 
 
@@ -305,9 +305,7 @@ def _cuts(parts: Sequence[Part]) -> dict[str, list[str]]:
             "" if text == "nan" else f"**{text}**" if won else text
             for text, won in cells
         ]
-    columns["rate of all_but_last, first seed"] = [
-        f"{rate:g}" for rate in table["rate"]
-    ]
+    columns["rate of all_but_last, first seed"] = numbers(table["rate"], "g")
     return columns
 
 

@@ -12,7 +12,7 @@ from figures.decision.finished import NAME
 from figures.decision.finished_page import whole
 from figures.decision.finished_ways import Part
 from figures.items import ROWS
-from figures.page import markdown
+from figures.page import markdown, numbers
 
 COLUMNS = ["run", "seed", "what", "client", "label"]
 
@@ -47,6 +47,6 @@ if __name__ == "__main__":
     shown = table(whole(*item.read(item.path()))[0]).sort_values("skew")
     print(markdown({
         "federation": list(shown["federation"]),
-        "label skew": [f"{value:.2f}" for value in shown["skew"]],
-        "points over FedAvg": [f"{value:+.1f}" for value in shown["gain"]],
+        "label skew": numbers(shown["skew"]),
+        "points over FedAvg": numbers(shown["gain"], "+.1f"),
     }))  # fmt: skip

@@ -29,6 +29,7 @@ from figures.items import Drawing, Finding, Item, set_apart
 from figures.page import (
     markdown,
     missing_runs,
+    numbers,
     percent,
     seeds_behind,
     seeds_in_words,
@@ -48,7 +49,6 @@ from figures.verdicts import little_learned
 from fl_core import rows, runner
 from fl_core.algorithms.fedpft import ATTENTION
 from fl_core.config import RunConfig
-from fl_core.errors import UsageError, listing
 from fl_core.models.extended import PROMPTS, Prompted
 
 NAME, SEPARATION = "fedpft.insides", "fedpft.separation"
@@ -255,20 +255,6 @@ def _last_words(header: Mapping[str, Any], plane: pd.DataFrame | None = None) ->
     return f"{said}Drawn: seed 0 of {seeds_in_words(seeds)}.{few}{missing_runs(header)}"
 
 
-def _present(header: Mapping[str, Any], wanted: Sequence[str]) -> list[str]:
-    """The wanted runs that finished with seed 0, the drawn one.
-
-    Raises:
-        UsageError: none of them did.
-    """
-    found = [run for run in wanted if 0 in header["had"].get(run, [])]
-    if not found:
-        raise UsageError(
-            f"rows must have seed 0 of {listing(wanted)}; got none. Train with --train."
-        )
-    return found
-
-
 def by_run(frame: pd.DataFrame, shown: Sequence[str]) -> tuple[pd.DataFrame, str]:
     """Return a row for each run with its means over seeds and the published accuracy, and the same in Markdown."""
     accuracy, known = scores(frame), published()
@@ -289,7 +275,7 @@ def by_run(frame: pd.DataFrame, shown: Sequence[str]) -> tuple[pd.DataFrame, str
         ],
     }
     for metric, title in CLUSTERED.items():
-        cells[title] = [f"{value:+.3f}" for value in table[metric]]
+        cells[title] = numbers(table[metric], "+.3f")
     note = "Published: Table 7, whose federations differ from ours. It has the best round and we have the last."
     return table, f"{markdown(cells)}\n\n{note} {MEANING}"
 
@@ -346,7 +332,7 @@ def of_runs(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def _draw_methods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    shown = _present(header, [run for run in RUNS if run != MILD])
+    shown = [run for run in RUNS if run != MILD]
     planes = {TITLES[run]: plane(frame, run) for run in shown}
     own = where(frame, run=shown[0], metric=COUNT, seed=0)
     counts = own.pivot(index="client", columns="variant", values="value")
@@ -376,7 +362,6 @@ def _draw_methods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             TITLES,
         )
         for run, other in CLAIMS
-        if {run, other} <= set(shown)
     ]
     one = next(iter(planes.values()))
     caption = (
@@ -393,7 +378,6 @@ def _draw_methods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    _present(header, [FEDPFT])
     own = frame[frame["run"] == FEDPFT]
     planes = {title: plane(frame, FEDPFT, kind) for kind, title in KINDS.items()}
     with style():
@@ -447,7 +431,7 @@ def _draw_prompts(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    shown = _present(header, [FEDPFT, MILD])
+    shown = [FEDPFT, MILD]
     alphas = {run: header["runs"][run]["config"]["alpha"] for run in shown}
     seen = where(frame, metric=ATTENTION, seed=0)
     with style():
@@ -498,7 +482,7 @@ def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         ]
     }
     for alpha in wide:
-        cells[f"α = {alpha:g}"] = [f"{value:.3g}" for value in wide[alpha]]
+        cells[f"α = {alpha:g}"] = numbers(wide[alpha], ".3g")
     images = seen["variant"].str.partition(">")[0].nunique()
     caption = (
         f"Attention of {images} test images of {seen['client'].iloc[0]} to themselves (feature) and to each prompt. "
@@ -516,7 +500,7 @@ def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _draw_separation(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    shown = [run for run in LONGER if header["had"].get(run)]
+    shown = list(LONGER)
     table, text = by_run(frame, shown)
     values = {metric: of_runs(frame, metric) for metric in CLUSTERED}
     with style():

@@ -23,7 +23,6 @@ from figures.verdicts import LEVEL, MARGIN, judged
 from fl_core import rows, runner
 from fl_core.algorithms.fedpft import SETTINGS
 from fl_core.config import RunConfig
-from fl_core.errors import UsageError
 from fl_core.statistics import mean_interval
 
 NAME = "fedpft.parts"
@@ -161,20 +160,15 @@ def _ablation(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawing:
     values = fitted.measured(joined(frame))
     names = {value: (sweep.run(value), ORIGIN) for value in sweep.values}
-    present = [value for value in sweep.values if names[value] in values.index]
-    if set(present) <= {sweep.usual}:
-        raise UsageError(
-            f"{header['item']} must have a run with {sweep.option} other than {sweep.usual}; got none. "
-            "Train with --train."
-        )
-    drawn = values.loc[[names[value] for value in present]]
+    drawn = values.loc[[names[value] for value in sweep.values]]
     found = {
-        value: mean_interval(values.loc[names[value]].dropna()) for value in present
+        value: mean_interval(values.loc[names[value]].dropna())
+        for value in sweep.values
     }
     with style():
         figure, ax = plt.subplots(figsize=(4.8, 3.0))
-        at = range(len(present))
-        for x, value in enumerate(present):
+        at = range(len(sweep.values))
+        for x, value in enumerate(sweep.values):
             ax.vlines(
                 x,
                 100 * found[value].low,
@@ -184,14 +178,15 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawi
             )
         ax.plot(
             at,
-            [100 * found[value].value for value in present],
+            [100 * found[value].value for value in sweep.values],
             color=COLOURS[0],
             marker="o",
             markersize=5,
         )
         usual = f"{sweep.usual}\n(default)"
         ax.set_xticks(
-            at, [usual if value == sweep.usual else f"{value}" for value in present]
+            at,
+            [usual if value == sweep.usual else f"{value}" for value in sweep.values],
         )
         ax.set(xlabel=sweep.axis, ylabel="accuracy, %")
     caption = (
@@ -201,10 +196,11 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawi
     )
     shown = pd.DataFrame([
         {sweep.option: value, **found[value]._asdict(), "seeds": int(values.loc[names[value]].notna().sum())}
-        for value in present
+        for value in sweep.values
     ])  # fmt: skip
     page = markdown({
-        sweep.axis: [f"{value}" for value in present], "Accuracy %": [percent(*found[value]) for value in present],
+        sweep.axis: [f"{value}" for value in sweep.values],
+        "Accuracy %": [percent(*found[value]) for value in sweep.values],
     })  # fmt: skip
     return Drawing(
         figure,

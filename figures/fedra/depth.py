@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,16 @@ from matplotlib.axes import Axes
 from safetensors.torch import save
 
 from diagnostics.plots.drawing import COLOURS, MARKERS, style
-from figures import items
+from figures import items, page
 from figures.differences import EVALUATIONS, settled
 from figures.drawing import enumeration, opening
 from figures.items import Drawing, Finding, Item
 from figures.names import title
-from figures.page import markdown, missing_runs, percent
+from figures.page import markdown, missing_runs, numbers
 from figures.recipe import labels, tested, trained, where
 from figures.verdicts import LEVEL, MARGIN, judged, little_learned
-from fl_core import rows, runner, statistics
+from fl_core import rows, runner
 from fl_core.config import RunConfig
-from fl_core.errors import UsageError, listing
 from fl_core.storage import write_atomically
 from fl_core.tree import Tree
 
@@ -192,8 +190,6 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     start = (
         " The transformer was pretrained on Tiny-ImageNet at 32 pixels. Its accuracy there is "
         f"{100 * learnt.loc[learnt['round'].idxmax(), 'value']:.1f} % of 100 classes."
-        if len(learnt)
-        else ""
     )
     caption = (
         "Test accuracy of the global model, the mean of the last three evaluations. A dot is a style and a bar their "
@@ -211,8 +207,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 def described(header: Mapping[str, Any]) -> str:
     config = next(
-        (run["config"] for name, run in header["runs"].items() if name != PRETRAINING),
-        PACS.to_json(),
+        run["config"] for name, run in header["runs"].items() if name != PRETRAINING
     )
     return (
         f"Each client has one style of PACS. A transformer of 12 blocks (width {VIT['embed_dim']}) trains for "
@@ -223,10 +218,6 @@ def described(header: Mapping[str, Any]) -> str:
 
 def _draw_steps(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     curves = _curves(frame)
-    if curves.empty:
-        raise UsageError(
-            f"{NAME} must have runs of {listing(SAME)}; got none. Train with --train."
-        )
     with style():
         figure = plt.figure(figsize=(5.4, 3.6), layout="constrained")
         _convergence(figure.subplots(), curves)
@@ -269,14 +260,13 @@ def _dots(ax: Axes, final: pd.DataFrame, runs: list[str]) -> None:
         )
     ax.set_yticks(range(len(runs)), list(map(title, runs)))
     ax.set(ylim=(len(runs) - 0.5, -0.5), xlabel="accuracy %")
-    if runs:
-        ax.legend(
-            fontsize=6.5,
-            loc="lower center",
-            bbox_to_anchor=(0.5, 1.0),
-            ncols=len(styles),
-            columnspacing=0.8,
-        )
+    ax.legend(
+        fontsize=6.5,
+        loc="lower center",
+        bbox_to_anchor=(0.5, 1.0),
+        ncols=len(styles),
+        columnspacing=0.8,
+    )
 
 
 def _convergence(ax: Axes, curves: pd.DataFrame) -> None:
@@ -289,26 +279,26 @@ def _convergence(ax: Axes, curves: pd.DataFrame) -> None:
             label=f"k = {k}",
         )
     ax.set(xlabel="round", ylabel="accuracy %, mean of styles")
-    if ax.get_legend_handles_labels()[0]:
-        ax.legend(title="blocks of 12", fontsize=6.5)
+    ax.legend(title="blocks of 12", fontsize=6.5)
 
 
-def columns(final: pd.DataFrame, means: pd.DataFrame) -> dict[str, list[Any]]:
+def columns(
+    final: pd.DataFrame,
+    means: pd.DataFrame,
+    heading: str = "run",
+    named: Callable[[str], str] = title,
+) -> dict[str, list[Any]]:
     """A row for each run in ``means``: its seeds, and its accuracy on each style and on average."""
-    styles = list(final.index.get_level_values("client").unique())
-    cells: dict[str, list[Any]] = {
-        name: [] for name in ("run", "seeds", *styles, "mean")
+    runs = list(means.index)
+    return {
+        heading: list(map(named, runs)),
+        "seeds": list(means.notna().sum(axis=1)),
+        **{
+            style: page.means(final, [(run, style) for run in runs])
+            for style in final.index.unique(1)
+        },
+        "mean": page.means(means, runs),
     }
-    for run in means.index:
-        scores = means.loc[run].dropna()
-        cells["run"].append(title(run))
-        cells["seeds"].append(len(scores))
-        for each in styles:
-            cells[each].append(
-                percent(*statistics.mean_interval(final.loc[(run, each)].dropna()))
-            )
-        cells["mean"].append(percent(*statistics.mean_interval(scores)))
-    return cells
 
 
 def _page(final: pd.DataFrame, means: pd.DataFrame) -> str:
@@ -317,12 +307,7 @@ def _page(final: pd.DataFrame, means: pd.DataFrame) -> str:
         .rename(columns=TITLES)
         .reindex(means.index)
     )
-    papers = {
-        f"{name} (published)": [
-            "–" if math.isnan(v) else f"{v:.2f}" for v in printed[name]
-        ]
-        for name in printed
-    }
+    papers = {f"{name} (published)": numbers(printed[name]) for name in printed}
     return f"{markdown({**columns(final, means), **papers})}\n\n{NOTE}"
 
 
@@ -339,62 +324,52 @@ def far(means: pd.DataFrame, run: str = "alllarge") -> str:
 
 
 def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
-    findings = []
     accuracy = frame[(frame["metric"] == "accuracy") & (frame["run"] != PRETRAINING)]
     learnt = accuracy.groupby(["run", "round", "seed"])["value"].mean().unstack("seed")
-    for better, worse in (
-        ("alllarge", "fedra"),
-        ("fedra", "inclusivefl"),
-        ("fedra", "depthfl"),
-        ("fedra", "inclusivefl_plain"),
-        ("fedra", "depthfl_plain"),
-        ("inclusivefl", "allsmall"),
-        ("depthfl", "allsmall"),
-    ):
-        if {better, worse} <= set(means.index):
-            found = judged({"points": settled(learnt, better, worse)})
-            expected = (
-                f"{title(better)} lies above {title(worse)}, as on DomainNet and NICO++"
-            )
-            findings.append(found.finding(expected, apart=far(means)))
-    if {"fedra", "fedra_cover"} <= set(means.index):
-        found = judged(
-            {"keep - cover, points": settled(learnt, "fedra", "fedra_cover")}, LEVEL
+    findings = [
+        judged({"points": settled(learnt, better, worse)}).finding(
+            f"{title(better)} lies above {title(worse)}, as on DomainNet and NICO++",
+            apart=far(means),
         )
-        expected = (
+        for better, worse in (
+            ("alllarge", "fedra"),
+            ("fedra", "inclusivefl"),
+            ("fedra", "depthfl"),
+            ("fedra", "inclusivefl_plain"),
+            ("fedra", "depthfl_plain"),
+            ("inclusivefl", "allsmall"),
+            ("depthfl", "allsmall"),
+        )
+    ]
+    gap = settled(learnt, "fedra", "fedra_cover")
+    findings.append(
+        judged({"keep - cover, points": gap}, LEVEL).finding(
             f"FedRA's two allocations are level within {100 * MARGIN:g} point here, where one client holds every "
-            "block and they differ by their draws alone"
+            "block and they differ by their draws alone",
+            apart=far(means),
         )
-        findings.append(found.finding(expected, apart=far(means)))
+    )
     held_most = (
         frame[frame["metric"] == BLOCKS]
         .groupby(["run", "client"], sort=False)["value"]
         .max()
     )
-    if len(held_most):
-        evaluated = frame[
-            (frame["metric"] == "accuracy") & (frame["run"] != PRETRAINING)
-        ]
-        clients = list(
-            evaluated["client"].unique()
-        )  # in the federation's order, which depths follow
-        held_most = held_most.reindex(clients, level="client")
-        over = [
-            f"{title(run)} {client} {n:g}"
-            for (run, client), n in held_most.items()
-            if n > _limit(run, clients.index(client))
-        ]
-        listed = "; ".join(
-            f"{title(run)} {', '.join(f'{n:g}' for n in most)}"
-            for run, most in held_most.groupby("run", sort=False)
+    clients = list(accuracy["client"].unique())  # in the order that depths follow
+    held_most = held_most.reindex(clients, level="client")
+    over = [
+        run
+        for (run, client), n in held_most.items()
+        if n > _limit(run, clients.index(client))
+    ]
+    listed = "; ".join(
+        f"{title(run)} {', '.join(f'{n:g}' for n in most)}"
+        for run, most in held_most.groupby("run", sort=False)
+    )
+    findings.append(
+        Finding(
+            "no client holds more blocks than its depth", f"at most {listed}", not over
         )
-        findings.append(
-            Finding(
-                "no client holds more blocks than its depth",
-                f"at most {listed}",
-                not over,
-            )
-        )
+    )
     return (*findings, *_learns(_curves(frame), far(means)))
 
 
@@ -410,8 +385,6 @@ def _curves(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _learns(curves: pd.DataFrame, apart: str = "") -> tuple[Finding, ...]:
-    if curves.empty:
-        return ()
     gains = curves.iloc[:, -1] - curves.iloc[:, 0]
     listed = ", ".join(f"k = {k} {100 * gain:+.1f}" for k, gain in gains.items())
     return (

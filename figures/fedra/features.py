@@ -36,7 +36,6 @@ from figures.recipe import (
 from figures.score_lines import spans
 from figures.verdicts import judged
 from fl_core import rows, runner
-from fl_core.errors import UsageError, listing
 from fl_core.statistics import Interval, mean_interval
 
 NAME = "fedra.fig5"
@@ -118,16 +117,11 @@ def values(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
     own = frame[frame["metric"] == metric]
     own = own[own["round"] == own.groupby(["run", "seed"])["round"].transform("max")]
     table = own.groupby(["run", "seed"])["value"].mean().unstack("seed")
-    return table.reindex([run for run in RUNS if run in table.index])
+    return table.reindex(list(RUNS))
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    shown = [run for run in RUNS if 0 in header["had"].get(run, [])]
-    if not shown:
-        raise UsageError(
-            f"{NAME} must have seed 0 of {listing(RUNS)}; got none. Train with --train."
-        )
-    planes = {title(run): plane(frame, run) for run in shown}
+    planes = {title(run): plane(frame, run) for run in RUNS}
     silhouettes = {metric: values(frame, metric) for metric in (CLASS, CLIENT)}
     with style():
         figure = plt.figure(figsize=(9.2, 5.6), layout="constrained")
@@ -135,11 +129,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         _silhouettes(
             grid.pop(3), silhouettes
         )  # the last panel has the legend of all beside it
-        tsne_panels(planes, grid[: len(shown)], centres=False)
-        for ax in grid[: len(shown)]:
+        tsne_panels(planes, grid, centres=False)
+        for ax in grid:
             ax.set_xlabel("")
-        for spare in grid[len(shown) :]:
-            spare.remove()
     one = next(iter(planes.values()))
     seeds = span(silhouettes[CLASS].notna().sum(axis=1))
     caption = (

@@ -23,19 +23,19 @@ from figures.fedra.depth import (
     PRETRAINING,
     TITLES,
     VIT,
+    columns,
     prepared,
     pretrained,
 )
 from figures.items import Drawing, Finding, Item, set_apart
 from figures.names import title
-from figures.page import markdown, missing_runs, percent, span
+from figures.page import markdown, missing_runs, numbers, percent, span
 from figures.recipe import labels, scored_at_end, tested, trained, where
 from figures.score_lines import spans
 from figures.verdicts import LEAD, LEVEL, MARGIN, TRAIL, judged
 from fl_core import rows, runner
 from fl_core.algorithms.base import Round
 from fl_core.config import RunConfig
-from fl_core.errors import UsageError, listing
 from fl_core.statistics import mean_interval
 
 NAME, NOBODY = "fedra.further", "fedra.nobody"
@@ -261,15 +261,9 @@ def by_style(frame: pd.DataFrame, when: str) -> pd.DataFrame:
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawing:
     learnt = frame[frame["run"] == PRETRAINING]
     frame = frame[frame["run"].isin(table.runs)]
-    if frame.empty:
-        raise UsageError(
-            f"{header['item']} must have runs of {listing(table.runs)}; got none. Train with --train."
-        )
     styles = by_style(frame, "end")
     means, before = (
-        each.groupby("run", sort=False)
-        .mean()
-        .reindex([run for run in table.runs if run in set(frame["run"])])
+        each.groupby("run", sort=False).mean().reindex(table.runs)
         for each in (styles, by_style(frame, "start"))
     )
     published = table.published()
@@ -429,28 +423,12 @@ def _covered(frame: pd.DataFrame) -> Finding:
 def _page(
     styles: pd.DataFrame, means: pd.DataFrame, published: pd.DataFrame, table: Table
 ) -> str:
-    names = list(styles.index.get_level_values("style").unique())
     beside = {
-        f"{data} (published)": [
-            f"{100 * value:.2f}" for value in published[data].reindex(means.index)
-        ]
+        f"{data} (published)": numbers(100 * published[data].reindex(means.index))
         for data in published
     }
-    cells: dict[str, Any] = {
-        "method": [table.named(run) for run in means.index],
-        "seeds": [int(means.loc[run].notna().sum()) for run in means.index],
-        **{
-            name.replace("_", " "): [
-                percent(*mean_interval(styles.loc[(run, name)].dropna()))
-                for run in means.index
-            ]
-            for name in names
-        },
-        "mean": [
-            percent(*mean_interval(means.loc[run].dropna())) for run in means.index
-        ],
-        **beside,
-    }
+    final = styles.rename(lambda style: style.replace("_", " "), level="style")
+    cells = columns(final, means, "method", table.named) | beside
     return f"{markdown(cells)}\n\n± is half the 95 % interval over seeds. Published: ViT in FedRA's {table.place}."
 
 

@@ -25,9 +25,9 @@ from figures.fedra.depth import (
 )
 from figures.items import Drawing, Finding, Item
 from figures.names import title
-from figures.page import markdown, missing_runs, percent, seeds_in_words
+from figures.page import markdown, missing_runs, numbers, percent, seeds_in_words
 from figures.score_lines import spans
-from fl_core.errors import UsageError, listing
+from fl_core.errors import listing
 from fl_core.statistics import Interval, mean_interval
 
 METHODS = ("alllarge", "fedra", "inclusivefl", "depthfl", "allsmall")
@@ -38,11 +38,7 @@ WHOLE = METHODS[0]
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     styles = accuracies(frame)
     means = styles.groupby("run", sort=False).mean()
-    if WHOLE not in means.index:
-        raise UsageError(
-            f"{NAME} must have a run of {WHOLE}; got none. Train with --train."
-        )
-    means = means.reindex([run for run in METHODS if run in means.index])
+    means = means.reindex(METHODS)
     published = {name: _published(dataset)["mean"] for dataset, name in TITLES.items()}
     shares = {name: values / values[WHOLE] for name, values in published.items()}
     shown = {
@@ -145,9 +141,7 @@ def _page(styles: pd.DataFrame, means: pd.DataFrame) -> str:
     tables = [f"PACS, here:\n\n{markdown(columns(styles, means))}"]
     for dataset, name in TITLES.items():
         known = 100 * _published(dataset)
-        cells = {
-            column: [f"{value:.2f}" for value in known[column]] for column in known
-        }
+        cells = {column: numbers(known[column]) for column in known}
         tables.append(
             f"{name}, published:\n\n{markdown({'run': list(map(title, METHODS)), **cells})}"
         )

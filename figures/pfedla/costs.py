@@ -11,7 +11,7 @@ import pandas as pd
 from figures import items
 from figures.items import Drawing, Finding, Item
 from figures.names import dataset as titled
-from figures.page import markdown, percent
+from figures.page import markdown, means, numbers
 from figures.pfedla import methods, overlap
 from figures.recipe import labels
 from fl_core import rows, runner, tree
@@ -19,7 +19,6 @@ from fl_core.algorithms.base import Message, Round
 from fl_core.algorithms.pfedla import PFedLA
 from fl_core.config import RunConfig
 from fl_core.errors import check_known
-from fl_core.statistics import mean_interval
 
 NAME = "pfedla.costs"
 RETAINED = {"mnist": ("fc3", "fc1"), "cifar10": ("fc1", "conv2.conv", "fc3")}
@@ -181,25 +180,20 @@ def _findings(table: pd.DataFrame, learnt: pd.DataFrame) -> tuple[Finding, ...]:
 
 
 def _page(table: pd.DataFrame, accuracies: pd.DataFrame) -> str:
-    def here(line: Any) -> str:
-        key = methods.retaining(line.retained)
-        known = line.dataset == "cifar10" and key in accuracies.index
-        return percent(*mean_interval(accuracies.loc[key].dropna())) if known else "–"
-
+    keys = [
+        methods.retaining(line.retained) if line.dataset == "cifar10" else ("", "")
+        for line in table.itertuples()
+    ]
     return markdown(
         {
             "dataset": list(map(titled, table["dataset"])),
             "k": list(table["retained"]),
             "retained": [name or "–" for name in table["layers"]],
-            "published MB": [f"{value:.2f}" for value in table["published"]],
-            "counted MB": [f"{value:.3f}" for value in table["counted"]],
-            "moved MB": [f"{value:,.0f}" for value in table["moved"]],
-            "published accuracy %": [
-                f"{value:.2f}" for value in table["published_accuracy"]
-            ],
-            "accuracy here, before local training %": [
-                here(line) for line in table.itertuples()
-            ],
+            "published MB": numbers(table["published"]),
+            "counted MB": numbers(table["counted"], ".3f"),
+            "moved MB": numbers(table["moved"], ",.0f"),
+            "published accuracy %": numbers(table["published_accuracy"]),
+            "accuracy here, before local training %": means(accuracies, keys),
         }
     )
 

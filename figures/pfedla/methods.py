@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from figures import items
 from figures.differences import last_evaluations, settled
 from figures.items import Drawing, Finding, Item
 from figures.names import title
-from figures.page import markdown, missing_runs, percent, seeds_in_words, span
+from figures.page import markdown, means, missing_runs, numbers, seeds_in_words, span
 from figures.pfedla import overlap
 from figures.recipe import by_method, labels, mean_accuracy, trained, where
 from figures.score_lines import marks
@@ -221,20 +222,14 @@ def _findings(learnt: Mapping[str, pd.DataFrame]) -> tuple[Finding, ...]:
 
 
 def _page(values: pd.DataFrame, published: pd.Series, lines: Mapping[str, str]) -> str:
-    def cells(quantity: str) -> list[str]:
-        keys = [(method, quantity) for method in lines]
-        return [
-            percent(*mean_interval(values.loc[key].dropna()))
-            if key in values.index
-            else "–"
-            for key in keys
-        ]
-
-    theirs = [published.get((method, BEFORE)) for method in lines]
+    theirs = [100 * published.get((method, BEFORE), math.nan) for method in lines]
     table = markdown({
         "": list(lines.values()),
-        **{f"{words} %": cells(quantity) for quantity, words in QUANTITIES.items()},
-        "published %": ["–" if value is None else f"{100 * value:.2f}" for value in theirs],
+        **{
+            f"{words} %": means(values, [(method, quantity) for method in lines])
+            for quantity, words in QUANTITIES.items()
+        },
+        "published %": numbers(theirs),
     })  # fmt: skip
     note = (
         "± is half the 95 % interval over seeds.\n\n"

@@ -17,7 +17,7 @@ from diagnostics.plots.drawing import COLOURS, MARKERS, Panel, heat, style
 from figures import items, names
 from figures.differences import last_evaluations, of_each, settled
 from figures.items import Drawing, Finding, Item
-from figures.page import markdown, missing_runs, percent
+from figures.page import markdown, missing_runs, numbers, percent
 from figures.recipe import PLAIN_SGD, by_method, labels, mean_accuracy, trained, where
 from figures.verdicts import judged, plain
 from fl_core import rows, runner, statistics
@@ -182,22 +182,17 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     frame = frame[frame["run"].isin(SHOWN)]
     shown = where(frame, run="pfedla", seed=0)
     final = last_evaluations(_learnt(frame, "global", "personal"))
-    shared, follows = (
-        shared_classes(shown),
-        _last(frame, CORRELATION, "pearson").drop(index="", errors="ignore"),
-    )
+    follows = _last(frame, CORRELATION, "pearson").drop(index="")
+    most = str(follows.mean(axis=1).idxmax())
     with style():
         figure = plt.figure(figsize=(8.4, 5.4), layout="constrained")
         parts: Any = figure.subfigures(2, 1, height_ratios=[2.8, 2.6])
         top, bottom = parts
-        if len(shared):
-            means = follows.mean(axis=1).dropna()
-            most = str(means.idxmax() if len(means) else follows.index[-1])
-            left, middle, following = top.subplots(1, 3, width_ratios=[1, 1, 1.1])
-            classes(left, shared)
-            others(middle, weights_of(shown, most))
-            middle.set_title(f"weight on the others, {most}", fontsize=8)
-            _correlation(following, frame[frame["run"] == "pfedla"])
+        left, middle, following = top.subplots(1, 3, width_ratios=[1, 1, 1.1])
+        classes(left, shared_classes(shown))
+        others(middle, weights_of(shown, most))
+        middle.set_title(f"weight on the others, {most}", fontsize=8)
+        _correlation(following, frame[frame["run"] == "pfedla"])
         _learning(bottom.subplots(), frame)
     caption = (
         "Above, left: the classes that clients share. Above, middle: pFedLA's weights after the last round in the "
@@ -374,7 +369,7 @@ def _page(frame: pd.DataFrame, final: pd.DataFrame) -> str:
     }
     inside = {
         "layer": [name or "mean" for name in layers.index],
-        "self-weight": [f"{value:.2f}" for value in layers],
+        "self-weight": numbers(layers),
         **{
             f"{name}'s r": [f"{values[layer]:+.2f}" for layer in layers.index]
             for name, values in follows.items()
@@ -385,7 +380,7 @@ def _page(frame: pd.DataFrame, final: pd.DataFrame) -> str:
         "infer that every client retains fc1."
     )
     parts = [markdown(lines), note]
-    return "\n\n".join(parts + ([markdown(inside)] if len(layers) else []))
+    return "\n\n".join([*parts, markdown(inside)])
 
 
 def _sent(frame: pd.DataFrame) -> pd.Series:
@@ -405,30 +400,23 @@ def curves(
 
 
 def _findings(frame: pd.DataFrame) -> tuple[Finding, ...]:
-    findings = []
     follows = last_evaluations(curves(frame, CORRELATION, "pearson"))
-    if "" in follows.index:
-        found = judged({"r": of_each(follows.loc[""].dropna())}, show=plain)
-        findings.append(
-            found.finding("weights of other clients correlate with classes in common")
-        )
+    found = judged({"r": of_each(follows.loc[""].dropna())}, show=plain)
+    findings = [
+        found.finding("weights of other clients correlate with classes in common")
+    ]
     learnt = _learnt(frame, "global", "personal")
-    for reference in ("local", "fedavg") if "pfedla" in learnt.index else ():
+    for reference in ("local", "fedavg"):
         found = judged({"points": settled(learnt, "pfedla", reference)})
         expected = f"pFedLA's mixture before local training lies above {reference}"
         findings.append(found.finding(expected))
-    trust = _last(frame, SELF)
-    if len(trust):
-        ranked = (
-            trust.drop(index="", errors="ignore")
-            .mean(axis=1)
-            .sort_values(ascending=False)
-        )
-        listed = ", ".join(f"{layer} {value:.2f}" for layer, value in ranked.items())
-        said = f"{listed}. The paper does not name these layers. They are inferred from the bytes of its Table 3"
-        findings.append(
-            Finding("clients trust themselves most in conv2, fc1 and fc3", said, None)
-        )
+    trust = _last(frame, SELF).drop(index="")
+    ranked = trust.mean(axis=1).sort_values(ascending=False)
+    listed = ", ".join(f"{layer} {value:.2f}" for layer, value in ranked.items())
+    said = f"{listed}. The paper does not name these layers. They are inferred from the bytes of its Table 3"
+    findings.append(
+        Finding("clients trust themselves most in conv2, fc1 and fc3", said, None)
+    )
     return tuple(findings)
 
 

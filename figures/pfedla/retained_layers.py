@@ -14,7 +14,6 @@ from figures.items import Drawing, Finding, Item
 from figures.pfedla.overlap import NAME, RETAINED, SHARE, WEIGHT, setting
 from figures.recipe import where
 from fl_core.algorithms.pfedla import HeurpFedLA
-from fl_core.errors import UsageError
 
 RUN = "heurpfedla"
 MOMENTS = (0, 8, 40)
@@ -22,18 +21,10 @@ MOMENTS = (0, 8, 40)
 
 
 def own_weights(frame: pd.DataFrame) -> pd.DataFrame:
-    """The run's rows of clients' weights on themselves, one a client, layer and round.
-
-    Raises:
-        UsageError: the run has no rows.
-    """
+    """The run's rows of clients' weights on themselves, one a client, layer and round."""
     own = where(frame, run=RUN, seed=0)
     weights = own[(own["metric"] == WEIGHT) & (own["client"] == own["client_b"])]
     kept = own.loc[own["metric"] == RETAINED, ["client", "layer", "round", "value"]]
-    if weights.empty or kept.empty:
-        raise UsageError(
-            f"{NAME} must have a run of {RUN} with seed 0; got none. Train with --train."
-        )
     joined = weights.merge(
         kept.rename(columns={"value": RETAINED}),
         on=["client", "layer", "round"],

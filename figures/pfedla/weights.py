@@ -31,7 +31,6 @@ from figures.pfedla.overlap import (
 )
 from figures.recipe import where
 from figures.verdicts import judged, of_seeds, plain
-from fl_core.errors import UsageError
 
 ACROSS = 4
 """Layers beside each other in Fig. 6."""
@@ -39,19 +38,6 @@ PERIODS = ("first third", "middle third", "last third")
 ITSELF = "itself, mean of clients"
 FULLY_CONNECTED = "fc1"
 """The layer whose weights are largest in the paper's Fig. 7 on CIFAR-10, as its text says."""
-
-
-def _mixing(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of pFedLA itself.
-
-    Raises:
-        UsageError: it was not run with seed 0, whose weights are drawn.
-    """
-    if 0 not in header["had"].get("pfedla", []):
-        raise UsageError(
-            f"{header['item']} must have a run of pfedla with seed 0; got none. Train with --train."
-        )
-    return frame[frame["run"] == "pfedla"]
 
 
 def _selves(frame: pd.DataFrame) -> pd.DataFrame:
@@ -74,7 +60,7 @@ def periods(rounds: pd.Series) -> pd.Series:
 
 
 def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    mixing = _mixing(header, frame)
+    mixing = where(frame, run="pfedla")
     drawn = where(mixing, metric=WEIGHT, seed=0)
     shared = shared_classes(mixing)
     layers = list(drawn["layer"].unique())
@@ -159,7 +145,7 @@ def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    mixing = _mixing(header, frame)
+    mixing = where(frame, run="pfedla")
     shared = shared_classes(mixing)
     drawn = where(mixing, metric=WEIGHT, seed=0)
     drawn = drawn[drawn["round"] == drawn["round"].max()]
@@ -230,7 +216,7 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _draw_selves(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    mixing = _mixing(header, frame)
+    mixing = where(frame, run="pfedla")
     selves = _selves(mixing)
     layers = list(selves.index.get_level_values("layer").unique())
     rounds = selves.index.get_level_values("round")

@@ -10,7 +10,7 @@ import pandas as pd
 
 from figures.differences import LEAST, Difference, difference, joint
 from figures.items import Finding
-from figures.page import markdown
+from figures.page import markdown, missing_runs
 from figures.player_fl.runs import (
     ABSENT,
     BESIDE,
@@ -83,26 +83,7 @@ def placeholder_client(shown: Sequence[str]) -> str:
 
 
 def missing(header: Mapping[str, Any]) -> str:
-    absent = f"{' and '.join(ABSENT.values())} are not available."
-    gone = len(header["missing"]) + len(header["failed"])
-    return absent + (
-        f" {gone} runs are missing or diverged (listed on the page)." if gone else ""
-    )
-
-
-def unfinished(header: Mapping[str, Any]) -> list[str]:
-    """Paragraphs on missing and on diverged runs."""
-    said = [
-        f"{name} did not finish: {reason}." for name, reason in header["failed"].items()
-    ]
-    return [
-        *said,
-        *(
-            [f"Missing (run and seed): {', '.join(header['missing'])}."]
-            if header["missing"]
-            else []
-        ),
-    ]
+    return f"{' and '.join(ABSENT.values())} are not available.{missing_runs(header)}"
 
 
 def page(
@@ -167,7 +148,7 @@ def page(
         f"{CASES[name].title} is not comparable: {why}."
         for name, why in incomparable(header).items()
     ]
-    return "\n\n".join([*text, *far, *rates(header), *unfinished(header)])
+    return "\n\n".join([*text, *far, *rates(header)])
 
 
 def rates(header: Mapping[str, Any]) -> list[str]:

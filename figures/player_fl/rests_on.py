@@ -17,7 +17,7 @@ from diagnostics.plots.drawing import COLOURS, set_scale, style
 from figures import items
 from figures.items import Drawing, Finding, Item
 from figures.layerwise import curves, dissimilarity, lines_beside, read_off
-from figures.page import markdown, seeds_in_words
+from figures.page import markdown, numbers, seeds_in_words
 from figures.player_fl.expectations import OFFSET, seed_by_seed
 from figures.player_fl.layers import FIRST, NAME, NETWORKS, Network, run_of
 from figures.ranking import ALPHA
@@ -80,8 +80,6 @@ def choices(frame: pd.DataFrame, dataset: str) -> Curves:
     They are layers x (seed, client).
     """
     own = frame[frame["run"] == run_of(dataset, FIRST)]
-    if own.empty:
-        return {}
     again = own[own["metric"] == "grad_variance"].assign(
         value=lambda rows: rows["value"] / rows["n_params"]
     )
@@ -109,28 +107,14 @@ def with_offset(angle: pd.DataFrame, network: Network) -> pd.DataFrame:
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    networks = {
-        dataset: each for dataset in NETWORKS if (each := choices(frame, dataset))
-    }
+    networks = {dataset: choices(frame, dataset) for dataset in NETWORKS}
     tests = both_ways_round()
-    shown = next((dataset for dataset, each in networks.items() if "angle" in each), "")
+    shown = next(dataset for dataset, each in networks.items() if "angle" in each)
     with style():
         figure = plt.figure(figsize=(7.2, 5.2), layout="constrained")
-        (a, b, c), (d, e, f) = figure.subplots(2, 3)
-        if shown:
-            _panels((a, b, c, d, e), NETWORKS[shown], networks[shown])
-        else:
-            for ax in (a, b, c, d, e):
-                ax.text(
-                    0.5,
-                    0.5,
-                    "no rows yet",
-                    ha="center",
-                    va="center",
-                    transform=ax.transAxes,
-                    fontsize=7,
-                )
-        _tests(f, tests)
+        *axes, last = figure.subplots(2, 3).flat
+        _panels(axes, NETWORKS[shown], networks[shown])
+        _tests(last, tests)
     lines = [
         line
         for dataset, each in networks.items()
@@ -152,13 +136,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             ("transposed", "datasets compared"),
         )
     ]
-    what = (
-        f"{NETWORKS[shown].title} after one epoch: medians over clients and "
-        if shown
-        else ""
-    )
     caption = (
-        f"{what}{seeds_in_words(header['seeds'])}. The last panel has Friedman's test of the paper's printed tables. "
+        f"{NETWORKS[shown].title} after one epoch: medians over clients and {seeds_in_words(header['seeds'])}. "
+        "The last panel has Friedman's test of the paper's printed tables. "
         "It compares the algorithms or (with the table transposed) the datasets."
     )
     findings = [
@@ -303,13 +283,11 @@ def _text(networks: Mapping[str, Curves], tests: pd.DataFrame) -> str:
                     f"{place} ({row['words']})" for place, row in tests.iterrows()
                 ],
                 "printed p": [_printed(row) for _, row in tests.iterrows()],
-                "algorithms compared": [f"{p:.2g}" for p in tests["p"]],
-                "datasets compared": [f"{p:.2g}" for p in tests["transposed"]],
+                "algorithms compared": numbers(tests["p"], ".2g"),
+                "datasets compared": numbers(tests["transposed"], ".2g"),
             }
         ),
     ]
-    if not networks:
-        return "\n\n".join(parts)
     last = {
         d: {name: each[name].iloc[-1].median() for name in SHOWN}
         for d, each in networks.items()
@@ -325,25 +303,24 @@ def _text(networks: Mapping[str, Curves], tests: pd.DataFrame) -> str:
         ),
     ]
     angles = {dataset: each for dataset, each in networks.items() if "angle" in each}
-    if angles:
-        ends: list[Mapping[str, pd.DataFrame]] = [
-            each | {"moved": with_offset(each["angle"], NETWORKS[dataset])}
-            for dataset, each in angles.items()
-        ]
-        parts += [
-            "The largest step between two layers as a share of the whole rise, with the layer at which it ends:",
-            markdown(
-                {"network": [NETWORKS[dataset].title for dataset in angles]}
-                | {
-                    words: [_step(each[name]) for each in ends]
-                    for name, words in (
-                        ("apart", "1 - CKA"),
-                        ("angle", "angle"),
-                        ("moved", "angle as published"),
-                    )
-                }
-            ),
-        ]
+    ends: list[Mapping[str, pd.DataFrame]] = [
+        each | {"moved": with_offset(each["angle"], NETWORKS[dataset])}
+        for dataset, each in angles.items()
+    ]
+    parts += [
+        "The largest step between two layers as a share of the whole rise, with the layer at which it ends:",
+        markdown(
+            {"network": [NETWORKS[dataset].title for dataset in angles]}
+            | {
+                words: [_step(each[name]) for each in ends]
+                for name, words in (
+                    ("apart", "1 - CKA"),
+                    ("angle", "angle"),
+                    ("moved", "angle as published"),
+                )
+            }
+        ),
+    ]
     return "\n\n".join(parts)
 
 

@@ -31,7 +31,6 @@ from figures.player_fl.captions import (
     rates,
     sizes,
     spreads,
-    unfinished,
 )
 from figures.player_fl.runs import CASES, METHODS, NAME, incomparable, tuned_alike
 from figures.player_fl.scores import (
@@ -278,7 +277,7 @@ def _draw_ranks(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             )
         }
     )
-    text = "\n\n".join([text, *rates(header), *unfinished(header)])
+    text = "\n\n".join([text, *rates(header)])
     return Drawing(figure, frame_of(made), caption, tuple(findings), text)
 
 

@@ -19,7 +19,7 @@ from figures import items
 from figures.differences import LEAST, joint
 from figures.items import Drawing, Finding, Item
 from figures.layerwise import SENSITIVITY, Definition, Epoch, cuts
-from figures.page import markdown
+from figures.page import markdown, missing_runs
 from figures.papers import published
 from figures.player_fl.runs import ABSENT, CASES, NETWORKS, STAND_IN
 from figures.recipe import where
@@ -129,7 +129,7 @@ def decisions(frame: pd.DataFrame, dataset: str) -> Decisions:
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    decided = [decisions(frame, name) for name in CASES if (frame["run"] == name).any()]
+    decided = [decisions(frame, name) for name in CASES]
     with style():
         figure = plt.figure(figsize=(7.4, 4.4), layout="constrained")
         _matrix(figure.subplots(), decided)
@@ -146,25 +146,24 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     stand = ", ".join(
         f"{CASES[name].title} for {title}" for name, title in STAND_IN.items()
     )
-    gone = header["missing"]
-    missing = f" {len(gone)} runs are missing (listed on the page)." if gone else ""
     caption = (
         f"The last federated layer after one epoch on the paper's networks. A row is a threshold on the ratio of "
         f"consecutive federation sensitivities. A cell is the most frequent decision with its share of the seeds. "
         f"Colour: layers fewer (orange) or more (violet) than Table A.2. {' '.join(sizes)} Replacements: {stand}. "
-        f"{' and '.join(ABSENT.values())} are not available.{missing}"
-    )
-    text = _page(decided) + f"\n\nMissing (run and seed): {', '.join(gone)}." * bool(
-        gone
+        f"{' and '.join(ABSENT.values())} are not available.{missing_runs(header)}"
     )
     far = {name: f"not {title}" for name, title in STAND_IN.items()} | FEW
     return Drawing(
-        figure, _table(decided), caption, (_printed(), *_findings(decided, far)), text
+        figure,
+        _table(decided),
+        caption,
+        (_printed(), *_findings(decided, far)),
+        _page(decided),
     )
 
 
 def _matrix(ax: Axes, decided: list[Decisions]) -> None:
-    ways = [*LISTS, *(decided[0].counts.index if decided else [])]
+    ways = [*LISTS, *decided[0].counts.index]
     apart = np.full((len(ways), len(decided)), np.nan)
     for i, way in enumerate(ways):
         for k, each in enumerate(decided):
@@ -221,83 +220,45 @@ def _table(decided: list[Decisions]) -> pd.DataFrame:
     """Every threshold's decisions, and the ratios of consecutive layers here and in the paper's Fig. 4."""
     rows = published("player_fl")
     ratios = rows[rows["quantity"] == f"{SENSITIVITY} / layer before"]
+    last = "last shared layer"
     lines: list[dict[str, Any]] = []
     for each in decided:
         printed = CASES[each.dataset].printed
-        for place, layer in each.lists.items():
-            line: dict[str, Any] = {
-                "quantity": "last shared layer",
-                "dataset": each.dataset,
-                "published": layer,
+        named = {"dataset": each.dataset, "published_dataset": printed}
+        lines += [
+            named | {"quantity": last, "published": layer, "place": place, "status": "published only"}
+            for place, layer in each.lists.items()
+        ]  # fmt: skip
+        named["seeds"] = each.seeds
+        lines += [
+            named | {
+                "quantity": f"seeds with this {last}", "layer": layer, "published": each.lists.get(PRINTED),
+                "place": PRINTED, "threshold": way, "measured": int(count), "status": "ok",
             }
-            line |= {"place": place}
-            lines.append(
-                line | {"published_dataset": printed, "status": "published only"}
-            )
-        for way, counts in each.counts.iterrows():
-            for layer, count in counts.items():
-                line = {
-                    "quantity": "seeds with this last shared layer",
-                    "dataset": each.dataset,
-                    "layer": layer,
-                }
-                line |= {
-                    "published": each.lists.get(PRINTED),
-                    "place": PRINTED,
-                    "published_dataset": printed,
-                }
-                lines.append(
-                    line
-                    | {
-                        "threshold": way,
-                        "measured": int(count),
-                        "seeds": each.seeds,
-                        "status": "ok",
-                    }
-                )
+            for (way, layer), count in each.counts.stack().items()
+        ]  # fmt: skip
         known = ratios[ratios["dataset"] == printed].set_index("layer")
         values = each.sensitivity.T
         for layer, before in zip(each.layers[1:], each.layers, strict=False):
             ratio = values.loc[layer] / values.loc[before]
-            line = {
-                "quantity": "sensitivity / layer before",
-                "dataset": each.dataset,
-                "layer": layer,
-            }
+            line = {"published": None, "place": None}
             if layer in known.index:
-                line |= {
-                    "published": known.loc[layer, "value"],
-                    "place": known.loc[layer, "place"],
-                }
-            line |= {
-                "published_dataset": printed,
-                "measured": ratio.median(),
-                "seeds": each.seeds,
-            }
+                line = (
+                    known.loc[layer, ["value", "place"]]
+                    .rename({"value": "published"})
+                    .to_dict()
+                )
             sound = bool(np.isfinite(ratio.median()))
-            lines.append(
-                line
-                | {
-                    "low": ratio.min(),
-                    "high": ratio.max(),
-                    "status": "ok" if sound else "not finite",
-                }
-            )
+            lines.append(named | line | {
+                "quantity": "sensitivity / layer before", "layer": layer, "measured": ratio.median(),
+                "low": ratio.min(), "high": ratio.max(), "status": "ok" if sound else "not finite",
+            })  # fmt: skip
     for dataset, title in ABSENT.items():
         known = where(rows, quantity="shared layers", dataset=dataset, place=PRINTED)
-        line = {
-            "quantity": "last shared layer",
-            "dataset": dataset,
-            "published_dataset": dataset,
-            "place": PRINTED,
-        }
-        lines.append(
-            line
-            | {
-                "published": known["layer"].iloc[0],
-                "status": f"{title} is not available",
-            }
-        )
+        lines.append({
+            "quantity": last, "dataset": dataset, "published_dataset": dataset, "place": PRINTED,
+            "published": known["layer"].iloc[0], "status": f"{title} is not available",
+        })  # fmt: skip
     return pd.DataFrame(lines, columns=list(COLUMNS))
 
 
@@ -309,7 +270,7 @@ COLUMNS = (
 
 def _matches(decided: list[Decisions]) -> dict[Any, list[str]]:
     """For every threshold and the largest jump, the paper's datasets where the usual decision is that of Table A.2."""
-    ways = decided[0].counts.index if decided else []
+    ways = decided[0].counts.index
     own = [each for each in decided if each.dataset not in STAND_IN]
     return {
         way: [
@@ -397,8 +358,6 @@ def _findings(decided: list[Decisions], far: Mapping[str, str]) -> tuple[Finding
     Args:
         far: reasons why a dataset is not comparable with the paper's.
     """
-    if not decided:
-        return ()
     enough = all(each.seeds >= LEAST for each in decided)
     matches = _matches(decided)
     limits = [way for way in matches if way != JUMP]
@@ -417,23 +376,18 @@ def _findings(decided: list[Decisions], far: Mapping[str, str]) -> tuple[Finding
         f"{names or 'none'} at {listing(ways)}" for names, ways in at.items()
     )
     ours = matches[select.THRESHOLD]
-    of_all = enough and {each.dataset for each in decided} >= set(CASES) - set(STAND_IN)
     small = [
         CASES[each.dataset].title
         for each in decided
         if each.dataset in far and each.dataset not in STAND_IN
     ]
-    apart = (
-        f"{listing(small)} {'are' if len(small) > 1 else 'is'} too small here"
-        if small
-        else ""
-    )
+    apart = f"{listing(small)} are too small here"
     findings = [
         _stable(decided, far),
         Finding(
             "a single threshold gives Table A.2's last shared layer on every available dataset of the paper",
             f"at best {most} of {len(own)}: {told}. The largest jump gives {len(matches[JUMP])}",
-            most == len(own) if of_all else None,
+            most == len(own) if enough else None,
             apart,
         ),
         Finding(
@@ -459,8 +413,6 @@ def _findings(decided: list[Decisions], far: Mapping[str, str]) -> tuple[Finding
 
 
 def _page(decided: list[Decisions]) -> str:
-    if not decided:
-        return ""
     columns: dict[str, list[str]] = {
         "decision": [
             *LISTS.values(),

@@ -15,13 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from fedlayers.studies.tune import APART, tune
 from figures import items
 from figures.items import Drawing, Finding, Item
-from figures.page import markdown, missing_runs
+from figures.page import markdown, missing_runs, numbers
 from figures.player_fl import runs as untuned
 from figures.player_fl.captions import NAMES
 from figures.player_fl.runs import BESIDE, CASES, METHODS
@@ -138,7 +137,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
                 {**named, "lr": rate, "measured": value, "chosen": k == best}
                 for k, (rate, value) in enumerate(own.items())
             ]
-            shown = ["–" if np.isnan(value) else f"{value:.1f}" for value in own]
+            shown = numbers(own, ".1f")
             shown[best] = f"**{shown[best]}**"
             for column, text in zip(
                 cells.values(), [NAMES[method], *shown], strict=True

@@ -31,7 +31,7 @@ from figures.layerwise import (
     lines_beside,
     read_off,
 )
-from figures.page import seeds_behind
+from figures.page import missing_runs, seeds_behind
 from figures.player_fl.expectations import (
     OFFSET,
     correlates,
@@ -215,12 +215,7 @@ def _draw(
     table = pd.DataFrame(lines, columns=list(COLUMNS))
     if together:
         networks = {run_of(dataset, FIRST): NETWORKS[dataset] for dataset in datasets}
-        findings.append(
-            together(
-                frame,
-                {run: each for run, each in networks.items() if run in header["runs"]},
-            )
-        )
+        findings.append(together(frame, networks))
     caption = _caption(header, frame, ways, moments, datasets, bool(marks))
     return Drawing(figure, table, caption, tuple(findings), _medians(table))
 
@@ -232,7 +227,7 @@ def _medians(table: pd.DataFrame) -> str:
         by_layer(part, {"definition": NETWORKS[str(dataset)].title} | model)
         for dataset, part in table.groupby("dataset", sort=False)
     ]
-    return "\n\n".join([BY_LAYER, *parts]) if parts else ""
+    return "\n\n".join([BY_LAYER, *parts])
 
 
 def _lines(ax: Axes, values: pd.DataFrame, colour: str) -> None:
@@ -269,15 +264,10 @@ def _bands(ax: Axes, network: Network, way: Way, printed: pd.DataFrame) -> set[s
 
 def _dress(ax: Axes, network: Network, way: Way, shown: Sequence[pd.DataFrame]) -> None:
     if not shown:
-        note = (
-            "not in the paper"
-            if way.metric == "procrustes" and not network.angle
-            else "no rows yet"
-        )
         ax.text(
             0.5,
             0.5,
-            note,
+            "not in the paper",
             ha="center",
             va="center",
             transform=ax.transAxes,
@@ -294,9 +284,8 @@ def _dress(ax: Axes, network: Network, way: Way, shown: Sequence[pd.DataFrame]) 
 
 def _one_scale(ax: Axes, way: Way, shown: Sequence[pd.DataFrame]) -> None:
     """Set the scale of a row's common axis from the values of all its panels."""
-    if shown:
-        set_scale(ax, pd.concat(shown, axis=1), "auto", way.log)
-    if shown and not way.log:
+    set_scale(ax, pd.concat(shown, axis=1), "auto", way.log)
+    if not way.log:
         ax.set_ylim(bottom=0)
 
 
@@ -341,26 +330,15 @@ def _caption(
     banded: bool,
 ) -> str:
     """The caption on the two definitions, whether published ranges are drawn, and the sizes behind each panel."""
-    told = filter(
-        None, (_sizes(header, frame, ways, moments, dataset) for dataset in datasets)
-    )
+    told = [_sizes(header, frame, ways, moments, dataset) for dataset in datasets]
     runs = {run_of(dataset, moment) for dataset in datasets for moment in moments}
-    missing: dict[str, str] = {}
-    for run, _, seed in (each.rpartition(" ") for each in header.get("missing", ())):
-        if run in runs:
-            missing[run] = f"{missing.get(run, run)} {seed}"
     upper, lower = (way.what for way in ways)
     seeds = seeds_behind(header, runs)
     printed = "Its ranges are grey" if banded else "No values of it were read off"
     return (
         f"Top: {upper}. Bottom: {lower}. The published picture rests on the lower one. {printed}. "
         f"Rows have {seeds} seeds a network. The airline tweets stand for Sent-140 and have its network. EMNIST's 62 "
-        f"classes and MIMIC-III cannot be had. {' '.join(told) or 'No rows yet.'}"
-        + (
-            f" Missing (run and seeds): {', '.join(missing.values())}."
-            if missing
-            else ""
-        )
+        f"classes and MIMIC-III cannot be had. {' '.join(told)}{missing_runs(header, runs)}"
     )
 
 
@@ -371,15 +349,9 @@ def _sizes(
     moments: Sequence[str],
     dataset: str,
 ) -> str:
-    """The sizes of the runs behind one column of panels, in words; empty without runs."""
-    runs = [
-        run
-        for run in (run_of(dataset, moment) for moment in moments)
-        if run in header["runs"]
-    ]
+    """The sizes of the runs behind one column of panels, in words."""
+    runs = [run_of(dataset, moment) for moment in moments]
     own = frame[frame["run"].isin(runs)]
-    if own.empty:
-        return ""
     config = header["runs"][runs[0]]["config"]
     clients = own[["seed", "client", "n_train"]].dropna().drop_duplicates()
     total = clients.groupby("seed")["n_train"].sum().astype(float).mean()
@@ -403,77 +375,28 @@ def _sizes(
     )
 
 
+FINAL = {ALONE: ", trained alone", FEDERATED: ", federated"}
+_V, _C, _S = "Gradient variance", "Curvature", "Federation sensitivity"
+_A = "Dissimilarity of representations"
+_FIRST, _EVERY = "after one epoch", "after one epoch, all networks"
 FIGURES: dict[str, tuple[str, Sequence[Way], Sequence[str], Sequence[str]]] = {
-    "fig1": ("Gradient variance by layer after one epoch", VARIANCE, (FIRST,), MAIN),
-    "fig2": ("Curvature by layer after one epoch", CURVATURE, (FIRST,), MAIN),
-    "fig3": (
-        "Dissimilarity of representations by layer after one epoch",
-        APART,
-        (FIRST,),
-        MAIN,
-    ),
-    "fig4": (
-        "Federation sensitivity by layer after one epoch",
-        S_FIRST,
-        (FIRST,),
-        EVERY,
-    ),
-    "figA1": (
-        "Gradient variance after one epoch, all networks",
-        VARIANCE,
-        (FIRST,),
-        EVERY,
-    ),
-    "figA2": (
-        "Gradient variance of the final models, trained alone",
-        VARIANCE,
-        (ALONE,),
-        EVERY,
-    ),
-    "figA3": (
-        "Gradient variance of the final models, federated",
-        VARIANCE,
-        (FEDERATED,),
-        EVERY,
-    ),
-    "figA4": ("Curvature after one epoch, all networks", CURVATURE, (FIRST,), EVERY),
-    "figA5": (
-        "Curvature of the final models, trained alone",
-        CURVATURE,
-        (ALONE,),
-        EVERY,
-    ),
-    "figA6": (
-        "Curvature of the final models, federated",
-        CURVATURE,
-        (FEDERATED,),
-        EVERY,
-    ),
-    "figA7": (
-        "Dissimilarity of representations after one epoch, all networks",
-        APART,
-        (FIRST,),
-        EVERY,
-    ),
-    "figA8": (
-        "Dissimilarity of representations of the final models",
-        APART,
-        (ALONE, FEDERATED),
-        EVERY,
-    ),
-    "figA9": (
-        "Federation sensitivity of the final models, trained alone",
-        S_FINAL,
-        (ALONE,),
-        EVERY,
-    ),
-    "figA10": (
-        "Federation sensitivity of the final models, federated",
-        S_FINAL,
-        (FEDERATED,),
-        EVERY,
-    ),
-}
+    **{
+        f"fig{k}": (f"{what} by layer {_FIRST}", ways, (FIRST,), datasets)
+        for k, (what, ways, datasets) in enumerate(
+            ((_V, VARIANCE, MAIN), (_C, CURVATURE, MAIN), (_A, APART, MAIN), (_S, S_FIRST, EVERY)), 1
+        )
+    },
+    **{
+        f"figA{k}": (f"{what} {_EVERY}", ways, (FIRST,), EVERY)
+        for k, what, ways in ((1, _V, VARIANCE), (4, _C, CURVATURE), (7, _A, APART))
+    },
+    "figA8": (f"{_A} of the final models", APART, (ALONE, FEDERATED), EVERY),
+    **{
+        f"figA{k + j}": (f"{what} of the final models{words}", ways, (moment,), EVERY)
+        for k, what, ways in ((2, _V, VARIANCE), (5, _C, CURVATURE), (9, _S, S_FINAL))
+        for j, (moment, words) in enumerate(FINAL.items())
+    },
+}  # fmt: skip
 
 TOGETHER = {"fig3": later_layers, "fig4": correlates}
 """What is asked of all networks of a figure together."""

@@ -16,7 +16,7 @@ from diagnostics.plots.costs import cost_steps as draw_steps
 from diagnostics.plots.drawing import COLOURS, style
 from figures import items, names
 from figures.items import Drawing, Finding, Item
-from figures.page import markdown
+from figures.page import markdown, numbers
 from figures.recipe import labels, where
 from fl_core import rows, runner
 from fl_core.algorithms.base import Round
@@ -221,10 +221,10 @@ def _draw_sizes(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     )
     cells = {
         "tensor": list(printed.index),
-        "published": [f"{value:,.0f}" for value in printed],
+        "published": numbers(printed, ",.0f"),
     }
     for name in DATASETS:
-        cells[names.dataset(name)] = [f"{count:,}" for count in wide[name]]
+        cells[names.dataset(name)] = numbers(wide[name], ",")
     caption = (
         "Parameters of the schedules' CNN. It grows with images and classes. The paper prints MNIST's network only. "
         "The network for CIFAR-100 would be that for Tiny-ImageNet at 32 x 32 pixels with 100 classes."
@@ -307,17 +307,13 @@ def _draw_costs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     cells = {
         "network for": list(map(names.dataset, table["dataset"])),
         "algorithm": list(map(names.title, table["algorithm"])),
-        "published": [
-            "–" if pd.isna(value) else f"{value:.2f}" for value in table["published"]
-        ],
-        "naive, 10^9": [f"{value:.2f}" for value in table["naive"]],
+        "published": numbers(table["published"]),
+        "naive, 10^9": numbers(table["naive"]),
         "TFLOP": [f"{value / 1e3:,.1f}" for value in table["flops"]],
-        "GB sent": [f"{value:,.1f}" for value in table["moved"]],
+        "GB sent": numbers(table["moved"], ",.1f"),
     }
     for kind in UNITS:
-        cells[f"{kind} / FedAvg's"] = [
-            f"{value:.3f}" for value in table[f"{kind}_share"]
-        ]
+        cells[f"{kind} / FedAvg's"] = numbers(table[f"{kind}_share"], ".3f")
     caption = f"Cost of a whole run relative to FedAvg's. {_setting(header)} {COUNTED}"
     return Drawing(None, table, caption, _findings(table), markdown(cells))
 

@@ -19,6 +19,7 @@ from diagnostics.plots.runs import learning
 from figures import items, names
 from figures.differences import LEAST, Difference, difference
 from figures.items import Drawing, Finding, Item, set_apart
+from figures.page import missing_runs
 from figures.scheduling.runs import (
     ACCURACY,
     FULL,
@@ -30,7 +31,6 @@ from figures.scheduling.runs import (
     curves,
     incomparable,
     judge,
-    missing,
     plain,
     setting,
 )
@@ -129,17 +129,14 @@ def _draw_rounds(
         ax = figure.subplots()
         for since in thaws[1:]:
             ax.axvline(since, color="0.75", linewidth=0.9, linestyle=":", zorder=1)
-        if len(shown):
-            learning(
-                shown.assign(algorithm=shown["algorithm"].map(names.title)),
-                ACCURACY,
-                ax=ax,
-            )
-            ax.set_ylabel("test accuracy, % (higher is better)")
-            ax.yaxis.set_major_formatter(
-                ticker.PercentFormatter(1, decimals=0, symbol="")
-            )
-    values = shown.astype({"seed": int, "round": int}) if len(shown) else shown
+        learning(
+            shown.assign(algorithm=shown["algorithm"].map(names.title)),
+            ACCURACY,
+            ax=ax,
+        )
+        ax.set_ylabel("test accuracy, % (higher is better)")
+        ax.yaxis.set_major_formatter(ticker.PercentFormatter(1, decimals=0, symbol=""))
+    values = shown.astype({"seed": int, "round": int})
     table = (
         values.groupby(["algorithm", "round"], sort=False)["value"]
         .agg(["mean", "min", "max", "count"])
@@ -147,7 +144,7 @@ def _draw_rounds(
     ).rename(columns={"algorithm": "method", "count": "seeds"})
     caption = (
         f"Accuracy on all clients' own test samples before any fine-tuning. Dotted lines: a layer is unfrozen."
-        f"{missing(header, wanted)} {setting(header, frame, dataset)}"
+        f"{missing_runs(header, wanted)} {setting(header, frame, dataset)}"
     )
     return Drawing(
         figure,
@@ -214,7 +211,6 @@ def _draw_clients(
     header: Mapping[str, Any], frame: pd.DataFrame, dataset: str
 ) -> Drawing:
     every = {method: ordered(frame, f"{dataset}.{method}") for method in METHODS}
-    every = {method: values for method, values in every.items() if len(values)}
     main = {method: values for method, values in every.items() if method in SORTED}
     with style():
         figure = plt.figure(figsize=(7.0, 3.6), layout="constrained")
@@ -266,7 +262,7 @@ def _draw_clients(
     )
     caption = (
         f"Each client's test accuracy after the last round (and after fine-tuning if the method has it). {bands}."
-        f"{missing(header, wanted)} {setting(header, frame, dataset)}"
+        f"{missing_runs(header, wanted)} {setting(header, frame, dataset)}"
     )
     why = incomparable(header, frame, dataset, SORTED)
     return Drawing(figure, table, caption, set_apart(_of_clients(main, dataset), why))

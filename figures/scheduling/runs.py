@@ -255,22 +255,18 @@ def columns(header: Mapping[str, Any]) -> Mapping[str, Column]:
 
 def setting(header: Mapping[str, Any], frame: pd.DataFrame, *datasets: str) -> str:
     """Text on the sizes of these datasets' runs, and how they differ from the paper's."""
-    runs = {
-        name: next((run for run in header["runs"] if run.startswith(f"{name}.")), None)
-        for name in datasets
-    }
-    told = [
-        f"{NAMES[name]}: no run yet."
-        if run is None
-        else _sizes(header, frame, name, run)
-        for name, run in runs.items()
-    ]
-    run = next((run for run in runs.values() if run is not None), None)
-    if run is None:
-        return " ".join(told)
-    config = header["runs"][run]["config"]
-    taking_part = max(1, int(config["participation"] * config["clients"] + 1e-9))
     shown = [each for each in header["runs"] if each.partition(".")[0] in datasets]
+    told = [
+        _sizes(
+            header,
+            frame,
+            name,
+            next(run for run in shown if run.startswith(f"{name}.")),
+        )
+        for name in datasets
+    ]
+    config = header["runs"][shown[0]]["config"]
+    taking_part = max(1, int(config["participation"] * config["clients"] + 1e-9))
     common = (
         f"Each run has {config['clients']} clients by Dirichlet({config['alpha']:g}), {taking_part} of them a round. "
         f"Batches have {config['batch_size']} samples and lr is {config['lr']:g}. Fine-tuning has {FINETUNE} epochs. "
@@ -288,11 +284,7 @@ def _sizes(
     sizes = frame.loc[
         frame["run"].str.startswith(f"{dataset}.") & (frame["client"] != ""), "n_train"
     ].dropna()
-    each = (
-        f"{sizes.min()} to {sizes.max()} training samples a client and "
-        if len(sizes)
-        else ""
-    )
+    each = f"{sizes.min()} to {sizes.max()} training samples a client and "
     used = names.dataset(config["dataset"])
     title = (
         used
@@ -308,21 +300,6 @@ def _sizes(
 def listed(numbers: Sequence[int]) -> str:
     """Numbers as text on one line."""
     return ", ".join(map(str, numbers))
-
-
-def missing(header: Mapping[str, Any], wanted: Sequence[str]) -> str:
-    """A sentence on runs that a picture lacks."""
-    gone = [each for each in header["missing"] if each.rpartition(" ")[0] in wanted]
-    failed = [
-        f"{name} ({reason})"
-        for name, reason in header["failed"].items()
-        if name.rpartition(" ")[0] in wanted
-    ]
-    told = [
-        f"{len(gone)} runs are missing" if gone else "",
-        f"Without a value: {'; '.join(failed)}" if failed else "",
-    ]
-    return "".join(f" {text}." for text in told if text)
 
 
 def judge(differences: Mapping[str, Difference], check: Check = LEAD) -> JointVerdict:

@@ -20,7 +20,7 @@ from figures.differences import (
     settled,
 )
 from figures.items import Drawing, Finding, Item
-from figures.page import markdown, percent
+from figures.page import markdown, missing_runs, numbers, percent
 from figures.scheduling.runs import (
     BELOW,
     EARLY,
@@ -41,7 +41,6 @@ from figures.scheduling.runs import (
     incomparable,
     judge,
     listed,
-    missing,
     own_images,
     plain,
     scores,
@@ -191,14 +190,10 @@ def _draw_table2(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     wanted = [
         f"{dataset}.{method}" for dataset in columns(header) for method in METHODS
     ]
-    if gone := [
-        each for each in header["missing"] if each.rpartition(" ")[0] in wanted
-    ]:
-        text += f"\n\nMissing (run and seed): {', '.join(gone)}."
     caption = (
         "Accuracy on all clients' own test samples (after fine-tuning if the method has it). LocalAdaptation is "
         "FedAvg with the same fine-tuning. Intervals are cut at 0 and 100 %. Published values are shown where the data "
-        f"have the paper's name.{missing(header, wanted)} "
+        f"have the paper's name.{missing_runs(header, wanted)} "
         f"{setting(header, frame, *columns(header))}"
     )
     return Drawing(figure, table, caption, tuple(_findings(header, frame)), text)
@@ -314,7 +309,7 @@ def _draw_thawed(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     caption = (
         "Accuracy after fine-tuning, with 95 % intervals. It is the mean of the last three evaluations. The labels "
         "give the rounds at which layers are unfrozen."
-        f"{missing(header, list(THAW.runs))} {setting(header, frame, dataset)}"
+        f"{missing_runs(header, list(THAW.runs))} {setting(header, frame, dataset)}"
     )
     text = lines(table, ("dataset", "method", "unfreeze"))
     return Drawing(None, table, caption, (finding,), text)
@@ -342,7 +337,7 @@ def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     caption = (
         "Accuracy of methods that train their head, alone and under a schedule. It is the mean of the last three "
         "evaluations. LG-FedAvg is left out: it shares its last layer only, and a schedule unfreezes nothing there. "
-        f"The paper gives no numbers.{missing(header, list(OVER.runs))} {setting(header, frame, WRAPPED)}"
+        f"The paper gives no numbers.{missing_runs(header, list(OVER.runs))} {setting(header, frame, WRAPPED)}"
     )
     return Drawing(None, table, caption, findings, lines(table, ("method", "schedule")))
 
@@ -356,9 +351,7 @@ def lines(table: pd.DataFrame, keys: Sequence[str]) -> str:
     ends = table[["accuracy", "low", "high"]].to_numpy() / 100
     cells["accuracy %"] = [percent(*each) for each in ends]
     if "published" in table:
-        cells["published"] = [
-            "–" if math.isnan(value) else f"{value:.2f}" for value in table["published"]
-        ]
+        cells["published"] = numbers(table["published"])
     cells["seeds"] = [str(count) for count in table["seeds"]]
     return (
         f"{markdown(cells)}\n\n± is half the 95 % interval over seeds. With {FEWEST}."
@@ -374,5 +367,5 @@ items.register(Item(
 ))  # fmt: skip
 items.register(Item(
     "scheduling.sec54", f"Schedules over methods that train their head, {NAMES[WRAPPED]}",
-    source=HEADS, draw=_draw_wrapped,
+    source=HEADS, draw=_draw_wrapped, partial=True,
 ))  # fmt: skip
