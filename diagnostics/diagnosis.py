@@ -274,9 +274,9 @@ def _measure_all(
     wanted = {layer.name for layer in request.layers_to_report(every)}
     reasons = {m.name: m.why_not(shared.loss.task) for m in request.metrics}
     readers = {
-        m.name: r
+        m.name: request.settings[m.name]
         for m in request.metrics
-        if (r := m.reader(request.settings[m.name])) is not None and not reasons[m.name]
+        if m.uses_gradient_pass and not reasons[m.name]
     }
     alone = [
         m for m in request.metrics if m.name not in readers and not reasons[m.name]

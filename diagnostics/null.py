@@ -54,7 +54,6 @@ class Null:
         same: the conclusion if a decision stays the same on the null.
         shuffle: ({client: samples of a split}, split, seed, draw, groups) -> the assignment. None: the data stay, and
             untrained models are measured.
-        together: whether it pools the samples or labels of all clients.
     """
 
     title: str
@@ -62,7 +61,6 @@ class Null:
     shuffle: Callable[[Mapping[str, int], str, int, int, Groups], Shuffled] | None = (
         None
     )
-    together: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,21 +124,10 @@ def null_data(
         client.name: {} for client in data.clients
     }
     for split in SPLITS:
-        samples = {client.name: client.split(split) for client in data.clients}
-        x, y = (
-            torch.cat([getattr(part, name) for part in samples.values()])
-            for name in "xy"
-        )
-        groups = _groups_of(samples.values())
-        positions = np.concatenate(
-            [data.partition.indices[name][split] for name in samples]
-        )
-        sizes = {name: len(part) for name, part in samples.items()}
-        for name, inputs, labels in _dealt(null, sizes, split, seed, draw, groups):
-            ascending = np.argsort(positions[inputs], kind="stable")  # as in partitions
-            inputs, labels = inputs[ascending], labels[ascending]
-            held[name][split] = _taken(x, y, groups, inputs, labels)
-            indices[name][split] = positions[inputs]
+        parts = {client.name: client.split(split) for client in data.clients}
+        places = np.concatenate([data.partition.indices[n][split] for n in parts])
+        for name, part, own in _shuffled(parts, places, null, split, seed, draw):
+            held[name][split], indices[name][split] = part, own
     clients = tuple(ClientData(name, **held[name]) for name in held)
     digest = hashlib.sha256(
         f"{data.digest}|null {null}|{seed}|{draw}".encode()
@@ -180,27 +167,25 @@ def null_samples(
             "null 'clients' must have at least 2 clients; got one set of data."
         )
     read = {name: _read(own, seed) for name, own in data.items()}
-    sizes = {name: len(y) for name, (_, y, _) in read.items()}
     _check_shapes(x for x, _, _ in read.values())
-    x, y = (
-        torch.cat([each[0] for each in read.values()]),
-        torch.cat([each[1] for each in read.values()]),
-    )
-    groups = _groups_of(data.values())
+    parts = {
+        name: Split(x, y, getattr(data[name], "groups", None))
+        for name, (x, y, _) in read.items()
+    }
+    places = np.arange(sum(map(len, parts.values())))
     shuffled: dict[str, Data] = {}
-    for name, inputs, labels in _dealt(null, sizes, split, seed, draw, groups):
-        order = np.argsort(inputs, kind="stable")
-        own, lengths = _taken(x, y, groups, inputs[order], labels[order]), read[name][2]
-        shuffled[name] = own if groups is not None else (own.x, own.y)
+    for name, own, _ in _shuffled(parts, places, null, split, seed, draw):
+        shuffled[name] = own if own.groups is not None else (own.x, own.y)
+        lengths = read[name][2]
         if lengths is not None:
-            parts = own.x.split(lengths), own.y.split(lengths)
-            shuffled[name] = list(zip(*parts, strict=True))
+            batched = own.x.split(lengths), own.y.split(lengths)
+            shuffled[name] = list(zip(*batched, strict=True))
     return shuffled
 
 
-def _groups_of(parts: Iterable[Any]) -> Groups:
+def _groups_of(parts: Iterable[Split]) -> Groups:
     """Return the groups of all clients' samples, numbered one client after another; None if a client has none."""
-    found: list[Any] = [getattr(part, "groups", None) for part in parts]
+    found = [part.groups for part in parts]
     if any(groups is None for groups in found):
         return None
     return nested_groups(found)
@@ -226,32 +211,33 @@ def _check_shapes(samples: Iterable[torch.Tensor]) -> None:
         )
 
 
-def _dealt(
+def _shuffled(
+    parts: Mapping[str, Split],
+    places: np.ndarray,
     null: str,
-    sizes: Mapping[str, int],
     split: str,
     seed: int,
     draw: int,
-    groups: Groups,
-) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yield each client with which of all clients' samples give its inputs, and which its labels."""
+) -> Iterator[tuple[str, Split, np.ndarray]]:
+    """Yield each client's samples on a null, in the order of their places, and these places.
+
+    Args:
+        places: of all clients' samples, one client after another.
+    """
     shuffle = NULLS[null].shuffle
     assert shuffle is not None
+    x, y = (torch.cat([getattr(p, name) for p in parts.values()]) for name in "xy")
+    groups = _groups_of(parts.values())
+    sizes = {name: len(part) for name, part in parts.items()}
     orders = shuffle(sizes, split, seed, draw, groups)
     ends = np.cumsum(list(sizes.values()))[:-1]
-    yield from zip(sizes, *(np.split(order, ends) for order in orders), strict=True)
-
-
-def _taken(
-    x: torch.Tensor,
-    y: torch.Tensor,
-    groups: Groups,
-    inputs: np.ndarray,
-    labels: np.ndarray,
-) -> Split:
-    of_inputs, of_labels = map(torch.from_numpy, (inputs, labels))
-    own = None if groups is None else groups[inputs]
-    return Split(x[of_inputs.to(x.device)], y[of_labels.to(y.device)], own)
+    for name, *taken in zip(parts, *(np.split(o, ends) for o in orders), strict=True):
+        ascending = np.argsort(places[taken[0]], kind="stable")  # as in partitions
+        inputs, labels = (order[ascending] for order in taken)
+        of_inputs, of_labels = map(torch.from_numpy, (inputs, labels))
+        own = None if groups is None else groups[inputs]
+        part = Split(x[of_inputs.to(x.device)], y[of_labels.to(y.device)], own)
+        yield name, part, places[inputs]
 
 
 def on_null(
@@ -383,7 +369,6 @@ NULLS: dict[str, Null] = {
         "permuted labels",
         "this evidence does not depend on your data's labels",
         _labels,
-        together=True,
     ),
     "labels_within": Null(
         "labels permuted within each client",
@@ -394,7 +379,6 @@ NULLS: dict[str, Null] = {
         "samples dealt to clients at random",
         "this evidence does not depend on how your clients differ",
         _clients,
-        True,
     ),
     "fresh": Null(
         "the untrained common start", "this evidence does not depend on training"

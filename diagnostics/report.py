@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
 from fl_core import rows
@@ -99,30 +98,6 @@ class Report(Displayed):
         return table.reindex(
             index=order, columns=list(dict.fromkeys(selected["client"]))
         )
-
-    def cka(self, layer: str) -> pd.DataFrame:
-        """Return the CKA between all clients at one layer: clients x clients, symmetric, ones on the diagonal.
-
-        Raises:
-            UsageError: CKA was not measured, there or at all.
-        """
-        pairs = self._rows("cka")
-        pairs = pairs[pairs["variant"] == _usual("cka", list(pairs["variant"]))]
-        check_known("layer", layer, dict.fromkeys(pairs["layer"]))
-        pairs = pairs[pairs["layer"] == layer]
-        names = [
-            name
-            for name in dict.fromkeys([*pairs["client"], *pairs["client_b"]])
-            if name
-        ]
-        if not names:
-            raise UsageError(f"no CKA at layer {layer!r}: {pairs['status'].iloc[0]}")
-        matrix = pd.DataFrame(np.eye(len(names)), index=names, columns=names)
-        for a, b, value in zip(
-            pairs["client"], pairs["client_b"], pairs["value"], strict=True
-        ):
-            matrix.loc[a, b] = matrix.loc[b, a] = value
-        return matrix
 
     def plot(self, metric: str, ax: Axes | None = None) -> Axes:
         """Draw one metric over the layers.

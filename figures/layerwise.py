@@ -18,13 +18,14 @@ from torch import nn
 
 from diagnostics import measure
 from diagnostics.decide import select
+from diagnostics.gradients.sensitivity import recorded_rows
 from diagnostics.measure import diagnose
 from diagnostics.plots.drawing import both_ways, weighted_mean
 from figures import items
 from figures.items import Finding
 from figures.page import markdown
 from figures.verdicts import beyond
-from fl_core import runner
+from fl_core import rows, runner
 from fl_core.seeds import torch_generator
 from fl_core.statistics import share_interval
 from fl_core.stored_models import load_models
@@ -77,6 +78,12 @@ class Sites:
     ) -> None:
         self.task, self.models, self.round = task, models, round
         self.all = {c.name: (c.train.x, c.train.y) for c in task.data.clients}
+        self.context = {
+            "seed": task.config.execution.seed,
+            "round": round,
+            "model": "local",
+            "split": "train",
+        }
 
     def subset(self, size: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """At most ``size`` training samples of each client, drawn without replacement."""
@@ -114,12 +121,7 @@ class Sites:
                 **{name.rpartition(":")[2]: options for name in metrics},
                 "by": config.model.layer_granularity,
                 "n_train": dict(zip(self.models, self.task.data.weights, strict=True)),
-                "context": {
-                    "seed": config.execution.seed,
-                    "round": self.round,
-                    "model": "local",
-                    "split": "train",
-                },
+                "context": self.context,
             },
             progress=False,
         )
@@ -139,12 +141,12 @@ class Epoch(Sites):
         """Federation sensitivity of every client by one definition."""
         if variant == "figure":
             frame = self.frame(f"figures.player_fl.released:{SENSITIVITY}")
+        elif variant == "training":
+            sizes = dict(zip(self.models, self.task.data.weights, strict=True))
+            made = recorded_rows(self.recorded, self.task.layers, n_train=sizes)
+            frame = rows.frame({**row, **self.context} for row in made)
         else:
-            frame = self.frame(
-                SENSITIVITY,
-                when=variant,
-                recorded=self.recorded if variant == "training" else None,
-            )
+            frame = self.frame(SENSITIVITY)
         return frame[(frame["variant"] == variant) & (frame["client"] != "")]
 
 

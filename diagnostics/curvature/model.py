@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from fl_core.costs.layers import nodes
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
-from fl_core.model_contexts import Hook, first_tensor, with_hooks
+from fl_core.model_contexts import Hook, with_hooks
 from fl_core.seeds import seed_of
 from fl_core.training.losses import Loss
 
@@ -31,9 +31,8 @@ CUT = "no second derivative: an operation on the way is marked as differentiable
 class LossNotFinite(Exception):
     """Raised if the loss of some sample is NaN or infinite. It becomes a status."""
 
-    def __init__(self, x: Tensor, index: int) -> None:
-        super().__init__(f"batch {index}")
-        self.x, self.index = x, index
+    def __init__(self) -> None:
+        super().__init__("the loss is not finite")
 
 
 class Differentiable:
@@ -110,32 +109,8 @@ class Differentiable:
         check_outputs(self.model, logits, y, self.loss)
         losses = self.loss.per_sample(logits, y)
         if not bool(torch.isfinite(losses).all()):
-            raise LossNotFinite(x, index)
+            raise LossNotFinite
         return logits, losses
-
-    @torch.no_grad()
-    def origin(self, error: LossNotFinite, layers: Sequence[Layer]) -> str:
-        """Return in words the first layer with NaN or infinity."""
-        for layer in layers:
-            for name in layer.parameters:
-                if not bool(torch.isfinite(self.parameters[name]).all()):
-                    return f"parameter {name!r} of layer {layer.name!r} holds NaN or infinity"
-        broken: set[str] = set()
-
-        def hook_for(path: str) -> Hook:
-            def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-                tensor = first_tensor(output)
-                if tensor is not None and not bool(tensor.isfinite().all()):
-                    broken.add(path)
-
-            return hook
-
-        with with_hooks(self.model, {e.output: hook_for(e.output) for e in layers}):
-            self(error.x, error.index)
-        for layer in layers:
-            if layer.output in broken:
-                return f"the output of layer {layer.name!r} holds NaN or infinity"
-        return "every layer's output is finite"
 
 
 @contextmanager

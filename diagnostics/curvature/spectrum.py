@@ -333,9 +333,8 @@ def hessian_spectrum(
         try:
             reached = _reached(run, data, batch)
         except LossNotFinite as error:
-            why = f"the loss is not finite: {run.origin(error, layers)}"
             return [
-                SpectrumResult(layer.name, (), (), "", run.size(layer), n, why)
+                SpectrumResult(layer.name, (), (), "", run.size(layer), n, str(error))
                 for layer in layers
             ]
         for layer in layers:
@@ -359,7 +358,7 @@ def hessian_spectrum(
             except NoProduct as error:
                 status = f"layer {layer.name!r}: {error}"
             except LossNotFinite as error:
-                status = f"the loss is not finite: {run.origin(error, layers)}"
+                status = str(error)
             results.append(
                 SpectrumResult(
                     layer.name, values, errors, how, run.size(layer), n, status

@@ -250,19 +250,7 @@ class _Block(nn.Module):
         return logits
 
 
-class _MeanLoss(nn.Module):
-    reduction = "mean"
-
-    def __init__(self, loss: Loss) -> None:
-        super().__init__()
-        self._loss = loss
-
-    def forward(self, logits: Tensor, y: Tensor) -> Tensor:
-        return self._loss(logits, y)
-
-
-def trace(
-    backend: str,
+def by_pyhessian(
     run: Differentiable,
     data: Data,
     layer: str,
@@ -270,52 +258,34 @@ def trace(
     batch: int,
     probes: int,
 ) -> tuple[float, float, str]:
-    """Return value and standard error of one layer's trace, and a status.
+    """Return value and standard error of one layer's trace by PyHessian, and a status.
 
-    The status is "ok", or why the backend has no value.
+    The status is "ok", or why there is no value.
     """
+    from pyhessian import hessian
+
     block = _Block(run, names)
     source = [
         (x.to(run.dtype) if run.dtype and x.is_floating_point() else x, y)
         for x, y in batches(data, batch, run.model)
     ]
+    cuda = next(block.parameters()).is_cuda
+    torch.manual_seed(seed_of(run.seed, "pyhessian probes", layer))
     try:
-        estimates = torch.tensor(
-            _pyhessian(run, block, source, layer, probes), dtype=torch.float64
-        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Using backward", UserWarning)
+            measured = hessian(block, run.loss, dataloader=source, cuda=cuda)
+            # a tolerance that never stops it before the end
+            drawn = measured.trace(maxIter=probes, tol=-math.inf)
     except (RuntimeError, NotImplementedError) as error:
-        return (
-            math.nan,
-            math.nan,
-            f"{backend} gives no value for layer {layer!r}: {str(error).splitlines()[0]}",
-        )
+        reason = str(error).splitlines()[0]
+        status = f"pyhessian gives no value for layer {layer!r}: {reason}"
+        return math.nan, math.nan, status
     finally:
         for parameter in block.parameters():
-            parameter.grad = None  # the cycle: a gradient with a graph that leads back to its parameter
+            parameter.grad = None  # a gradient with a graph that leads back to it
+    estimates = torch.tensor(drawn, dtype=torch.float64)
     return float(estimates.mean()), float(estimates.std()) / math.sqrt(probes), "ok"
-
-
-def _pyhessian(
-    run: Differentiable, block: _Block, source: Any, layer: str, probes: int
-) -> list[float]:
-    from pyhessian import hessian
-
-    device = next(block.parameters()).device.type
-    if device not in ("cpu", "cuda"):
-        raise UsageError(
-            f"device must be cpu or cuda with backend 'pyhessian'; got {device}."
-        )
-    torch.manual_seed(seed_of(run.seed, "pyhessian probes", layer))
-    with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "Using backward\\(\\) with create_graph=True", UserWarning
-        )
-        measured = hessian(
-            block, _MeanLoss(run.loss), dataloader=source, cuda=device == "cuda"
-        )
-        return [
-            float(value) for value in measured.trace(maxIter=probes, tol=-math.inf)
-        ]  # never stops before the end
 
 
 ESTIMATORS = ("auto", "exact", "activation", "hutchinson")
@@ -424,8 +394,7 @@ def hessian_trace(
             }
             values, failures = _measured(run, data, layers, batch, ways, verdict)
         except LossNotFinite as error:
-            why = f"the loss is not finite: {run.origin(error, layers)}"
-            failures = {layer.name: why for layer in layers}
+            failures = {layer.name: str(error) for layer in layers}
     results = []
     for layer in layers:
         way = ways.get(layer.name, Way())
@@ -551,7 +520,7 @@ def _measured(
             failures |= failed
         else:
             for name, block in group.items():
-                value, error, why = trace(how, run, data, name, block, batch, probes)
+                value, error, why = by_pyhessian(run, data, name, block, batch, probes)
                 values[name], failures[name] = (value, error), why
     failures = {name: why for name, why in failures.items() if why != "ok"}
     sound = {

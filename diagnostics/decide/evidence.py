@@ -274,23 +274,17 @@ def _table(plan: LayerPlan) -> str:
 
 def _tally(choices: Mapping[str, str], plan: LayerPlan, unit: str = "") -> str:
     """List which clients choose which layer, one line per layer in the plan's order."""
-    groups = {
-        name: [who for who, choice in choices.items() if choice == name]
-        for name in plan.names
-    }
-    groups = {
-        name: in_order(who) if unit else who for name, who in groups.items()
-    }  # thresholds stand as they grow
-    width = max(len(name) for name, who in groups.items() if who)
-    count = {
-        name: f"{len(who)} of {len(choices)} {unit}: " if unit else ""
-        for name, who in groups.items()
-    }
-    return "\n".join(
-        f"  {name.ljust(width)}  {count[name]}{listing(who)}"
-        for name, who in groups.items()
-        if who
-    )
+    width = max(map(len, choices.values()))
+    lines = []
+    for name in plan.names:
+        who = [each for each, choice in choices.items() if choice == name]
+        if who and unit:  # thresholds stand as they grow
+            said = f"{len(who)} of {len(choices)} {unit}: {listing(in_order(who))}"
+        else:
+            said = listing(who)
+        if who:
+            lines.append(f"  {name.ljust(width)}  {said}")
+    return "\n".join(lines)
 
 
 def _clients(plan: LayerPlan) -> str:

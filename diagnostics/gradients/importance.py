@@ -106,84 +106,34 @@ class SensitivityAccumulator:
         if rows is not None:
             self._touched[name][part].add_(rows)
 
-    def importance(self) -> Tensor:
-        """Return I_l averaged over the steps, [L] in float64; NaN for a layer that no gradient reached."""
-        return self._values()[:, 0]
-
-    def _values(self) -> Tensor:
-        """Return importances [L, 1 + parts] in float64: over all steps, then over each part's own."""
-        values = [self._layer(names) for names in self._names.values()]
-        device = (
-            next(iter(self._sums.values())).device
-            if self._sums
-            else torch.device("cpu")
-        )
-        parts = len(self._part_steps())
-        return (
-            torch.stack([v.to(device) for v in values])
-            if values
-            else torch.empty(0, 1 + parts, dtype=torch.float64)
-        )
-
     def _part_steps(self) -> list[int]:
         """Return the number of steps of each part that has any."""
-        return [
-            (self._steps - part - 1) // PARTS + 1
-            for part in range(min(self._steps, PARTS))
-        ]
-
-    def _layer(self, names: Sequence[str]) -> Tensor:
-        reached = [name for name in names if name in self._sums]
-        if not reached:
-            return torch.full(
-                (1 + len(self._part_steps()),), torch.nan, dtype=torch.float64
-            )
-        sums, sizes = (
-            torch.stack([self._totals(self._sums[name]) for name in reached]),
-            self._entries(reached),
-        )
-        pooled = (
-            sums.sum(0) / sizes.sum(0)
-            if self.reduce == "pooled"
-            else (sums / sizes).mean(0)
-        )
-        return pooled / self._steps_of(sums)
+        return [(self._steps - part - 1) // PARTS + 1 for part in range(self.parts)]
 
     def _totals(self, each: Tensor) -> Tensor:
         """Return a tensor's sum over all steps, then the sum of each part that has steps, [1 + parts]."""
-        return torch.cat([each.sum(0, keepdim=True), each[: len(self._part_steps())]])
+        return torch.cat([each.sum(0, keepdim=True), each[: self.parts]])
 
-    def _steps_of(self, like: Tensor) -> Tensor:
-        """Return the number of all steps, then of each part's, [1 + parts]."""
-        return torch.tensor(
-            [self._steps, *self._part_steps()], dtype=torch.float64, device=like.device
-        )
+    def _layer(self, reached: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Return a layer's importance over all steps and over each part's, and each one's weight, [1 + parts].
 
-    def _entries(self, names: Sequence[str]) -> Tensor:
-        """Return the entries of each tensor that count at a step, [tensors, 1 + parts].
-
-        The first column is the mean of all steps. The others are each part's.
+        A weight is a number of steps, or of the entries that counted at them if tables were looked up.
         """
-        sums = torch.stack([self._totals(self._sums[name]) for name in names])
-        sizes = torch.tensor(
-            [self._sizes[name] for name in names],
-            dtype=torch.float64,
-            device=sums.device,
-        )
+        sums = torch.stack([self._totals(self._sums[name]) for name in reached])
+        steps = sums.new_tensor([self._steps, *self._part_steps()])
+        sizes = sums.new_tensor([self._sizes[name] for name in reached])
         sizes = sizes[:, None].expand_as(sums).clone()
-        for k, name in enumerate(names):
+        weights = steps
+        for k, name in enumerate(reached):
             if name in self._touched:  # rows a step; a table without any has a sum of 0
-                rows = self._totals(self._touched[name]) / self._steps_of(sums)
+                rows = self._totals(self._touched[name]) / steps
                 sizes[k] *= rows.clamp_min(1.0 / self._steps)
-        return sizes
-
-    def _weights(self, names: Sequence[str]) -> list[float]:
-        """Return the weight of each part in a draw: its steps, or its entries if tables were looked up."""
-        reached = [name for name in names if name in self._sums]
-        if not any(name in self._touched for name in reached):
-            return [float(steps) for steps in self._part_steps()]
-        entries = self._entries(reached).sum(0)
-        return (entries * self._steps_of(entries))[1:].tolist()
+                weights = sizes.sum(0) * steps
+        if self.reduce == "pooled":
+            values = sums.sum(0) / sizes.sum(0)
+        else:
+            values = (sums / sizes).mean(0)
+        return values / steps, weights
 
     def result(self) -> dict[str, Any]:
         """Return JSON: ``layers`` that gradients reached, their ``importance`` and the number of ``steps``.
@@ -191,39 +141,34 @@ class SensitivityAccumulator:
         An importance of null is not finite. For resamples, ``parts`` has the steps and importances of each part, and
         the part's weight in a draw. Steps are assigned to parts in turn.
         """
-        reached = [
-            any(name in self._sums for name in names) for names in self._names.values()
-        ]
-        values = [v for v, r in zip(self._values().tolist(), reached, strict=True) if r]
-        finite = [
-            [value if math.isfinite(value) else None for value in each]
-            for each in values
-        ]
-        weights = [
-            self._weights(names)
-            for names, r in zip(self._names.values(), reached, strict=True)
-            if r
+        values, weights = {}, []
+        for layer, names in self._names.items():
+            reached = [name for name in names if name in self._sums]
+            if reached:
+                found, weight = self._layer(reached)
+                values[layer] = [
+                    v if math.isfinite(v) else None for v in found.tolist()
+                ]
+                weights.append(weight.tolist())
+        parts = [
+            {
+                "steps": steps,
+                "importance": [each[k] for each in values.values()],
+                "weights": [each[k] for each in weights],
+            }
+            for k, steps in enumerate(self._part_steps(), 1)
         ]
         return {
-            "layers": [
-                layer for layer, r in zip(self._names, reached, strict=True) if r
-            ],
-            "importance": [each[0] for each in finite],
+            "layers": [*values],
+            "importance": [each[0] for each in values.values()],
             "steps": self._steps,
-            "parts": [
-                {
-                    "steps": steps,
-                    "importance": [each[1 + k] for each in finite],
-                    "weights": [each[k] for each in weights],
-                }
-                for k, steps in enumerate(self._part_steps())
-            ],
+            "parts": parts,
         }
 
     @property
     def parts(self) -> int:
         """Number of parts into which steps are divided for resampling."""
-        return len(self._part_steps())
+        return min(self._steps, PARTS)
 
     def redraw(self, times: Sequence[int]) -> ResampledImportance:
         """Return the accumulator that would have resulted if each part had come ``times`` times."""

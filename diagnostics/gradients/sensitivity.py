@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fl_core.bounds import OneOf, check_fields
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
 
@@ -26,7 +26,6 @@ from .importance import (
 )
 from .passes import Meter, Reading, why_unreadable
 
-WHEN = ("after", "training")
 FROZEN = "frozen: its weights do not train"
 
 
@@ -84,43 +83,22 @@ class Sensitivity:
     nothing to the later layers' sums. The reference is the first layer that has trainable weights.
 
     Attributes:
-        when: the row's variant. ``"after"``: the weights stay fixed and (w g)^2 is averaged over the data's batches.
-            ``"training"``: what :class:`~diagnostics.gradients.importance.SensitivityAccumulator` saw while the client
-            trained, given as ``recorded``.
         tensors, reduce: as in :class:`~diagnostics.gradients.importance.SensitivityAccumulator`. The
             estimator names the choice.
-        recorded: client name -> the accumulator's ``result()``.
 
     Raises:
-        UsageError: a choice is unknown, or ``recorded`` is given without ``when="training"``.
+        UsageError: a choice is unknown.
     """
 
-    when: str = "after"
     tensors: Tensors = "weights"
     reduce: Annotated[str, OneOf("reduce", REDUCE)] = "pooled"
-    recorded: Mapping[str, Result] | None = None
 
-    moments: ClassVar[tuple[str, ...]] = WHEN
+    when: ClassVar[str] = "after"
+    """The rows' variant: weights stay fixed, and (w g)^2 is averaged over the data's batches."""
+    estimator: ClassVar[str] = "batch_mean"
+    """A description in words of the steps whose importances are averaged."""
     of_tables: ClassVar[str] = "touched rows"
     """What the estimator says of embedding tables."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_known("when", self.when, self.moments)
-        if (self.when == "training") != (self.recorded is not None):
-            raise UsageError(
-                f"recorded must go with when='training'; got when={self.when!r} "
-                f"{'without' if self.recorded is None else 'with'} it. Pass both or neither."
-            )
-
-    @property
-    def estimator(self) -> str:
-        """A description in words of the steps whose importances are averaged."""
-        return "batch_mean" if self.recorded is None else "epoch"
-
-    def reader(self) -> Sensitivity | None:
-        """Return the reader of the shared pass; None for what training recorded."""
-        return self if self.recorded is None else None
 
     def meter(self, layers: Sequence[Layer]) -> Meter:
         return SensitivityAccumulator(layers, self.tensors, self.reduce)
@@ -265,6 +243,13 @@ class Sensitivity:
         )
 
 
+class _Recorded(Sensitivity):
+    """Federation sensitivity of what accumulators saw while clients trained."""
+
+    when = "training"
+    estimator = "epoch"
+
+
 def recorded_rows(
     results: Mapping[str, Result],
     layers: Sequence[Layer],
@@ -288,7 +273,8 @@ def recorded_rows(
     Raises:
         UsageError: a choice is unknown, or training cannot serve it.
     """
-    metric = Sensitivity("training", tensors, reduce, results)
+    metric = _Recorded(tensors, reduce)
+    check_fields(metric)
     clients = [
         _Client(name, n_train[name], n_train[name], result)
         for name, result in results.items()

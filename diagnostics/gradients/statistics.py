@@ -137,10 +137,6 @@ class Statistic:
         """Return why a gradient of ``n`` entries has no statistics, or ""."""
         return ""
 
-    def reader(self) -> Statistic:
-        """Return the reader of the shared pass: these options themselves."""
-        return self
-
     def meter(self, layers: Sequence[Layer]) -> Meter:
         return (
             EpochMeter()

@@ -13,7 +13,6 @@ from fl_core.layers import Layer
 from fl_core.registry import Registry
 from fl_core.rows import CLASSIFICATION, SURVIVAL, Row
 
-from ..gradients.passes import GradientReader
 from ..measurement import Measurement
 
 DEFAULT = ("grad_variance", "hessian_trace", "cka", "federation_sensitivity")
@@ -76,7 +75,6 @@ class Metric:
             Its method ``check(measurement)`` refuses values that do not fit the layers, batch or mode.
         description, direction: one line each. The direction states the meaning of a higher value.
         how: how it is obtained, and what its options change, for the README's list.
-        unit: unit of its values, or of each variant. Empty for a pure number.
         variants: variants of its rows, the default first.
         look: how it is drawn.
         pairs: whether a value belongs to two clients.
@@ -87,11 +85,9 @@ class Metric:
         classes: whether it needs labels that are classes, and so has no value for other tasks.
         separable: whether it needs a loss of each sample alone, and so has no value for survival.
         needs_all_layers: whether it needs all layers of the network for the value of one.
-        uses_gradient_pass: whether it reads the pass over the gradients that all such metrics share. The method
-            ``reader()`` of its options then returns a :class:`~diagnostics.gradients.passes.GradientReader`, or None
-            for a pass of its own.
+        uses_gradient_pass: whether it reads the pass over the gradients that all such metrics share. Its options are
+            then a :class:`~diagnostics.gradients.passes.GradientReader`.
         default_variant: the variant that rules read if the rows hold it. Empty: the default.
-        pooled_variants: the variants that pool all clients' samples. They are missing if each client is alone.
         passes, per_layer: forward and backward passes over the samples, and those for each layer, about. They only
             serve to announce the time.
         price: cheap (about one pass over the samples), middle (several) or dear (tens, or a fit for each client).
@@ -109,7 +105,6 @@ class Metric:
     direction: str = ""
     options_type: type = NoOptions
     how: str = ""
-    unit: str | Mapping[str, str] = ""
     variants: tuple[str, ...] = ()
     look: PlotStyle = PlotStyle()
     pairs: bool = False
@@ -121,7 +116,6 @@ class Metric:
     needs_all_layers: bool = False
     uses_gradient_pass: bool = False
     default_variant: str = ""
-    pooled_variants: tuple[str, ...] = ()
     passes: float = 1.0
     per_layer: float = 0.0
     price: str = "cheap"
@@ -162,10 +156,6 @@ class Metric:
             return f"not applicable: it needs a loss of each sample alone; got {task}"
         return ""
 
-    def unit_of(self, variant: str) -> str:
-        """Return the unit of a variant's values."""
-        return self.unit if isinstance(self.unit, str) else self.unit.get(variant, "")
-
     def to_distance(self, value: Any) -> Any:
         """Return the distance of two clients from their value: value for a distance, 1 - value for a similarity."""
         return value if self.distance else 1 - value
@@ -194,16 +184,6 @@ class Metric:
         if hasattr(settings, "check"):
             with about(self.name):
                 settings.check(measurement)
-
-    def reader(self, settings: Any) -> GradientReader | None:
-        """Return the reader of the shared pass over the gradients.
-
-        It is None for a metric that measures on its own.
-        """
-        reader: GradientReader | None = (
-            settings.reader() if self.uses_gradient_pass else None
-        )
-        return reader
 
     def measure(self, measurement: Measurement, settings: Any) -> list[Row]:
         """Return the rows, for options already made by :meth:`settings` and checked by :meth:`check`."""

@@ -53,7 +53,6 @@ class HessianTrace:
         "attention or a smooth activation, take 2 to 32 Hessian-vector products together, fewer for large models. "
         '`backend="pyhessian"` cross-checks'
     ),
-    unit="loss/weight^2",
     variants=("per_parameter", "absolute"),
     separable=True,
     look={"label": "Hessian trace", "meaning": "higher = sharper", "log": True},
@@ -127,7 +126,6 @@ class HessianSpectrum:
     description="largest eigenvalues of a layer's block of the loss's Hessian",
     direction="higher = the loss curves more upwards along the sharpest direction of the layer's weights",
     how=("by Lanczos, each with its residual"),
-    unit="loss/weight^2",
     variants=("top1", "top2", "top3"),
     separable=True,
     look={

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from fl_core.bounds import ABOVE_0, SHARE, OneOf, at_least
+from fl_core.data.arrays import nested_groups
 from fl_core.errors import UsageError
-from fl_core.layers import Layer
 from fl_core.rows import Row, row
 
 from ..representation import similarity as measures
@@ -27,18 +27,18 @@ from ..representation.comparison import (
 from ..representation.features import (
     Array,
     NoValue,
-    Ratio,
     constant,
-    features_of,
     flattened,
-    folds_of,
     scatter_ratio,
 )
 from ..representation.probes import (
     SAMPLES,
+    Part,
     ProbeOptions,
+    Score,
     logistic,
     nearest_labels,
+    pooled_rows,
     probe_rows,
 )
 from .base import Measurement, metric
@@ -48,7 +48,6 @@ similarity = partial(metric, pairs=True, requires="samples", features="probe")
 of_classes = partial(
     metric,
     variants=("own", "pooled"),
-    pooled_variants=("pooled",),
     classes=True,
     features="own",
 )
@@ -230,7 +229,6 @@ def svcca(measurement: Measurement, options: Svcca) -> list[Row]:
     description="orthogonal Procrustes angle between the clients' representations of the same samples",
     direction="higher = less similar; 0 = same up to a rotation, pi/2 = unrelated",
     how="the best rotation",
-    unit="rad",
     variants=("flatten", "samples", "mean"),
     look={
         "label": "mean Procrustes angle to the others",
@@ -394,84 +392,17 @@ def separability(measurement: Measurement, options: Separability) -> list[Row]:
     Raises:
         UsageError: data do not fit.
     """
-    subjects, layers, seed = measurement.subjects, measurement.layers, measurement.seed
-    if not subjects:
-        return []
-    paths = sorted({layer.output for layer in layers if layer.used})
-    share = max(options.samples // len(subjects), 1)
-    ratios_of: list[dict[str, str | Ratio]] = []
-    kept: dict[str, list[tuple[Array, Array]]] = {path: [] for path in paths}
-    groups_of: list[Array | None] = []
-    faults: dict[str, str] = {}
-    sizes = []
-    for subject in subjects:
-        features = features_of(measurement, subject, paths, options.samples)
-        few = np.flatnonzero(
-            folds_of(features.y, -(-len(features.y) // share), seed) == 0
-        )[:share]
-        ratios: dict[str, str | Ratio] = {}
-        groups = None if subject.groups is None else subject.groups[features.sample]
-        groups_of.append(None if groups is None else groups[few])
-        for path in paths:
-            try:
-                x = features.at(path)
-                kept[path].append((x[few], features.y[few]))
-                ratios[path] = scatter_ratio(x, features.y, seed, groups)
-            except NoValue as reason:
-                ratios[path] = f"at client {subject.client!r}: {reason}"
-                if len(kept[path]) == len(ratios_of):
-                    faults.setdefault(path, str(ratios[path]))
-        ratios_of.append(ratios)
-        sizes.append((len(features.y), len(few)))
-        measurement.tick(subject.client)
-    known = [groups for groups in groups_of if groups is not None]
-    together = np.concatenate(known) if len(known) == len(subjects) else None
-    pooled = {
-        path: faults.get(path) or _pool(kept[path], seed, together) for path in paths
-    }
-    rows = []
-    for layer in layers:
-        rows.append(
-            _row(
-                layer,
-                "pooled",
-                pooled.get(layer.output, ""),
-                sum(few for _, few in sizes),
-            )
-        )
-        for subject, ratios, (n, _) in zip(subjects, ratios_of, sizes, strict=True):
-            where = {"client": subject.client, "n_train": subject.n_train}
-            rows.append(_row(layer, "own", ratios.get(layer.output, ""), n, **where))
-    return rows
 
+    def judge(parts: Sequence[Part]) -> tuple[Score, list[Score]]:
+        x, y = (np.concatenate([getattr(p, name) for p in parts]) for name in "xy")
+        groups = None
+        if all(part.groups is not None for part in parts):
+            groups = nested_groups(part.groups for part in parts)
+        value, error = scatter_ratio(x, y, measurement.seed, groups)
+        return (value, error, len(y), ""), []
 
-def _pool(
-    kept: Sequence[tuple[Array, Array]], seed: int, groups: Array | None
-) -> str | Ratio:
-    if len({x.shape[1] for x, _ in kept}) > 1:
-        return "at all clients: features of different widths"
-    try:
-        x, y = (np.concatenate(arrays) for arrays in zip(*kept, strict=True))
-        return scatter_ratio(x, y, seed, groups)
-    except NoValue as reason:
-        return f"at all clients: {reason}"
-
-
-def _row(
-    layer: Layer, variant: str, ratio: str | Ratio, n: int, **where: object
-) -> Row:
-    columns: dict[str, Any] = {
-        "layer": layer.name,
-        "variant": variant,
-        "estimator": "traces, jackknife error",
-        **where,
-    }
-    if isinstance(ratio, str) or not layer.used:
-        why = f"output of layer {layer.name!r} {ratio}"
-        if not layer.used:
-            why = "unused in the forward pass"
-        return row("separability", None, status=why, n_samples=0, **columns)
-    return row("separability", ratio[0], stderr=ratio[1], n_samples=n, **columns)
+    how = "traces, jackknife error"
+    return pooled_rows("separability", judge, how, measurement, options)
 
 
 @metric(

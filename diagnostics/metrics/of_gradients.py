@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from fl_core.bounds import OneOf
-from fl_core.errors import check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
 
 from ..gradients.passes import EpochMeter, Meter, Reading, one_pass, why_unreadable
-from ..gradients.sensitivity import Sensitivity, recorded_rows
+from ..gradients.sensitivity import Sensitivity
 from ..gradients.statistics import (
     ESTIMATORS,
     Noise,
@@ -70,7 +69,6 @@ class GradNorm(Statistic):
     description="length and mean of a layer's weight gradient",
     direction="higher = the loss is steeper in the layer's weights",
     how="length, mean and mean size, of the whole epoch's gradient or batch by batch",
-    unit="loss/weight",
     variants=("norm", "mean", "mean_abs", "norm_batch", "mean_batch", "mean_abs_batch"),
     look={"label": "gradient norm", "meaning": "higher = steeper", "log": True},
     uses_gradient_pass=True,
@@ -115,7 +113,6 @@ class GradVariance(Statistic):
     description="variance over the entries of a layer's weight gradient",
     direction="higher = the entries of the gradient are spread wider",
     how="of the whole epoch's gradient, or batch by batch",
-    unit="(loss/weight)^2",
     variants=("epoch", "batch"),
     look={
         "label": "gradient variance",
@@ -149,10 +146,6 @@ class GradSimilarity:
     """
 
     tensors: Tensors = "weights"
-
-    def reader(self) -> GradSimilarity:
-        """Return the reader of the shared pass: these options themselves."""
-        return self
 
     def meter(self, layers: Sequence[Layer]) -> Meter:
         return EpochMeter()
@@ -262,7 +255,6 @@ class GradNoise:
     description="trace of the covariance of a layer's per-sample gradients",
     direction="higher = the samples disagree more on the layer's weights",
     how="exact, without forming the gradients where the layer has a formula",
-    unit="(loss/weight)^2",
     variants=("trace", "per_parameter"),
     separable=True,
     look={
@@ -337,7 +329,6 @@ def _noise_rows(
     description="importance of the layers up to one, relative to the first layer",
     direction="higher = the layers up to here matter more to the loss; 1 at the first layer",
     how="from the gradients of the training epoch itself, or after it",
-    unit={"importance": "loss^2"},
     variants=("after", "training", "importance"),
     look={
         "label": "federation sensitivity S",
@@ -365,25 +356,6 @@ def federation_sensitivity(measurement: Measurement, options: Sensitivity) -> li
     Memory: one batch's activations and gradients; of each tensor one number a part of the batches.
 
     Raises:
-        UsageError: ``recorded`` lacks a client, or as in :func:`diagnostics.gradients.passes.one_pass`.
+        UsageError: as in :func:`diagnostics.gradients.passes.one_pass`.
     """
-    subjects, recorded = measurement.subjects, options.recorded
-    if recorded is None:
-        return one_pass(measurement, [options])
-    sizes = {
-        name: p.numel() for s in subjects[:1] for name, p in s.model.named_parameters()
-    }
-    rows = recorded_rows(
-        {
-            s.client: recorded[check_known("recorded client", s.client, recorded)]
-            for s in subjects
-        },
-        measurement.layers,
-        n_train={s.client: s.n_train for s in subjects},
-        sizes=sizes,
-        tensors=options.tensors,
-        reduce=options.reduce,
-    )
-    for subject in subjects:
-        measurement.tick(subject.client)
-    return rows
+    return one_pass(measurement, [options])

@@ -350,7 +350,6 @@ SAMPLES = 2
     how=(
         "FLOPs forward and backward, memory kept for the backward pass; `plan_cost` adds up what a plan sends and saves"
     ),
-    unit=UNITS,
     variants=(
         "parameters",
         "bytes",
@@ -504,7 +503,6 @@ class LayerSwap:
     description="rise of a client's loss if one layer comes from another client",
     direction="higher = the layer is less exchangeable; 0 = as good as the client's own",
     how="every other client's layer in turn, and the averaged layer; clients x clients x layers passes",
-    unit="loss",
     variants=("swap", "average", "second_seed"),
     look={"label": "rise of the loss by a swap", "meaning": "0 = exchangeable"},
     needs_all_layers=True,

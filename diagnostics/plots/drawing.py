@@ -44,7 +44,6 @@ MOST = 10
 NICE = [1, 2, 5, 10]
 NUMBERS = (ticker.LogFormatter, ticker.ScalarFormatter)
 """What writes numbers at an axis, such as powers of ten."""
-SCALES = ("auto", "linear", "log", "symlog")
 
 
 @contextmanager
@@ -178,32 +177,21 @@ def check_single(rows: pd.DataFrame, keys: Sequence[str]) -> None:
         UsageError: the message names the place, and the columns by which to filter the rows.
     """
     double = rows[rows.duplicated(list(keys), keep=False)]
-    if len(double):
-        first = double.iloc[0][list(keys)]
-        same = double[(double[list(keys)].astype(str) == first.astype(str)).all(axis=1)]
-        measured = {
-            *keys,
-            "value",
-            "stderr",
-            "status",
-            "n_params",
-            "n_samples",
-            "n_train",
-        }
-        differ = {
-            name: same[name].astype(str).unique()
-            for name in COLUMNS
-            if name in same
-            and name not in measured
-            and same[name].astype(str).nunique() > 1
-        }
-        where = ", ".join(f"{name} {value!r}" for name, value in first.items())
-        ways = "; ".join(
-            f"{name} ({listing(values, 6)})" for name, values in differ.items()
-        )
-        raise UsageError(
-            f"There are {len(same)} values of {same.iloc[0]['metric']} for {where}. Filter the rows by {ways or 'run'}."
-        )
+    if double.empty:
+        return
+    here = double[list(keys)].astype(str)
+    same = double[(here == here.iloc[0]).all(axis=1)]
+    measured = {*keys, "value", "stderr", "status", "n_params", "n_samples", "n_train"}
+    ways = []
+    for name in COLUMNS:
+        found = same[name].astype(str).unique() if name in same else []
+        if name not in measured and len(found) > 1:
+            ways.append(f"{name} ({listing(found, 6)})")
+    where = ", ".join(f"{name} {value!r}" for name, value in here.iloc[0].items())
+    raise UsageError(
+        f"There are {len(same)} values of {same.iloc[0]['metric']} for {where}. "
+        f"Filter the rows by {'; '.join(ways) or 'run'}."
+    )
 
 
 def weighted_mean(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
@@ -341,31 +329,15 @@ def small(count: int, size: float) -> float:
     return max(4.5, size * min(1.0, 0.7 + 6 / max(count, 1)))
 
 
-def set_scale(ax: Axes, values: pd.DataFrame, scale: str, log: bool) -> None:
-    """Set the y axis to linear, log or symlog as the values need, with readable ticks.
-
-    Raises:
-        UsageError: a log axis was requested, and a value is not above 0.
-    """
-    check_known("scale", scale, SCALES)
+def set_scale(ax: Axes, values: pd.DataFrame, log: bool) -> None:
+    """Set the y axis to log with readable ticks, or symlog if a value is not above 0; linear unless ``log``."""
     finite = values.to_numpy(dtype=np.float64)
     finite = finite[np.isfinite(finite)]
     size = np.abs(finite[finite != 0])
-    if scale == "auto":
-        scale = (
-            "linear"
-            if not log or not len(size)
-            else "log"
-            if (finite > 0).all()
-            else "symlog"
-        )
-    if scale == "log":
-        if (finite <= 0).any():
-            layer, client = next(iter(values.stack()[lambda column: column <= 0].index))
-            raise UsageError(
-                f"A log axis cannot show the value of client {client!r} at {layer!r}. Use symlog."
-            )
-        decades = np.log10(size.max() / size.min()) if len(size) else 1.0
+    if not log or not len(size):
+        return
+    if (finite > 0).all():
+        decades = np.log10(size.max() / size.min())
         ax.set_yscale("log")
         if decades < 3:
             few = ticker.MaxNLocator(5, steps=NICE)
@@ -376,8 +348,8 @@ def set_scale(ax: Axes, values: pd.DataFrame, scale: str, log: bool) -> None:
                 ticker.FuncFormatter(lambda y, _: f"{y:g}".replace("e-0", "e-"))
             )
             ax.yaxis.set_minor_formatter(ticker.NullFormatter())
-    elif scale == "symlog":
-        threshold = max(size.min(), size.max() * 1e-4) if len(size) else 1.0
+    else:
+        threshold = max(size.min(), size.max() * 1e-4)
         ax.set_yscale("symlog", linthresh=10.0 ** np.floor(np.log10(threshold)))
         ax.axhline(0, color="0.6", linewidth=0.8, zorder=1)
 

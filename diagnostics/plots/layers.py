@@ -45,7 +45,6 @@ def metric(
     metric: str,
     ax: Axes | None = None,
     variant: str | None = None,
-    scale: str = "auto",
 ) -> Axes:
     """Draw a metric over the layers from input to output: a line per client, and a thick one for all clients.
 
@@ -60,12 +59,9 @@ def metric(
         frame: rows of one run, seed, round and model of each client, and of nulls.
         metric: any per-layer metric of the frame.
         variant: the variant. Default: the metric's usual one.
-        scale: ``linear``, ``log``, ``symlog``, or ``auto``: log for variances, traces and sensitivities, symlog if some
-            of those are not above 0, linear for the rest.
 
     Raises:
-        UsageError: a metric, variant or scale does not exist, a client and layer have several values, or a log scale
-            was requested for values that are not above 0.
+        UsageError: a metric or variant does not exist, or a client and layer have several values.
     """
     rows = of_metric(frame, metric)
     kind = metric_or_placeholder(metric)
@@ -122,7 +118,7 @@ def metric(
             for title, draws in nulls.items()
             for k, curve in enumerate(draws, 1)
         }
-        set_scale(axes, values.assign(**curves), scale, look.log)
+        set_scale(axes, values.assign(**curves), look.log)
         x = np.arange(len(layers))
         for k, name in enumerate(names):
             line = axes.plot(x, values[name], linewidth=1.3, **client_style(k, names))[
@@ -159,7 +155,7 @@ def metric(
                 ha="center",
                 color="0.3",
             )
-        if paired and scale in ("auto", "linear"):
+        if paired:
             # the margin above the highest value is a share of its distance from 0
             axes.update_datalim([(0.0, 0.0)])
             axes.autoscale_view()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -22,7 +22,6 @@ from fl_core.statistics import design_effect
 from ..measurement import ClientModel, Data, Measurement
 from .features import (
     Array,
-    Features,
     NoValue,
     features_of,
     folds_of,
@@ -38,17 +37,12 @@ Classify = Callable[[Array, Array, Array], Array]
 """(training features, training labels, test features) -> predicted labels"""
 
 
-@dataclass(frozen=True, eq=False)
-class _Hits:
-    """Which held-out samples of a client were classified right, bool [n], their groups, and a note on the fits."""
-
-    right: Array
-    note: str = ""
-    groups: Array | None = None
+Score = tuple[float, float | None, int, str]
+"""A value, its standard error, its number of samples, and a note on how it was found."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Part:
+class Part:
     """One client's features at one layer: training samples with their folds, and test samples if there are any."""
 
     client: str
@@ -154,7 +148,7 @@ class ProbeOptions:
         )
 
     def folds_of(self, y: Array, seed: int, groups: Array | None) -> Array:
-        """Return the fold of each sample with labels y [n], as in :class:`_Part`. A group is in one fold."""
+        """Return the fold of each sample with labels y [n], as in :class:`Part`. A group is in one fold."""
         if self.test is not None:
             return np.full(len(y), -1)
         return (
@@ -171,7 +165,7 @@ def probe_rows(
     measurement: Measurement,
     options: ProbeOptions,
 ) -> list[Row]:
-    """Return the rows of a probe, layer by layer: each client's own, then all clients pooled.
+    """Return the rows of a probe by :func:`pooled_rows`.
 
     Variant ``"own"`` is each client's probe on its own data. Variant ``"pooled"`` is one probe for the features of all
     clients, each from its own model. Its accuracy is on each client's samples and, for client "", on all of them. The
@@ -180,94 +174,102 @@ def probe_rows(
     Raises:
         UsageError: a client has no test data, or data do not fit.
     """
-    subjects, layers, seed = measurement.subjects, measurement.layers, measurement.seed
-    if not subjects:
-        return []
-    for subject in subjects if options.test is not None else ():
+    for subject in measurement.subjects if options.test is not None else ():
         check_known("client with test data", subject.client, options.test or {})
-    paths = sorted({layer.output for layer in layers if layer.used})
-    share = max(options.samples // len(subjects), 1)
-    hits_of: list[dict[str, str | _Hits]] = []
-    kept: dict[str, list[_Part | str]] = {path: [] for path in paths}
+
+    def judge(parts: Sequence[Part]) -> tuple[Score, list[Score]]:
+        hits, note = _hits(parts, classify)
+        groups = [part.tested_groups() for part in parts]
+        together = None
+        if all(each is not None for each in groups):
+            together = nested_groups(groups)
+        each = [_accuracy(*one, note) for one in zip(hits, groups, strict=True)]
+        return _accuracy(np.concatenate(hits), together, note), each
+
+    how = f"{estimator}, {options.judged_by}"
+    return pooled_rows(metric, judge, how, measurement, options, options)
+
+
+def pooled_rows(
+    metric: str,
+    judge: Callable[[Sequence[Part]], tuple[Score, list[Score]]],
+    estimator: str,
+    measurement: Measurement,
+    options: Any,
+    probe: ProbeOptions | None = None,
+) -> list[Row]:
+    """Return rows of each client's own features (``own``), and of those of all clients (``pooled``).
+
+    Args:
+        judge: clients' features -> the score of all, and each client's. It may raise :class:`NoValue`.
+        options: with the number of ``samples``.
+        probe: how samples are held out. The pool then has a row for each client, too.
+    """
+    subjects, seed = measurement.subjects, measurement.seed
+    used = [layer for layer in measurement.layers if layer.used]
+    paths = sorted({layer.output for layer in used})
+    share = max(options.samples // max(len(subjects), 1), 1)
+    own: list[dict[str, str | tuple[Score, list[Score]]]] = []
+    pool: dict[str, list[Part | str]] = {path: [] for path in paths}
     for subject in subjects:
         train = features_of(measurement, subject, paths, options.samples)
-        tested = None
-        if options.test is not None:
-            tested = features_of(
-                measurement,
-                subject,
-                paths,
-                options.samples,
-                options.test[subject.client],
-            )
         groups = None if subject.groups is None else subject.groups[train.sample]
-        of_test = getattr((options.test or {}).get(subject.client), "groups", None)
-        if tested is not None and of_test is not None:
-            of_test = of_test[tested.sample]
-        folds, hits_at = options.folds_of(train.y, seed, groups), {}
+        given = None if probe is None else (probe.test or {}).get(subject.client)
+        tested = of_test = None
+        if given is not None:
+            tested = features_of(measurement, subject, paths, options.samples, given)
+            if getattr(given, "groups", None) is not None:
+                of_test = given.groups[tested.sample]
+        fold = np.full(len(train.y), -1)
+        if probe is not None:
+            fold = probe.folds_of(train.y, seed, groups)
+        own.append({})
         for path in paths:
-            part = _part(subject.client, path, train, tested, folds, groups, of_test)
-            hits_at[path] = part if isinstance(part, str) else _hits([part], classify)
-            kept[path].append(
-                part if isinstance(part, str) else _first(part, share, options, seed)
-            )
-        hits_of.append(
-            {
-                path: value if isinstance(value, str) else value[0]
-                for path, value in hits_at.items()
-            }
-        )
+            part: Part | str
+            try:
+                test = None if tested is None else (tested.at(path), tested.y)
+                x, y = train.at(path), train.y
+                part = Part(subject.client, x, y, fold, test, groups, of_test)
+            except NoValue as reason:
+                part = f"at client {subject.client!r}: {reason}"
+            own[-1][path] = _judged(judge, [part])
+            if isinstance(part, Part):
+                part = _first(part, share, probe, seed)
+            pool[path].append(part)
         measurement.tick(subject.client)
-    pooled: dict[str, str | list[_Hits]] = {}
-    for path in paths:
-        faults = [part for part in kept[path] if isinstance(part, str)]
-        pooled[path] = (
-            faults[0]
-            if faults
-            else _hits([p for p in kept[path] if isinstance(p, _Part)], classify)
-        )
-    common = {"metric": metric, "estimator": f"{estimator}, {options.judged_by}"}
     rows = []
-    for layer in layers:
-        together = pooled.get(layer.output, "") if layer.used else ""
-        hits = [
-            _of(hits_of[k].get(layer.output, "") if layer.used else "", layer)
-            for k in range(len(subjects))
-        ]
-        rows += [
-            _row(s, layer, "own", h, common)
-            for s, h in zip(subjects, hits, strict=True)
-        ]
-        pooled_hits = [
-            together if isinstance(together, str) else together[k]
-            for k in range(len(subjects))
-        ]
-        rows += [
-            _row(s, layer, "pooled", _of(h, layer), common)
-            for s, h in zip(subjects, pooled_hits, strict=True)
-        ]
-        whole = together if isinstance(together, str) else _joined(together)
-        rows.append(_row(None, layer, "pooled", _of(whole, layer), common))
+    common: dict[str, Any] = {"metric": metric, "estimator": estimator}
+    pooled = {path: _judged(judge, parts) for path, parts in pool.items()}
+    for layer in measurement.layers if subjects else ():
+        common["layer"] = layer
+        for subject, found in zip(subjects, own, strict=True):
+            rows.append(_row(found.get(layer.output), None, "own", subject, **common))
+        together = pooled.get(layer.output)
+        for k, subject in enumerate(subjects if probe is not None else ()):
+            rows.append(_row(together, k, "pooled", subject, **common))
+        rows.append(_row(together, None, "pooled", None, **common))
     return rows
 
 
-def _part(
-    client: str,
-    path: str,
-    train: Features,
-    tested: Features | None,
-    folds: Array,
-    groups: Array | None,
-    test_groups: Array | None,
-) -> _Part | str:
+def _judged(
+    judge: Callable[[Sequence[Part]], tuple[Score, list[Score]]],
+    parts: Sequence[Part | str],
+) -> str | tuple[Score, list[Score]]:
+    """Return the scores of some clients' features, or why there are none."""
+    sound = [part for part in parts if isinstance(part, Part)]
+    for part in parts:
+        if isinstance(part, str):
+            return part
+    who = f"at client {sound[0].client!r}" if len(sound) == 1 else "at all clients"
+    if len({part.x.shape[1] for part in sound}) > 1:
+        return f"{who}: features of different widths"
     try:
-        test = None if tested is None else (tested.at(path), tested.y)
-        return _Part(client, train.at(path), train.y, folds, test, groups, test_groups)
+        return judge(sound)
     except NoValue as reason:
-        return f"at client {client!r}: {reason}"
+        return f"{who}: {reason}"
 
 
-def _first(part: _Part, count: int, options: ProbeOptions, seed: int) -> _Part:
+def _first(part: Part, count: int, probe: ProbeOptions | None, seed: int) -> Part:
     """Return a client's first samples with folds, and its first test samples, at most ``count`` of each.
 
     Each class keeps its share.
@@ -285,111 +287,80 @@ def _first(part: _Part, count: int, options: ProbeOptions, seed: int) -> _Part:
         others = few(test[1])
         test = test[0][others], test[1][others]
         test_groups = None if test_groups is None else test_groups[others]
-    groups = None if part.groups is None else part.groups[rows]
-    return replace(
-        part,
-        x=part.x[rows],
-        y=part.y[rows],
-        fold=options.folds_of(part.y[rows], seed, groups),
-        test=test,
-        groups=groups,
-        test_groups=test_groups,
-    )
+    y, groups = part.y[rows], None if part.groups is None else part.groups[rows]
+    fold = part.fold[rows]
+    if probe is not None:
+        fold = probe.folds_of(y, seed, groups)
+    return Part(part.client, part.x[rows], y, fold, test, groups, test_groups)
 
 
-def _joined(hits: Sequence[_Hits]) -> _Hits:
-    """Return the hits of all clients together."""
-    groups = None
-    if all(each.groups is not None for each in hits):
-        groups = nested_groups(each.groups for each in hits)
-    return _Hits(np.concatenate([each.right for each in hits]), hits[0].note, groups)
+def _hits(parts: Sequence[Part], classify: Classify) -> tuple[list[Array], str]:
+    """Return which predictions of a probe are right, [n] of bool for each part, and a note on its fits.
 
-
-def _hits(parts: Sequence[_Part], classify: Classify) -> str | list[_Hits]:
-    """Return the correct predictions of a probe on each part, or why there are none."""
-    client = (
-        f"at client {parts[0].client!r}: " if len(parts) == 1 else "at all clients: "
-    )
+    Raises:
+        NoValue: there is nothing to train on or to tell apart.
+    """
     labels = np.concatenate([part.y for part in parts])
-    if len({part.x.shape[1] for part in parts}) > 1:
-        return client + "features of different widths"
     if len(labels) < 2 and parts[0].test is None:
-        return client + f"{len(labels)} samples, at least 2 are needed"
+        raise NoValue(f"{len(labels)} samples, at least 2 are needed")
     if len(np.unique(labels)) < 2:
-        return client + "samples of one class"
+        raise NoValue("samples of one class")
     folds = 1 + max(int(part.fold.max()) for part in parts)
-    right_of: list[list[Array]] = [[] for _ in parts]
+    right_of: list[list[Array]] = [[np.zeros(0, dtype=bool)] for _ in parts]
     classes = 0  # that train at once
-    try:
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always", ConvergenceWarning)
-            for rounds in zip(*(part.rounds(folds) for part in parts), strict=True):
-                x, y, test, wanted = (
-                    np.concatenate(arrays) for arrays in zip(*rounds, strict=True)
-                )
-                if not len(y):
-                    raise NoValue("no samples to train on beside those held out")
-                classes = max(classes, len(np.unique(y)))
-                right = classify(x, y, test) == wanted
-                ends = np.cumsum([len(own[3]) for own in rounds])[:-1]
-                for hits, some in zip(right_of, np.split(right, ends), strict=True):
-                    hits.append(some)
-    except NoValue as reason:
-        return client + str(reason)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", ConvergenceWarning)
+        for rounds in zip(*(part.rounds(folds) for part in parts), strict=True):
+            arrays = [np.concatenate(each) for each in zip(*rounds, strict=True)]
+            x, y, test, wanted = arrays
+            if not len(y):
+                raise NoValue("no samples to train on beside those held out")
+            classes = max(classes, len(np.unique(y)))
+            right = classify(x, y, test) == wanted
+            ends = np.cumsum([len(own[3]) for own in rounds])[:-1]
+            for hits, some in zip(right_of, np.split(right, ends), strict=True):
+                hits.append(some)
     if classes == 1:
-        return client + "samples of one class train in every fold"
+        raise NoValue("samples of one class train in every fold")
     late = sum(issubclass(warning.category, ConvergenceWarning) for warning in seen)
-    note = f", {late} of {len(right_of[0])} fits not converged" if late else ""
-    return [
-        _Hits(
-            np.concatenate([np.zeros(0, dtype=bool), *hits]), note, part.tested_groups()
-        )
-        for part, hits in zip(parts, right_of, strict=True)
-    ]
+    fits = len(right_of[0]) - 1
+    note = f", {late} of {fits} fits not converged" if late else ""
+    return [np.concatenate(hits) for hits in right_of], note
 
 
-def _of(found: str | _Hits, layer: Layer) -> str | _Hits:
-    """Return the hits, or a status on why there is no value."""
-    if not layer.used:
-        return "unused in the forward pass"
-    if isinstance(found, str):
-        return f"output of layer {layer.name!r} {found}"
-    return found if len(found.right) else "no held-out samples"
+def _accuracy(hits: Array, groups: Array | None, note: str) -> Score:
+    if not len(hits):
+        return np.nan, None, 0, note
+    return float(hits.mean()), accuracy_error(hits, groups), len(hits), note
 
 
 def _row(
-    subject: ClientModel | None,
-    layer: Layer,
+    found: str | tuple[Score, list[Score]] | None,
+    k: int | None,
     variant: str,
-    hits: str | _Hits,
-    common: Mapping[str, str],
+    subject: ClientModel | None,
+    *,
+    metric: str,
+    estimator: str,
+    layer: Layer,
 ) -> Row:
-    where = (
-        {"client": subject.client, "n_train": subject.n_train}
-        if subject is not None
-        else {}
-    )
-    columns: dict[str, Any] = {"layer": layer.name, "variant": variant, **where}
-    if isinstance(hits, str):
-        return row(
-            common["metric"],
-            None,
-            status=hits,
-            n_samples=0,
-            estimator=common["estimator"],
-            **columns,
-        )
-    numbers: dict[str, Any] = {
-        "stderr": accuracy_error(hits.right, hits.groups),
-        "n_samples": len(hits.right),
-    }
-    return row(
-        common["metric"],
-        float(hits.right.mean()),
-        estimator=common["estimator"] + hits.note,
-        **numbers,
-        **columns,
-    )
+    """Return a row of the score of all clients in a result, or of number ``k``."""
+    columns: dict[str, Any] = {"layer": layer.name, "variant": variant}
+    if subject is not None:
+        columns |= {"client": subject.client, "n_train": subject.n_train}
+    status, note = "ok", ""
+    value, columns["stderr"], columns["n_samples"] = None, None, 0
+    if not layer.used or found is None:
+        status = "unused in the forward pass"
+    elif isinstance(found, str):
+        status = f"output of layer {layer.name!r} {found}"
+    else:
+        score = found[0] if k is None else found[1][k]
+        value, columns["stderr"], columns["n_samples"], note = score
+        if not score[2]:
+            status = "no held-out samples"
+    how = estimator + note
+    return row(metric, value, status=status, estimator=how, **columns)
 
 
 def accuracy_error(hits: Array, groups: Array | None = None) -> float:

@@ -122,7 +122,6 @@ def _draw_heart(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         set_scale(
             ax,
             pd.concat([high, figure_4["high"], low], axis=1).astype(float),
-            "log",
             True,
         )
         name_ticks(ax, layers)

@@ -255,7 +255,7 @@ def _norms(
         sound = {name: used[name] for name in used if name not in failures}
         failures |= wrong_products(run, first, sound)
     except LossNotFinite as error:
-        why = f"the loss is not finite: {run.origin(error, layers)}"
+        why = str(error)
         n = sum(len(y) for _, y in batches(data, batch))
         return {}, {layer.name: why for layer in layers}, n
     for layer in layers:
@@ -412,20 +412,12 @@ class Published(Sensitivity):
         single_batch: samples of the batch, which is drawn with replacement as in the released code.
     """
 
-    when: str = "figure"
     reduce: str = "mean_of_tensors"
     single_batch: int = FIGURE_BATCH
 
-    moments: ClassVar[tuple[str, ...]] = ("figure",)
+    when: ClassVar[str] = "figure"
+    estimator: ClassVar[str] = "single_batch"
     of_tables: ClassVar[str] = "mean rows, released code"
-
-    @property
-    def estimator(self) -> str:
-        """The words of a batch that is drawn."""
-        return "single_batch"
-
-    def reader(self) -> None:
-        """Return None, since the batch is read in a pass of its own."""
 
     def meter(self, layers: Sequence[Layer]) -> ReleasedTables:
         return ReleasedTables(layers, self.tensors, self.reduce)
@@ -470,5 +462,5 @@ procrustes = replace(
 )
 federation_sensitivity = replace(
     METRICS["federation_sensitivity"], compute=published_sensitivity, options_type=Published, default_variant="figure",
-    variants=("figure", "importance"),
+    variants=("figure", "importance"), uses_gradient_pass=False, needs_all_layers=True,
 )  # fmt: skip

@@ -212,7 +212,7 @@ def _panel(
             label=name,
         )
     every = pd.concat([values.median(axis=1) for values in shown.values()], axis=1)
-    set_scale(ax, every, "auto", log)
+    set_scale(ax, every, log)
     if not log:
         ax.set_ylim(bottom=0)
     ax.set_xticks(range(len(every)), list(every.index), rotation=90, fontsize=6.5)

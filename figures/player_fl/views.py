@@ -284,7 +284,7 @@ def _dress(ax: Axes, network: Network, way: Way, shown: Sequence[pd.DataFrame]) 
 
 def _one_scale(ax: Axes, way: Way, shown: Sequence[pd.DataFrame]) -> None:
     """Set the scale of a row's common axis from the values of all its panels."""
-    set_scale(ax, pd.concat(shown, axis=1), "auto", way.log)
+    set_scale(ax, pd.concat(shown, axis=1), way.log)
     if not way.log:
         ax.set_ylim(bottom=0)
 

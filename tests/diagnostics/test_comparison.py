@@ -273,8 +273,6 @@ def test_the_report_keeps_both_kinds_apart() -> None:
     matrix = first.collections[0].get_array()
     assert matrix.ravel()[0] == pytest.approx(across["client_0", "client_0", "0"])
     assert report.plot("cka").has_data()
-    found, expected = (each.cka("4").to_numpy() for each in (report, plain))
-    assert found == pytest.approx(expected, abs=1e-6)
     assert "2 clients" in repr(plain)
 
 

@@ -425,7 +425,7 @@ def test_what_has_no_value_says_why() -> None:
         spoiled.get_parameter("2.bias")[0] = torch.nan
         vast.get_parameter("2.weight").fill_(1e308)
     large = (PLAIN[0].abs() * 100, PLAIN[1])
-    lost = "the loss is not finite: {} holds NaN or infinity"
+    lost = "the loss is not finite"
     for model, data, how, statuses in (
         (mlp(), PLAIN, {"layers": [Layer("none", ())]}, {"none": "no parameters"}),
         (
@@ -439,13 +439,13 @@ def test_what_has_no_value_says_why() -> None:
             spoiled,
             large,
             {},
-            dict.fromkeys("024", lost.format("parameter '2.bias' of layer '2'")),
+            dict.fromkeys("024", lost),
         ),
         (
             vast,
             large,
             {},
-            dict.fromkeys("024", lost.format("the output of layer '2'")),
+            dict.fromkeys("024", lost),
         ),
     ):
         found = measure(model, data, **how)

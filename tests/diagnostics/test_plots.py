@@ -131,8 +131,6 @@ def test_negative_traces_are_drawn_on_symlog() -> None:
     ax: Any = plots.metric(frame, "hessian_trace")
     assert ax.get_yscale() == "symlog"
     assert lines(ax)["VA"][1] == -0.02
-    with pytest.raises(UsageError, match=r"'VA' at 'fc2'"):
-        plots.metric(frame, "hessian_trace", scale="log")
 
 
 def test_many_clients_share_one_legend_entry() -> None:
@@ -374,7 +372,6 @@ def refusals() -> Iterator[tuple[str, Callable[[], Any]]]:
     both = pd.concat([diagnosis().assign(round=r) for r in (1, 20)], ignore_index=True)
     yield "mean 'grad_variance'", lambda: plots.metric(diagnosis(), "grad_varianse")
     yield "mean 'flatten'", lambda: plots.metric(diagnosis(), "cka", variant="flaten")
-    yield "mean 'log'", lambda: plots.metric(diagnosis(), "cka", scale="logg")
     for name in ("grad_variance", "cka"):
         yield r"round \(1, 20\)", lambda name=name: plots.metric(both, name)
     yield r"round \(1, 20\)", lambda: plots.cka_matrices(both)

@@ -98,5 +98,5 @@ def test_degenerate_layers() -> None:
     with torch.no_grad():
         model.get_parameter("2.bias")[0] = math.nan
     assert {r.status for r in hessian_spectrum(model, data, loose(model), loss=CE)} == {
-        "the loss is not finite: parameter '2.bias' of layer '2' holds NaN or infinity"
+        "the loss is not finite"
     }
