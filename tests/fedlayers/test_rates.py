@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,43 +30,6 @@ def judged(run: store.Run) -> list[float]:
     return [
         sum(line[key] for line in lines) / len(lines) for key in ("macro_f1", "loss")
     ]
-
-
-@pytest.mark.slow
-def test_every_arm_races_at_the_best_rate(tmp_path: Path) -> None:
-    told: list[str] = []
-    choice = choose(
-        CONFIG, tmp_path, arms=ARMS, seeds=(0, 1), tune_rates=3, progress=told.append
-    )
-    assert told[0].startswith("6 runs"), (
-        "three rates of one cut, one of which races, and three more"
-    )
-    assert choice.rates is not None
-    lr = choice.rates.lr
-    runs = {path.name: store.Run(path) for path in (tmp_path / "arms").iterdir()}
-    assert len(runs) == choice.cost.runs == choice.measured.runs == 6
-    rates = [0.05, 0.15, 0.5]
-    scores = {rate: judged(runs[f"all_but_last-lr{rate:g}-0"]) for rate in rates}
-    tried = {
-        line.lr: [line.macro_f1, line.loss] for line in choice.rates.table.itertuples()
-    }
-    assert tried == {rate: pytest.approx(found) for rate, found in scores.items()}
-    values = np.array([scores[rate] for rate in rates])
-    z = ((values - values.mean(axis=0)) / values.std(axis=0)) @ [1, -1]
-    assert lr == rates[int(z.argmax())]
-    raced = choice.standing.judged.set_index(["arm", "seed"])
-    for arm in ARMS:
-        for seed in (0, 1):
-            assert raced.loc[(arm, seed), "macro_f1"] == pytest.approx(
-                judged(runs[f"{arm}-lr{lr:g}-{seed}"])[0]
-            )
-    assert json.loads((tmp_path / "choice.json").read_text())["rates"]["used"] == lr
-    assert f"{lr:g}" in choice.rates.text()
-    if choice.plan is not None:
-        assert choice.plan.why.detail["rates"]["used"] == lr
-    again = choose(CONFIG, tmp_path, arms=ARMS, seeds=(0, 1), tune_rates=3)
-    assert again.rates is not None
-    pd.testing.assert_frame_equal(again.rates.table, choice.rates.table)
 
 
 def test_rates_are_tried_without_the_probe_among_the_arms(tmp_path: Path) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from scipy import stats
 
@@ -30,7 +28,6 @@ from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 from fl_core.plan import LayerPlan
 
-ITEMS = 7
 HEART = RunConfig(dataset="heart", rounds=2)
 
 
@@ -137,53 +134,6 @@ def lines(verdict: str, shared: int = 2, seeds: int = 5, **found: Any) -> list[s
     choice: Any = SimpleNamespace(inference=seen, winner=winner, cost_line="48 rounds.")
     lead = Answers("Federate fc1.", ("An answer.",), gains=("against x: +3",), **found)
     return overview(task, lead, choice, plan)
-
-
-def two_classes(path: Path) -> Path:
-    draw, parts = np.random.default_rng(0), []
-    for name in ("<b>north</b>", "south & west"):
-        x = draw.normal(size=(120, 4))
-        died = np.where(x[:, 0] + draw.normal(size=120) > 0.5, "died", "lived")
-        parts.append(pd.DataFrame(x, columns=[*"abcd"]).assign(outcome=died, ward=name))
-    pd.concat(parts).to_csv(path, index=False)
-    return path
-
-
-@pytest.mark.slow
-def test_the_report_of_two_classes(tmp_path: Path) -> None:
-    """It begins with the first page, escapes what comes from the data, and folds diagnostics and words."""
-    config = RunConfig(
-        dataset=str(two_classes(tmp_path / "wards.csv")),
-        client_column="ward",
-        label_column="outcome",
-        positive="died",
-        rounds=2,
-    )
-    found = study(
-        config,
-        ("local", "fedavg"),
-        (0,),
-        tmp_path / "out",
-        arms=("nothing", "all"),
-        progress=False,
-    )
-    html = found.page.read_text()
-    first, _, rest = html.partition("<h2>")
-    assert first.count("<li>") == ITEMS
-    clients = rest[: rest.index("<h2>")]
-    assert "<td>&lt;b&gt;north&lt;/b&gt;</td>" in clients
-    assert "south &amp; west" in clients
-    assert "<b>north</b>" not in html
-    assert len(re.findall(r"\[\d+\.\d, \d+\.\d\]", clients)) == 4
-    assert clients.count("<img") == 2
-    assert {"roc.png", "calibration.png"} <= {
-        path.name for path in (tmp_path / "out").iterdir()
-    }
-    folded = html[html.index("<details>") :]
-    assert html.count("<details>") == 3
-    assert "Hessian" in folded
-    assert "<dt>macro-F1</dt>" in folded
-    assert "Hessian" not in html[: html.index("<details>")]
 
 
 def test_predictions_that_cannot_be_made_are_a_reason(

@@ -33,19 +33,12 @@ from tests.conftest import (
     TOY,
     client_runner_of,
     every_other,
-    kind_for,
     network,
     play,
 )
 from tests.processes import alive
 
-ALL = sorted(registry())
-CONFIGS = {
-    "momentum": CONFIG.with_keys(momentum=0.9, weight_decay=0.01, eval_every=2),
-    "adamw kept": CONFIG.with_keys(
-        optimizer="adamw", lr=0.01, keep_optimizer=True, eval_every=2
-    ),
-}
+MOMENTUM = CONFIG.with_keys(momentum=0.9, weight_decay=0.01, eval_every=2)
 
 
 class Tantrum(Exception):
@@ -78,86 +71,50 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(base.ALGORITHMS._members, Failing.name, Failing)
 
 
-OPEN: dict[int, Workers] = {}
-SERVED: dict[int, tuple[str, str, str]] = {}
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    """Two processes for all tests, since new ones start slowly."""
+    task = runner.assemble(MOMENTUM, data=TOY, model=network("drop"))
+    pool = Workers(client_runner_of(task), 2)
+    yield pool
+    pids = [process.pid for process in pool._processes]
+    pool.close()
+    assert not any(alive(pid) for pid in pids), "closing ends every worker"
 
 
-def pool(count: int, kind: str, training: str, algorithm: str = "fedavg") -> Workers:
-    """One pool of each size for all tests: starting processes costs seconds, and they serve one run after another."""
-    wanted = (kind, training, like(algorithm))
-    if SERVED.get(count) != wanted:
-        task = runner.assemble(
-            CONFIGS[training].with_keys(algorithm=algorithm),
-            data=TOY,
-            model=network(kind_for(algorithm, kind)),
+def fail(kind: type[Exception], executor: Workers | None, epochs: int) -> Exception:
+    """Return the error of the failing algorithm."""
+    with pytest.raises(kind) as caught:
+        play(
+            MOMENTUM,
+            model="drop",
+            executor=executor,
+            algorithm="failing",
+            epochs=epochs,
         )
-        if count in OPEN:
-            OPEN[count].serve(client_runner_of(task))
-        else:
-            OPEN[count] = Workers(client_runner_of(task), count)
-        SERVED[count] = wanted
-    return OPEN[count]
+    return caught.value
 
 
-POOLS = ((2, "drop", "momentum"), (2, "norm", "adamw kept"))
-
-
-def like(name: str) -> str:
-    """An algorithm that makes the same of a model, whose workers serve both; ``fedavg`` leaves it as it is."""
-    made = {
-        each: getattr(kind.wrap_model, "__func__", None)
-        for each, kind in registry().items()
-    }
-    return next(each for each in ("fedavg", *ALL) if made[each] is made[name])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _close() -> Iterator[None]:
-    yield
-    for workers in OPEN.values():
-        pids = [process.pid for process in workers._processes]
-        workers.close()
-        assert not any(alive(pid) for pid in pids), "closing ends every worker"
-
-
-def both(
-    kind: type[BaseException], **options: Any
-) -> list[pytest.ExceptionInfo[BaseException]]:
-    caught = []
-    for runs in (None, pool(*POOLS[0])):
-        with pytest.raises(kind) as each:
-            play(CONFIGS["momentum"], model="drop", executor=runs, **options)
-        caught.append(each)
-    return caught
-
-
-def test_an_error_of_the_users_code_comes_back_with_its_type_and_words() -> None:
-    here, there = both(KeyError, algorithm="failing", epochs=2)
-    assert str(here.value) == str(there.value) == repr("no such key at client b")
-    notes = "".join(there.value.__notes__)
+def test_an_error_of_the_users_code_comes_back_with_its_type_and_words(
+    workers: Workers,
+) -> None:
+    here, there = (fail(KeyError, place, 2) for place in (None, workers))
+    assert str(here) == str(there) == repr("no such key at client b")
+    notes = "".join(there.__notes__)
     assert "worker" in notes
     assert "in loss" in notes, "the note shows where in the worker it happened"
 
 
-def test_an_error_that_cannot_be_pickled_comes_back_as_words() -> None:
-    with pytest.raises(RunError, match="Tantrum") as caught:
-        play(
-            CONFIGS["momentum"],
-            model="drop",
-            executor=pool(*POOLS[0]),
-            algorithm="failing",
-            epochs=3,
-        )
-    assert str(caught.value) == "Tantrum: no luck because of b"
+def test_an_error_that_cannot_be_pickled_comes_back_as_words(workers: Workers) -> None:
+    assert str(fail(RunError, workers, 3)) == "Tantrum: no luck because of b"
 
 
-def test_results_before_an_error_are_given_first_and_the_pool_goes_on_after_it() -> (
-    None
-):
-    task = runner.assemble(CONFIGS["momentum"], data=TOY, model=network("drop"))
+def test_results_before_an_error_are_given_first_and_the_pool_goes_on_after_it(
+    workers: Workers,
+) -> None:
+    task = runner.assemble(MOMENTUM, data=TOY, model=network("drop"))
     start = tree.state_dict(task.model)
     broken = {name: torch.full_like(value, torch.nan) for name, value in start.items()}
-    workers = pool(*POOLS[0])
     workers.use(task.algorithm(None))
 
     def job(client: int, of: tree.Tree) -> TrainRequest:

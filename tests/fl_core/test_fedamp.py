@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -63,12 +62,6 @@ def heard(algorithm: Mixing, uploads: dict[int, Tree]) -> State:
     server = algorithm.server_state(tree.state_dict(network("plain").double()))
     Mixing.aggregate(algorithm, server, updates(uploads), Round(0))
     return server
-
-
-def flat(model: Tree) -> np.ndarray:
-    return np.concatenate(
-        [model[name].double().numpy().ravel() for name in sorted(model)]
-    )
 
 
 @pytest.mark.parametrize("name", MIXING)
@@ -131,33 +124,6 @@ def test_a_client_alone_weighs_itself(name: str) -> None:
     values = [r["value"] for r in played.rows if r["metric"] == "aggregation_weight"]
     assert values
     assert values == pytest.approx([1.0] * len(values))
-
-
-def scoring(losses: dict[str, float]) -> Any:
-    """A client at which models have these losses, by what they are called."""
-    return SimpleNamespace(score=lambda model, what: {"loss": losses[what]})
-
-
-@pytest.mark.parametrize("norm", ["l2", "l1"])
-def test_fedfomo_mixes_by_the_drop_of_the_loss_over_the_distance(norm: str) -> None:
-    algorithm = FedFomo(problem(), None, {"norm": norm})
-    own, peers = noise(0), {str(c): noise(c) for c in (1, 2, 3)}
-    losses = {"own": 2.0, "1": 1.5, "2": 2.5, "3": 0.5}
-    state = State({"model": own})
-    start = algorithm.client_start(state, Message(peers), scoring(losses), Round(1), 0)
-    order = {"l1": 1, "l2": 2}[norm]
-    raw = {
-        p: (2.0 - losses[p]) / np.linalg.norm(flat(each) - flat(own), order)
-        for p, each in peers.items()
-    }
-    assert state.meta["weights"] == pytest.approx(raw)
-    positive = {p: w for p, w in raw.items() if w > 0}
-    assert set(positive) == {"1", "3"}
-    wanted = flat(own) + sum(
-        w / sum(positive.values()) * (flat(peers[p]) - flat(own))
-        for p, w in positive.items()
-    )
-    np.testing.assert_allclose(flat(start), wanted, atol=1e-12)
 
 
 def test_fedfomos_personal_model_is_the_mixture() -> None:

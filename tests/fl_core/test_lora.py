@@ -6,7 +6,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -130,28 +129,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("heart") / "run"
     run(HEART.with_keys(algorithm="fedper"), out, progress=False)
     return out
-
-
-def test_an_export_has_the_adapters_in_the_plain_model(
-    trained: Path, tmp_path: Path
-) -> None:
-    made = fl.export(trained, tmp_path / "va.safetensors", client="va")
-    own, task = fl.load_models(trained, which="personal")
-    x = task.data.clients[0].test.x
-    plain = models.build("heart_mlp", task.data.shape, 5)
-    assert tree.state_dict(made.model()).keys() == tree.state_dict(plain).keys()
-    torch.testing.assert_close(
-        evaluate.predict(made.model(), x),
-        evaluate.predict(own["va"], x),
-        rtol=0,
-        atol=1e-5,
-    )
-    raw = np.random.default_rng(0).normal(size=(4, 10))
-    with torch.no_grad():
-        expected = own["va"].eval()(made.inputs.samples(raw).x)
-    torch.testing.assert_close(
-        fl.predict(made.path, raw).logits, expected, rtol=0, atol=1e-5
-    )
 
 
 @pytest.mark.parametrize(

@@ -157,25 +157,6 @@ def test_the_limit_is_fedavg_bit_for_bit(limit: str, setting: Setting) -> None:
     assert len(set(wanted.server())) == 3, "the model must move in every round"
 
 
-@settings(2)
-@pytest.mark.parametrize("name", ["vanilla", "anti"])
-def test_a_schedule_that_freezes_nothing_is_fedbabu(
-    name: str, setting: Setting
-) -> None:
-    """With momentum and decay, until the last client has fine-tuned its copy."""
-    found, wanted = (
-        run(setting, name, options={"unfreeze": "0,0"}),
-        run(setting, "fedbabu"),
-    )
-    assert found.server() == wanted.server()
-    assert found.evaluated() == wanted.evaluated()
-    tuned = [
-        {c: tree.digest(t) for c, t in p.checkpoints[-1].models["personal"].items()}
-        for p in (found, wanted)
-    ]
-    assert tuned[0] == tuned[1]
-
-
 @settings(0)
 def test_ditto_without_a_pull_is_local(setting: Setting) -> None:
     found = run(setting, "ditto", options={"lam": 0})

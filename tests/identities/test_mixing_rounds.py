@@ -98,9 +98,10 @@ def test_fedamp_is_the_papers(name: str, start: str) -> None:
             check_close(state["model"], wanted, 1e-10)
 
 
-def test_fedfomo_is_the_papers() -> None:
+@pytest.mark.parametrize("norm", ["l2", "l1"])
+def test_fedfomo_is_the_papers(norm: str) -> None:
     """With everyone who has replied on offer."""
-    run, net = half("fedfomo", downloads=N, epsilon=0), exact()
+    run, net = half("fedfomo", downloads=N, epsilon=0, norm=norm), exact()
 
     def loss(model: Tree, client: int) -> float:
         split = TOY.clients[client].validation
@@ -119,7 +120,7 @@ def test_fedfomo_is_the_papers() -> None:
         for i in sampled(run, index):
             row = np.zeros(N)
             for j in heard - {i}:
-                gap = np.linalg.norm(flat(own[j]) - flat(own[i]))
+                gap = np.linalg.norm(flat(own[j]) - flat(own[i]), int(norm[1]))
                 row[j] = max(0.0, (loss(own[i], i) - loss(own[j], i)) / gap)
             helped += bool(row.any())
             starts[i] = mixed(row / row.sum(), own) if row.any() else own[i]

@@ -18,7 +18,7 @@ from fedlayers.cli.app import main
 from fl_core.config import RunConfig
 from fl_core.errors import DivergedError, RunError, UsageError, WorkerError
 from fl_core.recorder import read_pace
-from tests.fedlayers.backends.works import contents
+from tests.faults.injected import contents
 
 pytestmark = pytest.mark.filterwarnings("ignore:client", "ignore:node .* is lost")
 CONFIG = RunConfig(

@@ -15,7 +15,7 @@ from fedlayers.studies.compare import compare
 from fedlayers.studies.jobs import TrainingJob
 from fl_core.config import RunConfig
 from fl_core.records.store import Run
-from tests.fedlayers.backends.works import contents
+from tests.faults.injected import contents
 
 CONFIG = RunConfig(dataset="heart", rounds=80, checkpoint_every=2, eval_every=40)
 PORTS = (

@@ -27,7 +27,8 @@ from fl_core.errors import BusyError, RunError, UsageError, WorkerError
 from fl_core.records import writing
 from fl_core.records.store import Run
 from fl_core.task import assemble
-from tests.fedlayers.backends.works import Toy, contents
+from tests.faults.injected import contents
+from tests.fedlayers.backends.works import Toy
 
 CONFIG = RunConfig(dataset="heart", rounds=3, eval_every=1, checkpoint_every=1)
 pytestmark = pytest.mark.filterwarnings("ignore:client")

@@ -18,7 +18,7 @@ from fedlayers.backends.names import open_backend
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError
 from fl_core.records.store import Run
-from tests.fedlayers.backends.works import contents
+from tests.faults.injected import contents
 
 pytestmark = pytest.mark.filterwarnings("ignore:client", "ignore:node .* is lost")
 CONFIG = RunConfig(dataset="heart", rounds=3, eval_every=1, checkpoint_every=1)

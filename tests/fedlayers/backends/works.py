@@ -1,4 +1,4 @@
-"""A work that needs no training, and what a folder of runs holds; for processes that import little."""
+"""A work that needs no training; for processes that import little."""
 
 from __future__ import annotations
 
@@ -9,18 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fl_core.errors import RunError, UsageError
-
-UNCOVERED = {"lock", "timing.jsonl"}
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """All files below a folder but those in which no two runs agree."""
-    files = (
-        path
-        for path in folder.rglob("*")
-        if path.is_file() and path.name not in UNCOVERED
-    )
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 @dataclass(frozen=True)
