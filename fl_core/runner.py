@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from contextvars import ContextVar
@@ -41,7 +42,6 @@ from fl_core.rows import selecting_scores
 from fl_core.stopping import EarlyStopping, Listener, Schedule, StoppingRule
 from fl_core.stored_models import copy_with
 from fl_core.task import Task, assemble
-from fl_core.workers import check_main_block
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 """Where clients may train; a number may follow, as in ``cuda:1``."""
@@ -250,6 +250,25 @@ def resume(
         how = Execution(progress, until, save_seconds, loggers_of(log), trained_by)
         code = restore.digests(task) if changed else {}
         return _execute(task, instruments, writer, how, done, code)
+
+
+def check_main_block() -> None:
+    """Refuse work that a script does while it is imported for a new process, which happens without a main block.
+
+    Raises:
+        UsageError: the caller runs in such an import.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if (
+            frame.f_globals.get("__name__") == "__mp_main__"
+            and frame.f_code.co_name == "<module>"
+        ):
+            raise UsageError(
+                f'training in {frame.f_code.co_filename} must be below a line `if __name__ == "__main__":`; got line '
+                f"{frame.f_lineno} above it. New processes import the script, and must not train again."
+            )
+        frame = frame.f_back
 
 
 def check_device(name: str) -> None:

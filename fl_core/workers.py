@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 import multiprocessing
 import os
@@ -226,25 +225,6 @@ def check_sendable(model: nn.Module | Callable[..., nn.Module]) -> None:
             f"model {name} must be sendable to worker processes: {error}. "
             "Define its classes and functions at the top of a module, or use workers=0."
         ) from error
-
-
-def check_main_block() -> None:
-    """Refuse work that a script does while it is imported for a new process, which happens without a main block.
-
-    Raises:
-        UsageError: the caller runs in such an import.
-    """
-    frame = inspect.currentframe()
-    while frame is not None:
-        if (
-            frame.f_globals.get("__name__") == "__mp_main__"
-            and frame.f_code.co_name == "<module>"
-        ):
-            raise UsageError(
-                f'training in {frame.f_code.co_filename} must be below a line `if __name__ == "__main__":`; got line '
-                f"{frame.f_lineno} above it. New processes import the script, and must not train again."
-            )
-        frame = frame.f_back
 
 
 @contextmanager

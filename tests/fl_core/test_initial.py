@@ -1,4 +1,4 @@
-"""Starting weights: a run's global model or a file, a classifier for other classes, words by name."""
+"""Starting weights: a run's global model or a file, a classifier for other classes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fl_core import data as datasets, initial, models, runner, tree
+from fl_core import initial, models, runner, tree
 from fl_core.config import RunConfig
 from fl_core.data.text import SPECIAL, TokenShape
 from fl_core.errors import CorruptError, UsageError
@@ -193,16 +193,6 @@ def test_runs_without_a_global_model_or_a_checkpoint_are_refused(
 HERE, THERE = ("good", "bad", "slow", "the"), ("the", "cabin", "good")
 
 
-def texts(words: tuple[str, ...], seed: int) -> nn.Module:
-    return models.build(
-        "text_transformer",
-        TokenShape((6,), len(SPECIAL) + len(words)),
-        2,
-        seed=seed,
-        options={"width": 4},
-    )
-
-
 def run_of(path: Path, model: nn.Module, words: tuple[str, ...]) -> Path:
     """A run on texts whose global model and vocabulary are these."""
     source = path.with_suffix(".jsonl")
@@ -222,45 +212,14 @@ def run_of(path: Path, model: nn.Module, words: tuple[str, ...]) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore:client:UserWarning")
-def test_words_are_looked_up_by_name(tmp_path: Path) -> None:
-    there = models.build(
-        "text_transformer",
-        TokenShape((64,), 3 + len(THERE)),
-        2,
-        seed=1,
-        options={"width": 4},
-    )
-    path = run_of(tmp_path / "run", there, THERE)
+def test_a_run_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    shape = TokenShape((64,), len(SPECIAL) + len(THERE))
+    model = models.build("text_transformer", shape, 2, options={"width": 4})
+    path = run_of(tmp_path / "run", model, THERE)
     known = store.Run(path).config["words"]
-    assert sorted(known) == sorted(THERE)
-    assert datasets.load(
-        tmp_path / "run.jsonl", partition="iid", clients=2
-    ).words == tuple(known)
-    model = models.build(
-        "text_transformer",
-        TokenShape((64,), 3 + len(HERE)),
-        2,
-        seed=2,
-        options={"width": 4},
-    )
-    fresh, wanted = tree.state_dict(model), tree.state_dict(there)
-    notes = start(model, path, models.example(TokenShape((64,), 3 + len(HERE))), HERE)
-    assert notes == [f"2 of 4 words start as {path} has them, the others fresh"]
-    table, theirs = (
-        tree.state_dict(model)["embedding.token.weight"],
-        wanted["embedding.token.weight"],
-    )
-    assert torch.equal(table[:3], theirs[:3])
-    for k, word in enumerate(HERE):
-        row = (
-            theirs[3 + known.index(word)]
-            if word in known
-            else fresh["embedding.token.weight"][3 + k]
-        )
-        assert torch.equal(table[3 + k], row), word
-    assert torch.equal(
-        tree.state_dict(model)["fc1.linear.weight"], wanted["fc1.linear.weight"]
-    )
+    assert start(model, path, models.example(shape), known) == []
+    with pytest.raises(UsageError, match="vocabulary of the data"):
+        start(model, path, models.example(shape), HERE)
 
 
 def test_a_package_of_weights_is_known_by_its_bytes_and_paired_by_order(
