@@ -17,7 +17,7 @@ from diagnostics.plots.drawing import COLOURS, MARKERS, Panel, heat, style
 from figures import items, names
 from figures.differences import last_evaluations, of_each, settled
 from figures.items import Drawing, Finding, Item
-from figures.page import markdown, missing_runs, numbers, percent
+from figures.page import markdown, means, missing_runs, numbers
 from figures.recipe import PLAIN_SGD, by_method, labels, mean_accuracy, trained, where
 from figures.verdicts import judged, plain
 from fl_core import rows, runner, statistics
@@ -302,11 +302,8 @@ def _correlation(ax: Axes, frame: pd.DataFrame) -> None:
 
 def _last(frame: pd.DataFrame, metric: str, variant: str = "") -> pd.DataFrame:
     """A quantity of the layers after the last round, layers x seeds."""
-    part = where(frame, run="pfedla", metric=metric, variant=variant)
-    part = part[part["round"] == part["round"].max()]
-    return part.pivot(index="layer", columns="seed", values="value").reindex(
-        part["layer"].unique()
-    )
+    each = curves(frame, metric, variant).groupby(level="layer", sort=False)
+    return each.tail(1).droplevel("round")
 
 
 def _table(frame: pd.DataFrame, final: pd.DataFrame) -> pd.DataFrame:
@@ -338,30 +335,17 @@ def _table(frame: pd.DataFrame, final: pd.DataFrame) -> pd.DataFrame:
 
 
 def _page(frame: pd.DataFrame, final: pd.DataFrame) -> str:
-    lines: dict[str, list[str]] = {
-        "run": [],
-        "seeds": [],
-        "before local training %": [],
-        "after it %": [],
-        "sent": [],
+    runs, sent = list(final.index), _sent(frame)
+    lines = {
+        "run": list(map(names.title, runs)),
+        "seeds": list(final.notna().sum(axis=1)),
+        "before local training %": means(final, runs),
+        "after it %": means(last_evaluations(_learnt(frame, "local")), runs),
+        "sent": [
+            f"{sent[run]:.0f} bytes a client and round, {sent[run] / sent['pfedla']:.3f} of pFedLA's"
+            for run in runs
+        ],
     }
-    adapted = last_evaluations(_learnt(frame, "local"))
-    sent = _sent(frame)
-    whole = sent.get("pfedla", float("nan"))
-    for run in final.index:
-        after = adapted.loc[run].dropna() if run in adapted.index else []
-        scores = final.loc[run].dropna()
-        lines["run"].append(names.title(run))
-        lines["seeds"].append(str(len(scores)))
-        lines["before local training %"].append(
-            percent(*statistics.mean_interval(scores))
-        )
-        lines["after it %"].append(
-            percent(*statistics.mean_interval(after)) if len(after) else "–"
-        )
-        amount = sent[run]
-        share = f", {amount / whole:.3f} of pFedLA's" if whole > 0 else ""
-        lines["sent"].append(f"{amount:.0f} bytes a client and round{share}")
     layers = _last(frame, SELF).mean(axis=1)
     follows = {
         variant: _last(frame, CORRELATION, variant).mean(axis=1)

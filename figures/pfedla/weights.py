@@ -40,16 +40,6 @@ FULLY_CONNECTED = "fc1"
 """The layer whose weights are largest in the paper's Fig. 7 on CIFAR-10, as its text says."""
 
 
-def _selves(frame: pd.DataFrame) -> pd.DataFrame:
-    """The clients' mean weight on themselves, (layer, round) x seeds; the mean of all layers is left out."""
-    selves = frame[(frame["metric"] == SELF) & (frame["layer"] != "")]
-    return (
-        selves.groupby(["layer", "round", "seed"], sort=False)["value"]
-        .mean()
-        .unstack("seed")
-    )
-
-
 def periods(rounds: pd.Series) -> pd.Series:
     """The third of training of each recorded round; none for the start, round 0."""
     third = np.ceil(len(PERIODS) * rounds.astype(float) / rounds.max()).astype(int)
@@ -103,7 +93,7 @@ def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             name_ticks(ax, layers)
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=2, fontsize=7)
-    selves = _selves(mixing)
+    selves = curves(mixing, SELF).drop(index="", level="layer")
     rounds = selves.index.get_level_values("round")
     gains = (
         selves.xs(rounds.max(), level="round") - selves.xs(rounds.min(), level="round")
@@ -217,7 +207,7 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 def _draw_selves(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     mixing = where(frame, run="pfedla")
-    selves = _selves(mixing)
+    selves = curves(mixing, SELF).drop(index="", level="layer")
     layers = list(selves.index.get_level_values("layer").unique())
     rounds = selves.index.get_level_values("round")
     last = selves.xs(rounds.max(), level="round")

@@ -178,15 +178,13 @@ def _of_rounds(
     }
     frozen, end = judge(found["frozen"], TRAIL), judge(found["end"], NO_LOWER)
     return [
-        Finding(
+        frozen.finding(
             f"{NAMES[dataset]}: until all layers are unfrozen the schedules lie below FedAvg and FedBABU",
-            f"mean up to round {thawed}, in points: {frozen.text}",
-            frozen.held,
+            f"mean up to round {thawed}, in points: ",
         ),
-        Finding(
+        end.finding(
             f"{NAMES[dataset]}: at the end the schedules lie at most {100 * MARGIN:g} point below both",
-            f"after {last} rounds, in points: {end.text}",
-            end.held,
+            f"after {last} rounds, in points: ",
         ),
     ]
 
