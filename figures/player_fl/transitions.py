@@ -224,7 +224,10 @@ def _table(decided: list[Decisions]) -> pd.DataFrame:
     lines: list[dict[str, Any]] = []
     for each in decided:
         printed = CASES[each.dataset].printed
-        named = {"dataset": each.dataset, "published_dataset": printed}
+        named: dict[str, Any] = {
+            "dataset": each.dataset,
+            "published_dataset": printed,
+        }
         lines += [
             named | {"quantity": last, "published": layer, "place": place, "status": "published only"}
             for place, layer in each.lists.items()
