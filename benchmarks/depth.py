@@ -41,7 +41,7 @@ DOSES: dict[str, tuple[float, ...]] = {
 """Of each source the middle dose first: alpha, the share of pictures in the client's own style, degrees."""
 TEST = {"cifar10": 400, "pacs": 280, "fashion": 400, "isic": 192}
 """Test samples of a client."""
-RATES, HEAD_RATES = (0.00003, 0.0001, 0.0003), (0.001, 0.003, 0.01)
+RATES, HEAD_RATES = (0.00003, 0.0001, 0.0003), (0.0003, 0.001, 0.003, 0.01)
 TUNING, SEEDS = 90, (0, 1, 2, 3)
 HEADS = ("head", "shared head")
 """A classifier on frozen features, local or shared. The others are arms."""
