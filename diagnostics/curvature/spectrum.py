@@ -330,40 +330,31 @@ def hessian_spectrum(
     with set_mode(model, mode), twice_differentiable(model), torch.enable_grad():
         n = sum(len(y) for _, y in batches(data, batch))
         results = []
+        reached, lost = set(), ""
         try:
             reached = _reached(run, data, batch)
         except LossNotFinite as error:
-            return [
-                SpectrumResult(layer.name, (), (), "", run.size(layer), n, str(error))
-                for layer in layers
-            ]
+            lost = str(error)
         for layer in layers:
             names = [name for name in layer.parameters if name in reached]
-            status, how = "ok", ""
-            values: tuple[float, ...] = ()
-            errors: tuple[float, ...] = ()
+            found: tuple[Any, Any, str] = (), (), ""
+            status = lost or "ok"
             try:
                 if names:
-                    found = _largest(
-                        BlockHessian(run, data, names, batch), k, tol, seed, layer.name
-                    )
+                    block = BlockHessian(run, data, names, batch)
+                    values = _largest(block, k, tol, seed, layer.name)
                     _check_products(run, data, names, batch)
-                    values, errors, how = found
-                else:
-                    status = (
-                        "unused in the forward pass"
-                        if layer.parameters
-                        else "no parameters"
-                    )
+                    found = values
+                elif not layer.parameters:
+                    status = "no parameters"
+                elif not lost:
+                    status = "unused in the forward pass"
             except NoProduct as error:
                 status = f"layer {layer.name!r}: {error}"
             except LossNotFinite as error:
                 status = str(error)
-            results.append(
-                SpectrumResult(
-                    layer.name, values, errors, how, run.size(layer), n, status
-                )
-            )
+            size = run.size(layer)
+            results.append(SpectrumResult(layer.name, *found, size, n, status))
         return results
 
 

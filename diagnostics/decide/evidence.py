@@ -68,27 +68,23 @@ def against_nulls(
 def _decision(
     rows: pd.DataFrame, decide: Callable[[pd.DataFrame], LayerPlan]
 ) -> dict[str, Any]:
+    shared: list[str] = []
+    values: list[float | None] = []
+    variant, decided = "", False
     try:
         plan = decide(rows)
-    except (
-        RunError,
-        UsageError,
-    ) as error:  # a null may have no values to decide on: an untrained model has no updates
-        return {
-            "shared": [],
-            "values": [],
-            "variant": "",
-            "decided": False,
-            "status": str(error),
-        }
-    why = plan.why
-    shared, values = list(plan.shared), list(why.values)
+    except (RunError, UsageError) as error:
+        status = str(error)  # such as for an untrained model, which has no updates
+    else:
+        why = plan.why
+        shared, values = list(plan.shared), list(why.values)
+        variant, decided, status = why.variant, True, why.status
     return {
         "shared": shared,
         "values": values,
-        "variant": why.variant,
-        "decided": True,
-        "status": why.status,
+        "variant": variant,
+        "decided": decided,
+        "status": status,
     }
 
 

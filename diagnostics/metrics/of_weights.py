@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fl_core import tree
-from fl_core.costs.layers import SIZES, WORK, step_work
+from fl_core.costs.layers import WORK, step_work
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.model_contexts import set_mode
@@ -396,47 +396,35 @@ def layer_cost(measurement: Measurement) -> list[Row]:
                 mode=measurement.mode,
                 seed=seed,
             )
-        tensors, known = (
-            tree.named_tensors(subject.model),
-            {name for name, _ in subject.model.named_parameters()},
-        )
+        tensors = tree.named_tensors(subject.model)
+        known = {name for name, _ in subject.model.named_parameters()}
         for layer in layers:
             n = sum(tensors[name].numel() for name in layer.tensors if name in known)
-            sizes = {
-                "parameters": n,
-                "bytes": tree.n_bytes(tree.select(tensors, layer.tensors)),
-            }
-            for variant in (*SIZES, *WORK):
-                lacking = variant in WORK and not layer.used
-                value = (
-                    sizes.get(variant, 0.0)
-                    if variant in SIZES
-                    else getattr(work, variant).get(layer.name, 0.0)
-                )
-                rows.append(
-                    row(
-                        "layer_cost",
-                        None
-                        if lacking
-                        else value / (1 if variant in SIZES else SAMPLES),
-                        status="unused in the forward pass" if lacking else "ok",
-                        client=subject.client,
-                        layer=layer.name,
-                        variant=variant,
-                        stderr=None if lacking else 0.0,
-                        estimator={
-                            "bytes": "storage",
-                            "parameters": "count",
-                            "activation_bytes": "saved_tensors",
-                        }.get(variant, "flop_counter"),
-                        unit=UNITS.get(variant, ""),
-                        n_params=n,
-                        n_samples=0 if variant in SIZES else SAMPLES,
-                        n_train=subject.n_train,
-                    )
-                )
+            common: dict[str, Any] = {"client": subject.client, "layer": layer.name}
+            common |= {"n_params": n, "n_train": subject.n_train, "stderr": 0.0}
+            stored = tree.n_bytes(tree.select(tensors, layer.tensors))
+            rows.append(_cost("parameters", n, "count", **common))
+            rows.append(_cost("bytes", stored, "storage", **common))
+            for variant in WORK:
+                way = "flop_counter"
+                if variant == "activation_bytes":
+                    way = "saved_tensors"
+                value = getattr(work, variant).get(layer.name, 0.0) / SAMPLES
+                made = _cost(variant, value, way, n_samples=SAMPLES, **common)
+                if not layer.used:
+                    lacking = "unused in the forward pass"
+                    made |= {"value": None, "stderr": None, "status": lacking}
+                rows.append(made)
         measurement.tick(subject.client)
     return rows
+
+
+def _cost(variant: str, value: float, way: str, **columns: Any) -> Row:
+    unit = UNITS.get(variant, "")
+    columns = {"n_samples": 0, **columns}
+    return row(
+        "layer_cost", value, variant=variant, estimator=way, unit=unit, **columns
+    )
 
 
 @metric(

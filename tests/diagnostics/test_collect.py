@@ -9,7 +9,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 
 from diagnostics import plots
@@ -128,21 +127,6 @@ def norms(folder: Path, clients: str = "ab", **columns: Any) -> list[Any]:
 
 def run_of_heart() -> None:
     command("run --dataset heart --rounds 1 --workers 0 --out run")
-
-
-def test_from_the_command_line_to_a_picture(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = "diagnose --dataset heart --epochs 1 --metrics hessian_spectrum --out ."
-    option = "--option hessian_spectrum."
-    command(f"{asked} {option}k=1")
-    command("plot rows.jsonl --out drawn/here --dpi 60")
-    names = sorted(path.name for path in (here / "drawn/here").iterdir())
-    assert names == ["hessian_spectrum.png"]
-    assert "drawn/here/hessian_spectrum.png" in capsys.readouterr().out
-    with Image.open(here / "drawn/here/hessian_spectrum.png") as picture:
-        assert picture.info["dpi"] == pytest.approx((60, 60), abs=0.1)
-        assert len(picture.convert("RGB").getcolors(1 << 20) or []) > 50
 
 
 def test_what_plot_and_metric_options_refuse(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -195,33 +194,6 @@ def test_where_the_features_are(
         assert torch.equal(placed.movedim(-1, 1), x)
 
 
-def test_the_authors_way_sums_tokens_and_never_exceeds_the_plain_angle() -> None:
-    torch.manual_seed(0)
-    x = torch.randn(20, 5, 4, dtype=torch.float64)
-    for first, width in ((nn.Linear(4, 3), 15), (nn.Conv1d(5, 3, 2), 9)):
-        models = [
-            nn.Sequential(copy.deepcopy(first), nn.Flatten(), nn.Linear(width, 3))
-            for _ in range(2)
-        ]
-        nn.init.normal_(models[1][0].weight)
-        data = (x, torch.zeros(20))
-        models = [model.double() for model in models]
-        rows = measured("procrustes", models, data, positions="released")
-        sides = [model[0](x).detach() for model in models]
-        if width == 15:
-            expected = procrustes_distance(*(side.sum(1) for side in sides))
-        else:
-            expected = shifted_procrustes(*(side.mT for side in sides))
-        assert by_layer(rows)["0"] == pytest.approx(expected, abs=1e-9)
-    images = [net(0), net(1)]
-    released, plain = (
-        by_layer(measured("procrustes", images, positions=p))
-        for p in ("released", "samples")
-    )
-    assert released["0"] < plain["0"]
-    assert released["6"] == pytest.approx(plain["6"], abs=1e-9)
-
-
 @pytest.mark.parametrize("metric", REFERENCES)
 def test_layers_against_another_layer(metric: str) -> None:
     models = [net(0), net(1)]
@@ -352,20 +324,6 @@ def test_too_few_samples_are_said() -> None:
     ):
         found = by_layer(measured(metric, models, pair(n), **how))[layer]
         assert isinstance(found, float) if fine else f"{n} samples, at least" in found
-
-
-def test_keeping_features_or_grams_gives_the_same() -> None:
-    wide = [nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, C)]
-    models = [nn.Sequential(*copy.deepcopy(wide)).double() for _ in range(4)]
-    for k, model in enumerate(models):
-        nn.init.normal_(model[0].weight, generator=torch.Generator().manual_seed(k))
-    x = torch.randn(400, 6, dtype=torch.float64)
-    for samples in (20, 400):  # features are kept from 23 and 8 samples on
-        rows = measured("cka", models, (x, torch.zeros(400)), samples=samples)
-        seen = [outputs(model, x[:samples]) for model in models]
-        for r in rows:
-            sides = [seen[int(r[k][1])][r["layer"]] for k in ("client", "client_b")]
-            assert r["value"] == pytest.approx(linear_cka(*sides), rel=1e-9)
 
 
 def test_each_client_gives_its_own_samples_to_a_probe_that_all_share() -> None:

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from diagnostics.curvature.trace import hessian_trace
 from diagnostics.gradients import passes
 from diagnostics.measure import SETTINGS, diagnose
 from diagnostics.measurement import ClientModel
@@ -99,33 +98,6 @@ def test_every_metric_gives_a_row_for_every_client_and_layer() -> None:
         ) == {(*pair_, layer) for pair_ in who for layer in found}
         assert len(rows) == len(who) * len(found)
         assert set(rows["estimator"]) != {""}
-
-
-def test_the_hessian_rows_are_the_trace_and_its_mean() -> None:
-    """Signs in the weights divide a pair into several batches, and leave a loader's as they are."""
-    model, data = net(), pair(40)
-    layers, whole = layers_of(model, data[0]), DataLoader(TensorDataset(*data), 40)
-    for estimator in ("auto", "hutchinson", "activation"):
-        how = {"estimator": estimator, "probes": 3}
-        frame, loaded = (
-            run(
-                {"a": model}, x, ["hessian_trace"], options={"hessian_trace": how}
-            ).frame
-            for x in (data, whole)
-        )
-        expected = hessian_trace(model, data, layers, loss=CE, **how)
-        assert frame["value"].equals(loaded["value"]) == (estimator != "hutchinson")
-        for variant, suffix in (("absolute", ""), ("per_parameter", "_per_parameter")):
-            rows = frame[frame["variant"] == variant]
-            values = "trace" if variant == "absolute" else variant
-            for column, attribute in (
-                ("value", values),
-                ("stderr", f"stderr{suffix}"),
-                ("n_params", "n_params"),
-            ):
-                assert rows[column].tolist() == [
-                    getattr(r, attribute) for r in expected
-                ]
 
 
 def test_the_report_s_tables() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from torch import nn
 from diagnostics.decide.curve import curve_of
 from diagnostics.decide.select import explain, select
 from diagnostics.measure import diagnose, diagnose_task, instruments
-from fedlayers.cli import app as cli
 from fl_core import models, runner
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of
@@ -158,33 +156,3 @@ def test_what_cannot_be_decided_is_refused_first(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=words):
             runner.run(config, path, data=TOY, model=model, **how)
         assert not path.exists()
-
-
-def test_the_command_line_runs_playerfl_on_a_model_with_a_frozen_first_layer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "half_frozen.py").write_text(
-        "from torch import nn\n\ndef make(shape, n_classes):\n"
-        "    first = nn.Linear(64, 12).requires_grad_(False)\n"
-        "    rest = nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, n_classes)\n"
-        "    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), *rest)\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    small = "--dataset digits --clients 3 --max-samples 40 --rounds 2 --model half_frozen:make"
-    cli.main(["run", "--algorithm", "playerfl", *small.split(), "--out", "run"])
-    plan = LayerPlan.load("run/plan.json")
-    assert plan.shared == ("1", "3")
-    assert plan.why.values[0] is None
-    cli.main(
-        [
-            "diagnose",
-            "run",
-            "--allow-code",
-            "half_frozen:make",
-            "--metrics",
-            "federation_sensitivity",
-        ]
-    )
-    cli.main(["select", "diagnosis", "--explain"])
-    assert "frozen" in capsys.readouterr().out

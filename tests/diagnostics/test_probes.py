@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from diagnostics.measure import diagnose
 from diagnostics.report import Report
 from diagnostics.representation.features import collect, folds_of, holdout_of
 from diagnostics.representation.probes import accuracy_error, logistic
-from fedlayers.cli.app import main
 from fl_core.data.federated import Split
 from fl_core.errors import UsageError
 
@@ -254,21 +252,6 @@ def test_a_dead_layer_gives_the_most_frequent_class_and_no_neighbours() -> None:
     for variant, client in (("own", "b"), ("pooled", "a"), ("pooled", "")):
         status = only(found, variant=variant, client=client, layer="0")["status"]
         assert status == "output of layer '0' at client 'b': not finite"
-
-
-def test_the_command_judges_on_what_the_clients_did_not_train_on(
-    tmp_path: Path,
-) -> None:
-    names = ["linear_probe", "knn_probe", "separability"]
-    asked = ["--dataset", "heart", "--metrics", *names, "--out", str(tmp_path)]
-    main(["diagnose", *asked])
-    frame = Report.read(tmp_path / "rows.jsonl").frame
-    assert set(frame["metric"]) == set(names)
-    assert set(frame["status"]) == {"ok"}
-    probes = frame[(frame["metric"] != "separability") & (frame["variant"] == "own")]
-    assert probes["estimator"].str.endswith("given test data").all()
-    validation = [49, 42, 8, 21]
-    assert probes.drop_duplicates("client")["n_samples"].tolist() == validation
 
 
 def test_a_patient_s_rows_do_not_train_and_test_one_probe() -> None:

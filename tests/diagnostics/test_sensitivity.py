@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import pickle
 from collections.abc import Sequence
 from typing import Any
@@ -80,25 +79,6 @@ def pick(rows: Sequence[Row], variant: str, client: str = "a") -> list[Any]:
     return [
         r["value"] for r in rows if r["variant"] == variant and r["client"] == client
     ]
-
-
-def test_a_two_layer_net_by_hand() -> None:
-    model: Any = nn.Sequential(
-        nn.Linear(1, 1, bias=False), nn.Linear(1, 2, bias=False)
-    ).double()
-    with torch.no_grad():
-        model[0].weight.fill_(2.0)
-        model[1].weight.copy_(torch.tensor([[1.0], [-1.0]]))
-    x, y = torch.tensor([[1.0]]).double(), torch.tensor([0])
-    # h = 2, z = (2, -2), p_0 = 1 / (1 + e^-4), dL/dz = (p_0 - 1, 1 - p_0) = (-q, q)
-    q = 1 - 1 / (1 + math.exp(-4))
-    first = (2.0 * (-q * 1 + q * -1) * 1.0) ** 2  # w = 2, g = -2q
-    second = ((1.0 * -q * 2) ** 2 + (-1.0 * q * 2) ** 2) / 2
-    layers = layers_of(model, x)
-    rows = federation_sensitivity([ClientModel("a", model, (x, y), 1)], layers, loss=CE)
-    assert pick(rows, "importance") == pytest.approx([first, second], rel=1e-12)
-    assert pick(rows, "after") == pytest.approx([1.0, 1 + second / first], rel=1e-12)
-    assert second / first == pytest.approx(0.25)  # (2q)^2 against (4q)^2
 
 
 def test_importance_against_brute_force() -> None:
