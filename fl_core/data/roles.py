@@ -149,7 +149,9 @@ def is_named_as_identifier(name: str) -> bool:
 def is_named_as_number(name: str) -> bool:
     """Return whether a name is that of any number, such as ``Nr`` and ``row_index``, or that of a stored index."""
     *_, last = _words(name) or [name.strip()]
-    return last in ("", "#", "unnamed", *_COUNTERS) or last.endswith(_COUNTERS[3:5])
+    return last in ("", "#", "unnamed", *_COUNTERS) or last.endswith(
+        ("number", "nummer")
+    )
 
 
 def _words(name: str) -> list[str]:
@@ -160,8 +162,10 @@ def counts_rows(values: NDArray[np.float64]) -> bool:
     """Return whether numbers [n] are a count of the rows: sorted, or whole without large gaps, and hardly repeated."""
     if len(values) < LEAST or not np.isfinite(values).all():
         return False
-    steps = np.diff(values)
-    counts = (values % 1 == 0).all() and np.ptp(values) < 1.5 * len(values)
-    if not ((steps >= 0).all() or (steps <= 0).all() or counts):
-        return False
-    return len(np.unique(values)) >= DISTINCT * len(values)
+    for part in (values[: 10 * LEAST], values):  # most columns end at the first rows
+        steps = np.diff(part)
+        sorts = (steps >= 0).all() or (steps <= 0).all()
+        counts = (part % 1 == 0).all() and np.ptp(part) < 1.5 * len(values)
+        if not (sorts or counts) or len(np.unique(part)) < DISTINCT * len(part):
+            return False
+    return True

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from fl_core import runner
 from fl_core.data import FederatedData, from_clients, load
 from fl_core.data.notes import notes
+from fl_core.data.python_data import as_data
 from tests.conftest import CONFIG, TOY, network
 
 RANDOM = np.random.default_rng(0)
@@ -72,6 +75,22 @@ def test_what_is_odd_is_noted_in_one_line(case: str) -> None:
         runner.run(
             CONFIG.with_keys(rounds=1, epochs=0), data=table(**changed), progress=False
         )
+
+
+def test_a_note_names_the_column_next_to_words() -> None:
+    columns = {
+        "sex": ["f", "m", "m", "f"] * 30,
+        "serial": NUMBERS,
+        "dose": 1e9 * RANDOM.normal(size=120),
+    }
+    frame = pd.DataFrame(columns).assign(client=["a", "b"] * 60, label=NUMBERS % 2)
+    found = notes(load(as_data(frame), scale="none"))
+    assert [re.search("column '(.*?)'", note)[1] for note in found] == [
+        "dose",
+        "serial",
+    ]
+    odd = {each.name: each.odd for each in as_data(frame).table.columns}
+    assert [name for name in odd if "record number" in odd[name]] == ["serial"]
 
 
 ORDINARY = (
