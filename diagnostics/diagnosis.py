@@ -18,7 +18,7 @@ from fl_core import rows, tree
 from fl_core.bounds import at_least, check_value
 from fl_core.costs.layers import layer_bytes
 from fl_core.data.federated import digest_of
-from fl_core.errors import UsageError, check_known, warn
+from fl_core.errors import UsageError, as_list, check_known, warn
 from fl_core.layers import Layer, layers_of
 from fl_core.model_contexts import preserve_state, set_mode
 from fl_core.models.adapter import IGNORED
@@ -363,7 +363,7 @@ class DiagnosisRequest:
         """
         chosen = chosen_metrics(metrics)
         check_known("mode", mode, ("eval", "train"))
-        asked = (layers,) if isinstance(layers, str) else layers
+        asked = None if layers is None else as_list("layers", layers)
         given: dict[str, dict[str, Any]] = {metric.name: {} for metric in chosen}
         for name, own in (options or {}).items():
             given[check_known("metric with options", name, given)].update(own)
@@ -378,8 +378,7 @@ class DiagnosisRequest:
                     f"samples={own['samples']!r}."
                 )
             settings[metric.name] = metric.settings(**own)
-        names = None if asked is None else tuple(asked)
-        return cls(chosen, given, settings, names, batch, mode)
+        return cls(chosen, given, settings, asked, batch, mode)
 
     def layers_to_report(self, every: Sequence[Layer]) -> list[Layer]:
         """Return the layers to report, out of all."""
@@ -422,7 +421,7 @@ def chosen_metrics(names: str | Sequence[str]) -> tuple[Metric, ...]:
         UsageError: a metric is unknown (the message gives the nearest name), or two have one name.
     """
     metrics: dict[str, Metric] = {}
-    for name in dict.fromkeys((names,) if isinstance(names, str) else names):
+    for name in dict.fromkeys(as_list("metrics", names)):
         metric = METRICS[METRIC_ALIASES.get(name, name)]
         if metrics.setdefault(metric.name, metric) is not metric:
             raise UsageError(

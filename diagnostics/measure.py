@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fl_core import rows, runner, tree
 from fl_core.engine import Instruments
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.errors import UsageError, as_list, check_known, listing
 from fl_core.layers import Layer, layers_of
 from fl_core.models import example
 from fl_core.models.adapter import adapt, tensor
@@ -430,10 +430,10 @@ def diagnose_init(
     Raises:
         UsageError: as :func:`diagnose`.
     """
+    names = [client.name for client in task.data.clients]
+    chosen = names if clients is None else as_list("clients", clients)
     models = {
-        client.name: task.model
-        for client in task.data.clients
-        if clients is None or client.name in clients
+        client.name: task.model for client in task.data.clients if client.name in chosen
     }
     context = {"seed": task.config.execution.seed, "round": 0, "model": "global"}
     return _diagnose(task, models, metrics, context, dict(options or {}), command)

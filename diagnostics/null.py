@@ -31,7 +31,7 @@ from fl_core.bounds import at_least, check_value
 from fl_core.data.arrays import nested_groups
 from fl_core.data.federated import ClientData, FederatedData, Split
 from fl_core.data.partitions import SPLITS
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError, as_list, check_known
 from fl_core.rows import Row
 from fl_core.seeds import numpy_generator, seed_of, torch_seeded
 
@@ -86,7 +86,7 @@ class Nulls:
 
     def __post_init__(self) -> None:
         check_value("null_draws", self.draws, at_least(1))
-        names = (self.names,) if isinstance(self.names, str) else self.names
+        names = as_list("null", self.names, empty=True)
         known = dict.fromkeys(check_known("null", name, NULLS) for name in names)
         object.__setattr__(self, "names", tuple(known))
 

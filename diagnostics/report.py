@@ -11,7 +11,7 @@ import pandas as pd
 
 from fl_core import rows
 from fl_core.display import Displayed, Summary
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.errors import UsageError, as_list, check_known, listing
 from fl_core.layers import Layer
 from fl_core.plan import layer_from_json
 
@@ -143,10 +143,10 @@ class Report(Displayed):
         )
         return last_round(self.frame[self.frame["metric"] == metric])
 
-    def of_rounds(self, rounds: Sequence[int]) -> Report:
+    def of_rounds(self, rounds: int | Sequence[int]) -> Report:
         """Return the report of some rounds."""
         tables = [
-            table[table["round"].isin(list(rounds))].reset_index(drop=True)
+            table[table["round"].isin(as_list("rounds", rounds))].reset_index(drop=True)
             for table in (self.frame, self.resamples, self.nulls)
         ]
         return Report(tables[0], self.header, *tables[1:])

@@ -14,7 +14,7 @@ from diagnostics.metrics.base import METRIC_ALIASES
 from fl_core import rows
 from fl_core.bounds import at_least, check_value
 from fl_core.data.federated import FederatedData
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError, as_list, check_known
 from fl_core.progress import Cell, progress_bar
 from fl_core.recorder import Recorder, Timer
 from fl_core.records.store import Run
@@ -46,12 +46,12 @@ SUFFIX = "-time"
 
 def through_time(
     models: Any,
-    metrics: str | Sequence[str] = (),
+    metrics: str | Sequence[str] | None = None,
     data: Any = None,
     *,
     model: str = "local",
-    rounds: Sequence[int] | None = None,
-    clients: Sequence[str] | None = None,
+    rounds: int | Sequence[int] | None = None,
+    clients: str | Sequence[str] | None = None,
     draws: int = DRAWS,
     out: Path | str | None = None,
     progress: bool = True,
@@ -88,7 +88,8 @@ def through_time(
             or ``clients`` is given for models from elsewhere.
     """
     check_value("draws", draws, LEAST_DRAWS)
-    names = (metrics,) if isinstance(metrics, str) else tuple(metrics)
+    names = () if metrics is None else as_list("metrics", metrics)
+    clients = None if clients is None else as_list("clients", clients)
     path = getattr(models, "path", models)
     if isinstance(path, str | Path):
         run = Run(path)
@@ -110,6 +111,7 @@ def through_time(
         )
     if rounds is None:
         rounds = known if names else spaced(known, ROUNDS)
+    rounds = as_list("rounds", rounds)
     for number in rounds:
         check_known("round", str(number), map(str, known))
     own = {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedlayers.instruments import default_instruments
 from fl_core.config import RunConfig, in_memory
-from fl_core.errors import RunError, UsageError
+from fl_core.errors import RunError, UsageError, as_list
 
 if TYPE_CHECKING:
     from fedlayers.run_result import RunResult
@@ -36,7 +36,7 @@ def run(
     command: str = "",
     progress: bool = True,
     live: bool = False,
-    log: Collection[str | Logger] = (),
+    log: str | Logger | Collection[str | Logger] = (),
     backend: str = "",
     **keys: Any,
 ) -> RunResult:
@@ -94,6 +94,7 @@ def run(
             f"the first argument of fl.run must be fl.RunConfig(...); got {type(config).__name__}. "
             "Name a dataset by dataset=, and own samples by data=."
         )
+    log = as_list("log", log, empty=True)
     own_plan = None
     if isinstance(plan, LayerPlan):
         own_plan = plan
@@ -189,7 +190,7 @@ def resume(
     *,
     instruments: Instruments | None = None,
     live: bool = False,
-    log: Collection[str | Logger] = (),
+    log: str | Logger | Collection[str | Logger] = (),
     backend: str = "",
     **options: Any,
 ) -> RunResult:
@@ -220,6 +221,7 @@ def resume(
 
     config = restore.stored_config(stored)[0]
     trained_by = _clients_on(backend, config.with_keys(workers=0))
+    log = as_list("log", log, empty=True)
     with open_live(live) as picture:
         engine = runner.resume(
             out,

@@ -15,6 +15,7 @@ from typing import (
     Any,
     NamedTuple,
     Self,
+    get_args,
     get_type_hints,
 )
 
@@ -31,7 +32,7 @@ from fl_core.bounds import (
 from fl_core.data.columns import BETWEEN, Reading
 from fl_core.data.registry import DATASETS, ROOT_VARIABLE
 from fl_core.display import Displayed, Summary
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError, as_list, check_known
 from fl_core.registry import Registry, is_outside
 
 AUTO = "auto"
@@ -220,6 +221,8 @@ class RunConfig(Displayed):
         for key, value in keys.items():
             check_known("configuration key", key, KEYS)
             way = "Pass data in memory as data=." if key == "dataset" else ""
+            if isinstance(value, str) and list[str] in get_args(KEYS[key].hint):
+                value = keys[key] = list(as_list(key, value))
             check_type(key, value, KEYS[key].hint, way, show=_short_value)
             if isinstance(value, float) and not math.isfinite(value):
                 raise UsageError(f"{key} must be finite; got {value}.")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 PACKAGES = ("fl_core", "diagnostics", "fedlayers")
 REMOVED = {
@@ -153,22 +154,31 @@ def check_known(kind: str, name: str, known: Iterable[str]) -> str:
     raise UsageError(f"unknown {kind} {name!r}: {hint}known: {listing(known, 40)}")
 
 
-def check_distinct(asks: str, what: str, values: Sequence[object]) -> None:
-    """Check that a list is not empty and has no duplicates.
+def as_list(
+    name: str, given: Any, *, empty: bool = False, distinct: bool = False
+) -> tuple[Any, ...]:
+    """Return the values of an argument that takes a list. One text, number or other object is a list of one.
+
+    >>> as_list("metrics", "cka"), as_list("seeds", 1), as_list("seeds", range(2))
+    (('cka',), (1,), (0, 1))
 
     Args:
-        asks: who needs it, for the message; ``what``: the kind of each value.
+        name: of the argument, for the message.
+        empty, distinct: whether it may have no value, and whether no value may be there twice.
 
     Raises:
-        UsageError: the list is empty or has a duplicate.
+        UsageError: there is no value, or one is there twice.
     """
-    if not values:
-        raise UsageError(f"{asks} must have at least one {what}; got none. Name one.")
+    alone = isinstance(given, str) or not isinstance(given, Iterable)
+    values = (given,) if alone else tuple(given)
+    if not values and not empty:
+        raise UsageError(f"{name} must have at least one value; got none. Name one.")
     twice = [value for place, value in enumerate(values) if value in values[:place]]
-    if twice:
+    if twice and distinct:
         raise UsageError(
-            f"each {what} must be named once; got {twice[0]} twice. Leave one out."
+            f"{name} must be distinct; got {twice[0]} twice. Leave one out."
         )
+    return values
 
 
 @contextmanager

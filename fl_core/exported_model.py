@@ -19,7 +19,8 @@ from fl_core import models, restore, tree
 from fl_core.bounds import COUNT, DIGEST, NUMBER, MapOf, validate
 from fl_core.data.columns import BETWEEN
 from fl_core.data.inputs import FORM as INPUTS, Inputs
-from fl_core.errors import NonFiniteError, UsageError, check_known, listing
+from fl_core.display import Displayed, Summary
+from fl_core.errors import NonFiniteError, UsageError, check_known, listing, plural
 from fl_core.models import lora
 from fl_core.models.adapter import PackedShape
 from fl_core.records import store
@@ -31,6 +32,8 @@ from fl_core.training import evaluate
 from fl_core.training.losses import Standardised, build
 
 FORMAT = "fedlayers.model/1"
+SHOWN = 8
+"""The most samples, and classes, of predictions as text."""
 OTHERS = {".onnx": "onnx", ".pt2": "torch_export"}
 """Formats, by a file's suffix, that the caller can write from a loaded model, but that are not written here."""
 _FORM = {
@@ -237,7 +240,7 @@ def predict(
     path: Path | str,
     new: Any,
     *,
-    ids: Sequence[str] | None = None,
+    ids: str | Sequence[str] | None = None,
     model: Any = None,
     allow_code: str | Collection[str] = (),
 ) -> Predictions:
@@ -320,8 +323,8 @@ def _client(trained: Mapping[str, nn.Module], which: str, client: str | None) ->
     return next(iter(trained))
 
 
-@dataclass(frozen=True, eq=False)
-class Predictions:
+@dataclass(frozen=True, eq=False, repr=False)
+class Predictions(Displayed):
     """A model's predictions for new samples.
 
     Attributes:
@@ -386,6 +389,14 @@ class Predictions:
         return tuple(
             self.classes[k] for k in self.logits.double().numpy().argmax(axis=1)
         )
+
+    def summary(self) -> Summary:
+        """Return the number of samples, and a line for each of the first, with probabilities of few classes."""
+        lead = f"Predictions for {plural(len(self.samples), 'sample')}"
+        if len(self.samples) > SHOWN:
+            lead += f"; the first {SHOWN}"
+        shown = self.frame("probability" if len(self.classes) <= SHOWN else "none")
+        return Summary.of_frame(lead, shown.head(SHOWN))
 
     def frame(self, scores: str = "probability") -> pd.DataFrame:
         """Return a table with a line for each sample.

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from fl_core import tree
 from fl_core.bounds import WAYS
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError, as_list, check_known
 from fl_core.model_contexts import set_mode
 from fl_core.seeds import torch_seeded
 
@@ -91,7 +91,7 @@ def layers_of(
     model: nn.Module,
     example: Tensor | tuple[Any, ...],
     by: str = "block",
-    groups: Sequence[str] | None = None,
+    groups: str | Sequence[str] | None = None,
 ) -> tuple[Layer, ...]:
     """Return the layers of ``model``, ordered by first use in a forward pass of ``example``.
 
@@ -213,7 +213,10 @@ def _holders(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, set[str]
 
 
 def _units(
-    model: nn.Module, tensors: dict[str, Tensor], by: str, groups: Sequence[str] | None
+    model: nn.Module,
+    tensors: dict[str, Tensor],
+    by: str,
+    groups: str | Sequence[str] | None,
 ) -> dict[str, str | None]:
     """Return the unit (module path) of each tensor, or None for a parameter directly in a container."""
     modules = dict(model.named_modules())
@@ -222,11 +225,7 @@ def _units(
             f"groups of modules must be given with by='block'; got by={by!r}."
         )
     declared = groups if groups is not None else getattr(model, "layer_groups", ())
-    if isinstance(declared, str):
-        raise UsageError(
-            f"layer_groups must be a tuple of modules' paths, such as ({declared!r},); got the text {declared!r}."
-        )
-    declared = tuple(declared)
+    declared = as_list("groups", declared, empty=True)
     for path in declared:
         check_known("module", path, modules)
     whole = [

@@ -15,7 +15,7 @@ from torch import nn
 from fl_core import storage, tree
 from fl_core.bounds import check_names, form_of, validate
 from fl_core.display import MANY, Displayed, Summary, printable
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.errors import UsageError, as_list, check_known, listing
 from fl_core.layers import Layer
 from fl_core.race_evidence import RaceEvidence
 from fl_core.storage import check_version, sha, write_json
@@ -115,19 +115,20 @@ class LayerPlan(Displayed):
     why: Evidence = field(default_factory=Evidence)
 
     def __post_init__(self) -> None:
+        asked = as_list("shared", self.shared, empty=True)
         names = [layer.name for layer in self.layers]
         tensors = [name for layer in self.layers for name in layer.tensors]
         for kind, found in (
             ("layer", names),
             ("tensor", tensors),
-            ("shared layer", list(self.shared)),
+            ("shared layer", asked),
         ):
             twice = sorted(name for name, count in Counter(found).items() if count > 1)
             if twice:
                 raise UsageError(
                     f"a plan must name each {kind} once; got {twice[0]!r} twice."
                 )
-        shared = set(self.shared)
+        shared = set(asked)
         for name in sorted(shared.difference(names)):
             check_known("layer", name, names)
         object.__setattr__(
@@ -282,9 +283,11 @@ class LayerPlan(Displayed):
             Evidence(rule="everything"),
         )
 
-    def with_shared(self, shared: Iterable[str], **why: Any) -> LayerPlan:
+    def with_shared(self, shared: str | Iterable[str], **why: Any) -> LayerPlan:
         """Return a plan with the same layers and other shared ones. Keywords replace fields of the evidence."""
-        return LayerPlan(self.layers, tuple(shared), replace(self.why, **why))
+        return LayerPlan(
+            self.layers, as_list("shared", shared, empty=True), replace(self.why, **why)
+        )
 
     def with_first(self, count: int, **why: Any) -> LayerPlan:
         """Share the first ``count`` layers that train, and the frozen ones. These are the same everywhere."""

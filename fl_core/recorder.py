@@ -17,7 +17,7 @@ from fl_core.algorithms.base import Message, Observation, Round
 from fl_core.bounds import NUMBER, validate
 from fl_core.client_runner import ClientReply
 from fl_core.data import FederatedData
-from fl_core.errors import CorruptError, UsageError
+from fl_core.errors import CorruptError, UsageError, as_list
 from fl_core.records.store import Checkpoint
 from fl_core.records.writing import Writer
 from fl_core.registry import import_object
@@ -275,14 +275,14 @@ class Logger:
         """End logging. The run calls this once, when it is done (``finished``), pauses, or fails."""
 
 
-def loggers_of(asked: Iterable[str | Logger]) -> list[Logger]:
+def loggers_of(asked: str | Logger | Iterable[str | Logger]) -> list[Logger]:
     """Return loggers in the given order, from objects or ``package.module:Class``.
 
     Raises:
         UsageError: a name leads to no class made of :class:`Logger`.
     """
     found: list[Logger] = []
-    for each in asked:
+    for each in as_list("log", asked, empty=True):
         if isinstance(each, str):
             kind = import_object("logger", each)
             if not (isinstance(kind, type) and issubclass(kind, Logger)):

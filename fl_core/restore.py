@@ -25,7 +25,7 @@ from fl_core.algorithms.base import Algorithm, State
 from fl_core.config import AUTO, Mark, RunConfig, absolute, in_memory, marked
 from fl_core.data import FederatedData, Partition
 from fl_core.data.preprocessing import Preprocessing
-from fl_core.errors import PACKAGES, CorruptError, UsageError, about, damaged
+from fl_core.errors import PACKAGES, CorruptError, UsageError, about, as_list, damaged
 from fl_core.models import is_code
 from fl_core.models.registry import check_stored, format_option, without_weights
 from fl_core.plan import LayerPlan
@@ -181,7 +181,7 @@ def own_parts(config: RunConfig) -> dict[str, Any]:
 
 def allowed_code(allow_code: str | Collection[str]) -> set[str]:
     """Return the code that a caller allows as a set of names; one name may come without a list."""
-    return {allow_code} if isinstance(allow_code, str) else set(allow_code)
+    return set(as_list("allow_code", allow_code, empty=True))
 
 
 def check_own(

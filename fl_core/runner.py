@@ -22,7 +22,7 @@ from fl_core.costs.flops import training_flops
 from fl_core.data import FederatedData
 from fl_core.divergence import Divergence, guessing_loss
 from fl_core.engine import Engine, Instruments, PlanSelection, first_models
-from fl_core.errors import RunError, UsageError, listing, warn
+from fl_core.errors import RunError, UsageError, as_list, check_known, listing, warn
 from fl_core.models import lora
 from fl_core.plan import LayerPlan
 from fl_core.progress import progress_bar
@@ -426,7 +426,9 @@ def plan_selection_of(task: Task, instruments: Instruments) -> PlanSelection:
 
 
 def train_first_round(
-    task: Task, observers: Mapping[str, Any], clients: Sequence[str] | None = None
+    task: Task,
+    observers: Mapping[str, Any],
+    clients: str | Sequence[str] | None = None,
 ) -> tuple[dict[str, nn.Module], dict[str, dict[str, Any]]]:
     """Train the first round, and return every client's local model and the observers' results for its first epoch.
 
@@ -444,11 +446,12 @@ def train_first_round(
     initial = tree.state_dict(task.model)
     home = LocalClients(client_runner, Serial(client_runner), initial)
     engine = Engine(task.algorithm(task.plan), task.data, initial, home, everyone)
-    training = (
-        None
-        if clients is None
-        else tuple(k for k, name in enumerate(engine.names) if name in clients)
-    )
+    training = None
+    if clients is not None:
+        chosen = as_list("clients", clients)
+        for name in chosen:
+            check_known("client", name, engine.names)
+        training = tuple(k for k, name in enumerate(engine.names) if name in chosen)
     local, measured = first_models(engine, training)
     return {
         name: copy_with(task.model, model) for name, model in local.items()

@@ -14,7 +14,7 @@ from fl_core.data.federated import ClientData, Split, digest_of
 from fl_core.data.partitions import SPLITS
 from fl_core.data.preprocessing import Preprocessing, width
 from fl_core.data.text import TokenShape
-from fl_core.errors import UsageError, check_distinct, listing
+from fl_core.errors import UsageError, as_list, listing
 from fl_core.rows import MULTILABEL, REGRESSION, SURVIVAL
 
 OWN = "own"
@@ -67,7 +67,7 @@ def check_alike(facts: Sequence[Mapping[str, Any]], version: str) -> None:
     Raises:
         UsageError: names the site that differs.
     """
-    check_distinct("a federation", "site", [each["name"] for each in facts])
+    as_list("sites", [each["name"] for each in facts], distinct=True)
     for each in facts:
         if not each["name"].strip():
             raise UsageError("a site's name must have signs; got none.")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_core.algorithms.base import ALGORITHMS, find
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.errors import UsageError, as_list, check_known, listing
 from fl_core.layers import Layer
 from fl_core.models.lora import PARTS
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan, frozen_in
@@ -74,7 +74,9 @@ class Arm:
 
 
 def arms_of(
-    names: Sequence[str], layers: Sequence[Layer], algorithm: str = "fedper"
+    names: str | Sequence[str],
+    layers: Sequence[Layer],
+    algorithm: str = "fedper",
 ) -> tuple[Arm, ...]:
     """Make the arms with the given names.
 
@@ -98,6 +100,7 @@ def arms_of(
     all_but_last ('conv1', 'conv2', 'fc1')
     all ('conv1', 'conv2', 'fc1', 'fc2')
     """
+    names = as_list("arms", names)
     if len(names) < 2:
         raise UsageError(
             f"a race must have at least two arms; got {len(names)}. Add one, such as nothing."
@@ -113,7 +116,7 @@ def arms_of(
                 arm.algorithm == other.algorithm and same_plan
             ):
                 if (
-                    tuple(names) == DEFAULT
+                    names == DEFAULT
                 ):  # of a model with so few layers that its cuts coincide
                     break
                 raise UsageError(

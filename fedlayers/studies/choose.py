@@ -67,8 +67,8 @@ def choose(
     *,
     data: Any = None,
     model: Any = None,
-    arms: Sequence[str] = candidates.DEFAULT,
-    seeds: Sequence[int] | None = None,
+    arms: str | Sequence[str] = candidates.DEFAULT,
+    seeds: int | Sequence[int] | None = None,
     thorough: bool = False,
     score: str = "",
     tune_rates: int | None = None,
@@ -190,8 +190,8 @@ def hint(
     *,
     data: Any = None,
     model: Any = None,
-    arms: Sequence[str] = candidates.DEFAULT,
-    seeds: Sequence[int] | None = None,
+    arms: str | Sequence[str] = candidates.DEFAULT,
+    seeds: int | Sequence[int] | None = None,
     tune_rates: int | None = None,
     **keys: Any,
 ) -> Hint:
@@ -287,7 +287,7 @@ class Race:
 def planned(
     config: RunConfig,
     out: Path,
-    arms: Sequence[str],
+    arms: str | Sequence[str],
     seeds: Sequence[int] | None,
     tune_rates: int | None,
     thorough: bool,
@@ -296,7 +296,7 @@ def planned(
     """Make a race's tasks, so that errors are found before any training. Arguments are those of :func:`choose`."""
     seeds = seeds_of(config, seeds, 1)
     if config.federation.plan is not None:
-        raise UsageError("choose makes its own plans. Name a plan among the arms.")
+        raise UsageError("A race makes its own plans. Name a plan among the arms.")
     config = with_evaluations(with_plan_algorithm(config)).with_keys(workers=0)
     task = runner.assemble(config.with_keys(seed=seeds[0]))
     task.announce()

@@ -30,7 +30,7 @@ from fl_core.config import RunConfig, in_memory, resolve
 from fl_core.data import Partition
 from fl_core.display import csv_bytes
 from fl_core.engine import Instruments
-from fl_core.errors import UsageError, check_distinct, check_known, listing, warn
+from fl_core.errors import UsageError, as_list, check_known, listing, warn
 from fl_core.plan import LayerPlan
 from fl_core.records import store
 from fl_core.rows import check_score
@@ -44,7 +44,7 @@ PART = 1000
 
 def compared_jobs(
     config: RunConfig,
-    algorithms: Sequence[str],
+    algorithms: str | Sequence[str],
     seeds: Sequence[int],
     out: Path | None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
@@ -66,7 +66,6 @@ def compared_jobs(
     Raises:
         UsageError: as for :func:`compare`.
     """
-    check_distinct("a comparison", "algorithm", algorithms)
     for name in options or {}:
         check_known("algorithm of this comparison", name, algorithms)
     plans = plan if isinstance(plan, Mapping) else dict.fromkeys(algorithms, plan)
@@ -91,8 +90,8 @@ def compared_jobs(
 @checked_call
 def compare(
     config: RunConfig,
-    algorithms: Sequence[str],
-    seeds: Sequence[int] | None = None,
+    algorithms: str | Sequence[str],
+    seeds: int | Sequence[int] | None = None,
     out: Path | str = "out/compare",
     *,
     data: Any = None,
@@ -143,6 +142,7 @@ def compare(
         RunError: a run failed; the same call resumes from there.
     """
     out, config = Path(out), in_memory(config, data, model)
+    algorithms = as_list("algorithms", algorithms, distinct=True)
     seeds = seeds_of(config, seeds, 3)
     kind = task_kind(config)
     if score:

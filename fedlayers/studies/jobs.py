@@ -35,7 +35,7 @@ from fl_core.errors import (
     BusyError,
     DivergedError,
     UsageError,
-    check_distinct,
+    as_list,
     check_known,
     listing,
     warn,
@@ -331,7 +331,10 @@ def task_kind(config: RunConfig) -> str:
 
 
 def seeds_of(
-    config: RunConfig, seeds: Sequence[int] | None, count: int, apart: int = 0
+    config: RunConfig,
+    seeds: int | Sequence[int] | None,
+    count: int,
+    apart: int = 0,
 ) -> tuple[int, ...]:
     """Return the seeds that are given, or ``count`` of them from the configuration's seed plus ``apart``.
 
@@ -344,12 +347,7 @@ def seeds_of(
     if seeds is None:
         first = config.execution.seed + apart
         return tuple(range(first, first + count))
-    if isinstance(seeds, int):
-        raise UsageError(
-            f"seeds must be a list of numbers; got {seeds}. Write seeds={list(range(seeds))[:9]}."
-        )
-    check_distinct("a study", "seed", seeds)
-    return tuple(seeds)
+    return as_list("seeds", seeds, distinct=True)
 
 
 def plan_users(algorithms: Sequence[str], given: bool) -> set[str]:

@@ -192,13 +192,13 @@ def _table(
         told = judged["status"] + " at round " + judged["trained"].astype(str)
         stopped = judged[["lr", "seed"]].assign(name=judged["arm"], note=told)
         stopped = stopped[(judged["status"] != KEPT) & ~judged["run"].isin(runs.index)]
-    lines = []
+    lines, seed = [], bench.task.config.execution.seed
     for one in others:
         scores = bench.scores(one, VALIDATION)
         above = bench.above(one, base, VALIDATION)._asdict()
         above["above"] = above.pop("value")
         own = {name: scores.get(name, math.nan) for name in (main, "loss")}
-        lines.append({"name": one.name, **own, **above})
+        lines.append({"name": one.name, "seed": seed, **own, **above})
     columns = ("name", "lr", "seed", main, "loss", "above", "low", "high", "note")
     table = pd.concat([trials, stopped, pd.DataFrame(lines)], ignore_index=True)
     table = table.reindex(columns=list(dict.fromkeys(columns))).astype({"note": object})

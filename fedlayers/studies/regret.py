@@ -35,7 +35,7 @@ from fl_core.algorithms import find, registry
 from fl_core.config import RunConfig, in_memory
 from fl_core.data import Split
 from fl_core.display import Displayed, Summary, csv_bytes
-from fl_core.errors import RunError, UsageError, check_distinct, check_known, listing
+from fl_core.errors import RunError, UsageError, as_list, check_known, listing
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
 from fl_core.progress import with_progress
 from fl_core.records import store
@@ -233,8 +233,8 @@ def _interval(values: pd.Series) -> Interval:
 @checked_call
 def regret(
     config: RunConfig,
-    rules: Sequence[str] = DEFAULT_RULES,
-    seeds: Sequence[int] | None = None,
+    rules: str | Sequence[str] = DEFAULT_RULES,
+    seeds: int | Sequence[int] | None = None,
     out: Path | str = Path("out/regret"),
     *,
     data: Any = None,
@@ -279,8 +279,8 @@ def regret(
     seeds = seeds_of(config, seeds, 3)
     task = task_kind(config)
     score = check_score(score or MAIN[task], task)
+    rules = as_list("rules", rules, distinct=True)
     parsed_rules = {text: _parse_rule(text) for text in rules}
-    check_distinct("regret", "rule", rules)
     if config.federation.plan is not None:
         raise UsageError("regret makes its own plans. Leave the plan out.")
     if not find(config.federation.algorithm).uses_plan:

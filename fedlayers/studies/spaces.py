@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from fl_core.algorithms.base import find
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.errors import UsageError, as_list, check_known, listing
 from fl_core.seeds import numpy_generator
 
 TRAINING = ("lr", "momentum", "weight_decay", "max_grad_norm")
@@ -81,7 +81,7 @@ def parse_search(key: str, text: Any) -> Search:
         values = (
             tuple(map(_value, text.split(",")))
             if isinstance(text, str)
-            else tuple(text)
+            else as_list(key, text)
         )
         if not values or "" in values:
             raise UsageError(

@@ -28,7 +28,7 @@ from fedlayers.studies.tune import APART
 from fl_core import runner
 from fl_core.config import RunConfig, in_memory
 from fl_core.display import csv_bytes
-from fl_core.errors import RunError, UsageError
+from fl_core.errors import RunError, UsageError, as_list
 from fl_core.plan import LayerPlan
 from fl_core.records import store
 from fl_core.rows import CLASSIFICATION
@@ -66,14 +66,14 @@ class Outcome:
 @checked_call
 def study(
     config: RunConfig,
-    algorithms: Sequence[str],
-    seeds: Sequence[int] | None = None,
+    algorithms: str | Sequence[str],
+    seeds: int | Sequence[int] | None = None,
     out: Path | str = "out/study",
     *,
     data: Any = None,
     model: Any = None,
     rule: str | None = None,
-    arms: Sequence[str] = candidates.DEFAULT,
+    arms: str | Sequence[str] = candidates.DEFAULT,
     tune_rates: int | None = None,
     options: Mapping[str, dict[str, Any]] | None = None,
     backend: Backend | str = "",
@@ -124,6 +124,7 @@ def study(
     """
     config = in_memory(config, data, model)
     seeds = seeds_of(config, seeds, 5)
+    algorithms = as_list("algorithms", algorithms, distinct=True)
     if config.federation.plan is not None:
         raise UsageError(
             "A study decides on its own plan. Leave --plan out, or use compare."

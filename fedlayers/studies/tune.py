@@ -34,7 +34,7 @@ from fl_core.display import csv_bytes
 from fl_core.errors import (
     RunError,
     UsageError,
-    check_distinct,
+    as_list,
     check_known,
     listing,
     warn,
@@ -117,7 +117,7 @@ class Tuned:
     def apply(
         self,
         config: RunConfig,
-        algorithms: Sequence[str],
+        algorithms: str | Sequence[str],
         seeds: Sequence[int],
         options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> tuple[Settings, Settings]:
@@ -233,14 +233,14 @@ class Tuning:
 @checked_call
 def tune(
     config: RunConfig,
-    algorithms: Sequence[str],
+    algorithms: str | Sequence[str],
     search: Mapping[str, Any],
     out: Path | str = "out/tune",
     *,
     data: Any = None,
     model: Any = None,
     trials: int = TRIALS,
-    seeds: Sequence[int] | None = None,
+    seeds: int | Sequence[int] | None = None,
     score: str = "",
     options: Mapping[str, Mapping[str, Any]] | None = None,
     backend: Backend | str = "",
@@ -289,7 +289,7 @@ def tune(
     out, config = Path(out), in_memory(config, data, model)
     seeds = seeds_of(config, seeds, 1, APART)
     check_value("trials", trials, at_least(1))
-    check_distinct("tuning", "algorithm", algorithms)
+    algorithms = as_list("algorithms", algorithms, distinct=True)
     kind = task_kind(config)
     score = check_score(score or MAIN[kind], kind)
     for name in options or {}:

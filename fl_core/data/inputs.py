@@ -37,7 +37,7 @@ from fl_core.data.federated import FederatedData
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.sources import Source
 from fl_core.data.text import SPECIAL, TokenShape
-from fl_core.errors import UsageError, check_known, listing, warn
+from fl_core.errors import UsageError, as_list, check_known, listing, warn
 
 _TEXTS, _NUMBERS = ([str], None), [NUMBER]
 FORM = {
@@ -183,7 +183,7 @@ class Inputs:
 
     # --- new samples -----------------------------------------------------------------------------------------------
 
-    def samples(self, new: Any, ids: Sequence[str] | None = None) -> Samples:
+    def samples(self, new: Any, ids: str | Sequence[str] | None = None) -> Samples:
         """Return new samples, from a path or from memory, in the form that the model takes.
 
         Args:
@@ -196,6 +196,8 @@ class Inputs:
             UsageError: the data differ in kind or shape from the training data. The message names the file, column or
                 line.
         """
+        if ids is not None:
+            ids = as_list("ids", ids, empty=True)
         try:
             return self._samples_of(new, ids)
         except DataFault as fault:

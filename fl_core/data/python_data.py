@@ -26,7 +26,7 @@ from fl_core.data.columns import PLAIN, WRITTEN, Reading, first_duplicate
 from fl_core.data.federated import FederatedData, gather
 from fl_core.data.partitions import make
 from fl_core.data.sources import Source
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError, as_list, check_known
 from fl_core.models.adapter import is_batch, pack, split_labels
 from fl_core.rows import CLASSIFICATION
 
@@ -85,7 +85,7 @@ def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
 def from_clients(
     silos: Mapping[str, tuple[Any, Any]],
     *,
-    classes: Sequence[str] | None = None,
+    classes: str | Sequence[str] | None = None,
     name: str = NAME,
     seed: int = 0,
     splits: Sequence[float] | None = None,
@@ -122,6 +122,8 @@ def from_clients(
         UsageError: names the client and the first bad row, or the difference between clients.
     """
     how = Reading(scale=scale, impute=impute, task=task)
+    if classes is not None:
+        classes = as_list("classes", classes)
     source = source_from_clients(
         silos, classes=classes, name=name, missing=how.may_be_missing, task=task
     )

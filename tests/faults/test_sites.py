@@ -81,7 +81,7 @@ FORGED: list[tuple[str, str, Any]] = [
     ("must have 1 to", "query.describe", lambda p: p.head.update(sizes=[10**10, 1, 1])),
     ("version of site", "query.facts", lambda p: p.head.update(version="0.1")),
     ("classes of site", "query.facts", lambda p: p.head.update(classes=["a", "b"])),
-    ("must be named once", "query.facts", lambda p: p.head.update(name="east")),
+    ("must be distinct", "query.facts", lambda p: p.head.update(name="east")),
 ]
 """What a site can send that is refused, by words of the message."""
 
@@ -110,7 +110,7 @@ def test_forged_replies_are_refused_by_the_site_s_name(tmp_path: Path) -> None:
             stages[kind]()
         text = str(caught.value)
         assert words in text, text
-        assert "west" in text or "named once" in text
+        assert "west" in text or "distinct" in text
         assert "\n" not in text
 
 

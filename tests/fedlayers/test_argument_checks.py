@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import fedlayers as fl
 from fl_core import runner
@@ -22,14 +28,14 @@ STUDIES: dict[str, dict[str, Any]] = {
 }
 HEART = fl.RunConfig(dataset="heart", algorithm="fedper", rounds=1)
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("choose compare regret study tune", {"seeds": ()}, "one seed"),
-    ("choose compare regret study tune", {"seeds": 3}, r"seeds=\[0, 1, 2\]"),
-    ("choose compare regret study tune", {"seeds": (1, 1)}, "seed .*1 twice"),
+    ("choose compare regret study tune", {"seeds": ()}, "seeds .*one"),
+    ("choose study", {"arms": []}, "arms .*one"),
+    ("choose compare regret study tune", {"seeds": (1, 1)}, "seeds .*1 twice"),
     ("choose compare regret study tune", {"backend": "x"}, "backend .*'x'"),
     ("choose compare regret tune", {"score": "f1"}, "score .*'f1'"),
     ("choose regret tune", {"score": "c_index"}, "score of .*known: .*auroc"),
     ("choose regret study", {"config": HEART.with_keys(plan="auto")}, "plan"),
-    ("compare study tune", {"algorithms": ()}, "one algorithm"),
+    ("compare study tune", {"algorithms": ()}, "algorithms .*one"),
     ("compare tune", {"algorithms": ["fedprox"] * 2}, "fedprox .*twice"),
     ("compare study tune", {"options": {"fedrpox": {}}}, "'fedprox'"),
     ("compare study", {"algorithms": ["playrfl"]}, "mean 'playerfl'"),
@@ -42,7 +48,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("regret", {"rules": ["sensitivity"]}, "'sensitivity_ratio'(?!.*manual)"),
     ("regret", {"rules": ["kca=largest_jump"]}, "'kca'.*'cka'"),
     ("regret", {"rules": ["largest_jump"] * 2}, "largest_jump .*twice"),
-    ("regret", {"rules": []}, "one rule"),
+    ("regret", {"rules": []}, "rules .*one"),
     ("regret", {"config": HEART.with_keys(algorithm="fedavg")}, "fedavg .*plan"),
     ("tune", {"trials": 0}, "trials.*1"),
     ("tune", {"config": HEART.with_keys(lr=0.1)}, "lr .*searched"),
@@ -79,6 +85,83 @@ def test_what_a_study_cannot_take_is_refused_before_any_work(
     with pytest.raises(fl.UsageError, match=said):
         getattr(fl, name)(**asked)
     assert not list(tmp_path.iterdir())
+
+
+NET = nn.Linear(2, 2)
+SAMPLES = {"north": (torch.zeros(4, 2), torch.arange(4) % 2)}
+OTHERS: dict[str, Callable[..., Any]] = {
+    "diagnose": lambda run, **given: fl.diagnose(NET, SAMPLES, **given),
+    "diagnose_features": lambda run, **given: fl.diagnose_features(
+        {client: {"a": torch.zeros(4, 2)} for client in "ab"}, **given
+    ),
+    "export": lambda run, **given: fl.export(run, run, **given),
+    "from_clients": lambda run, **given: fl.from_clients(SAMPLES, **given),
+    "hint": lambda run, **given: fl.hint(HEART, **given),
+    "layers_of": lambda run, **given: fl.layers_of(NET, torch.zeros(2), **given),
+    "load_models": lambda run, **given: fl.load_models(run, **given),
+    "predict": lambda run, **given: fl.predict(
+        run.parent / "m.safetensors", np.zeros((1, 10)), **given
+    ),
+    "resume": lambda run, **given: fl.resume(run, **given),
+    "run": lambda run, **given: fl.run(HEART, **given),
+    "select": lambda run, **given: fl.select(
+        fl.diagnose(NET, SAMPLES, "grad_norm", progress=False), "manual", **given
+    ),
+    "through_time": lambda run, **given: fl.through_time(run, **given),
+    "train_first_round": lambda run, **given: fl.train_first_round(
+        fl.assemble(HEART), {}, **given
+    ),
+}
+"""Calls of the functions that are no study, where a run is given."""
+
+
+def arguments_with_lists() -> list[tuple[str, str]]:
+    """Return each public function with each argument that takes several names or numbers."""
+    found = []
+    for name in fl.__all__:
+        function = getattr(fl, name)
+        if inspect.isfunction(function):
+            for each in inspect.signature(function).parameters.values():
+                told = str(each.annotation)
+                if re.match(r"(\w+ \| )*(Sequence|Collection)\[(str|int)", told):
+                    found.append((name, each.name))
+    return found
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run, with an exported model next to it."""
+    run = tmp_path_factory.mktemp("stored") / "run"
+    fl.run(dataset="heart", rounds=1, out=run, progress=False)
+    fl.export(run, run.parent / "m.safetensors", which="global")
+    return run
+
+
+@pytest.mark.parametrize(("name", "argument"), arguments_with_lists())
+def test_one_value_is_a_list_of_one(
+    name: str, argument: str, stored: Path, tmp_path: Path
+) -> None:
+    wrong = 999 if argument == "rounds" else "no:where"
+
+    def outcome(value: Any) -> str:
+        given = {argument: value}
+        try:
+            if name in STUDIES:
+                asked = {"config": HEART, **STUDIES[name], "out": tmp_path / "out"}
+                return str(getattr(fl, name)(**{**asked, **given}))
+            return type(OTHERS[name](stored, **given)).__name__
+        except fl.UsageError as error:
+            return str(error)
+
+    alone = outcome(wrong)
+    assert alone == outcome([wrong])
+    if argument in ("algorithms", "arms", "metrics", "rules", "seeds", "rounds"):
+        assert outcome([]) == f"{argument} must have at least one value; got none. Name one."  # fmt: skip
+
+
+def test_one_value_of_a_key_is_a_list_of_one() -> None:
+    config = fl.RunConfig(measure="cka", columns="age")
+    assert (config.execution.measure, config.data.columns) == (["cka"], ["age"])
 
 
 @pytest.mark.parametrize("name", STUDIES)

@@ -109,6 +109,15 @@ def raced(tmp_path_factory: pytest.TempPathFactory) -> Raced:
     return out, choose(CONFIG, out, seeds=(0, 1), progress=told.append, **SHORT), told
 
 
+def test_a_base_rate_is_that_of_the_seed_in_its_line(raced: Raced) -> None:
+    trials = raced[1].trials
+    assert trials["seed"].notna().all()
+    for line in trials[trials["name"] == "base_rate"].itertuples():
+        bench = Bench(runner.assemble(CONFIG.with_keys(seed=int(line.seed))))
+        found = bench.scores(bench.base_rate(), "validation")
+        assert (line.macro_f1, line.loss) == (found["macro_f1"], found["loss"])
+
+
 def test_the_judgement_is_that_of_the_formula(raced: Raced) -> None:
     out, choice, _ = raced
     lines = []

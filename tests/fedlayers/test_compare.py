@@ -376,6 +376,21 @@ def test_a_plan_that_has_seen_test_samples_is_told(seeds, evidence, said):
     assert [said in str(note.message) for note in notes] == [True] * (said is not None)
 
 
+def test_a_plan_of_a_seed_that_cannot_be_read_is_compared(monkeypatch):
+    task, assemble = runner.assemble(HEART), runner.assemble
+
+    def unread(config, **how):
+        if config.execution.seed == 0:
+            raise UsageError("the seed must be one of these data; got 0")
+        return assemble(config, **how)
+
+    monkeypatch.setattr(runner, "assemble", unread)
+    why = Evidence(seed=0, data=task.data.digest)
+    plan = LayerPlan.prefix(task.layers, 1, why)
+    jobs = compared_jobs(HEART, ("fedper",), (1, 2), None, plan=plan)
+    assert [job.plan for job in jobs] == [plan, plan]
+
+
 def test_a_plan_sees_no_sample_of_a_test_set_that_is_given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows, parts = np.arange(60), {}

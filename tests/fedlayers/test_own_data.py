@@ -304,6 +304,9 @@ def test_check_lists_faults_and_columns_and_run_shows_the_table(
         error = capsys.readouterr().err
         assert "2 faults" in error
         assert f"This works: fedlayers {name} --dataset" in error
+    with pytest.raises(fl.UsageError) as refused:
+        fl.hint(dataset=str(path))
+    assert "fedlayers run" not in str(refused.value)
     assert not (tmp_path / "no").exists()
     words = works.removeprefix("This works: fedlayers ")
     command(f"{words} --rounds 1 --out {tmp_path / 'run'}")

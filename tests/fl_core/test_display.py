@@ -40,9 +40,10 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> list[Displayed]:
         scores.assign(held_out=[0.4, 0.6]),
         pd.DataFrame({"rule": ["a"], "seed": [0], "cut": [1], "status": ["ok"]}),
     )
+    made = fl.Predictions(tuple(map(str, range(50))), ("no", "yes"), torch.zeros(50, 2))
     return [
         *(config, task, task.data, result, result.plan, report),
-        *(Comparison(frame), regret, ALGORITHMS, race, fl.hint(config, arms=two)),
+        *(Comparison(frame), regret, ALGORITHMS, race, fl.hint(config, arms=two), made),
     ]
 
 
