@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fedlayers.backends.cluster import connect, reachable
-from fedlayers.backends.names import RAY, check_backend
+from fedlayers.backends.local import RAY, check_backend
 from fl_core import __version__
 from fl_core.algorithms.base import Algorithm
 from fl_core.client_runner import ClientReply, ClientRequest, ClientRunner

@@ -133,15 +133,11 @@ class Backend(ABC):
 class InProcessBackend(Backend):
     """The current process. It runs one job after another."""
 
-    def carry_out(self, work: Job) -> Any:
-        """Do the work of a job, and return its value."""
-        return work.carry_out()
-
     def results(self, works: Iterable[Job], watch: Watch = no_progress) -> Results:
         for work in works:
             watch(work.name)
             try:
-                yield Result(work, self.carry_out(work))
+                yield Result(work, work.carry_out())
             except Exception as error:  # the caller's to judge
                 yield Result(work, error=error)
 

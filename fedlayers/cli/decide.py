@@ -35,7 +35,7 @@ class ManyRuns(ConfiguredCommand):
     def asked_config(self) -> RunConfig:
         check_value("--seeds", self.seeds, at_least(1))
         if self.backend:
-            from fedlayers.backends.names import check_backend
+            from fedlayers.backends.local import check_backend
 
             check_backend(self.backend)
         return super().asked_config()

@@ -12,10 +12,9 @@ import pandas as pd
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.comparison import gains_of
 from fedlayers.studies.hint import NO_COST, Cost, format_seconds
-from fedlayers.studies.inference import Inference
+from fedlayers.studies.inference import Answers, Inference, answers
 from fedlayers.studies.jobs import TrainingJob
 from fedlayers.studies.race import Rates, Standing
-from fedlayers.studies.sentences import Answers, answers
 from fl_core import __version__
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, plural

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from fedlayers.backends.base import Backend, no_progress
-from fedlayers.backends.names import open_parallel
+from fedlayers.backends.local import open_parallel
 from fedlayers.studies import arms as candidates
 from fedlayers.studies.arms import Arm, arms_of
 from fedlayers.studies.baselines import is_table

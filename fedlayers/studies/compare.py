@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from fedlayers.backends.base import Backend
-from fedlayers.backends.names import open_backend
+from fedlayers.backends.local import open_backend
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.baselines import baseline_rows
 from fedlayers.studies.comparison import Comparison

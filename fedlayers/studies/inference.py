@@ -1,19 +1,22 @@
-"""How certain a race is: paired differences between its arms, over seeds and over samples."""
+"""How certain a race is, by paired differences over seeds and over samples, and what it found in words."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from fedlayers.studies.arms import Arm
 from fedlayers.studies.judge import EarlyStop
 from fedlayers.studies.race import DIGITS
+from fl_core.errors import listing
 from fl_core.race_evidence import ArmEvidence, RaceEvidence
-from fl_core.rows import CLASSIFICATION, MAIN, SCORES
+from fl_core.rows import CLASSIFICATION, MAIN, SCORES, in_column, in_points, label_of
 
 LEVEL = 0.95
 SPREAD = 2.5
@@ -202,3 +205,141 @@ def evidence_of(
     )
     seeds = tuple(int(seed) for seed in judged["seed"].unique())
     return RaceEvidence(found.main, until, seeds, found.verdict, used, arms)
+
+
+# --- in words --------------------------------------------------------------------------------------------------
+
+NAMES = {"nothing": "sharing nothing", "all": "sharing every layer"}
+"""The two extremes in words."""
+NOTHING_BETTER = "Nothing here is better than the base rate."
+
+
+class Answers(NamedTuple):
+    """The outcome of a race or a study in words.
+
+    Attributes:
+        head: what to use, in a sentence.
+        lines: its evidence.
+        useless: whether the base rate is better.
+        gains: a line for each opponent on test samples. ``about`` describes them.
+    """
+
+    head: str
+    lines: tuple[str, ...]
+    useless: bool = False
+    gains: tuple[str, ...] = ()
+    about: str = ""
+
+    def text(self) -> str:
+        """Return all lines for a terminal."""
+        gains = (
+            [self.about, *(f"  {gain}" for gain in self.gains)] if self.gains else []
+        )
+        return "\n".join([self.head, *(f"- {line}" for line in self.lines), *gains])
+
+
+def answers(
+    race: Inference, arms: Sequence[Arm], cheapest: str = "", notes: Sequence[str] = ()
+) -> Answers:
+    """Say what a race found.
+
+    Args:
+        arms: all that raced.
+        cheapest: of the remaining arms, the one that sends least.
+        notes: further lines, such as scores on test samples.
+    """
+    refused = []
+    if race.refused:
+        names = listing(race.refused)
+        refused = [f"Refused, with a higher loss than the base rate: {names}."]
+    if race.verdict == NOTHING:
+        return Answers(NOTHING_BETTER, (*refused, *notes), useless=True)
+    if race.verdict == ALL_DIVERGED:
+        return Answers("Every arm diverged with some seed.", tuple(notes))
+    lines = [*notes, *refused, *_compare_leader(race, arms)]
+    if race.early is not None:
+        lines.append(race.early.line(race.main))
+    return Answers(_head(race, arms, cheapest), tuple(lines))
+
+
+def _head(race: Inference, arms: Sequence[Arm], cheapest: str) -> str:
+    by_name = {arm.name: arm for arm in arms}
+    leader = by_name[race.leader]
+    only = ", in this run only" if race.seeds == 1 else ""
+    others = [name for name in race.remaining if name != leader.name]
+    undecided = [name for name in others if by_name[name].extreme]
+    do = f"{leader.words[0].upper()}{leader.words[1:]}"
+    if race.early is not None and not others:
+        return f"{do}: the judge kept it, in this run only."
+    if not others:
+        return f"{do}: every other arm is significantly worse{only}."
+    if not leader.extreme and not undecided:
+        return f"{do}: better than both extremes{only}. {listing(others)}: no significant difference."
+    cheap = (
+        f", the cheapest is {cheapest}"
+        if cheapest != leader.name
+        else ", which is also the cheapest"
+    )
+    stake = race.at_stake()
+    lost = (
+        ""
+        if math.isnan(stake)
+        else f" The leader may lose up to {in_points(race.main, stake)} of {label_of(race.main)}{only}."
+    )
+    return (
+        f"Undecided between {listing(race.remaining)}; the leader is {leader.name}"
+        f"{cheap}.{lost}"
+    )
+
+
+def _compare_leader(race: Inference, arms: Sequence[Arm]) -> list[str]:
+    """Compare the leader with each other arm in one line."""
+    names = {arm.name: NAMES.get(arm.extreme, arm.name) for arm in arms}
+    parts = []
+    for line in race.differences.itertuples():
+        name, value = names[str(line.arm)], float(line.difference)
+        if math.isnan(value):
+            continue
+        side = "above" if value >= 0 else "below"
+        found = f"{in_points(race.main, abs(value))} {side} {name}"
+        if not math.isnan(line.low):
+            ends = (in_column(race.main, end) for end in (line.low, line.high))
+            found += f" [{', '.join(ends)}]"
+        parts.append(found)
+    if not parts:
+        return []
+    basis = (
+        "this run only, intervals over validation samples"
+        if race.seeds == 1
+        else "95 % intervals over seeds and validation samples"
+    )
+    lead = names[race.leader]
+    return [
+        f"{lead[0].upper()}{lead[1:]}, {label_of(race.main)} on validation: {'; '.join(parts)} ({basis})."
+    ]
+
+
+def compared(
+    scores: Mapping[str, Mapping[str, float]], main: str, better: str, fixed: str
+) -> list[str]:
+    """Compare the recommended model on test samples with the base rate and the best baseline.
+
+    Args:
+        scores: of the model (first) and the other predictors by name.
+        better: the baseline that is significantly better than the model; empty without one.
+        fixed: the name of the base rate.
+    """
+    name, own = next(iter(scores.items()))
+    lines = []
+    if better:
+        lines.append(
+            f"{better} is better on test samples: loss {scores[better]['loss']:.3f}, the model's {own['loss']:.3f}."
+        )
+    shown = [
+        score
+        for score in dict.fromkeys((main, "auroc"))
+        if score != "loss" and not math.isnan(own.get(score, math.nan))
+    ]
+    parts = [f"{label_of(score)} {in_column(score, own[score])}" for score in shown]
+    parts.append(f"loss {own['loss']:.3f}, the base rate's {scores[fixed]['loss']:.3f}")
+    return [*lines, f"On test samples {name} has {', '.join(parts)}."]

@@ -22,11 +22,10 @@ from fedlayers.studies.harmless import (
     Z,
 )
 from fedlayers.studies.hint import bytes_a_round
-from fedlayers.studies.inference import NOTHING, infer
+from fedlayers.studies.inference import NOTHING, compared, infer
 from fedlayers.studies.jobs import TrainingJob, samples_of
 from fedlayers.studies.judge import KEPT, EarlyStop
 from fedlayers.studies.race import Rates, Standing, standings
-from fedlayers.studies.sentences import compared
 from fl_core.errors import UsageError
 from fl_core.rows import SCORES
 from fl_core.task import Task

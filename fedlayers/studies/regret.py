@@ -18,7 +18,7 @@ from diagnostics.decide import select
 from diagnostics.decide.rules import RULES, curve_rule
 from diagnostics.metrics.base import METRICS
 from fedlayers.backends.base import Backend
-from fedlayers.backends.names import open_backend
+from fedlayers.backends.local import open_backend
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.comparison import gains_of, headline
 from fedlayers.studies.jobs import (

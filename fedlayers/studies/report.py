@@ -15,11 +15,10 @@ from diagnostics import plots
 from diagnostics.decide.evidence import in_words
 from diagnostics.plots.page import Page, album, figure_of
 from diagnostics.report import Report
-from fedlayers.studies import inference as sure
 from fedlayers.studies.choice import PROMISES, Choice
 from fedlayers.studies.comparison import Comparison, display_name
 from fedlayers.studies.harmless import Predictions, predict
-from fedlayers.studies.sentences import Answers
+from fedlayers.studies.inference import ALL_DIVERGED, DECIDED, Answers
 from fl_core import __version__, restore, rows
 from fl_core.config import resolve
 from fl_core.costs.layers import layer_bytes
@@ -403,7 +402,7 @@ def _next(found: Answers, choice: Choice | None, plan: LayerPlan | None) -> str:
             "Do not use these models yet. Check the labels and the columns. Then train for more rounds (`--rounds`) "
             "or at another learning rate (`--lr`, `choose --tune-rates 4`)."
         )
-    if verdict == sure.ALL_DIVERGED:
+    if verdict == ALL_DIVERGED:
         return "Repeat with a smaller learning rate (`--lr`)."
     shares = plan is None or bool(set(plan.shared) & set(plan.trainable))
     chosen = None if choice is None else choice.winner
@@ -416,7 +415,7 @@ def _next(found: Answers, choice: Choice | None, plan: LayerPlan | None) -> str:
     )
     if choice is None:
         return f"{use} A race checks the rule: run `fedlayers study` without `--rule`."
-    if verdict == sure.DECIDED:
+    if verdict == DECIDED:
         return f"{use} Check the models on new samples before anybody relies on them."
     more = (
         "`--seeds 5`"

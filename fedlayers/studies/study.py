@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from diagnostics import measure
@@ -14,24 +16,25 @@ from diagnostics.decide import select
 from diagnostics.decide.evidence import in_words
 from diagnostics.report import Report
 from fedlayers.backends.base import Backend
-from fedlayers.backends.names import open_backend, open_parallel
-from fedlayers.studies import arms as candidates, sentences
+from fedlayers.backends.local import open_backend, open_parallel
+from fedlayers.studies import arms as candidates
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.choice import Choice
 from fedlayers.studies.choose import choose, save_plan
 from fedlayers.studies.compare import compare, compared_jobs
-from fedlayers.studies.comparison import Comparison
+from fedlayers.studies.comparison import Comparison, paired
 from fedlayers.studies.harmless import Bench
+from fedlayers.studies.inference import NAMES, Answers
 from fedlayers.studies.jobs import assembled, checked_call, seeds_of, task_kind
 from fedlayers.studies.race import best_rate, rate_jobs, rates_of
 from fedlayers.studies.tune import APART
 from fl_core import runner
 from fl_core.config import RunConfig, in_memory
 from fl_core.display import csv_bytes
-from fl_core.errors import RunError, UsageError, as_list
+from fl_core.errors import RunError, UsageError, as_list, check_known
 from fl_core.plan import LayerPlan
 from fl_core.records import store
-from fl_core.rows import CLASSIFICATION
+from fl_core.rows import CLASSIFICATION, SCORES, in_points, label_of
 from fl_core.storage import write_atomically
 
 Say = Callable[[str], None]
@@ -40,6 +43,17 @@ CHOSEN, OWN = "choose", "own_race"
 RULED = "playerfl"
 """The algorithm that decides by a rule, in each seed for itself."""
 NULLS = ("labels", "clients", "fresh")
+
+
+AGAINST = {
+    "fedavg": NAMES["all"],
+    "local": NAMES["nothing"],
+    "base_rate": "the base rate",
+}
+"""The algorithms with which a choice of layers is compared, by name."""
+YES, NO, OPEN = "yes", "no", "open"
+ACCURACY = "accuracy"
+SAME, LEVEL = "the same", "no significant difference"
 
 
 @dataclass
@@ -59,7 +73,7 @@ class Outcome:
     plan: LayerPlan | None
     choice: Choice | None
     comparison: Comparison
-    lead: sentences.Answers
+    lead: Answers
     page: Path
 
 
@@ -236,20 +250,118 @@ def _rows_of(choice: Choice) -> pd.DataFrame:
 
 def _lead(
     choice: Choice | None, described: LayerPlan | None, result: Comparison, seeds: int
-) -> sentences.Answers:
+) -> Answers:
     if choice is not None:
         if choice.winner is None:
             return choice.answers
-        table = sentences.gains(result, CHOSEN)
-        return sentences.with_gains(choice.answers, table, seeds)
+        table = gains(result, CHOSEN)
+        return with_gains(choice.answers, table, seeds)
     if described is None:
         raise ValueError("a study must have a race or a rule")
-    found = sentences.of_rule(Arm("rule", RULED, described).words, seeds)
+    found = of_rule(Arm("rule", RULED, described).words, seeds)
     lines = [f"{in_words(described.why.detail['null'], described.why.variant)}."]
     if RULED in set(result.table["algorithm"]):
-        table = sentences.gains(result, RULED)
-        found = sentences.with_gains(found, table, seeds, "rule selects")
+        table = gains(result, RULED)
+        found = with_gains(found, table, seeds, "rule selects")
     else:
         absent = f"{RULED}, which uses the rule in every seed, was not compared."
         lines.insert(0, absent)
     return found._replace(lines=(*found.lines, *lines))
+
+
+# --- gains on test samples -------------------------------------------------------------------------------------
+
+
+def gains(result: Comparison, chosen: str) -> pd.DataFrame:
+    """Return what the chosen layers gain on test samples over sharing all, sharing nothing and the base rate.
+
+    Each gain is judged by the comparison's score, by default macro-F1. Accuracy against the base rate has a line
+    of its own. It judges nothing, since it is hard to beat if classes are rare. Differences are paired by seed. The 95
+    % intervals hold together (Student's t with Bonferroni's correction), so they depend on the number of lines.
+
+    Args:
+        result: has ``chosen`` and some of :data:`AGAINST`.
+
+    Returns:
+        Columns ``against`` and ``metric`` (names), ``value``, ``low``, ``high`` (0 to 1; no ends with one seed),
+        ``sign`` (``higher``, ``lower``, ``the same`` in every seed, or ``no significant difference``) and ``better``:
+        yes, no, or open.
+
+    Raises:
+        UsageError: the chosen one is not in this comparison.
+    """
+    scores = result.scores.pivot(
+        index="seed", columns=["metric", "algorithm"], values="value"
+    )
+    present = set(result.table["algorithm"])
+    check_known("algorithm of this comparison", chosen, present)
+    against = [(result.score, name) for name in AGAINST if name in present - {chosen}]
+    if result.score != ACCURACY and (ACCURACY, "base_rate") in scores:
+        against.append((ACCURACY, "base_rate"))
+    pairs = [((metric, chosen), (metric, name)) for metric, name in against]
+    table = paired(scores, pairs)
+    table.insert(0, "against", [name for _, name in against])
+    table.insert(1, "metric", [metric for metric, _ in against])
+    same = [bool((scores[one] == scores[other]).all()) for one, other in pairs]
+    signs = [same, table["low"] > 0, table["high"] < 0]
+    table["sign"] = np.select(signs, [SAME, "higher", "lower"], LEVEL)
+    decided = ~table["sign"].isin([SAME, LEVEL])
+    good = (table["sign"] == "higher") == table["metric"].map(SCORES)
+    table["better"] = np.where(decided, np.where(good, YES, NO), OPEN)
+    return table.drop(columns="n")
+
+
+def with_gains(
+    found: Answers, table: pd.DataFrame, seeds: int, by: str = "race chooses"
+) -> Answers:
+    """Combine the answers of a race or a rule with the gains on test samples.
+
+    Args:
+        table: from :func:`gains`.
+        seeds: number of repetitions.
+        by: what found the layers of each seed's own run.
+    """
+    first = table.drop_duplicates("against").set_index("against")["better"]
+    lines = [
+        f"On test samples {AGAINST[name]} is better."
+        for name in ("fedavg", "local")
+        if first.get(name) == NO
+    ]
+    head, own = found.head, found.lines
+    better = first.get("base_rate", YES)
+    if better == NO:
+        head, own = "The base rate is better on test samples.", (head, *own)
+    elif better == OPEN and seeds > 1:
+        lines.append(
+            f"On test samples the chosen layers show {LEVEL} from {AGAINST['base_rate']}."
+        )
+    how = (
+        f"Differences are paired over {seeds} seeds. The 95 % intervals hold together: Student's t, Bonferroni."
+        if seeds > 1
+        else "One seed gives no interval."
+    )
+    each = [
+        f"against {AGAINST[str(name)]}: {'; '.join(map(_gain, part.itertuples()))}"
+        for name, part in table.groupby("against", sort=False)
+    ]
+    about = f"On test samples, the layers that the {by}. {how}"
+    useless = found.useless or better == NO
+    return Answers(head, (*own, *lines), useless, tuple(each), about)
+
+
+def of_rule(do: str, seeds: int) -> Answers:
+    """Return the answers if a rule has decided, such as ``federate conv1; keep fc local``."""
+    lines = ["A rule decided this from one local epoch. It gives no uncertainty."]
+    if seeds < 2:
+        lines.append("One seed, so no uncertainty can be given.")
+    return Answers(f"{do[0].upper()}{do[1:]}.", tuple(lines))
+
+
+def _gain(line: Any) -> str:
+    by = f"{'+' if line.value >= 0 else ''}{in_points(line.metric, line.value)} of {label_of(line.metric)}"
+    interval = (
+        ""
+        if math.isnan(line.low)
+        else f" [{100 * line.low:+.1f}, {100 * line.high:+.1f}], {line.sign}"
+    )
+    return f"{by}{interval}"

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedlayers.backends.base import Backend
-from fedlayers.backends.names import open_parallel
+from fedlayers.backends.local import open_parallel
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.hint import estimate_cost
 from fedlayers.studies.jobs import (

@@ -14,13 +14,14 @@ from fedlayers.studies.inference import (
     ALL_DIVERGED,
     DECIDED,
     NOTHING,
+    NOTHING_BETTER,
     SPREAD,
     UNDECIDED,
     VERDICTS,
+    answers,
     infer,
     rank_arms,
 )
-from fedlayers.studies.sentences import NOTHING_BETTER, answers
 from fl_core.layers import Layer
 
 LAYERS = tuple(Layer(name, (f"{name}.weight",)) for name in ("fc1", "fc2", "fc3"))

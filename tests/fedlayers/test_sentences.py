@@ -13,16 +13,17 @@ from scipy import stats
 from fedlayers.studies import harmless
 from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.harmless import predict
+from fedlayers.studies.inference import Answers
 from fedlayers.studies.report import overview
-from fedlayers.studies.sentences import (
+from fedlayers.studies.study import (
     AGAINST,
     YES,
-    Answers,
+    Outcome,
     gains,
     of_rule,
+    study,
     with_gains,
 )
-from fedlayers.studies.study import Outcome, study
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError

@@ -19,8 +19,7 @@ from fedlayers.backends.base import (
     changed_files,
     write_files,
 )
-from fedlayers.backends.local import Local
-from fedlayers.backends.names import check_backend, open_backend, open_parallel
+from fedlayers.backends.local import Local, check_backend, open_backend, open_parallel
 from fedlayers.studies.jobs import TrainingJob, check_stored
 from fl_core.config import RunConfig
 from fl_core.errors import BusyError, RunError, UsageError, WorkerError
