@@ -23,7 +23,7 @@ from diagnostics.plots.layers import tsne_panels
 from diagnostics.representation.embedding import Pool, pool
 from fedlayers.studies.comparison import main_model
 from figures import items, names
-from figures.differences import LEAST, difference
+from figures.differences import difference
 from figures.fedpft.class_shares import COUNT, dots
 from figures.items import Drawing, Finding, Item, set_apart
 from figures.page import (
@@ -244,15 +244,14 @@ def setting(header: Mapping[str, Any]) -> str:
 
 
 def _last_words(header: Mapping[str, Any], plane: pd.DataFrame | None = None) -> str:
-    """The last sentences of a caption: the split and t-SNE of a plane, and that few seeds decide no order."""
+    """The last sentences of a caption: the split and t-SNE of a plane, and the seeds."""
     seeds = header["seeds"]
     said = (
         ""
         if plane is None
         else f"The split is Dirichlet(0.1). The t-SNE has perplexity {plane.attrs['perplexity']:.3g}. "
     )
-    few = " No order is claimed." * (seeds < LEAST)
-    return f"{said}Drawn: seed 0 of {seeds_in_words(seeds)}.{few}{missing_runs(header)}"
+    return f"{said}Drawn: seed 0 of {seeds_in_words(seeds)}.{missing_runs(header)}"
 
 
 def by_run(frame: pd.DataFrame, shown: Sequence[str]) -> tuple[pd.DataFrame, str]:
@@ -346,10 +345,8 @@ def _draw_methods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         )
         first.set_yticks(range(len(counts)), list(counts.index), fontsize=7)
         first.set_title("training images")
-        for ax in tsne_panels(planes, rest[: len(shown)], centres=False):
+        for ax in tsne_panels(planes, rest, centres=False):
             ax.set_xlabel("")
-        for spare in rest[len(shown) :]:
-            spare.remove()
     table, text = by_run(frame, shown)
     values = of_runs(frame, "silhouette_class")
     findings = [
@@ -466,7 +463,6 @@ def _draw_attention(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             named,
         )
         for kind, title in KINDS.items()
-        if len(shown) > 1
     ]
     table = (
         means.groupby(["metric", "layer", "run"])

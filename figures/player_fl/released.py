@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from statistics import fmean
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ from diagnostics.curvature.model import (
     twice_differentiable,
 )
 from diagnostics.curvature.spectrum import wrong_products
-from diagnostics.curvature.trace import UNUSED, Estimates
+from diagnostics.curvature.trace import UNUSED
 from diagnostics.gradients.importance import SensitivityAccumulator
 from diagnostics.gradients.passes import one_pass
 from diagnostics.gradients.sensitivity import Sensitivity
@@ -52,7 +53,6 @@ from diagnostics.representation.comparison import (
 )
 from diagnostics.representation.similarity import PROCRUSTES
 from figures.player_fl.shifts import least_angle, unit_maps
-from fl_core.bounds import at_least
 from fl_core.layers import Layer
 from fl_core.model_contexts import Hook, set_mode, with_hooks
 from fl_core.rows import Row, row
@@ -68,8 +68,7 @@ def released(
     data: Data,
     layers: Mapping[str, Sequence[str]],
     batch: int,
-    probes: int,
-) -> tuple[Estimates, dict[str, str], int]:
+) -> tuple[dict[str, float], dict[str, str], int]:
     """Return the mean over a layer's weight tensors W of the nuclear norm of H_W v.
 
     The vector v is Gaussian of unit length. The value is neither a trace nor a sum of eigenvalues. It is at least 0,
@@ -79,22 +78,17 @@ def released(
     released code took one batch.
 
     Returns:
-        Values with their standard errors over ``probes`` draws of v; layer -> why there is no value; the number of
-        samples. With one draw, as the authors used, the standard error is NaN.
+        Values with one draw of v, as the authors used; layer -> why there is no value; the number of samples.
     """
     names = [name for group in layers.values() for name in group]
-    generator = {
-        name: torch_generator(run.seed, "released probe", name) for name in names
-    }
     directions = {
-        name: [_direction(run.parameters[name], generator[name]) for _ in range(probes)]
+        name: _direction(
+            run.parameters[name], torch_generator(run.seed, "released probe", name)
+        )
         for name in names
     }
     totals = {
-        name: [
-            torch.zeros_like(run.parameters[name], dtype=torch.float64)
-            for _ in range(probes)
-        ]
+        name: torch.zeros_like(run.parameters[name], dtype=torch.float64)
         for name in names
     }
 
@@ -102,22 +96,17 @@ def released(
         layer: str, names: Sequence[str], gradients: Mapping[str, Tensor]
     ) -> None:
         for name in names:
-            for v, total in zip(directions[name], totals[name], strict=True):
-                total += curvature([gradients[name]], [v], [run.parameters[name]])[0]
+            totals[name] += curvature(
+                [gradients[name]], [directions[name]], [run.parameters[name]]
+            )[0]
 
     failures, n = by_batch(run, data, layers, batch, probe)
-    estimates = {}
-    for layer, group in layers.items():
-        if layer not in failures:
-            drawn = torch.tensor(
-                [[nuclear_norm(total / n) for total in totals[name]] for name in group],
-                dtype=torch.float64,
-            ).mean(0)
-            estimates[layer] = (
-                float(drawn.mean()),
-                float(drawn.std()) / math.sqrt(probes) if probes > 1 else math.nan,
-            )
-    return estimates, failures, n
+    values = {
+        layer: fmean(nuclear_norm(totals[name] / n) for name in group)
+        for layer, group in layers.items()
+        if layer not in failures
+    }
+    return values, failures, n
 
 
 def by_batch(
@@ -200,11 +189,9 @@ class NuclearNorm:
     """The options of the nuclear norm.
 
     Attributes:
-        probes: number of random vectors, at least 1, which is the authors' number.
         dtype: floating type of the computation; None is the model's own.
     """
 
-    probes: Annotated[int, at_least(1)] = 1
     dtype: torch.dtype | None = None
 
 
@@ -218,19 +205,17 @@ def nuclear_norms(measurement: Measurement, options: NuclearNorm) -> list[Row]:
         )
         modes = set_mode(model, measurement.mode), twice_differentiable(model)
         with modes[0], modes[1], torch.enable_grad():
-            values, failures, n = _norms(
-                run, data, measurement.layers, batch, options.probes
-            )
+            values, failures, n = _norms(run, data, measurement.layers, batch)
         for layer in measurement.layers:
-            value, stderr = values.get(layer.name, (math.nan, math.nan))
+            value = values.get(layer.name, math.nan)
             status = failures.get(layer.name, "ok")
             if status == "ok" and not math.isfinite(value):
                 status = f"the norm of layer {layer.name!r} is not finite"
             rows.append(
                 row(
                     "hessian_trace", value if status == "ok" else None, status=status, client=subject.client,
-                    layer=layer.name, variant="released", stderr=stderr if status == "ok" else None, unit=UNIT,
-                    estimator=f"nuclear norm of H v(probes={options.probes})" if status == "ok" else "",
+                    layer=layer.name, variant="released", unit=UNIT,
+                    estimator="nuclear norm of H v(probes=1)" if status == "ok" else "",
                     n_params=sum(run.parameters[name].numel() for name in layer.weights),
                     n_samples=n, n_train=subject.n_train,
                 )
@@ -240,8 +225,8 @@ def nuclear_norms(measurement: Measurement, options: NuclearNorm) -> list[Row]:
 
 
 def _norms(
-    run: Differentiable, data: Data, layers: Sequence[Layer], batch: int, probes: int
-) -> tuple[Estimates, dict[str, str], int]:
+    run: Differentiable, data: Data, layers: Sequence[Layer], batch: int
+) -> tuple[dict[str, float], dict[str, str], int]:
     """Return what :func:`released` does, and why other layers have no value."""
     first = next(batches(data, batch, run.model))
     try:
@@ -251,7 +236,7 @@ def _norms(
             for layer in layers
         }
         used = {name: group for name, group in groups.items() if group}
-        values, failures, n = released(run, data, used, batch, probes)
+        values, failures, n = released(run, data, used, batch)
         sound = {name: used[name] for name in used if name not in failures}
         failures |= wrong_products(run, first, sound)
     except LossNotFinite as error:

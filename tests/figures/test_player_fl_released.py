@@ -37,8 +37,6 @@ def test_released_is_a_nuclear_norm_of_the_product_with_a_unit_vector() -> None:
         for i in range(2)
     ]
     assert row["value"] == pytest.approx(np.mean(norms), rel=1e-10)
-    averaged = call(HESSIAN, client, layers, loss=CE, probes=5)
-    assert all(r["value"] >= 0 and r["stderr"] > 0 for r in averaged)
 
 
 @pytest.mark.parametrize("shape", [(5,), (4, 3), (4, 2, 3, 3)])
