@@ -102,18 +102,6 @@ def test_recipes_are_complete(name):
     assert recipe.rounds > 0
 
 
-def test_load_is_a_function_of_its_arguments():
-    one, two, other = (
-        data.load("digits"),
-        data.load("digits"),
-        data.load("digits", seed=1),
-    )
-    assert one.digest == two.digest
-    assert torch.equal(one.clients[0].train.x, two.clients[0].train.x)
-    assert one.source_digest == other.source_digest
-    assert one.digest != other.digest
-
-
 def test_requests_that_cannot_be_met():
     dealt = data.load("digits", partition="dirichlet", alpha=1.0, clients=3).partition
     for dataset, options, message in (
