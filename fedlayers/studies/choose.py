@@ -288,7 +288,7 @@ def planned(
     config: RunConfig,
     out: Path,
     arms: str | Sequence[str],
-    seeds: Sequence[int] | None,
+    seeds: int | Sequence[int] | None,
     tune_rates: int | None,
     thorough: bool,
     tell: Tell,
