@@ -50,8 +50,8 @@ class TrainRequest:
 
 
 @dataclass(frozen=True)
-class FinetuneRequest:
-    """A request to fine-tune a copy of the client's evaluated model after ``done`` rounds. It is kept as ``personal``.
+class _ModelsRequest:
+    """A request about a client's models after ``done`` rounds.
 
     Attributes:
         server: the server's state. The client's backend makes models of it for a worker.
@@ -65,18 +65,12 @@ class FinetuneRequest:
     received: int = 0
 
 
-@dataclass(frozen=True)
-class ScoreRequest:
-    """A request to score the client's models on validation and test samples after ``done`` rounds.
+class FinetuneRequest(_ModelsRequest):
+    """A request to fine-tune a copy of the client's evaluated model. It is kept as ``personal``."""
 
-    The reply also carries observations. The fields are those of :class:`FinetuneRequest`.
-    """
 
-    client: int
-    done: int
-    server: State = field(default_factory=State)
-    models: dict[str, Tree] = field(default_factory=dict)
-    received: int = 0
+class ScoreRequest(_ModelsRequest):
+    """A request to score the client's models on validation and test samples. The reply also carries observations."""
 
 
 ClientRequest = TrainRequest | FinetuneRequest | ScoreRequest

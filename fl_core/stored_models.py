@@ -14,7 +14,6 @@ from torch import nn
 import fl_core
 from fl_core import models, restore, tree
 from fl_core.algorithms.base import Algorithm, Round, extends_model, find
-from fl_core.algorithms.contract import configurations
 from fl_core.data.inputs import Inputs
 from fl_core.errors import UsageError, damaged, listing, warn
 from fl_core.models import lora
@@ -23,7 +22,7 @@ from fl_core.models.building import TRIAL, drop_statistics
 from fl_core.models.registry import check_stored, without_weights
 from fl_core.records import store
 from fl_core.restore import allowed_code, task_of
-from fl_core.task import Task
+from fl_core.task import Task, wrapped
 from fl_core.training import evaluate
 from fl_core.tree import Tree
 
@@ -306,14 +305,9 @@ def built_from(
     if said["bn"] == "drop":
         drop_statistics(made)
     if extends:
+        sizes = {"shape": shape, "n_classes": n_classes, "seed": seed}
         algorithm = find(extended["algorithm"])
-        below = algorithm.base_algorithm(extended["options"])
-        options = configurations(algorithm, extended["options"])[-1]
-        made = below.wrap_model(
-            made, options, shape=shape, n_classes=n_classes, seed=seed
-        )
-        if said["bn"] == "drop":
-            drop_statistics(made)
+        made = wrapped(made, algorithm, extended["options"], said["bn"], **sizes)
     if said.get("code", now := restore.of_model(made, model, said["callable"])) != now:
         warn(
             f"{path} was exported with other code of its model: its predictions may be those of that code"

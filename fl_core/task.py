@@ -323,14 +323,17 @@ def extend(
     """
     algorithm = find(config.federation.algorithm)
     base = algorithm.base_algorithm(config.federation.options)
-    options = configurations(algorithm, config.federation.options)[-1]
     outputs = criterion.outputs(data.n_classes)
     plain = BaseModel(model)
-    model = base.wrap_model(
-        model, options, shape=data.shape, n_classes=outputs, seed=config.execution.seed
+    model = wrapped(
+        model,
+        algorithm,
+        config.federation.options,
+        config.model.batchnorm,
+        shape=data.shape,
+        n_classes=outputs,
+        seed=config.execution.seed,
     )
-    if config.model.batchnorm == "drop":
-        drop_statistics(model)
     built = ExtendedModel(
         plain,
         model,
@@ -343,6 +346,25 @@ def extend(
         made = f"{type(model).__name__}, built for {algorithm.name},"
         models.check_fit(made, model, data.shape, outputs)
     return built
+
+
+def wrapped(
+    model: nn.Module,
+    algorithm: type[Algorithm],
+    options: Mapping[str, Any],
+    batchnorm: str,
+    **how: Any,
+) -> nn.Module:
+    """Return a model with what an algorithm adds to it.
+
+    Args:
+        how: ``shape``, ``n_classes`` and ``seed``, as of :meth:`fl_core.algorithms.base.Algorithm.wrap_model`.
+    """
+    base, own = algorithm.base_algorithm(options), configurations(algorithm, options)
+    model = base.wrap_model(model, own[-1], **how)
+    if batchnorm == "drop":
+        drop_statistics(model)
+    return model
 
 
 def _check_plan_use(config: RunConfig, plan: LayerPlan | None, uses_plan: bool) -> None:
