@@ -196,6 +196,7 @@ def open_backend(
     backend: Backend | str,
     workers: int = 0,
     *,
+    parallel: bool = False,
     progress: bool = True,
     live: bool = False,
 ) -> Iterator[Backend]:
@@ -203,12 +204,15 @@ def open_backend(
 
     Args:
         workers: the configuration's; runs that are trained elsewhere have none.
+        parallel: without a name, so many processes train the runs, each without workers.
         progress: show the progress of the runs that are trained there.
         live: draw them in the notebook's cell, again at most once a second.
 
     Raises:
         UsageError: an unknown name, a package that is not installed, or workers as well.
     """
+    if parallel and workers > 1 and not backend:
+        backend, workers = f"local:{workers}", 0
     found: AbstractContextManager[Backend]
     if isinstance(backend, Backend):
         found = nullcontext(backend)
@@ -221,17 +225,6 @@ def open_backend(
     with found as place, open_live(live) as place.live:
         place.progress = progress
         yield place
-
-
-def open_parallel(
-    backend: Backend | str, workers: int, **shown: bool
-) -> AbstractContextManager[Backend]:
-    """Open a backend for runs without workers; without a name, ``workers`` processes train them."""
-    return (
-        open_backend(f"local:{workers}", **shown)
-        if workers > 1 and not backend
-        else open_backend(backend, workers, **shown)
-    )
 
 
 def _backend(name: str) -> Backend:

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from fedlayers.backends.base import Backend, no_progress
-from fedlayers.backends.local import open_parallel
+from fedlayers.backends.local import open_backend
 from fedlayers.studies import arms as candidates
 from fedlayers.studies.arms import Arm, arms_of
 from fedlayers.studies.baselines import is_table
@@ -136,8 +136,8 @@ def choose(
     race = planned(config, Path(out), arms, seeds, tune_rates, thorough, tell)
     task, jobs = race.task, race.jobs
     table = baselines and is_table(task.data)
-    shown = {"progress": progress is True, "live": live}
-    with open_parallel(backend, config.execution.workers, **shown) as place:
+    shown = {"parallel": True, "progress": progress is True, "live": live}
+    with open_backend(backend, config.execution.workers, **shown) as place:
         cost = race.cost(place.side_by_side)
         most = "at most " if task.config.federation.patience else ""
         tell(f"{most}{cost.text()}")

@@ -16,7 +16,7 @@ from diagnostics.decide import select
 from diagnostics.decide.evidence import in_words
 from diagnostics.report import Report
 from fedlayers.backends.base import Backend
-from fedlayers.backends.local import open_backend, open_parallel
+from fedlayers.backends.local import open_backend
 from fedlayers.studies import arms as candidates
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.choice import Choice
@@ -156,8 +156,8 @@ def study(
         tuning = racing.with_keys(seed=APART + racing.execution.seed)
         probes = rate_jobs(tuning, rates, task.layers, out / "rates" / "arms")
         bench = Bench(next(assembled(probes)))
-        shown = {"progress": progress, "live": live}
-        with open_parallel(backend, config.execution.workers, **shown) as place:
+        shown = {"parallel": True, "progress": progress, "live": live}
+        with open_backend(backend, config.execution.workers, **shown) as place:
             found = best_rate(probes, place, say, bench)
         write_atomically(out / "rates" / "rates.csv", csv_bytes(found.table))
         racing, config = racing.with_keys(lr=found.lr), config.with_keys(lr=found.lr)

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedlayers.backends.base import Backend
-from fedlayers.backends.local import open_parallel
+from fedlayers.backends.local import open_backend
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.hint import estimate_cost
 from fedlayers.studies.jobs import (
@@ -102,13 +102,12 @@ class Tuned:
             raise UsageError(
                 f"tuned must be a file of fedlayers tune; got {path}: {error}."
             ) from error
-        if not isinstance(found, dict) or not check_version(
+        wrong = "it has no known format"
+        if isinstance(found, dict) and check_version(
             path, found.pop("format", None), FORMAT
         ):
-            raise UsageError(
-                f"tuned must be a file of fedlayers tune; got {path}. Run fedlayers tune first."
-            )
-        if wrong := validate(found, FORM) or _unknown(found):
+            wrong = validate(found, FORM) or _unknown(found)
+        if wrong:
             raise UsageError(
                 f"tuned must be a file of fedlayers tune; got {path}: {wrong}. Run fedlayers tune again."
             )
@@ -321,8 +320,8 @@ def tune(
             task.announce()
         tasks[job.arm] = task
     first = tasks[jobs[0].arm]
-    shown = {"progress": progress, "live": live}
-    with open_parallel(backend, config.execution.workers, **shown) as place:
+    shown = {"parallel": True, "progress": progress, "live": live}
+    with open_backend(backend, config.execution.workers, **shown) as place:
         cost = estimate_cost(tasks, jobs, place.side_by_side).text()
         tell(f"at most {cost}" if first.config.federation.patience else cost)
         for note in few:

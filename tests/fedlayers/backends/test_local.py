@@ -19,7 +19,7 @@ from fedlayers.backends.base import (
     changed_files,
     write_files,
 )
-from fedlayers.backends.local import Local, check_backend, open_backend, open_parallel
+from fedlayers.backends.local import Local, check_backend, open_backend
 from fedlayers.studies.jobs import TrainingJob, check_stored
 from fl_core.config import RunConfig
 from fl_core.errors import BusyError, RunError, UsageError, WorkerError
@@ -256,7 +256,7 @@ def test_places_by_name() -> None:
         open_backend("") as here,
         open_backend("local:1") as one,
         open_backend(here) as same,
-        open_parallel("", 3) as three,
+        open_backend("", 3, parallel=True) as three,
     ):
         assert isinstance(one, InProcessBackend)
         assert (same is here, three.side_by_side) == (True, 3)
