@@ -41,6 +41,7 @@ VARIANCE = 0.99
 MARGIN = 2
 """How far above the features' rounding a direction must lie to be one: a forward pass rounds more than once."""
 _CHUNK = 1 << 16  # entries of each Gram matrix that are in float64 at a time
+_SMALL = 1e-6  # a length whose squares, and those of its inverse, surely fit float32
 _PANEL = 64  # rows of a Gram matrix that are computed at a time
 _NARROW = 64  # features; so few are taken in float64, since their sums have little to average rounding over
 
@@ -96,9 +97,13 @@ def centred(
     x = x.to(dtype or torch.promote_types(x.dtype, torch.float32))
     mean = x.mean(0)
     x = x - mean
-    peak = float(torch.linalg.vector_norm(x, torch.inf)) or 1.0
-    x /= peak  # so that squares fit the type
-    total = torch.linalg.vector_norm(x).double().square()
+    peak = 1.0
+    length = torch.linalg.vector_norm(x)
+    if not _SMALL < float(length) < 1 / _SMALL:  # so that squares fit the type
+        peak = float(torch.linalg.vector_norm(x, torch.inf)) or 1.0
+        x /= peak
+        length = torch.linalg.vector_norm(x)
+    total = length.double().square()
     offset = (mean.double() / peak).square().sum() * len(x)
     check_features(total, offset, min(eps, single))
     x /= total.sqrt().to(x.dtype)
