@@ -308,6 +308,19 @@ def check_names(what: str, found: Any, form: Mapping[str, Any]) -> None:
         )
 
 
+def check_form(what: str, found: Any, form: Mapping[str, Any]) -> None:
+    """Refuse a value with a field that the form does not have, or without the form.
+
+    Raises:
+        UsageError: as :func:`check_names`, or names the first fault.
+    """
+    check_names(what, found, form)
+    if fault := validate(found, form):
+        raise UsageError(
+            f"{what} must be as fedlayers writes it; {fault}. Make it again."
+        )
+
+
 def _is(found: Any, form: Any) -> bool:
     if form == COUNT:
         return isinstance(found, int) and not isinstance(found, bool) and found >= 0

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from fl_core import storage, tree
-from fl_core.bounds import check_names, form_of, validate
+from fl_core.bounds import check_form, check_names, form_of
 from fl_core.display import MANY, Displayed, Summary, printable
 from fl_core.errors import UsageError, as_list, check_known, listing
 from fl_core.layers import Layer
@@ -352,7 +352,7 @@ class LayerPlan(Displayed):
             )
         why_form = form_of(Evidence)
         form = {"format": str, "layers": [dict], "shared": [str], "why": why_form}
-        _check("a plan", data, {**form, "sha256?": str})
+        check_form("a plan", data, {**form, "sha256?": str})
         check_names("a plan's evidence", data["why"], why_form)
         why = {**data["why"], "values": tuple(data["why"].get("values", ()))}
         why["clients"] = {
@@ -427,19 +427,11 @@ def layer_from_json(item: Mapping[str, Any]) -> Layer:
     Raises:
         UsageError: a field is unknown or of another type, or there is no name.
     """
-    _check("a layer", item, form_of(Layer))
+    check_form("a layer", item, form_of(Layer))
     data: dict[str, Any] = {
         key: tuple(v) if isinstance(v, list) else v for key, v in item.items()
     }
     return Layer(**data)
-
-
-def _check(what: str, found: Any, form: Mapping[str, Any]) -> None:
-    check_names(what, found, form)
-    if fault := validate(found, form):
-        raise UsageError(
-            f"{what} must be as fedlayers writes it; {fault}. Make it again."
-        )
 
 
 def shift_plan(plan: LayerPlan, by: int) -> LayerPlan:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fl_core.bounds import COUNT, check_names, form_of, validate
+from fl_core.bounds import COUNT, check_form, check_names, form_of
 from fl_core.display import MANY, printable
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.errors import check_known, listing
 from fl_core.rows import TABLE, in_column, in_points, label_of
 
 
@@ -78,11 +78,7 @@ class RaceEvidence:
             UsageError: a name is unknown or missing, or a value has another type or is not finite.
         """
         form = {**form_of(cls), "rounds": COUNT}
-        check_names("the race", data, form)
-        if fault := validate(data, form, "race"):
-            raise UsageError(
-                f"a plan's evidence must be as fedlayers writes it: {fault}. Make the plan again."
-            )
+        check_form("the race", data, form)
         check_known("metric of the race", data["metric"], TABLE)
         for arm in data["arms"]:
             check_names("an arm of the race", arm, form_of(ArmEvidence))

@@ -198,11 +198,7 @@ class Timer(Listener):
         self._before = (0.0, 0.0)
 
     def before_exchange(self, engine: Engine, rnd: Round) -> None:
-        self._part = "aggregate"
-        if rnd.exchange == EVALUATE or (
-            rnd.exchange == FINISH and not _is_last(engine)
-        ):
-            self._part = "evaluate"
+        self._part = "evaluate" if _is_evaluation(engine, rnd) else "aggregate"
         self.clock.begin(self._part)
         clients = engine.clients
         self._before = clients.work_seconds, clients.transfer_seconds
@@ -438,9 +434,7 @@ class Costs(Listener):
 
     def on_reply(self, engine: Engine, rnd: Round, reply: ClientReply) -> None:
         client, work = reply.client, self._work
-        if rnd.exchange == EVALUATE or (
-            rnd.exchange == FINISH and not _is_last(engine)
-        ):
+        if _is_evaluation(engine, rnd):
             variant = rnd.exchange if rnd.exchange == FINISH else ""
             self.recorder.row(
                 "bytes_evaluation", reply.received, engine.done, client, variant=variant
@@ -526,6 +520,13 @@ class Saver(Listener):
         if plan is not None and plan != self._plan:
             write_json(self._writer.path / "plan.json", plan)
             self._plan = plan
+
+
+def _is_evaluation(engine: Engine, rnd: Round) -> bool:
+    """Return whether an exchange only evaluates. The last fine-tuning is training."""
+    if rnd.exchange == FINISH:
+        return not _is_last(engine)
+    return rnd.exchange == EVALUATE
 
 
 def _is_last(engine: Engine) -> bool:
