@@ -108,13 +108,21 @@ def collect(
     check_known("side of a module", at, SIDES)
     modules = dict(model.named_modules(remove_duplicate=False))
     seen: dict[str, Tensor] = {}
+    again: dict[str, str] = {}  # faults of the last calls in a batch
+    size = 0
     parts: dict[str, list[Tensor]] = {path: [] for path in paths}
     faults: dict[str, str] = {}
 
     def keep(path: str, given: Any) -> None:
         tensor = first_tensor(given)
-        if tensor is not None:
-            seen[path] = tensor.detach().clone()
+        if tensor is None:
+            return
+        tensor, again[path] = tensor.detach(), _fault(tensor, size)
+        if again[path]:
+            return
+        z = arrange(modules[path], tensor)
+        shares = z.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+        seen[path] = z.clone() if shares else z  # a later module may work in place
 
     seeded = torch_seeded(seed_of(seed, "diagnose", "probe"))
     with (
@@ -141,11 +149,13 @@ def collect(
         labels = []
         for x, y in join_single(_select(held, chosen), model):
             seen.clear()
+            again.clear()
+            size = len(y)
             logits(model, to_device(model, x.to(memory_format=layout)), y)
             labels.append(y.cpu())
             for path, own in parts.items():
-                fault = _fault(seen.get(path), len(y))
-                z = None if fault else arrange(modules[path], seen[path])
+                fault = again.get(path, "not computed in every forward pass")
+                z = None if fault else seen[path]
                 if z is not None and own and z.shape[1:] != own[0].shape[1:]:
                     fault = f"shape {tuple(z.shape[1:])} after {tuple(own[0].shape[1:])} in an earlier batch"
                 if z is None or fault:
@@ -156,10 +166,8 @@ def collect(
     return Features(joined, torch.cat(labels).numpy(), chosen, faults)
 
 
-def _fault(z: Tensor | None, n: int) -> str:
+def _fault(z: Tensor, n: int) -> str:
     """Return why an output of ``n`` samples gives no features, or ""."""
-    if z is None:
-        return "not computed in every forward pass"
     if z.ndim == 0 or len(z) != n:
         return f"shape {tuple(z.shape)} for {n} samples, which must come first"
     return "" if z.numel() else "no features"
