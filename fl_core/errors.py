@@ -159,7 +159,7 @@ def as_list(
 ) -> tuple[Any, ...]:
     """Return the values of an argument that takes a list. One text, number or other object is a list of one.
 
-    >>> as_list("metrics", "cka"), as_list("seeds", 1), as_list("seeds", range(2))
+    >>> as_list("metrics", "cka"), as_list("rounds", 1), as_list("rounds", range(2))
     (('cka',), (1,), (0, 1))
 
     Args:

@@ -91,7 +91,7 @@ def compared_jobs(
 def compare(
     config: RunConfig,
     algorithms: str | Sequence[str],
-    seeds: int | Sequence[int] | None = None,
+    seeds: Sequence[int] | None = None,
     out: Path | str = "out/compare",
     *,
     data: Any = None,

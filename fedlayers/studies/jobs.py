@@ -332,7 +332,7 @@ def task_kind(config: RunConfig) -> str:
 
 def seeds_of(
     config: RunConfig,
-    seeds: int | Sequence[int] | None,
+    seeds: Sequence[int] | None,
     count: int,
     apart: int = 0,
 ) -> tuple[int, ...]:
@@ -342,11 +342,16 @@ def seeds_of(
     ((5, 6, 7), (0, 1))
 
     Raises:
-        UsageError: no seed, or a repeated one.
+        UsageError: no seed, a repeated one, or a number in place of a list: it may mean a seed or how many.
     """
     if seeds is None:
         first = config.execution.seed + apart
         return tuple(range(first, first + count))
+    if isinstance(seeds, int):
+        raise UsageError(
+            f"seeds must be a list of numbers; got {seeds}. "
+            f"Write seeds=[{seeds}] for this seed, or seeds=range({seeds}) for so many."
+        )
     return as_list("seeds", seeds, distinct=True)
 
 

@@ -234,7 +234,7 @@ def _interval(values: pd.Series) -> Interval:
 def regret(
     config: RunConfig,
     rules: str | Sequence[str] = DEFAULT_RULES,
-    seeds: int | Sequence[int] | None = None,
+    seeds: Sequence[int] | None = None,
     out: Path | str = Path("out/regret"),
     *,
     data: Any = None,

@@ -81,7 +81,7 @@ class Outcome:
 def study(
     config: RunConfig,
     algorithms: str | Sequence[str],
-    seeds: int | Sequence[int] | None = None,
+    seeds: Sequence[int] | None = None,
     out: Path | str = "out/study",
     *,
     data: Any = None,

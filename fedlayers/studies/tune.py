@@ -239,7 +239,7 @@ def tune(
     data: Any = None,
     model: Any = None,
     trials: int = TRIALS,
-    seeds: int | Sequence[int] | None = None,
+    seeds: Sequence[int] | None = None,
     score: str = "",
     options: Mapping[str, Mapping[str, Any]] | None = None,
     backend: Backend | str = "",

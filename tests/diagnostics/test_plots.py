@@ -16,7 +16,7 @@ from matplotlib.colors import to_rgb
 
 from diagnostics import plots
 from diagnostics.plots.costs import FEDERATED, LOCAL
-from diagnostics.plots.drawing import MOST
+from diagnostics.plots.drawing import MOST, weighted_mean
 from fl_core import rows as schema
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
@@ -199,6 +199,16 @@ def test_plan_shows_boxes_values_ratios_and_votes() -> None:
     assert entries(ax) == ["federated", "local", "cut"]
 
 
+def test_plan_marks_ratios_that_do_not_exist() -> None:
+    for values, shown in (
+        ((None, 1.0, 2.0, None), "–2–"),
+        ((-1.0, 1.0, 0.0, 3.0), "–––"),
+    ):
+        ax: Any = plots.plan(decision(LAYERS, 1, values=values, metric="hessian_trace"))
+        between = [t.get_text() for t in ax.texts if t.get_position()[0] in (1, 2, 3)]
+        assert "".join(between) == shown
+
+
 def test_plan_with_frozen_layers_has_its_cut_and_its_ratios_where_they_are() -> None:
     """Frozen layers have a box and no value, and no part in the cut."""
     first, second = (Layer(n, (n,), frozen=(n,)) for n in ("first", "second"))
@@ -316,6 +326,16 @@ def test_clients_shows_everyone_after_the_last_round() -> None:
     assert ax.get_legend().get_window_extent().y1 < inside.y1 + inside.height / 10
     many: Any = plots.clients(results(tuple(f"a{k}" for k in range(9)), seeds=1))
     assert many.figure.get_figheight() > ax.figure.get_figheight()
+
+
+def test_rows_without_a_key_have_their_mean_too() -> None:
+    rows = results().assign(seed=float("nan"))
+    means = weighted_mean(rows, ["algorithm", "seed"])
+    assert list(means.index.get_level_values("algorithm")) == [
+        "local",
+        "fedavg",
+        "player_fl",
+    ]
 
 
 def table(**changes: object) -> pd.DataFrame:

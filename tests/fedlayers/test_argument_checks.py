@@ -153,8 +153,9 @@ def test_one_value_is_a_list_of_one(
         except fl.UsageError as error:
             return str(error)
 
-    alone = outcome(wrong)
-    assert alone == outcome([wrong])
+    if argument == "seeds":  # a number alone may mean a seed, or how many
+        assert outcome(3).startswith("seeds must be a list of numbers; got 3.")
+    assert outcome(wrong) == outcome([wrong])
     if argument in ("algorithms", "arms", "metrics", "rules", "seeds", "rounds"):
         assert outcome([]) == f"{argument} must have at least one value; got none. Name one."  # fmt: skip
 

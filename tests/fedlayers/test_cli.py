@@ -329,7 +329,7 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
         ),
         ("diagnose --dataset heart --option cka.probe=3", "cka.probe"),
         (
-            "diagnose --dataset heart --option update_magnitude.start=x",
+            "diagnose --dataset heart --metrics update_magnitude --option update_magnitude.start=x",
             "from Python",
         ),
         ("select nowhere.jsonl", "nowhere.jsonl"),
