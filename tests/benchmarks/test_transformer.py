@@ -1,10 +1,9 @@
-"""The jobs of the transformer, of a CUDA device and of torch.func."""
+"""The job of the transformer."""
 
 from __future__ import annotations
 
-from benchmarks import stacking, transformer
+from benchmarks import transformer
 from fl_core import models
-from fl_core.tree import distance
 
 
 def test_the_transformer_has_the_parameters_that_the_page_names() -> None:
@@ -16,8 +15,3 @@ def test_the_transformer_has_the_parameters_that_the_page_names() -> None:
         round(sum(parameter.numel() for parameter in model.parameters()) / 1e6, 1)
         == 9.7
     )
-
-
-def test_all_ways_of_stacking_take_the_same_steps() -> None:
-    written, *others = (each() for each in stacking.sides(10))
-    assert all(distance(written, other) < 1e-5 for other in others)
