@@ -23,19 +23,29 @@ _COUNTED = (
 _COUNTERS = ("no", "nr", "num", "number", "nummer", "index", "idx", "code", "key")
 """Words after these, or alone, that make a column of numbers for rows."""
 _OTHER = (
-    "acid",
-    "lipid",
-    "fluid",
     "solid",
-    "thyroid",
-    "steroid",
     "rapid",
-    "void",
     "said",
     "mid",
     "aid",
-    "android",
+    "paid",
+    "humid",
+    "valid",
+    "invalid",
+    "grid",
 )
+_ENDINGS = (
+    "acid",
+    "lipid",
+    "fluid",
+    "liquid",
+    "covid",
+    "rotid",
+    "cerid",
+    "peptid",
+    "chlorid",
+)
+"""Ends of words, most of them medical, that do not end in ``id`` for an identifier; so are those in ``oid``."""
 
 
 _LIKELY = {
@@ -135,15 +145,17 @@ def is_named_as_identifier(name: str) -> bool:
     [True, True, True, False, False]
     """
     words = _words(name)
-    if any(
-        word in _IDENTIFIERS or (word.endswith("id") and word not in _OTHER)
-        for word in words
-    ):
+    if any(word in _IDENTIFIERS or _ends_in_id(word) for word in words):
         return True
     if len(words) == 1:
         counted = words[0].startswith(_COUNTED) and words[0].endswith(_COUNTERS)
         return words[0] in _COUNTED or counted
     return len(words) > 1 and words[-2] in _COUNTED and words[-1] in _COUNTERS
+
+
+def _ends_in_id(word: str) -> bool:
+    other = word in _OTHER or word.endswith(_ENDINGS)
+    return word.endswith("id") and not other and (word == "oid" or word[-3:] != "oid")
 
 
 def is_named_as_number(name: str) -> bool:

@@ -107,6 +107,12 @@ def test_columns_are_identifiers_by_name_and_values(name: str) -> None:
         ("number_of_visits", VISITS, False),
         ("age", UNIQUE, False),
         ("body_mass_index", UNIQUE / 7, False),
+        ("hypothyroid_years", UNIQUE, False),
+        ("Opioid dose", UNIQUE, False),
+        ("covid_days", UNIQUE, False),
+        ("carotid_stenosis", UNIQUE, False),
+        ("Triglycerid", UNIQUE, False),
+        ("itemid", UNIQUE, True),
     ],
 )
 def test_a_number_of_any_name_is_an_identifier_if_it_counts_the_rows(
