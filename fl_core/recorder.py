@@ -14,12 +14,11 @@ import pandas as pd
 
 from fl_core import rows, storage
 from fl_core.algorithms.base import Message, Observation, Round
-from fl_core.bounds import NUMBER, validate
 from fl_core.client_runner import ClientReply
 from fl_core.data import FederatedData
 from fl_core.errors import CorruptError, UsageError, as_list
 from fl_core.records.store import Checkpoint
-from fl_core.records.writing import Writer
+from fl_core.records.writing import PARTS, Writer, timing_of
 from fl_core.registry import import_object
 from fl_core.rows import OF_CLASS, Row, why_missing
 from fl_core.stopping import EVALUATE, FINISH, EarlyStopping, Listener, rounds_done
@@ -40,17 +39,6 @@ REPLY_LOST = "reply_lost"
 """The metric of a row about a missing client: 1 if it was sampled and its reply did not arrive in that round."""
 CHANCE, TIMEOUT = "chance", "timeout"
 """The variants of a row about a lost reply: it was lost by chance, or did not come in time."""
-
-
-PARTS = {
-    "train": "clients train, and this process waits for them",
-    "move": "jobs and results cross the borders of processes; 0 without worker processes",
-    "aggregate": "messages are made and replies are mixed",
-    "evaluate": "models are scored",
-    "save": "rows and checkpoints are written",
-    "other": "all the rest",
-}
-"""The parts of a round's time."""
 
 
 class Clock:
@@ -164,25 +152,13 @@ def by_round(path: Path | str) -> dict[int, dict[str, Any]]:
     for number, line in enumerate(
         folder.read(path.name, most=storage.JSON_BYTES).splitlines(), 1
     ):
-        record = _record(line)
+        record = timing_of(line)
         if record is None:
             raise CorruptError(
                 f"{path}, line {number} is damaged: it is not the timing of a round"
             )
         records[int(record["round"])] = record
     return records
-
-
-def _record(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = storage.parsed_json(line)
-    except ValueError:
-        return None
-    names = ("round", "steps", *PARTS)
-    sound = isinstance(record, dict) and not validate(
-        record, dict.fromkeys(names, NUMBER)
-    )
-    return record if sound else None
 
 
 class Timer(Listener):

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fl_core import rows
 from fl_core.algorithms.base import State
+from fl_core.bounds import NUMBER, validate
 from fl_core.errors import CorruptError, UsageError
 from fl_core.records.store import (
     BEGINNING,
@@ -41,6 +42,15 @@ _PART = re.compile(
     rf"({_BLOB.pattern}|[0-9]{{6,}}\.json|[a-z]+\.(json|jsonl|safetensors))\.[0-9]+\.part"
 )
 """The name of an incomplete file of the process with that number."""
+PARTS = {
+    "train": "clients train, and this process waits for them",
+    "move": "jobs and results cross the borders of processes; 0 without worker processes",
+    "aggregate": "messages are made and replies are mixed",
+    "evaluate": "models are scored",
+    "save": "rows and checkpoints are written",
+    "other": "all the rest",
+}
+"""The parts of a round's time."""
 
 
 class Writer:
@@ -311,9 +321,19 @@ def runs_below(path: Path) -> list[Path]:
 
 def _rewound(data: bytes, done: int) -> bytes:
     """Return the timing of a run that resumes after round ``done``, without later or incomplete lines."""
-    kept = []
-    for line in data.splitlines():
-        with suppress(ValueError, TypeError, KeyError):
-            if parsed_json(line)["round"] <= done:
-                kept.append(line + b"\n")
+    lines = [(line, timing_of(line)) for line in data.splitlines()]
+    kept = [line + b"\n" for line, found in lines if found and found["round"] <= done]
     return b"".join(kept)
+
+
+def timing_of(line: bytes) -> dict[str, Any] | None:
+    """Return a line of ``timing.jsonl``, or None if it is not the timing of a round."""
+    try:
+        record = parsed_json(line)
+    except ValueError:
+        return None
+    names = ("round", "steps", *PARTS)
+    sound = isinstance(record, dict) and not validate(
+        record, dict.fromkeys(names, NUMBER)
+    )
+    return record if sound else None

@@ -78,7 +78,8 @@ def test_a_run_that_was_killed_goes_on_with_the_timing_of_its_checkpoint(
     (out / "checkpoints" / "000003.json").unlink()
     (out / "checkpoints" / "000002.json").unlink()
     whole = (out / "timing.jsonl").read_bytes()
-    (out / "timing.jsonl").write_bytes(b"from an old version\n" + whole[:-9])
+    old = b'no JSON\n{"round": 1, "steps": 3, "train": 0.5}\n'
+    (out / "timing.jsonl").write_bytes(old + whole[:-9])
     runner.resume(out, **common)  # type: ignore[arg-type]
     found = (out / "timing.jsonl").read_bytes()
     assert found.splitlines()[:2] == whole.splitlines()[:2]
