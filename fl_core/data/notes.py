@@ -122,7 +122,7 @@ def _large(data: FederatedData) -> Iterator[str]:
             if float(sizes.max()) > largest:
                 largest, where = float(sizes.max()), int(sizes.argmax())
     if largest > LARGE:
-        place = f" ({_feature(data, where)})" if len(data.shape) == 1 else ""
+        place = f" in {_feature(data, where)}" if len(data.shape) == 1 else ""
         yield f"features are as large as {largest:.3g}{place}: scale them, or training is likely to diverge"
 
 
@@ -131,7 +131,7 @@ def _feature(data: FederatedData, k: int) -> str:
     made = data.preprocessing
     if made is not None and made.inputs:
         return f"column {made.inputs[k]!r}"
-    return f"feature {k}, counted from 0"
+    return f"feature {k} (counted from 0)"
 
 
 def _numbers(data: FederatedData) -> Iterator[str]:
@@ -149,7 +149,7 @@ def _numbers(data: FederatedData) -> Iterator[str]:
         for k, column in enumerate(table.T):
             if counts_rows(column):
                 yield (
-                    f"{_feature(data, k)}, is like a record number, which says nothing of a new sample: leave it out"
+                    f"{_feature(data, k)} is like a record number, which says nothing of a new sample: leave it out"
                 )
 
 

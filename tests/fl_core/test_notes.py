@@ -89,6 +89,7 @@ def test_a_note_names_the_column_next_to_words() -> None:
         "dose",
         "serial",
     ]
+    assert found[1].startswith("column 'serial' is like a record number")
     odd = {each.name: each.odd for each in as_data(frame).table.columns}
     assert [name for name in odd if "record number" in odd[name]] == ["serial"]
 
