@@ -432,6 +432,8 @@ def diagnose_init(
     """
     names = [client.name for client in task.data.clients]
     chosen = names if clients is None else as_list("clients", clients)
+    for name in chosen:
+        check_known("client", name, names)
     models = {
         client.name: task.model for client in task.data.clients if client.name in chosen
     }

@@ -44,7 +44,7 @@ PART = 1000
 
 def compared_jobs(
     config: RunConfig,
-    algorithms: str | Sequence[str],
+    algorithms: Sequence[str],
     seeds: Sequence[int],
     out: Path | None,
     options: Mapping[str, Mapping[str, Any]] | None = None,

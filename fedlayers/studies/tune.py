@@ -116,7 +116,7 @@ class Tuned:
     def apply(
         self,
         config: RunConfig,
-        algorithms: str | Sequence[str],
+        algorithms: Sequence[str],
         seeds: Sequence[int],
         options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> tuple[Settings, Settings]:

@@ -289,6 +289,8 @@ def test_what_a_run_or_a_task_does_not_have_is_refused(run, task, monkeypatch):
     lacking = replace(task, data=replace(task.data, clients=clients))
     with pytest.raises(UsageError, match=f"validation .*got none for {first.name}"):
         measure.diagnose_task(lacking, ["cka"], progress=False)
+    with pytest.raises(UsageError, match="client 'nobody'"):
+        measure.diagnose_init(task, ["grad_norm"], clients=[first.name, "nobody"])
     monkeypatch.setattr(runner, "train_first_round", None)
     cka = lambda **options: {"options": {"cka": options}}  # noqa: E731
     for how, words in (
