@@ -112,7 +112,7 @@ def test_the_examples_are_run_as_their_page_says(folder: Folder) -> None:
 
 def test_each_kind_has_its_row_and_its_example() -> None:
     rows = re.findall(
-        r"^\| (\w+) \| `([\w/]+)/`.*?\| `--(\w+)`",
+        r"^\| (\w+) \| `([\w/]+)(?:/|\.py)`.*?\| `--(\w+)`",
         PAGE.read_text(encoding="utf-8"),
         re.MULTILINE,
     )

@@ -84,7 +84,7 @@ def datasets() -> str:
     """List every dataset with its defaults, and those of a user's own data."""
     from fl_core import data
     from fl_core.data.registry import SHARES, general
-    from fl_core.data.text import TokenShape
+    from fl_core.tokens import TokenShape
 
     rows = [["name", *COLUMNS.values(), "optimizer", "loss"]]
     shapes = {"table": (1,), "images": (3, 32, 32), "texts": TokenShape((1,), 3)}

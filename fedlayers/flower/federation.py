@@ -13,9 +13,9 @@ from fl_core.data import FederatedData, Partition
 from fl_core.data.federated import ClientData, Split, digest_of
 from fl_core.data.partitions import SPLITS
 from fl_core.data.preprocessing import Preprocessing, width
-from fl_core.data.text import TokenShape
 from fl_core.errors import UsageError, as_list, listing
 from fl_core.rows import MULTILABEL, REGRESSION, SURVIVAL
+from fl_core.tokens import TokenShape
 
 OWN = "own"
 """The name of data that are not a registered dataset."""

@@ -24,10 +24,10 @@ from fl_core.algorithms import (
 )
 from fl_core.algorithms.contract import Count
 from fl_core.bounds import SHARE, at_least
-from fl_core.data.text import TokenShape
 from fl_core.errors import UsageError
 from fl_core.models.extended import Gated
 from fl_core.seeds import seed_of, torch_seeded
+from fl_core.tokens import TokenShape
 from fl_core.training.loop import Batch, Steps, clip_gradients
 from fl_core.tree import assign
 

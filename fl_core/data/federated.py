@@ -20,10 +20,10 @@ from fl_core.data.column_table import ColumnTable
 from fl_core.data.partitions import SPLITS, Partition
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.sources import Source
-from fl_core.data.text import TokenShape
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.rows import CLASSIFICATION, MULTILABEL, task_of
+from fl_core.tokens import TokenShape
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ class FederatedData(Displayed):
 
     Attributes:
         name: registry name or path.
-        shape: shape of one sample; images are (C, H, W), texts a :class:`fl_core.data.text.TokenShape`.
+        shape: shape of one sample; images are (C, H, W), texts a :class:`fl_core.tokens.TokenShape`.
         classes: names of the classes in the order of class indices, or of the labels. It is empty if numbers or events
             are predicted.
         clients: the clients, in order.

@@ -17,9 +17,9 @@ from fl_core.data import arrays, frames, image_folders, tables, targets, text
 from fl_core.data.arrays import Array
 from fl_core.data.columns import CHOSEN, PLAIN, WRITTEN, DataFault, Reading
 from fl_core.data.sources import Source
-from fl_core.data.text import SPECIAL, TokenShape
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.rows import CLASSIFICATION
+from fl_core.tokens import SPECIAL, TokenShape
 
 OWNER_KEYS = ("client", "domain", "center")
 

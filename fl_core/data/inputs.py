@@ -36,8 +36,8 @@ from fl_core.data.columns import (
 from fl_core.data.federated import FederatedData
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.sources import Source
-from fl_core.data.text import SPECIAL, TokenShape
 from fl_core.errors import UsageError, as_list, check_known, listing, warn
+from fl_core.tokens import SPECIAL, TokenShape
 
 _TEXTS, _NUMBERS = ([str], None), [NUMBER]
 FORM = {

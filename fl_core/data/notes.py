@@ -11,10 +11,10 @@ from fl_core.data import spelling, text
 from fl_core.data.federated import FederatedData
 from fl_core.data.partitions import SPLITS
 from fl_core.data.roles import MANY_ROWS, counts_rows
-from fl_core.data.text import SPECIAL, UNKNOWN
 from fl_core.display import MANY, in_order
 from fl_core.errors import listing
 from fl_core.rows import CLASSIFICATION, REGRESSION, SURVIVAL
+from fl_core.tokens import SPECIAL, UNKNOWN
 
 LARGE = 1e4
 """The largest feature without a warning. Beyond it a step with an ordinary learning rate is too long."""

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fl_core.data.columns import BETWEEN, TABLES
-from fl_core.data.text import TokenShape
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.registry import Registry, is_outside
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
+from fl_core.tokens import TokenShape
 
 ROOT_VARIABLE = "FEDLAYERS_DATA_ROOT"
 """The environment variable for the folder of the named datasets' files."""

@@ -18,10 +18,10 @@ from fl_core.data import preprocessing
 from fl_core.data.arrays import Array, Integers, loses_digits
 from fl_core.data.column_table import ColumnTable
 from fl_core.data.preprocessing import Categories, Preprocessing
-from fl_core.data.text import SPECIAL, UNKNOWN, TokenShape
 from fl_core.errors import UsageError, listing, warn
 from fl_core.models.adapter import Layout, PackedShape
 from fl_core.rows import CLASSIFICATION, REGRESSION, task_of
+from fl_core.tokens import SPECIAL, UNKNOWN, TokenShape
 
 EXAMPLES = 8
 """Samples of several inputs that serve as an example of them."""

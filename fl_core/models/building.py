@@ -17,7 +17,6 @@ from torch.nn.parameter import is_lazy
 
 from fl_core import storage
 from fl_core.bounds import check_values
-from fl_core.data.text import START, TokenShape
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.model_contexts import in_mode
 from fl_core.models.adapter import PackedShape, adapt, check_real, plain
@@ -26,6 +25,7 @@ from fl_core.models.registry import MODELS, PRETRAINED, Builder
 from fl_core.registry import import_object, is_outside, parameters_of
 from fl_core.rows import CLASSIFICATION, MULTILABEL
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
+from fl_core.tokens import START, TokenShape
 
 LARGEST = 2**26
 """Numbers of one sample, at most."""
@@ -58,7 +58,7 @@ def build(
             ``package.module:callable`` (called with ``shape`` and ``n_classes`` if it has parameters of these names).
             Or such a callable itself.
         shape: of one sample. Images have (channels, height, width) and tables (features,). Texts have a
-            :class:`fl_core.data.text.TokenShape`, which is (length,) with the number of ``tokens``.
+            :class:`fl_core.tokens.TokenShape`, which is (length,) with the number of ``tokens``.
         options: the model's own.
         trial: whether to check the output for noise. A model with lazy layers is always checked: it gets its shapes.
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from fl_core.bounds import Size
-from fl_core.data.text import PAD, TokenShape
 from fl_core.errors import UsageError
 from fl_core.models.papers import Shape, image_shape
 from fl_core.models.registry import model
+from fl_core.tokens import PAD, TokenShape
 
 
 class TokenEmbedding(nn.Module):

@@ -8,7 +8,7 @@ from torch import nn
 from diagnostics.measure import diagnose
 from diagnostics.metrics.base import METRICS
 from fl_core import models
-from fl_core.data.text import PAD, TokenShape
+from fl_core.tokens import PAD, TokenShape
 
 SHAPE = TokenShape((7,), 12)
 LAYERS = {"embedding", "attention", "fc1", "fc2"}

@@ -336,7 +336,7 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
         ("list metric", "mean 'metrics'?"),
         ("compare --algorithms local fedavgg", "mean 'fedavg'?"),
         ("compare --algorithms local local", "got local twice"),
-        ("compare --algorithms", "algorithms .*one"),
+        ("compare --algorithms", "algorithms must have"),
         ("compare --algorithms fedprox --option mu=1", "--option ALGORITHM.mu=..."),
         (
             "compare --algorithms fedavg --option fedprox.mu=1",

@@ -13,8 +13,8 @@ from torch import nn
 
 from fl_core import initial as weights, models, tree
 from fl_core.costs.flops import training_flops
-from fl_core.data.text import TokenShape
 from fl_core.errors import UsageError
+from fl_core.tokens import TokenShape
 from fl_core.training.workspace import Workspace
 from tests.networks import Wired
 

@@ -15,11 +15,11 @@ from diagnostics.measure import instruments
 from fl_core import data, models, runner, tree
 from fl_core.config import RunConfig, resolve
 from fl_core.data import sources, text
-from fl_core.data.text import PAD, SPECIAL, START, UNKNOWN, TokenShape
 from fl_core.errors import UsageError
 from fl_core.records import store
 from fl_core.stored_models import load_models
 from fl_core.task import assemble
+from fl_core.tokens import PAD, SPECIAL, START, UNKNOWN, TokenShape
 
 GOOD, BAD, PLAIN = (
     "good nice great happy",

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from fl_core import models, seeds, tree
 from fl_core.algorithms import TaskInfo, find
 from fl_core.data import Split
-from fl_core.data.text import TokenShape
 from fl_core.errors import NonFiniteError
 from fl_core.seeds import torch_seeded
+from fl_core.tokens import TokenShape
 from fl_core.training import workspace
 from fl_core.training.loop import train
 from fl_core.training.losses import build
