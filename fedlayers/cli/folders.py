@@ -34,6 +34,7 @@ class Check(Command):
 
     def main(self, line: str) -> None:
         from fl_core.data import frames, tables
+        from fl_core.data.partitions import make
         from fl_core.data.registry import path_of
 
         path = path_of(self.data)
@@ -48,6 +49,12 @@ class Check(Command):
             raise fault if len(faults) > 1 else UsageError(faults[0])
         if faults:
             print(*fault.lines, sep="\n")
+        if source.owner is not None:
+            try:
+                make(source, "natural")
+            except UsageError:
+                print(source.table)
+                raise
         print(f"This works: fedlayers run {fault.options}")
         print(source.table)
         if source.owner is None:

@@ -30,7 +30,7 @@ from fl_core.training import evaluate
 PENALTIES = (0.01, 0.1, 1.0)
 """Inverse strengths C of the linear models' penalty; the one with the least validation loss is used."""
 BASELINES = {
-    BASE_RATE: "the share of each class among a client's training samples",
+    BASE_RATE: "no features: the share of each class, or the mean target, of a client's training samples",
     "linear_own": "a linear model on each client's own training samples",
     "linear_pooled": "a linear model on all clients' training samples: centralised",
     "boosting_own": "gradient boosting on each client's own training samples",

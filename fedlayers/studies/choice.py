@@ -19,7 +19,14 @@ from fl_core import __version__
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, plural
 from fl_core.plan import LayerPlan
-from fl_core.rows import SCORES, column_of, in_column, records
+from fl_core.rows import (
+    CLASSIFICATION,
+    MULTILABEL,
+    SCORES,
+    column_of,
+    in_column,
+    records,
+)
 from fl_core.task import Task
 
 PROMISES = "The scores are of the trained model. A new run with its plan may gain less."
@@ -159,9 +166,14 @@ class Choice(Displayed):
         """The meaning of the table."""
         seeds = plural(self.standing.judged["seed"].nunique(), "seed")
         best = "its best round" if self.standing.best else f"round {self.until}"
+        how = ""
+        if self.task.data.task in (CLASSIFICATION, MULTILABEL):
+            how = (
+                "A temperature and a weight of the base rate calibrate it, fitted on the other half of "
+                "the samples. "
+            )
         return (
-            f"Validation samples, {seeds}, each run at {best}. The loss ranks. A temperature and "
-            "a weight of the base rate calibrate it, fitted on the other half of the samples. "
+            f"Validation samples, {seeds}, each run at {best}. The loss ranks. {how}"
             "The base rate ignores the features."
         )
 

@@ -272,7 +272,10 @@ def _head(race: Inference, arms: Sequence[Arm], cheapest: str) -> str:
     if race.early is not None and not others:
         return f"{do}: the judge kept it, in this run only."
     if not others:
-        return f"{do}: every other arm is significantly worse{only}."
+        rest = by_name.keys() - {leader.name, *race.refused}
+        words = ["significantly worse"] if rest else []
+        words += ["refused"] if race.refused else []
+        return f"{do}: every other arm is {' or '.join(words)}{only}."
     if not leader.extreme and not undecided:
         return f"{do}: better than both extremes{only}. {listing(others)}: no significant difference."
     cheap = (

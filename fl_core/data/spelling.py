@@ -27,7 +27,7 @@ _NUMBER = re.compile(
     re.IGNORECASE,
 )
 _AFFIXED = re.compile(
-    r"(?P<before>[^\w\s.,+-]*)\s*[+-]?(?P<number>[0-9][0-9.,]*)\s*(?P<after>[^\W\d]*|[^\w\s]*)"
+    r"(?P<before>[^\w\s.,+-]*)\s*[+-]?(?P<number>[0-9][0-9.,]*)\s*(?P<after>[^\W\d]*|[^\w\s]*|[^\d\s.,+-]+)"
 )
 _DATE = re.compile(
     r"(?:[0-9]{4}[-/][0-9]{1,2}[-/][0-9]{1,2}|[0-9]{1,2}[./][0-9]{1,2}[./][0-9]{4})(?:[ T][0-9]{1,2}:[0-9]{2}.*)?"

@@ -148,6 +148,10 @@ def test_the_first_line_has_three_cases() -> None:
     assert "may lose up to" in undecided
     assert head_of([0.5] * 4, 4, NAMES) == NOTHING_BETTER
     assert "Share nothing" in head_of([0.9, 0.4, 0.3, 0.3], 4)
+    line = head_of(
+        [0.3, 0.4, 0.6, 0.3], 4, [each for each in NAMES if each != "first_2"]
+    )
+    assert line == f"{split}: every other arm is refused."
 
 
 @pytest.mark.parametrize(

@@ -280,6 +280,14 @@ def test_check_notes_clients_that_are_alike_or_made_up(tmp_path, capsys):
     assert "--client-column NAME" in capsys.readouterr().out
     command(f"check {path} --client-column ward")
     assert "differ by case" in capsys.readouterr().out
+    path.write_text("\n".join(["ward,label,age", *lines, "EAST ,1,3"]) + "\n")
+    with pytest.raises(SystemExit):
+        command(f"check {path} --client-column ward")
+    said = capsys.readouterr()
+    assert "differ by case" in said.out
+    assert "This works" not in said.out
+    assert "1 at 'EAST '. Spell clients alike that are one: " in said.err
+    path.write_text("\n".join(["ward,label,age", *lines]) + "\n")
     found = notes(load(path, client_column="ward"))
     said = [note for note in found if "capitals" in note]
     assert len(said) == 2

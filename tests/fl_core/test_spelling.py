@@ -54,6 +54,8 @@ def test_semicolons_and_decimal_commas_ask_for_the_separator(tmp_path: Path) -> 
         ),
         (lambda k: f"{k % 60}%", "numbers with '%'"),
         (lambda k: f"{k} mg", "numbers with 'mg'"),
+        (lambda k: f"{k} mmol/l", "numbers with 'mmol/l'"),
+        (lambda k: f"{k}°C", "numbers with '°C'"),
         (lambda k: f"<{k}", "numbers with '<'"),
         (lambda k: f"€{k}", "numbers with '€'"),
         (lambda k: f"2024-01-{k // 50 % 28 + 1:02d}", "--date-columns v"),

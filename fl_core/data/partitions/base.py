@@ -12,6 +12,7 @@ import numpy as np
 
 from fl_core import seeds
 from fl_core.bounds import Bound, check_value
+from fl_core.data import spelling
 from fl_core.data.arrays import Integers
 from fl_core.data.registry import SHARES
 from fl_core.errors import UsageError, listing
@@ -288,9 +289,13 @@ def check_divisible(
     ]
     if few:
         kinds = ", ".join(SPLITS[: len(shares)])
+        way = "Remove its samples, or give them to another client."
+        same = [listing(map(repr, group)) for group in spelling.alike(names)]
+        if same:
+            way = f"Spell clients alike that are one: {'; '.join(same[:3])}. Or r{way[1:]}"
         raise UsageError(
             f"each client must have at least {len(shares)} samples, one for each of {kinds}; got {listing(few, 6)}. "
-            "Remove its samples, or give them to another client."
+            f"{way}"
         )
 
 
