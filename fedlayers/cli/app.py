@@ -119,12 +119,22 @@ def _main(words: Sequence[str]) -> None:
         code = 2 if isinstance(error, UsageError) else 1
         if isinstance(lines := getattr(error, "lines", None), list):
             if options := getattr(error, "options", ""):
-                lines.append(f"This works: fedlayers {words[0]} {options}")
+                lines.append(_how_to_read(command, words[0], options))
             _leave(code, *lines)
         reason = str(error)
         if not isinstance(error, (UsageError, RunError, OSError)):
             reason = f"{type(error).__name__}: {error} (--debug shows where)"
         _leave(code, f"{reason}{_way_out(error, command)}")
+
+
+def _how_to_read(command: Command, name: str, options: str) -> str:
+    """Return the command with the options that read its data, or these alone if the command needs further ones."""
+    from dataclasses import MISSING, fields
+
+    of_command = (each for each in fields(command) if each.name != "keys")
+    if any(each.default is each.default_factory is MISSING for each in of_command):
+        return f"These options read it: {options}"
+    return f"This works: fedlayers {name} {options}"
 
 
 def _way_out(error: Exception, command: Command) -> str:

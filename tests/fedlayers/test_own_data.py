@@ -312,6 +312,9 @@ def test_check_lists_faults_and_columns_and_run_shows_the_table(
         error = capsys.readouterr().err
         assert "2 faults" in error
         assert f"This works: fedlayers {name} --dataset" in error
+    with pytest.raises(SystemExit):
+        command(f"tune --algorithms fedavg --search lr=0.1,1 --dataset {path}")
+    assert "These options read it: --dataset" in capsys.readouterr().err
     with pytest.raises(fl.UsageError) as refused:
         fl.hint(dataset=str(path))
     assert "fedlayers run" not in str(refused.value)
