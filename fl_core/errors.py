@@ -159,6 +159,8 @@ def as_list(
 ) -> tuple[Any, ...]:
     """Return the values of an argument that takes a list. One text, number or other object is a list of one.
 
+    None is an empty list. An array gives Python's numbers.
+
     >>> as_list("metrics", "cka"), as_list("rounds", 1), as_list("rounds", range(2))
     (('cka',), (1,), (0, 1))
 
@@ -169,6 +171,8 @@ def as_list(
     Raises:
         UsageError: there is no value, or one is there twice.
     """
+    given = given.tolist() if hasattr(given, "tolist") else given  # an array
+    given = () if given is None else given
     alone = isinstance(given, str) or not isinstance(given, Iterable)
     values = (given,) if alone else tuple(given)
     if not values and not empty:

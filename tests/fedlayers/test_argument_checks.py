@@ -157,6 +157,7 @@ def test_one_value_is_a_list_of_one(
         assert outcome(3).startswith("seeds must be a list of numbers; got 3.")
     assert outcome(wrong) == outcome([wrong])
     if argument in ("algorithms", "arms", "metrics", "rules", "seeds", "rounds"):
+        assert outcome(np.array([])) == outcome([])
         assert outcome([]) == f"{argument} must have at least one value; got none. Name one."  # fmt: skip
 
 
