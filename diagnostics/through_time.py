@@ -69,7 +69,7 @@ def through_time(
     Args:
         models: a run directory, or what ``fl.run`` returned; or models from elsewhere, {round: {client: model}}.
         data: the clients' samples for models from elsewhere, as in :func:`fl.diagnose <diagnostics.measure.diagnose>`.
-            For a run: your own data again, if the run was given them.
+            For a run directory: your own data again, if the run was given them.
         metrics: names of metrics. Without any, those of the layer map are measured: the clients' gradients and
             nearest neighbours at the global model, and their weights after one more local round from it, each with
             ``draws`` of the null ``clients``. Models that differ between clients have no such null.
@@ -114,11 +114,10 @@ def through_time(
     rounds = as_list("rounds", rounds)
     for number in rounds:
         check_known("round", str(number), map(str, known))
-    own = {
-        "data": data,
-        "model": options.pop("own_model", None),
-        "allow_code": options.pop("allow_code", ()),
-    }
+    mine = {"data": data, "model": options.pop("own_model", None)}
+    own = {"data": None, "model": None, "allow_code": options.pop("allow_code", ())}
+    own |= getattr(models, "own", {})  # of a result of fl.run
+    own |= {key: each for key, each in mine.items() if each is not None}
     request |= {"metrics": names or (MAP, CLIENTS), "clients": clients}
     request |= {"options": options}
     file = None

@@ -141,6 +141,17 @@ class RunResult(Displayed):
             self.to_frame(), metric or main_score(self.scores.columns), ax=ax
         )
 
+    @property
+    def own(self) -> dict[str, Any]:
+        """Your own data and model of a stored run, which its directory does not hold."""
+        own = {} if self.path is None else Run(self.path).config["own"]
+        found: dict[str, Any] = {}
+        if "data" in own:
+            found["data"] = self.engine.data
+        if "model" in own:
+            found["model"] = original(self.engine.clients.client_runner.workspace.model)
+        return found
+
     def layer_map(
         self, race: Any = None, width: float = 16.0, **how: Any
     ) -> list[Axes]:
@@ -156,12 +167,6 @@ class RunResult(Displayed):
         from diagnostics import plots
         from diagnostics.through_time import through_time
 
-        own = {} if self.path is None else Run(self.path).config["own"]
-        if "data" in own:
-            how = {"data": self.engine.data, **how}
-        if "model" in own:
-            model = original(self.engine.clients.client_runner.workspace.model)
-            how = {"own_model": model, **how}
         report = through_time(self, **how)
         return plots.layer_map(report, None if race is None else race.gains(), width)
 

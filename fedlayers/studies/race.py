@@ -290,9 +290,7 @@ class Rates:
         told = (
             f"Learning rates tried on validation: {listing(f'{lr:g}' for lr in tried)}."
         )
-        told += (
-            f" Used: {self.lr:g}. Use it in other runs with the plan: --lr {self.lr:g}."
-        )
+        told += f" Used: {self.lr:g}. Use it in other runs: --lr {self.lr:g}."
         if self.lr in (tried.min(), tried.max()):
             told += f" It is the {'largest' if self.lr == tried.max() else 'smallest'} of them: try more with --lr."
         return told

@@ -400,7 +400,7 @@ def _next(found: Answers, choice: Choice | None, plan: LayerPlan | None) -> str:
     if found.useless:
         return (
             "Do not use these models yet. Check the labels and the columns. Then train for more rounds (`--rounds`) "
-            "or at another learning rate (`--lr`, `choose --tune-rates 4`)."
+            "or at other learning rates (`--lr`)."
         )
     if verdict == ALL_DIVERGED:
         return "Repeat with a smaller learning rate (`--lr`)."
@@ -409,7 +409,7 @@ def _next(found: Answers, choice: Choice | None, plan: LayerPlan | None) -> str:
     algorithm = "fedper" if chosen is None else chosen.algorithm
     run = f"`fedlayers run --algorithm {algorithm}{' --plan plan.json' * (plan is not None)}`"
     use = (
-        f"Train with {run}."
+        f"Train with {run} and the data and options of this race."
         if shares
         else "Each client can train alone: nothing has to be sent."
     )

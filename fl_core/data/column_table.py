@@ -131,6 +131,8 @@ def describe(
             values = {
                 word.strip() for word in known.remove_unused_categories().categories
             }
+            if name in words and lacking.any():
+                values.add("")  # an empty cell counts as a word
             single, two = len(values) < 2, len(values) == 2
         taken_as = YES_NO if two else WORDS if name in words else NUMBER
         if name in roles:

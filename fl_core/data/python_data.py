@@ -60,8 +60,17 @@ def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
     if isinstance(data, pd.DataFrame):
         reading.check_unasked("a DataFrame is no text file", *WRITTEN)
         return tables.read_or_report(data, reading, NAME)
-    files.check_plain("data= without a DataFrame", reading)
-    if isinstance(data, Mapping) and not is_batch(data):
+    by_client = isinstance(data, Mapping) and not is_batch(data)
+    listed = isinstance(data, list) and len(data) != 2  # two may be a pair (x, y)
+    several = data.values() if by_client else data if listed else ()
+    if several and all(isinstance(each, pd.DataFrame) for each in several):
+        raise UsageError(
+            f"data must be one DataFrame with a column of clients; got {len(several)} DataFrames. Join them: "
+            "pd.concat({client: frame, ...}, names=['client']).reset_index('client')."
+        )
+    if not isinstance(data, (str, Path)):
+        files.check_plain("data= without a DataFrame", reading)
+    if by_client:
         return source_from_clients(
             data, missing=reading.may_be_missing, task=reading.task
         )
@@ -145,8 +154,9 @@ def source_from_clients(silos: Mapping[str, tuple[Any, Any]], **keys: Any) -> So
         keys: as in :func:`source_from_pair`.
     """
     if not isinstance(silos, Mapping) or not silos:
+        got = "an empty one" if isinstance(silos, Mapping) else type(silos).__name__
         raise UsageError(
-            f"clients must be a dictionary {{client: (x, y)}} of at least one client; got {type(silos).__name__}."
+            f"clients must be a dictionary {{client: (x, y)}} of at least one client; got {got}."
         )
     names = tuple(map(str, silos))
     twice = first_duplicate(names)

@@ -161,7 +161,7 @@ def find_faults(
                 warnings.simplefilter("ignore", UserWarning)
                 return read_table(source, reading, name), faults, reading
         except DataFault as fault:
-            faults += fault.faults
+            faults = list(dict.fromkeys([*faults, *fault.faults]))
             better = reading.repaired(fault.repair)
             if better in tried:
                 return None, faults, reading

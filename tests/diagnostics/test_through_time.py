@@ -125,7 +125,9 @@ def test_the_layer_map_claims_nothing_of_noise_and_something_of_other_rules(tmp_
             "weights part",
         ]
         plt.close("all")
-        report = fl.through_time(result, data=data, own_model=net(), progress=False)
+        report = fl.through_time(
+            result, progress=False, out=tmp_path / f"{alike}-again"
+        )
         found[alike] = {p.title: p.outside.to_numpy().sum() for p in panels_of(report)}
     assert not any(found[True].values())
     assert found[False]["gradients agree"]

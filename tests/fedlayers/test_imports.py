@@ -68,7 +68,7 @@ def _imports(body: list[Any], within: bool) -> Iterator[ast.stmt]:
 
 ROOMS = {
     "fl_core": (
-        "display errors seeds",
+        "display errors seeds tokens",
         "bounds model_contexts progress registry tree",
         "layers statistics storage",
         "data models race_evidence rows stopping",

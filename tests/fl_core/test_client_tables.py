@@ -10,6 +10,9 @@ import pytest
 
 from fedlayers.cli.app import main
 from fl_core import data
+from fl_core.data.columns import Reading
+from fl_core.data.python_data import as_data
+from fl_core.data.tables import find_faults
 from fl_core.errors import UsageError
 from fl_core.records.store import Run
 from tests.fl_core.test_tables import SPLITS, frame, written
@@ -101,3 +104,29 @@ def test_files_that_are_no_clients_are_refused(
         with pytest.raises(UsageError, match=message) as refused:
             read(dataset)
         assert "\n" not in str(refused.value)
+
+
+def test_frames_by_client_are_refused_with_the_call_that_joins_them() -> None:
+    rows = {"age": [50, 61, 47] * 4, "label": [0, 1, 1] * 4}
+    frames = {"a": pd.DataFrame(rows), "b": pd.DataFrame(rows)}
+    with pytest.raises(UsageError, match=r"got 2 DataFrames\. Join them: pd\.concat"):
+        as_data(frames, Reading(label_column="label", impute="mean"))
+    joined = pd.concat(frames, names=["client"]).reset_index("client")
+    assert as_data(joined).owner_names == ("a", "b")
+    with pytest.raises(UsageError, match="Name a file or a dataset with dataset="):
+        as_data("t.csv", Reading(client_column="ward"))
+    with pytest.raises(UsageError, match="got an empty one"):
+        as_data({})
+
+
+def test_a_fault_that_no_setting_repairs_is_listed_once(tmp_path: Path) -> None:
+    rows = range(40)
+    table = pd.DataFrame(
+        {"client": [k % 2 for k in rows], "label": [k % 3 % 2 for k in rows]}
+    )
+    table["v"] = [f"{k + 1},{k + 100}" for k in rows]
+    table["at"] = [f"{k % 9}:30" for k in rows]
+    path = written(tmp_path / "t.csv", table)
+    _, faults, _ = find_faults(path, Reading())
+    assert len(faults) == 2
+    assert sum("--decimal , or --thousands ," in fault for fault in faults) == 1

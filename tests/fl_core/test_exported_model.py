@@ -424,3 +424,10 @@ def test_code_that_a_file_names_is_named_again(tmp_path: Path, monkeypatch) -> N
     assert fl.predict("a", X, allow_code=[mine]).logits.shape == (5, 5)
     assert made.about["model"]["options"] == {"width": 3}
     assert restore.code_of({"model": mine, "options": {}}) == {"model": mine}
+
+
+def test_what_is_no_path_is_refused_with_the_way(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="must be a run directory; got dict"):
+        fl.export({}, tmp_path / "m.safetensors")
+    with pytest.raises(UsageError, match=r"got NoneType. Write one with fl.export"):
+        fl.predict(None, np.zeros((2, 10)))
