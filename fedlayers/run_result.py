@@ -143,7 +143,7 @@ class RunResult(Displayed):
 
     @property
     def own(self) -> dict[str, Any]:
-        """Your own data and model of a stored run, which its directory does not hold."""
+        """Return your own data and model of a stored run. Its directory does not hold them."""
         own = {} if self.path is None else Run(self.path).config["own"]
         found: dict[str, Any] = {}
         if "data" in own:

@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, wraps
 from inspect import signature
+from numbers import Integral
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -347,7 +348,7 @@ def seeds_of(
     if seeds is None:
         first = config.execution.seed + apart
         return tuple(range(first, first + count))
-    if isinstance(seeds, int):
+    if isinstance(seeds, Integral):
         raise UsageError(
             f"seeds must be a list of numbers; got {seeds}. "
             f"Write seeds=[{seeds}] for this seed, or seeds=range({seeds}) for so many."

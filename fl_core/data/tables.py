@@ -255,16 +255,15 @@ def _identifiers(
     for name, cells in ids.items():
         given, out = shlex.quote(name), [*(reading.exclude_columns or ()), name]
         repair: dict[str, Any] = {"exclude_columns": [name]}
-        way = f"eave it out: --exclude-columns {' '.join(map(shlex.quote, out))}"
+        option = f"--exclude-columns {' '.join(map(shlex.quote, out))}"
+        way = f"Leave it out: {option}"
         whole = not arrays.lacks_value(cells).any()
         if _repeats(cells, owner) and whole and not group:
             group, repair = name, {"group_column": name}
             way = (
-                f"Keep its rows in one split: --group-column {given}. Or l{way}; "
+                f"Keep its rows in one split: --group-column {given}. Or leave it out: {option}; "
                 "its rows may then lie in training and test alike"
             )
-        else:
-            way = f"L{way}"
         faults.append(
             DataFault(
                 f"{path}: features must say something about a new sample; got {name!r}, named and filled like an "

@@ -154,7 +154,8 @@ def test_one_value_is_a_list_of_one(
             return str(error)
 
     if argument == "seeds":  # a number alone may mean a seed, or how many
-        assert outcome(3).startswith("seeds must be a list of numbers; got 3.")
+        for alone in (3, np.int64(3)):
+            assert outcome(alone).startswith("seeds must be a list of numbers; got 3.")
     assert outcome(wrong) == outcome([wrong])
     if argument in ("algorithms", "arms", "metrics", "rules", "seeds", "rounds"):
         assert outcome(np.array([])) == outcome([])
