@@ -6,10 +6,12 @@ one file that the repository has. A run whose training diverged is finished too:
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -90,26 +92,42 @@ def train(
         for run, seed in left:
             spent = time.perf_counter() - began
             over = spent + took.get(run, 0.0) - 60 * (budget or math.inf)
-            file = rows_file(folder, run, seed)
-            if over < 0 and not file.is_file():  # by another process
-                config = item.runs[run].with_keys(
-                    seed=seed, data_root=data_root, device=device
-                )
-                frame, described = _made(item, config, run, folder)
-                took[run] = round(time.perf_counter() - began - spent, 1)
-                header = {
-                    "item": item.name,
-                    "version": __version__,
-                    "command": command,
-                    "run": run,
-                    "seed": seed,
-                    "seconds": took[run],
-                    "asked": _asked(item, run),
-                    "about": described,
-                }
-                rows.write(file, header, rows.records(frame))
+            with _own(rows_file(folder, run, seed)) as file:
+                if over < 0 and file is not None:
+                    config = item.runs[run].with_keys(
+                        seed=seed, data_root=data_root, device=device
+                    )
+                    frame, described = _made(item, config, run, folder)
+                    took[run] = round(time.perf_counter() - began - spent, 1)
+                    header = {
+                        "item": item.name,
+                        "version": __version__,
+                        "command": command,
+                        "run": run,
+                        "seed": seed,
+                        "seconds": took[run],
+                        "asked": _asked(item, run),
+                        "about": described,
+                    }
+                    rows.write(file, header, rows.records(frame))
             bar.update()
     return time.perf_counter() - began
+
+
+@contextmanager
+def _own(file: Path) -> Iterator[Path | None]:
+    """Yield a run's file, locked by this process; None if it is there, or another process makes it."""
+    lock = file.with_suffix(".lock")
+    with lock.open("w") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+            return
+        try:
+            yield None if file.is_file() else file
+        finally:
+            lock.unlink(missing_ok=True)
 
 
 def _made(

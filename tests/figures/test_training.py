@@ -88,6 +88,24 @@ def test_an_interrupted_run_leaves_nothing_and_the_others_stay(
     assert made(tmp_path / NAME) == {"local-0"}
 
 
+def test_processes_share_a_study_and_make_no_run_twice(
+    check: Item, tmp_path: Path
+) -> None:
+    """Of two that begin at once, the second goes on with the next run."""
+    begun: list[str] = []
+
+    def nested(task: runner.Task, run: str, to: Path) -> pd.DataFrame:
+        begun.append(f"{run}-{task.config.execution.seed}")
+        if len(begun) == 1:
+            training.train(item, to, seeds=1, progress=False)
+        return check.measure(task, run, to)
+
+    item = replace(check, measure=nested)
+    training.train(item, tmp_path / NAME, seeds=1, progress=False)
+    assert begun == ["local-0", "fedavg-0", "fedper-0"]
+    assert {path.suffix for path in (tmp_path / NAME).iterdir()} == {".jsonl"}
+
+
 def test_a_diverged_run_is_kept_with_its_reason_and_the_others_go_on(
     check: Item, tmp_path: Path
 ) -> None:
