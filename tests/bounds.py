@@ -1,17 +1,14 @@
 """Values that annotations of fields and parameters forbid, for tests of all refusals of a kind at once."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from fl_core.bounds import Bound, OneOf
 
 NUMBERS = (-1, 0, 0.5, 1, 1.5, 2, math.nan, math.inf)
 
 
-def forbidden(stated: Any) -> Iterator[tuple[str, Any]]:
+def forbidden(stated):
     """Yield each name with values of another type, of another name, or out of bounds."""
     for name, hint in get_type_hints(stated, include_extras=True).items():
         parts = (hint, *get_args(hint))

@@ -1,37 +1,30 @@
 """What several test files need: one thread, small federations, small networks, and a run that remembers every round."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import os
 import sys
 import tempfile
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import settings
-from torch import Tensor, nn
+from torch import nn
 
 from diagnostics.measure import instruments
 from fl_core import models, restore, runner, tree
 from fl_core.algorithms import Round, find
-from fl_core.client_runner import ClientRunner
-from fl_core.clients import Executor, LocalClients, Serial
+from fl_core.clients import LocalClients, Serial
 from fl_core.config import RunConfig
-from fl_core.data import FederatedData, Source, partitions
+from fl_core.data import Source, partitions
 from fl_core.data.federated import gather
-from fl_core.engine import Engine, Instruments
-from fl_core.plan import LayerPlan
+from fl_core.engine import Engine
 from fl_core.records.store import Checkpoint
-from fl_core.registry import Registry
 from fl_core.rows import Row
 from fl_core.runner import Task
 from fl_core.seeds import torch_seeded
@@ -63,7 +56,7 @@ CONFIG = RunConfig(
 WORKER_BYTES = 2 * 2**30
 
 
-def pytest_xdist_auto_num_workers() -> int:
+def pytest_xdist_auto_num_workers():
     """Return the number of workers of ``-n auto``: one a core that this process may use, and one for each 2 GiB."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(1, min(len(os.sched_getaffinity(0)), memory // WORKER_BYTES))
@@ -75,16 +68,16 @@ class on_first_use:  # noqa: N801
     pytest asks each name of a file for its class, which would load a module of ``importlib.util.LazyLoader``.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name):
         self._name = name
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(importlib.import_module(self._name), name)
 
 
-def every_other(names: Iterable[Any], start: int = 0, of: int = 2) -> list[Any]:
+def every_other(names, start=0, of=2):
     """One of two, or of so many, in ``make test``, from that one on; the others are slow.
 
     A property of every algorithm takes a run of each: those that begin elsewhere hold for what others leave out.
@@ -96,11 +89,11 @@ def every_other(names: Iterable[Any], start: int = 0, of: int = 2) -> list[Any]:
 
 
 def federation(
-    sizes: Iterable[int] = SIZES,
-    shape: tuple[int, ...] = (1, 6, 6),
-    classes: int = 3,
-    seed: int = 0,
-) -> FederatedData:
+    sizes=SIZES,
+    shape=(1, 6, 6),
+    classes=3,
+    seed=0,
+):
     """Clients with so many samples each, named a, b, c, ...: noise with a learnable linear rule behind the labels."""
     sizes, random = list(sizes), np.random.default_rng(seed)
     x = random.standard_normal((sum(sizes), *shape)).astype(np.float32)
@@ -120,18 +113,18 @@ def federation(
 TOY = federation()
 
 
-BLOCKS: dict[str, dict[str, Any]] = {
+BLOCKS = {
     "vit": {"patch": 3, "depth": 3, "width": 8, "heads": 2},
     "mixer": {"patch": 3, "depth": 3, "width": 8},
 }
 
 
-def kind_for(algorithm: str, kind: str) -> str:
+def kind_for(algorithm, kind):
     """The kind of network, or a small transformer where the algorithm needs blocks that the kind does not have."""
     return "vit" if find(algorithm).needs_blocks and kind not in BLOCKS else kind
 
 
-def network(kind: str, seed: int = 0) -> nn.Module:
+def network(kind, seed=0):
     """Return three or four layers on samples of TOY.
 
     Kinds: ``plain``, ``drop`` with dropout, ``norm`` with batch normalisation, ``unused`` with a layer that no
@@ -171,11 +164,11 @@ def network(kind: str, seed: int = 0) -> nn.Module:
 class Unused(nn.Module):
     """A network beside a layer that it never calls."""
 
-    def __init__(self, used: nn.Module) -> None:
+    def __init__(self, used):
         super().__init__()
         self.used, self.spare = used, nn.Linear(2, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.used(x)
 
 
@@ -188,12 +181,10 @@ class Recorder:
     checkpoints: list[Checkpoint] = field(default_factory=list)
     saved: int | None = None
 
-    def add_rows(self, new: Iterable[Row]) -> None:
+    def add_rows(self, new):
         self.rows += new
 
-    def checkpoint(
-        self, checkpoint: Checkpoint, changed: Collection[str] | None = None
-    ) -> None:
+    def checkpoint(self, checkpoint, changed=None):
         models = {kind: dict(found) for kind, found in checkpoint.models.items()}
         self.checkpoints.append(
             copy.deepcopy(
@@ -201,7 +192,7 @@ class Recorder:
             )
         )
 
-    def add_timing(self, record: Mapping[str, Any]) -> None:
+    def add_timing(self, record):
         pass
 
 
@@ -214,11 +205,11 @@ class Played:
     rows: list[Row]
     checkpoints: list[Checkpoint]
 
-    def server(self) -> list[str]:
+    def server(self):
         """Digest of the server's model after each round."""
         return [tree.digest(c.server.trees["model"]) for c in self.checkpoints]
 
-    def models(self, which: str) -> list[list[str]]:
+    def models(self, which):
         """Digest of every client's model of that name after each round."""
         return [
             [
@@ -230,11 +221,11 @@ class Played:
             for c in self.checkpoints
         ]
 
-    def evaluated(self) -> list[list[str]]:
+    def evaluated(self):
         """Digest of the model that exists for every client after every round."""
         return self.models(self.engine.algorithm.evaluates)
 
-    def everything(self) -> list[dict[str, Any]]:
+    def everything(self):
         """Digests and meta data of all that a checkpoint holds."""
         return [
             {
@@ -248,9 +239,7 @@ class Played:
             for c in self.checkpoints
         ]
 
-    def values(
-        self, metric: str, **columns: Any
-    ) -> dict[tuple[int, str], float | None]:
+    def values(self, metric, **columns):
         """(round, client) -> value of the rows with these columns."""
         chosen = [
             r
@@ -262,26 +251,26 @@ class Played:
         return found
 
 
-def _digests(trees: Mapping[str, tree.Tree]) -> dict[str, Any]:
+def _digests(trees):
     return {name: tree.digest(each) for name, each in trees.items()}
 
 
-def client_runner_of(task: Task, borrowed: Instruments | None = None) -> ClientRunner:
+def client_runner_of(task, borrowed=None):
     """Where a task's clients run."""
     return task.client_runner((borrowed or instruments()).observers)
 
 
 def play(
-    config: RunConfig = CONFIG,
+    config=CONFIG,
     *,
-    data: FederatedData = TOY,
-    model: nn.Module | str = "plain",
-    plan: LayerPlan | None = None,
-    executor: Executor | None = None,
-    borrowed: Instruments | None = None,
-    trace: Collection[tuple[int, int]] = (),
-    **changes: Any,
-) -> Played:
+    data=TOY,
+    model="plain",
+    plan=None,
+    executor=None,
+    borrowed=None,
+    trace=(),
+    **changes,
+):
     """Run to the end in this process (or in ``executor``), remembering every round.
 
     Args:
@@ -315,14 +304,14 @@ def play(
         clients = LocalClients(
             client_runner, executor, initial, dropout=config.federation.client_dropout
         )
-        listeners = runner.listeners_of(task, client_runner, borrowed, recorder)  # type: ignore[arg-type]
+        listeners = runner.listeners_of(task, client_runner, borrowed, recorder)
         engine = Engine(algorithm, task.data, initial, clients, schedule, listeners)
         engine.run()
     return Played(task, engine, recorder.rows, recorder.checkpoints)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def files_need_not_outlive_a_power_cut() -> Iterator[None]:
+def files_need_not_outlive_a_power_cut():
     """A disk takes 10 ms to confirm a file, and tests write many thousands; processes that they start still wait."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
@@ -330,12 +319,12 @@ def files_need_not_outlive_a_power_cut() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def the_commit_of_a_folder_is_asked_for_once() -> Iterator[None]:
+def the_commit_of_a_folder_is_asked_for_once():
     """Git reads all files for it, and each stored run has it."""
     commit = restore._commit
 
     @cache
-    def commit_of(folder: str) -> str:
+    def commit_of(folder):
         return commit()
 
     with pytest.MonkeyPatch.context() as patch:
@@ -344,10 +333,10 @@ def the_commit_of_a_folder_is_asked_for_once() -> Iterator[None]:
 
 
 @pytest.fixture
-def own_members(monkeypatch: pytest.MonkeyPatch) -> Callable[[Registry[Any]], None]:
+def own_members(monkeypatch):
     """Members that a test adds to a registry are gone after it."""
 
-    def keep(registry: Registry[Any]) -> None:
+    def keep(registry):
         registry.names()  # imports the package's own, which must outlive the test
         for name in ("_members", "_origins"):
             monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
@@ -356,7 +345,7 @@ def own_members(monkeypatch: pytest.MonkeyPatch) -> Callable[[Registry[Any]], No
 
 
 @pytest.fixture(autouse=True)
-def no_picture_stays_open() -> Iterator[None]:
+def no_picture_stays_open():
     """Pictures that a test leaves open are closed after it, lest matplotlib warns of their number in another."""
     yield
     if "matplotlib.pyplot" in sys.modules:

@@ -1,29 +1,26 @@
 """Networks for tests, each as its parts and how they are called."""
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 
 class Wired(nn.Module):
     """Parts by name, in the order given; ``run(network, *inputs)`` is the forward pass."""
 
-    def __init__(self, run: Callable[..., Any], **parts: Any) -> None:
+    def __init__(self, run, **parts):
         super().__init__()
         for name, part in parts.items():
             setattr(self, name, part)
         self.run = run
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs):
         return self.run(self, *inputs)
 
 
-def wired() -> Wired:
+def wired():
     """Batch norm, dropout, an in-place ReLU after a convolution, an LSTM, a layer used twice and one never used."""
 
-    def run(m: Any, x: Tensor) -> Tensor:
+    def run(m, x):
         x = m.drop(m.relu(m.norm(m.conv(x))))
         return m.head(m.twice(m.twice(m.lstm(x.transpose(1, 2))[0][:, -1])))
 
@@ -40,7 +37,7 @@ def wired() -> Wired:
     return Wired(run, **parts, unused=nn.Linear(4, 4), head=nn.Linear(4, 3))
 
 
-def snapshot(model: nn.Module) -> list[object]:
+def snapshot(model):
     hooks = [
         (len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks))
         for m in model.modules()

@@ -1,11 +1,9 @@
 """What tests of processes share; it imports nothing heavy."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 
-def alive(pid: int | str) -> bool:
+def alive(pid):
     """Whether a process still runs; one that has ended and waits to be collected does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -1,14 +1,9 @@
 """An operating system that fails on demand, between the run directory's files and the real one; what is left."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 from fl_core.records.store import Run
 from fl_core.storage import sha, sign
@@ -41,14 +36,12 @@ class FailingOS:
         failed: whether the call came.
     """
 
-    def __init__(
-        self, call: str | None = None, which: int = 0, code: int = 0, done: bool = False
-    ) -> None:
+    def __init__(self, call=None, which=0, code=0, done=False):
         self.call, self.which, self.code, self.done = call, which, code, done
-        self.counts: Counter[str] = Counter()
+        self.counts = Counter()
         self.failed = False
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         real = getattr(os, name)
         if name == "fdopen":
             return lambda handle, mode: _File(self, real(handle, mode))
@@ -58,9 +51,7 @@ class FailingOS:
             else real
         )
 
-    def act(
-        self, name: str, real: Callable[..., Any], *given: Any, **named: Any
-    ) -> Any:
+    def act(self, name, real, *given, **named):
         """Do what was asked for, or fail."""
         self.counts[name] += 1
         if name != self.call or self.counts[name] != self.which:
@@ -80,10 +71,10 @@ class FailingOS:
 class _File:
     """A file whose writing and closing can fail; what fails has written a half."""
 
-    def __init__(self, system: FailingOS, file: Any) -> None:
+    def __init__(self, system, file):
         self.system, self.file = system, file
 
-    def write(self, data: bytes) -> int:
+    def write(self, data):
         before = self.system.failed
         try:
             return self.system.act("write", self.file.write, data)
@@ -92,19 +83,17 @@ class _File:
                 self.file.write(data[: len(data) // 2])
             raise
 
-    def __enter__(self) -> _File:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *why: object) -> None:
+    def __exit__(self, *why):
         self.system.act("close", self.file.close)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self.file, name)
 
 
-def contents(
-    path: Path, but: tuple[str, ...] = ("lock", "timing.jsonl")
-) -> dict[str, bytes]:
+def contents(path, but=("lock", "timing.jsonl")):
     """The files below a folder but those of these names; equal runs have all but locks and times alike."""
     files = (
         each for each in path.rglob("*") if each.is_file() and each.name not in but
@@ -112,14 +101,14 @@ def contents(
     return {str(each.relative_to(path)): each.read_bytes() for each in files}
 
 
-def read_all(found: Any) -> None:
+def read_all(found):
     """Read every state of a checkpoint, if there is one, as a run does that resumes from it."""
     for part in () if found is None else (found.clients, *found.models.values()):
         for name in part:
             part[name]
 
 
-def forge(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+def forge(path, change):
     """Change a file of signed JSON, whose digest then fits again."""
     found = json.loads(path.read_bytes())
     found.pop("sha256", None)
@@ -127,7 +116,7 @@ def forge(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     path.write_bytes(sign(found))
 
 
-def cover(run: Path, name: str) -> None:
+def cover(run, name):
     """Let the manifest name a file's new digest, and the checkpoints the manifest's."""
     data = (run / name).read_bytes()
     entry = {"sha256": sha(data), "bytes": len(data)}
@@ -137,7 +126,7 @@ def cover(run: Path, name: str) -> None:
         forge(path, lambda found: found.update(run=own))
 
 
-def edit(run: Path, **changes: Any) -> None:
+def edit(run, **changes):
     """Change a run's configuration, digests and all, as whoever hands it on can."""
     forge(run / "config.json", lambda found: found.update(changes))
     cover(run, "config.json")

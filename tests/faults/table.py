@@ -5,15 +5,11 @@ first line of its docstring.
 Tries are a test's cases, those that hypothesis draws and those that a marker ``tries`` counts included.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import io
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -39,20 +35,20 @@ class Fault:
     slow: int = 0
 
     @property
-    def words(self) -> str:
+    def words(self):
         """The name in words."""
         return self.name.removeprefix("test_").replace("_", " ")
 
 
 class _Collected:
-    def __init__(self) -> None:
-        self.items: list[Any] = []
+    def __init__(self):
+        self.items = []
 
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
+    def pytest_collection_finish(self, session):
         self.items = list(session.items)
 
 
-def collected() -> list[Fault]:
+def collected():
     """Every test in this folder, in the order of files and of lines, whether slow or not."""
     found = _Collected()
     with contextlib.redirect_stdout(io.StringIO()) as said:
@@ -61,7 +57,7 @@ def collected() -> list[Fault]:
             plugins=[found],
         )
     assert code == pytest.ExitCode.OK, said.getvalue()
-    faults: dict[tuple[str, str], Fault] = {}
+    faults = {}
     for item in sorted(
         found.items, key=lambda item: item.path.name
     ):  # stable: lines stay in order
@@ -84,7 +80,7 @@ def collected() -> list[Fault]:
     return list(faults.values())
 
 
-def page(faults: Iterable[Fault]) -> str:
+def page(faults):
     """The page's text."""
     faults = list(faults)
     lines = [HEAD]
@@ -101,11 +97,11 @@ def page(faults: Iterable[Fault]) -> str:
     return "\n".join(lines)
 
 
-def _first_line(documented: Any) -> str:
+def _first_line(documented):
     return (inspect.getdoc(documented) or "").partition("\n")[0]
 
 
-def _cell(text: str) -> str:
+def _cell(text):
     return text.replace("|", "\\|").replace("*", "\\*")
 
 

@@ -1,7 +1,5 @@
 """A small file that would fill the memory or the stack is refused by name before it does."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

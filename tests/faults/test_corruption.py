@@ -1,7 +1,5 @@
 """Every damaged or foreign byte is found, no run resumes from one, and no pickle is executed."""
 
-from __future__ import annotations
-
 import pickle
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A plan that somebody has edited still trains, and the run reports the change."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from pathlib import Path

@@ -1,12 +1,9 @@
 """Every system call that writes a run fails once: no committed round is lost, and the run resumes."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -35,21 +32,21 @@ CODES = {
 assert CODES.keys() == set(CALLS)
 
 
-def state(*marks: int) -> State:
+def state(*marks):
     return State(
         {"model": {"w": torch.tensor([float(mark) for mark in marks])}},
         {"marks": list(marks)},
     )
 
 
-def write(path: Path, committed: list[int], system: FailingOS | None = None) -> None:
+def write(path, committed, system=None):
     """A run as the engine has it written, from where it is to its end; only its tensors are made up."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(storage, "os", system or FailingOS())
         written(path, ROUNDS, committed)
 
 
-def written(path: Path, until: int, committed: list[int]) -> None:
+def written(path, until, committed):
     if (path / "config.json").exists():
         with writing.reopen(path) as writer:
             on(writer, writer.rewind(read_all), until, committed)
@@ -61,7 +58,7 @@ def written(path: Path, until: int, committed: list[int]) -> None:
             on(writer, 0, until, committed)
 
 
-def on(writer: writing.Writer, done: int, until: int, committed: list[int]) -> None:
+def on(writer, done, until, committed):
     for k in range(done + 1, until + 1):
         writer.add_rows(
             [
@@ -117,7 +114,7 @@ def test_every_call_fails_once(tmp_path, undisturbed, interrupted, call, start, 
         if before:
             shutil.copytree(before, path)
         code = CODES[call][which % len(CODES[call])]
-        committed: list[int] = [1] if before else []
+        committed = [1] if before else []
         failing, told = FailingOS(call, which, code, done), None
         try:
             write(path, committed, failing)

@@ -1,7 +1,5 @@
 """A run directory of somebody else: no file outside it is used, no pipe blocks, and no foreign file is accepted."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

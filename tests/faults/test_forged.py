@@ -1,7 +1,5 @@
 """Files with valid digests and formats, but with values that no run can write, are refused by name."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

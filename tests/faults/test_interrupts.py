@@ -1,7 +1,5 @@
 """Ctrl-C at any moment gives one line and exit code 130. Errors of workers and disks say how to resume."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

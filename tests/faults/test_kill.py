@@ -3,8 +3,6 @@
 One child process imports everything once and forks a grandchild for each kill and each recovery.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -14,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -55,12 +52,12 @@ MOMENTS = {
 QUICK = ("before the first rows", "three times")
 
 
-def die() -> None:
+def die():
     os.kill(os.getpid(), signal.SIGKILL)
     signal.pause()
 
 
-def arm(where: str, which: int, delay: float = 0.0) -> None:
+def arm(where, which, delay=0.0):
     """Let this process kill itself at a moment."""
     from fl_core import rows
     from fl_core.engine import Engine
@@ -69,15 +66,15 @@ def arm(where: str, which: int, delay: float = 0.0) -> None:
     counter = itertools.count(1)
     replace, one_round = os.replace, Engine.step
 
-    def dying_replace(*given: object, **named: object) -> None:
+    def dying_replace(*given, **named):
         now = next(counter) == which
         if now and where == "before file":
             die()
-        replace(*given, **named)  # type: ignore[arg-type]
+        replace(*given, **named)
         if now:
             die()
 
-    def dying_rows(self: Writer, new: list[rows.Row]) -> None:
+    def dying_rows(self, new):
         data = "".join(rows.dumps(record) + "\n" for record in new).encode()
         now = next(counter) == which
         with (self.path / "rows.jsonl").open("ab") as file:
@@ -86,20 +83,20 @@ def arm(where: str, which: int, delay: float = 0.0) -> None:
             die()
         self.count(data)
 
-    def dying_round(self: Engine) -> None:
+    def dying_round(self):
         if self.done == which:
             threading.Timer(delay, die).start()
         one_round(self)
 
     if where == "in rows":
-        Writer.add_rows = dying_rows  # type: ignore[assignment,method-assign]
+        Writer.add_rows = dying_rows
     elif where == "in round":
-        Engine.step = dying_round  # type: ignore[method-assign]
+        Engine.step = dying_round
     else:
         os.replace = dying_replace
 
 
-def go(out: Path, algorithm: str, workers: int) -> None:
+def go(out, algorithm, workers):
     """Run, or go on where there is a run."""
     from diagnostics.measure import instruments
     from fl_core import runner, workers as pools
@@ -107,13 +104,13 @@ def go(out: Path, algorithm: str, workers: int) -> None:
 
     start = pools.Workers.__init__
 
-    def noting(self: pools.Workers, *given: object) -> None:
-        start(self, *given)  # type: ignore[arg-type]
+    def noting(self, *given):
+        start(self, *given)
         (out.parent / "workers").write_text(
             "\n".join(str(process.pid) for process in self._processes)
         )
 
-    pools.Workers.__init__ = noting  # type: ignore[assignment,method-assign]
+    pools.Workers.__init__ = noting
     if (out / "config.json").exists():
         runner.resume(out, instruments=instruments(), progress=False)
         return
@@ -133,7 +130,7 @@ def go(out: Path, algorithm: str, workers: int) -> None:
     runner.run(config, out, instruments=instruments(), progress=False)
 
 
-def forked(out: Path, algorithm: str, workers: int, moment: list | None = None) -> int:
+def forked(out, algorithm, workers, moment=None):
     """Go in a forked process; its status, negative for the signal that killed it."""
     pid = os.fork()
     if pid:
@@ -148,7 +145,7 @@ def forked(out: Path, algorithm: str, workers: int, moment: list | None = None) 
         os._exit(1)
 
 
-def nursery(cases: dict[str, dict]) -> None:
+def nursery(cases):
     """Kill and recover every case; print what happened, a JSON line each."""
     import torch
 
@@ -186,7 +183,7 @@ def nursery(cases: dict[str, dict]) -> None:
         print(json.dumps({"name": name, **happened}), flush=True)
 
 
-def nursed(cases: dict[str, dict], base: Path) -> dict[str, dict]:
+def nursed(cases, base):
     """For every case what happened, and where."""
     for index, case in enumerate(cases.values()):
         case["out"] = str(base / str(index) / "run")
@@ -208,9 +205,9 @@ def nursed(cases: dict[str, dict], base: Path) -> dict[str, dict]:
     }
 
 
-def cases_of(names: Iterable[str]) -> dict[str, dict]:
+def cases_of(names):
     """Runs that are killed at the moments of these names, and undisturbed ones: the cases without moments."""
-    cases: dict[str, dict] = {
+    cases = {
         name: {"algorithm": name, "workers": 0, "moments": []}
         for name in ("playerfl", "ditto")
     }
@@ -242,7 +239,7 @@ def happened(tmp_path_factory):
     return nursed(cases, tmp_path_factory.mktemp("kill"))
 
 
-def check_same(case: dict, undisturbed: dict) -> None:
+def check_same(case, undisturbed):
     """Killed as often as it was to be, then ended, with the very files of the run that was not."""
     from fl_core.records.store import Run
 

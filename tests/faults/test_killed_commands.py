@@ -3,8 +3,6 @@
 One child process imports everything once and forks a grandchild for each time that a command is given.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -69,9 +67,7 @@ TIMED = (
 )  # what a choice says of the time that it took
 
 
-def given(
-    folder: Path, command: str, die_at: int = 0, die_after: float = 0.0
-) -> tuple[int, int, float]:
+def given(folder, command, die_at=0, die_after=0.0):
     """Give a command in a forked process: its status, how many files it has put in place, and its seconds.
 
     Args:
@@ -98,13 +94,13 @@ def given(
             os.open("placed", os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
         )
 
-        def counting(*names: object, **where: object) -> None:
+        def counting(*names, **where):
             if next(counter) == die_at:
                 die()
-            replace(*names, **where)  # type: ignore[arg-type]
+            replace(*names, **where)
             os.write(placed, b".")
 
-        os.replace = counting  # type: ignore[assignment]
+        os.replace = counting
         if die_after:
             threading.Timer(die_after, die).start()
         from fedlayers.cli.app import main
@@ -117,7 +113,7 @@ def given(
         os._exit(1)
 
 
-def nursery(where: str, command: str, shares: list[float]) -> None:
+def nursery(where, command, shares):
     """Give a command undisturbed, and for each share killed and given again; print what happened, a JSON line each."""
     base = Path(where)
     import torch
@@ -140,7 +136,7 @@ def nursery(where: str, command: str, shares: list[float]) -> None:
             if index % 2
             else {"die_at": max(1, round(share * files))}
         )
-        killed = given(base / f"{share}", command, **moment)[0]  # type: ignore[arg-type]
+        killed = given(base / f"{share}", command, **moment)[0]
         print(
             json.dumps(
                 {
@@ -154,7 +150,7 @@ def nursery(where: str, command: str, shares: list[float]) -> None:
         )
 
 
-def comparable(path: Path) -> dict[str, bytes]:
+def comparable(path):
     found = contents(path)
     for name in found:
         if name.endswith("choice.json"):

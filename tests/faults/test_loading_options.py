@@ -1,7 +1,5 @@
 """Model options from a file load nothing: no path, no address, and no folder is used."""
 
-from __future__ import annotations
-
 import http.server
 import json
 import os
@@ -9,9 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -29,19 +25,19 @@ from tests.faults.injected import edit, forge
 
 ROOT = Path(__file__).parents[2]
 VIT = "timm:vit_tiny_patch16_224"
-SIZES: dict[str, Any] = {"depth": 1, "embed_dim": 12, "num_heads": 2, "patch_size": 3}
+SIZES = {"depth": 1, "embed_dim": 12, "num_heads": 2, "patch_size": 3}
 SHORT = CONFIG.with_keys(
     rounds=2, stack="off", model=VIT, model_options=SIZES, participation=1.0
 )
 
 
 @pytest.fixture
-def address() -> Iterator[tuple[str, list[str]]]:
+def address():
     """A server on the loopback, and what it was asked for."""
-    asked: list[str] = []
+    asked = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+        def do_GET(self):
             asked.append(self.path)
             self.send_error(404)
 
@@ -57,7 +53,7 @@ def address() -> Iterator[tuple[str, list[str]]]:
 DIGITS = SHORT.with_keys(dataset="digits", clients=2, max_samples=60)
 
 
-def hostile(url: str, folder: Path) -> list[dict[str, Any]]:
+def hostile(url, folder):
     cfg = {"url": url, "hf_hub_id": None, "num_classes": 3}
     return [
         {"pretrained": True, "pretrained_cfg": cfg, "cache_dir": str(folder)},
@@ -77,9 +73,7 @@ def hostile(url: str, folder: Path) -> list[dict[str, Any]]:
 # --- the attack ------------------------------------------------------------------------------------------------
 
 
-def test_a_changed_run_cannot_load_anything(
-    tmp_path: Path, address: tuple[str, list[str]]
-) -> None:
+def test_a_changed_run_cannot_load_anything(tmp_path, address):
     url, asked = address
     path = tmp_path / "run"
     runner.run(DIGITS, path, progress=False, until=1)
@@ -98,9 +92,7 @@ def test_a_changed_run_cannot_load_anything(
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_changed_run_cannot_download_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_changed_run_cannot_download_data(tmp_path, monkeypatch):
     """A run that asks for a download uses local files, and fetches none."""
     import torchvision.datasets.utils as fetching
 
@@ -115,7 +107,7 @@ def test_a_changed_run_cannot_download_data(
     assert not asked, refused.value
 
 
-def test_a_changed_export_cannot_load_anything(tmp_path: Path) -> None:
+def test_a_changed_export_cannot_load_anything(tmp_path):
     path = tmp_path / "run"
     runner.run(DIGITS.with_keys(rounds=1), path, progress=False)
     made = exported_model.export(path, tmp_path / "model", which="global")
@@ -172,12 +164,12 @@ print(json.dumps({"seen": checked, "control": len(seen) - len(checked), "refused
 """
 
 
-TINY: tuple[str, dict[str, Any]] = (VIT, SIZES)
-OTHERS: list[tuple[str, dict[str, Any]]] = [
+TINY = (VIT, SIZES)
+OTHERS = [
     ("torchvision:squeezenet1_1", {"dropout": 0.1}),
     ("mlp", {}),
 ]
-REFUSED: list[tuple[str, dict[str, Any]]] = [
+REFUSED = [
     ("torchvision:resnet18", {"pretrained": True}), ("torchvision:resnet18", {"weights": "DEFAULT"}),
     ("timm:hf-hub:timm/resnet18", {}), ("timm:local-dir:/etc", {}), ("timm:resnet18./etc/passwd", {}),
     ("mlp", {"sizes": "/etc/passwd"}), ("torch.hub:load", {"repo_or_dir": "a/b", "model": "c"}),
@@ -186,8 +178,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.slow
 def test_while_a_model_is_built_nothing_outside_the_packages_is_touched(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     """An audit hook sees no socket, and only paths of installed packages."""
     shape = (3, 24, 24)
     wrong = [
@@ -215,7 +207,7 @@ def test_while_a_model_is_built_nothing_outside_the_packages_is_touched(
 
 
 @pytest.mark.tries(15)
-def test_a_file_chooses_sizes_and_rates_of_own_code_too() -> None:
+def test_a_file_chooses_sizes_and_rates_of_own_code_too():
     fine = {"width": 3, "rate": 0.5, "norm": True, "sizes": [3, [4, 5]], "depth": None}
     check_stored("a file", "mine:net", {**fine, "pretrained": False})
     for name, value in (
@@ -233,9 +225,7 @@ def test_a_file_chooses_sizes_and_rates_of_own_code_too() -> None:
             check_stored("a file", "mine:net", {name: value})
 
 
-def test_what_the_user_says_again_is_allowed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_user_says_again_is_allowed(tmp_path, monkeypatch):
     (tmp_path / "net_of_options.py").write_text(
         "from torch import nn\n"
         "def net(shape, n_classes, activation='relu'):\n"
@@ -257,7 +247,7 @@ def test_what_the_user_says_again_is_allowed(
 
 
 @pytest.fixture
-def pretrained(tmp_path: Path) -> tuple[Path, RunConfig]:
+def pretrained(tmp_path):
     """A file of weights, and a run that its user has start from it."""
     path = tmp_path / "weights.safetensors"
     model = models.build(VIT, (1, 8, 8), 4, seed=7, options=SIZES)
@@ -266,8 +256,8 @@ def pretrained(tmp_path: Path) -> tuple[Path, RunConfig]:
 
 
 def test_a_run_keeps_its_pretrained_weights_and_never_loads_them_again(
-    tmp_path: Path, pretrained: tuple[Path, RunConfig]
-) -> None:
+    tmp_path, pretrained
+):
     path, config = pretrained
     half, name = tmp_path / "half", "blocks.0.attn.qkv.weight"
     whole = runner.run(config, tmp_path / "whole", progress=False)
@@ -286,9 +276,7 @@ def test_a_run_keeps_its_pretrained_weights_and_never_loads_them_again(
     assert "pretrained" not in made.about["model"]["options"]
 
 
-def test_workers_get_pretrained_weights_as_tensors(
-    tmp_path: Path, pretrained: tuple[Path, RunConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_get_pretrained_weights_as_tensors(tmp_path, pretrained, monkeypatch):
     _, config = pretrained
     run = TrainingJob(tmp_path / "job", config).with_weights()
     assert run.start is not None

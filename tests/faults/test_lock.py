@@ -1,7 +1,5 @@
 """A run directory has one writer, and a refused request leaves no files."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -34,7 +32,7 @@ def run_until_told(out):
             sys.stdin.readline()
         one_round(self)
 
-    Engine.step = waiting  # type: ignore[method-assign]
+    Engine.step = waiting
     runner.run(CONFIG, out, progress=False)
 
 

@@ -1,10 +1,5 @@
 """A stored configuration cannot make a command read files or folders that the user has not named."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from safetensors.torch import save_file
@@ -21,7 +16,7 @@ SMALL = CONFIG.with_keys(
 
 
 @pytest.fixture
-def weights(tmp_path: Path) -> Path:
+def weights(tmp_path):
     """A file of weights for the small model."""
     path = tmp_path / "weights.safetensors"
     save_file(tree.state_dict(models.build("mlp", (1, 8, 8), 10, seed=7)), path)
@@ -29,7 +24,7 @@ def weights(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Path:
+def table(tmp_path):
     """A file of data."""
     draw = np.random.default_rng(0)
     path = tmp_path / "own.npz"
@@ -39,14 +34,14 @@ def table(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def opened(monkeypatch):
     """The paths that readers of weights, data and plans were asked for."""
     from fl_core import initial, plan
     from fl_core.data import files, loading
 
-    asked: list[str] = []
+    asked = []
 
-    def refused(path: object, *given: object, **named: object) -> Any:
+    def refused(path, *given, **named):
         asked.append(str(path))
         raise AssertionError(f"reads {path}")
 
@@ -58,7 +53,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def test_every_key_is_judged() -> None:
+def test_every_key_is_judged():
     """A key whose text is free either has a mark, or is never opened or imported."""
     judged = {"data_root", "init", "model", "plan", *marked(Mark.CODE)}
     free = {name for name, key in KEYS.items() if key.hint in (str, str | None)}
@@ -72,9 +67,7 @@ def test_every_key_is_judged() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"init": "x"}, {"plan": "x", "given": None}])
-def test_a_changed_configuration_reads_nothing(
-    changes: dict[str, Any], tmp_path: Path, opened: list[str]
-) -> None:
+def test_a_changed_configuration_reads_nothing(changes, tmp_path, opened):
     """A run has its weights and its plan, and names no file of them."""
     run = tmp_path / "run"
     runner.run(SMALL.with_keys(algorithm="fedper"), run, progress=False, until=1)
@@ -84,9 +77,7 @@ def test_a_changed_configuration_reads_nothing(
     assert not opened
 
 
-def test_a_run_has_its_weights_and_checks_its_data(
-    tmp_path: Path, weights: Path, table: Path
-) -> None:
+def test_a_run_has_its_weights_and_checks_its_data(tmp_path, weights, table):
     for name, found in (
         ("init", SMALL.with_keys(init=str(weights))),
         ("table", RunConfig(dataset=str(table), rounds=2)),

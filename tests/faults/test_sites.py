@@ -1,12 +1,8 @@
 """Sites of a federation that send what no site can send, and files that are wrong."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,10 +24,10 @@ from fl_core.task import assemble
 from tests.fedlayers.flower.grid import PLAIN, LocalGrid, over_sites, site_files
 
 
-def forged(kind: str, change: Any) -> Any:
+def forged(kind, change):
     """Return a change of the replies of one site to messages of a kind."""
 
-    def replace(asked: Message, reply: Message) -> Message:
+    def replace(asked, reply):
         if asked.metadata.message_type != kind or asked.metadata.dst_node_id != 3:
             return reply
         packet = packets.packet_of(reply.content, 10**9)
@@ -41,18 +37,18 @@ def forged(kind: str, change: Any) -> Any:
     return replace
 
 
-def set_work(value: float) -> Any:
+def set_work(value):
     return lambda packet: packet.head["work"].update({"train/steps": value})
 
 
-def set_score(value: float) -> Any:
+def set_score(value):
     return lambda packet: packet.head["scores"]["personal"]["test"].update(
         accuracy=value
     )
 
 
-def set_tensor(change: Any) -> Any:
-    def apply(packet: packets.Packet) -> None:
+def set_tensor(change):
+    def apply(packet):
         model = packet.trees["model"]
         name = next(iter(model))
         model[name] = change(model[name])
@@ -60,7 +56,7 @@ def set_tensor(change: Any) -> Any:
     return apply
 
 
-FORGED: list[tuple[str, str, Any]] = [
+FORGED = [
     ("must be a count of at most", "train", set_work(1e308)),
     ("must be a count of at most", "train", set_work(-1)),
     ("must be a count of at most", "train", set_work(0.5)),
@@ -87,7 +83,7 @@ FORGED: list[tuple[str, str, Any]] = [
 
 
 @pytest.mark.tries(len(FORGED))
-def test_forged_replies_are_refused_by_the_site_s_name(tmp_path: Path) -> None:
+def test_forged_replies_are_refused_by_the_site_s_name(tmp_path):
     grid = LocalGrid(site_files(tmp_path))
     sites = Sites(grid, 3)
     sites.connect()
@@ -114,7 +110,7 @@ def test_forged_replies_are_refused_by_the_site_s_name(tmp_path: Path) -> None:
         assert "\n" not in text
 
 
-def test_bad_files_are_one_line(tmp_path: Path) -> None:
+def test_bad_files_are_one_line(tmp_path):
     (file,) = site_files(tmp_path, wards=("east",))
     text = file.read_text()
     cases = {
@@ -165,7 +161,7 @@ except Exception as error:
 """What a supernode's process does: it begins a run, and saves when the supernode is dead."""
 
 
-def test_a_child_of_a_killed_supernode_writes_nothing(tmp_path: Path) -> None:
+def test_a_child_of_a_killed_supernode_writes_nothing(tmp_path):
     (tmp_path / "child.py").write_text(ORPHAN)
     child = f"{sys.executable} {tmp_path}/child.py {tmp_path}; true"
     supernode = subprocess.Popen(["sh", "-c", f"sh -c '{child}'; true"])
@@ -179,14 +175,14 @@ def test_a_child_of_a_killed_supernode_writes_nothing(tmp_path: Path) -> None:
     assert {each.name for each in job.parent.iterdir()} == {"job", "lock"}
 
 
-def wait_for(path: Path) -> None:
+def wait_for(path):
     end = time.monotonic() + 120
     while not path.exists():
         assert time.monotonic() < end
         time.sleep(0.05)
 
 
-def test_names_from_a_server_lead_nowhere_else(tmp_path: Path) -> None:
+def test_names_from_a_server_lead_nowhere_else(tmp_path):
     with pytest.raises(UsageError, match="run must be a digest"):
         States(tmp_path, "../elsewhere")
     states = States(tmp_path, "0" * 64)

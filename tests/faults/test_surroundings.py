@@ -1,7 +1,5 @@
 """The machine misbehaves: clocks jump, limits are reached, disks fail, and memory is short."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

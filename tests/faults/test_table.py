@@ -1,7 +1,5 @@
 """The pages list every fault, and each promise names tests that exist."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,15 +1,11 @@
 """Models of several inputs and of other outputs: they are trained, measured, and given back as they came."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import TensorDataset
 
 import fedlayers as fl
@@ -21,38 +17,38 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 class Two(nn.Module):
     """Two inputs, one of them token ids."""
 
-    def __init__(self, outputs: int = 3) -> None:
+    def __init__(self, outputs=3):
         super().__init__()
         self.table, self.fc = nn.Embedding(9, 4), nn.Linear(6, outputs)
 
-    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+    def forward(self, x, tokens):
         return self.fc(torch.cat([x, self.table(tokens).mean(1)], 1))
 
 
 class OfDict(Two):
     """It takes the dict itself."""
 
-    def forward(self, inputs: dict[str, Tensor]) -> Any:  # type: ignore[override]
+    def forward(self, inputs):
         return SimpleNamespace(
             logits=super().forward(inputs["x"], inputs["tokens"])
         ).__dict__
 
 
-def network(kind: type[Two] = Two, **how: int) -> Two:
+def network(kind=Two, **how):
     torch.manual_seed(0)
     return kind(**how)
 
 
 torch.manual_seed(1)
 X, TOKENS, Y = torch.randn(60, 2), torch.randint(9, (60, 5)), torch.arange(60) % 3
-HOW: dict[str, Any] = {"rounds": 1, "clients": 2, "progress": False}
+HOW = {"rounds": 1, "clients": 2, "progress": False}
 
 
-def run(data: Any, model: nn.Module, **how: Any) -> Any:
+def run(data, model, **how):
     return fl.run(data=data, model=model, **{**HOW, **how})
 
 
-def test_inputs_of_every_form_train_the_same_model() -> None:
+def test_inputs_of_every_form_train_the_same_model():
     inputs = {"x": X, "tokens": TOKENS}
     first = run(((X, TOKENS), Y), network()).models["client_0"]
     for data, kind in (
@@ -70,7 +66,7 @@ def test_inputs_of_every_form_train_the_same_model() -> None:
     assert "r2" in result.scores
 
 
-def test_a_run_of_several_inputs_is_stored_and_measured(tmp_path: Path) -> None:
+def test_a_run_of_several_inputs_is_stored_and_measured(tmp_path):
     pair = ((X, TOKENS), Y)
     data, out = dict.fromkeys("ab", pair), tmp_path / "run"
     result = run(data, network(), out=str(out), clients=None)
@@ -94,15 +90,15 @@ def test_a_run_of_several_inputs_is_stored_and_measured(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=words):
             run(wrong, network(), clients=None)
     with pytest.raises(UsageError, match="model of your own"):
-        run(pair, "mlp")  # type: ignore[arg-type]
+        run(pair, "mlp")
 
 
-def test_a_run_s_models_know_the_names_of_their_classes() -> None:
+def test_a_run_s_models_know_the_names_of_their_classes():
     """Labels may be the names, and indices where the names are words."""
     plain = dict.fromkeys("ab", (X, Y))
     for names in ((10, 20, 35), ("a", "b", "c")):
         data = dict.fromkeys("ab", (X, np.array(names)[Y.numpy()]))
-        models = run(data, "mlp", clients=None).models  # type: ignore[arg-type]
+        models = run(data, "mlp", clients=None).models
         assert models["a"].label_names == tuple(map(str, names))
         by_name = fl.diagnose(models, data, "grad_norm", progress=False)
         wrong = dict.fromkeys("ab", (X, np.array(["d", "9"] * 30)))

@@ -1,9 +1,6 @@
 """Every algorithm of the registry: what is trained, what travels, what stays, and what is evaluated."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +17,6 @@ from tests.bounds import forbidden
 from tests.conftest import (
     CONFIG,
     TOY,
-    Played,
     client_runner_of,
     every_other,
     kind_for,
@@ -30,32 +26,32 @@ from tests.conftest import (
 
 ALL = sorted(registry())
 SPLITTING = sorted(name for name, kind in registry().items() if kind.uses_plan)
-HARD: dict[str, Any] = {
+HARD = {
     "momentum": 0.9,
     "weight_decay": 0.05,
     "lr": 0.1,
 }  # what moves a tensor that is not frozen
 
 
-def layers(kind: str = "plain") -> tuple[Layer, ...]:
+def layers(kind="plain"):
     return layers_of(network(kind), models.example(TOY.shape))
 
 
-def problem(kind: str = "plain", **changes: Any) -> TaskInfo:
+def problem(kind="plain", **changes):
     found = layers(kind)
     return replace(TaskInfo(found, frozenset(), TOY.weights, 1, 0), **changes)
 
 
-def adopted(name: str, plan: LayerPlan, **changes: Any) -> LayerPlan:
+def adopted(name, plan, **changes):
     return find(name)(problem(**changes)).resolve_plan(plan)
 
 
-def prefix(count: int, kind: str = "plain", **why: Any) -> LayerPlan:
+def prefix(count, kind="plain", **why):
     return LayerPlan.prefix(layers(kind), count, Evidence(**why))
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_algorithm_says_what_it_is(name: str) -> None:
+def test_every_algorithm_says_what_it_is(name):
     kind = find(name)
     assert kind.name == name
     assert kind.paper
@@ -66,7 +62,7 @@ def test_every_algorithm_says_what_it_is(name: str) -> None:
     assert kind.evaluates in ("global", "personal")
 
 
-def test_a_value_that_an_option_s_annotation_forbids_is_refused() -> None:
+def test_a_value_that_an_option_s_annotation_forbids_is_refused():
     count = 0
     for name in ALL:
         for option, value in forbidden(find(name).Config):
@@ -77,7 +73,7 @@ def test_a_value_that_an_option_s_annotation_forbids_is_refused() -> None:
     assert count > 400
 
 
-def test_one_layer_more_or_less() -> None:
+def test_one_layer_more_or_less():
     for cut, by, count, status in (
         (1, 1, 2, "ok"),
         (2, -1, 1, "ok"),
@@ -94,9 +90,7 @@ def test_one_layer_more_or_less() -> None:
             assert found.why.status == ("; ".join(why) or "ok")
 
 
-def test_the_random_prefix_is_neither_the_plan_nor_all_and_depends_on_the_seed() -> (
-    None
-):
+def test_the_random_prefix_is_neither_the_plan_nor_all_and_depends_on_the_seed():
     deep = tuple(Layer(f"l{k}", (f"l{k}.weight",)) for k in range(7))
     for cut in (0, 3, 6, 7):
         drawn = {
@@ -112,7 +106,7 @@ def test_the_random_prefix_is_neither_the_plan_nor_all_and_depends_on_the_seed()
     "kind", [pytest.param("plain", marks=pytest.mark.slow), "norm"]
 )
 @pytest.mark.parametrize("name", ALL)
-def test_a_phase_moves_its_own_tensors_only(name: str, kind: str) -> None:
+def test_a_phase_moves_its_own_tensors_only(name, kind):
     """Parameters and running statistics, with momentum and weight decay on, phase by phase."""
     plan = prefix(1, kind) if name in SPLITTING else None
     config = CONFIG.with_keys(algorithm=name, **HARD)
@@ -148,7 +142,7 @@ def test_a_phase_moves_its_own_tensors_only(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", every_other(ALL, 1, of=3))
-def test_whatever_follows_a_gradient_is_clipped(name: str) -> None:
+def test_whatever_follows_a_gradient_is_clipped(name):
     """With a clip of next to nothing nobody moves in the first round, in which nothing but gradients can move."""
     ways = {}
     for clip in (None, 1e-8):
@@ -169,7 +163,7 @@ def test_whatever_follows_a_gradient_is_clipped(name: str) -> None:
         assert ways[1e-8] < 1e-5
 
 
-def test_per_fedavgs_adaptation_is_clipped() -> None:
+def test_per_fedavgs_adaptation_is_clipped():
     played = play(
         algorithm="per_fedavg", options={"alpha": 1.0}, rounds=1, max_grad_norm=1e-3
     )
@@ -180,7 +174,7 @@ def test_per_fedavgs_adaptation_is_clipped() -> None:
         ) == pytest.approx(1e-3, rel=1e-2)
 
 
-def test_fedrep_trains_the_head_then_the_body() -> None:
+def test_fedrep_trains_the_head_then_the_body():
     plan = prefix(2, "norm")
     for epochs, given, head, body in (
         (5, None, 4, 1),
@@ -199,7 +193,7 @@ def test_fedrep_trains_the_head_then_the_body() -> None:
 
 
 @pytest.mark.parametrize("name", ["fedbabu", "local_adaptation", "vanilla", "anti"])
-def test_fine_tuning_works_on_copies(name: str) -> None:
+def test_fine_tuning_works_on_copies(name):
     """With or without fine-tuning the rest of the run is the same, and the copies start at the global model."""
     without, tuned = (
         play(algorithm=name, options={"finetune_epochs": n}) for n in (0, 2)
@@ -219,8 +213,8 @@ def test_fine_tuning_works_on_copies(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["fedbabu", "local_adaptation", "vanilla"])
 def test_fine_tuning_at_a_listed_round_is_that_of_a_run_that_ends_there(
-    name: str,
-) -> None:
+    name,
+):
     """A schedule is given its rounds, since its default follows the length of the run."""
     schedule = {"unfreeze": "0,1"} if name == "vanilla" else {}
     options, at = {"finetune_epochs": 2, **schedule}, {"finetune_at": "2"}
@@ -244,7 +238,7 @@ def test_fine_tuning_at_a_listed_round_is_that_of_a_run_that_ends_there(
     assert ours == theirs
 
 
-def client_models(played: Played, which: str) -> list[dict[str, tree.Tree]]:
+def client_models(played, which):
     """For each round: client -> its model of that name."""
     algorithm = played.engine.algorithm
     return [
@@ -258,7 +252,7 @@ def client_models(played: Played, which: str) -> list[dict[str, tree.Tree]]:
 
 @pytest.mark.parametrize("bn", ["global", "local", "drop"])
 @pytest.mark.parametrize("name", ["fedavg", "fedper", "ditto", "playerfl"])
-def test_running_statistics_are_shared_kept_or_dropped(name: str, bn: str) -> None:
+def test_running_statistics_are_shared_kept_or_dropped(name, bn):
     changes = {"model": "norm", "batchnorm": bn, "rounds": 2, "eval_every": 2}
     played = play(algorithm=name, **changes)
     statistics = {
@@ -278,7 +272,7 @@ def test_running_statistics_are_shared_kept_or_dropped(name: str, bn: str) -> No
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_messages_hold_what_is_shared_and_nothing_else(name: str) -> None:
+def test_messages_hold_what_is_shared_and_nothing_else(name):
     plan = prefix(2) if name in SPLITTING else None
     task = runner.assemble(
         CONFIG.with_keys(algorithm=name),
@@ -306,7 +300,7 @@ def test_messages_hold_what_is_shared_and_nothing_else(name: str) -> None:
     assert begun.keys() == algorithm.submodel(Round(1), 0)
 
 
-def test_bytes_count_floats_masks_and_numbers() -> None:
+def test_bytes_count_floats_masks_and_numbers():
     message = Message(
         {
             "model": {
@@ -326,7 +320,7 @@ def test_bytes_count_floats_masks_and_numbers() -> None:
     assert Message().bytes == 0
 
 
-def test_options_are_refused_or_read_as_their_type() -> None:
+def test_options_are_refused_or_read_as_their_type():
     for name, options, message in (
         ("fedprox", {"nu": 1}, "'nu'.*'mu'"),
         ("fedavg", {"mu": 1}, "fedavg.*'mu'"),

@@ -1,12 +1,7 @@
 """Views of images: each operation against torchvision's, image by image, and the draws against their distributions."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 from fl_core import seeds
 from fl_core.data import augment
@@ -14,24 +9,24 @@ from fl_core.data.augment import MoCoViews
 from fl_core.errors import UsageError
 
 
-def reference() -> Any:
+def reference():
     """Return torchvision's views, which collecting the tests need not import."""
     from torchvision.transforms.v2 import functional
 
     return functional
 
 
-def draw(seed: int = 0) -> torch.Generator:
+def draw(seed=0):
     return seeds.torch_generator(seed, "views")
 
 
-def images(n: int = 8, shape: tuple[int, ...] = (3, 9, 12), seed: int = 1) -> Tensor:
+def images(n=8, shape=(3, 9, 12), seed=1):
     return torch.rand(
         n, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
     )
 
 
-OPERATIONS: dict[str, tuple[int, Any]] = {
+OPERATIONS = {
     "brightness": (0, lambda x, s: reference().adjust_brightness(x, 1 + s)),
     "contrast": (1, lambda x, s: reference().adjust_contrast(x, 1 + s)),
     "saturation": (2, lambda x, s: reference().adjust_saturation(x, 1 + s)),
@@ -39,7 +34,7 @@ OPERATIONS: dict[str, tuple[int, Any]] = {
 }
 
 
-def test_a_view_is_composed_as_mocos() -> None:
+def test_a_view_is_composed_as_mocos():
     """All draws are taken again in the same order, and applied one image after another by torchvision."""
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
     x = images(16)
@@ -65,7 +60,7 @@ def test_a_view_is_composed_as_mocos() -> None:
         torch.testing.assert_close(found[k], view, rtol=0, atol=5e-5)
 
 
-def test_views_depend_on_their_generator_alone() -> None:
+def test_views_depend_on_their_generator_alone():
     x = images(5, (1, 8, 8)).float()
     torch.manual_seed(1)
     before = torch.get_rng_state()
@@ -81,6 +76,6 @@ def test_views_depend_on_their_generator_alone() -> None:
     assert not torch.equal(MoCoViews()(x, draw()), x)
 
 
-def test_tables_have_no_views() -> None:
+def test_tables_have_no_views():
     with pytest.raises(UsageError, match=r"got.*\(4, 10\)"):
         MoCoViews()(torch.zeros(4, 10), draw())

@@ -1,31 +1,26 @@
 """Clients trained together give what they give one by one, and whatever cannot be stacked is trained one by one."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fl_core import batched, models, runner, tree
 from fl_core.algorithms import Message, Round, State
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.batched import BatchedClients, stacks
 from fl_core.client_runner import (
-    ClientReply,
     ClientRunner,
     TrainRequest,
 )
 from fl_core.clients import Serial, executor
-from fl_core.data import ClientData, FederatedData, Split
+from fl_core.data import ClientData, Split
 from fl_core.errors import NonFiniteError, UsageError
-from fl_core.training.phases import Context, Training
+from fl_core.training.phases import Training
 from tests.conftest import CONFIG, TOY, client_runner_of, network
 
-TRAININGS: dict[str, dict[str, Any]] = {
+TRAININGS = {
     "sgd": {"weight_decay": 0.01},
     "momentum": {"momentum": 0.9, "weight_decay": 0.01},
     "clipped": {"momentum": 0.9, "max_grad_norm": 0.6},
@@ -35,7 +30,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
 }
 
 
-def fine(data: FederatedData) -> FederatedData:
+def fine(data):
     """The same samples in float64."""
     clients = [
         ClientData(
@@ -46,9 +41,7 @@ def fine(data: FederatedData) -> FederatedData:
     return replace(data, clients=tuple(clients))
 
 
-def sites(
-    algorithm: str = "fedavg", model: nn.Module | None = None, **changes: Any
-) -> tuple[Serial, BatchedClients, Any]:
+def sites(algorithm="fedavg", model=None, **changes):
     """One by one and together, in float64, with the algorithm loaded."""
     config = CONFIG.with_keys(epochs=2, algorithm=algorithm, **changes)
     task = runner.assemble(config, data=TOY, model=model or network("plain"))
@@ -65,15 +58,15 @@ def sites(
         client_runner.workspace.keep_frozen = False
         runs.append(kind(client_runner))
         runs[-1].use(task.algorithm(task.plan))
-    return runs[0], runs[1], task  # type: ignore[return-value]
+    return runs[0], runs[1], task
 
 
 def jobs(
-    task: Any,
-    order: tuple[int, ...] = (0, 1, 2, 3),
-    index: int = 0,
-    states: Mapping[int, State] | None = None,
-) -> Iterator[TrainRequest]:
+    task,
+    order=(0, 1, 2, 3),
+    index=0,
+    states=None,
+):
     algorithm, initial = task.algorithm(task.plan), tree.state_dict(task.model)
     rnd = Round(index, "train", order)
     for client in order:
@@ -86,7 +79,7 @@ def jobs(
         )
 
 
-def assert_alike(ours: ClientReply, theirs: ClientReply) -> None:
+def assert_alike(ours, theirs):
     assert ours.client == theirs.client
     for found, wanted in (
         (ours.models["local"], theirs.models["local"]),
@@ -109,12 +102,12 @@ def assert_alike(ours: ClientReply, theirs: ClientReply) -> None:
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def alone(monkeypatch):
     """Clients whose phases were trained one by one."""
-    seen: list[int] = []
+    seen = []
     original = ClientRunner.phase
 
-    def phase(self: ClientRunner, part: Any) -> Any:
+    def phase(self, part):
         seen.append(part.ctx.client)
         return original(self, part)
 
@@ -124,7 +117,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("which", TRAININGS)
 @pytest.mark.parametrize("batch", [8, 7, 1000])
-def test_together_is_one_by_one(which: str, batch: int, alone: list[int]) -> None:
+def test_together_is_one_by_one(which, batch, alone):
     """Clients of 18 to 27 samples: unequal numbers of steps, and short last batches."""
     serial, together, task = sites(batch_size=batch, **TRAININGS[which])
     assert len({len(client.train) for client in TOY.clients}) == 4
@@ -139,9 +132,7 @@ def test_together_is_one_by_one(which: str, batch: int, alone: list[int]) -> Non
 
 @pytest.mark.parametrize("which", TRAININGS)
 @pytest.mark.parametrize("algorithm", ["fedavg", "vanilla"])
-def test_kept_states_go_on_though_clients_differ_in_steps(
-    algorithm: str, which: str, alone: list[int]
-) -> None:
+def test_kept_states_go_on_though_clients_differ_in_steps(algorithm, which, alone):
     """Sampled unequally often, with unequal numbers of batches; Vanilla's layers begin to train one after another."""
     options = {"unfreeze": (0, 2)} if algorithm == "vanilla" else {}
     changes = {
@@ -175,9 +166,7 @@ def test_kept_states_go_on_though_clients_differ_in_steps(
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
-def test_stacks_of_any_size_give_results_in_order(
-    limit: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stacks_of_any_size_give_results_in_order(limit, monkeypatch):
     monkeypatch.setattr(batched, "TOGETHER", limit)
     serial, together, task = sites()
     order = (3, 1, 2, 0, 1)
@@ -192,13 +181,11 @@ class Own(FedAvg):
 
     name = "own"
 
-    def loss(
-        self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context
-    ) -> Tensor:
+    def loss(self, params, batch, ctx):
         return super().loss(params, batch, ctx) * 2
 
 
-def test_an_objective_of_its_own_is_not_stacked(alone: list[int]) -> None:
+def test_an_objective_of_its_own_is_not_stacked(alone):
     serial, together, task = sites()
     for runs in (serial, together):
         runs.use(Own(task.task_info))
@@ -209,15 +196,15 @@ def test_an_objective_of_its_own_is_not_stacked(alone: list[int]) -> None:
 
 
 @pytest.mark.parametrize("model", ["drop", "unused"])
-def test_other_models_are_not_stacked(model: str, alone: list[int]) -> None:
+def test_other_models_are_not_stacked(model, alone):
     _, together, task = sites(model=network(model))
     assert len(list(together.run(jobs(task)))) == 4
     assert alone == [0, 1, 2, 3]
 
 
 def test_a_client_that_is_not_finite_is_named_after_the_results_before_it(
-    alone: list[int],
-) -> None:
+    alone,
+):
     _, together, task = sites()
     broken = {
         name: torch.full_like(value, torch.nan)
@@ -235,7 +222,7 @@ def test_a_client_that_is_not_finite_is_named_after_the_results_before_it(
 
 
 TIED = nn.Linear(4, 4)
-MODELS: dict[str, tuple[nn.Module, bool]] = {
+MODELS = {
     "heart": (models.build("heart_mlp", (10,), 5), True),
     "no bias": (
         nn.Sequential(nn.Linear(4, 4, bias=False), nn.ReLU(), nn.Linear(4, 2)),
@@ -252,7 +239,7 @@ MODELS: dict[str, tuple[nn.Module, bool]] = {
 
 
 @pytest.mark.parametrize("which", MODELS)
-def test_which_models_are_stacked(which: str) -> None:
+def test_which_models_are_stacked(which):
     model, wanted = MODELS[which]
     assert stacks(model, "cpu") is wanted
     assert stacks(model, "cpu", "on") is (wanted or which == "large")
@@ -260,7 +247,7 @@ def test_which_models_are_stacked(which: str) -> None:
     assert not stacks(model, "cuda")
 
 
-def test_the_choice_is_recorded_and_obeyed() -> None:
+def test_the_choice_is_recorded_and_obeyed():
     for wanted, kind, found in (("auto", BatchedClients, "on"), ("off", Serial, "off")):
         task = runner.assemble(
             CONFIG.with_keys(stack=wanted), data=TOY, model=network("plain")

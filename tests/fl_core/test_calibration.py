@@ -1,9 +1,6 @@
 """The temperature of a model's probabilities: its definition, and its place in exports."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +17,7 @@ from fl_core.training import evaluate
 from tests.conftest import CONFIG, TOY
 
 
-def test_no_other_temperature_or_weight_of_the_base_rate_has_less_log_loss() -> None:
+def test_no_other_temperature_or_weight_of_the_base_rate_has_less_log_loss():
     draw = torch.Generator().manual_seed(0)
     outputs = 6 * torch.randn(200, 3, generator=draw).double()
     base = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64).log()
@@ -28,7 +25,7 @@ def test_no_other_temperature_or_weight_of_the_base_rate_has_less_log_loss() -> 
     y = torch.multinomial(shares, 1, generator=draw)[:, 0]
     weights = torch.rand(200, generator=draw, dtype=torch.float64)
 
-    def loss(temperature: float, weight: float) -> float:
+    def loss(temperature, weight):
         logits = outputs / temperature + weight * base
         return float((weights * evaluate.log_losses(logits, y)).sum())
 
@@ -42,8 +39,8 @@ def test_no_other_temperature_or_weight_of_the_base_rate_has_less_log_loss() -> 
 
 
 def test_an_export_has_the_temperature_of_its_run_and_predicts_by_it(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     keys = {"algorithm": "fedper", "model": "mlp", "model_options": {"sizes": (8, 6)}}
     fl.run(CONFIG, tmp_path / "run", data=TOY, progress=False, **keys)
     made = fl.export(tmp_path / "run", tmp_path / "a.safetensors", client="a", data=TOY)
@@ -58,7 +55,7 @@ def test_an_export_has_the_temperature_of_its_run_and_predicts_by_it(
         for c in task.data.clients
     ]
 
-    def loss(temperature: float) -> float:
+    def loss(temperature):
         means = [
             evaluate.log_losses(o / temperature + weight * base, y).mean()
             for o, y, base, _ in parts
@@ -75,7 +72,7 @@ def test_an_export_has_the_temperature_of_its_run_and_predicts_by_it(
     torch.testing.assert_close(found.probabilities, again)
 
 
-def test_a_base_rate_of_other_classes_is_refused(tmp_path: Path) -> None:
+def test_a_base_rate_of_other_classes_is_refused(tmp_path):
     run = tmp_path / "run"
     config = RunConfig(dataset="heart", rounds=1)
     runner.run(config, run, progress=False)

@@ -1,9 +1,6 @@
 """Columns of words become one column a category, learned on the training samples of all clients."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,14 +8,13 @@ import pytest
 from sklearn.preprocessing import OneHotEncoder
 
 from fl_core import data
-from fl_core.data.federated import FederatedData
 from fl_core.data.inputs import Inputs
 from fl_core.data.preprocessing import MOST_LISTED, Preprocessing
 from fl_core.errors import UsageError
 from tests.fl_core.test_tables import SPLITS, frame, samples, written
 
 
-def people(n: int = 60) -> pd.DataFrame:
+def people(n=60):
     """Ages with a sex, which some lack, and a ward's colour."""
     draw = np.random.default_rng(2)
     table = frame(n)[["client", "age", "label"]]
@@ -29,16 +25,14 @@ def people(n: int = 60) -> pd.DataFrame:
     return table
 
 
-def train_rows(federated: FederatedData) -> np.ndarray:
+def train_rows(federated):
     return np.sort(
         np.concatenate([part["train"] for part in federated.partition.indices.values()])
     )
 
 
 @pytest.mark.parametrize("scale", ["none", "standard"])
-def test_words_become_columns_as_scikit_learn_makes_them(
-    tmp_path: Path, scale: str
-) -> None:
+def test_words_become_columns_as_scikit_learn_makes_them(tmp_path, scale):
     table = people()
     found = data.load(written(tmp_path / "t.csv", table), scale=scale)
     train = train_rows(found)
@@ -58,8 +52,8 @@ def test_words_become_columns_as_scikit_learn_makes_them(
 
 
 def test_a_word_that_no_training_sample_has_gets_a_column_of_its_own(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     table = people()
     first = data.load(written(tmp_path / "t.csv", table))
     (row, *_) = sorted(set(range(60)) - set(train_rows(first).tolist()))
@@ -75,7 +69,7 @@ def test_a_word_that_no_training_sample_has_gets_a_column_of_its_own(
     assert found.digest != first.digest
 
 
-def test_new_rows_are_encoded_alike(tmp_path: Path) -> None:
+def test_new_rows_are_encoded_alike(tmp_path):
     path = written(tmp_path / "t.csv", people())
     found = data.load(path)
     inputs = data.inputs.Inputs.from_json(
@@ -98,7 +92,7 @@ def test_new_rows_are_encoded_alike(tmp_path: Path) -> None:
 MANY = [f"n{k}" for k in range(MOST_LISTED + 1)]
 
 
-def test_more_columns_than_a_model_takes_are_refused() -> None:
+def test_more_columns_than_a_model_takes_are_refused():
     """Otherwise a small file makes a table many times as large."""
     table = {"columns": ["a", "b"], "categories": [["f", "m"], []]}
     assert Inputs.from_json({"shape": [4], "preprocessing": table}).samples(

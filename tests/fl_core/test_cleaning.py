@@ -1,7 +1,5 @@
 """Runs on less disk: only the last and the best checkpoints stay."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

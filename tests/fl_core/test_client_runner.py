@@ -1,9 +1,5 @@
 """One place where clients run: jobs in, results out, nothing left behind."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -15,7 +11,6 @@ from fl_core.client_runner import (
     OPTIMIZER_TREE,
     SCORE_BATCH,
     TUNED,
-    ClientRunner,
     FinetuneRequest,
     ScoreRequest,
     TrainRequest,
@@ -26,7 +21,7 @@ from fl_core.training.losses import build
 from tests.conftest import CONFIG, TOY, client_runner_of, federation, network
 
 
-def ready(kind: str = "plain", **changes: Any) -> tuple[ClientRunner, tree.Tree]:
+def ready(kind="plain", **changes):
     """A client_runner with its algorithm loaded, and the common start."""
     task = runner.assemble(CONFIG.with_keys(**changes), data=TOY, model=network(kind))
     client_runner = client_runner_of(task)
@@ -34,7 +29,7 @@ def ready(kind: str = "plain", **changes: Any) -> tuple[ClientRunner, tree.Tree]
     return client_runner, tree.state_dict(task.model)
 
 
-def job(start: tree.Tree, client: int = 0, **options: Any) -> TrainRequest:
+def job(start, client=0, **options):
     return TrainRequest(
         client,
         Round(0),
@@ -45,7 +40,7 @@ def job(start: tree.Tree, client: int = 0, **options: Any) -> TrainRequest:
 
 
 @pytest.mark.parametrize("kind", ["plain", "drop", "norm"])
-def test_what_a_job_gives_does_not_depend_on_the_jobs_before_it(kind: str) -> None:
+def test_what_a_job_gives_does_not_depend_on_the_jobs_before_it(kind):
     client_runner, start = ready(kind)
     first = client_runner.run(job(start, score=("test",)))
     for other in (
@@ -65,7 +60,7 @@ def test_what_a_job_gives_does_not_depend_on_the_jobs_before_it(kind: str) -> No
     assert first.work == again.work
 
 
-def test_a_job_leaves_what_it_was_given_untouched() -> None:
+def test_a_job_leaves_what_it_was_given_untouched():
     client_runner, start = ready("norm", keep_optimizer=True, momentum=0.9)
     before = tree.digest(start)
     given = job(start)
@@ -77,9 +72,9 @@ def test_a_job_leaves_what_it_was_given_untouched() -> None:
     assert result.state.trees["model"] == {}
 
 
-def test_one_thread_trains_and_the_setting_comes_back() -> None:
+def test_one_thread_trains_and_the_setting_comes_back():
     client_runner, start = ready()
-    seen: list[int] = []
+    seen = []
     client_runner.workspace.model.register_forward_pre_hook(
         lambda *_: seen.append(torch.get_num_threads())
     )
@@ -99,7 +94,7 @@ def test_one_thread_trains_and_the_setting_comes_back() -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "drop", "norm"])
-def test_scores_are_those_of_the_tree_in_evaluation_mode(kind: str) -> None:
+def test_scores_are_those_of_the_tree_in_evaluation_mode(kind):
     client_runner, _ = ready(kind)
     model = network(kind, seed=5)
     found = client_runner.run(
@@ -113,7 +108,7 @@ def test_scores_are_those_of_the_tree_in_evaluation_mode(kind: str) -> None:
         )
 
 
-def test_scores_of_a_broken_tree_say_whose_they_are() -> None:
+def test_scores_of_a_broken_tree_say_whose_they_are():
     client_runner, start = ready()
     start["fc3.bias"][0] = torch.inf
     where = r"^fedavg.*round 7.*'c'.*personal.*validation.*\d+.*\d+"
@@ -121,7 +116,7 @@ def test_scores_of_a_broken_tree_say_whose_they_are() -> None:
         client_runner.run(ScoreRequest(2, 7, models={"personal": start}))
 
 
-def test_scoring_without_statistics_never_meets_a_batch_of_one() -> None:
+def test_scoring_without_statistics_never_meets_a_batch_of_one():
     """Batches are normalised by their own statistics then: one sample alone would have no variance."""
     sizes = [int(np.ceil((SCORE_BATCH + 1) / 0.2))] * 2
     data = federation(sizes=sizes, shape=(1, 6, 6))
@@ -138,7 +133,7 @@ def test_scoring_without_statistics_never_meets_a_batch_of_one() -> None:
     assert 0 <= found["accuracy"] <= 1
 
 
-def test_fine_tuning_ignores_the_kept_optimiser() -> None:
+def test_fine_tuning_ignores_the_kept_optimiser():
     """A copy is fine-tuned with a new optimiser, whatever the client keeps."""
     results = []
     for keep in (False, True):
@@ -152,7 +147,7 @@ def test_fine_tuning_ignores_the_kept_optimiser() -> None:
     assert results[0] == results[1]
 
 
-def test_an_error_in_fine_tuning_says_after_which_round() -> None:
+def test_an_error_in_fine_tuning_says_after_which_round():
     """There is no round after the last one to name."""
     client_runner, start = ready(algorithm="local_adaptation")
     start["fc1.weight"][0, 0] = torch.nan

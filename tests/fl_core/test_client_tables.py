@@ -1,7 +1,5 @@
 """One table for each client: a folder or a list of files, and .tsv tables."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +17,7 @@ from tests.fl_core.test_tables import SPLITS, frame, written
 
 
 @pytest.fixture
-def wards(tmp_path: Path) -> Path:
+def wards(tmp_path):
     """A folder with a file for each ward of a table, and beside it the whole table."""
     folder = tmp_path / "wards"
     folder.mkdir()
@@ -32,12 +30,12 @@ def wards(tmp_path: Path) -> Path:
     return folder
 
 
-def joined(folder: Path) -> str:
+def joined(folder):
     return ",".join(str(path) for path in sorted(folder.glob("*.csv")))
 
 
 @pytest.mark.parametrize("how", [str, joined])
-def test_each_file_is_a_client(wards: Path, how) -> None:
+def test_each_file_is_a_client(wards, how):
     dataset = how(wards)
     found, whole = data.load(dataset), data.load(wards.parent / "whole.csv")
     assert [client.name for client in found.clients] == ["ward_0", "ward_1", "ward_2"]
@@ -50,7 +48,7 @@ def test_each_file_is_a_client(wards: Path, how) -> None:
     assert (recipe.partition, recipe.model) == ("natural", "mlp")
 
 
-def test_a_column_of_clients_beside_files_of_clients_is_refused(wards: Path) -> None:
+def test_a_column_of_clients_beside_files_of_clients_is_refused(wards):
     for path in wards.glob("*.csv"):
         written(path, pd.read_csv(path).assign(client=range(20)))
     with pytest.raises(UsageError, match=r"'client'.*--client-column"):
@@ -59,7 +57,7 @@ def test_a_column_of_clients_beside_files_of_clients_is_refused(wards: Path) -> 
     assert [client.name for client in found.clients] == ["ward_0", "ward_1", "ward_2"]
 
 
-def test_images_stay_images_though_a_table_lies_beside_them(tmp_path: Path) -> None:
+def test_images_stay_images_though_a_table_lies_beside_them(tmp_path):
     from PIL import Image
 
     for name in ("cat", "dog"):
@@ -72,9 +70,7 @@ def test_images_stay_images_though_a_table_lies_beside_them(tmp_path: Path) -> N
     assert data.load(tmp_path, partition="iid", clients=2).classes == ("cat", "dog")
 
 
-def test_the_command_takes_files_and_the_run_resumes(
-    wards: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_takes_files_and_the_run_resumes(wards, capsys):
     out = wards.parent / "run"
     files = [str(path) for path in sorted(wards.glob("*.csv"))]
     main(["run", "--dataset", *files, "--rounds", "1", "--out", str(out)])
@@ -94,9 +90,7 @@ def test_the_command_takes_files_and_the_run_resumes(
         ("wards/ward_1.csv,digts", "digts"),
     ],
 )
-def test_files_that_are_no_clients_are_refused(
-    wards: Path, monkeypatch: pytest.MonkeyPatch, dataset: str, message: str
-) -> None:
+def test_files_that_are_no_clients_are_refused(wards, monkeypatch, dataset, message):
     monkeypatch.chdir(wards.parent)
     (wards / "t.xlsx").write_bytes(b"PK")
     written(Path("ward_1.csv"), frame())
@@ -106,7 +100,7 @@ def test_files_that_are_no_clients_are_refused(
         assert "\n" not in str(refused.value)
 
 
-def test_frames_by_client_are_refused_with_the_call_that_joins_them() -> None:
+def test_frames_by_client_are_refused_with_the_call_that_joins_them():
     rows = {"age": [50, 61, 47] * 4, "label": [0, 1, 1] * 4}
     frames = {"a": pd.DataFrame(rows), "b": pd.DataFrame(rows)}
     with pytest.raises(UsageError, match=r"got 2 DataFrames\. Join them: pd\.concat"):
@@ -119,7 +113,7 @@ def test_frames_by_client_are_refused_with_the_call_that_joins_them() -> None:
         as_data({})
 
 
-def test_a_fault_that_no_setting_repairs_is_listed_once(tmp_path: Path) -> None:
+def test_a_fault_that_no_setting_repairs_is_listed_once(tmp_path):
     rows = range(40)
     table = pd.DataFrame(
         {"client": [k % 2 for k in rows], "label": [k % 3 % 2 for k in rows]}

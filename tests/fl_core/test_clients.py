@@ -1,11 +1,6 @@
 """What a federation of many clients holds in memory and writes."""
 
-from __future__ import annotations
-
 import gc
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +8,6 @@ import torch
 from fl_core import batched, runner
 from fl_core.algorithms import registry
 from fl_core.algorithms.averaging import FedAvg
-from fl_core.algorithms.base import State
 from fl_core.records import writing
 from tests.conftest import CONFIG, federation, network
 
@@ -27,8 +21,8 @@ class Watching(FedAvg):
     name = "watching"
     most = 0
 
-    def aggregate(self, server: State, updates: Iterable[Any], rnd: Any) -> None:
-        def watched() -> Iterable[Any]:
+    def aggregate(self, server, updates, rnd):
+        def watched():
             for update in updates:
                 if update.client == rnd.sampled[-1]:
                     type(self).most = max(type(self).most, alive())
@@ -37,7 +31,7 @@ class Watching(FedAvg):
         super().aggregate(server, watched(), rnd)
 
 
-def alive() -> int:
+def alive():
     """Bytes of all tensors, each memory once."""
     storages = {}
     for thing in gc.get_objects():
@@ -59,8 +53,8 @@ def alive() -> int:
     ],
 )
 def test_memory_of_a_global_model_does_not_grow_with_the_clients(
-    stack: str, counts: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    stack, counts, monkeypatch
+):
     registry()
     from fl_core.algorithms import base
 
@@ -75,15 +69,13 @@ def test_memory_of_a_global_model_does_not_grow_with_the_clients(
     assert most[counts[1]] == most[counts[0]] > 0
 
 
-def test_clients_that_do_not_change_cost_nothing_at_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clients_that_do_not_change_cost_nothing_at_a_checkpoint(tmp_path, monkeypatch):
     made = CONFIG.with_keys(algorithm="fedper", participation=0.2)
     monkeypatch.setattr("fl_core.engine.LOCAL_MODELS", 0)
-    put: list[State] = []
+    put = []
     original = writing.Writer._put
 
-    def noting(self: writing.Writer, state: State) -> dict[str, Any]:
+    def noting(self, state):
         put.append(state)
         return original(self, state)
 
@@ -92,11 +84,11 @@ def test_clients_that_do_not_change_cost_nothing_at_a_checkpoint(
         tmp_path / "run",
         {"data": MANY, "model": network("plain"), "progress": False},
     )
-    runner.run(made, out, **common)  # type: ignore[arg-type]
+    runner.run(made, out, **common)
     assert len(put) == (1 + 20) + 2 * (1 + 4), (
         "the server each time, everyone once, and whoever took part"
     )
     (out / "checkpoints" / "000003.json").unlink()
     put.clear()
-    runner.resume(out, **common)  # type: ignore[arg-type]
+    runner.resume(out, **common)
     assert len(put) == 1 + 4

@@ -1,11 +1,9 @@
 """What a run is asked to be: names, types, ranges, and the defaults of each dataset."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 import pytest
 import torch
@@ -22,7 +20,7 @@ DATASETS = sorted(data.datasets())
 
 
 @pytest.fixture(autouse=True)
-def _no_data_root(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_data_root(monkeypatch):
     monkeypatch.delenv(ROOT_VARIABLE, raising=False)
 
 
@@ -35,14 +33,14 @@ def _no_data_root(monkeypatch: pytest.MonkeyPatch) -> None:
         ("nothing_alike_zzz", ""),
     ],
 )
-def test_an_unknown_key_is_refused_with_the_nearest(key: str, near: str) -> None:
+def test_an_unknown_key_is_refused_with_the_nearest(key, near):
     with pytest.raises(UsageError, match=rf"unknown.*'{key}'") as caught:
         RunConfig(**{key: 1})
     assert repr(near) in str(caught.value) or not near
     assert "known: " in str(caught.value)
 
 
-def test_a_value_that_an_annotation_forbids_is_refused() -> None:
+def test_a_value_that_an_annotation_forbids_is_refused():
     """It has another type, another name, or is out of bounds."""
     count = 0
     for group in get_type_hints(RunConfig).values():
@@ -65,14 +63,12 @@ def test_a_value_that_an_annotation_forbids_is_refused() -> None:
         ({"optimizer": "sgd", "amsgrad": True}, "amsgrad.*'sgd'"),
     ],
 )
-def test_a_value_without_meaning_is_refused(
-    changes: dict[str, Any], wanted: str
-) -> None:
+def test_a_value_without_meaning_is_refused(changes, wanted):
     with pytest.raises(UsageError, match=wanted):
         resolve(RunConfig(**changes))
 
 
-def test_a_refusal_shows_nothing_of_data() -> None:
+def test_a_refusal_shows_nothing_of_data():
     x, y = torch.full((8, 3), 71.25), torch.arange(8) % 2
     held = data.from_clients({"north": (x, y), "south": (x, y)})
     with pytest.raises(UsageError) as caught:
@@ -85,7 +81,7 @@ def test_a_refusal_shows_nothing_of_data() -> None:
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_what_is_not_given_is_the_datasets_own(name: str) -> None:
+def test_what_is_not_given_is_the_datasets_own(name):
     recipe, found = data.recipe(name), resolve(RunConfig(dataset=name))
     for key in (
         "model",
@@ -114,7 +110,7 @@ def test_what_is_not_given_is_the_datasets_own(name: str) -> None:
     assert resolve(found) == found, "resolving again changes nothing"
 
 
-def test_what_is_given_stands_also_where_it_is_zero() -> None:
+def test_what_is_given_stands_also_where_it_is_zero():
     given = {
         "epochs": 0,
         "weight_decay": 0.0,
@@ -123,7 +119,7 @@ def test_what_is_given_stands_also_where_it_is_zero() -> None:
         "rounds": 40,
         "eval_every": 7,
     }
-    found = resolve(RunConfig(dataset="heart", loss="focal", **given))  # type: ignore[arg-type]
+    found = resolve(RunConfig(dataset="heart", loss="focal", **given))
     assert {key: found.value(key) for key in given} == given
     assert found.execution.checkpoint_every == 2
 
@@ -148,9 +144,7 @@ def test_what_is_given_stands_also_where_it_is_zero() -> None:
         (40, 1.0, 0, 2),
     ],
 )
-def test_the_interval_of_evaluations(
-    rounds: int, participation: float, epochs: int, interval: int
-) -> None:
+def test_the_interval_of_evaluations(rounds, participation, epochs, interval):
     config = RunConfig(
         dataset="heart", rounds=rounds, participation=participation, epochs=epochs
     )
@@ -158,7 +152,7 @@ def test_the_interval_of_evaluations(
     assert resolve(config.with_keys(eval_every=1)).execution.eval_every == 1
 
 
-def test_the_options_of_another_optimizer_or_loss_are_not_taken_over() -> None:
+def test_the_options_of_another_optimizer_or_loss_are_not_taken_over():
     recipe = data.recipe("fashion_mnist")
     assert recipe.optimizer == "adamw"
     assert recipe.optimizer_options["weight_decay"] > 0
@@ -178,14 +172,12 @@ def test_the_options_of_another_optimizer_or_loss_are_not_taken_over() -> None:
         ("label_column", "y"),
     ],
 )
-def test_data_that_are_given_are_not_dealt_again(key: str, value: Any) -> None:
+def test_data_that_are_given_are_not_dealt_again(key, value):
     with pytest.raises(UsageError, match=rf"{key}.*{key}="):
-        resolve(in_memory(RunConfig(**{key: value}), TOY))  # type: ignore[arg-type]
+        resolve(in_memory(RunConfig(**{key: value}), TOY))
 
 
-def test_paths_do_not_depend_on_the_folder_a_run_is_resumed_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_do_not_depend_on_the_folder_a_run_is_resumed_from(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine.csv").write_text(
         "client,label,x\n" + "".join(f"{k % 2},{k % 3},{k}\n" for k in range(20))
@@ -200,7 +192,7 @@ def test_paths_do_not_depend_on_the_folder_a_run_is_resumed_from(
     assert resolve(RunConfig()).data.data_root == str(tmp_path / "elsewhere")
 
 
-def test_a_configuration_survives_json() -> None:
+def test_a_configuration_survives_json():
     config = resolve(
         RunConfig(
             algorithm="fedrep",

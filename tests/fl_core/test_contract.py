@@ -1,27 +1,18 @@
 """What an algorithm's docstring promises is what happens, and what breaks the contract is refused by name."""
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
-from torch import Tensor, nn
 
 from fl_core import runner, tree
 from fl_core.algorithms import (
     Algorithm,
     AlgorithmWrapper,
-    Context,
-    Message,
     Phase,
-    Round,
-    State,
     registry,
 )
 from fl_core.algorithms.averaging import FedAvg
@@ -54,11 +45,11 @@ class Promise(NamedTuple):
     when: str
 
 
-def promises() -> dict[str, Promise]:
+def promises():
     lines = [
         line.split("  ")
         for line in inspect.getdoc(Algorithm).split("====\n")[2].splitlines()
-    ]  # type: ignore
+    ]
     cells = [
         [cell.strip() for cell in line if cell.strip()]
         for line in lines
@@ -67,7 +58,7 @@ def promises() -> dict[str, Promise]:
     return {row[0]: Promise(*row) for row in cells}
 
 
-def hooks() -> set[str]:
+def hooks():
     members = vars(Algorithm).items()
     return {
         name
@@ -79,22 +70,22 @@ def hooks() -> set[str]:
 HOOKS = sorted(name for name in hooks() if not name.startswith("_"))
 
 
-def note(name: str) -> None:
+def note(name):
     with open(os.environ[LOG], "a") as file:
         file.write(f"{name} {os.getpid()}\n")
 
 
-def recorded(name: str) -> Callable[..., Any]:
+def recorded(name):
     """A hook of FedPer that notes its name and its process, and goes on as usual."""
     plain = getattr(FedPer, name)
 
-    def noting(self: Any, *args: Any, **options: Any) -> Any:
+    def noting(self, *args, **options):
         note(name)
         if inspect.isfunction(plain):
             return plain(self, *args, **options)
         return getattr(super(Recording, self), name)(*args, **options)
 
-    noting.__signature__ = inspect.signature(getattr(Algorithm, name))  # type: ignore[attr-defined]
+    noting.__signature__ = inspect.signature(getattr(Algorithm, name))
     return noting
 
 
@@ -104,11 +95,11 @@ class Recording(FedPer):
     name = "recording"
 
     @classmethod
-    def wrap_model(cls, model: nn.Module, config: Any, **about: Any) -> nn.Module:
+    def wrap_model(cls, model, config, **about):
         note("wrap_model")
         return super().wrap_model(model, config, **about)
 
-    def finetuning(self, done: int, client: int) -> tuple[Phase, ...]:
+    def finetuning(self, done, client):
         return (
             (Phase("tune", self.task_info.tensors, 1),)
             if done == self.task_info.rounds
@@ -138,27 +129,25 @@ TIMES = {
 
 
 @pytest.fixture
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def log(tmp_path, monkeypatch):
     monkeypatch.setenv(LOG, str(tmp_path / "log"))
     monkeypatch.setitem(ALGORITHMS._members, Recording.name, Recording)
     return tmp_path / "log"
 
 
-def calls(path: Path) -> list[tuple[str, int]]:
+def calls(path):
     return [
         (name, int(process))
         for name, process in (line.split() for line in path.read_text().splitlines())
     ]
 
 
-def test_the_table_names_every_hook() -> None:
+def test_the_table_names_every_hook():
     assert set(promises()) == set(HOOKS)
 
 
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_hooks_are_called_where_and_as_often_as_the_table_says(
-    workers: int, log: Path
-) -> None:
+def test_hooks_are_called_where_and_as_often_as_the_table_says(workers, log):
     config = CONFIG.with_keys(algorithm="recording", rounds=ROUNDS)
     task = runner.assemble(config, data=TOY, model=network("plain"))
     pool = Workers(client_runner_of(task), workers) if workers else None
@@ -182,15 +171,13 @@ def test_hooks_are_called_where_and_as_often_as_the_table_says(
 class Assigning(FedAvg):
     name = "assigning"
 
-    def loss(
-        self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context
-    ) -> Tensor:
+    def loss(self, params, batch, ctx):
         self.steps = 1
         return super().loss(params, batch, ctx)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_setting_an_attribute_during_a_run_is_refused(workers: int) -> None:
+def test_setting_an_attribute_during_a_run_is_refused(workers):
     """Wherever it happens: with workers, what a client's hook does happens in another process."""
     config = CONFIG.with_keys(
         algorithm=f"{__name__}:Assigning", rounds=1, workers=workers
@@ -206,9 +193,7 @@ def test_setting_an_attribute_during_a_run_is_refused(workers: int) -> None:
         ("client_states", lambda self, initial, client: None, "client_state"),
     ],
 )
-def test_a_misspelt_hook_is_refused_with_the_name_that_is_meant(
-    name: str, function: Any, meant: str
-) -> None:
+def test_a_misspelt_hook_is_refused_with_the_name_that_is_meant(name, function, meant):
     with pytest.raises(UsageError, match=rf"'{name}'.*'{meant}'"):
         type("Misspelt", (Algorithm,), {name: function})
     type("Helped", (Algorithm,), {f"_{name}": function, name: lambda self, other: None})
@@ -218,7 +203,7 @@ def test_a_misspelt_hook_is_refused_with_the_name_that_is_meant(
     type("Second", (first,), {"my_loss": lambda self, params, batch, ctx: 1.0})
 
 
-def test_options_that_are_no_dataclass_are_refused() -> None:
+def test_options_that_are_no_dataclass_are_refused():
     plain = type("Config", (), {"mu": 0.1})
     with pytest.raises(UsageError, match="Config must be a dataclass"):
         type("Plain", (Algorithm,), {"Config": plain})
@@ -232,10 +217,10 @@ class Misnamed(FedAvg):
         what: str = "loss"
         late: bool = False
 
-    def near_step(self, steps: Any, batch: Any, ctx: Context) -> None: ...
+    def near_step(self, steps, batch, ctx): ...
 
-    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        wrong: dict[str, Any] = {
+    def phases(self, rnd, client):
+        wrong = {
             "loss": "losss",
             "step": "nearr_step",
             "state_key": "modell",
@@ -257,13 +242,11 @@ MISNAMED = {
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("what", MISNAMED)
-def test_what_a_phase_names_is_looked_up_before_it_trains(
-    what: str, late: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trained: list[str] = []
+def test_what_a_phase_names_is_looked_up_before_it_trains(what, late, monkeypatch):
+    trained = []
     plain = ClientRunner.phase
 
-    def noting(self: Any, part: Any) -> Any:
+    def noting(self, part):
         trained.append(part.phase.name)
         return plain(self, part)
 
@@ -287,9 +270,9 @@ class Through(AlgorithmWrapper):
     "below",
     [pytest.param(name, marks=[pytest.mark.slow] * (name in BELOW)) for name in ALL],
 )
-def test_laid_over_another_without_a_change_it_is_that_one(below: str) -> None:
+def test_laid_over_another_without_a_change_it_is_that_one(below):
     """Bit for bit, with all that it keeps and records; over the others a schedule that freezes nothing says so too."""
-    common: dict[str, Any] = {
+    common = {
         "rounds": 2,
         "participation": 0.5,
         "model": network(kind_for(below, "plain")),
@@ -307,9 +290,7 @@ class Looking(FedAvg):
 
     name = "looking"
 
-    def client_start(
-        self, state: State, message: Message, ctx: Context, rnd: Round, client: int
-    ) -> tree.Tree:
+    def client_start(self, state, message, ctx, rnd, client):
         start = super().client_start(state, message, ctx, rnd, client)
         batches = list(ctx.batches("look", 0.5))
         state.meta["sizes"] = [len(y) for _, y in batches]
@@ -321,14 +302,12 @@ class Looking(FedAvg):
         return start
 
 
-def test_begin_sees_the_clients_data_and_leaves_no_trace() -> None:
+def test_begin_sees_the_clients_data_and_leaves_no_trace():
     """Batches of a share of the samples, other ones in each round, and the same bits as without a look."""
     name = f"{__name__}:Looking"
     played = play(algorithm=name, model="norm", rounds=2)
     assert played.server() == play(algorithm="fedavg", model="norm", rounds=2).server()
-    seen: Iterator[dict[str, Any]] = (
-        s.meta for c in played.checkpoints for s in c.clients.values()
-    )
+    seen = (s.meta for c in played.checkpoints for s in c.clients.values())
     firsts = []
     for k, meta in enumerate(seen):
         n = len(TOY.clients[k % CLIENTS].train)

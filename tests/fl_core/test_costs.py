@@ -1,9 +1,6 @@
 """What a run moves and computes, against formulas."""
 
-from __future__ import annotations
-
 from itertools import combinations
-from typing import Any
 
 import pytest
 
@@ -14,7 +11,7 @@ from fl_core.errors import UsageError
 from fl_core.layers import sizes
 from fl_core.plan import LayerPlan
 from fl_core.training.workspace import Workspace
-from tests.conftest import CONFIG, TOY, Played, network, play
+from tests.conftest import CONFIG, TOY, network, play
 
 CLIENTS = [client.name for client in TOY.clients]
 LAYERS = runner.assemble(CONFIG, data=TOY, model=network("plain")).layers
@@ -25,7 +22,7 @@ LAST = P - BODY
 MASK = -(-P // 32)  # one bit a parameter
 
 
-def moved(played: Played, variant: str = "") -> list[tuple[float, float]]:
+def moved(played, variant=""):
     """(down, up) of every round, the same for every client."""
     down, up = (
         played.values(metric, variant=variant) for metric in ("bytes_down", "bytes_up")
@@ -36,7 +33,7 @@ def moved(played: Played, variant: str = "") -> list[tuple[float, float]]:
         pairs = {(down[k, client], up.get((k, client), 0.0)) for client in CLIENTS}
         assert len(pairs) == 1
         found.append(pairs.pop())
-    return found  # type: ignore[return-value]
+    return found
 
 
 @pytest.mark.parametrize(
@@ -62,16 +59,14 @@ def moved(played: Played, variant: str = "") -> list[tuple[float, float]]:
         ("heurpfedla", [(P - FIRST, P)] * 3, {"weights": "samples"}),
     ],
 )
-def test_bytes_of_a_client_in_a_round(
-    name: str, rounds: list[tuple[int, int]], options: dict[str, Any]
-) -> None:
+def test_bytes_of_a_client_in_a_round(name, rounds, options):
     played = play(algorithm=name, options=options, eval_every=3)
     assert moved(played) == rounds
     sizes = [row for row in played.rows if row["metric"].startswith("bytes")]
     assert {row["unit"] for row in sizes} == {"byte"}
 
 
-def test_fedlp_sends_a_layer_as_often_as_it_says() -> None:
+def test_fedlp_sends_a_layer_as_often_as_it_says():
     played = play(
         algorithm="fedlp", rounds=60, eval_every=60, epochs=0, options={"keep": 0.3}
     )
@@ -105,9 +100,7 @@ def test_fedlp_sends_a_layer_as_often_as_it_says() -> None:
         ("playerfl_random", BODY),
     ],
 )
-def test_playerfl_downloads_all_once_and_uploads_one_number_a_layer(
-    name: str, shared: int
-) -> None:
+def test_playerfl_downloads_all_once_and_uploads_one_number_a_layer(name, shared):
     played = play(algorithm=name, eval_every=3)
     plan = played.engine.algorithm.plan
     assert plan is not None
@@ -121,7 +114,7 @@ def test_playerfl_downloads_all_once_and_uploads_one_number_a_layer(
     assert moved(given) == [(FIRST, FIRST)] * 3
 
 
-def test_a_measured_plan_is_charged_beside_the_run() -> None:
+def test_a_measured_plan_is_charged_beside_the_run():
     played = play(algorithm="fedper", config_plan="auto", eval_every=3)
     given = play(algorithm="fedper", plan=played.engine.algorithm.plan, eval_every=3)
     assert moved(played, "plan") == [(P, 4 * len(LAYERS))]
@@ -137,8 +130,8 @@ def test_a_measured_plan_is_charged_beside_the_run() -> None:
 
 @pytest.mark.parametrize("bn", ["global", "local", "drop"])
 def test_running_statistics_travel_unless_they_stay_and_counters_never_do(
-    bn: str,
-) -> None:
+    bn,
+):
     """4 + 8 means and as many variances, in float32; variates are of parameters only."""
     sizes = {name: p.numel() for name, p in network("norm").named_parameters()}
     weights, statistics = sum(sizes.values()), 2 * (4 + 8) if bn == "global" else 0
@@ -172,7 +165,7 @@ FORWARD = 2 * (A + B + C)
         (("fc1", "fc3"), A + C + (B + C)),
     ],
 )
-def test_flops_of_a_perceptron_by_hand(trained: tuple[str, ...], backward: int) -> None:
+def test_flops_of_a_perceptron_by_hand(trained, backward):
     names = frozenset(
         f"{layer}.{kind}" for layer in trained for kind in ("weight", "bias")
     )
@@ -182,7 +175,7 @@ def test_flops_of_a_perceptron_by_hand(trained: tuple[str, ...], backward: int) 
     )
 
 
-def full(plan: tuple[str, ...] = ("fc1", "fc2", "fc3")) -> float:
+def full(plan=("fc1", "fc2", "fc3")):
     names = frozenset(
         f"{layer}.{kind}" for layer in plan for kind in ("weight", "bias")
     )
@@ -203,9 +196,7 @@ def full(plan: tuple[str, ...] = ("fc1", "fc2", "fc3")) -> float:
         ("playerfl", {}, full()),
     ],
 )
-def test_flops_of_a_round(
-    name: str, options: dict[str, Any], per_sample: float
-) -> None:
+def test_flops_of_a_round(name, options, per_sample):
     played = play(
         CONFIG.with_keys(algorithm=name, options=options, eval_every=2), rounds=2
     )
@@ -221,7 +212,7 @@ def test_flops_of_a_round(
 @pytest.mark.parametrize(
     "name", ["fedavg", "fedper", "fedrep", "fedbabu", "vanilla", "anti", "playerfl"]
 )
-def test_costs_of_rounds_are_what_a_run_records(name: str) -> None:
+def test_costs_of_rounds_are_what_a_run_records(name):
     plan = LayerPlan.prefix(
         runner.assemble(CONFIG, data=TOY, model=network("plain")).layers, 2
     )
@@ -254,7 +245,7 @@ def test_costs_of_rounds_are_what_a_run_records(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["fedfomo", "fedlama", "heurpfedla", "pfedme", "per_fedavg"]
 )
-def test_costs_that_only_a_run_can_tell_are_refused(name: str) -> None:
+def test_costs_that_only_a_run_can_tell_are_refused(name):
     task = runner.assemble(
         CONFIG.with_keys(algorithm=name), data=TOY, model=network("plain")
     )

@@ -1,7 +1,5 @@
 """What objects show of themselves: short as text, plain in a notebook."""
 
-from __future__ import annotations
-
 import re
 
 import pandas as pd
@@ -19,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:client")
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory) -> list[Displayed]:
+def shown(tmp_path_factory):
     """An object of each kind that shows itself."""
     config = fl.RunConfig(algorithm="fedper", rounds=1, eval_every=1)
     out, two = tmp_path_factory.mktemp("shown"), ("half", "all")
@@ -48,8 +46,8 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> list[Displayed]:
 
 
 def test_every_kind_is_short_as_text_and_plain_in_a_notebook(
-    shown: list[Displayed],
-) -> None:
+    shown,
+):
     public = [getattr(fl, name) for name in fl.__all__]
     kinds = [x for x in public if isinstance(x, type) and issubclass(x, Displayed)]
     assert not [x for x in kinds if not any(isinstance(each, x) for each in shown)]

@@ -1,17 +1,13 @@
 """A loss that is finite and far too large is noted, recorded, and refused where that is asked for."""
 
-from __future__ import annotations
-
 import math
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 from fl_core import runner
-from fl_core.config import RunConfig
 from fl_core.divergence import DIVERGENCE, TIMES, Divergence, guessing_loss
 from fl_core.records import store
 from fl_core.rows import CLASSIFICATION
@@ -21,7 +17,7 @@ from tests.conftest import CONFIG, TOY
 LARGE = CONFIG.with_keys(lr=1e6, rounds=4, optimizer="sgd", stack="off")
 
 
-def model(depth: int = 1) -> nn.Module:
+def model(depth=1):
     """Linear layers: one has losses as large as its steps, two have losses that grow from step to step."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -32,9 +28,7 @@ def model(depth: int = 1) -> nn.Module:
         )
 
 
-def run(
-    config: RunConfig, out: Path | None = None, depth: int = 1, **how: int
-) -> list[str]:
+def run(config, out=None, depth=1, **how):
     """The run's notes on divergence."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -46,7 +40,7 @@ def run(
     "name", [name for name in LOSSES if LOSSES[name].task == CLASSIFICATION]
 )
 @pytest.mark.parametrize("classes", [2, 7])
-def test_guessing_is_the_loss_of_equal_logits(name: str, classes: int) -> None:
+def test_guessing_is_the_loss_of_equal_logits(name, classes):
     loss, y = build(name), torch.arange(classes)
     if loss.outputs(classes) == 1 and classes > 2:
         pytest.skip("one output stands for two classes")
@@ -60,7 +54,7 @@ def test_guessing_is_the_loss_of_equal_logits(name: str, classes: int) -> None:
         assert guessing_loss(loss, classes) == pytest.approx(math.log(classes))
 
 
-def test_the_limit_is_the_larger_of_two_losses_times_a_number() -> None:
+def test_the_limit_is_the_larger_of_two_losses_times_a_number():
     limit = Divergence(None, 2.0)
     limit.begin("a", 1.0)
     limit.begin("b", 7.0)
@@ -78,8 +72,8 @@ def test_the_limit_is_the_larger_of_two_losses_times_a_number() -> None:
 
 
 def test_a_loss_that_grows_is_noted_at_once_and_recorded_with_its_rounds(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     (note,) = run(LARGE, tmp_path / "run")
     assert note.startswith("fedavg, round 1, client 'a': ")
     assert "smaller lr" in note

@@ -1,7 +1,5 @@
 """FedPFT's partitions: as many samples for every client, one label distribution for training and test."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,9 +1,5 @@
 """Lost replies: whose are lost, and what every algorithm does without them."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, strategies as st
@@ -44,8 +40,8 @@ TRACE = ((1, 1), *((2, client) for client in EVERYONE), (3, 0), (3, 2))
     st.floats(0, 0.99),
 )
 def test_a_clients_fate_is_its_own_and_a_higher_rate_loses_more(
-    seed: int, index: int, sampled: set[int], rate: float, other: float
-) -> None:
+    seed, index, sampled, rate, other
+):
     low, high = sorted((rate, other))
     for client in sampled:
         if is_lost(seed, index, client, low):
@@ -54,8 +50,8 @@ def test_a_clients_fate_is_its_own_and_a_higher_rate_loses_more(
 
 @pytest.mark.parametrize("name", every_other(ALL, of=3))
 def test_without_replies_nothing_moves_with_some_the_others_go_on_and_both_are_recorded(
-    name: str,
-) -> None:
+    name,
+):
     """Round 1 lacks one reply, round 2 all, round 3 two: the server and whoever is lost keep what they had."""
     played = play(
         algorithm=name, model="norm", trace=TRACE, keep_optimizer=True, momentum=0.9
@@ -82,7 +78,7 @@ def test_without_replies_nothing_moves_with_some_the_others_go_on_and_both_are_r
     assert missing == [(rnd, "abcd"[client]) for rnd, client in TRACE]
     assert all(row["value"] == 1 and row["variant"] == CHANCE for row in lost)
 
-    def of(metric: str) -> set[tuple[int, str]]:
+    def of(metric):
         chosen = (
             row
             for row in rows
@@ -104,7 +100,7 @@ def test_without_replies_nothing_moves_with_some_the_others_go_on_and_both_are_r
 @pytest.mark.parametrize(
     "name", [name for name in ALL if issubclass(registry()[name], ControlVariates)]
 )
-def test_the_servers_variate_stays_the_mean_of_the_clients(name: str) -> None:
+def test_the_servers_variate_stays_the_mean_of_the_clients(name):
     for checkpoint in play(algorithm=name, trace=TRACE).checkpoints:
         own = [state.trees[VARIATE] for state in checkpoint.clients.values()]
         for key, value in checkpoint.server.trees[VARIATE].items():
@@ -117,11 +113,11 @@ def test_the_servers_variate_stays_the_mean_of_the_clients(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DECIDING)
-def test_a_decision_waits_for_the_first_reply(name: str) -> None:
+def test_a_decision_waits_for_the_first_reply(name):
     """As late as it comes, it is made of those who replied, and the first aggregation is partial all the same."""
     seen = []
 
-    def decide(layers: Any, measured: Any, **options: Any) -> LayerPlan:
+    def decide(layers, measured, **options):
         seen.extend(each["client"] for each in measured)
         return LayerPlan(tuple(layers), ("fc1", "fc2"))
 
@@ -145,7 +141,7 @@ def test_a_decision_waits_for_the_first_reply(name: str) -> None:
     )
 
 
-def test_a_rate_touches_no_other_draw() -> None:
+def test_a_rate_touches_no_other_draw():
     """Whoever is not lost trains on the same batches, with the same dropout, as in a run that loses nobody."""
     small = play(model="drop", client_dropout=1e-12)
     usual = play(model="drop")

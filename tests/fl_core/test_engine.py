@@ -1,26 +1,21 @@
 """The round loop: who takes part, what is recorded, what is refused."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from fl_core import rows, seeds, tree
-from fl_core.algorithms import Message, Round, State, Update, base, registry
+from fl_core.algorithms import Message, base, registry
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.engine import Instruments
 from fl_core.errors import NonFiniteError
 from fl_core.plan import LayerPlan
 from fl_core.rows import CLASSIFICATION, SHOWN
 from fl_core.stopping import Schedule, sampled_clients
-from fl_core.training.phases import Context
 from tests.conftest import SIZES, TOY, every_other, network, play
 from tests.networks import Wired
 
@@ -32,8 +27,8 @@ CLIENTS = [client.name for client in TOY.clients]
     st.integers(0, 2**40), st.integers(0, 50), st.integers(1, 60), st.floats(0.001, 1.0)
 )
 def test_a_round_samples_that_fraction_of_distinct_clients(
-    seed: int, index: int, count: int, fraction: float
-) -> None:
+    seed, index, count, fraction
+):
     found = sampled_clients(seed, index, count, fraction)
     assert list(found) == sorted(set(found))
     assert all(0 <= client < count for client in found)
@@ -41,14 +36,14 @@ def test_a_round_samples_that_fraction_of_distinct_clients(
     assert found == sampled_clients(seed, index, count, fraction)
 
 
-def test_the_schedule_never_misses_the_last_round() -> None:
+def test_the_schedule_never_misses_the_last_round():
     schedule = Schedule(rounds=7, participation=1.0, eval_every=3, checkpoint_every=2)
     assert [done for done in range(1, 8) if schedule.evaluates(done)] == [3, 6, 7]
     assert [done for done in range(1, 8) if schedule.saves(done)] == [2, 4, 6, 7]
 
 
 @pytest.mark.parametrize("name", every_other(ALL, 2, of=3))
-def test_every_round_is_recorded(name: str) -> None:
+def test_every_round_is_recorded(name):
     """And all algorithms train the same clients in the same rounds."""
     played = play(algorithm=name, rounds=3, eval_every=2, participation=0.5)
     sampled = [sampled_clients(0, k, len(CLIENTS), 0.5) for k in range(3)]
@@ -79,7 +74,7 @@ def test_every_round_is_recorded(name: str) -> None:
     assert not table.duplicated([*key, "variant"]).any()
 
 
-def test_training_loss_is_the_mean_over_samples_in_the_order_of_the_batches() -> None:
+def test_training_loss_is_the_mean_over_samples_in_the_order_of_the_batches():
     """Against a loop of its own: unequal batches weigh by their samples, each at the weights before its step."""
     played = play(algorithm="fedavg", rounds=1, epochs=2, lr=0.3)
     losses = played.values("train_loss")
@@ -106,13 +101,13 @@ def test_training_loss_is_the_mean_over_samples_in_the_order_of_the_batches() ->
         )
 
 
-def extreme() -> Wired:
+def extreme():
     """Finite logits so far apart that their cross-entropy is not."""
     far = torch.tensor([2e38, -2e38, 0.0])
     return Wired(lambda m, x: 0 * m.fc(x.flatten(1)) + far, fc=nn.Linear(36, 3))
 
 
-def test_a_score_that_is_not_finite_is_a_row_without_a_value() -> None:
+def test_a_score_that_is_not_finite_is_a_row_without_a_value():
     played = play(algorithm="fedavg", model=extreme(), epochs=0, rounds=1)
     scored = [
         row
@@ -129,7 +124,7 @@ def test_a_score_that_is_not_finite_is_a_row_without_a_value() -> None:
 @pytest.mark.parametrize(
     "name", ["playerfl", "playerfl_minus", "playerfl_plus", "playerfl_random"]
 )
-def test_the_plan_is_decided_from_the_first_round_and_kept(name: str) -> None:
+def test_the_plan_is_decided_from_the_first_round_and_kept(name):
     played = play(algorithm=name, options={}, threshold=1.05)
     plan = played.engine.algorithm.plan
     assert plan is not None
@@ -143,21 +138,21 @@ def test_the_plan_is_decided_from_the_first_round_and_kept(name: str) -> None:
     assert all("measured" not in c.server.meta for c in played.checkpoints)
 
 
-def test_observers_may_be_the_users_own() -> None:
+def test_observers_may_be_the_users_own():
     """The decision gets exactly what the observer reports, and its plan is obeyed."""
-    seen: list[Mapping[str, Any]] = []
+    seen = []
 
     class Biases:
-        def __init__(self, layers: Any) -> None:
+        def __init__(self, layers):
             self.total = 0.0
 
-        def update(self, params: Any, grads: Mapping[str, Tensor]) -> None:
+        def update(self, params, grads):
             self.total += float(grads["fc3.bias"].abs().sum())
 
-        def result(self) -> dict[str, Any]:
+        def result(self):
             return {"layers": ["fc1", "fc2", "fc3"], "importance": [self.total] * 3}
 
-    def decide(layers: Any, measured: Any, **how: Any) -> LayerPlan:
+    def decide(layers, measured, **how):
         seen.extend(measured)
         assert how["names"] == CLIENTS
         return LayerPlan(tuple(layers), ("fc2",))
@@ -175,15 +170,15 @@ def test_observers_may_be_the_users_own() -> None:
     "name", ["fedavg", "fedper", "fedrep", "fedbabu", "ditto", "local", "playerfl"]
 )
 def test_a_learning_rate_without_measure_ends_in_an_error_that_says_where(
-    name: str,
-) -> None:
+    name,
+):
     with pytest.raises(NonFiniteError) as caught:
         play(algorithm=name, lr=1e30)
     assert str(caught.value).startswith(f"{name}, round 1, client 'a', phase ")
     assert "layer 'fc" in str(caught.value) or "logits or" in str(caught.value)
 
 
-def test_a_model_whose_scores_overflow_is_named_too() -> None:
+def test_a_model_whose_scores_overflow_is_named_too():
     """One step whose weights are finite and whose logits are not: found when the model is scored."""
     where = r"^fedavg, round 1, client 'a', .*local.*validation"
     with pytest.raises(NonFiniteError, match=where):
@@ -195,7 +190,7 @@ class Overflowing(FedAvg):
 
     name = "overflowing"
 
-    def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
+    def aggregate(self, server, updates, rnd):
         super().aggregate(server, updates, rnd)
         if rnd.index == 1:
             server.trees["model"]["fc2.bias"][3] = math.inf
@@ -206,19 +201,17 @@ class Greedy(FedAvg):
 
     name = "greedy"
 
-    def loss(
-        self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context
-    ) -> Tensor:
+    def loss(self, params, batch, ctx):
         with torch.no_grad():
             for value in ctx.reference.values():
                 value.fill_(7.0)
         return super().loss(params, batch, ctx)
 
-    def server_message(self, server: State, client: int, rnd: Round) -> Message:
+    def server_message(self, server, client, rnd):
         return Message({"model": server.trees["model"]})
 
-    def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
-        def spoiled() -> Iterable[Update]:
+    def aggregate(self, server, updates, rnd):
+        def spoiled():
             for update in updates:
                 yield update
                 for value in update.message.trees["model"].values():
@@ -232,29 +225,29 @@ class Picky(FedAvg):
 
     name = "picky"
 
-    def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
+    def aggregate(self, server, updates, rnd):
         super().aggregate(server, [next(iter(updates))], rnd)
 
 
 @pytest.fixture(autouse=True)
-def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+def _registered(monkeypatch):
     registry()
     for kind in (Overflowing, Greedy, Picky):
         monkeypatch.setitem(base.ALGORITHMS._members, kind.name, kind)
 
 
-def test_an_aggregate_that_is_not_finite_is_named() -> None:
+def test_an_aggregate_that_is_not_finite_is_named():
     where = r"^overflowing, round 2, server, .*'fc2\.bias' \(layer 'fc2'\) of 'model'"
     with pytest.raises(NonFiniteError, match=where):
         play(algorithm="overflowing")
 
 
-def test_what_crosses_is_cloned() -> None:
+def test_what_crosses_is_cloned():
     """Writing into a received tree reaches neither the sender nor anyone else."""
     assert play(algorithm="greedy").server() == play(algorithm="fedavg").server()
 
 
-def test_replies_that_nobody_reads_still_reach_the_clients() -> None:
+def test_replies_that_nobody_reads_still_reach_the_clients():
     played = play(algorithm="picky", rounds=2)
     assert all(set(c.models["local"]) == set(CLIENTS) for c in played.checkpoints)
     assert played.values("bytes_up").keys() == {
@@ -263,7 +256,7 @@ def test_replies_that_nobody_reads_still_reach_the_clients() -> None:
 
 
 @pytest.mark.parametrize("name", ["fedavg", "pfedme", "per_fedavg"])
-def test_clients_count_by_their_training_samples_or_all_the_same(name: str) -> None:
+def test_clients_count_by_their_training_samples_or_all_the_same(name):
     """The server is the mean of the local models, in which a client with more samples has more weight, or none has."""
     found = {}
     for weights, shares in (("samples", TOY.weights), ("uniform", (1,) * len(CLIENTS))):

@@ -1,13 +1,10 @@
 """A run knows the source of the own code that trains it, and does not go on with another."""
 
-from __future__ import annotations
-
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -49,13 +46,13 @@ Import = Callable[..., ModuleType]
 
 
 @pytest.fixture
-def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Import]:
+def imported(tmp_path, monkeypatch):
     """Write and import the two modules, after changes of their text, as a new process would."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
-    def write(old: str = "", new: str = "") -> ModuleType:
+    def write(old="", new=""):
         for name, text in (
             ("mine_helpers", f"from torch import nn\n{HELPERS}"),
             ("mine", SOURCE),
@@ -89,28 +86,26 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Import
         "a base class",
     ],
 )
-def test_an_edit_of_what_a_class_uses_changes_its_digest(
-    imported: Import, old: str, new: str
-) -> None:
+def test_an_edit_of_what_a_class_uses_changes_its_digest(imported, old, new):
     before = digest_of([imported().Net])
     assert before == digest_of([imported().Net])
     assert before != digest_of([imported(old, new).Net])
 
 
-def test_an_edit_of_what_nothing_uses_changes_nothing(imported: Import) -> None:
+def test_an_edit_of_what_nothing_uses_changes_nothing(imported):
     before = digest_of([imported().Net])
     assert before == digest_of([imported("return 1", "return 2").Net])
     assert before == digest_of([imported("RATE = 0.5", "RATE = 0.1").Net])
 
 
-def cell(text: str) -> Any:
+def cell(text):
     """Execute a notebook's cell, whose source is in no file."""
-    names: dict[str, Any] = {"__name__": "__main__", "nn": nn}
+    names = {"__name__": "__main__", "nn": nn}
     exec(compile(text, "<cell>", "exec"), names)
     return names["f"]
 
 
-def test_a_notebooks_cell_has_a_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebooks_cell_has_a_digest(monkeypatch):
     # of pytest, which may lie among installed packages; a notebook has none
     monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
     text = "def g(x):\n    return {x in {'a', 'b', 'c'}}\ndef f(x):\n    return [g(y) for y in x]"
@@ -118,16 +113,14 @@ def test_a_notebooks_cell_has_a_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     assert digest_of([cell(text)]) != digest_of([cell(text.replace("'c'", "'d'"))])
 
 
-def test_installed_packages_and_this_one_are_not_own_code() -> None:
+def test_installed_packages_and_this_one_are_not_own_code():
     assert digest_of([nn.Linear, torch.relu, Path, len, fl.Algorithm, RunConfig]) == ""
 
 
 NAMED = RunConfig(model="mine:Net", rounds=3, epochs=1, checkpoint_every=1, stack="off")
 
 
-def test_a_run_does_not_go_on_with_edited_code(
-    imported: Import, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_does_not_go_on_with_edited_code(imported, capsys):
     imported()
     runner.run(NAMED, "run", progress=False, until=1)
     imported("nn.ReLU()", "nn.Tanh()")
@@ -148,9 +141,7 @@ def test_a_run_does_not_go_on_with_edited_code(
     assert "code of layers, model: changed after round 1" in Run("run").verify()
 
 
-def test_an_exported_model_with_edited_code_has_a_note(
-    imported: Import, recwarn: pytest.WarningsRecorder
-) -> None:
+def test_an_exported_model_with_edited_code_has_a_note(imported, recwarn):
     imported()
     runner.run(NAMED, "run", progress=False)
     fl.export("run", "a", which="global", allow_code="mine:Net")
@@ -163,8 +154,8 @@ def test_an_exported_model_with_edited_code_has_a_note(
 
 
 def test_edited_code_that_was_allowed_needs_no_permission_again(
-    imported: Import,
-) -> None:
+    imported,
+):
     imported()
     runner.run(NAMED.with_keys(rounds=4), "run", progress=False, until=1)
     imported("x.flatten(1)", "x.flatten(1) * 2")
@@ -187,9 +178,7 @@ class Half(fl.Algorithm):
     half = 0.5
 
 
-def test_an_algorithm_of_ones_own_is_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_algorithm_of_ones_own_is_compared(tmp_path, monkeypatch):
     name = f"{__name__}:Half"
     config = RunConfig(algorithm=name, rounds=2, epochs=1, checkpoint_every=1)
     runner.run(config, tmp_path / "run", progress=False, until=1)

@@ -1,7 +1,5 @@
 """A request that cannot be met is refused by name, with the nearest name that is known."""
 
-from __future__ import annotations
-
 import pytest
 
 from fl_core import errors
@@ -57,8 +55,8 @@ def test_a_removed_name_says_what_to_use_instead(name):
     assert check_known("option", name, [name]) == name
 
 
-def test_damage_is_a_value_that_makes_no_sense_or_an_error_that_is_named() -> None:
-    kinds: tuple[tuple[type[Exception], ...], ...] = ((), (KeyError,))
+def test_damage_is_a_value_that_makes_no_sense_or_an_error_that_is_named():
+    kinds = ((), (KeyError,))
     for named, error in zip(kinds, (ValueError("odd"), KeyError("odd")), strict=True):
         with (
             pytest.raises(CorruptError, match=r"f is damaged: .*odd"),

@@ -1,7 +1,5 @@
 """Worker processes give the same bits as this process, bring errors back, and never outlive their parent."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re
@@ -9,13 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from fl_core import runner, tree
 from fl_core.algorithms import Message, Round, State, base, registry
@@ -26,7 +21,6 @@ from fl_core.client_runner import (
     TrainRequest,
 )
 from fl_core.errors import NonFiniteError, RunError
-from fl_core.training.phases import Context
 from fl_core.workers import Workers, receive, send
 from tests.conftest import (
     CONFIG,
@@ -44,7 +38,7 @@ MOMENTUM = CONFIG.with_keys(momentum=0.9, weight_decay=0.01, eval_every=2)
 class Tantrum(Exception):
     """An error that cannot be rebuilt from its message alone."""
 
-    def __init__(self, what: str, why: str) -> None:
+    def __init__(self, what, why):
         super().__init__(f"{what} because of {why}")
 
 
@@ -53,9 +47,7 @@ class Failing(FedAvg):
 
     name = "failing"
 
-    def loss(
-        self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context
-    ) -> Tensor:
+    def loss(self, params, batch, ctx):
         if ctx.client >= 1 and self.task_info.epochs == 2:
             raise KeyError(f"no such key at client {ctx.client_name}")
         if ctx.client >= 1 and self.task_info.epochs == 3:
@@ -66,13 +58,13 @@ class Failing(FedAvg):
 
 
 @pytest.fixture(autouse=True)
-def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+def _registered(monkeypatch):
     registry()
     monkeypatch.setitem(base.ALGORITHMS._members, Failing.name, Failing)
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
+def workers():
     """Two processes for all tests, since new ones start slowly."""
     task = runner.assemble(MOMENTUM, data=TOY, model=network("drop"))
     pool = Workers(client_runner_of(task), 2)
@@ -82,7 +74,7 @@ def workers() -> Iterator[Workers]:
     assert not any(alive(pid) for pid in pids), "closing ends every worker"
 
 
-def fail(kind: type[Exception], executor: Workers | None, epochs: int) -> Exception:
+def fail(kind, executor, epochs):
     """Return the error of the failing algorithm."""
     with pytest.raises(kind) as caught:
         play(
@@ -96,8 +88,8 @@ def fail(kind: type[Exception], executor: Workers | None, epochs: int) -> Except
 
 
 def test_an_error_of_the_users_code_comes_back_with_its_type_and_words(
-    workers: Workers,
-) -> None:
+    workers,
+):
     here, there = (fail(KeyError, place, 2) for place in (None, workers))
     assert str(here) == str(there) == repr("no such key at client b")
     notes = "".join(there.__notes__)
@@ -105,24 +97,24 @@ def test_an_error_of_the_users_code_comes_back_with_its_type_and_words(
     assert "in loss" in notes, "the note shows where in the worker it happened"
 
 
-def test_an_error_that_cannot_be_pickled_comes_back_as_words(workers: Workers) -> None:
+def test_an_error_that_cannot_be_pickled_comes_back_as_words(workers):
     assert str(fail(RunError, workers, 3)) == "Tantrum: no luck because of b"
 
 
 def test_results_before_an_error_are_given_first_and_the_pool_goes_on_after_it(
-    workers: Workers,
-) -> None:
+    workers,
+):
     task = runner.assemble(MOMENTUM, data=TOY, model=network("drop"))
     start = tree.state_dict(task.model)
     broken = {name: torch.full_like(value, torch.nan) for name, value in start.items()}
     workers.use(task.algorithm(None))
 
-    def job(client: int, of: tree.Tree) -> TrainRequest:
+    def job(client, of):
         return TrainRequest(
             client, Round(0), Message({"model": of}), state=State({"model": {}})
         )
 
-    given: list[int] = []
+    given = []
     with pytest.raises(NonFiniteError, match="client 'c'"):
         given.extend(
             r.client
@@ -137,14 +129,14 @@ def test_results_before_an_error_are_given_first_and_the_pool_goes_on_after_it(
     assert again == [3, 2, 1, 0, 3]
 
 
-def _each(workers: Workers, jobs: list[TrainRequest]) -> Iterator[ClientReply]:
+def _each(workers, jobs):
     results = workers.run(jobs)
     assert next(results).client == 0
     assert next(results).client == 1
     yield from results
 
 
-def test_a_worker_that_dies_is_reported_with_its_exit_code() -> None:
+def test_a_worker_that_dies_is_reported_with_its_exit_code():
     workers = Workers(
         client_runner_of(runner.assemble(CONFIG, data=TOY, model=network("plain"))), 1
     )
@@ -167,7 +159,7 @@ if __name__ == "__main__":
 """
 
 
-def _until(true: Any, seconds: float) -> bool:
+def _until(true, seconds):
     end = time.monotonic() + seconds
     while not true() and time.monotonic() < end:
         time.sleep(0.05)
@@ -175,7 +167,7 @@ def _until(true: Any, seconds: float) -> bool:
 
 
 @pytest.mark.slow
-def test_a_script_without_a_main_block_is_told_so(tmp_path: Path) -> None:
+def test_a_script_without_a_main_block_is_told_so(tmp_path):
     script = tmp_path / "train.py"  # its model has more bytes than a pipe holds
     settings = "model='mlp', model_options={'sizes': [64, 300, 10]}, stack='off', workers=2, rounds=1"
     script.write_text(
@@ -199,7 +191,7 @@ def test_a_script_without_a_main_block_is_told_so(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 @pytest.mark.slow
-def test_workers_end_with_their_parent_however_it_ends(tmp_path: Path) -> None:
+def test_workers_end_with_their_parent_however_it_ends(tmp_path):
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
     root = Path(__file__).parents[2]
@@ -228,22 +220,22 @@ def test_workers_end_with_their_parent_however_it_ends(tmp_path: Path) -> None:
 class Link:
     """The parent's end of a worker that answers every job with its client's number."""
 
-    def __init__(self) -> None:
-        self.asked: list[int] = []
+    def __init__(self):
+        self.asked = []
 
-    def send(self, message: Any) -> None:
+    def send(self, message):
         self.asked.append(message[1].client)
 
-    def recv(self) -> Any:
+    def recv(self):
         return "ok", ClientReply(self.asked.pop(0))
 
 
-def hand_driven(monkeypatch: pytest.MonkeyPatch, count: int) -> Workers:
+def hand_driven(monkeypatch, count):
     """Workers without processes, of which the first answers only when no other is busy."""
     workers = Workers.__new__(Workers)
-    workers._links = [Link() for _ in range(count)]  # type: ignore[misc]
+    workers._links = [Link() for _ in range(count)]
 
-    def wait(links: list[Any]) -> list[Any]:
+    def wait(links):
         assert links, "waits for nobody, for ever"
         return [
             next((link for link in links if link is not workers._links[0]), links[0])
@@ -257,9 +249,7 @@ def hand_driven(monkeypatch: pytest.MonkeyPatch, count: int) -> Workers:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("jobs", [0, 1, 7, 8, 9, 12, 13, 50])
-def test_one_slow_worker_holds_nothing_up_for_ever(
-    monkeypatch: pytest.MonkeyPatch, count: int, jobs: int
-) -> None:
+def test_one_slow_worker_holds_nothing_up_for_ever(monkeypatch, count, jobs):
     """The others may run ahead only so far; when the slow one answers, all go on."""
     given = hand_driven(monkeypatch, count).run(
         ScoreRequest(k, 0, models={"global": {}}) for k in range(jobs)
@@ -268,17 +258,15 @@ def test_one_slow_worker_holds_nothing_up_for_ever(
 
 
 @pytest.mark.parametrize("taken", every_other(range(1, 20), of=4))
-def test_a_caller_that_wants_no_more_leaves_no_answer_behind(
-    monkeypatch: pytest.MonkeyPatch, taken: int
-) -> None:
+def test_a_caller_that_wants_no_more_leaves_no_answer_behind(monkeypatch, taken):
     workers = hand_driven(monkeypatch, 3)
     results = workers.run(ScoreRequest(k, 0, models={"global": {}}) for k in range(40))
     assert [next(results).client for _ in range(taken)] == list(range(taken))
-    results.close()  # type: ignore[attr-defined]
-    assert not any(link.asked for link in workers._links)  # type: ignore[attr-defined]
+    results.close()
+    assert not any(link.asked for link in workers._links)
 
 
-def test_tensors_of_every_kind_pass_between_processes() -> None:
+def test_tensors_of_every_kind_pass_between_processes():
     ours, theirs = multiprocessing.Pipe()
     table = torch.arange(12.0).reshape(3, 4)
     sent = [

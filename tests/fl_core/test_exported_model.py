@@ -1,7 +1,5 @@
 """Models outside of their run: what they predict from new files is what they predict within it, to the bit."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil
@@ -36,7 +34,7 @@ N = 60
 Y = np.arange(N) % 2
 
 
-def table(folder: Path, rows: np.ndarray | None) -> Path:
+def table(folder, rows):
     """A table in which a column of notes, the label and the client are no features; without them for new rows."""
     draw = np.random.default_rng(0).normal(size=(N, 3)) + Y[:, None]
     path = folder / "table.csv"
@@ -54,7 +52,7 @@ def table(folder: Path, rows: np.ndarray | None) -> Path:
     return path
 
 
-def prepared_table(folder: Path, rows: np.ndarray | None) -> Path:
+def prepared_table(folder, rows):
     """The same with another separator, and with every third age missing."""
     path = table(folder, rows)
     head, *lines = (line.split(",") for line in path.read_text().splitlines())
@@ -64,8 +62,8 @@ def prepared_table(folder: Path, rows: np.ndarray | None) -> Path:
     return path
 
 
-def array(x: np.ndarray):
-    def write(folder: Path, rows: np.ndarray | None) -> Path:
+def array(x):
+    def write(folder, rows):
         path = folder / "array.npz"
         np.savez(
             path,
@@ -80,8 +78,8 @@ def array(x: np.ndarray):
     return write
 
 
-def images(mode: str):
-    def write(folder: Path, rows: np.ndarray | None) -> Path:
+def images(mode):
+    def write(folder, rows):
         """Images by client and class; new ones lie in one folder, in the order in which a run reads them."""
         draw = np.random.default_rng(0).integers(
             0, 256, (N, 8, 8, *[3] * (mode == "RGB")), dtype=np.uint8
@@ -102,7 +100,7 @@ def images(mode: str):
     return write
 
 
-def texts(folder: Path, rows: np.ndarray | None) -> Path:
+def texts(folder, rows):
     entries = pd.DataFrame(text_lines())
     path = folder / "texts.csv"
     entries = entries if rows is None else entries.iloc[rows][["text"]]
@@ -128,9 +126,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_predicted_from_new_files_is_what_the_run_predicts(
-    tmp_path: Path, kind: str
-) -> None:
+def test_what_is_predicted_from_new_files_is_what_the_run_predicts(tmp_path, kind):
     write, keys = KINDS[kind]
     for name in ("own", "new"):
         (tmp_path / name).mkdir()
@@ -153,7 +149,7 @@ def test_what_is_predicted_from_new_files_is_what_the_run_predicts(
     )
 
 
-def test_normalised_images_are_normalised_again() -> None:
+def test_normalised_images_are_normalised_again():
     x = DRAWN.integers(0, 256, (N, 8, 8), dtype=np.uint8)
     source = Source("noise", x, Y, ("0", "1"), mean=(0.4,), std=(0.2,))
     federated = gather(source, make(source, "iid", clients=2))
@@ -171,9 +167,7 @@ EXTENDING = [
 
 
 @pytest.mark.parametrize("algorithm", every_other(EXTENDING, of=3))
-def test_what_an_algorithm_built_into_the_model_is_built_again(
-    tmp_path: Path, algorithm: str
-) -> None:
+def test_what_an_algorithm_built_into_the_model_is_built_again(tmp_path, algorithm):
     model = network(kind_for(algorithm, "norm"))
     keys = {"algorithm": algorithm, "rounds": 1, "batch_size": 8, "batchnorm": "drop"}
     fl.run(data=TOY, model=model, out=tmp_path / "run", progress=False, **keys)
@@ -196,7 +190,7 @@ def test_what_an_algorithm_built_into_the_model_is_built_again(
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
+def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "fedper"
     fl.run(
         dataset="heart",
@@ -210,16 +204,14 @@ def run(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def model(run: Path, tmp_path: Path) -> Path:
+def model(run, tmp_path):
     return fl.export(run, tmp_path / "va.safetensors", client="va").path
 
 
 X = np.random.default_rng(2).normal(size=(5, 10)).astype(np.float32)
 
 
-def test_files_say_where_they_are_from_and_hold_no_pickle(
-    run: Path, model: Path
-) -> None:
+def test_files_say_where_they_are_from_and_hold_no_pickle(run, model):
     about, stored = exported_model.read(model).about, fl.Run(run)
     named = {key: about["run"][key] for key in ("id", "algorithm", "client", "data")}
     data = stored.environment["data"]
@@ -237,7 +229,7 @@ def test_files_say_where_they_are_from_and_hold_no_pickle(
     assert earlier.about["weights"] != about["weights"]
 
 
-def test_predictions_are_a_table(model: Path) -> None:
+def test_predictions_are_a_table(model):
     said = fl.predict(model, X)
     probabilities, logits = said.frame(), said.frame("logit")
     columns = ["sample", "predicted"]
@@ -250,7 +242,7 @@ def test_predictions_are_a_table(model: Path) -> None:
     assert list(said.frame("none")) == columns
 
 
-def test_a_single_output_is_the_second_of_two_classes_or_a_number() -> None:
+def test_a_single_output_is_the_second_of_two_classes_or_a_number():
     outputs = torch.tensor([[2.0], [-1.0], [0.0]])
     of_two = Predictions(("0", "1", "2"), ("no", "yes"), outputs)
     assert of_two.labels == ("yes", "no", "no")
@@ -268,7 +260,7 @@ def test_a_single_output_is_the_second_of_two_classes_or_a_number() -> None:
 
 def test_the_page_s_lines_write_a_program_for_any_number_of_samples(
     run, model, tmp_path, monkeypatch
-) -> None:
+):
     shutil.copytree(run, tmp_path / "runs" / "fedper")
     monkeypatch.chdir(tmp_path)
     page = (outputs.ROOT / "docs/export.md").read_text("utf-8")
@@ -297,7 +289,7 @@ def test_the_page_s_lines_write_a_program_for_any_number_of_samples(
 )
 def test_exports_that_cannot_be_are_refused_before_anything_is_written(
     run, tmp_path, keys, message
-) -> None:
+):
     for name in ("there", "beside.json"):
         (tmp_path / name).touch()
     keys = dict(keys)
@@ -306,7 +298,7 @@ def test_exports_that_cannot_be_are_refused_before_anything_is_written(
     assert {path.name for path in tmp_path.iterdir()} == {"there", "beside.json"}
 
 
-def write(path: Path, text: str) -> Path:
+def write(path, text):
     path.write_text(text)
     return path
 
@@ -315,7 +307,7 @@ ROW = ",".join(["1"] * 10)
 HEAD = ",".join(COLUMNS)
 
 
-def test_samples_unlike_those_of_training_are_refused(tmp_path: Path) -> None:
+def test_samples_unlike_those_of_training_are_refused(tmp_path):
     bytes_ = np.zeros((2, 8, 8), dtype=np.uint8)
     for inputs, new, message in (
         ("heart", tmp_path / "nothing.csv", r"nothing\.csv"),
@@ -360,19 +352,19 @@ INPUTS = {
 }
 
 
-def test_words_that_training_did_not_know_are_the_unknown() -> None:
+def test_words_that_training_did_not_know_are_the_unknown():
     ids = INPUTS["texts"].samples(["Good GOOD unheard"]).x
     assert ids[0, :5].tolist() == [2, 3, 3, 1, 0]
 
 
-def test_samples_without_a_finite_answer_are_told(model: Path) -> None:
+def test_samples_without_a_finite_answer_are_told(model):
     x = X.copy()
     x[3] = 2.5e38
     with pytest.raises(NonFiniteError, match=r"1 of 5.*\b3\b"):
         fl.predict(model, x)
 
 
-def test_damaged_and_foreign_files_are_refused(model: Path) -> None:
+def test_damaged_and_foreign_files_are_refused(model):
     beside = model.with_name(f"{model.name}.json")
     with pytest.raises(UsageError, match=r"other\.json"):
         fl.predict(model.with_name("other"), X)
@@ -396,7 +388,7 @@ def test_damaged_and_foreign_files_are_refused(model: Path) -> None:
             fl.predict(model, X)
 
 
-def test_code_that_a_file_names_is_named_again(tmp_path: Path, monkeypatch) -> None:
+def test_code_that_a_file_names_is_named_again(tmp_path, monkeypatch):
     """The module would leave a trace when it is imported."""
     (tmp_path / "my_net_of_export.py").write_text(
         "from pathlib import Path\nfrom torch import nn\nPath('imported').touch()\n"
@@ -426,7 +418,7 @@ def test_code_that_a_file_names_is_named_again(tmp_path: Path, monkeypatch) -> N
     assert restore.code_of({"model": mine, "options": {}}) == {"model": mine}
 
 
-def test_what_is_no_path_is_refused_with_the_way(tmp_path: Path) -> None:
+def test_what_is_no_path_is_refused_with_the_way(tmp_path):
     with pytest.raises(UsageError, match="must be a run directory; got dict"):
         fl.export({}, tmp_path / "m.safetensors")
     with pytest.raises(UsageError, match=r"got NoneType. Write one with fl.export"):

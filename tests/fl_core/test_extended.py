@@ -1,12 +1,8 @@
 """The model with prompts: its attention against PyTorch's, its parts against the paper's counts."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fl_core import models, tree
 from fl_core.algorithms import find
@@ -16,12 +12,12 @@ from fl_core.models.extended import Transform
 D = 6
 
 
-def transform(heads: int = 1, **options: Any) -> Transform:
+def transform(heads=1, **options):
     torch.manual_seed(0)
     return Transform(D, heads, **options).double()
 
 
-def numbers(*shape: int, seed: int = 1) -> Tensor:
+def numbers(*shape, seed=1):
     return torch.randn(
         *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
     )
@@ -29,7 +25,7 @@ def numbers(*shape: int, seed: int = 1) -> Tensor:
 
 @pytest.mark.parametrize("heads", [1, 2, 3])
 @pytest.mark.parametrize("prompts", [0, 1, 5])
-def test_a_feature_attends_as_in_pytorchs_attention(heads: int, prompts: int) -> None:
+def test_a_feature_attends_as_in_pytorchs_attention(heads, prompts):
     ours, theirs = (
         transform(heads),
         nn.MultiheadAttention(D, heads, batch_first=True).double(),
@@ -52,7 +48,7 @@ def test_a_feature_attends_as_in_pytorchs_attention(heads: int, prompts: int) ->
     torch.testing.assert_close(found.sum(-1), torch.ones(7, heads, dtype=torch.float64))
 
 
-def test_without_prompts_it_is_affine_and_with_them_it_is_not() -> None:
+def test_without_prompts_it_is_affine_and_with_them_it_is_not():
     tau, x, z = transform(2), numbers(5, D), numbers(5, D, seed=3)
     torch.testing.assert_close(
         tau(0.3 * x + 0.7 * z), 0.3 * tau(x) + 0.7 * tau(z), rtol=0, atol=1e-12
@@ -72,10 +68,10 @@ TABLE_10 = {  # FedPFT, for 100 classes: extractor, attention, classifier, proje
 
 
 @pytest.mark.parametrize("name", TABLE_10)
-def test_parts_are_as_large_as_in_the_papers_table(name: str) -> None:
+def test_parts_are_as_large_as_in_the_papers_table(name):
     shape, kind = (3, 32, 32), find("fedpft")
-    options: dict[str, Any] = {"seed": 0, "shape": shape, "n_classes": 100}
-    built: Any = kind.wrap_model(
+    options = {"seed": 0, "shape": shape, "n_classes": 100}
+    built = kind.wrap_model(
         models.build(name, shape, 100), make_config(kind, {}), **options
     )
     *wanted, ratio = TABLE_10[name]

@@ -1,9 +1,6 @@
 """Mixtures of the clients' models: their weights, what travels, and the networks on the server that give them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +10,6 @@ from fl_core import models, tree
 from fl_core.algorithms import (
     Message,
     Round,
-    State,
     TaskInfo,
     Update,
     registry,
@@ -23,7 +19,6 @@ from fl_core.algorithms.pfedhn import PFedHN
 from fl_core.algorithms.pfedla import HeurpFedLA, PFedLA
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of
-from fl_core.tree import Tree
 from tests.conftest import TOY, federation, network, play
 
 MIXING = sorted(name for name, kind in registry().items() if issubclass(kind, Mixing))
@@ -31,14 +26,14 @@ CLIENTS = [client.name for client in TOY.clients]
 N = len(CLIENTS)
 
 
-def problem(kind: str = "plain", clients: int = N, **changes: Any) -> TaskInfo:
+def problem(kind="plain", clients=N, **changes):
     found = layers_of(network(kind), models.example(TOY.shape))
     return replace(
         TaskInfo(found, frozenset(), tuple(range(20, 20 + clients)), 1, 0), **changes
     )
 
 
-def noise(seed: int, scale: float = 1.0, kind: str = "plain") -> Tree:
+def noise(seed, scale=1.0, kind="plain"):
     """A model around the common start."""
     draw = torch.Generator().manual_seed(seed)
     start = tree.state_dict(network(kind).double())
@@ -50,14 +45,14 @@ def noise(seed: int, scale: float = 1.0, kind: str = "plain") -> Tree:
     }
 
 
-def updates(uploads: dict[int, Tree]) -> list[Update]:
+def updates(uploads):
     return [
         Update(client, 1, Message({"model": upload}))
         for client, upload in uploads.items()
     ]
 
 
-def heard(algorithm: Mixing, uploads: dict[int, Tree]) -> State:
+def heard(algorithm, uploads):
     """The server after these uploads."""
     server = algorithm.server_state(tree.state_dict(network("plain").double()))
     Mixing.aggregate(algorithm, server, updates(uploads), Round(0))
@@ -65,7 +60,7 @@ def heard(algorithm: Mixing, uploads: dict[int, Tree]) -> State:
 
 
 @pytest.mark.parametrize("name", MIXING)
-def test_weights_are_recorded_whenever_all_clients_are_evaluated(name: str) -> None:
+def test_weights_are_recorded_whenever_all_clients_are_evaluated(name):
     played = play(algorithm=name, model="norm", participation=0.5, eval_every=2)
     algorithm = played.engine.algorithm
     assert isinstance(algorithm, Mixing)
@@ -92,9 +87,7 @@ def test_weights_are_recorded_whenever_all_clients_are_evaluated(name: str) -> N
     ("algorithm", "options"),
     [(FedAMP, {}), (HeurFedAMP, {})],
 )
-def test_frozen_parameters_make_no_clients_alike(
-    algorithm: type[Mixing], options: dict[str, Any]
-) -> None:
+def test_frozen_parameters_make_no_clients_alike(algorithm, options):
     """One layer is frozen, 100 times as long as what trains: weights are as if it were not there."""
     known = problem()
     still = replace(known.layers[0], frozen=known.layers[0].parameters)
@@ -119,26 +112,26 @@ def test_frozen_parameters_make_no_clients_alike(
 
 
 @pytest.mark.parametrize("name", MIXING)
-def test_a_client_alone_weighs_itself(name: str) -> None:
+def test_a_client_alone_weighs_itself(name):
     played = play(algorithm=name, data=federation(sizes=(40,)), rounds=2)
     values = [r["value"] for r in played.rows if r["metric"] == "aggregation_weight"]
     assert values
     assert values == pytest.approx([1.0] * len(values))
 
 
-def test_fedfomos_personal_model_is_the_mixture() -> None:
+def test_fedfomos_personal_model_is_the_mixture():
     mixed = play(algorithm="fedfomo")
     local = [list(found["models"]["local"].values()) for found in mixed.everything()]
     assert mixed.evaluated()[0] == [tree.digest(tree.state_dict(network("plain")))] * N
     assert all(a != b for a, b in zip(mixed.evaluated()[2], local[2], strict=True))
 
 
-def test_fedfomo_asks_for_those_who_helped_and_explores() -> None:
+def test_fedfomo_asks_for_those_who_helped_and_explores():
     clients = 9
     affinity = {"0": {str(c): float(c) for c in range(1, clients)}}
     uploads = {c: noise(c) for c in range(clients) if c != 8}  # 8 has not replied yet
 
-    def peers(index: int, **options: Any) -> list[int]:
+    def peers(index, **options):
         algorithm = FedFomo(problem(clients=clients), None, {"downloads": 3, **options})
         server = heard(algorithm, uploads)
         server.meta["affinity"] = affinity
@@ -157,7 +150,7 @@ def test_fedfomo_asks_for_those_who_helped_and_explores() -> None:
     )  # 1 - 0.7^3 = 0.66 explore, and some of those draw the best all the same
 
 
-def test_fedfomos_affinities_add_up() -> None:
+def test_fedfomos_affinities_add_up():
     algorithm = FedFomo(problem())
     server = algorithm.server_state(noise(0))
     for weights in ({"1": 3.0, "2": -1.0}, {"1": -1.0, "3": 1.0}, {"2": 0.0}):
@@ -166,7 +159,7 @@ def test_fedfomos_affinities_add_up() -> None:
     assert server.meta["affinity"] == {"0": {"1": 0.75 - 0.5, "2": -0.25, "3": 0.5}}
 
 
-def test_units_are_modules() -> None:
+def test_units_are_modules():
     made = PFedLA(problem("norm"))
     assert [unit.name for unit in made.units] == ["conv", "bn1", "fc1", "bn2", "fc2"]
     names = [name for unit in made.units for name in unit.tensors]
@@ -176,7 +169,7 @@ def test_units_are_modules() -> None:
 
 
 @pytest.mark.parametrize("clip", [50.0, 0.5])
-def test_pfedhns_steps_are_torchs_sgd_client_after_client(clip: float) -> None:
+def test_pfedhns_steps_are_torchs_sgd_client_after_client(clip):
     algorithm = PFedHN(problem(), None, {"hidden": 7, "clip": clip})
     server = algorithm.server_state(tree.state_dict(network("plain").double()))
     leaves = {
@@ -203,7 +196,7 @@ def test_pfedhns_steps_are_torchs_sgd_client_after_client(clip: float) -> None:
                 for n in delta
             )
             optimizer.zero_grad()
-            gain.backward()  # type: ignore[union-attr]
+            gain.backward()
             torch.nn.utils.clip_grad_norm_(list(leaves.values()), clip)
             optimizer.step()
         replies = [
@@ -226,10 +219,10 @@ def test_pfedhns_steps_are_torchs_sgd_client_after_client(clip: float) -> None:
         )
 
 
-def test_pfedhns_clients_cut_their_gradients() -> None:
+def test_pfedhns_clients_cut_their_gradients():
     """No step of plain SGD is longer than the rate x the cut."""
     cut, lr = 1e-3, 0.05
-    options: dict[str, Any] = {"lr": lr, "optimizer": "sgd", "rounds": 1}
+    options = {"lr": lr, "optimizer": "sgd", "rounds": 1}
     played = play(algorithm="pfedhn", options={"local_clip": cut}, **options)
     algorithm, state = played.engine.algorithm, tree.state_dict(network("plain"))
     server = algorithm.server_state(state)
@@ -240,7 +233,7 @@ def test_pfedhns_clients_cut_their_gradients() -> None:
     assert play(algorithm="pfedhn", **options).evaluated() != played.evaluated()
 
 
-def test_pfedhn_starts_from_drawn_heads_or_from_the_common_model() -> None:
+def test_pfedhn_starts_from_drawn_heads_or_from_the_common_model():
     initial = tree.state_dict(network("norm"))
     for begins in ("drawn", "common"):
         algorithm = PFedHN(problem("norm"), None, {"begins": begins})
@@ -263,7 +256,7 @@ def test_pfedhn_starts_from_drawn_heads_or_from_the_common_model() -> None:
 
 
 @pytest.mark.parametrize("begins", ["drawn", "common"])
-def test_pfedhn_leaves_frozen_parameters_as_they_are(begins: str) -> None:
+def test_pfedhn_leaves_frozen_parameters_as_they_are(begins):
     model = network("plain")
     frozen = {
         f"fc1.{name}": param.requires_grad_(False)
@@ -279,6 +272,6 @@ def test_pfedhn_leaves_frozen_parameters_as_they_are(begins: str) -> None:
         assert all(torch.equal(personal[name], value) for name, value in frozen.items())
 
 
-def test_a_client_keeps_no_more_layers_than_there_are() -> None:
+def test_a_client_keeps_no_more_layers_than_there_are():
     with pytest.raises(UsageError, match=r"\bk\b.*3.*4"):
         HeurpFedLA(problem(), None, {"k": 4})

@@ -1,9 +1,6 @@
 """FedCAC: which parameters are critical, who collaborates, and what each client is sent."""
 
-from __future__ import annotations
-
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,16 +15,13 @@ from fl_core.algorithms.fedcac import (
     collaborators,
     critical_mask,
 )
-from fl_core.tree import Tree
-from tests.conftest import TOY, Played, network, play
+from tests.conftest import TOY, network, play
 
 CLIENTS = [client.name for client in TOY.clients]
 
 
 @given(st.integers(1, 60), st.floats(0.05, 0.95), st.integers(0, 1000))
-def test_a_mask_marks_the_largest_fraction(
-    size: int, fraction: float, seed: int
-) -> None:
+def test_a_mask_marks_the_largest_fraction(size, fraction, seed):
     before, after = np.random.default_rng(seed).standard_normal((2, size))
     mask = critical_mask(torch.from_numpy(after), torch.from_numpy(before), fraction)
     weight = np.abs((after - before) * after)
@@ -40,13 +34,13 @@ def test_a_mask_marks_the_largest_fraction(
     )
 
 
-def masks(*rows: str) -> dict[int, Tree]:
+def masks(*rows):
     """Masks from strings of 0 and 1, the first two entries in a tensor of their own."""
     flat = {k: torch.tensor([c == "1" for c in row]) for k, row in enumerate(rows)}
     return {k: {"a": row[:2], "b": row[2:].reshape(2, -1)} for k, row in flat.items()}
 
 
-def overlap(one: Tree, other: Tree) -> float:
+def overlap(one, other):
     a, b = (
         np.concatenate([t[n].numpy().ravel() for n in sorted(t)]).astype(float)
         for t in (one, other)
@@ -59,9 +53,7 @@ def overlap(one: Tree, other: Tree) -> float:
     st.integers(0, 10_000),
     st.sampled_from([0.0, 0.3, 0.5, 0.99, 1.0, 1.0]),
 )
-def test_collaborators_are_those_of_the_definition(
-    count: int, seed: int, progress: float
-) -> None:
+def test_collaborators_are_those_of_the_definition(count, seed, progress):
     drawn = np.random.default_rng(seed).random((count, 10)) < 0.5
     drawn_masks = masks(*("".join("01"[int(c)] for c in row) for row in drawn))
     pairs = {
@@ -83,7 +75,7 @@ def test_collaborators_are_those_of_the_definition(
                 )
 
 
-SETTINGS: dict[str, dict[str, Any]] = {
+SETTINGS = {
     "all": {"options": {"until": 3}},
     "half the clients": {
         "participation": 0.5,
@@ -101,19 +93,19 @@ settings = pytest.mark.parametrize("setting", SETTINGS)
 
 
 @cache
-def played(setting: str) -> Played:
+def played(setting):
     return play(algorithm="fedcac", momentum=0.9, eval_every=9, **SETTINGS[setting])
 
 
-def cac(run: Played) -> FedCAC:
+def cac(run):
     assert isinstance(run.engine.algorithm, FedCAC)
     return run.engine.algorithm
 
 
 @settings
 def test_each_client_is_sent_its_critical_parameters_of_like_clients_over_the_average(
-    setting: str,
-) -> None:
+    setting,
+):
     """Two or more rounds by hand, from the models that local training gave."""
     run = played(setting)
     algorithm = cac(run)
@@ -124,8 +116,8 @@ def test_each_client_is_sent_its_critical_parameters_of_like_clients_over_the_av
         tree.select(initial, travelling),
         {c: tree.select(initial, travelling) for c in range(len(CLIENTS))},
     )
-    models: dict[int, Tree] = {}
-    known: dict[int, Tree] = {}
+    models = {}
+    known = {}
     for index, checkpoint in enumerate(run.checkpoints):
         local = {
             CLIENTS.index(name): t for name, t in checkpoint.models["local"].items()

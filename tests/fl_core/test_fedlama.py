@@ -1,12 +1,8 @@
 """FedLAMA: which layers are due, which are long, and that no local work is ever thrown away."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
-from collections.abc import Iterator
 from fractions import Fraction
 from functools import cache
-from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -20,11 +16,10 @@ from fl_core.algorithms.scheduling import (
     FedLAMA,
     long_layers,
 )
-from fl_core.tree import Tree
-from tests.conftest import TOY, Played, network, play
+from tests.conftest import TOY, network, play
 
 CLIENTS = [client.name for client in TOY.clients]
-SETTINGS: dict[str, dict[str, Any]] = {
+SETTINGS = {
     "long layers": {"rounds": 7, "options": {"phi": 3}},
     "half the clients": {"rounds": 7, "participation": 0.5, "momentum": 0.9},
     "two rounds are one unit": {"rounds": 9, "options": {"tau": 2}},
@@ -32,17 +27,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "batch norm, local": {"rounds": 5, "model": "norm", "batchnorm": "local"},
 }
 settings = pytest.mark.parametrize("setting", SETTINGS)
-NOWHERE: Any = None  # FedLAMA asks nothing of the place where a client is
+NOWHERE = None  # FedLAMA asks nothing of the place where a client is
 
 
 @cache
-def played(setting: str) -> Played:
+def played(setting):
     return play(algorithm="fedlama", eval_every=9, **SETTINGS[setting])
 
 
 def rounds(
-    setting: str,
-) -> Iterator[tuple[FedLAMA, Round, State, dict[str, State], State, dict[str, Tree]]]:
+    setting,
+):
     """Every round: server and clients before it, the server after it, and the models that local training gave."""
     run = played(setting)
     algorithm = run.engine.algorithm
@@ -72,8 +67,8 @@ def rounds(
     )
 )
 def test_long_layers_are_the_definition_in_fractions(
-    drawn: list[tuple[int, int]],
-) -> None:
+    drawn,
+):
     order = sorted(range(len(drawn)), key=lambda k: drawn[k][0])
     lost, size = sum(d * n for d, n in drawn), sum(n for _, n in drawn)
     wanted = []
@@ -93,8 +88,8 @@ def test_long_layers_are_the_definition_in_fractions(
 
 @settings
 def test_a_layer_is_averaged_when_it_is_due_and_stands_still_otherwise(
-    setting: str,
-) -> None:
+    setting,
+):
     stood = 0
     for algorithm, rnd, server, _, after, local in rounds(setting):
         due = algorithm.of_layers(algorithm.due_layers(server, rnd)) & algorithm.shared(
@@ -113,9 +108,9 @@ def test_a_layer_is_averaged_when_it_is_due_and_stands_still_otherwise(
 
 
 @settings
-def test_local_work_is_never_thrown_away(setting: str) -> None:
+def test_local_work_is_never_thrown_away(setting):
     """A client goes on from where it left every layer that it has not sent since it trained it."""
-    waiting: dict[str, Tree] = {}
+    waiting = {}
     went_on = 0
     for algorithm, rnd, server, clients, _, local in rounds(setting):
         due = algorithm.of_layers(algorithm.due_layers(server, rnd))
@@ -143,9 +138,9 @@ def test_local_work_is_never_thrown_away(setting: str) -> None:
 
 
 @settings
-def test_intervals_follow_the_discrepancies_of_the_clients(setting: str) -> None:
+def test_intervals_follow_the_discrepancies_of_the_clients(setting):
     chosen = 0
-    noted: dict[str, float] = {}
+    noted = {}
     for algorithm, rnd, server, _, after, local in rounds(setting):
         tau, phi = algorithm.config.tau, algorithm.config.phi
         intervals = server.meta.get(INTERVALS, {})
@@ -182,7 +177,7 @@ def test_intervals_follow_the_discrepancies_of_the_clients(setting: str) -> None
     assert chosen
 
 
-def test_a_frozen_layer_is_sent_less_often_and_changes_nothing_for_the_others() -> None:
+def test_a_frozen_layer_is_sent_less_often_and_changes_nothing_for_the_others():
     plain = play(algorithm="fedlama", options={"phi": 3}, rounds=3)
     model = network("plain")
     wide = nn.Sequential(
@@ -197,5 +192,5 @@ def test_a_frozen_layer_is_sent_less_often_and_changes_nothing_for_the_others() 
     assert server.meta[INTERVALS] == {**expected.meta[INTERVALS], "still": 3}
 
 
-def layers() -> Any:
+def layers():
     return played("long layers").engine.task_info.layers

@@ -1,9 +1,6 @@
 """LG-FedAvg, FedBN and FedLP: which part of a model is shared."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +15,7 @@ from tests.conftest import TOY, network, play
 CLIENTS = [client.name for client in TOY.clients]
 
 
-def test_lg_fedavg_is_fedper_with_the_last_layer_shared() -> None:
+def test_lg_fedavg_is_fedper_with_the_last_layer_shared():
     ours = play(algorithm="lg_fedavg", momentum=0.9, participation=0.5)
     layers = ours.engine.task_info.layers
     theirs = play(
@@ -33,7 +30,7 @@ def test_lg_fedavg_is_fedper_with_the_last_layer_shared() -> None:
     ]
 
 
-def disguised() -> nn.Module:
+def disguised():
     """Normalisations under names that say nothing, a layer whose name says too much, and one of another kind."""
     with torch_seeded(0):
         return nn.Sequential(
@@ -49,7 +46,7 @@ def disguised() -> nn.Module:
 
 
 @pytest.mark.parametrize("by", ["block", "module"])
-def test_batch_normalisations_are_found_by_their_type(by: str) -> None:
+def test_batch_normalisations_are_found_by_their_type(by):
     played = play(
         algorithm="fedbn",
         model=disguised(),
@@ -86,9 +83,9 @@ def test_batch_normalisations_are_found_by_their_type(by: str) -> None:
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_a_layer_is_averaged_over_those_that_sent_it_and_stays_where_nobody_did(
-    participation: float,
-) -> None:
-    options: dict[str, Any] = {"keep": 0.3}
+    participation,
+):
+    options = {"keep": 0.3}
     played = play(
         algorithm="fedlp",
         model="norm",

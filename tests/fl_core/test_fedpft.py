@@ -1,31 +1,23 @@
 """FedPFT and its two-stage baseline: who learns from what, MoCo's queue, what stays, what is recorded."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from fl_core import runner, tree
 from fl_core.algorithms import Round, find
 from fl_core.algorithms.contrastive import ContrastiveBatch
 from fl_core.algorithms.fedpft import SETTINGS, FedPFT
-from fl_core.client_runner import ClientRunner, Part, TrainRequest
+from fl_core.client_runner import Part, TrainRequest
 from fl_core.errors import UsageError
-from fl_core.training.loop import Batch, Steps
-from fl_core.training.phases import Context
-from tests.conftest import CONFIG, TOY, Played, client_runner_of, network, play
+from tests.conftest import CONFIG, TOY, client_runner_of, network, play
 
-HARD: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.05}
+HARD = {"momentum": 0.9, "weight_decay": 0.05}
 PARTS = ("body", "transform", "head", "projection", "prompts", "contrast_prompts")
 
 
-def client_runner(
-    algorithm: str = "fedpft", kind: str = "norm", **options: Any
-) -> ClientRunner:
+def client_runner(algorithm="fedpft", kind="norm", **options):
     task = runner.assemble(
         CONFIG.with_keys(algorithm=algorithm, epochs=2, options=options),
         data=TOY,
@@ -36,7 +28,7 @@ def client_runner(
     return found
 
 
-def job(where: ClientRunner, client: int = 1, index: int = 0) -> TrainRequest:
+def job(where, client=1, index=0):
     algorithm, initial = where.algorithm, tree.state_dict(where.workspace.model)
     assert algorithm is not None
     rnd = Round(index, "train", (client,))
@@ -77,24 +69,22 @@ ROUTES = {  # phase -> part -> the losses that move it (FedPFT, Eq. 5 and 6)
 
 
 @pytest.mark.parametrize("phase", ROUTES)
-def test_gradients_go_where_the_paper_sends_them(
-    phase: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_go_where_the_paper_sends_them(phase, monkeypatch):
     """The two losses alone, by scaling the other one to nothing, for all six parts."""
     where = client_runner(alternate=phase != "train")
     algorithm = where.algorithm
     assert isinstance(algorithm, FedPFT)
     chosen = next(each for each in algorithm.phases(Round(0), 1) if each.name == phase)
-    found: dict[str, str] = dict.fromkeys(PARTS, "")
+    found = dict.fromkeys(PARTS, "")
     for letter, silent in (("C", "contrast_loss"), ("K", "classify")):
-        reached: dict[str, float] = {}
+        reached = {}
 
         def note(
-            steps: Steps,
-            batch: Batch,
-            ctx: Context,
-            reached: dict[str, float] = reached,
-        ) -> None:
+            steps,
+            batch,
+            ctx,
+            reached=reached,
+        ):
             seen = algorithm.draw_views(steps, batch, ctx)
             for name, grad in steps.gradients(seen).items():
                 part = name.partition(".")[0]
@@ -106,7 +96,7 @@ def test_gradients_go_where_the_paper_sends_them(
         with monkeypatch.context() as patch:
             loss = getattr(FedPFT, silent)
             patch.setattr(FedPFT, silent, lambda *a, loss=loss, **k: 0 * loss(*a, **k))
-            algorithm.note = note  # type: ignore[attr-defined]
+            algorithm.note = note
             ctx = where._context(algorithm, 1, 0, {})
             ctx.trees = job(where).state.trees
             where.phase(
@@ -126,7 +116,7 @@ def test_gradients_go_where_the_paper_sends_them(
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_settings_of_the_ablation(setting: str) -> None:
+def test_settings_of_the_ablation(setting):
     """Prompts, alternating, contrastive task, and prompts for it: FedPFT, Table 3."""
     ticks = {
         "I": "",
@@ -154,8 +144,8 @@ def test_settings_of_the_ablation(setting: str) -> None:
     )
 
 
-def test_epochs_are_divided_between_the_phases() -> None:
-    def epochs(total: int, **options: Any) -> list[int]:
+def test_epochs_are_divided_between_the_phases():
+    def epochs(total, **options):
         task = runner.assemble(
             CONFIG.with_keys(algorithm="fedpft", epochs=total, options=options),
             data=TOY,
@@ -175,7 +165,7 @@ def test_epochs_are_divided_between_the_phases() -> None:
     assert epochs(5, alternate=False) == [5]
 
 
-def test_the_attention_learns_at_its_own_rate() -> None:
+def test_the_attention_learns_at_its_own_rate():
     """The paper's 0.01 and 0.05 beside 0.1 for all else."""
     for options, rate, slower in (
         ({}, None, 10),
@@ -190,7 +180,7 @@ def test_the_attention_learns_at_its_own_rate() -> None:
             assert {name.partition(".")[0] for name in group.train} == {"transform"}
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_what_does_not_fit_is_refused():
     config = CONFIG.with_keys(batch_size=16)
     for algorithm in ("fedpft", "two_stage"):
         with pytest.raises(UsageError, match=rf"{algorithm}.*images.*contrast=false"):
@@ -202,32 +192,30 @@ def test_what_does_not_fit_is_refused() -> None:
     ):
         with pytest.raises(UsageError, match=message):
             client_runner(kind="plain", **options)
-    problem = replace(client_runner("two_stage").algorithm.task_info, rounds=0)  # type: ignore[union-attr]
+    problem = replace(client_runner("two_stage").algorithm.task_info, rounds=0)
     with pytest.raises(UsageError, match="stage_rounds"):
         find("two_stage")(problem)
-    assert find("two_stage")(problem, None, {"stage_rounds": 4}).first(Round(3))  # type: ignore[attr-defined]
+    assert find("two_stage")(problem, None, {"stage_rounds": 4}).first(Round(3))
 
 
-def watched(
-    where: ClientRunner, **changes: Any
-) -> tuple[list[ContrastiveBatch], list[dict[str, Tensor]], Any]:
+def watched(where, **changes):
     """The batches that a client's training saw, the queue after each, and the result."""
-    seen: list[ContrastiveBatch] = []
-    queues: list[dict[str, Tensor]] = []
+    seen = []
+    queues = []
     algorithm = where.algorithm
     assert isinstance(algorithm, FedPFT)
     enqueue = algorithm.enqueue
 
-    def spy(each: ContrastiveBatch, ctx: Context) -> None:
+    def spy(each, ctx):
         enqueue(each, ctx)
         seen.append(each)
         queues.append(tree.clone(ctx.scratch["queue"]))
 
-    algorithm.enqueue = spy  # type: ignore[method-assign,assignment]
+    algorithm.enqueue = spy
     return seen, queues, where.run(job(where, **changes))
 
 
-def test_the_queue_holds_the_latest_keys_wherever_it_wraps() -> None:
+def test_the_queue_holds_the_latest_keys_wherever_it_wraps():
     where = client_runner(queue=21)  # of batches of 8, and of a last one of 5
     began = job(where).state.trees["queue"]["keys"]
     seen, queues, result = watched(where)
@@ -247,7 +235,7 @@ def test_the_queue_holds_the_latest_keys_wherever_it_wraps() -> None:
     assert not any(each.keys.requires_grad for each in seen)
 
 
-def test_the_contrastive_loss_is_a_softmax_over_the_queue() -> None:
+def test_the_contrastive_loss_is_a_softmax_over_the_queue():
     where = client_runner(queue=30, temperature=0.2)
     algorithm, space = where.algorithm, where.workspace
     assert isinstance(algorithm, FedPFT)
@@ -278,16 +266,16 @@ def test_the_contrastive_loss_is_a_softmax_over_the_queue() -> None:
     assert found.item() == pytest.approx(total / 4, rel=1e-5)
 
 
-def test_the_key_branch_follows_the_query_branch() -> None:
+def test_the_key_branch_follows_the_query_branch():
     """It starts at what was received, and each step moves it by 1 - m towards the query branch before it encodes."""
     where = client_runner(queue=16, momentum=0.9, kind="plain")
     algorithm = where.algorithm
     assert isinstance(algorithm, FedPFT)
     start = {name: value.clone() for name, value in where.workspace.live.items()}
-    wanted: dict[str, Tensor] = {}
+    wanted = {}
     seen_step = algorithm.draw_views
 
-    def spy(steps: Steps, batch: Batch, ctx: Context) -> ContrastiveBatch:
+    def spy(steps, batch, ctx):
         wanted.update(
             {
                 n: 0.9 * wanted.get(n, steps.live[n].detach())
@@ -300,14 +288,14 @@ def test_the_key_branch_follows_the_query_branch() -> None:
             torch.testing.assert_close(value, wanted[name], rtol=1e-5, atol=1e-7)
         return found
 
-    algorithm.draw_views = spy  # type: ignore[method-assign]
+    algorithm.draw_views = spy
     where.run(job(where))
     assert any(
         not torch.allclose(wanted[name], start[name], atol=1e-4) for name in start
     )
 
 
-def test_prompts_stay_with_their_client_and_begin_differently() -> None:
+def test_prompts_stay_with_their_client_and_begin_differently():
     options = {"queue": 32, "personal_head": True}
     played = play(
         algorithm="fedpft", options=options, participation=0.5, model="norm", **HARD
@@ -334,7 +322,7 @@ def test_prompts_stay_with_their_client_and_begin_differently() -> None:
         assert kept or name not in stays
 
 
-def sizes(played: Played, *parts: str) -> int:
+def sizes(played, *parts):
     model = tree.state_dict(played.task.model)
     return sum(
         4 * t.numel()
@@ -343,7 +331,7 @@ def sizes(played: Played, *parts: str) -> int:
     )
 
 
-def test_two_stages_train_and_send_their_own_parts() -> None:
+def test_two_stages_train_and_send_their_own_parts():
     options = {"queue": 32, "stage_rounds": 2}
     played = play(
         algorithm="two_stage", options=options, rounds=4, participation=0.5, **HARD
@@ -377,7 +365,7 @@ def test_two_stages_train_and_send_their_own_parts() -> None:
     }
 
 
-def test_attention_is_recorded_after_the_last_round() -> None:
+def test_attention_is_recorded_after_the_last_round():
     options = {"queue": 32, "attention": 4, "heads": 2}
     played = play(algorithm="fedpft", options=options, model="norm", rounds=2)
     rows = [r for r in played.rows if r["metric"] == "prompt_attention"]

@@ -1,7 +1,5 @@
 """Clients that hold some of the blocks: what they hold, train, send and cost, and how the server puts it together."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any
@@ -28,10 +26,8 @@ from fl_core.models.blocks import (
     tensors_below,
     with_optional_blocks,
 )
-from fl_core.runner import Task
 from fl_core.seeds import torch_seeded
 from fl_core.training.workspace import Workspace
-from fl_core.tree import Tree
 from tests.conftest import BLOCKS, CONFIG, TOY, every_other, network, play
 from tests.networks import Wired
 
@@ -39,22 +35,22 @@ DEPTH = sorted(name for name, kind in registry().items() if kind.needs_blocks)
 LIMITED = sorted(
     name for name, kind in registry().items() if issubclass(kind, LimitedDepth)
 )
-SEVERAL: dict[str, Any] = {"depths": (3, 2, 1, 1)}
+SEVERAL = {"depths": (3, 2, 1, 1)}
 EVERYONE = tuple(range(len(TOY.clients)))
 X = models.example(TOY.shape)
 
 
-def task(name: str, kind: str = "vit", **options: Any) -> Task:
+def task(name, kind="vit", **options):
     return runner.assemble(
         CONFIG.with_keys(algorithm=name, options=options), data=TOY, model=network(kind)
     )
 
 
-def made(name: str, **options: Any) -> Any:
+def made(name, **options):
     return task(name, **options).algorithm(None)
 
 
-def blocks_in(names: frozenset[str] | Tree, found: Any) -> list[int]:
+def blocks_in(names, found):
     """Positions of the blocks of which a tensor is named."""
     return [
         k for k, path in enumerate(found.task_info.blocks) if tensors_below(names, path)
@@ -63,9 +59,7 @@ def blocks_in(names: frozenset[str] | Tree, found: Any) -> list[int]:
 
 @pytest.mark.parametrize("kind", BLOCKS)
 @pytest.mark.parametrize("kept", [(0, 1, 2), (0, 2), (1,), ()], ids=str)
-def test_a_model_without_some_blocks_is_the_shallower_model(
-    kind: str, kept: tuple[int, ...]
-) -> None:
+def test_a_model_without_some_blocks_is_the_shallower_model(kind, kept):
     whole, shallow = (with_optional_blocks(network(kind).eval(), X) for _ in range(2))
     shallow.blocks = nn.Sequential(
         *(shallow.get_submodule(f"blocks.{k}") for k in kept)
@@ -81,7 +75,7 @@ def test_a_model_without_some_blocks_is_the_shallower_model(
     assert not torch.isfinite(whole(X)).all() or not gone
 
 
-def test_what_cannot_be_left_out_is_refused_by_name() -> None:
+def test_what_cannot_be_left_out_is_refused_by_name():
     model = with_optional_blocks(network("vit"), X)
     names = set(tree.named_tensors(model))
     with pytest.raises(UsageError, match=r"head\.bias"):
@@ -98,10 +92,10 @@ def test_what_cannot_be_left_out_is_refused_by_name() -> None:
         workspace.load(tree.select(tree.state_dict(model), part))
 
 
-def odd(how: str) -> Wired:
+def odd(how):
     """Blocks that change shapes, or that are not simply run one after the other."""
 
-    def run(m: Any, x: torch.Tensor) -> torch.Tensor:
+    def run(m, x):
         x = m.flat(x)
         for block in m.blocks if how == "one by one" else [m.blocks]:
             x = block(x)
@@ -120,13 +114,13 @@ def odd(how: str) -> Wired:
         ("one by one", "one block"),
     ],
 )
-def test_blocks_that_cannot_be_left_out_are_refused(how: str, message: str) -> None:
+def test_blocks_that_cannot_be_left_out_are_refused(how, message):
     with pytest.raises(UsageError, match=message):
         with_optional_blocks(odd(how), X)
 
 
 @pytest.mark.parametrize("name", DEPTH)
-def test_a_model_without_blocks_is_refused_before_any_work(name: str) -> None:
+def test_a_model_without_blocks_is_refused_before_any_work(name):
     with pytest.raises(UsageError, match=r"Sequential.*timm:vit"):
         runner.assemble(
             CONFIG.with_keys(algorithm=name), data=TOY, model=network("plain")
@@ -135,12 +129,10 @@ def test_a_model_without_blocks_is_refused_before_any_work(name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["vit", pytest.param("mixer", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", every_other(DEPTH, start=1))
-def test_no_forward_pass_reads_what_was_not_sent(
-    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_forward_pass_reads_what_was_not_sent(name, kind, monkeypatch):
     """A skeleton full of NaN gives the same bits: rows, costs, states."""
     limits = SEVERAL if name in LIMITED else {}
-    common: dict[str, Any] = {
+    common = {
         "algorithm": name,
         "model": kind,
         "rounds": 2,
@@ -148,9 +140,7 @@ def test_no_forward_pass_reads_what_was_not_sent(
     }
     wanted, load = play(**common), Workspace.load
 
-    def forget(
-        self: Workspace, source: Tree, held: frozenset[str] | None = None
-    ) -> None:
+    def forget(self, source, held=None):
         with torch.no_grad():
             for tensor in self.live.values():
                 tensor.fill_(math.nan)
@@ -162,7 +152,7 @@ def test_no_forward_pass_reads_what_was_not_sent(
     assert found.rows == wanted.rows
 
 
-def test_the_papers_depths_are_the_default_in_proportion_to_the_model() -> None:
+def test_the_papers_depths_are_the_default_in_proportion_to_the_model():
     assert fixed_depths((), 6, 12) == (12, 10, 8, 6, 4, 3)
     assert fixed_depths((), 30, 12) == tuple(
         d for d in (12, 10, 8, 6, 4, 3) for _ in range(5)
@@ -178,8 +168,8 @@ depths_of_some = st.lists(st.integers(1, 6), min_size=1, max_size=6)
 
 @given(depths_of_some, st.integers(0, 50), st.integers(0, 3))
 def test_a_covering_allocation_respects_depths_and_leaves_out_what_it_must(
-    depths: list[int], index: int, seed: int
-) -> None:
+    depths, index, seed
+):
     found = draw_cover(tuple(enumerate(depths)), 6, seed, index)
     assert [len(found[client]) for client in range(len(depths))] == depths
     for positions in found.values():
@@ -188,7 +178,7 @@ def test_a_covering_allocation_respects_depths_and_leaves_out_what_it_must(
     assert len(set().union(*found.values())) == min(6, sum(depths))
 
 
-def test_every_block_is_drawn_as_often_as_the_depth_says() -> None:
+def test_every_block_is_drawn_as_often_as_the_depth_says():
     for depth in (1, 4, 6):
         counts = torch.zeros(6)
         for index in range(1500):
@@ -201,9 +191,7 @@ def test_every_block_is_drawn_as_often_as_the_depth_says() -> None:
 
 @pytest.mark.parametrize("random", [False, True], ids=["fixed", "random"])
 @pytest.mark.parametrize("name", LIMITED)
-def test_clients_never_hold_more_blocks_than_their_depth(
-    name: str, random: bool
-) -> None:
+def test_clients_never_hold_more_blocks_than_their_depth(name, random):
     options = {"random_depths": True} if random else SEVERAL
     variants = [{}, {"allocation": "cover"}] if name == "fedra" else [{}]
     for variant in variants:
@@ -242,14 +230,12 @@ def test_clients_never_hold_more_blocks_than_their_depth(
         ("alllarge", {"lora_targets": ()}, "lora_targets.*layer"),
     ],
 )
-def test_what_does_not_fit_is_refused(
-    name: str, options: dict[str, Any], message: str
-) -> None:
+def test_what_does_not_fit_is_refused(name, options, message):
     with pytest.raises(UsageError, match=message):
         task(name, **options)
 
 
-def test_clients_that_can_never_cover_the_model_are_refused() -> None:
+def test_clients_that_can_never_cover_the_model_are_refused():
     deep = models.build("vit", TOY.shape, 3, options=BLOCKS["vit"] | {"depth": 5})
     config = CONFIG.with_keys(
         algorithm="fedra", options={"allocation": "cover", "depths": (1,)}
@@ -258,9 +244,7 @@ def test_clients_that_can_never_cover_the_model_are_refused() -> None:
         runner.assemble(config, data=TOY, model=deep)
 
 
-def replies(
-    found: Any, server: Tree, rnd: Round, generator: torch.Generator
-) -> list[Update]:
+def replies(found, server, rnd, generator):
     """What clients might send: the server's model and noise on what trains."""
     return [
         Update(
@@ -280,7 +264,7 @@ def replies(
     ]
 
 
-def test_own_heads_without_a_last_layer_behind_the_blocks_are_refused() -> None:
+def test_own_heads_without_a_last_layer_behind_the_blocks_are_refused():
     whole = made("inclusivefl").task_info
     short = replace(whole, layers=whole.layers[:-2])
     with pytest.raises(UsageError, match=r"own_heads.*blocks\.1"):
@@ -288,7 +272,7 @@ def test_own_heads_without_a_last_layer_behind_the_blocks_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
-def test_an_early_classifier_reads_what_a_shallower_model_would(kind: str) -> None:
+def test_an_early_classifier_reads_what_a_shallower_model_would(kind):
     model = Exits(
         with_optional_blocks(network(kind).eval(), X),
         (1, 2),
@@ -299,7 +283,7 @@ def test_an_early_classifier_reads_what_a_shallower_model_would(kind: str) -> No
     logits = model(X, every=True)
     assert logits.shape == (3, len(X), 3)
     assert torch.allclose(model(X), logits.mean(0))
-    shallow: Any = network(kind).eval()
+    shallow = network(kind).eval()
     assert torch.equal(logits[-1], shallow(X))
     for k in (1, 2):
         shallow = network(kind).eval()
@@ -314,9 +298,7 @@ def test_an_early_classifier_reads_what_a_shallower_model_would(kind: str) -> No
     ("index", "weight", "depth"),
     [(0, math.exp(-5), 1), (5, math.exp(-1.25), 3), (99, 1.0, 3)],
 )
-def test_classifiers_teach_each_other_by_the_formula(
-    index: int, weight: float, depth: int
-) -> None:
+def test_classifiers_teach_each_other_by_the_formula(index, weight, depth):
     found = task("depthfl", depths=(depth,), ramp=10, distillation=2, lora_dropout=0)
     algorithm = found.algorithm(None)
     client_runner = found.client_runner()
@@ -351,10 +333,10 @@ def test_classifiers_teach_each_other_by_the_formula(
 # --- blocks that normalise over batches ------------------------------------------------------------------------
 
 
-def normalising() -> nn.Module:
+def normalising():
     """A small model of three residual blocks, each with a batch normalisation."""
 
-    def block() -> nn.Module:
+    def block():
         parts = {
             "conv": nn.Conv2d(4, 4, 3, padding=1, bias=False),
             "norm": nn.BatchNorm2d(4),
@@ -369,9 +351,7 @@ def normalising() -> nn.Module:
         )
 
 
-def test_inclusivefls_momentum_is_of_parameters_and_running_statistics_are_averaged() -> (
-    None
-):
+def test_inclusivefls_momentum_is_of_parameters_and_running_statistics_are_averaged():
     options = {"lora_targets": "none", "depths": "1,2,3"}
     plays = [
         play(
@@ -392,7 +372,7 @@ def test_inclusivefls_momentum_is_of_parameters_and_running_statistics_are_avera
 
 
 @pytest.mark.parametrize("name", ["fedra", "inclusivefl"])
-def test_statistics_that_stay_local_wait_at_a_client_for_their_block(name: str) -> None:
+def test_statistics_that_stay_local_wait_at_a_client_for_their_block(name):
     """A client that has other blocks in every round has the statistics of all of them, moved by its own training."""
     options = {"lora_targets": "none", "random_depths": "true"}
     played = play(
@@ -426,12 +406,10 @@ def test_statistics_that_stay_local_wait_at_a_client_for_their_block(name: str) 
     "sampled",
     [((0, 1, 2, 3), (0, 1, 2, 3)), ((0, 2), (0, 1, 3)), ((1,), (2, 3)), ((2,), (0,))],
 )
-def test_momentum_and_own_heads_are_the_formula(
-    sampled: tuple[tuple[int, ...], ...], own_heads: bool
-) -> None:
+def test_momentum_and_own_heads_are_the_formula(sampled, own_heads):
     """Against sums written out tensor by tensor in float64; a head is of the clients of its depth alone."""
     depths, beta = (3, 2, 1, 1), 0.3
-    options: dict[str, Any] = {"lora_targets": "none", "own_heads": own_heads}
+    options = {"lora_targets": "none", "own_heads": own_heads}
     found = made("inclusivefl", depths=depths, beta=beta, **options)
     start = tree.state_dict(task("inclusivefl", **options).model)
     server = found.server_state(tree.clone(start))

@@ -1,14 +1,9 @@
 """FLOPs of single operations, against the same written out in matrix products and against definitions."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fl_core.costs.flops import FORMULAS, count_flops
@@ -16,13 +11,11 @@ from fl_core.costs.flops import FORMULAS, count_flops
 torch.manual_seed(0)
 
 
-def draw(*shape: int) -> Tensor:
+def draw(*shape):
     return torch.randn(*shape, requires_grad=True)
 
 
-def counts(
-    work: Callable[..., Tensor], *inputs: Any, model: nn.Module | None = None
-) -> tuple[float, float]:
+def counts(work, *inputs, model=None):
     """FLOPs of the forward and of the backward pass."""
     with count_flops(model or nn.Identity()) as counter:
         out = work(*inputs)
@@ -32,7 +25,7 @@ def counts(
     return forward, counter.total - forward
 
 
-def written_out(work: Callable[..., Tensor], *inputs: Tensor) -> tuple[float, float]:
+def written_out(work, *inputs):
     """The same for a function of matrix products alone, by PyTorch's formulas."""
     with FlopCounterMode(display=False) as counter:
         out = work(*inputs)
@@ -41,11 +34,11 @@ def written_out(work: Callable[..., Tensor], *inputs: Tensor) -> tuple[float, fl
     return forward, counter.get_total_flops() - forward
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def attend(q, k, v):
     return torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1) @ v
 
 
-def grouped(x: Tensor, weight: Tensor, groups: int, **how: int) -> Tensor:
+def grouped(x, weight, groups, **how):
     """A convolution as one matrix product a group."""
     side = (x.shape[-1] + 2 * how.get("padding", 0) - weight.shape[-1]) // how.get(
         "stride", 1
@@ -57,11 +50,11 @@ def grouped(x: Tensor, weight: Tensor, groups: int, **how: int) -> Tensor:
     return out.flatten(1, 2).unflatten(2, (side, side))
 
 
-def transposed(x: Tensor, weight: Tensor, size: int, **how: int) -> Tensor:
+def transposed(x, weight, size, **how):
     return F.fold(weight.flatten(1).T @ x.flatten(2), size, weight.shape[-1], **how)
 
 
-def lstm(x: Tensor, own: nn.LSTM) -> Tensor:
+def lstm(x, own):
     into, onto = own.get_parameter("weight_ih_l0"), own.get_parameter("weight_hh_l0")
     h = c = torch.zeros(x.shape[1], own.hidden_size)
     out = []
@@ -75,9 +68,7 @@ def lstm(x: Tensor, own: nn.LSTM) -> Tensor:
 
 RNN = nn.LSTM(3, 4, bias=False)
 X, W, D, T = draw(2, 6, 7, 7), draw(8, 2, 3, 3), draw(6, 1, 3, 3), draw(6, 4, 3, 3)
-SAME: dict[
-    str, tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[Tensor, ...]]
-] = {
+SAME = {
     "grouped": (
         lambda x, w: F.conv2d(x, w, groups=3),
         lambda x, w: grouped(x, w, 3),
@@ -118,7 +109,7 @@ SAME: dict[
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_an_operation_counts_as_its_matrix_products(name: str) -> None:
+def test_an_operation_counts_as_its_matrix_products(name):
     work, plain, inputs = SAME[name]
     assert torch.allclose(work(*inputs), plain(*inputs), atol=1e-4)
     assert counts(work, *inputs, model=RNN) == written_out(plain, *inputs)
@@ -136,17 +127,15 @@ def test_an_operation_counts_as_its_matrix_products(name: str) -> None:
         (nn.Conv3d(2, 3, 2), [(1, 2, 4, 4, 4)], 27 * 3 * 2 * 8),
     ],
 )
-def test_forward_passes_by_hand(
-    work: Callable[..., Any], shapes: list[tuple[int, ...]], products: int
-) -> None:
-    def first(*inputs: Tensor) -> Tensor:
+def test_forward_passes_by_hand(work, shapes, products):
+    def first(*inputs):
         out = work(*inputs)
         return out[0] if isinstance(out, tuple) else out
 
     assert counts(first, *(draw(*shape) for shape in shapes))[0] == 2 * products
 
 
-def test_every_kernel_of_attention_has_both_formulas() -> None:
+def test_every_kernel_of_attention_has_both_formulas():
     kernels = [
         name for name in dir(torch.ops.aten) if name.startswith("_scaled_dot_product_")
     ]
@@ -163,7 +152,7 @@ def test_every_kernel_of_attention_has_both_formulas() -> None:
 
 
 @torch.library.custom_op("fedlayers_test::product", mutates_args=())
-def product(a: Tensor, b: Tensor) -> Tensor:
+def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a @ b
 
 
@@ -175,8 +164,6 @@ def product(a: Tensor, b: Tensor) -> Tensor:
         (lambda a: torch.addmv(a[0], a, a[0]), "aten.addmv"),
     ],
 )
-def test_unknown_products_are_named(
-    work: Callable[[Tensor], Tensor], name: str
-) -> None:
+def test_unknown_products_are_named(work, name):
     with pytest.warns(UserWarning, match=f"without {name}: no formula"):
         counts(work, torch.eye(3))

@@ -1,7 +1,5 @@
 """The same run on a GPU, where there is one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -19,7 +17,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "playerfl", "ditto", "fedbabu"])
-def test_a_gpu_run_is_a_cpu_run_up_to_rounding(algorithm: str) -> None:
+def test_a_gpu_run_is_a_cpu_run_up_to_rounding(algorithm):
     engines = [
         runner.run(
             RunConfig(

@@ -9,7 +9,7 @@ from fl_core.data.partitions import make
 from fl_core.errors import UsageError
 
 
-def skewed(n: int = 900, owners: int = 3) -> Source:
+def skewed(n=900, owners=3):
     """Samples that hold their own number and are half of class 0, a third of class 1, a sixth of class 2."""
     numbers = np.arange(n)
     labels = np.array([0, 0, 0, 1, 1, 2])[np.random.default_rng(0).permutation(n) % 6]

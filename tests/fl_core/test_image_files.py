@@ -1,11 +1,7 @@
 """Images are read as a viewer shows them."""
 
-from __future__ import annotations
-
 import struct
 import zlib
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,9 +13,7 @@ from fl_core.data.columns import Reading
 from fl_core.data.inputs import Inputs
 from fl_core.errors import UsageError
 
-TURNED: dict[
-    int, Callable[[np.ndarray], np.ndarray]
-] = {  # how the pixels of each orientation are shown
+TURNED = {  # how the pixels of each orientation are shown
     1: lambda x: x,
     2: lambda x: x[:, ::-1],
     3: lambda x: x[::-1, ::-1],
@@ -31,7 +25,7 @@ TURNED: dict[
 }
 
 
-def pixels_of(image: Image.Image, path: Path, **how: object) -> np.ndarray:
+def pixels_of(image, path, **how):
     """Save an image and read it again."""
     image.save(path, **how)
     return image_folders.pixels([path])[0][0]
@@ -39,9 +33,7 @@ def pixels_of(image: Image.Image, path: Path, **how: object) -> np.ndarray:
 
 @pytest.mark.parametrize("orientation", TURNED)
 @pytest.mark.parametrize("suffix", ["png", "jpg"])
-def test_the_orientation_is_applied(
-    tmp_path: Path, orientation: int, suffix: str
-) -> None:
+def test_the_orientation_is_applied(tmp_path, orientation, suffix):
     stored = np.random.default_rng(0).integers(0, 255, (4, 6), dtype=np.uint8)
     tag = Image.Exif()
     tag[0x0112] = orientation
@@ -54,8 +46,8 @@ def test_the_orientation_is_applied(
 
 
 def test_images_of_other_sizes_are_cropped_scaled_and_shown_in_the_table(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     """A wide image keeps its middle, by runs and by predictions; the table says what was done."""
     wide, tag = np.zeros((8, 16, 4), np.uint8), Image.Exif()
     wide[:, 4:12] = (250, 0, 0, 255)
@@ -92,7 +84,7 @@ def test_images_of_other_sizes_are_cropped_scaled_and_shown_in_the_table(
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
-def test_transparent_images_lie_on_white(tmp_path: Path, mode: str) -> None:
+def test_transparent_images_lie_on_white(tmp_path, mode):
     ink, alpha = np.full((2, 2), 40, np.uint8), np.array([[0, 255], [0, 255]], np.uint8)
     if mode == "P":
         image, how = Image.fromarray(alpha // 255, "P"), {"transparency": 0}
@@ -111,11 +103,11 @@ def test_transparent_images_lie_on_white(tmp_path: Path, mode: str) -> None:
 @pytest.mark.parametrize(
     "colour", [0, 2, 4, 6], ids=["grey", "RGB", "grey with alpha", "RGBA"]
 )
-def test_16_bits_are_refused(tmp_path: Path, colour: int) -> None:
+def test_16_bits_are_refused(tmp_path, colour):
     """Pillow would round RGB to 8 bits in silence."""
     channels = {0: 1, 2: 3, 4: 2, 6: 4}[colour]
 
-    def chunk(kind: bytes, body: bytes) -> bytes:
+    def chunk(kind, body):
         return (
             struct.pack(">I", len(body))
             + kind

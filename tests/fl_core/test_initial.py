@@ -1,17 +1,12 @@
 """Starting weights: a run's global model or a file, a classifier for other classes."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
-from torch import Tensor, nn
 
 from fl_core import initial, models, runner, tree
 from fl_core.config import RunConfig
@@ -23,7 +18,7 @@ from fl_core.stored_models import load_models
 from fl_core.task import assemble
 from fl_core.tokens import SPECIAL, TokenShape
 
-SHORT: dict[str, Any] = {
+SHORT = {
     "rounds": 2,
     "batch_size": 16,
     "lr": 0.02,
@@ -35,7 +30,7 @@ DIGITS = RunConfig(dataset="digits", partition="iid", clients=3, **SHORT)
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory):
     """A run on ten digits."""
     path = tmp_path_factory.mktemp("trained") / "run"
     runner.run(DIGITS, path, progress=False)
@@ -43,7 +38,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def threes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def threes(tmp_path_factory):
     """Images of the digits' shape in three classes."""
     path, draws = (
         tmp_path_factory.mktemp("threes") / "threes.npz",
@@ -54,11 +49,11 @@ def threes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def global_model(path: Path) -> dict[str, Tensor]:
+def global_model(path):
     return dict(store.Run(path).checkpoint("last").server.trees["model"])
 
 
-def three_config(threes: Path, init: Path, **options: Any) -> RunConfig:
+def three_config(threes, init, **options):
     return RunConfig(
         dataset=str(threes),
         model="mlp",
@@ -67,7 +62,7 @@ def three_config(threes: Path, init: Path, **options: Any) -> RunConfig:
     )
 
 
-def test_a_run_starts_with_the_shared_layers_of_another(tmp_path: Path) -> None:
+def test_a_run_starts_with_the_shared_layers_of_another(tmp_path):
     """The layers that clients kept are those with which the other run began."""
     path = tmp_path / "fedper"
     runner.run(DIGITS.with_keys(algorithm="fedper"), path, progress=False)
@@ -80,9 +75,7 @@ def test_a_run_starts_with_the_shared_layers_of_another(tmp_path: Path) -> None:
     assert len([note for note in task.said if note.startswith("fc3 start")]) == 1
 
 
-def test_a_classifier_for_other_classes_stays_fresh_and_that_is_said(
-    trained: Path, threes: Path
-) -> None:
+def test_a_classifier_for_other_classes_stays_fresh_and_that_is_said(trained, threes):
     task = assemble(three_config(threes, trained))
     fresh = tree.state_dict(models.build("mlp", (1, 8, 8), 3, seed=0))
     wanted, found = global_model(trained), tree.state_dict(task.model)
@@ -99,8 +92,8 @@ def test_a_classifier_for_other_classes_stays_fresh_and_that_is_said(
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedrod"])
 def test_a_run_stands_on_its_own_copy_of_the_start(
-    tmp_path: Path, trained: Path, threes: Path, algorithm: str
-) -> None:
+    tmp_path, trained, threes, algorithm
+):
     """Resumed after the run that it started from is gone, to the same bits; read back; and verified."""
     first = tmp_path / "first"
     shutil.copytree(trained, first)
@@ -137,7 +130,7 @@ def test_a_run_stands_on_its_own_copy_of_the_start(
     assert task.config.model.init == str(first)
 
 
-def saved(path: Path, source: nn.Module, **changes: Tensor | None) -> Path:
+def saved(path, source, **changes):
     kept = {
         name: value
         for name, value in {**source.state_dict(), **changes}.items()
@@ -147,7 +140,7 @@ def saved(path: Path, source: nn.Module, **changes: Tensor | None) -> Path:
     return path
 
 
-REFUSED: list[tuple[dict[str, Tensor | None], str]] = [
+REFUSED = [
     ({"fc1.linear.weight": None}, r"missing: fc1\.linear\.weight"),
     ({"fc3.linear.weight": None}, r"missing: fc3\.linear\.weight"),
     ({"fc4.linear.weight": torch.zeros(2, 2)}, r"unexpected: fc4\.linear\.weight"),
@@ -158,8 +151,8 @@ REFUSED: list[tuple[dict[str, Tensor | None], str]] = [
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED)
 def test_what_is_missing_or_does_not_fit_is_refused_before_training(
-    tmp_path: Path, threes: Path, changes: dict[str, Tensor | None], message: str
-) -> None:
+    tmp_path, threes, changes, message
+):
     path = saved(
         tmp_path / "w.safetensors", models.build("mlp", (1, 8, 8), 3), **changes
     )
@@ -169,8 +162,8 @@ def test_what_is_missing_or_does_not_fit_is_refused_before_training(
 
 
 def test_runs_without_a_global_model_or_a_checkpoint_are_refused(
-    tmp_path: Path, trained: Path, threes: Path
-) -> None:
+    tmp_path, trained, threes
+):
     runner.run(
         RunConfig(dataset="digits", algorithm="fedamp", partition="iid", **SHORT),
         tmp_path / "amp",
@@ -193,7 +186,7 @@ def test_runs_without_a_global_model_or_a_checkpoint_are_refused(
 HERE, THERE = ("good", "bad", "slow", "the"), ("the", "cabin", "good")
 
 
-def run_of(path: Path, model: nn.Module, words: tuple[str, ...]) -> Path:
+def run_of(path, model, words):
     """A run on texts whose global model and vocabulary are these."""
     source = path.with_suffix(".jsonl")
     lines = [{"label": k % 2, "text": " ".join(words[k % 2 :])} for k in range(60)]
@@ -212,7 +205,7 @@ def run_of(path: Path, model: nn.Module, words: tuple[str, ...]) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore:client:UserWarning")
-def test_a_run_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
+def test_a_run_of_another_vocabulary_is_refused(tmp_path):
     shape = TokenShape((64,), len(SPECIAL) + len(THERE))
     model = models.build("text_transformer", shape, 2, options={"width": 4})
     path = run_of(tmp_path / "run", model, THERE)
@@ -223,8 +216,8 @@ def test_a_run_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_package_of_weights_is_known_by_its_bytes_and_paired_by_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     torchvision = pytest.importorskip("torchvision")
     model = torchvision.models.mobilenet_v2(weights=None, num_classes=5)
     fresh = tree.clone(tree.state_dict(model))

@@ -1,23 +1,19 @@
 """Building into a model: where its tensors, its layers and a plan made for the plain model go."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fl_core import models, runner, seeds, tree
 from fl_core.algorithms import base
 from fl_core.algorithms.fedper import FedPer
 from fl_core.errors import UsageError
 from fl_core.layer_mapping import BaseModel, ExtendedModel
-from fl_core.layers import Layer, layers_of
+from fl_core.layers import layers_of
 from fl_core.plan import Evidence, LayerPlan
-from fl_core.runner import Task
 from fl_core.seeds import seed_of, torch_seeded
 from tests.conftest import CONFIG, TOY, network, play
 
@@ -27,14 +23,14 @@ X = models.example(TOY.shape)
 class Gated(nn.Module):
     """A model behind a gate on its inputs, with a spare layer that is never used."""
 
-    def __init__(self, inner: nn.Module, shape: tuple[int, ...], seed: int) -> None:
+    def __init__(self, inner, shape, seed):
         super().__init__()
         self.inner, self.spare = inner, nn.Linear(2, 2)
         self.gate = nn.Parameter(
             torch.rand(shape, generator=seeds.torch_generator(seed, "gate"))
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.inner(x * self.gate)
 
 
@@ -52,13 +48,13 @@ class Adapted(FedPer):
     @classmethod
     def wrap_model(
         cls,
-        model: nn.Module,
-        config: Any,
+        model,
+        config,
         *,
-        shape: tuple[int, ...],
-        n_classes: int,
-        seed: int,
-    ) -> nn.Module:
+        shape,
+        n_classes,
+        seed,
+    ):
         from peft import LoraConfig, inject_adapter_in_model
 
         with torch_seeded(seed_of(seed, "adapters")):
@@ -69,27 +65,25 @@ class Adapted(FedPer):
 
 
 @pytest.fixture(autouse=True)
-def registered() -> Iterator[None]:
+def registered():
     base.registry()
     base.ALGORITHMS._members["adapted"] = Adapted
     yield
     del base.ALGORITHMS._members["adapted"]
 
 
-def task(plan: LayerPlan | None = None, kind: str = "norm", **changes: Any) -> Task:
+def task(plan=None, kind="norm", **changes):
     config = CONFIG.with_keys(algorithm="adapted", **changes)
     return runner.assemble(config, data=TOY, model=network(kind), plan=plan)
 
 
-def plain_layers(kind: str = "norm", by: str = "block") -> tuple[Layer, ...]:
+def plain_layers(kind="norm", by="block"):
     return layers_of(network(kind), X, by=by)
 
 
 @pytest.mark.parametrize("by", ["block", "module"])
 @pytest.mark.parametrize("gate", [True, False])
-def test_old_tensors_stay_in_their_layers_and_adapters_join_them(
-    by: str, gate: bool
-) -> None:
+def test_old_tensors_stay_in_their_layers_and_adapters_join_them(by, gate):
     found = task(layer_granularity=by, options={"gate": gate})
     old = plain_layers(by=by)
     conv, *rest = [layer.name for layer in old]
@@ -125,7 +119,7 @@ def test_old_tensors_stay_in_their_layers_and_adapters_join_them(
 
 
 @pytest.mark.parametrize("by", ["block", "module"])
-def test_a_plan_for_the_plain_model_is_carried_over(by: str) -> None:
+def test_a_plan_for_the_plain_model_is_carried_over(by):
     old = plain_layers(by=by)
     values = tuple(float(k) for k in range(len(old)))
     given = LayerPlan.prefix(
@@ -148,7 +142,7 @@ def test_a_plan_for_the_plain_model_is_carried_over(by: str) -> None:
         task(LayerPlan.prefix(plain_layers("plain"), 1))
 
 
-def test_personal_additions_stay_and_the_rest_travels() -> None:
+def test_personal_additions_stay_and_the_rest_travels():
     played = play(algorithm="adapted", model="norm", rounds=2)
     chosen = played.engine.algorithm
     frozen = {
@@ -175,7 +169,7 @@ def test_personal_additions_stay_and_the_rest_travels() -> None:
     )
 
 
-def test_a_mistake_in_building_is_the_algorithms() -> None:
+def test_a_mistake_in_building_is_the_algorithms():
     model = network("plain")
     before = BaseModel(model)
     with pytest.raises(TypeError, match="'gate'"):

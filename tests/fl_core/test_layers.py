@@ -1,7 +1,5 @@
 """Layers of any network: every tensor in exactly one, in the order of the forward pass, and no trace left."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,33 +1,25 @@
 """The one local trainer: what moves, what does not, and from which batches."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from torch import Tensor, nn
 
 from fl_core import runner, seeds, tree
 from fl_core.algorithms import TaskInfo, find
-from fl_core.data import Split
 from fl_core.errors import NonFiniteError, UsageError
 from fl_core.training.loop import train
 from fl_core.training.losses import build
 from fl_core.training.phases import (
     Context,
     Group,
-    Observer,
     Phase,
     Training,
     batch_slices,
 )
 from fl_core.training.workspace import Workspace
-from fl_core.tree import Tree
 from tests.conftest import CONFIG, TOY, network
 
 CE = build("cross_entropy")
@@ -38,7 +30,7 @@ ADAMW = Training(epochs=2, batch_size=8, lr=0.01, optimizer="adamw", weight_deca
 class Bench:
     """A workspace with all that one phase needs."""
 
-    def __init__(self, kind: str, training: Training = SGD, seed: int = 0) -> None:
+    def __init__(self, kind, training=SGD, seed=0):
         self.model, self.training = network(kind), training
         self.task = runner.assemble(CONFIG, data=TOY, model=self.model)
         self.space = Workspace(self.task.model)
@@ -47,7 +39,7 @@ class Bench:
         self.algorithm = find("fedavg")(problem)
         self.start = tree.state_dict(self.task.model)
 
-    def context(self, client: int = 0, rnd: int = 0) -> Context:
+    def context(self, client=0, rnd=0):
         data = TOY.clients[client]
         return Context(
             "fedavg",
@@ -61,20 +53,20 @@ class Bench:
             data.train.y,
         )
 
-    def phase(self, train: set[str] | None = None, **options: Any) -> Phase:
+    def phase(self, train=None, **options):
         names = self.algorithm.task_info.tensors if train is None else frozenset(train)
         return Phase("train", names, self.training.epochs, **options)
 
     def run(
         self,
-        phase: Phase | None = None,
+        phase=None,
         *,
-        start: Tree | None = None,
-        ctx: Context | None = None,
-        split: Split | None = None,
-        observers: Mapping[str, Any] | None = None,
-        kept: Tree | None = None,
-    ) -> tuple[Tree, Tree]:
+        start=None,
+        ctx=None,
+        split=None,
+        observers=None,
+        kept=None,
+    ):
         ctx = ctx or self.context()
         split = split or TOY.clients[ctx.client].train
         start = self.start if start is None else start
@@ -83,14 +75,14 @@ class Bench:
         return train(self.space, self.algorithm, phase, start, *how)
 
 
-def names_of(model: nn.Module, *prefixes: str) -> set[str]:
+def names_of(model, *prefixes):
     return {
         name for name in tree.named_tensors(model) if name.split(".")[0] in prefixes
     }
 
 
 @given(st.integers(0, 200), st.integers(1, 50), st.booleans())
-def test_batches_cover_every_sample_once(n: int, size: int, whole: bool) -> None:
+def test_batches_cover_every_sample_once(n, size, whole):
     slices = batch_slices(n, size, whole)
     assert [k for part in slices for k in range(n)[part]] == list(range(n))
     lengths = [len(range(n)[part]) for part in slices]
@@ -100,9 +92,7 @@ def test_batches_cover_every_sample_once(n: int, size: int, whole: bool) -> None
         assert 1 not in lengths
 
 
-def test_a_last_batch_of_one_joins_the_one_before_it_where_batches_are_normalised() -> (
-    None
-):
+def test_a_last_batch_of_one_joins_the_one_before_it_where_batches_are_normalised():
     client = next(k for k, n in enumerate(TOY.weights) if n % 8 == 1)
     for kind, steps in (
         ("norm", TOY.weights[client] // 8),
@@ -125,9 +115,7 @@ def test_a_last_batch_of_one_joins_the_one_before_it_where_batches_are_normalise
         ("norm", ("conv", "bn1")),
     ],
 )
-def test_exactly_the_named_tensors_move(
-    kind: str, trained: tuple[str, ...], training: Training
-) -> None:
+def test_exactly_the_named_tensors_move(kind, trained, training):
     bench = Bench(kind, training)
     moving = names_of(bench.model, *trained)
     result, _ = bench.run(bench.phase(moving))
@@ -138,7 +126,7 @@ def test_exactly_the_named_tensors_move(
             assert torch.equal(value, bench.start[name]), name
 
 
-def test_a_phase_without_epochs_or_tensors_changes_nothing() -> None:
+def test_a_phase_without_epochs_or_tensors_changes_nothing():
     for epochs, names in ((0, None), (1, set[str]())):
         bench = Bench("norm", Training(epochs=epochs, batch_size=8))
         ctx = bench.context()
@@ -148,7 +136,7 @@ def test_a_phase_without_epochs_or_tensors_changes_nothing() -> None:
         assert ctx.work == {"train/steps": 0, "train/samples": 0}
 
 
-def test_a_layer_outside_the_forward_pass_is_left_alone_even_by_decay() -> None:
+def test_a_layer_outside_the_forward_pass_is_left_alone_even_by_decay():
     bench = Bench("unused")
     full, _ = bench.run()
     spare = {name for name in full if name.startswith("spare")}
@@ -170,8 +158,8 @@ def test_a_layer_outside_the_forward_pass_is_left_alone_even_by_decay() -> None:
     ],
 )
 def test_a_loss_that_is_not_finite_is_refused_with_its_step_and_its_cause(
-    weight: float, feature: float, cause: str
-) -> None:
+    weight, feature, cause
+):
     bench = Bench("plain")
     start, split = tree.clone(bench.start), TOY.clients[1].train
     start["fc2.bias"].view(-1)[0] = weight
@@ -187,25 +175,23 @@ def test_a_loss_that_is_not_finite_is_refused_with_its_step_and_its_cause(
 class Steps:
     """Counts steps and adds up the gradients' squares."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.steps, self.names, self.first = 0, set[str](), 0.0
 
-    def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> None:
+    def update(self, params, grads):
         if self.steps == 0:
             self.first = float(params["fc1.weight"].detach().double().sum())
         self.steps, self.names = self.steps + 1, self.names | grads.keys()
 
-    def result(self) -> dict[str, Any]:
+    def result(self):
         return {"steps": self.steps, "names": sorted(self.names), "first": self.first}
 
 
-def _counts() -> Observer:
+def _counts():
     return Steps()
 
 
-def test_observers_see_every_step_of_the_first_epoch_before_it_is_taken_and_change_nothing() -> (
-    None
-):
+def test_observers_see_every_step_of_the_first_epoch_before_it_is_taken_and_change_nothing():
     bench = Bench("plain")
     ctx = bench.context()
     moving = names_of(bench.model, "fc1", "fc2")
@@ -221,7 +207,7 @@ def test_observers_see_every_step_of_the_first_epoch_before_it_is_taken_and_chan
     }
 
 
-def test_a_kept_state_makes_two_phases_one() -> None:
+def test_a_kept_state_makes_two_phases_one():
     """Two phases with the state handed on move the weights exactly as torch's optimiser does in one go."""
     for options in (
         {"optimizer": "sgd", "momentum": 0.9},
@@ -250,7 +236,7 @@ def test_a_kept_state_makes_two_phases_one() -> None:
 
 @pytest.mark.parametrize("step", ["", "usual"])
 @pytest.mark.parametrize("share", [0.5, 2.0, None])
-def test_a_gradient_is_clipped_as_a_whole(step: str, share: float | None) -> None:
+def test_a_gradient_is_clipped_as_a_whole(step, share):
     """One step of plain descent on all samples, with a clip below and above the gradient's norm, and with none."""
     x, y = TOY.clients[0].train.x, TOY.clients[0].train.y
     model = network("plain").double()
@@ -260,7 +246,7 @@ def test_a_gradient_is_clipped_as_a_whole(step: str, share: float | None) -> Non
     lr, kept = 0.1, min(share or 1.0, 1.0)
     clip = None if share is None else share * norm
     bench = Bench("plain", Training(1, 64, lr=lr, max_grad_norm=clip))
-    bench.algorithm.usual = usual_step  # type: ignore[attr-defined]
+    bench.algorithm.usual = usual_step
     found, _ = bench.run(bench.phase(step=step))
     for name, grad in grads.items():
         wanted = bench.start[name].double() - lr * kept * grad
@@ -270,20 +256,18 @@ def test_a_gradient_is_clipped_as_a_whole(step: str, share: float | None) -> Non
     assert way == pytest.approx(0.1 * lr * norm, rel=1e-4), "a phase has its own clip"
 
 
-def usual_step(steps: Any, batch: Any, ctx: Context) -> None:
+def usual_step(steps, batch, ctx):
     """A step of an algorithm's own that does what training does without one."""
     steps.descend(steps.gradients(batch))
 
 
 @pytest.mark.parametrize("step", ["", "usual"])
 @pytest.mark.parametrize("clip", [None, 1.0])
-def test_a_gradient_that_is_not_finite_is_named_by_its_layer(
-    step: str, clip: float | None
-) -> None:
+def test_a_gradient_that_is_not_finite_is_named_by_its_layer(step, clip):
     bench = Bench("plain", replace(SGD, max_grad_norm=clip))
-    bench.algorithm.usual = usual_step  # type: ignore[attr-defined]
+    bench.algorithm.usual = usual_step
     usual = bench.algorithm.loss
-    bench.algorithm.odd = lambda params, batch, ctx: (  # type: ignore[attr-defined]
+    bench.algorithm.odd = lambda params, batch, ctx: (
         usual(params, batch, ctx) + (0 * params["fc1.bias"]).sqrt().sum()
     )
     where = r"client 'a', phase 'train': at step 2, .*'fc1\.bias' \(layer 'fc1'\)"
@@ -291,7 +275,7 @@ def test_a_gradient_that_is_not_finite_is_named_by_its_layer(
         bench.run(bench.phase(step=step, loss="odd"))
 
 
-def test_a_phase_refuses_what_has_no_meaning() -> None:
+def test_a_phase_refuses_what_has_no_meaning():
     with pytest.raises(UsageError, match=r"max_grad_norm.*got 0"):
         Phase("train", frozenset(), 1, max_grad_norm=0)
 
@@ -300,11 +284,11 @@ HARD = replace(SGD, weight_decay=0.05)
 
 
 def hard(
-    training: Training = HARD,
-    names: set[str] | None = None,
-    epochs: int = 2,
-    **own: Any,
-) -> tuple[Tree, Mapping[str, float]]:
+    training=HARD,
+    names=None,
+    epochs=2,
+    **own,
+):
     """Return the model after a phase of client 1, and its work."""
     bench = Bench("plain", training)
     moving, ctx = names or names_of(bench.model, "fc1", "fc2", "fc3"), bench.context(1)
@@ -316,9 +300,7 @@ def hard(
 @pytest.mark.parametrize(
     "own", [{"lr": 0.01}, {"weight_decay": 0.2}, {"momentum": 0.0, "lr": 0.2}]
 )
-def test_rates_of_a_phase_are_in_place_of_the_runs(
-    own: dict[str, Any], optimizer: str
-) -> None:
+def test_rates_of_a_phase_are_in_place_of_the_runs(own, optimizer):
     momentum = 0.9 if optimizer == "sgd" else 0.0
     base = replace(HARD, optimizer=optimizer, momentum=momentum)
     asked = {k: v for k, v in own.items() if optimizer == "sgd" or k != "momentum"}
@@ -329,7 +311,7 @@ def test_rates_of_a_phase_are_in_place_of_the_runs(
     assert found == wanted != plain
 
 
-def test_a_group_trains_at_its_own_rates() -> None:
+def test_a_group_trains_at_its_own_rates():
     """Layers do not meet in a last layer's own gradient: alone at its rate, it moves as in a group."""
     body, head = (names_of(network("plain"), *f) for f in (("fc1", "fc2"), ("fc3",)))
     group = Group(frozenset(head), lr=0.5, momentum=0.1, weight_decay=0.0)
@@ -346,7 +328,7 @@ def test_a_group_trains_at_its_own_rates() -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3, 4, 5, 7, 99])
-def test_a_phase_stops_after_its_steps(steps: int) -> None:
+def test_a_phase_stops_after_its_steps(steps):
     found, work = hard(steps=steps)
     whole, _ = hard()
     n = TOY.weights[1]
@@ -359,10 +341,10 @@ def test_a_phase_stops_after_its_steps(steps: int) -> None:
     assert (tree.digest(found) == tree.digest(whole)) == (steps >= 2 * per_epoch)
 
 
-def test_drawn_batches_are_independent_of_the_phases_and_of_each_other() -> None:
-    seen: dict[str, list[Tensor]] = {"phase": [], "a": [], "b": []}
+def test_drawn_batches_are_independent_of_the_phases_and_of_each_other():
+    seen = {"phase": [], "a": [], "b": []}
 
-    def draws(steps: Any, batch: tuple[Tensor, Tensor], ctx: Context) -> None:
+    def draws(steps, batch, ctx):
         seen["phase"].append(batch[0])
         for stream in ("a", "b"):
             x, y = steps.draw(stream)
@@ -370,7 +352,7 @@ def test_drawn_batches_are_independent_of_the_phases_and_of_each_other() -> None
             seen[stream].append(x)
 
     bench = Bench("plain", HARD)
-    bench.algorithm.draws = draws  # type: ignore[attr-defined]
+    bench.algorithm.draws = draws
     bench.run(bench.phase(step="draws"), ctx=bench.context(1, 3))
     every = [x for batches in seen.values() for x in batches]
     assert len({tuple(x.flatten().tolist()) for x in every}) == len(every)

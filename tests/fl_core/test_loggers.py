@@ -1,10 +1,7 @@
 """Loggers: they get a run's very rows, live, and nothing of them is imported unless one is asked for."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +22,7 @@ ASKED = {
 class Kept(Logger):
     """Keeps everything, and may fail at a round."""
 
-    def __init__(self, fails_at: int | None = None) -> None:
+    def __init__(self, fails_at=None):
         self.runs, self.rows, self.ends, self.fails_at = [], [], [], fails_at
 
     def begin(self, run):
@@ -41,8 +38,8 @@ class Kept(Logger):
 
 
 def test_a_logger_gets_the_rows_of_each_round_as_they_are_stored(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     logger = Kept()
     fl.run(**ASKED, out=tmp_path / "run", log=[logger])
     stored = fl.Run(tmp_path / "run")
@@ -70,8 +67,8 @@ def test_a_logger_gets_the_rows_of_each_round_as_they_are_stored(
 
 
 def test_a_logger_that_fails_ends_the_run_which_can_go_on_with_it(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     failing, going_on = Kept(fails_at=3), Kept()
     with pytest.raises(RuntimeError, match="gone"):
         fl.run(**ASKED, out=tmp_path / "run", log=[failing])
@@ -88,8 +85,8 @@ def test_a_logger_that_fails_ends_the_run_which_can_go_on_with_it(
 
 @pytest.mark.slow
 def test_a_logger_is_named_by_its_place_and_none_is_imported_unasked(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     (tmp_path / "mine.py").write_text(
         "import fedlayers as fl\nclass Dots(fl.Logger):\n"
         "    def log(self, rows):\n        print('round', rows[0]['round'])\n"

@@ -1,14 +1,10 @@
 """Low-rank adapters: what is frozen and sent, exports, and what is refused."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import fedlayers as fl
 from fl_core import models, tree
@@ -30,7 +26,7 @@ HEART = RunConfig(
 
 
 @pytest.mark.parametrize("kind", ["norm", "vit"])
-def test_the_base_stays_and_is_counted_once(kind: str) -> None:
+def test_the_base_stays_and_is_counted_once(kind):
     engine = run(ADAPTED, data=TOY, model=network(kind), progress=False)
     before = tree.state_dict(network(kind))
     frozen = lora.base(engine.clients.client_runner.workspace.model)
@@ -55,9 +51,9 @@ def test_the_base_stays_and_is_counted_once(kind: str) -> None:
     assert sent == {tree.n_bytes(engine.server.trees["model"])}
 
 
-def test_adapters_of_a_fused_layer_count_in_evaluation() -> None:
+def test_adapters_of_a_fused_layer_count_in_evaluation():
     class Encoder(nn.Sequential):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return self[1](self[0](x.flatten(1, 2)).mean(1))
 
     encoder = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
@@ -70,8 +66,8 @@ def test_adapters_of_a_fused_layer_count_in_evaluation() -> None:
 
 
 def test_an_export_is_the_trained_model_with_grouped_convolutions(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     """They are left out by name: peft adapts them, and cannot merge them."""
     parts = [
         nn.Conv2d(1, 4, 3),
@@ -81,7 +77,7 @@ def test_an_export_is_the_trained_model_with_grouped_convolutions(
         nn.Linear(32, 3),
     ]
     net = nn.Sequential(*parts)
-    given: dict[str, Any] = {"data": TOY, "model": net}
+    given = {"data": TOY, "model": net}
     with pytest.warns(UserWarning, match="2 get no adapters and stay fixed"):
         engine = run(
             ADAPTED.with_keys(rounds=1, lr=0.1),
@@ -114,7 +110,7 @@ def test_an_export_is_the_trained_model_with_grouped_convolutions(
         of=4,
     ),
 )
-def test_algorithms_train_adapters_alone(algorithm: str) -> None:
+def test_algorithms_train_adapters_alone(algorithm):
     options = {"lora_targets": None} if algorithm in ("fedra", "depthfl") else {}
     config = ADAPTED.with_keys(rounds=1, algorithm=algorithm, options=options)
     config = config.with_keys(model="vit", model_options=BLOCKS["vit"])
@@ -125,7 +121,7 @@ def test_algorithms_train_adapters_alone(algorithm: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory):
     out = tmp_path_factory.mktemp("heart") / "run"
     run(HEART.with_keys(algorithm="fedper"), out, progress=False)
     return out
@@ -156,9 +152,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"adapt": "lora", "algorithm": "fedra", "model": "vit"}, "lora_targets"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(
-    keys: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_is_refused_in_one_line(keys, message, tmp_path):
     own = {"model_options": BLOCKS["vit"]} if "model" in keys else {}
     model = None if "model" in keys else network("plain")
     with pytest.raises(UsageError, match=message) as caught:

@@ -1,7 +1,5 @@
 """What is easily misread: pictures with channels last, labels of -1, a plan or a model that is of other data."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

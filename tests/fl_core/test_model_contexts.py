@@ -1,24 +1,22 @@
 """A block leaves no trace on a model: mode, gradients, buffers, hooks and random state."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from fl_core.errors import UsageError
 from fl_core.model_contexts import preserve_state, set_mode
-from tests.networks import Wired, snapshot, wired
+from tests.networks import snapshot, wired
 
 X = torch.randn(6, 2, 5, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture
-def net() -> Wired:
+def net():
     torch.manual_seed(0)
     return wired()
 
 
-def disturb(model: Wired) -> None:
+def disturb(model):
     model.eval()
     model.drop.train()
     model.norm.train()
@@ -32,9 +30,7 @@ def disturb(model: Wired) -> None:
 
 @pytest.mark.parametrize("raises", [False, True])
 @pytest.mark.parametrize("with_grads", [False, True])
-def test_untouched_restores_everything(
-    net: Wired, raises: bool, with_grads: bool
-) -> None:
+def test_untouched_restores_everything(net, raises, with_grads):
     net.conv.eval()
     net.head.bias.requires_grad_(False)
     kept = net.relu.register_forward_hook(lambda m, i, o: None)
@@ -55,7 +51,7 @@ def test_untouched_restores_everything(
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
-def test_set_mode(net: Wired, mode: str) -> None:
+def test_set_mode(net, mode):
     net.train(mode == "eval")
     net.drop.eval()
     before = snapshot(net)

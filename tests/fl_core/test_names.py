@@ -1,7 +1,5 @@
 """Names are shown by the numbers in them, unless somebody chose another order."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, strategies as st
 
@@ -19,12 +17,10 @@ from fl_core.display import in_order
         ([], []),
     ],
 )
-def test_numbers_within_names_are_numbers(
-    given_names: list[str], shown: list[str]
-) -> None:
+def test_numbers_within_names_are_numbers(given_names, shown):
     assert in_order(given_names) == shown
 
 
 @given(st.lists(st.text(st.sampled_from("ab019 _"), max_size=4)))
-def test_all_names_are_kept(names: list[str]) -> None:
+def test_all_names_are_kept(names):
     assert sorted(in_order(sorted(names))) == sorted(names)

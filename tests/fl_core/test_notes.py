@@ -1,17 +1,13 @@
 """Odd data and odd requests are noted in a plain line each, and ordinary ones are not."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from fl_core import runner
-from fl_core.data import FederatedData, from_clients, load
+from fl_core.data import from_clients, load
 from fl_core.data.notes import notes
 from fl_core.data.python_data import as_data
 from tests.conftest import CONFIG, TOY, network
@@ -19,9 +15,7 @@ from tests.conftest import CONFIG, TOY, network
 RANDOM = np.random.default_rng(0)
 
 
-def table(
-    n: int = 60, clients: tuple[str, ...] = ("north", "south"), **changed: Any
-) -> FederatedData:
+def table(n=60, clients=("north", "south"), **changed):
     """Three features and two classes at each client; ``column`` takes the place of the last feature, in file order."""
     x = RANDOM.normal(size=(n * len(clients), 3))
     if "column" in changed:
@@ -36,7 +30,7 @@ def table(
 
 
 NUMBERS = np.arange(120)
-CASES: dict[str, tuple[Mapping[str, Any], str]] = {
+CASES = {
     "huge features": (
         {"column": 1e30 * RANDOM.normal(size=120)},
         r"e.30.*feature 2",
@@ -67,7 +61,7 @@ CASES: dict[str, tuple[Mapping[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_odd_is_noted_in_one_line(case: str) -> None:
+def test_what_is_odd_is_noted_in_one_line(case):
     changed, said = CASES[case]
     (note,) = notes(table(**changed))
     assert np.char.count(note, "\n") == 0
@@ -77,7 +71,7 @@ def test_what_is_odd_is_noted_in_one_line(case: str) -> None:
         )
 
 
-def test_a_note_names_the_column_next_to_words() -> None:
+def test_a_note_names_the_column_next_to_words():
     columns = {
         "sex": ["f", "m", "m", "f"] * 30,
         "serial": NUMBERS,
@@ -103,20 +97,20 @@ ORDINARY = (
 
 
 @pytest.mark.parametrize("column", ORDINARY)
-def test_ages_prices_and_groups_are_no_record_numbers(column: Any) -> None:
+def test_ages_prices_and_groups_are_no_record_numbers(column):
     assert notes(table(column=column)) == []
 
 
 @pytest.mark.parametrize("name", ["heart", "digits"])
-def test_nothing_is_said_of_ordinary_data(name: str) -> None:
+def test_nothing_is_said_of_ordinary_data(name):
     assert notes(load(name)) == []
     assert notes(TOY) == []
 
 
 @pytest.mark.parametrize("options", [{}, {"base": "fedbn"}])
 def test_keeping_normalisations_of_a_model_without_any_is_noted(
-    options: dict[str, str],
-) -> None:
+    options,
+):
     config = CONFIG.with_keys(
         algorithm="vanilla" if options else "fedbn", options=options
     )
@@ -128,7 +122,7 @@ def test_keeping_normalisations_of_a_model_without_any_is_noted(
     assert not any("fedbn" in note for note in normalised)
 
 
-def test_samples_that_are_in_two_splits_are_noted_from_one_in_a_hundred_on() -> None:
+def test_samples_that_are_in_two_splits_are_noted_from_one_in_a_hundred_on():
     x = RANDOM.normal(size=(400, 3))
     for copies in (0, 1, 2, 60):
         again = x.copy()

@@ -1,9 +1,6 @@
 """Own tables are scaled unless told otherwise, and columns that number the records are refused."""
 
-from __future__ import annotations
-
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -19,11 +16,11 @@ from tests.fl_core.test_tables import frame, samples, written
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Path:
+def table(tmp_path):
     return written(tmp_path / "t.csv", frame())
 
 
-def test_own_tables_are_scaled_by_default(table: Path) -> None:
+def test_own_tables_are_scaled_by_default(table):
     assert resolve(RunConfig(dataset=str(table))).data.scale == "standard"
     assert resolve(RunConfig(dataset=str(table), scale="none")).data.scale == "none"
     found = samples(data.load(table), "train")
@@ -32,7 +29,7 @@ def test_own_tables_are_scaled_by_default(table: Path) -> None:
     assert samples(data.load(table, scale="none"), "train")[:, 0].mean() > 40
 
 
-def test_runs_on_own_data_stop_when_they_no_longer_improve(table: Path) -> None:
+def test_runs_on_own_data_stop_when_they_no_longer_improve(table):
     own = resolve(RunConfig(dataset=str(table)))
     assert (
         own.federation.patience,
@@ -48,8 +45,8 @@ def test_runs_on_own_data_stop_when_they_no_longer_improve(table: Path) -> None:
 
 
 def test_without_enough_validation_samples_only_what_was_asked_for_is_refused(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     clients = [
         {"client": name, "a": k, "label": k / 7}
         for name, size in (("n", 40), ("s", 3))
@@ -86,7 +83,7 @@ VISITS = np.random.default_rng(0).integers(1, 9, 60).astype(float)
         "case_no",
     ],
 )
-def test_columns_are_identifiers_by_name_and_values(name: str) -> None:
+def test_columns_are_identifiers_by_name_and_values(name):
     for values in (UNIQUE, UNIQUE[::-1], np.repeat(UNIQUE[:20], 3)):
         assert is_identifier(name, values)
         assert is_identifier(name, [f"P{k:.0f}" for k in values])
@@ -116,15 +113,15 @@ def test_columns_are_identifiers_by_name_and_values(name: str) -> None:
     ],
 )
 def test_a_number_of_any_name_is_an_identifier_if_it_counts_the_rows(
-    name: str, values: np.ndarray, numbers: bool
-) -> None:
+    name, values, numbers
+):
     assert is_identifier(name, values) == numbers
 
 
 @pytest.mark.parametrize(("name", "unique"), [("subject", False), ("Fall-Nr", True)])
 def test_an_identifier_is_refused_with_the_remedy_that_fits(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, unique: bool
-) -> None:
+    tmp_path, capsys, name, unique
+):
     """One without repeats is left out. The rows of one that repeats stay in one split, or a warning says so."""
     values = range(60) if unique else [k // 6 for k in range(60)]
     path = written(tmp_path / "t.csv", frame().assign(**{name: values}))
@@ -150,7 +147,7 @@ def test_an_identifier_is_refused_with_the_remedy_that_fits(
     assert "must be a column of features" not in error
 
 
-def test_an_id_column_is_a_feature_only_if_asked_for(tmp_path: Path) -> None:
+def test_an_id_column_is_a_feature_only_if_asked_for(tmp_path):
     ids = {"record_id": range(1000, 1060), "StayID": range(60)}
     path = written(tmp_path / "t.csv", frame().assign(**ids))
     with pytest.raises(
@@ -178,8 +175,8 @@ WIDE = [f"lab_{k}" for k in range(40)]
     ],
 )
 def test_a_label_that_is_not_there_names_the_likeliest_and_the_flags(
-    tmp_path: Path, header: list[str], likely: list[str]
-) -> None:
+    tmp_path, header, likely
+):
     path = tmp_path / "t.csv"
     lines = [header, "1" * len(header), "0" * len(header)]
     path.write_text("\n".join(map(",".join, lines)))
@@ -193,7 +190,7 @@ def test_a_label_that_is_not_there_names_the_likeliest_and_the_flags(
         assert len(said) < 300 + len(str(path))
 
 
-def test_clients_number_their_records_each_for_itself() -> None:
+def test_clients_number_their_records_each_for_itself():
     numbers, owner = [str(k % 20) for k in range(60)], np.arange(60) // 20
     assert is_identifier("record_id", numbers, owner)
     assert is_identifier("record_id", np.array(numbers, dtype=float), owner)

@@ -1,12 +1,8 @@
 """What a model's author decided is respected: frozen tensors, running statistics, declared groups, unused layers."""
 
-from __future__ import annotations
-
 import copy
 import re
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +17,7 @@ from tests.conftest import CONFIG, TOY, network
 from tests.networks import Wired
 
 
-def net() -> Any:
+def net():
     """A convolution with its own running statistics, a frozen layer, and a classifier."""
     parts = {
         "conv": nn.Conv2d(1, 2, 3),
@@ -38,7 +34,7 @@ def net() -> Any:
 @pytest.mark.parametrize(
     "algorithm", ["fedavg", "fedprox", "ditto", "fedrep", "fedper"]
 )
-def test_what_the_author_froze_stays_frozen(algorithm: str) -> None:
+def test_what_the_author_froze_stays_frozen(algorithm):
     model = net()
     config = CONFIG.with_keys(
         algorithm=algorithm, optimizer="sgd", weight_decay=0.1, momentum=0.9
@@ -52,7 +48,7 @@ def test_what_the_author_froze_stays_frozen(algorithm: str) -> None:
             assert not torch.equal(tree["head.weight"], model.head.weight)
 
 
-def test_a_lazy_layer_gets_its_shape_from_the_samples() -> None:
+def test_a_lazy_layer_gets_its_shape_from_the_samples():
     model = models.build(
         lambda n_classes: nn.Sequential(nn.Flatten(), nn.LazyLinear(n_classes)),
         (1, 8, 8),
@@ -61,9 +57,9 @@ def test_a_lazy_layer_gets_its_shape_from_the_samples() -> None:
     assert model[1].weight.shape == (3, 64)
 
 
-def test_a_declared_group_must_be_a_module() -> None:
+def test_a_declared_group_must_be_a_module():
     model = network("plain")
-    model.layer_groups = ("fc1", "fc22")  # type: ignore[assignment]
+    model.layer_groups = ("fc1", "fc22")
     with pytest.raises(UsageError, match="'fc2'"):
         layers_of(model, models.example(TOY.shape))
     alone, listed = (
@@ -88,8 +84,8 @@ def test_a_declared_group_must_be_a_module() -> None:
     ],
 )
 def test_a_decision_that_cannot_be_made_is_refused_first(
-    changes: dict[str, object], depth: int, said: str, tmp_path: Path
-) -> None:
+    changes, depth, said, tmp_path
+):
     sizes = [36, *([6] * (depth - 1)), 3]
     model = nn.Sequential(
         nn.Flatten(),
@@ -106,16 +102,16 @@ def test_a_decision_that_cannot_be_made_is_refused_first(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_model_that_no_worker_can_be_given_is_refused_first(tmp_path: Path) -> None:
+def test_a_model_that_no_worker_can_be_given_is_refused_first(tmp_path):
     model = network("plain")
-    model.hidden = lambda: None  # type: ignore[assignment]
+    model.hidden = lambda: None
     config = CONFIG.with_keys(workers=2, stack="off")
     with pytest.raises(UsageError, match=r"lambda.*workers=0"):
         runner.run(config, tmp_path / "run", data=TOY, model=model, progress=False)
     assert not (tmp_path / "run").exists()
 
 
-OUTPUTS: dict[str, tuple[list[nn.Module], str]] = {
+OUTPUTS = {
     "logits": ([nn.Linear(36, 3)], ""),
     "softmax": ([nn.Linear(36, 3), nn.Softmax(1)], "sum to 1"),
     "sigmoid": (
@@ -135,7 +131,7 @@ OUTPUTS: dict[str, tuple[list[nn.Module], str]] = {
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("what", OUTPUTS)
-def test_outputs_that_are_no_logits_are_noted(what: str, seed: int) -> None:
+def test_outputs_that_are_no_logits_are_noted(what, seed):
     parts, message = OUTPUTS[what]
     with torch.random.fork_rng():
         torch.manual_seed(seed)

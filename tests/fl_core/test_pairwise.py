@@ -1,7 +1,5 @@
 """Differences of all pairs of rows: the numbers by hand and by scipy, and how often equal rows are called worse."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -24,26 +22,26 @@ HEART = [
 """Covariance over 22 seeds of the default arms' macro-F1 on Fed-Heart's validation samples, times 1e6."""
 
 
-def normal(*spreads: float) -> Draw:
+def normal(*spreads):
     return lambda draw, size: draw.normal(size=size) * np.array(spreads)[:, None]
 
 
-def together(covariance: NDArray[np.float64]) -> Draw:
+def together(covariance):
     root = np.linalg.cholesky(covariance)
     return lambda draw, size: root @ draw.normal(size=size)
 
 
-def correlated(rho: float, *spreads: float) -> Draw:
+def correlated(rho, *spreads):
     return together(
         np.outer(spreads, spreads) * (rho + (1 - rho) * np.eye(len(spreads)))
     )
 
 
-def heavy(*spreads: float) -> Draw:
+def heavy(*spreads):
     return lambda draw, size: draw.standard_t(3, size=size) * np.array(spreads)[:, None]
 
 
-SHAPES: dict[str, Draw] = {
+SHAPES = {
     "equal": normal(0.02, 0.02, 0.02, 0.02),
     "one loud": normal(0.005, 0.005, 0.005, 0.08),
     "two loud": normal(0.005, 0.005, 0.06, 0.06),
@@ -61,9 +59,7 @@ SHAPES: dict[str, Draw] = {
 
 @pytest.mark.parametrize("seeds", [3, 5, 10])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_is_no_worse_is_called_worse_in_at_most_one_of_twenty(
-    shape: str, seeds: int
-) -> None:
+def test_what_is_no_worse_is_called_worse_in_at_most_one_of_twenty(shape, seeds):
     """Also where one or two of the others are clearly worse, which takes comparisons out of Holm's correction."""
     draw = np.random.default_rng(seeds)
     rows = 7 if shape == "seven" else 4
@@ -76,7 +72,7 @@ def test_what_is_no_worse_is_called_worse_in_at_most_one_of_twenty(
         assert wrong.any(axis=(1, 2)).mean() <= 0.05 + ERROR
 
 
-def test_each_pair_has_its_own_spread_and_holms_correction() -> None:
+def test_each_pair_has_its_own_spread_and_holms_correction():
     values = np.random.default_rng(1).normal(
         [[0.9], [0.5], [0.4]], [[0.01], [0.01], [0.3]], (3, 5)
     )

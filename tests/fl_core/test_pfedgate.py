@@ -1,15 +1,12 @@
 """pFedGate: what the gate scores, which blocks the budget keeps, what both learn; and pFedPT's frame."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call
 
 from fl_core import runner, tree
@@ -24,14 +21,12 @@ from tests.conftest import CONFIG, TOY, client_runner_of, network, play
 SHAPE = (1, 6, 6)
 
 
-def gated(
-    kind: str = "norm", target: float = 0.5, split: int = 5, batch: int = 128
-) -> Gated:
+def gated(kind="norm", target=0.5, split=5, batch=128):
     torch.manual_seed(0)
     return Gated(network(kind), SHAPE, target, split, batch)
 
 
-def images(n: int, *shape: int, seed: int = 0) -> Tensor:
+def images(n, *shape, seed=0):
     return torch.randn(
         n, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
     )
@@ -39,9 +34,7 @@ def images(n: int, *shape: int, seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize("only", [0, 1, 2])
 @pytest.mark.parametrize("training", [True, False])
-def test_a_switchable_norm_is_instance_layer_or_batch_normalisation(
-    only: int, training: bool
-) -> None:
+def test_a_switchable_norm_is_instance_layer_or_batch_normalisation(only, training):
     norm, x = SwitchableNorm(3).double(), 2 * images(5, 3, 4, 6) + 1
     others = [
         nn.InstanceNorm2d(3, eps=norm.eps),
@@ -64,7 +57,7 @@ def test_a_switchable_norm_is_instance_layer_or_batch_normalisation(
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 4), (7,)])
-def test_a_gate_scores_blocks_for_a_batch(shape: tuple[int, ...]) -> None:
+def test_a_gate_scores_blocks_for_a_batch(shape):
     gate, x = Gate(shape, 9).double(), images(12, *shape)
     found = gate(x)
     inner = gate.linear(gate.inputs(x if len(shape) == 3 else x.flatten(1)).flatten(1))
@@ -80,9 +73,7 @@ def test_a_gate_scores_blocks_for_a_batch(shape: tuple[int, ...]) -> None:
     st.sampled_from([0.15, 0.3, 0.5, 0.8, 1.0]),
     st.sampled_from([2, 5, 8]),
 )
-def test_blocks_are_kept_greedily_within_the_budget(
-    seed: int, target: float, split: int
-) -> None:
+def test_blocks_are_kept_greedily_within_the_budget(seed, target, split):
     model = gated(target=target, split=split)
     scores = np.random.default_rng(seed).random(len(model.sizes))
     kept = model.kept_blocks(scores)
@@ -104,7 +95,7 @@ def test_blocks_are_kept_greedily_within_the_budget(
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("target", [0.5, 1.0])
-def test_the_model_runs_with_scaled_weights(target: float, training: bool) -> None:
+def test_the_model_runs_with_scaled_weights(target, training):
     model, x = gated(target=target).double().train(training), images(8, *SHAPE)
     reference = gated(target=target).double().train(training)
     scores = reference.gate(x).clamp(min=min(0.2, target))
@@ -125,7 +116,7 @@ def test_the_model_runs_with_scaled_weights(target: float, training: bool) -> No
         assert learnt.grad.abs().sum() > 0
 
 
-def first_steps(count: int, **options: Any) -> list[set[str]]:
+def first_steps(count, **options):
     """What moves in each of a client's first steps: "gate", "inner" or both."""
     task = runner.assemble(
         CONFIG.with_keys(algorithm="pfedgate", options=options, lr=0.1),
@@ -139,7 +130,7 @@ def first_steps(count: int, **options: Any) -> list[set[str]]:
     found, before = [], start
     for steps in range(1, count + 1):
         phase = replace(algorithm.phases(rnd, 1)[0], steps=steps)
-        algorithm.phases = lambda *_, phase=phase: (phase,)  # type: ignore
+        algorithm.phases = lambda *_, phase=phase: (phase,)
         job = TrainRequest(
             1,
             rnd,
@@ -157,13 +148,13 @@ def first_steps(count: int, **options: Any) -> list[set[str]]:
     return found
 
 
-def test_the_gate_and_the_model_learn_together_or_by_turns() -> None:
+def test_the_gate_and_the_model_learn_together_or_by_turns():
     assert first_steps(3) == [{"gate", "inner"}] * 3
     assert first_steps(4, bi_level=True) == [{"gate"}, {"inner"}, {"gate"}, {"inner"}]
     assert first_steps(2, gate_lr=0.0) == [{"inner"}] * 2
 
 
-def test_gradients_are_cut_apart() -> None:
+def test_gradients_are_cut_apart():
     """One step of plain descent moves each of the two parts by the rate times the clip at most."""
     for clip in (1e-3, 1e9):
         played = play(
@@ -185,9 +176,7 @@ def test_gradients_are_cut_apart() -> None:
     ("shape", "width", "count"),
     [((3, 32, 32), 2, 720), ((1, 5, 8), 1, 22), ((2, 6, 6), 2, 64)],
 )
-def test_a_frame_is_added_at_the_border(
-    shape: tuple[int, ...], width: int, count: int
-) -> None:
+def test_a_frame_is_added_at_the_border(shape, width, count):
     border = Border(shape, width)
     assert sum(p.numel() for p in border.parameters()) == count
     parts = {
@@ -207,7 +196,7 @@ def test_a_frame_is_added_at_the_border(
     assert torch.equal(border(x), x + wanted)
 
 
-def test_frames_are_trained_first_and_stay_with_their_clients() -> None:
+def test_frames_are_trained_first_and_stay_with_their_clients():
     played = play(
         algorithm="pfedpt",
         model="norm",
@@ -263,9 +252,7 @@ def test_frames_are_trained_first_and_stay_with_their_clients() -> None:
         ((1, 6, 6), 0, "pad=0"),
     ],
 )
-def test_what_cannot_be_framed_is_refused(
-    shape: tuple[int, ...], pad: int, message: str
-) -> None:
+def test_what_cannot_be_framed_is_refused(shape, pad, message):
     kind = find("pfedpt")
     with pytest.raises(UsageError, match=message):
         kind.wrap_model(

@@ -1,26 +1,16 @@
 """pFedSD: who teaches, what is learnt from it, and what stays as it was."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fl_core import runner, tree
-from fl_core.algorithms import Algorithm, Round
+from fl_core.algorithms import Round
 from fl_core.seeds import torch_seeded
-from fl_core.training.phases import Context
-from fl_core.training.workspace import Workspace
-from fl_core.tree import Tree
 from tests.conftest import CONFIG, TOY, client_runner_of, network
 
 
-def prepared(
-    kind: str, **options: Any
-) -> tuple[Algorithm, Workspace, Context, nn.Module]:
+def prepared(kind, **options):
     """A student in training, its context with another model as the teacher, and that model alone; in float64."""
     config = CONFIG.with_keys(algorithm="pfedsd", options=options)
     task = runner.assemble(config, data=TOY, model=network(kind))
@@ -33,19 +23,19 @@ def prepared(
     return algorithm, client_runner.workspace, ctx, teacher.eval()
 
 
-def batch() -> tuple[Tensor, Tensor]:
+def batch():
     train = TOY.clients[0].train
     return train.x[:9].double(), train.y[:9]
 
 
-def objective(algorithm: Algorithm) -> Callable[..., Tensor]:
+def objective(algorithm):
     """What a client's training minimises."""
     (phase,) = algorithm.phases(Round(0), 0)
     return algorithm.method(phase.loss)
 
 
 @pytest.mark.parametrize(("lam", "temperature"), [(0.5, 3.0), (2.0, 1.0)])
-def test_the_loss_is_the_papers(lam: float, temperature: float) -> None:
+def test_the_loss_is_the_papers(lam, temperature):
     algorithm, space, ctx, teacher = prepared("plain", lam=lam, temperature=temperature)
     (x, y), student = batch(), network("plain").double()
     p = (teacher(x) / temperature).softmax(1).detach()
@@ -65,12 +55,12 @@ def test_the_loss_is_the_papers(lam: float, temperature: float) -> None:
 
 
 @pytest.mark.parametrize("kind", ["drop", "norm"])
-def test_the_teacher_is_in_evaluation_mode_and_leaves_no_trace(kind: str) -> None:
+def test_the_teacher_is_in_evaluation_mode_and_leaves_no_trace(kind):
     """The student's statistics move as without it, its dropout draws the same, and the teacher stays what it was."""
     after = []
     for lam in (0.0, 0.5):
         algorithm, space, ctx, _ = prepared(kind, lam=lam)
-        before: Tree = tree.clone(ctx.trees["teacher"])
+        before = tree.clone(ctx.trees["teacher"])
         with space.trains(algorithm.task_info.tensors), torch_seeded(3):
             loss = objective(algorithm)(space.params, batch(), ctx)
             modes = [module.training for module in space.model.modules()]

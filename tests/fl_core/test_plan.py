@@ -1,7 +1,5 @@
 """The decision: what is shared, held against a model, and the same after a trip to disk."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """What Linux alone has, or not every operating system, is done without: its absence is simulated."""
 
-from __future__ import annotations
-
 from fl_core import storage
 
 

@@ -1,9 +1,5 @@
 """Predictions name the records of their table, and an export picks the model that the run evaluates."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
@@ -15,7 +11,7 @@ from tests.fl_core.test_tables import frame, written
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def table(tmp_path_factory):
     return written(
         tmp_path_factory.mktemp("table") / "t.csv",
         frame().assign(record_id=[f"P{k:03}" for k in range(60)], bed=5),
@@ -23,7 +19,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(table: Path) -> Path:
+def run(table):
     config = RunConfig(
         dataset=str(table),
         rounds=1,
@@ -34,9 +30,7 @@ def run(table: Path) -> Path:
     return table.parent / "fedavg"
 
 
-def test_predictions_carry_the_records_names(
-    run: Path, table: Path, tmp_path: Path
-) -> None:
+def test_predictions_carry_the_records_names(run, table, tmp_path):
     exported_model.export(run, tmp_path / "a.safetensors")
     out = tmp_path / "predictions.csv"
     for words, names in (
@@ -84,8 +78,8 @@ def test_predictions_carry_the_records_names(
     ],
 )
 def test_faults_of_new_samples_name_no_option_that_predict_lacks(
-    run: Path, tmp_path: Path, how: dict[str, str], cell: object, fault: str
-) -> None:
+    run, tmp_path, how, cell, fault
+):
     exported_model.export(run, tmp_path / "a.safetensors")
     new = frame()[["age", "dose", "one"]].assign(age=cell)
     path = written(tmp_path / "new.csv", new, **how)

@@ -1,7 +1,5 @@
 """Progress: a bar on a terminal, elsewhere a line after each tenth."""
 
-from __future__ import annotations
-
 import io
 import sys
 
@@ -13,17 +11,17 @@ from fl_core.progress import TENTHS, progress_bar
 
 
 class Terminal(io.StringIO):
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
 
 def through(
-    total: int,
-    monkeypatch: pytest.MonkeyPatch,
-    file: io.StringIO,
-    seconds: float = 0.0,
-    **options: bool | int,
-) -> str:
+    total,
+    monkeypatch,
+    file,
+    seconds=0.0,
+    **options,
+):
     monkeypatch.setattr(sys, "stderr", file)
     monkeypatch.setattr(progress, "SECONDS", seconds)
     with progress_bar(total, "work", "step", **options) as bar:
@@ -36,9 +34,7 @@ def through(
 @pytest.mark.parametrize(
     ("total", "count"), [(1, 1), (4, 4), (10, 10), (12, 10), (1000, 10), (0, 0)]
 )
-def test_elsewhere_there_is_a_line_for_each_tenth(
-    total: int, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_elsewhere_there_is_a_line_for_each_tenth(total, count, monkeypatch):
     lines = through(total, monkeypatch, io.StringIO()).splitlines()
     assert len(lines) == count
     assert not any("\r" in line for line in lines)
@@ -47,14 +43,14 @@ def test_elsewhere_there_is_a_line_for_each_tenth(
         assert f"{total} of {total}" in lines[-1]
 
 
-def test_what_was_done_before_has_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_done_before_has_no_line(monkeypatch):
     assert (
         len(through(100, monkeypatch, io.StringIO(), initial=50).splitlines())
         == TENTHS // 2
     )
 
 
-def test_a_terminal_has_a_bar_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_has_a_bar_on_one_line(monkeypatch):
     drawn = through(100, monkeypatch, Terminal())
     assert "100/100" in drawn
     assert "\r" in drawn
@@ -62,12 +58,12 @@ def test_a_terminal_has_a_bar_on_one_line(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_notebook_has_a_bar_and_pictures_that_are_drawn_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    shown: list[dict[str, object]] = []
+    monkeypatch,
+):
+    shown = []
 
     class Handle:
-        def display(self, contents: dict[str, object], **how: object) -> None:
+        def display(self, contents, **how):
             shown.append(contents)
 
         update = display
@@ -84,4 +80,4 @@ def test_a_notebook_has_a_bar_and_pictures_that_are_drawn_again(
     assert cell.due
     cell.show_figure(plt.figure().subplots())
     assert not cell.due
-    assert bytes(shown[-1]["image/png"]).startswith(b"\x89PNG")  # type: ignore[arg-type]
+    assert bytes(shown[-1]["image/png"]).startswith(b"\x89PNG")

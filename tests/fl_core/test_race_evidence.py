@@ -1,7 +1,5 @@
 """The evidence of a race in a plan: what it holds, how it is shown, and what a forged file may not hold."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,10 +1,6 @@
 """Members found in a folder, announced by a package, named by their place, or made in this process."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -39,7 +35,7 @@ def plain():
 
 
 @pytest.fixture
-def things(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry[Any]:
+def things(tmp_path, monkeypatch):
     folder = tmp_path / "things_of_a_test"
     folder.mkdir()
     (folder / "__init__.py").write_text("")
@@ -63,8 +59,8 @@ def things(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry[Any]:
 
 
 def test_the_modules_of_a_folder_are_imported_once_when_it_is_read(
-    things: Registry[Any],
-) -> None:
+    things,
+):
     assert "things_of_a_test.members" not in sys.modules
     assert things.names() == ["other", "wheel"]
     assert things["other"].__name__ == "hidden"
@@ -72,12 +68,12 @@ def test_the_modules_of_a_folder_are_imported_once_when_it_is_read(
     assert things.families() == {"Members of a test.": ["other", "wheel"]}
 
 
-def test_an_unknown_name_is_told_with_the_nearest(things: Registry[Any]) -> None:
+def test_an_unknown_name_is_told_with_the_nearest(things):
     with pytest.raises(UsageError, match=r"'whel'.*'wheel'"):
         things["whel"]
 
 
-def test_an_outside_name_is_imported_from_where_it_says(things: Registry[Any]) -> None:
+def test_an_outside_name_is_imported_from_where_it_says(things):
     assert things["things_of_a_test.members:plain"].__doc__ == "No member."
     assert things["things_of_a_test.members:hidden"] is things["other"]
     with pytest.raises(UsageError, match="'plain'"):
@@ -86,8 +82,8 @@ def test_an_outside_name_is_imported_from_where_it_says(things: Registry[Any]) -
         things["nowhere_at_all:x"]
 
 
-def test_a_name_is_given_once(things: Registry[Any]) -> None:
-    def wheel() -> None: ...
+def test_a_name_is_given_once(things):
+    def wheel(): ...
 
     with pytest.raises(UsageError, match=r"'wheel'.*things_of_a_test\.members:wheel"):
         things.add("wheel", wheel, wheel)
@@ -96,20 +92,20 @@ def test_a_name_is_given_once(things: Registry[Any]) -> None:
     assert things["mine"] is wheel
 
 
-def test_algorithms_are_their_own_classes() -> None:
+def test_algorithms_are_their_own_classes():
     for name, member in ALGORITHMS.own.items():
         assert issubclass(member, Algorithm)
         assert member.name == name
 
 
-def test_an_algorithm_from_outside_must_be_one() -> None:
+def test_an_algorithm_from_outside_must_be_one():
     with pytest.raises(UsageError, match="a class"):
         ALGORITHMS["fl_core.seeds:seed_of"]
     with pytest.raises(UsageError, match="name ="):
         ALGORITHMS["fl_core.algorithms.base:Algorithm"]
 
 
-def test_a_class_is_an_algorithm_by_itself(own_members: Any) -> None:
+def test_a_class_is_an_algorithm_by_itself(own_members):
     own_members(ALGORITHMS)
 
     class Cell(Algorithm):

@@ -1,7 +1,5 @@
 """One schema: what is written comes back, and a missing value says why."""
 
-from __future__ import annotations
-
 import json
 import math
 

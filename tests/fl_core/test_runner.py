@@ -1,7 +1,5 @@
 """Runs by configuration: what is refused before any work, what a run leaves on disk, and going on from there."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import json
@@ -9,12 +7,9 @@ import re
 import shutil
 import warnings
 import weakref
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -49,11 +44,11 @@ HEART = RunConfig(
 )
 
 
-def layers(kind: str = "plain") -> Any:
+def layers(kind="plain"):
     return layers_of(network(kind), example(TOY.shape))
 
 
-def test_what_does_not_fit_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused_and_nothing_is_written(tmp_path):
     alpha, options = {"alpha": [1.0, 2.0]}, {"mu": np.float32(0.1)}
     for config, message in (
         (RunConfig(dataset="digits", model="heart_mlp"), r"heart_mlp.*\(1, 8, 8\)"),
@@ -79,7 +74,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(tmp_path: Path) -> 
             runner.assemble(CONFIG, data=TOY, model=model)
 
 
-def test_clients_that_are_made_up_unasked_are_told(tmp_path: Path) -> None:
+def test_clients_that_are_made_up_unasked_are_told(tmp_path):
     path = tmp_path / "wards.csv"
     lines = [f"{k % 3},{k},{k % 2}\n" for k in range(120)]
     path.write_text("ward,age,label\n" + "".join(lines))
@@ -97,7 +92,7 @@ def test_clients_that_are_made_up_unasked_are_told(tmp_path: Path) -> None:
         assert all("wards.csv" in note and "'dirichlet'" in note for note in made_up)
 
 
-def test_a_client_without_training_samples_is_refused_by_name() -> None:
+def test_a_client_without_training_samples_is_refused_by_name():
     first, *rest = TOY.clients
     empty = replace(first, train=Split(first.train.x[:0], first.train.y[:0]))
     with pytest.raises(UsageError, match=r"for a\b"):
@@ -114,9 +109,7 @@ def test_a_client_without_training_samples_is_refused_by_name() -> None:
         ({"batchnorm": "drop"}, (30, 5), "'b'.*(validation|test)"),
     ],
 )
-def test_normalising_over_one_sample_is_refused(
-    changes: dict[str, Any], sizes: tuple[int, ...], message: str
-) -> None:
+def test_normalising_over_one_sample_is_refused(changes, sizes, message):
     data = federation(sizes=sizes)
     with pytest.raises(UsageError, match=message):
         runner.assemble(CONFIG.with_keys(**changes), data=data, model=network("norm"))
@@ -124,7 +117,7 @@ def test_normalising_over_one_sample_is_refused(
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_plan_of_an_algorithm_that_gets_none(name: str) -> None:
+def test_the_plan_of_an_algorithm_that_gets_none(name):
     task = runner.assemble(
         CONFIG.with_keys(algorithm=name),
         data=TOY,
@@ -140,7 +133,7 @@ def test_the_plan_of_an_algorithm_that_gets_none(name: str) -> None:
 
 
 @pytest.mark.parametrize("bn", ["global", "drop"])
-def test_your_own_model_is_left_as_it_was(bn: str) -> None:
+def test_your_own_model_is_left_as_it_was(bn):
     model = network("norm")
     before = tree.digest(tree.state_dict(model))
     first, second = (
@@ -158,7 +151,7 @@ def test_your_own_model_is_left_as_it_was(bn: str) -> None:
     )
 
 
-CASES: dict[str, dict[str, Any]] = {
+CASES = {
     **{
         name: {"algorithm": name} for name in ("fedavg", "playerfl", "ditto", "fedbabu")
     },
@@ -187,11 +180,11 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
 
     @cache
-    def one(case: str) -> Path:
+    def one(case):
         out, config = folder / case / "run", HEART.with_keys(**CASES[case])
         runner.run(config, out, instruments=instruments(), progress=False)
         return out
@@ -199,7 +192,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
     return one
 
 
-def contents(path: Path) -> dict[str, bytes]:
+def contents(path):
     """All that a run promises to be the same; seconds and the lock are not, nor blobs that no checkpoint names."""
     blobs = {
         f"blobs/{state['blob']}.safetensors"
@@ -218,7 +211,7 @@ def contents(path: Path) -> dict[str, bytes]:
     }
 
 
-def cut_back(source: Path, target: Path, after: int) -> Path:
+def cut_back(source, target, after):
     """The run as if it had been killed while it worked on the round after that one."""
     shutil.copytree(source, target / "run")
     for file in (target / "run" / "checkpoints").glob("*.json"):
@@ -228,17 +221,13 @@ def cut_back(source: Path, target: Path, after: int) -> Path:
 
 
 @pytest.mark.parametrize("case", list(CASES)[-3:])
-def test_a_resumed_run_ends_with_the_same_bytes(
-    case: str, undisturbed: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_a_resumed_run_ends_with_the_same_bytes(case, undisturbed, tmp_path):
     broken = cut_back(undisturbed(case), tmp_path, after=1)
     runner.resume(broken, instruments=instruments(), progress=False)
     assert contents(broken) == contents(undisturbed(case))
 
 
-def test_resuming_a_finished_run_changes_nothing(
-    undisturbed: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_resuming_a_finished_run_changes_nothing(undisturbed, tmp_path):
     for case in ("fedbabu", "playerfl"):
         done = cut_back(undisturbed(case), tmp_path / case, after=99)
         engine = runner.resume(done, progress=False)
@@ -247,9 +236,7 @@ def test_resuming_a_finished_run_changes_nothing(
         assert {"personal"} & engine.models(0).keys()
 
 
-def test_who_goes_on_with_other_versions_is_told(
-    undisturbed: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_goes_on_with_other_versions_is_told(undisturbed, tmp_path, monkeypatch):
     began = restore.versions()
     versions = {**began["versions"], "torch": "9.9", "timm": ""}
     other = {**began, "python": "3.99.0", "versions": versions}
@@ -267,9 +254,7 @@ def test_who_goes_on_with_other_versions_is_told(
     assert re.search(words, notes[0])
 
 
-def test_going_on_after_the_decision_needs_no_instruments(
-    undisturbed: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_going_on_after_the_decision_needs_no_instruments(undisturbed, tmp_path):
     broken = cut_back(undisturbed("fedper auto"), tmp_path, after=1)
     runner.resume(broken, progress=False)
     assert contents(broken) == contents(undisturbed("fedper auto"))
@@ -278,7 +263,7 @@ def test_going_on_after_the_decision_needs_no_instruments(
         runner.resume(fresh, instruments=Instruments(), progress=False)
 
 
-def test_a_given_plan_travels_with_the_run(tmp_path: Path) -> None:
+def test_a_given_plan_travels_with_the_run(tmp_path):
     task = runner.assemble(HEART)
     plan = LayerPlan.prefix(task.layers, 2)
     plan.save(tmp_path / "plan.json")
@@ -296,8 +281,8 @@ def test_a_given_plan_travels_with_the_run(tmp_path: Path) -> None:
     )
 
 
-def test_your_own_data_and_model_must_be_given_again(tmp_path: Path) -> None:
-    common: dict[str, Any] = {"data": TOY, "model": network("plain")}
+def test_your_own_data_and_model_must_be_given_again(tmp_path):
+    common = {"data": TOY, "model": network("plain")}
     runner.run(CONFIG, tmp_path / "a" / "run", progress=False, **common)
     other = {"data": federation(seed=1)}
     for after in (0, 2):
@@ -316,7 +301,7 @@ def test_your_own_data_and_model_must_be_given_again(tmp_path: Path) -> None:
         assert contents(broken) == contents(tmp_path / "a" / "run")
 
 
-def test_a_run_that_fails_keeps_its_checkpoints_and_can_be_read(tmp_path: Path) -> None:
+def test_a_run_that_fails_keeps_its_checkpoints_and_can_be_read(tmp_path):
     """Learning that explodes in a later round: the error names the round, and the rounds before it stand."""
     config = CONFIG.with_keys(lr=30.0, rounds=8)
     with pytest.raises(NonFiniteError, match=r"fedavg, round (\d+), ") as caught:
@@ -338,7 +323,7 @@ def test_a_run_that_fails_keeps_its_checkpoints_and_can_be_read(tmp_path: Path) 
     assert scored["round"].max() == failed - 1
 
 
-def deep() -> list[nn.Module]:
+def deep():
     """A network whose weights grow by a factor every step: finite for a while under any large rate."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -349,9 +334,7 @@ def deep() -> list[nn.Module]:
 
 
 @pytest.mark.parametrize("case", ["fedavg", "fedbabu", "fedper auto", "ditto"])
-def test_the_models_of_a_checkpoint_are_those_of_the_run(
-    case: str, undisturbed: Callable[[str], Path]
-) -> None:
+def test_the_models_of_a_checkpoint_are_those_of_the_run(case, undisturbed):
     path = undisturbed(case)
     checkpoint, last = store.Run(path).checkpoint(2), store.Run(path).checkpoint()
     engine = runner.resume(path, instruments=instruments(), progress=False)
@@ -374,8 +357,8 @@ def test_the_models_of_a_checkpoint_are_those_of_the_run(
 
 
 def test_the_first_epoch_is_the_one_that_playerfl_decides_on(
-    undisturbed: Callable[[str], Path],
-) -> None:
+    undisturbed,
+):
     task = runner.assemble(HEART.with_keys(algorithm="playerfl"))
     before = tree.digest(tree.state_dict(task.model))
     trained, measured = runner.train_first_round(task, instruments().observers)
@@ -394,7 +377,7 @@ def test_the_first_epoch_is_the_one_that_playerfl_decides_on(
         )
 
 
-def test_what_a_run_writes_says_what_it_is(undisturbed: Callable[[str], Path]) -> None:
+def test_what_a_run_writes_says_what_it_is(undisturbed):
     path = undisturbed("playerfl")
     header, _ = rows.read(path / "rows.jsonl")
     task = runner.assemble(HEART.with_keys(algorithm="playerfl"))
@@ -406,7 +389,7 @@ def test_what_a_run_writes_says_what_it_is(undisturbed: Callable[[str], Path]) -
     store.Run(path).verify()
 
 
-def test_a_run_that_is_dropped_leaves_memory_at_once() -> None:
+def test_a_run_that_is_dropped_leaves_memory_at_once():
     """Tensors in a cycle of objects would wait for the collector, which does not see how large they are."""
     gc.collect()  # once for all runs: it looks at everything that other tests left
     gc.disable()
@@ -424,9 +407,9 @@ def test_a_run_that_is_dropped_leaves_memory_at_once() -> None:
         gc.enable()
 
 
-def test_plans_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_plans_that_do_not_fit_are_refused(tmp_path):
     plan = LayerPlan.prefix(layers(), 1)
-    cases: list[tuple[str, str | None, LayerPlan | None, str]] = [
+    cases = [
         (name, *given, rf"plan.*fedbabu.*{name}")
         for name in sorted(set(ALL) - set(SPLITTING))
         for given in (("auto", None), ("some.json", None), (None, plan))

@@ -1,10 +1,6 @@
 """Vanilla and anti scheduling: what thaws when, what it costs, and over which algorithms."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +15,7 @@ from fl_core.plan import LayerPlan
 from fl_core.training.workspace import Workspace
 from tests.conftest import CONFIG, TOY, network, play
 
-HARD: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.05, "lr": 0.1}
+HARD = {"momentum": 0.9, "weight_decay": 0.05, "lr": 0.1}
 ORDER = {"vanilla": ("fc1", "fc2", "fc3"), "anti": ("fc3", "fc2", "fc1")}
 BELOW = sorted(
     name
@@ -31,13 +27,11 @@ BELOW = sorted(
 )
 
 
-def layers() -> Any:
+def layers():
     return layers_of(network("plain"), models.example(TOY.shape))
 
 
-def algorithm(
-    name: str, plan: LayerPlan | None = None, rounds: int = 300, **options: Any
-) -> Scheduled:
+def algorithm(name, plan=None, rounds=300, **options):
     made = find(name)(
         TaskInfo(layers(), frozenset(), TOY.weights, 1, 0, rounds=rounds), plan, options
     )
@@ -45,11 +39,11 @@ def algorithm(
     return made
 
 
-def everything() -> LayerPlan:
+def everything():
     return LayerPlan.everything(layers())
 
 
-def frozen_layers(made: Scheduled, index: int) -> set[str]:
+def frozen_layers(made, index):
     frozen = made.frozen(Round(index))
     found = {
         layer.name for layer in made.task_info.layers if set(layer.tensors) <= frozen
@@ -64,7 +58,7 @@ def frozen_layers(made: Scheduled, index: int) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ORDER)
-def test_layers_thaw_in_order_at_their_rounds(name: str) -> None:
+def test_layers_thaw_in_order_at_their_rounds(name):
     made = algorithm(name, everything(), unfreeze="0,5,9")
     _, second, third = ORDER[name]
     for index, wanted in {
@@ -80,8 +74,8 @@ def test_layers_thaw_in_order_at_their_rounds(name: str) -> None:
 
 @pytest.mark.parametrize("name", ORDER)
 def test_by_default_the_run_is_divided_evenly_which_is_the_papers_schedule(
-    name: str,
-) -> None:
+    name,
+):
     assert algorithm(name, everything(), rounds=300).rounds_of(everything()) == (
         0,
         100,
@@ -102,14 +96,12 @@ def test_by_default_the_run_is_divided_evenly_which_is_the_papers_schedule(
         ({"base": "fedprox", "nu": 1}, "vanilla.*'nu'.*'mu'"),
     ],
 )
-def test_schedules_without_meaning_are_refused(
-    options: dict[str, Any], message: str
-) -> None:
+def test_schedules_without_meaning_are_refused(options, message):
     with pytest.raises(UsageError, match=message):
         algorithm("vanilla", everything(), **options)
 
 
-def test_an_algorithm_that_decides_while_it_trains_is_refused_before_any_work() -> None:
+def test_an_algorithm_that_decides_while_it_trains_is_refused_before_any_work():
     below = {"base": "playerfl"}
     with pytest.raises(UsageError, match=r"vanilla: base.*playerfl.*plan=auto"):
         runner.assemble(
@@ -126,8 +118,8 @@ def test_an_algorithm_that_decides_while_it_trains_is_refused_before_any_work() 
 @pytest.mark.parametrize("kind", ["plain", "norm"])
 @pytest.mark.parametrize("name", ORDER)
 def test_a_layer_stands_at_its_start_until_it_thaws_and_then_moves(
-    name: str, kind: str, participation: float
-) -> None:
+    name, kind, participation
+):
     """At the server and in every client's model, with momentum and weight decay; the head stands until the end."""
     played = play(
         algorithm=name,
@@ -167,7 +159,7 @@ def test_a_layer_stands_at_its_start_until_it_thaws_and_then_moves(
 
 
 @pytest.mark.parametrize("name", ORDER)
-def test_rows_say_which_layers_trained(name: str) -> None:
+def test_rows_say_which_layers_trained(name):
     played = play(algorithm=name, rounds=5, eval_every=2, options={"unfreeze": "0,3"})
     told = [r for r in played.rows if r["metric"] == "trained"]
     assert {r["client"] for r in told} == {""}
@@ -184,7 +176,7 @@ def test_rows_say_which_layers_trained(name: str) -> None:
     }
 
 
-def over(every: int, names: Iterable[str]) -> list[Any]:
+def over(every, names):
     """One of ``every`` pairs of a schedule and an algorithm below it, all schedules in turn; the others are slow."""
     return [
         pytest.param(
@@ -196,11 +188,9 @@ def over(every: int, names: Iterable[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("name", "below"), over(8, BELOW))
-def test_a_schedule_that_freezes_nothing_is_the_algorithm_below(
-    name: str, below: str
-) -> None:
+def test_a_schedule_that_freezes_nothing_is_the_algorithm_below(name, below):
     """Bit for bit, with all that it records."""
-    common: dict[str, Any] = {
+    common = {
         "model": "norm",
         "rounds": 2,
         "eval_every": 2,
@@ -225,12 +215,12 @@ def test_a_schedule_that_freezes_nothing_is_the_algorithm_below(
     assert told == [r | {"algorithm": ""} for r in wanted.rows]
 
 
-def paper_cnn() -> tuple[torch.nn.Module, Any]:
+def paper_cnn():
     model = models.build("scheduling_cnn", (1, 28, 28), 10, seed=0)
     return model, layers_of(model, models.example((1, 28, 28)))
 
 
-def training_cost(*arguments: Any) -> TrainingCost:
+def training_cost(*arguments):
     """The sum of all rounds."""
     costs = round_costs(*arguments)
     return TrainingCost(
@@ -242,7 +232,7 @@ def training_cost(*arguments: Any) -> TrainingCost:
 
 
 @cache
-def cost(name: str) -> TrainingCost:
+def cost(name):
     """Of 300 rounds, in each of which 100 clients pass once over 500 samples in batches of 10."""
     model, found = paper_cnn()
     problem = TaskInfo(found, frozenset(), (500,) * 100, 1, 0, rounds=300)
@@ -261,8 +251,6 @@ def cost(name: str) -> TrainingCost:
         ("anti", (524_800, 576_064, 576_896), "838.88"),
     ],
 )
-def test_naive_costs_are_those_of_the_papers_table_4(
-    name: str, thirds: tuple[int, ...], published: str
-) -> None:
+def test_naive_costs_are_those_of_the_papers_table_4(name, thirds, published):
     assert cost(name).naive == sum(100 * trained * 50 * 100 for trained in thirds)
     assert f"{cost(name).naive / 1e9:.2f}" == published

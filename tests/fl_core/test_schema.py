@@ -1,7 +1,5 @@
 """A file of tensors that cannot be loaded is refused, and says why."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The table of scores is the one place where they are named."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Draws depend on what they are for, and on nothing else."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

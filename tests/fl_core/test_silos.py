@@ -1,9 +1,5 @@
 """Tensors of silos become a federation, whole and in order, or are refused by name."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -20,8 +16,8 @@ from fl_core.task import assemble
 
 
 def silos(
-    sizes: dict[str, int] | None = None,
-) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    sizes=None,
+):
     """Every sample is told apart by its first number."""
     made, start = {}, 0
     for name, n in (sizes or {"north": 40, "south": 25}).items():
@@ -32,7 +28,7 @@ def silos(
     return made
 
 
-def test_every_sample_is_once_with_its_silo_and_its_label() -> None:
+def test_every_sample_is_once_with_its_silo_and_its_label():
     given = silos()
     data = from_clients(given, name="pumps")
     assert (data.name, data.shape, data.classes) == ("pumps", (2, 5), ("4", "7"))
@@ -46,7 +42,7 @@ def test_every_sample_is_once_with_its_silo_and_its_label() -> None:
         assert torch.equal(labels, (y == 7).long())
 
 
-def test_arrays_images_and_names_of_classes() -> None:
+def test_arrays_images_and_names_of_classes():
     images = {
         name: (np.full((30, 6, 6), k * 255, np.uint8), np.arange(30) % 2)
         for k, name in enumerate("ab")
@@ -57,13 +53,13 @@ def test_arrays_images_and_names_of_classes() -> None:
     assert [float(client.train.x.mean()) for client in data.clients] == [0.0, 1.0]
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_what_does_not_fit_is_named():
     north, half, hole = silos()["north"], silos(), silos()
     half["south"] = (half["south"][0], half["south"][1].double())
     half["south"][1][3] = 0.5
     hole["south"][0][7, 1, 2] = float("nan")
     gap = np.array([0, None, 1], dtype=object)
-    cases: list[tuple[Any, dict[str, Any], str]] = [
+    cases = [
         ({}, {}, "one client"),
         ([north], {}, "dictionary.*list"),
         ({"a": torch.zeros(3, 2)}, {}, "'a'.*pair"),
@@ -89,11 +85,11 @@ def test_what_does_not_fit_is_named() -> None:
             from_clients(given, **options)
 
 
-def built(data: Any, model: Any, **keys: Any) -> Any:
+def built(data, model, **keys):
     return assemble(RunConfig(rounds=1, **keys), data=data, model=model)
 
 
-def test_labels_are_indices_for_a_module_of_the_users() -> None:
+def test_labels_are_indices_for_a_module_of_the_users():
     labels = torch.tensor([0, 1, 3])[torch.arange(60) % 3]
     given = {
         "a": (torch.randn(60, 5), labels),
@@ -116,7 +112,7 @@ def test_labels_are_indices_for_a_module_of_the_users() -> None:
     )
 
 
-def test_a_class_without_a_sample_is_left_out_of_macro_f1() -> None:
+def test_a_class_without_a_sample_is_left_out_of_macro_f1():
     """The model predicts it for a fifth of the samples, which counts as wrong but makes no class."""
     x, y = torch.arange(60) % 5, torch.tensor([0, 1, 3])[torch.arange(60) % 3]
     always = nn.Sequential(nn.Embedding(5, 4), nn.Flatten())
@@ -136,7 +132,7 @@ def test_a_class_without_a_sample_is_left_out_of_macro_f1() -> None:
     assert right == pytest.approx(rows.query("split == 'test'")["value"].iloc[-1])
 
 
-def test_integers_are_token_ids_for_a_module_that_takes_them() -> None:
+def test_integers_are_token_ids_for_a_module_that_takes_them():
     ids, y = torch.randint(0, 9, (60, 4)), torch.arange(60) % 2
     given = {"a": (ids, y), "b": (ids.numpy(), y)}
     embedding = nn.Sequential(nn.Embedding(9, 3), nn.Flatten(), nn.Linear(12, 2))

@@ -1,12 +1,8 @@
 """The stopping rule: when a run stops, which round counts, and that neither depends on interruptions."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,11 +11,9 @@ from hypothesis import example, given, strategies as st
 from fedlayers.studies.comparison import best_rounds
 from fl_core import exported_model, runner, tree
 from fl_core.config import RunConfig
-from fl_core.engine import Engine
 from fl_core.errors import CorruptError, UsageError
 from fl_core.recorder import Recorder
 from fl_core.records import store
-from fl_core.rows import Row
 from fl_core.stopping import (
     BEST_ROUND,
     STATE,
@@ -43,7 +37,7 @@ LONG = CONFIG.with_keys(
     checkpoint_every=9,
 )
 FINETUNES = {"algorithm": "fedbabu", "options": {"finetune_epochs": 1}, "lr": 0.1}
-CASES: dict[str, dict[str, Any]] = {
+CASES = {
     "fedavg": {},
     "ditto, half the clients": {"algorithm": "ditto", "participation": 0.5},
     "fedbabu": FINETUNES,
@@ -51,13 +45,13 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def comparable(rows: list[Row]) -> list[Row]:
+def comparable(rows):
     return [{**row, "run": ""} for row in rows]
 
 
-def by_brute_force(scores: list[float], patience: int) -> tuple[int, int | None]:
+def by_brute_force(scores, patience):
     """The evaluation after which training stops, or the last, and the best one so far; both from 1."""
-    best: int | None = None
+    best = None
     for end in range(1, len(scores) + 1):
         means = {k: sum(scores[k - 3 : k]) / 3 for k in range(3, end + 1)}
         if end < 3:
@@ -79,9 +73,7 @@ def by_brute_force(scores: list[float], patience: int) -> tuple[int, int | None]
 @example([0.5, 0.5, 0.5, 0.5, 0.5, 0.5], 2, 1)  # of equal ones the first
 @example([0.25, NAN, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25], 3, 5)
 @example([NAN, NAN, NAN], 2, 1)
-def test_it_stops_where_brute_force_does(
-    scores: list[float], patience: int, every: int
-) -> None:
+def test_it_stops_where_brute_force_does(scores, patience, every):
     rule = StoppingRule(patience, ("macro_f1",))
     for count, score in enumerate(scores, 1):
         rule.add(
@@ -107,9 +99,7 @@ def test_it_stops_where_brute_force_does(
     st.lists(st.tuples(st.floats(0, 1), st.integers(1, 9)), min_size=1, max_size=9),
     st.randoms(),
 )
-def test_a_mean_over_clients_does_not_depend_on_their_order(
-    pairs: list[tuple[float, int]], random: Any
-) -> None:
+def test_a_mean_over_clients_does_not_depend_on_their_order(pairs, random):
     shuffled = random.sample(pairs, len(pairs))
     assert weighted_mean(shuffled) == weighted_mean(pairs)
     total = sum(weight for _, weight in pairs)
@@ -121,15 +111,15 @@ def test_a_mean_over_clients_does_not_depend_on_their_order(
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=4, max_size=12)
 )
 def test_of_two_scores_the_least_sum_of_ranks_is_best(
-    pairs: list[tuple[int, int]],
-) -> None:
+    pairs,
+):
     f1, loss = ([float(each) for each in column] for column in zip(*pairs, strict=True))
     smooth = [
         [sum(values[k - 3 : k]) / 3 for k in range(3, len(values) + 1)]
         for values in (f1, loss)
     ]
 
-    def rank(values: list[float], of: int, end: int) -> float:
+    def rank(values, of, end):
         seen = values[: end + 1]
         below, level = (
             sum(v < values[of] for v in seen),
@@ -155,8 +145,8 @@ def test_of_two_scores_the_least_sum_of_ranks_is_best(
 
 @pytest.fixture(scope="module", name="stopped")
 def _stopped(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, tuple[Path, Engine]]:
+    tmp_path_factory,
+):
     folder, found = tmp_path_factory.mktemp("stopped"), {}
     for case, changes in CASES.items():
         out = folder / str(len(found)) / "run"
@@ -169,8 +159,8 @@ def _stopped(
 
 @pytest.mark.parametrize("case", every_other(CASES))
 def test_a_run_stops_with_the_rows_of_the_whole_run_and_keeps_its_best_models(
-    case: str, stopped: Any
-) -> None:
+    case, stopped
+):
     path, engine = stopped[case]
     assert rule_of(engine).stops
     assert 4 < engine.done < 40
@@ -220,20 +210,18 @@ def test_a_run_stops_with_the_rows_of_the_whole_run_and_keeps_its_best_models(
 
 
 @pytest.mark.parametrize("case", ["ditto, half the clients", "fedbabu"])
-def test_a_run_that_is_killed_ends_with_the_same_bytes(
-    case: str, stopped: Any, tmp_path: Path
-) -> None:
+def test_a_run_that_is_killed_ends_with_the_same_bytes(case, stopped, tmp_path):
     path, engine = stopped[case]
     for after in (1, engine.done // 2, engine.done - 1, engine.done):
         broken = cut_back(path, tmp_path / str(after), after)
         again = runner.resume(broken, data=TOY, progress=False)
-        assert (again.done, rule_of(again).best) == (engine.done, rule_of(engine).best)  # type: ignore[union-attr]
+        assert (again.done, rule_of(again).best) == (engine.done, rule_of(engine).best)
         assert contents(broken) == contents(path)
 
 
 def test_exports_and_starts_are_of_the_best_round_unless_another_is_asked_for(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     config = RunConfig(
         dataset="digits",
         max_samples=300,
@@ -261,8 +249,8 @@ def test_exports_and_starts_are_of_the_best_round_unless_another_is_asked_for(
 
 
 def test_a_best_checkpoint_that_is_gone_or_a_rule_that_was_edited_is_refused(
-    stopped: Any, tmp_path: Path
-) -> None:
+    stopped, tmp_path
+):
     path, engine = stopped["fedavg"]
     shutil.copytree(path, tmp_path / "gone")
     run = store.Run(tmp_path / "gone")
@@ -292,7 +280,7 @@ def test_a_best_checkpoint_that_is_gone_or_a_rule_that_was_edited_is_refused(
             runner.resume(tmp_path / "edited", data=TOY, progress=False)
 
 
-def test_a_client_without_the_score_is_named_before_any_round() -> None:
+def test_a_client_without_the_score_is_named_before_any_round():
     rule = StoppingRule(3, ("c_index", "loss"))
     with pytest.raises(UsageError, match=r"patience.*'a'.*C-index"):
         rule.take(0, "global", {"c_index": NAN, "loss": 0.5}, "a", 9)

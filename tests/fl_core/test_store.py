@@ -1,7 +1,5 @@
 """The run directory: what goes in comes out, the same bits, and what does not fit is refused by name."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import threading

@@ -1,7 +1,5 @@
 """Survival and several labels: losses and scores against dense references, reading of targets, and refusals."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -23,7 +21,7 @@ from fl_core.training.evaluate import concordance, scores
 COX, LABELS = losses.build("cox"), losses.build("multilabel_bce")
 
 
-def sample(n: int = 60, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def sample(n=60, seed=0):
     """Return log hazards [n, 1] and times with events [n, 2], many of them tied, in float64."""
     draw = torch.Generator().manual_seed(seed)
     time = torch.randint(0, 12, (n,), generator=draw).double()
@@ -33,7 +31,7 @@ def sample(n: int = 60, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     )
 
 
-def breslow(z: np.ndarray, time: np.ndarray, event: np.ndarray) -> np.ndarray:
+def breslow(z, time, event):
     """Return each sample's term of the negative log partial likelihood, from its definition."""
     samples = zip(z, time, event, strict=True)
     return np.array(
@@ -44,7 +42,7 @@ def breslow(z: np.ndarray, time: np.ndarray, event: np.ndarray) -> np.ndarray:
     )
 
 
-def test_the_cox_loss_is_the_dense_partial_likelihood_with_ties() -> None:
+def test_the_cox_loss_is_the_dense_partial_likelihood_with_ties():
     z, y = sample()
     dense = breslow(z[:, 0].numpy(), *y.T.numpy())
     np.testing.assert_allclose(
@@ -66,12 +64,12 @@ CONCORDANCE = 0.40601503759398494
 """Of scikit-survival 0.28.0: ``CoxPHSurvivalAnalysis(ties="breslow", tol=1e-12)``, ``concordance_index_censored``."""
 
 
-def of_peer() -> tuple[np.ndarray, torch.Tensor]:
+def of_peer():
     """Return the features [80, 3] and targets on which scikit-survival was fitted."""
     return np.random.default_rng(0).normal(size=(80, 3)), sample(80)[1]
 
 
-def test_the_coefficients_of_scikit_survival_are_the_zero_of_our_gradient() -> None:
+def test_the_coefficients_of_scikit_survival_are_the_zero_of_our_gradient():
     x, y = of_peer()
     coefficients = torch.tensor(FITTED, dtype=torch.float64)[:, None].requires_grad_()
     (gradient,) = torch.autograd.grad(
@@ -80,7 +78,7 @@ def test_the_coefficients_of_scikit_survival_are_the_zero_of_our_gradient() -> N
     assert float(gradient.abs().max()) < 1e-8
 
 
-def test_the_concordance_is_that_of_all_pairs_and_of_scikit_survival() -> None:
+def test_the_concordance_is_that_of_all_pairs_and_of_scikit_survival():
     z, y = sample()
     risk = z[:, 0].round(decimals=1).numpy()  # with ties
     time, event = y.T.numpy()
@@ -102,7 +100,7 @@ def test_the_concordance_is_that_of_all_pairs_and_of_scikit_survival() -> None:
     )
 
 
-def test_labels_have_the_mean_of_binary_losses_and_areas() -> None:
+def test_labels_have_the_mean_of_binary_losses_and_areas():
     from sklearn.metrics import average_precision_score, roc_auc_score
 
     draw = torch.Generator().manual_seed(0)
@@ -124,7 +122,7 @@ def test_labels_have_the_mean_of_binary_losses_and_areas() -> None:
     assert math.isnan(scores(z, y * 0, LABELS)["macro_auroc"])
 
 
-def frame(n: int = 160) -> pd.DataFrame:
+def frame(n=160):
     """Return a table of two clients with a time, an event and two labels."""
     draw = np.random.default_rng(0)
     x = draw.normal(size=(n, 4))
@@ -146,7 +144,7 @@ SCORE = {"survival": "c_index", "multilabel": "macro_auroc"}
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_file_and_a_frame_are_read_alike(task, tmp_path) -> None:
+def test_a_file_and_a_frame_are_read_alike(task, tmp_path):
     frame().to_csv(tmp_path / "t.csv", index=False)
     loaded = datasets.load(tmp_path / "t.csv", task=task, **TASKS[task])
     source = as_data(frame(), Reading(task=task, **TASKS[task]))
@@ -167,7 +165,7 @@ def test_a_file_and_a_frame_are_read_alike(task, tmp_path) -> None:
         for start in range(4)
     ],
 )
-def test_every_algorithm_learns_or_refuses_in_one_line(task, start) -> None:
+def test_every_algorithm_learns_or_refuses_in_one_line(task, start):
     refused, said = set(), []
     names = sorted(registry())[start::4]
     for name in names:
@@ -198,12 +196,12 @@ def test_every_algorithm_learns_or_refuses_in_one_line(task, start) -> None:
         ("multilabel", "cough,time", "label 'time' must be 0 or 1"),
     ],
 )
-def test_wrong_label_columns_are_one_clear_line(task, columns, message) -> None:
+def test_wrong_label_columns_are_one_clear_line(task, columns, message):
     with pytest.raises(UsageError, match=message):
         as_data(frame(), Reading(task=task, label_column=columns))
 
 
-def test_arrays_take_two_columns_and_need_an_event() -> None:
+def test_arrays_take_two_columns_and_need_an_event():
     x, y = np.zeros((4, 2)), np.array([[1.0, 0], [2, 1], [3, 0], [3, 1]])
     assert (
         datasets.python_data.source_from_pair(x, y, task="survival").task == "survival"
@@ -229,6 +227,6 @@ def test_arrays_take_two_columns_and_need_an_event() -> None:
         ("multilabel", {"positive": "cough"}, "the task multilabel"),
     ],
 )
-def test_options_of_classes_are_refused(task, given, message) -> None:
+def test_options_of_classes_are_refused(task, given, message):
     with pytest.raises(UsageError, match=message):
         assemble(RunConfig(task=task, **TASKS[task], **given), data=frame())

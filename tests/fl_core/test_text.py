@@ -1,7 +1,5 @@
 """Texts: tokens, the vocabulary of what is trained on, files, and the transformer that takes them."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

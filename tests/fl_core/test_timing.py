@@ -1,10 +1,7 @@
 """Where the time goes: every second is charged once, and a run's file says what its progress bar said."""
 
-from __future__ import annotations
-
 import json
 import math
-from pathlib import Path
 
 import pytest
 
@@ -15,14 +12,14 @@ from tests.conftest import CONFIG, TOY, network
 
 
 @pytest.fixture(name="hands")
-def _hands(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def _hands(monkeypatch):
     """A clock's hands, moved by the test."""
     now = [0.0]
     monkeypatch.setattr(recorder.time, "perf_counter", lambda: now[0])
     return now
 
 
-def test_a_second_is_charged_to_the_innermost_part(hands: list[float]) -> None:
+def test_a_second_is_charged_to_the_innermost_part(hands):
     clock = Clock()
     hands[0] += 1
     with clock.charge("train"):
@@ -43,7 +40,7 @@ def test_a_second_is_charged_to_the_innermost_part(hands: list[float]) -> None:
     assert sum(clock.take().values()) == 1
 
 
-def test_a_run_writes_where_its_time_went(tmp_path: Path) -> None:
+def test_a_run_writes_where_its_time_went(tmp_path):
     config = CONFIG.with_keys(rounds=3, eval_every=2)
     engine = runner.run(
         config, tmp_path / "run", data=TOY, model=network("plain"), progress=False
@@ -68,19 +65,19 @@ def test_a_run_writes_where_its_time_went(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_killed_goes_on_with_the_timing_of_its_checkpoint(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     out, common = (
         tmp_path / "run",
         {"data": TOY, "model": network("plain"), "progress": False},
     )
-    runner.run(CONFIG, out, **common)  # type: ignore[arg-type]
+    runner.run(CONFIG, out, **common)
     (out / "checkpoints" / "000003.json").unlink()
     (out / "checkpoints" / "000002.json").unlink()
     whole = (out / "timing.jsonl").read_bytes()
     old = b'no JSON\n{"round": 1, "steps": 3, "train": 0.5}\n'
     (out / "timing.jsonl").write_bytes(old + whole[:-9])
-    runner.resume(out, **common)  # type: ignore[arg-type]
+    runner.resume(out, **common)
     found = (out / "timing.jsonl").read_bytes()
     assert found.splitlines()[:2] == whole.splitlines()[:2]
     assert [json.loads(line)["round"] for line in found.splitlines()] == [0, 1, 2, 3]
@@ -101,7 +98,7 @@ LINES = [
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_what_is_no_timing_is_refused(tmp_path: Path, line: str) -> None:
+def test_what_is_no_timing_is_refused(tmp_path, line):
     with pytest.raises(UsageError, match="does not exist"):
         recorder.read_pace(tmp_path / "timing.jsonl")
     (tmp_path / "timing.jsonl").write_text(line + "\n")

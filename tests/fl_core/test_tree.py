@@ -1,7 +1,5 @@
 """Trees: means against brute force in float64, digests that see every bit, borders that share no memory."""
 
-from __future__ import annotations
-
 import functools
 import math
 import operator
@@ -15,9 +13,7 @@ from fl_core import tree
 from fl_core.errors import UsageError
 
 
-def random_tree(
-    seed: int, shape: tuple[int, ...] = (3, 5), dtype: torch.dtype = torch.float32
-) -> tree.Tree:
+def random_tree(seed, shape=(3, 5), dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed)
     return {
         name: torch.randn(shape, generator=generator).to(dtype)
@@ -25,7 +21,7 @@ def random_tree(
     }
 
 
-def network() -> nn.Module:
+def network():
     """Batch norm (with its integer counter), a tied weight, a buffer that is not kept."""
     net = nn.ModuleDict(
         {

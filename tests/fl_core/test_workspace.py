@@ -1,16 +1,12 @@
 """The skeleton that trains: its memory format, and the plain loop as its reference."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fl_core import models, seeds, tree
 from fl_core.algorithms import TaskInfo, find
@@ -23,7 +19,6 @@ from fl_core.training.loop import train
 from fl_core.training.losses import build
 from fl_core.training.phases import Context, Phase, Training, batch_slices
 from fl_core.training.workspace import Workspace, cut, memory_format, pool_first
-from fl_core.tree import Tree
 from tests.networks import Wired
 
 CE = build("cross_entropy")
@@ -36,7 +31,7 @@ TRAININGS = {
 }
 
 
-def colours(seed: int = 0) -> nn.Module:
+def colours(seed=0):
     """Convolutions over 3 channels with pooling and batch normalisation, in float64.
 
     No bias comes before the normalisation: its gradient is 0, and AdamW would make steps of the rounding.
@@ -57,7 +52,7 @@ def colours(seed: int = 0) -> nn.Module:
         return nn.Sequential(*parts).double()
 
 
-def samples(n: int = 29, seed: int = 1) -> Split:
+def samples(n=29, seed=1):
     draws = torch.Generator().manual_seed(seed)
     return Split(
         torch.randn(n, 3, 8, 8, generator=draws).double(),
@@ -66,14 +61,14 @@ def samples(n: int = 29, seed: int = 1) -> Split:
 
 
 def run(
-    space: Workspace,
-    start: Tree,
-    names: frozenset[str] | None = None,
-    split: Split | None = None,
-    training: Training = TRAININGS["sgd"],
-    client: int = 0,
-    kept: Tree | None = None,
-) -> tuple[Tree, Tree]:
+    space,
+    start,
+    names=None,
+    split=None,
+    training=TRAININGS["sgd"],
+    client=0,
+    kept=None,
+):
     """Train the named tensors, or all, in a workspace."""
     split, names = split or samples(), names or frozenset(start)
     problem = TaskInfo((), frozenset(), (len(split),), training.epochs, 0)
@@ -83,19 +78,17 @@ def run(
     return train(space, algorithm, phase, start, split, training, ctx, {}, kept)
 
 
-def trained(
-    model: nn.Module, training: Training, memory: str, kept: Tree | None = None
-) -> tuple[Tree, Tree]:
+def trained(model, training, memory, kept=None):
     space, start = Workspace(model, memory=memory), tree.state_dict(model)
     return run(space, start, training=training, kept=kept)
 
 
-def by_hand(model: nn.Module, training: Training, split: Split) -> Tree:
+def by_hand(model, training, split):
     """The same training as plainly as PyTorch allows."""
     model = copy.deepcopy(model).train()
     values = list(model.parameters())
     decay = training.weight_decay
-    optimizer: torch.optim.Optimizer
+
     if training.optimizer == "sgd":
         optimizer = torch.optim.SGD(
             values, lr=training.lr, momentum=training.momentum, weight_decay=decay
@@ -112,7 +105,7 @@ def by_hand(model: nn.Module, training: Training, split: Split) -> Tree:
     return tree.state_dict(model)
 
 
-def assert_near(found: Tree, wanted: Tree, within: float = 1e-10) -> None:
+def assert_near(found, wanted, within=1e-10):
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
         torch.testing.assert_close(
@@ -125,7 +118,7 @@ def assert_near(found: Tree, wanted: Tree, within: float = 1e-10) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(models.MODELS))
-def test_a_model_with_a_convolution_has_its_channels_last(name: str) -> None:
+def test_a_model_with_a_convolution_has_its_channels_last(name):
     shape = {"heart_mlp": (10,), "text_transformer": TokenShape((9,), 30)}.get(
         name, (3, 32, 32)
     )
@@ -138,7 +131,7 @@ def test_a_model_with_a_convolution_has_its_channels_last(name: str) -> None:
     assert memory_format(model) == Workspace(model).memory == wanted
 
 
-def test_a_workspace_leaves_the_model_it_was_made_from_alone() -> None:
+def test_a_workspace_leaves_the_model_it_was_made_from_alone():
     model = colours()
     before, strides = (
         tree.digest(tree.state_dict(model)),
@@ -161,7 +154,7 @@ def test_a_workspace_leaves_the_model_it_was_made_from_alone() -> None:
 
 @pytest.mark.parametrize("which", TRAININGS)
 @pytest.mark.parametrize("memory", ["channels_last", "contiguous"])
-def test_training_is_the_plain_loop(which: str, memory: str) -> None:
+def test_training_is_the_plain_loop(which, memory):
     model, split = colours(), samples()
     found, _ = trained(model, TRAININGS[which], memory)
     wanted = by_hand(model, TRAININGS[which], split)
@@ -170,7 +163,7 @@ def test_training_is_the_plain_loop(which: str, memory: str) -> None:
 
 
 @pytest.mark.parametrize("which", ["momentum", "adamw"])
-def test_what_leaves_is_contiguous_and_comes_back_as_it_was(which: str) -> None:
+def test_what_leaves_is_contiguous_and_comes_back_as_it_was(which):
     training = replace(TRAININGS[which], keep_optimizer=True)
     results = []
     for memory in ("channels_last", "contiguous"):
@@ -185,10 +178,10 @@ def test_what_leaves_is_contiguous_and_comes_back_as_it_was(which: str) -> None:
     assert_near(*results)
 
 
-def looks() -> Wired:
+def looks():
     """A model that uses what lies between a ReLU and the pooling behind it."""
 
-    def run(m: Any, x: Tensor) -> Tensor:
+    def run(m, x):
         y = m.body[1](m.body[0](x))
         return m.body[2:](y) + y.mean()
 
@@ -198,7 +191,7 @@ def looks() -> Wired:
     return Wired(run, body=parts)
 
 
-def _pooled(pool: nn.Module | None = None) -> nn.Sequential:
+def _pooled(pool=None):
     return nn.Sequential(
         nn.Sequential(
             nn.Conv2d(1, 3, 3, padding=1),
@@ -214,7 +207,7 @@ def _pooled(pool: nn.Module | None = None) -> nn.Sequential:
 
 
 @pytest.mark.parametrize("memory", ["contiguous", "channels_last"])
-def test_maxima_taken_first_leave_every_bit(memory: str) -> None:
+def test_maxima_taken_first_leave_every_bit(memory):
     x = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     x[0] = 0  # all elements of a window alike
     model = _pooled()
@@ -246,7 +239,7 @@ def test_maxima_taken_first_leave_every_bit(memory: str) -> None:
         assert torch.equal(a, b)
 
 
-def test_the_order_stays_where_somebody_may_look() -> None:
+def test_the_order_stays_where_somebody_may_look():
     hooked = _pooled()
     hooked[0][1].register_forward_hook(lambda *_: None)
     other = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.AvgPool2d(2))
@@ -261,7 +254,7 @@ def test_the_order_stays_where_somebody_may_look() -> None:
 # --- layers that stay as they are, which are computed once --------------------
 
 
-def network(seed: int = 0, drop: float = 0.3) -> nn.Sequential:
+def network(seed=0, drop=0.3):
     """Conv (0.0), batch normalisation (0.1), linear (2), linear (4), dropout, linear (6); float64."""
     with torch_seeded(seed):
         block = nn.Sequential(
@@ -284,19 +277,19 @@ def network(seed: int = 0, drop: float = 0.3) -> nn.Sequential:
     return model
 
 
-def starting(model: nn.Module, *prefixes: str) -> frozenset[str]:
+def starting(model, *prefixes):
     return frozenset(
         name for name in tree.named_tensors(model) if name.startswith(prefixes)
     )
 
 
 @contextmanager
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def counted(monkeypatch):
     """How many samples each pass through a first part had."""
-    seen: list[int] = []
+    seen = []
     original = workspace.Cut.outputs
 
-    def outputs(self: workspace.Cut, x: Tensor) -> Tensor:
+    def outputs(self, x):
         if len(x) > 1:  # one sample tells how many bytes all would have
             seen.append(len(x))
         return original(self, x)
@@ -310,9 +303,7 @@ TRAINED = [("6.",), ("4.",), ("2.",), ("4.", "6."), ("0.",), ("0.0", "6."), ("0.
 
 @pytest.mark.parametrize("which", TRAININGS)
 @pytest.mark.parametrize("tensors", TRAINED, ids="-".join)
-def test_training_is_that_of_the_plain_path(
-    which: str, tensors: tuple[str, ...]
-) -> None:
+def test_training_is_that_of_the_plain_path(which, tensors):
     start, names = tree.state_dict(network()), starting(network(), *tensors)
     kept, plain = (
         run(Workspace(network(), keep_frozen=keep), start, names, training=how)[0]
@@ -322,7 +313,7 @@ def test_training_is_that_of_the_plain_path(
     assert_near(kept, plain)
 
 
-def test_clients_tensors_and_samples_are_not_mixed_up() -> None:
+def test_clients_tensors_and_samples_are_not_mixed_up():
     """One workspace, as the clients of several rounds use it: every result is that of a fresh one."""
     space = Workspace(network())
     head, splits = starting(network(), "6."), [samples(seed=1), samples(seed=2)]
@@ -346,7 +337,7 @@ def test_clients_tensors_and_samples_are_not_mixed_up() -> None:
         assert tree.digest(found) == tree.digest(fresh)
 
 
-def test_what_is_not_finite_in_a_frozen_layer_is_still_met() -> None:
+def test_what_is_not_finite_in_a_frozen_layer_is_still_met():
     start = tree.state_dict(network())
     start["0.0.weight"].view(-1)[0] = torch.nan
     messages = set()
@@ -359,8 +350,8 @@ def test_what_is_not_finite_in_a_frozen_layer_is_still_met() -> None:
 
 
 def test_frozen_layers_are_computed_once_for_all_epochs_and_while_they_stay(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     with counted(monkeypatch) as seen:
         space, split, start = (
             Workspace(network()),
@@ -382,7 +373,7 @@ def test_frozen_layers_are_computed_once_for_all_epochs_and_while_they_stay(
 class Noise(nn.Module):
     """Of a type that nobody knows."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x + torch.rand_like(x)
 
 
@@ -393,13 +384,11 @@ class Chained(nn.Sequential):
 class Detour(nn.Sequential):
     """A sequential model that is none."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return super().forward(x) + x
 
 
-def frozen(
-    *parts: nn.Module, kind: type[nn.Sequential] = nn.Sequential
-) -> nn.Sequential:
+def frozen(*parts, kind=nn.Sequential):
     model = kind(*parts).requires_grad_(False).train()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm1d):
@@ -407,24 +396,24 @@ def frozen(
     return model
 
 
-def training_part(module: nn.Module) -> nn.Module:
+def training_part(module):
     return module.requires_grad_(True)
 
 
-def last(make: Callable[[], nn.Sequential]) -> nn.Sequential:
+def last(make):
     model = make()
     training_part(model[-1])
     return model
 
 
-def lin() -> nn.Linear:
+def lin():
     return nn.Linear(4, 4)
 
 
 TWICE = nn.ReLU()
 
 
-CUTS: dict[str, tuple[Callable[[], nn.Module], int | None]] = {
+CUTS = {
     "before what trains": (lambda: last(lambda: frozen(lin(), nn.ReLU(), lin())), 2),
     "in the middle of a block": (
         lambda: last(lambda: frozen(nn.Sequential(lin(), nn.Tanh()), lin())),
@@ -463,7 +452,7 @@ CUTS: dict[str, tuple[Callable[[], nn.Module], int | None]] = {
 
 
 @pytest.mark.parametrize("which", CUTS)
-def test_where_a_model_is_cut(which: str) -> None:
+def test_where_a_model_is_cut(which):
     make, length = CUTS[which]
     model = make()
     found = cut(model)
@@ -478,7 +467,7 @@ def test_where_a_model_is_cut(which: str) -> None:
 
 
 @pytest.mark.parametrize("where", [(), (0,), (2,)])
-def test_a_model_with_hooks_is_not_cut(where: tuple[int, ...]) -> None:
+def test_a_model_with_hooks_is_not_cut(where):
     model = last(lambda: frozen(lin(), nn.ReLU(), lin()))
     hooked = model[where[0]] if where else model
     handle = hooked.register_forward_hook(lambda *_: None)

@@ -4,21 +4,15 @@ They show that a change of structure or of names changes no bit. Write the table
 ``python -m tests.identities.digests``; a change that means to alter bits does so in a commit of its own.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fl_core.algorithms import find, registry
-from fl_core.config import RunConfig
-from fl_core.engine import Engine
 from fl_core.recorder import Recorder
 from tests.conftest import BLOCKS, CONFIG
 
@@ -31,7 +25,7 @@ COLUMNS = ("round", "model", "split", "client", "metric")
 """The scores that the table digests: new metrics, columns and formats of rows do not change it."""
 
 
-def config_for(name: str, **changes: Any) -> RunConfig:
+def config_for(name, **changes):
     """Return the configuration of an algorithm's small run."""
     config = CONFIG.with_keys(
         rounds=2,
@@ -45,7 +39,7 @@ def config_for(name: str, **changes: Any) -> RunConfig:
     return config.with_keys(algorithm=name, **changes)
 
 
-def digests(engine: Engine) -> dict[str, str]:
+def digests(engine):
     """Return the digests of a finished run."""
     lines = engine.listener(Recorder).rows
     plan = engine.algorithm.plan
@@ -66,7 +60,7 @@ def digests(engine: Engine) -> dict[str, str]:
     return {name: _digest(value) for name, value in found.items()}
 
 
-def machine() -> dict[str, str]:
+def machine():
     """Return what the bits depend on: the instructions, and the bits of fixed computations for a model and a row."""
     torch_state = torch.random.get_rng_state()
     torch.manual_seed(0)
@@ -100,12 +94,12 @@ def machine() -> dict[str, str]:
     }
 
 
-def _score(row: Mapping[str, Any]) -> list[str]:
+def _score(row):
     """Return a score with all its digits. Costs, times and the run's random name are left out."""
     return [str(row[name]) for name in COLUMNS] + [repr(row["value"])]
 
 
-def _tensors(tensors: Mapping[str, Tensor]) -> list[list[str]]:
+def _tensors(tensors):
     """Return the name, the type, the shape and the bytes of each tensor."""
     return [
         [
@@ -118,13 +112,13 @@ def _tensors(tensors: Mapping[str, Tensor]) -> list[list[str]]:
     ]
 
 
-def _digest(value: Any) -> str:
+def _digest(value):
     return hashlib.sha256(
         json.dumps(value, sort_keys=True, default=str).encode()
     ).hexdigest()[:16]
 
 
-def write(runs: Iterable[tuple[str, Engine]]) -> None:
+def write(runs):
     """Write the table of all runs."""
     table = {
         "machine": machine(),
@@ -133,7 +127,7 @@ def write(runs: Iterable[tuple[str, Engine]]) -> None:
     TABLE.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
 
-def main() -> None:
+def main():
     """Run every algorithm and write the table."""
     from diagnostics.measure import instruments
     from fl_core import runner

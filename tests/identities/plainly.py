@@ -1,18 +1,13 @@
 """Local training written plainly in float64, next to runs of the package in float64."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fl_core import seeds, tree
-from fl_core.tree import Tree
-from tests.conftest import TOY, Played, network, play
+from tests.conftest import TOY, network, play
 
 SEED, LR, BATCH, EPOCHS, ROUNDS = 3, 0.05, 8, 2, 3
 CLIENTS = [client.name for client in TOY.clients]
@@ -22,42 +17,40 @@ EVERYONE = range(len(CLIENTS))
 class Exact(nn.Sequential):
     """A network that computes in float64."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return super().forward(x.double())
 
 
-def exact() -> Exact:
+def exact():
     return Exact(OrderedDict(network("plain").named_children())).double()
 
 
-def initial() -> Tree:
+def initial():
     return tree.state_dict(exact())
 
 
-def zeros() -> Tree:
+def zeros():
     return {name: torch.zeros_like(value) for name, value in initial().items()}
 
 
-def played(algorithm: str, rounds: int = 1, **changes: Any) -> Played:
+def played(algorithm, rounds=1, **changes):
     """Run the package, with two epochs a round."""
     keys = {"epochs": EPOCHS, "lr": LR, "batch_size": BATCH, "seed": SEED} | changes
     keys |= {"model": exact(), "stack": "off", "eval_every": rounds}
     return play(algorithm=algorithm, rounds=rounds, **keys)
 
 
-def sampled(run: Played, index: int) -> list[int]:
+def sampled(run, index):
     """Return the clients that took part in a round."""
     return [CLIENTS.index(name) for name in run.checkpoints[index].models["local"]]
 
 
-def states(run: Played, index: int) -> list[dict[str, Tree]]:
+def states(run, index):
     """Return what each client holds after a round."""
     return [state.trees for state in run.checkpoints[index].clients.values()]
 
 
-def batches(
-    client: int, index: int = 0, epochs: int = EPOCHS, stream: str = "main"
-) -> list[tuple[Tensor, Tensor]]:
+def batches(client, index=0, epochs=EPOCHS, stream="main"):
     """Return the batches of a client's round."""
     train = TOY.clients[client].train
     draws = seeds.torch_generator(SEED, "batches", index, client, stream)
@@ -66,7 +59,7 @@ def batches(
     return [(train.x[part].double(), train.y[part]) for part in parts]
 
 
-def gradient(weights: Tree, x: Tensor, y: Tensor, names: Any = ()) -> Tree:
+def gradient(weights, x, y, names=()):
     """Return the gradient of the cross-entropy with respect to the named tensors, or all."""
     names = sorted(names or weights)
     leaves = {n: w.clone().requires_grad_(n in names) for n, w in weights.items()}
@@ -80,17 +73,17 @@ def gradient(weights: Tree, x: Tensor, y: Tensor, names: Any = ()) -> Tree:
 
 
 def trained(
-    client: int,
-    start: Tree,
-    index: int = 0,
+    client,
+    start,
+    index=0,
     *,
-    epochs: int = EPOCHS,
-    momentum: float = 0.0,
-    decay: float = 0.0,
-    moving: Any = (),
-    stream: str = "main",
-    bend: Callable[[str, Tensor], Any] = lambda name, w: 0,
-) -> Tree:
+    epochs=EPOCHS,
+    momentum=0.0,
+    decay=0.0,
+    moving=(),
+    stream="main",
+    bend=lambda name, w: 0,
+):
     """Return the weights after a round of w <- w - lr (gradient + bend(name, w)), with momentum and decay."""
     weights, speed = dict(start), zeros()
     for x, y in batches(client, index, epochs, stream):
@@ -101,7 +94,7 @@ def trained(
     return weights
 
 
-def average(trees: list[Tree], weights: Any = TOY.weights) -> Tree:
+def average(trees, weights=TOY.weights):
     """Return the weighted mean, by numpy."""
     return {
         name: torch.from_numpy(
@@ -111,7 +104,7 @@ def average(trees: list[Tree], weights: Any = TOY.weights) -> Tree:
     }
 
 
-def check_close(found: Tree, wanted: Tree, atol: float = 1e-12) -> None:
+def check_close(found, wanted, atol=1e-12):
     assert found.keys() == wanted.keys()
     for name in wanted:
         assert found[name].dtype == torch.float64

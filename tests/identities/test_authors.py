@@ -3,13 +3,10 @@
 The file names the repository and commit of each. ``tests/identities/authors.py`` of commit 8b6dbd72 made it.
 """
 
-from __future__ import annotations
-
 import json
 from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,15 +14,15 @@ import torch
 from torch import nn
 
 from fl_core.algorithms import Round
-from fl_core.data import ClientData, FederatedData, Split
-from tests.conftest import CONFIG, Played, federation, play
+from fl_core.data import ClientData, Split
+from tests.conftest import CONFIG, federation, play
 
 STORED = json.loads(Path(__file__).with_name("authors.json").read_text("utf-8"))
 TOLERANCE = 2e-6
 """The largest difference of a number. The authors' code rounds in another order, in float32."""
 
 
-def data_of() -> FederatedData:
+def data_of():
     """Return the training samples of each client."""
     given = STORED["inputs"]["clients"]
     parts = [
@@ -39,9 +36,9 @@ def data_of() -> FederatedData:
     return replace(plain, clients=clients)
 
 
-def network(weights: dict[str, Any]) -> nn.Sequential:
+def network(weights):
     """Return linear layers of these weights without biases, with ReLU between them."""
-    parts: OrderedDict[str, nn.Module] = OrderedDict()
+    parts = OrderedDict()
     for name, value in weights.items():
         outputs, width = torch.tensor(value).shape
         parts[name.partition(".")[0]] = nn.Linear(width, outputs, bias=False)
@@ -52,7 +49,7 @@ def network(weights: dict[str, Any]) -> nn.Sequential:
     return model
 
 
-def played(name: str, weights: str = "weights") -> Played:
+def played(name, weights="weights"):
     stored = STORED["algorithms"][name]
     config = CONFIG.with_keys(algorithm=name, options=stored["options"])
     return play(
@@ -62,7 +59,7 @@ def played(name: str, weights: str = "weights") -> Played:
     )
 
 
-def check(found: list[dict[str, torch.Tensor]], wanted: list[dict[str, Any]]) -> None:
+def check(found, wanted):
     for ours, theirs in zip(found, wanted, strict=True):
         assert ours.keys() == theirs.keys()
         for name, value in theirs.items():
@@ -72,7 +69,7 @@ def check(found: list[dict[str, torch.Tensor]], wanted: list[dict[str, Any]]) ->
 
 
 @pytest.mark.parametrize("name", ["fedala", "mr_mtl"])
-def test_every_round_leaves_the_authors_models(name: str) -> None:
+def test_every_round_leaves_the_authors_models(name):
     for checkpoint, wanted in zip(
         played(name).checkpoints,
         STORED["algorithms"][name]["outputs"],
@@ -84,7 +81,7 @@ def test_every_round_leaves_the_authors_models(name: str) -> None:
         )
 
 
-def test_apfl_has_its_authors_mixtures_and_shares() -> None:
+def test_apfl_has_its_authors_mixtures_and_shares():
     done = played("apfl", "linear")
     for checkpoint, wanted in zip(
         done.checkpoints, STORED["algorithms"]["apfl"]["outputs"], strict=True

@@ -1,14 +1,9 @@
 """The limits with default flags, where a faster trainer serves small perceptrons: it must serve both or neither."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from fl_core import runner, tree
 from fl_core.config import RunConfig
-from fl_core.engine import Engine
 from fl_core.plan import LayerPlan
 from tests.conftest import every_other
 from tests.identities.test_limits import FEDAVG_LIMITS
@@ -26,9 +21,7 @@ PLANS = {
 ALL = len(TASK.layers)
 META = {"alpha": 0, "beta": TASK.config.training.lr}
 
-LIMITS: dict[
-    str, tuple[str, str, int | None, dict[str, Any]]
-] = {  # algorithm, its limit, layers shared, options
+LIMITS = {  # algorithm, its limit, layers shared, options
     **{
         name: (each, "fedavg", ALL if shares else None, given)
         for name, (each, shares, given) in FEDAVG_LIMITS.items()
@@ -47,12 +40,10 @@ LIMITS: dict[
         {**META, "variant": "hf"},
     ),
 }
-PLAYED: dict[str, Engine] = {}
+PLAYED = {}
 
 
-def played(
-    algorithm: str, shared: int | None = None, options: dict[str, Any] | None = None
-) -> Engine:
+def played(algorithm, shared=None, options=None):
     key = repr((algorithm, shared, options))
     if key not in PLAYED:
         config = HEART.with_keys(algorithm=algorithm, options=options or {})
@@ -62,7 +53,7 @@ def played(
     return PLAYED[key]
 
 
-def models(engine: Engine, which: str = "") -> list[str]:
+def models(engine, which=""):
     """Digests of every client's model of that name; without one, of the model that is evaluated."""
     name = which or engine.algorithm.evaluates
     return [
@@ -71,7 +62,7 @@ def models(engine: Engine, which: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize("limit", every_other(LIMITS, of=3))
-def test_the_limit_holds_with_default_flags(limit: str) -> None:
+def test_the_limit_holds_with_default_flags(limit):
     algorithm, other, shared, options = LIMITS[limit]
     which = {
         "ditto": "personal" if other == "local" else "global",
@@ -82,5 +73,5 @@ def test_the_limit_holds_with_default_flags(limit: str) -> None:
     assert tree.digest(tree.state_dict(TASK.model)) not in found, "the models must move"
 
 
-def test_these_runs_take_the_faster_path() -> None:
+def test_these_runs_take_the_faster_path():
     assert TASK.config.execution.stack == "on"

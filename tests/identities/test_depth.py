@@ -1,23 +1,18 @@
 """Clients of limited depth at the limits where their definitions coincide: the same bits after every round."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from fl_core import models, tree
 from fl_core.algorithms import base, registry
 from fl_core.algorithms.fedra import AllLarge
 from fl_core.algorithms.inclusivefl import DepthFL
-from tests.conftest import BLOCKS, TOY, Played, every_other, network, play
+from tests.conftest import BLOCKS, TOY, every_other, network, play
 
 FULL = (3,)
-SETTINGS: dict[str, dict[str, Any]] = {
+SETTINGS = {
     "momentum": {"momentum": 0.9, "weight_decay": 0.01},
     "adamw kept": {
         "optimizer": "adamw",
@@ -27,7 +22,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "two of four clients": {"participation": 0.5},
 }
-TRAINED: dict[str, dict[str, Any]] = {
+TRAINED = {
     "adapters": {},
     "attention's adapters": {"lora_targets": "attn.proj", "lora_dropout": 0},
     "everything": {"lora_targets": "none"},
@@ -48,15 +43,15 @@ pairs = pytest.mark.parametrize(
         ),
     ],
 )
-PLAYED: dict[str, Played] = {}
+PLAYED = {}
 
 
 def run(
-    algorithm: str,
-    setting: str = "momentum",
-    kind: str | nn.Module = "vit",
-    **options: Any,
-) -> Played:
+    algorithm,
+    setting="momentum",
+    kind="vit",
+    **options,
+):
     """Two rounds; those of a named network are played once in this file."""
     key = repr((algorithm, setting, kind, sorted(options.items())))
     if key not in PLAYED or not isinstance(kind, str):
@@ -84,9 +79,7 @@ def run(
     ],
     ids=str,
 )
-def test_at_full_depth_it_is_alllarge(
-    name: str, limits: dict[str, Any], trained: str, setting: str
-) -> None:
+def test_at_full_depth_it_is_alllarge(name, limits, trained, setting):
     options = TRAINED[trained]
     found, wanted = (
         run(name, setting, depths=FULL, **limits, **options),
@@ -98,7 +91,7 @@ def test_at_full_depth_it_is_alllarge(
 
 
 @settings
-def test_alllarge_that_trains_everything_is_fedavg(setting: str) -> None:
+def test_alllarge_that_trains_everything_is_fedavg(setting):
     found = run("alllarge", setting, lora_targets="none")
     wanted = play(
         algorithm="fedavg", model="vit", rounds=2, eval_every=2, **SETTINGS[setting]
@@ -110,7 +103,7 @@ def test_alllarge_that_trains_everything_is_fedavg(setting: str) -> None:
 
 
 @settings
-def test_without_further_classifiers_depthfl_is_alllarge(setting: str) -> None:
+def test_without_further_classifiers_depthfl_is_alllarge(setting):
     found = run("depthfl", setting, depths=FULL, exits=(), weighted=True)
     wanted = run("alllarge", setting)
     for ours, theirs in zip(found.checkpoints, wanted.checkpoints, strict=True):
@@ -135,11 +128,11 @@ class Summed(AllLarge):
     added_modules = DepthFL.added_modules
     Config = _Config
     wrap_model = DepthFL.wrap_model
-    loss = DepthFL.loss  # type: ignore[assignment]
+    loss = DepthFL.loss
 
 
 @pytest.fixture(autouse=True)
-def _registered() -> Iterator[None]:
+def _registered():
     registry()
     base.ALGORITHMS._members["summed"] = Summed
     yield
@@ -153,10 +146,8 @@ def _registered() -> Iterator[None]:
         pytest.param("two of four clients", (2,), marks=pytest.mark.slow),
     ],
 )
-def test_depthfl_without_distillation_is_the_summed_loss(
-    setting: str, exits: tuple[int, ...]
-) -> None:
-    common: dict[str, Any] = {"exits": exits}
+def test_depthfl_without_distillation_is_the_summed_loss(setting, exits):
+    common = {"exits": exits}
     wanted = run("summed", setting, **common)
     found = run(
         "depthfl", setting, depths=FULL, weighted=True, distillation=0, **common
@@ -171,7 +162,7 @@ def test_depthfl_without_distillation_is_the_summed_loss(
 
 @pytest.mark.parametrize("kind", BLOCKS)
 @pytest.mark.parametrize("targets", every_other(["patch_embed.proj,last", "mlp.fc2"]))
-def test_fresh_adapters_leave_the_model_as_it_was(kind: str, targets: str) -> None:
+def test_fresh_adapters_leave_the_model_as_it_was(kind, targets):
     """B is zero: the built model predicts what the plain one does, a ViT bit for bit.
 
     An MLP-Mixer mixes tokens in transposed layers; adding the adapter's zeros changes how their outputs lie in memory,

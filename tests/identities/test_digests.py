@@ -1,7 +1,5 @@
 """Every algorithm gives the stored bits."""
 
-from __future__ import annotations
-
 import json
 import platform
 
@@ -33,5 +31,5 @@ def test_the_table_has_every_algorithm():
 
 
 @pytest.mark.parametrize("name", sorted(catalogue.registry("algorithm").own))
-def test_one_process(name: str):
+def test_one_process(name):
     assert digests(runner.run(config_for(name), **SHARED)) == STORED["runs"][name]

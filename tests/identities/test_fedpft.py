@@ -1,20 +1,16 @@
 """FedPFT at the limit where nothing of it is left but the transformation: FedAvg on the same model."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 
-from fl_core.algorithms import Round, base
+from fl_core.algorithms import base
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.fedpft import FedPFT
 from fl_core.training.phases import Group, Phase
 from tests.conftest import play
 
-BARE: dict[str, Any] = {"alternate": False, "prompts": 0, "contrast": False}
-TRAININGS: list[dict[str, Any]] = [
+BARE = {"alternate": False, "prompts": 0, "contrast": False}
+TRAININGS = [
     {"momentum": 0.9, "weight_decay": 0.01},
     {"optimizer": "adamw", "lr": 0.01},
 ]
@@ -28,7 +24,7 @@ class OnTheModule(FedAvg):
     Config = FedPFT.Config
     wrap_model = FedPFT.wrap_model
 
-    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
+    def phases(self, rnd, client):
         every = self.task_info.tensors
         part = frozenset(name for name in every if name.startswith("transform."))
         group = Group(part, lr=self.config.transform_lr)
@@ -36,7 +32,7 @@ class OnTheModule(FedAvg):
 
 
 @pytest.fixture(autouse=True)
-def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+def _registered(monkeypatch):
     base.registry()
     monkeypatch.setitem(base.ALGORITHMS._members, OnTheModule.name, OnTheModule)
 
@@ -44,9 +40,7 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("kind", "training"), [*zip(("plain", "norm"), TRAININGS, strict=True)]
 )
-def test_without_prompts_and_tasks_it_is_fedavg_on_the_module(
-    kind: str, training: dict[str, Any]
-) -> None:
+def test_without_prompts_and_tasks_it_is_fedavg_on_the_module(kind, training):
     options = BARE | {"transform_lr": 0.02}
     ours, theirs = (
         play(algorithm=name, model=kind, options=options, epochs=2, **training)

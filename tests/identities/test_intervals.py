@@ -1,7 +1,5 @@
 """FedLAMA where all layers have the same interval: FedAvg with so many local steps."""
 
-from __future__ import annotations
-
 import pytest
 
 from fl_core import tree
@@ -10,7 +8,7 @@ from tests.identities.plainly import check_close, initial, played
 
 
 @pytest.mark.parametrize("tau", [2, 3])
-def test_fedlama_with_one_interval_is_fedavg_with_as_many_local_steps(tau: int) -> None:
+def test_fedlama_with_one_interval_is_fedavg_with_as_many_local_steps(tau):
     """Under plain descent on whole training splits ``tau`` rounds of one step are a round of ``tau`` steps."""
     whole, options = max(TOY.weights), {"tau": tau, "phi": 1}
     often = played("fedlama", 2 * tau, epochs=1, batch_size=whole, options=options)

@@ -1,7 +1,5 @@
 """Algorithms at the limits where their definitions coincide: the same bits after every round."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,13 +8,12 @@ import torch
 
 from fl_core import models, tree
 from fl_core.algorithms import Round, registry
-from fl_core.layers import Layer, layers_of
+from fl_core.layers import layers_of
 from fl_core.plan import LayerPlan
 from fl_core.task import assemble
 from tests.conftest import (
     CONFIG,
     TOY,
-    Played,
     every_other,
     federation,
     kind_for,
@@ -24,8 +21,8 @@ from tests.conftest import (
     play,
 )
 
-SGD: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.01}
-ADAMW: dict[str, Any] = {
+SGD = {"momentum": 0.9, "weight_decay": 0.01}
+ADAMW = {
     "optimizer": "adamw",
     "lr": 0.01,
     "weight_decay": 0.01,
@@ -41,7 +38,7 @@ class Setting:
     model: str = "plain"
     options: dict[str, Any] = field(default_factory=dict, hash=False)
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return self.name
 
 
@@ -68,7 +65,7 @@ QUICK = (
 )
 
 
-def settings(quick: int) -> pytest.MarkDecorator:
+def settings(quick):
     """Parametrise by settings, all but one of which are slow."""
     return pytest.mark.parametrize(
         "setting",
@@ -83,12 +80,10 @@ def settings(quick: int) -> pytest.MarkDecorator:
     )
 
 
-PLAYED: dict[str, Played] = {}
+PLAYED = {}
 
 
-def run(
-    setting: Setting, algorithm: str, plan: LayerPlan | None = None, **changes: Any
-) -> Played:
+def run(setting, algorithm, plan=None, **changes):
     """A run, played once in this file; scores are of no interest here, so most are left out."""
     key = repr((setting, algorithm, plan and plan.shared, sorted(changes.items())))
     if key not in PLAYED:
@@ -99,21 +94,19 @@ def run(
     return PLAYED[key]
 
 
-def fedavg(setting: Setting) -> Played:
+def fedavg(setting):
     return run(setting, "fedavg")
 
 
-def local(setting: Setting) -> Played:
+def local(setting):
     return run(setting, "local")
 
 
-def layers(setting: Setting) -> tuple[Layer, ...]:
+def layers(setting):
     return layers_of(fedavg(setting).task.model, models.example(TOY.shape))
 
 
-FEDAVG_LIMITS: dict[
-    str, tuple[str, bool, dict[str, Any]]
-] = {  # algorithm, everything shared?, its options
+FEDAVG_LIMITS = {  # algorithm, everything shared?, its options
     "fedprox, mu 0": ("fedprox", False, {"mu": 0}),
     "fedper, all shared": ("fedper", True, {}),
     "fedrep, all shared, no head epochs": ("fedrep", True, {"head_epochs": 0}),
@@ -143,7 +136,7 @@ PAIRS = [  # in make test, each limit in one of the quick settings in turn
 
 
 @pytest.mark.parametrize(("limit", "setting"), PAIRS)
-def test_the_limit_is_fedavg_bit_for_bit(limit: str, setting: Setting) -> None:
+def test_the_limit_is_fedavg_bit_for_bit(limit, setting):
     algorithm, shares, options = FEDAVG_LIMITS[limit]
     if algorithm == "fedbn" and setting.model == "norm":
         assert run(setting, algorithm).server() != fedavg(setting).server()
@@ -158,19 +151,19 @@ def test_the_limit_is_fedavg_bit_for_bit(limit: str, setting: Setting) -> None:
 
 
 @settings(0)
-def test_ditto_without_a_pull_is_local(setting: Setting) -> None:
+def test_ditto_without_a_pull_is_local(setting):
     found = run(setting, "ditto", options={"lam": 0})
     assert found.models("personal") == local(setting).models("personal")
 
 
 @settings(1)
-def test_local_head_without_a_body_is_local_bit_for_bit(setting: Setting) -> None:
+def test_local_head_without_a_body_is_local_bit_for_bit(setting):
     plan = LayerPlan(layers(setting), ())
     assert run(setting, "local_head", plan).evaluated() == local(setting).evaluated()
 
 
 @settings(0)
-def test_playerfl_with_a_plan_is_fedper_with_it(setting: Setting) -> None:
+def test_playerfl_with_a_plan_is_fedper_with_it(setting):
     plan = LayerPlan.prefix(layers(setting), 1)
     ours, theirs = run(setting, "playerfl", plan), run(setting, "fedper", plan)
     assert ours.everything() == theirs.everything()
@@ -181,8 +174,8 @@ def test_playerfl_with_a_plan_is_fedper_with_it(setting: Setting) -> None:
 
 @settings(2)
 def test_fedper_with_a_measured_plan_decides_and_trains_as_playerfl(
-    setting: Setting,
-) -> None:
+    setting,
+):
     ours, theirs = run(setting, "fedper", config_plan="auto"), run(setting, "playerfl")
     assert ours.engine.algorithm.plan == theirs.engine.algorithm.plan
     assert ours.server() == theirs.server()
@@ -194,9 +187,7 @@ def test_fedper_with_a_measured_plan_decides_and_trains_as_playerfl(
 @pytest.mark.parametrize(
     ("variant", "by"), [("playerfl_minus", -1), ("playerfl_plus", 1)]
 )
-def test_one_layer_less_or_more_is_playerfl_with_that_plan(
-    setting: Setting, variant: str, by: int
-) -> None:
+def test_one_layer_less_or_more_is_playerfl_with_that_plan(setting, variant, by):
     decided = run(setting, "playerfl").engine.algorithm.plan
     assert decided is not None
     assert decided.cut is not None
@@ -211,9 +202,9 @@ def test_one_layer_less_or_more_is_playerfl_with_that_plan(
 
 
 @settings(2)
-def test_fedavg_of_one_client_is_local_training(setting: Setting) -> None:
+def test_fedavg_of_one_client_is_local_training(setting):
     options = setting.options | {"participation": 1.0}
-    common: dict[str, Any] = {
+    common = {
         "data": federation(sizes=(45,)),
         "model": setting.model,
         "eval_every": 3,
@@ -226,7 +217,7 @@ def test_fedavg_of_one_client_is_local_training(setting: Setting) -> None:
 
 
 @pytest.mark.parametrize("name", every_other(sorted(registry())))
-def test_the_common_start_does_not_depend_on_the_algorithm(name: str) -> None:
+def test_the_common_start_does_not_depend_on_the_algorithm(name):
     """An algorithm's additions leave the model's values alone, and personal ones are the client's.
 
     Only pFedHN draws a start of its own, unless its option says to begin at the common one.
@@ -257,7 +248,7 @@ def test_the_common_start_does_not_depend_on_the_algorithm(name: str) -> None:
             assert all(torch.equal(model[n], start[n]) for n in common)
 
 
-def test_the_networks_are_as_their_settings_say() -> None:
+def test_the_networks_are_as_their_settings_say():
     """Dropout draws, batch normalisation has buffers: otherwise the settings above would test nothing."""
     assert [layer.name for layer in layers(SETTINGS[0])] == ["fc1", "fc2", "fc3"]
     assert any(layer.buffers for layer in layers(SETTINGS[5]))

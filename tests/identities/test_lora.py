@@ -1,7 +1,5 @@
 """Adapters that equal another training: with A the identity, and with nothing shared."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -16,7 +14,7 @@ pytest.importorskip("peft")
 ADAPTED = CONFIG.with_keys(adapt="lora:r=2", stack="off", momentum=0.9)
 
 
-def test_sgd_on_b_is_sgd_on_the_weights_if_a_is_the_identity() -> None:
+def test_sgd_on_b_is_sgd_on_the_weights_if_a_is_the_identity():
     plain, adapted = network("plain"), network("plain")
     fits = {name: m for name, m in adapted.named_modules() if isinstance(m, nn.Linear)}
     ranks = {name: module.in_features for name, module in fits.items()}
@@ -50,7 +48,7 @@ def test_sgd_on_b_is_sgd_on_the_weights_if_a_is_the_identity() -> None:
         torch.testing.assert_close(one[f"{name}.weight"], weight, rtol=0, atol=1e-5)
 
 
-def test_a_plan_that_shares_nothing_is_local() -> None:
+def test_a_plan_that_shares_nothing_is_local():
     task = assemble(ADAPTED, data=TOY, model=network("plain"))
     nothing = LayerPlan(task.layers, ())
     config = ADAPTED.with_keys(algorithm="fedper")

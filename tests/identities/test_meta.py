@@ -1,19 +1,14 @@
 """FedRoD, Per-FedAvg and pFedMe: their limits, and one round against the same arithmetic written plainly."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from fl_core import models, runner, seeds, tree
 from fl_core.algorithms import Round
 from fl_core.errors import UsageError
 from fl_core.models.extended import TwoHeads, split_head
-from fl_core.tree import Tree
 from tests.conftest import CONFIG, TOY, client_runner_of, network, play
 from tests.identities.plainly import (
     BATCH,
@@ -28,14 +23,14 @@ from tests.identities.plainly import (
     played as run_exact,
     states,
 )
-from tests.identities.test_limits import Setting, run, settings
+from tests.identities.test_limits import run, settings
 
 
-def moved_along(weights: Tree, along: Tree, by: float) -> Tree:
+def moved_along(weights, along, by):
     return {name: value + by * along[name] for name, value in weights.items()}
 
 
-def test_pfedme_is_its_definition() -> None:
+def test_pfedme_is_its_definition():
     lam, rate, inner, decay, beta = 3.0, 0.07, 3, 0.01, 1.6
     options = {"lam": lam, "personal_lr": rate, "inner_steps": inner}
     played = run_exact("pfedme", options=options | {"decay": decay, "beta": beta})
@@ -58,14 +53,14 @@ def test_pfedme_is_its_definition() -> None:
 
 
 @pytest.mark.parametrize("beta", [1.0, 2.0])
-def test_pfedme_without_a_pull_never_moves_the_global_model(beta: float) -> None:
+def test_pfedme_without_a_pull_never_moves_the_global_model(beta):
     played = play(algorithm="pfedme", options={"lam": 0, "beta": beta})
     assert set(played.server()) == {tree.digest(tree.state_dict(network("plain")))}
     personal = played.models("personal")[-1]
     assert len(set(personal)) == len(personal), "while the personal models learn"
 
 
-def test_beta_mixes_parameters_and_never_running_statistics() -> None:
+def test_beta_mixes_parameters_and_never_running_statistics():
     """With beta = 0 the parameters stay, with 2 they go twice as far; statistics are the clients' mean throughout."""
     start = tree.state_dict(network("norm"))
     found = {
@@ -88,9 +83,7 @@ def test_beta_mixes_parameters_and_never_running_statistics() -> None:
 
 @pytest.mark.parametrize("variant", ["fo", "hf"])
 @settings(1)
-def test_per_fedavg_without_adaptation_is_fedavg(
-    setting: Setting, variant: str
-) -> None:
+def test_per_fedavg_without_adaptation_is_fedavg(setting, variant):
     """Bit for bit, at rate beta."""
     rate = setting.options.get("lr", CONFIG.training.lr)
     found = run(
@@ -103,7 +96,7 @@ def test_per_fedavg_without_adaptation_is_fedavg(
 
 
 @pytest.mark.parametrize("variant", ["fo", "hf"])
-def test_per_fedavg_is_its_definition(variant: str) -> None:
+def test_per_fedavg_is_its_definition(variant):
     alpha, beta, delta = 0.3, 0.08, 1e-3
     options = {"variant": variant, "alpha": alpha, "beta": beta, "delta": delta}
     played = run_exact("per_fedavg", options=options)
@@ -131,7 +124,7 @@ def test_per_fedavg_is_its_definition(variant: str) -> None:
     check_close(played.checkpoints[0].server.trees["model"], average(trained))
 
 
-def test_the_personal_model_is_one_step_of_descent_on_training_samples() -> None:
+def test_the_personal_model_is_one_step_of_descent_on_training_samples():
     config = CONFIG.with_keys(algorithm="per_fedavg", options={"alpha": 0.3}, rounds=2)
     played = play(config)
     for checkpoint in played.checkpoints:
@@ -152,16 +145,14 @@ def test_the_personal_model_is_one_step_of_descent_on_training_samples() -> None
                 )
 
 
-def rod(seed: int = 0) -> TwoHeads:
+def rod(seed=0):
     with seeds.torch_seeded(seed):
         model = TwoHeads(*split_head(network("plain"), models.example(TOY.shape)))
         nn.init.normal_(model.personal.weight)
     return model
 
 
-def losses(
-    model: TwoHeads, gamma: float, labels: Tensor, y: Tensor | None = None
-) -> tuple[Tensor, Any]:
+def losses(model, gamma, labels, y=None):
     """The sum that is trained on the first client's batch, and the algorithm's task."""
     task = runner.assemble(
         CONFIG.with_keys(algorithm="fedrod", options={"gamma": gamma}),
@@ -180,7 +171,7 @@ def losses(
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0])
-def test_fedrods_objective_and_its_gradients(gamma: float) -> None:
+def test_fedrods_objective_and_its_gradients(gamma):
     """The extractor and the generic head follow the balanced loss alone, the personal head the other one alone."""
     model, (x, y) = rod(), (TOY.clients[0].train.x[:8], TOY.clients[0].train.y[:8])
     labels = TOY.clients[0].train.y
@@ -214,8 +205,8 @@ def test_fedrods_objective_and_its_gradients(gamma: float) -> None:
 
 @pytest.mark.parametrize("gamma", [0.1, 1.0])
 def test_classes_that_a_client_does_not_hold_have_no_part_in_the_balanced_loss(
-    gamma: float,
-) -> None:
+    gamma,
+):
     model, (x, y) = rod(), (TOY.clients[0].train.x[:8], TOY.clients[0].train.y[:8])
     held = sorted(set(y.tolist()))
     absent = next(k for k in range(3) if k not in held[:2])
@@ -232,7 +223,7 @@ def test_classes_that_a_client_does_not_hold_have_no_part_in_the_balanced_loss(
     )
 
 
-def test_fedrods_models_are_the_sum_of_the_heads_and_the_generic_one() -> None:
+def test_fedrods_models_are_the_sum_of_the_heads_and_the_generic_one():
     played = play(algorithm="fedrod", rounds=2)
     last, x = played.checkpoints[-1], TOY.clients[0].test.x
     net = rod()
@@ -254,7 +245,7 @@ def test_fedrods_models_are_the_sum_of_the_heads_and_the_generic_one() -> None:
     )
 
 
-def test_fedrod_needs_a_model_that_ends_in_a_linear_layer() -> None:
+def test_fedrod_needs_a_model_that_ends_in_a_linear_layer():
     open_ended = nn.Sequential(nn.Flatten(), nn.Linear(36, 3), nn.Softplus())
     with pytest.raises(UsageError, match="linear"):
         runner.assemble(

@@ -1,16 +1,12 @@
 """Mixtures at the limits of their weights: alone, and with those of FedAvg."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 
 from tests.conftest import TOY, play
-from tests.identities.test_limits import Setting, local, run, settings
+from tests.identities.test_limits import local, run, settings
 
-ALONE: dict[str, tuple[str, dict[str, Any]]] = {
+ALONE = {
     "pfedla, itself": ("pfedla", {"weights": "self"}),
     "heurpfedla, itself": ("heurpfedla", {"weights": "self", "k": 2}),
     "fedamp, no pull": ("fedamp", {"lam": 0}),
@@ -24,9 +20,7 @@ ALONE: dict[str, tuple[str, dict[str, Any]]] = {
 
 @settings(1)
 @pytest.mark.parametrize("limit", ALONE)
-def test_who_weighs_only_itself_is_alone_bit_for_bit(
-    limit: str, setting: Setting
-) -> None:
+def test_who_weighs_only_itself_is_alone_bit_for_bit(limit, setting):
     algorithm, options = ALONE[limit]
     assert (
         run(setting, algorithm, options=options).evaluated()
@@ -34,7 +28,7 @@ def test_who_weighs_only_itself_is_alone_bit_for_bit(
     )
 
 
-def test_pfedla_with_the_weights_of_fedavg_is_fedavg() -> None:
+def test_pfedla_with_the_weights_of_fedavg_is_fedavg():
     """Up to the order of float32 sums, which differs."""
     for kind in ("plain", "norm"):
         ours = play(algorithm="pfedla", model=kind, options={"weights": "samples"})

@@ -3,22 +3,16 @@
 Whoever was not sampled stands where it stood, on both sides; who never was counts with the common start.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from fl_core import models
 from fl_core.algorithms import TaskInfo, find
 from fl_core.algorithms.pfedla import PFedLA
 from fl_core.layers import layers_of
-from fl_core.tree import Tree
-from tests.conftest import TOY, Played
+from tests.conftest import TOY
 from tests.identities.plainly import (
     CLIENTS,
     EPOCHS,
@@ -36,19 +30,19 @@ from tests.identities.plainly import (
 ROUNDS, N = 5, len(CLIENTS)
 
 
-def flat(model: Tree) -> np.ndarray:
+def flat(model):
     return np.concatenate([model[name].numpy().ravel() for name in sorted(model)])
 
 
-def mixed(weights: Any, of: list[Tree]) -> Tree:
+def mixed(weights, of):
     """sum_j weights_j theta_j."""
     return {
         name: sum(w * each[name] for w, each in zip(weights, of, strict=True))
         for name in of[0]
-    }  # type: ignore[misc]
+    }
 
 
-def half(name: str, **options: Any) -> Played:
+def half(name, **options):
     run = played(name, ROUNDS, participation=0.5, options=options)
     drawn = [sampled(run, index) for index in range(ROUNDS)]
     assert {len(each) for each in drawn} == {2}
@@ -58,7 +52,7 @@ def half(name: str, **options: Any) -> Played:
 
 @pytest.mark.parametrize("start", ["own", "cloud"])
 @pytest.mark.parametrize("name", ["fedamp", "heurfedamp"])
-def test_fedamp_is_the_papers(name: str, start: str) -> None:
+def test_fedamp_is_the_papers(name, start):
     lam, alpha, sigma = 2.0, 3.0, 4.0
     run = half(
         name, lam=lam, alpha=alpha, sigma=sigma, decay=0.5, decay_every=2, start=start
@@ -86,9 +80,7 @@ def test_fedamp_is_the_papers(name: str, start: str) -> None:
             row[i] = 1 - row.sum()
             cloud = mixed(row, own)
 
-            def pull(
-                n: str, w: Tensor, cloud: Tree = cloud, by: float = lam / strength
-            ) -> Tensor:
+            def pull(n, w, cloud=cloud, by=lam / strength):
                 return by * (w - cloud[n])
 
             begun = own[i] if start == "own" else cloud
@@ -99,11 +91,11 @@ def test_fedamp_is_the_papers(name: str, start: str) -> None:
 
 
 @pytest.mark.parametrize("norm", ["l2", "l1"])
-def test_fedfomo_is_the_papers(norm: str) -> None:
+def test_fedfomo_is_the_papers(norm):
     """With everyone who has replied on offer."""
     run, net = half("fedfomo", downloads=N, epsilon=0, norm=norm), exact()
 
-    def loss(model: Tree, client: int) -> float:
+    def loss(model, client):
         split = TOY.clients[client].validation
         return float(
             F.cross_entropy(torch.func.functional_call(net, model, (split.x,)), split.y)
@@ -141,7 +133,7 @@ def test_fedfomo_is_the_papers(norm: str) -> None:
         ("heurpfedla", {"k": 2}),
     ],
 )
-def test_pfedla_is_the_papers(name: str, options: dict[str, Any]) -> None:
+def test_pfedla_is_the_papers(name, options):
     """Bar theta = sum_j alpha_j theta_j layer by layer; v, psi go lr J^T (theta - bar theta); k layers are kept."""
     options = {"lr": 60.0, "embedding": 7, "hidden": 9, **options}
     run, units, kept = half(name, **options), ("fc1", "fc2", "fc3"), options.get("k", 0)
@@ -157,7 +149,7 @@ def test_pfedla_is_the_papers(name: str, options: dict[str, Any]) -> None:
         {n: t.double() for n, t in drawn.network(server, i).items()} for i in EVERYONE
     ]
 
-    def alpha(net: Tree) -> Tensor:
+    def alpha(net):
         hidden = net["embedding"]
         for k in range(3):
             hidden = (net[f"trunk.{k}.weight"] @ hidden + net[f"trunk.{k}.bias"]).relu()
@@ -174,7 +166,7 @@ def test_pfedla_is_the_papers(name: str, options: dict[str, Any]) -> None:
             itself = weights[:, i].tolist()
             retained = sorted(
                 range(len(units)), key=lambda unit, itself=itself: -itself[unit]
-            )[:kept]  # type: ignore[misc]
+            )[:kept]
             bar = {
                 f"{unit}.{kind}": own[i][f"{unit}.{kind}"]
                 if u in retained

@@ -1,14 +1,10 @@
 """One round of federated training against the same arithmetic written plainly, in float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from fl_core import tree
 from fl_core.plan import LayerPlan
-from fl_core.tree import Tree
-from tests.conftest import Played
 from tests.identities.plainly import (
     EPOCHS,
     EVERYONE,
@@ -23,13 +19,13 @@ from tests.identities.plainly import (
 HEAD = {"fc3.weight", "fc3.bias"}
 
 
-def server(run: Played) -> Tree:
+def server(run):
     """Return the server's model after the round, every tensor of which moved."""
     return run.checkpoints[0].server.trees["model"]
 
 
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.9, 0.1)])
-def test_fedavg(momentum: float, decay: float) -> None:
+def test_fedavg(momentum, decay):
     found = server(played("fedavg", momentum=momentum, weight_decay=decay))
     local = [trained(c, initial(), momentum=momentum, decay=decay) for c in EVERYONE]
     check_close(found, average(local))
@@ -37,7 +33,7 @@ def test_fedavg(momentum: float, decay: float) -> None:
 
 
 @pytest.mark.parametrize("strength", [0.01, 1.0])
-def test_fedprox_and_ditto(strength: float) -> None:
+def test_fedprox_and_ditto(strength):
     start, plain = initial(), [trained(c, initial()) for c in EVERYONE]
     pulled = [
         trained(c, start, bend=lambda n, w: strength * (w - start[n])) for c in EVERYONE
@@ -50,14 +46,14 @@ def test_fedprox_and_ditto(strength: float) -> None:
         check_close(state["personal"], wanted)
 
 
-def test_fedper() -> None:
+def test_fedper():
     run, local = played("fedper"), [trained(c, initial()) for c in EVERYONE]
     check_close(server(run), average(local) | tree.select(initial(), HEAD))
     for state, own in zip(states(run, 0), local, strict=True):
         check_close(state["model"], {n: own[n] for n in HEAD})
 
 
-def test_fedrep() -> None:
+def test_fedrep():
     options = {"head_epochs": EPOCHS}
     run = played("fedrep", epochs=2 * EPOCHS, momentum=0.9, options=options)
     local = []
@@ -68,7 +64,7 @@ def test_fedrep() -> None:
     check_close(server(run), average(local) | tree.select(initial(), HEAD))
 
 
-def test_fedbabu() -> None:
+def test_fedbabu():
     layers = played("fedbabu").task.layers
     plan, body = LayerPlan.prefix(layers, 1), {"fc1.weight", "fc1.bias"}
     run = played("fedbabu", plan=plan, weight_decay=0.1)

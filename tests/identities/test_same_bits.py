@@ -1,12 +1,7 @@
 """Workers and a run in two parts give the bits of one process; stacks give them up to rounding."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,13 +23,13 @@ from tests.conftest import (
 )
 
 ALL = sorted(registry())
-COMMON: dict[str, Any] = {
+COMMON = {
     "rounds": 2,
     "participation": 0.5,
     "client_dropout": 0.3,
     "eval_every": 2,
 }
-TRAININGS: list[tuple[str, dict[str, Any]]] = [
+TRAININGS = [
     ("drop", {"momentum": 0.9, "weight_decay": 0.01}),
     ("norm", {"optimizer": "adamw", "lr": 0.01, "keep_optimizer": True}),
 ]
@@ -46,14 +41,14 @@ EACH = [
 ]
 
 
-def how(name: str) -> tuple[str, dict[str, Any]]:
+def how(name):
     """Return the model and the keys with which an algorithm trains here."""
     kind, keys = TRAININGS[ALL.index(name) % 2]
     return kind, {**COMMON, **keys}
 
 
 @cache
-def reference(name: str) -> Played:
+def reference(name):
     """Return the run in one process."""
     kind, keys = how(name)
     played = play(algorithm=name, model=kind, **keys)
@@ -65,7 +60,7 @@ def reference(name: str) -> Played:
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
+def workers():
     """Two processes for all algorithms, since new ones start slowly."""
     task = runner.assemble(CONFIG, data=TOY, model=network("plain"))
     pool = Workers(client_runner_of(task), 2)
@@ -74,7 +69,7 @@ def workers() -> Iterator[Workers]:
 
 
 @pytest.mark.parametrize("name", every_other(ALL, of=3))
-def test_workers(name: str, workers: Workers) -> None:
+def test_workers(name, workers):
     kind, keys = how(name)
     config = CONFIG.with_keys(algorithm=name, **keys)
     task = runner.assemble(config, data=TOY, model=network(kind_for(name, kind)))
@@ -85,10 +80,10 @@ def test_workers(name: str, workers: Workers) -> None:
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_two_parts(name: str, tmp_path: Path) -> None:
+def test_two_parts(name, tmp_path):
     kind, keys = how(name)
     config = CONFIG.with_keys(algorithm=name, checkpoint_every=1, **keys)
-    own: dict[str, Any] = {
+    own = {
         "data": TOY,
         "model": network(kind_for(name, kind)),
         "instruments": instruments(),
@@ -111,7 +106,7 @@ STACKED = [name for name in ALL if not find(name).needs_blocks]
 
 
 @pytest.mark.parametrize("name", every_other(STACKED, 1, of=3))
-def test_stacks(name: str) -> None:
+def test_stacks(name):
     """Sums of a stack round in another order."""
     keys = {**COMMON, "momentum": 0.9, "keep_optimizer": True}
     config = CONFIG.with_keys(algorithm=name, **keys)

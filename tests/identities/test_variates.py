@@ -1,7 +1,5 @@
 """SCAFFOLD and FedDyn against the same arithmetic written plainly, over several rounds in float64."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.identities.plainly import (
@@ -26,7 +24,7 @@ N = len(CLIENTS)
 @pytest.mark.parametrize(
     ("participation", "rate"), [(1.0, 1.0), (0.5, 1.0), (0.5, 0.7)]
 )
-def test_scaffold_is_the_papers_option_two(participation: float, rate: float) -> None:
+def test_scaffold_is_the_papers_option_two(participation, rate):
     """c_i+ = c_i - c + (x - y_i) / (K lr), c <- c + mean over all N, x <- x + rate mean over the sampled."""
     options = {"server_lr": rate}
     run = played("scaffold", ROUNDS, participation=participation, options=options)
@@ -51,7 +49,7 @@ def test_scaffold_is_the_papers_option_two(participation: float, rate: float) ->
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("alpha", [0.01, 0.5])
-def test_feddyn_is_the_papers(alpha: float, participation: float) -> None:
+def test_feddyn_is_the_papers(alpha, participation):
     options = {"alpha": alpha}
     run = played("feddyn", ROUNDS, participation=participation, options=options)
     theta, s, own = initial(), zeros(), [zeros() for _ in EVERYONE]
