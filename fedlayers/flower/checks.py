@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedlayers.flower.federation import checked
 from fl_core import tree
 from fl_core.algorithms.base import Message, Observation, State
-from fl_core.bounds import COUNT, NUMBER, MapOf
+from fl_core.bounds import COUNT, NUMBER, MapOf, check_names, form_of
 from fl_core.client_runner import (
     LOCAL,
     SCORED,
@@ -36,21 +36,13 @@ TIMES_MEDIAN = 1_000.0
 """How often an update's norm may be the median of the others."""
 LEAST_UPDATES = 3
 """Updates from which norms are compared."""
+OBSERVED = form_of(Observation)
 REPLY = {
     "meta": dict,
     "outline": MapOf([str]),
     "work": MapOf(NUMBER),
     "scores": MapOf(MapOf(MapOf(float))),
-    "observations": [
-        {
-            "metric": str,
-            "value": float,
-            "client": (COUNT, None),
-            "client_b": (COUNT, None),
-            "layer": str,
-            "variant": str,
-        }
-    ],
+    "observations": [OBSERVED],
     "received": COUNT,
 }
 
@@ -73,9 +65,12 @@ def reply_of(
     with about(f"site {site!r}"):
         _check_work(head["work"])
         _check_scores(head["scores"], clients)
-        observed = [Observation(**each) for each in head["observations"]]
-        for each in observed:
-            if max(each.client or 0, each.client_b or 0) >= len(clients.names):
+        observed = []
+        for each in head["observations"]:
+            check_names("an observation", each, OBSERVED)
+            observed.append(Observation(**each))
+            ends = {observed[-1].client, observed[-1].client_b}
+            if not ends <= {None, *range(len(clients.names))}:
                 raise UsageError(
                     f"client of an observation must be below {len(clients.names)}."
                 )

@@ -17,7 +17,6 @@ from fedlayers.instruments import default_instruments
 from fl_core import rows, storage, tree
 from fl_core.algorithms.base import Algorithm, Message, Round, State, find
 from fl_core.client_runner import (
-    TUNED,
     ClientReply,
     ClientRequest,
     FinetuneRequest,
@@ -114,13 +113,11 @@ def work(site: Site, packet: Packet) -> Packet:
         models = {algorithm.evaluates: models[algorithm.evaluates]}
         request = FinetuneRequest(number, head["done"], models=models)
     else:
-        tuned = states.tuned(*where)
-        models |= {} if tuned is None else {TUNED: tuned}
-        models = dict(sorted(models.items()))
+        models = dict(sorted((models | states.tuned(*where)).items()))
         request = ScoreRequest(number, head["done"], models=models)
     reply = runner.run(request)
     if head["kind"] == "tune":
-        states.save_tuned(*where, reply.models[TUNED])
+        states.save_tuned(*where, reply.models)
     reply.received = received
     return _packet(reply, Message(), state)
 

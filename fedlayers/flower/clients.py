@@ -49,7 +49,7 @@ EXTRA_TREES = 16
 """The largest number of trees of the model's size in a reply, next to one for each client."""
 HERE = (
     *("dataset", "data_root", "download", "scale", "workers", "device", "stack"),
-    *("plan", "init", "checkpoint_every"),
+    *("init", "checkpoint_every"),
 )
 """Keys of a configuration that the server keeps to itself."""
 
@@ -98,17 +98,17 @@ class Sites:
 
     def common(self, seed: int) -> dict[str, Any]:
         """Return the kind and the preparation of the sites' data for the splits of a seed. They are asked once."""
-        if seed in self._common:
-            return self._common[seed]
-        asked = {
-            name: Packet({"number": number, "seed": seed})
-            for number, name in enumerate(self.nodes)
-        }
-        replies = self.ask("query.describe", asked, FACT_BYTES)
-        sites = {
-            name: checked(name, replies[name].head, DESCRIPTION) for name in self.nodes
-        }
-        self._common[seed] = common(self.facts, sites)
+        if seed not in self._common:
+            asked = {
+                name: Packet({"number": number, "seed": seed})
+                for number, name in enumerate(self.nodes)
+            }
+            replies = self.ask("query.describe", asked, FACT_BYTES)
+            sites = {
+                name: checked(name, replies[name].head, DESCRIPTION)
+                for name in self.nodes
+            }
+            self._common[seed] = common(self.facts, sites)
         return self._common[seed]
 
     def clients(self, task: Task, run: str = "", *others: Any) -> SiteClients:
@@ -123,8 +123,8 @@ class Sites:
         clients = SiteClients(self, task, run or uuid4().hex)
         config = task.config.to_json()
         config = {key: value for key, value in config.items() if key not in HERE}
-        if task.plan is None and task.config.federation.plan == AUTO:
-            config["plan"] = AUTO
+        if config["plan"] != AUTO:  # the plan itself is sent
+            del config["plan"]
         job = {
             "run": clients.run_name,
             "config": config,

@@ -14,7 +14,7 @@ from fl_core.data.federated import ClientData, Split, digest_of
 from fl_core.data.partitions import SPLITS
 from fl_core.data.preprocessing import Preprocessing, width
 from fl_core.errors import UsageError, as_list, listing
-from fl_core.rows import MULTILABEL, REGRESSION, SURVIVAL
+from fl_core.rows import CLASSIFICATION, REGRESSION
 from fl_core.tokens import TokenShape
 
 OWN = "own"
@@ -31,20 +31,20 @@ FACTS = {
     "mean": [NUMBER],
     "std": [NUMBER],
     "images": bool,
+    "target": [COUNT],
     "columns": [str],
     "worded": [bool],
     "scale": str,
     "impute": str,
 }
-KEPT = ("task", "classes", "tokens", "mean", "std", "images", "columns")
+KEPT = ("task", "classes", "target", "tokens", "mean", "std", "images", "columns")
 """Facts that every site needs of the others."""
-MOMENTS = {"count": [COUNT], "mean": [NUMBER], "squares": [NUMBER]}
 DESCRIPTION = {
     "sizes": [COUNT],
     "digest": str,
     "classes": [COUNT],
     "words": [[str]],
-    "moments": (MOMENTS, None),
+    "moments": ([[NUMBER]], None),
 }
 MOST_SAMPLES = 10**9
 
@@ -123,18 +123,17 @@ def _preparation(
     )
     if not prepares:
         return Preprocessing(columns, categories=categories)
-    total, mean, squares = (np.zeros(1) for _ in range(3))
+    regresses = facts["task"] == REGRESSION
+    numbers = facts["shape"][0] + regresses
     for name, each in sites.items():
-        moments = each["moments"] or {}
-        parts = [np.array(moments.get(key, ()), float) for key in MOMENTS]
-        if {len(part) for part in parts} != {
-            facts["shape"][0] + (facts["task"] == REGRESSION)
-        }:
+        moments = each["moments"] or []
+        if list(map(len, moments)) != [numbers] * 3 or min(moments[0] + moments[2]) < 0:
             raise UsageError(f"site {name!r} must have moments of each column.")
-        count, own, spread = parts
-        gap, both = own - mean, np.maximum(total + count, 1)
-        squares = squares + spread + gap**2 * total * count / both
-        mean, total = mean + gap * count / both, total + count
+    moments = np.array([each["moments"] for each in sites.values()])
+    count, means, spreads = moments.swapaxes(0, 1)
+    total = count.sum(0)
+    mean = (count * means).sum(0) / np.maximum(total, 1)
+    squares = (spreads + count * (means - mean) ** 2).sum(0)
     rows = sum(each["sizes"][0] for each in sites.values())
     if (total == 0).any():
         empty = [columns[k] for k in np.flatnonzero(total == 0) if k < len(columns)]
@@ -145,7 +144,7 @@ def _preparation(
     spread[spread == 0] = 1.0
     scaled = facts["scale"] != "none"
     target: tuple[float, ...] = ()
-    if facts["task"] == REGRESSION:
+    if regresses:
         target = (float(mean[-1]), float(spread[-1])) if scaled else ()
         mean, spread = mean[:-1], spread[:-1]
     centre = tuple(mean.tolist())
@@ -176,10 +175,9 @@ def federated(found: Mapping[str, Any], own: ClientData | None = None) -> Federa
 
     def split(n: int) -> Split:
         x = torch.empty((n, *shape), dtype=kind, device="meta")
-        several = {SURVIVAL: (2,), MULTILABEL: (len(found["classes"]),)}
-        whole = found["task"] not in (REGRESSION, SURVIVAL, MULTILABEL)
+        whole = found["task"] == CLASSIFICATION
         y = torch.empty(
-            (n, *several.get(found["task"], ())),
+            (n, *found["target"]),
             dtype=torch.int64 if whole else torch.float32,
             device="meta",
         )

@@ -78,9 +78,9 @@ def federate(grid: Grid, file: ServerFile) -> RunResult | Report | Choice:
         )
     sites = Sites(grid, file.sites, file.timeout, file.min_sites)
     sites.connect()
-    found = sites.common(config.execution.seed)
+    data = federated(sites.common(config.execution.seed))
     if file.metrics is not None:
-        report = diagnose(sites, assemble(config, data=federated(found)), file.metrics)
+        report = diagnose(sites, assemble(config, data=data), file.metrics)
         report.write(out / "rows.jsonl")
         return report
     token = runner.CLIENTS.set(sites.clients)
@@ -90,9 +90,9 @@ def federate(grid: Grid, file: ServerFile) -> RunResult | Report | Choice:
             print(f"{choice.lead()}\n\n{choice.table.to_string(index=False)}")
             return choice
         if (out / "config.json").exists():
-            result = resume(out, data=federated(found), progress=False)
+            result = resume(out, data=data, progress=False)
         else:
-            result = run(config, out, data=federated(found), progress=False)
+            result = run(config, out, data=data, progress=False)
     finally:
         runner.CLIENTS.reset(token)
     print_result(result.engine, out)

@@ -20,7 +20,7 @@ from fl_core import storage, tree
 from fl_core.algorithms.base import State
 from fl_core.client_runner import TUNED
 from fl_core.data.arrays import Array, Integers
-from fl_core.data.federated import ClientData, Split
+from fl_core.data.federated import ClientData, split_of
 from fl_core.data.loading import opened
 from fl_core.data.partitions.base import split_groups
 from fl_core.data.preprocessing import Preprocessing, learn_categories, recode
@@ -117,15 +117,14 @@ class Site:
         if source.owner is None:
             return source
         names = source.owner_names
-        if self.number is None:
-            client = check_known("client", self.name, names)
-        elif self.number < len(names):
-            client = self.name = names[self.number]
-        else:
-            raise UsageError(
-                f"sites must be at most {len(names)}, one for each client."
-            )
-        return source.take(np.flatnonzero(source.owner == names.index(client)))
+        if self.number is not None:
+            if self.number >= len(names):
+                raise UsageError(
+                    f"sites must be at most {len(names)}, one for each client."
+                )
+            self.name = names[self.number]
+        number = names.index(check_known("client", self.name, names))
+        return source.take(np.flatnonzero(source.owner == number))
 
     def _common(self, source: Source) -> Source:
         """Return the samples with the classes and the words of the whole federation."""
@@ -155,6 +154,7 @@ class Site:
             "tokens": getattr(source.shape, "tokens", 0),
             "words": "" if words is None else sha("\n".join(words).encode()),
             "images": source.is_image,
+            "target": list(source.y.shape[1:]),
             "worded": [bool(words) for words in source.categories],
             **{key: getattr(source, key) for key in OF_SOURCE},
         }
@@ -171,7 +171,7 @@ class Site:
             "moments": self._moments(parts[0]) if source.prepares else None,
         }
 
-    def _moments(self, train: Integers) -> dict[str, list[float]]:
+    def _moments(self, train: Integers) -> list[list[float]]:
         """Return the count, mean and sum of squared differences of each column, and of the targets of a regression."""
         source = self.source
         values = source.x[train].astype(np.float64)
@@ -182,8 +182,7 @@ class Site:
         count = known.sum(0)
         mean = np.where(known, values, 0.0).sum(0) / np.maximum(count, 1)
         squares = np.square(np.where(known, values - mean, 0.0)).sum(0)
-        found = {"count": count, "mean": mean, "squares": squares}
-        return {key: each.tolist() for key, each in found.items()}
+        return np.stack([count, mean, squares]).tolist()
 
     def client(self, number: int, seed: int, made: Preprocessing | None) -> ClientData:
         """Return the samples, prepared, in the split of the client with this number and seed."""
@@ -191,13 +190,7 @@ class Site:
         if made is not None:
             x: Array = recode(source.x, source.categories, made.categories)
             source = replace(source, x=made.transform(x), categories=())
-
-        def split(indices: Integers) -> Split:
-            groups = None if source.groups is None else source.groups[indices]
-            y = torch.from_numpy(source.y[indices])
-            return Split(source.tensor(indices), y, groups)
-
-        return ClientData(self.name, *map(split, parts))
+        return ClientData(self.name, *(split_of(source, part) for part in parts))
 
     def _split(self, number: int, seed: int) -> list[Integers]:
         source = self.source
@@ -260,17 +253,19 @@ class States:
                 if name.partition("-")[0] not in recent and name != before:
                     self.files.remove(name)
 
-    def tuned(self, version: str, done: int) -> tree.Tree | None:
-        """Return the model that was fine-tuned from a state after a round, if there is one."""
+    def tuned(self, version: str, done: int) -> dict[str, tree.Tree]:
+        """Return the model that was fine-tuned from a state after a round, by its name, if there is one."""
         if not self.files.has(TUNED):
-            return None
-        trees, of = self._read(TUNED)
-        return trees["model"] if of == [version, done] else None
+            return {}
+        models, of = self._read(TUNED)
+        return models if of == [version, done] else {}
 
-    def save_tuned(self, version: str, done: int, model: tree.Tree) -> None:
+    def save_tuned(
+        self, version: str, done: int, models: Mapping[str, tree.Tree]
+    ) -> None:
         """Store a fine-tuned model in place of the one before."""
         with self._locked():
-            self._write(TUNED, {"model": model}, [version, done])
+            self._write(TUNED, models, [version, done])
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -279,7 +279,7 @@ def gather(
     train = np.concatenate([part["train"] for part in partition.indices.values()])
     whole, source = source, source.fit(train, preprocessing)
     clients = tuple(
-        ClientData(name, **{split: _split(source, splits[split]) for split in SPLITS})
+        ClientData(name, **{split: split_of(source, splits[split]) for split in SPLITS})
         for name, splits in partition.indices.items()
     )
     digest = hashlib.sha256(f"{whole.digest}|{partition.digest}".encode()).hexdigest()
@@ -297,6 +297,7 @@ def gather(
     )
 
 
-def _split(source: Source, indices: np.ndarray) -> Split:
+def split_of(source: Source, indices: np.ndarray) -> Split:
+    """Return some samples of a source as tensors."""
     groups = None if source.groups is None else source.groups[indices]
     return Split(source.tensor(indices), torch.from_numpy(source.y[indices]), groups)

@@ -56,6 +56,12 @@ def set_tensor(change):
     return apply
 
 
+def add_observation(**keys):
+    return lambda packet: packet.head["observations"].append(
+        {"metric": "alpha", "value": 1.0, **keys}
+    )
+
+
 FORGED = [
     ("must be a count of at most", "train", set_work(1e308)),
     ("must be a count of at most", "train", set_work(-1)),
@@ -77,6 +83,13 @@ FORGED = [
     ("must have 1 to", "query.describe", lambda p: p.head.update(sizes=[10**10, 1, 1])),
     ("version of site", "query.facts", lambda p: p.head.update(version="0.1")),
     ("classes of site", "query.facts", lambda p: p.head.update(classes=["a", "b"])),
+    (
+        "must have moments",
+        "query.describe",
+        lambda p: p.head.update(moments=[[-1.0] * 3] * 3),
+    ),
+    ("client of an observation", "evaluate", add_observation(client=-1)),
+    ("unknown field of an observation", "evaluate", add_observation(clint=1)),
     ("must be distinct", "query.facts", lambda p: p.head.update(name="east")),
 ]
 """What a site can send that is refused, by words of the message."""
@@ -84,7 +97,7 @@ FORGED = [
 
 @pytest.mark.tries(len(FORGED))
 def test_forged_replies_are_refused_by_the_site_s_name(tmp_path):
-    grid = LocalGrid(site_files(tmp_path))
+    grid = LocalGrid(site_files(tmp_path, 'scale = "standard"'))
     sites = Sites(grid, 3)
     sites.connect()
     data = federated(sites.common(0))
