@@ -123,8 +123,6 @@ def measure_models(
     nulls = Nulls.of(null)
     chosen = chosen_metrics(metrics)
     settings, own = Settings.split(options or {}, [m.name for m in chosen])
-    if data is None:
-        raise UsageError("data must be given with models; got none. Pass pairs (x, y).")
     request = DiagnosisRequest.from_arguments(
         metrics, own, settings.probe, layers, batch, settings.mode
     )

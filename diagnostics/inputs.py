@@ -66,7 +66,8 @@ def check_module(model: Any) -> None:
     if not isinstance(model, nn.Module):
         name = f"{model.__name__!r}, a " if hasattr(model, "__name__") else ""
         raise UsageError(
-            f"models must be torch modules; got {name}{type(model).__name__}."
+            f"models must be torch modules; got {name}{type(model).__name__}. "
+            "Pass models first, then data."
         )
     lazy = next(
         (name for name, tensor in model.named_parameters() if is_lazy(tensor)), None
@@ -211,6 +212,8 @@ def client_models(
     own_models = [plain(model) for model in own_models]
     for model in own_models:
         check_module(model)
+    if data is None:
+        raise UsageError("data must be given with models; got none. Pass pairs (x, y).")
     data_names, own_data = _names_and_items("data", data, _is_one(data))
     m, d = len(own_models), len(own_data)
     if m != d and 1 not in (m, d):

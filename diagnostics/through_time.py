@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from diagnostics.metrics.base import METRIC_ALIASES
-from fl_core import rows
+from fl_core import rows, tree
 from fl_core.bounds import at_least, check_value
 from fl_core.data.federated import FederatedData
 from fl_core.errors import UsageError, as_list, check_known
@@ -146,7 +146,8 @@ def through_time(
             found = chosen(found, len(found) if names else CLIENTS)
             context = {"round": number, "model": kind, "run": Path(path).name}
             context["seed"] = task.config.execution.seed
-            if names or kind != "global":
+            same = kind == "global" or _alike(list(found.values()))
+            if names or not same:
                 how = {"context": context, "progress": False, **options}
                 each = diagnose_models(task, found, names or MAP, **how)
             else:
@@ -209,6 +210,12 @@ def spaced(items: Sequence[Any], most: int) -> list[Any]:
     """Return at most so many items, evenly spaced, with the first and the last."""
     at = np.linspace(0, len(items) - 1, min(most, len(items))).round().astype(int)
     return [items[k] for k in at]
+
+
+def _alike(models: Sequence[Any]) -> bool:
+    """Return whether several clients have one model, as if they share all layers."""
+    digests = {tree.digest(tree.state_dict(model)) for model in models}
+    return len(models) > 1 and len(digests) == 1
 
 
 def _with_null(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from fl_core import statistics, stored_models, tree
+from fl_core import rows, stored_models, tree
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, plural
 from fl_core.models.adapter import original
@@ -77,12 +77,15 @@ class RunResult(Displayed):
 
         Under a stopping rule each model is scored at its best round.
         """
-        rule = rule_of(self.engine)
-        last = final_rows(self.to_frame(), self.done, {} if rule is None else rule.best)
-        last = last[last["metric"].isin(list(SCORES))]
-        return last.pivot_table(
+        return self._final.pivot_table(
             index=["model", "client"], columns="metric", values="value", sort=False
         )
+
+    @cached_property
+    def _final(self) -> pd.DataFrame:
+        rule = rule_of(self.engine)
+        last = final_rows(self.to_frame(), self.done, {} if rule is None else rule.best)
+        return last[last["metric"].isin(list(SCORES))]
 
     @cached_property
     def models(self) -> dict[str, nn.Module]:
@@ -187,14 +190,16 @@ class RunResult(Displayed):
             lines.append(repr(self.plan))
         if not self.scores.empty:
             main = main_score(self.scores.columns)
-            weights = dict(zip(engine.names, engine.data.weights, strict=True))
+            last = self._final[self._final["metric"] == main]
+            lacking = rows.without_score(last)
             means = [
-                f"{model} {statistics.combine(part[main], [weights[client] for _, client in part.index]):.3f}"
-                for model, part in self.scores.groupby(level="model", sort=False)
+                f"{model} {rows.client_mean(part, lacking):.3f}"
+                for model, part in last.groupby("model", sort=False)
             ]
             lines.append(
                 f"{main} on test samples, mean over clients: {', '.join(means)}"
             )
+            lines += rows.left_out(last[lacking])
         return "\n".join([*lines, *([] if self.path is None else [str(self.path)])])
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_core import storage
-from fl_core.errors import CorruptError, UsageError, check_known, damaged
+from fl_core.errors import CorruptError, UsageError, check_known, damaged, listing
 from fl_core.storage import check_version, write_atomically
 
 if TYPE_CHECKING:
@@ -436,6 +436,38 @@ def why_missing(name: str, value: float) -> str:
         return "ok"
     known = TABLE[name].missing if name in TABLE and math.isnan(value) else ""
     return known or "not finite"
+
+
+def without_score(table: pd.DataFrame) -> pd.Series:
+    """Return which rows lack a score that their client's samples cannot give, such as AUROC of one class.
+
+    It is missing for every model and in every round, so a model that diverged does not count.
+    """
+    keys = [table[name] for name in ("seed", "split", "client", "metric")]
+    never = table["value"].isna().groupby(keys, dropna=False).transform("all")
+    why = table["metric"].map({name: score.missing for name, score in TABLE.items()})
+    return never & (table["client"] != "") & (table["status"] == why)
+
+
+def client_mean(table: pd.DataFrame, lacking: pd.Series) -> float:
+    """Return the mean of clients' values, weighted by training samples, without the rows that are lacking."""
+    from fl_core import statistics  # with pandas, which others go without
+
+    table = table[~lacking[table.index]]
+    if table.empty:
+        return math.nan
+    return statistics.combine(table["value"].astype(float), table["n_train"])
+
+
+def left_out(lacking: pd.DataFrame) -> list[str]:
+    """Return a line for each score: the clients whose rows are lacking, the seeds, and why."""
+    lines = []
+    for (name, why), part in lacking.groupby(["metric", "status"], sort=False):
+        seeds = sorted(map(str, part["seed"].unique()))
+        with_seed = f"with seed{'s' * (len(seeds) > 1)} {listing(seeds)}"
+        who = listing(part["client"].unique())
+        lines.append(f"{label_of(str(name))} leaves out {who} {with_seed}: {why}")
+    return lines
 
 
 def of_class(name: str, positive: str) -> str:

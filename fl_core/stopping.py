@@ -156,7 +156,7 @@ class StoppingRule:
         values = {name: scores.get(name, math.nan) for name in self.metrics}
         if done == 0 and math.isnan(values[self.metrics[0]]):
             raise UsageError(
-                f"patience must have the validation samples of every client to judge by; {client!r} has none with a "
+                f"patience must have the validation samples of every client to judge by; {client!r} has none with "
                 f"{label_of(self.metrics[0])}. Use --patience 0 in a new folder, or give that client more samples."
             )
         if self._taken[0] != done:

@@ -205,7 +205,9 @@ def _legend(
         )
         lines.append("filled: outside the band; hollow: within")
     else:
-        lines.append("no band: the clients' models differ, so no null is known")
+        lines.append(
+            "no band: its null needs one model for all clients, and no named metrics"
+        )
     if plan is not None and not all(plan.values()):
         lines.append("shaded: local layers")
     if any(panel.zero for panel in found):

@@ -345,7 +345,7 @@ def roc(curves: pd.DataFrame, ax: Axes | None = None, positive: str = "") -> Axe
             curve = curves[curves["client"] == name]
             if curve.empty:
                 continue
-            label = f"{name or 'all clients'}, {curve['auroc'].iloc[0]:.2f}"
+            label = f"{name or 'all samples'}, {curve['auroc'].iloc[0]:.2f}"
             how = (
                 {**client_style(k, names), "marker": None}
                 if name

@@ -183,18 +183,18 @@ def _describe(path: Path, below: Path) -> dict[str, str]:
 
 def _scores(run: Run) -> dict[str, str]:
     """Return each model's score, the mean over clients weighted by training samples."""
-    from fl_core import statistics
-    from fl_core.rows import SCORES, main_score
+    from fl_core.rows import SCORES, client_mean, main_score, without_score
 
     rows = run.rows()[1]
     rows = rows[(rows["split"] == "test") & (rows["client"] != "")]
     rows = rows[rows["round"] == rows["round"].max()]
     there = set(rows["metric"])
     by = next((name for name in (main_score(there), *SCORES) if name in there), "")
-    of_models = rows[rows["metric"] == by].groupby("model")
+    rows = rows[rows["metric"] == by]
+    lacking = without_score(rows)
     return {
-        f"{by} {model}": f"{statistics.combine(own['value'], own['n_train']):.4f}"
-        for model, own in of_models
+        f"{by} {model}": f"{client_mean(own, lacking):.4f}"
+        for model, own in rows.groupby("model")
     }
 
 

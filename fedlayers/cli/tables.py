@@ -10,7 +10,15 @@ import pandas as pd
 from fedlayers.run_result import final_rows
 from fl_core.display import MANY, in_order, printable
 from fl_core.errors import listing
-from fl_core.rows import OF_CLASS, SCORES, main_score, positive_in
+from fl_core.rows import (
+    OF_CLASS,
+    SCORES,
+    client_mean,
+    left_out,
+    main_score,
+    positive_in,
+    without_score,
+)
 
 if TYPE_CHECKING:
     from diagnostics.report import Report
@@ -40,16 +48,16 @@ def scores(
         title = f"test split, best round on validation ({rounds})"
     if last.empty:
         return f"{title}: no scores"
-    weights = last.groupby("client")["n_train"].first().astype(float)
+    lacking, count = without_score(last), last["client"].nunique()
     names = [main_score(last["metric"]), *SCORES, *last["metric"]]
     by = next(name for name in names if name in set(last["metric"]))
-    condensed = len(weights) > MANY
+    condensed = count > MANY
     parts = {}
     for model, rows in last.groupby("model"):
         table = rows.pivot_table(index="client", columns="metric", values="value")
         table = table.reindex(in_order(table.index))
-        weight = weights[table.index] / weights[table.index].sum()
-        mean = table.mul(weight, axis=0).sum(skipna=False)
+        each = rows.groupby("metric")
+        mean = pd.Series({name: client_mean(own, lacking) for name, own in each})
         if condensed:
             order = table[by].sort_values(kind="stable", na_position="first").index
             ends = [order[0], order[len(order) // 2], order[-1]]
@@ -57,7 +65,7 @@ def scores(
             ranks = ("lowest", "median", "highest")
             table.index = [f"{r}: {c}" for r, c in zip(ranks, ends, strict=True)]
         if len(table) > 1:
-            table.loc[f"all {len(weight)}"] = mean
+            table.loc[f"all {rows['client'].nunique()}"] = mean
         parts[model] = table
     shown = pd.concat(parts, names=["model", "client"]).rename(index=printable)
     if condensed:
@@ -66,8 +74,9 @@ def scores(
     of_class = [name for name in OF_CLASS if name in shown]
     if positive and of_class:
         title += f"; {listing(of_class)} of class {printable(positive)!r}"
-    if len(weights) > 1:
+    if count > 1:
         title += "; all: their mean, weighted by training samples"
+    title = "\n".join([title, *left_out(last[lacking & last["metric"].isin(SCORES)])])
     return f"{title}\n{shown.round(4).to_string()}"
 
 

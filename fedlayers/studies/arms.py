@@ -101,10 +101,6 @@ def arms_of(
     all ('conv1', 'conv2', 'fc1', 'fc2')
     """
     names = as_list("arms", names)
-    if len(names) < 2:
-        raise UsageError(
-            f"a race must have at least two arms; got {len(names)}. Add one, such as nothing."
-        )
     arms: list[Arm] = []
     for name in names:
         arm = _arm(name, tuple(layers), algorithm)
@@ -125,6 +121,10 @@ def arms_of(
                 )
         else:
             arms.append(arm)
+    if len(names) < 2:
+        raise UsageError(
+            f"a race must have at least two arms; got {len(names)}. Add one, such as nothing."
+        )
     return tuple(arms)
 
 

@@ -29,9 +29,6 @@ from fl_core.rows import (
 )
 from fl_core.task import Task
 
-PROMISES = "The scores are of the trained model. A new run with its plan may gain less."
-"""What a race promises of the model that won, and of the plan for another run."""
-
 
 @dataclass(frozen=True, repr=False)
 class Choice(Displayed):
@@ -139,7 +136,20 @@ class Choice(Displayed):
             parts.append(f"Clients that lose by sharing, on test samples: {losing}.")
         if self.rates is not None:
             parts.append(self.rates.text())
-        return "\n\n".join([*parts, PROMISES, self.cost_line])
+        return "\n\n".join([*parts, self.promise, self.cost_line])
+
+    @property
+    def promise(self) -> str:
+        """What the scores are of, and whether there is a plan."""
+        if self.winner is None:
+            return (
+                "The scores are of the arms' runs. None of them is recommended, so there is no plan.json and no "
+                "recommended model."
+            )
+        told = "The test scores are of the recommended model."
+        if self.plan is None:
+            return f"{told} {self.winner.algorithm} uses no plan, so there is no plan.json."
+        return f"{told} A new run with plan.json may score less."
 
     @property
     def cost_line(self) -> str:
@@ -160,6 +170,12 @@ class Choice(Displayed):
             table[name] = table[name].map(form).where(table[name].notna(), "")
         titles = {"name": "arm", "lr": "rate", "above": "above base"}
         return table.rename(columns={**titles, self.main: column_of(self.main)})
+
+    @property
+    def left_out(self) -> pd.DataFrame:
+        """The clients whose samples give no main score (client, seed, why)."""
+        lines = self.standing.left_out[["client", "seed", "status"]].drop_duplicates()
+        return lines.rename(columns={"status": "why"})
 
     @property
     def legend(self) -> str:
@@ -202,10 +218,7 @@ class Choice(Displayed):
             "clients": records(self.clients),
             "judged": records(self.standing.judged),
             "failed": self.standing.failed,
-            "left_out": [
-                {"client": name, "seed": seed, "why": why}
-                for (name, seed), why in self.standing.left_out.items()
-            ],
+            "left_out": records(self.left_out),
             "until": self.until,
             **({} if seen.early is None else {"early": asdict(seen.early)}),
             "rates": None if self.rates is None else self.rates.to_json(),

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fedlayers.studies.baselines import BASELINES as NAIVE
-from fl_core import statistics
+from fl_core import rows, statistics
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, check_known, plural
 from fl_core.rows import (
@@ -56,6 +56,7 @@ class Comparison(Displayed):
             mean rank (by the score). Baselines (:mod:`fedlayers.studies.baselines`) have no rank.
         unranked: why there are no ranks; "" if there are.
         clients: the mean over seeds for each algorithm, client and metric; NaN if a seed has no value.
+        left_out: a line for each shown score that some clients' samples cannot give. It is the mean over the others.
         positive: the class of two whose AUROC and AUPRC are scored, as in the rows; also in the table.
 
     Raises:
@@ -71,6 +72,7 @@ class Comparison(Displayed):
     clients: pd.DataFrame = field(init=False)
     unranked: str = field(default="", init=False)
     positive: str = field(default="", init=False)
+    left_out: list[str] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         final = headline(self.frame, best=self.best)
@@ -88,11 +90,15 @@ class Comparison(Displayed):
         ].mean(skipna=False)
         self.clients = means.reset_index()
         keys = ["algorithm", "seed", "model", "metric"]
+        lacking = rows.without_score(final)
+        self.left_out = rows.left_out(
+            final[lacking & final["metric"].isin([*_scores_to_show(there), self.score])]
+        )
         self.scores = pd.DataFrame(
             [
                 {
                     **dict(zip(keys, key, strict=True)),
-                    "value": statistics.combine(part["value"], part["n_train"]),
+                    "value": rows.client_mean(part, lacking),
                 }
                 for key, part in final.groupby(keys, sort=False)
             ]
@@ -171,6 +177,7 @@ class Comparison(Displayed):
             better=better,
         )
         lines = [columns]
+        lines += [f"{line}." for line in self.left_out]
         if self.unranked:
             lines.append(f"{self.unranked}.")
         if self.training:

@@ -248,6 +248,20 @@ class Bench:
             found["loss"] = self.mean(self.losses(one, split), split).value
         return found
 
+    def without(self, score: str, split: str) -> list[str]:
+        """Return the clients whose samples give no such score. It shows with equal predictions."""
+        return [
+            client
+            for client, y in self.labels[split].items()
+            if math.isnan(
+                evaluate.scores(
+                    torch.zeros(len(y), self.bases[client].shape[-1]),
+                    y,
+                    self.task.criterion.of_logits(),
+                ).get(score, 0.0)
+            )
+        ]
+
     def covariance(self, many: Sequence[Predictor], score: str) -> pd.DataFrame:
         """Return the covariance of predictors' validation scores, by a bootstrap of each client's samples or groups.
 

@@ -16,7 +16,15 @@ from fedlayers.studies.judge import EarlyStop
 from fedlayers.studies.race import DIGITS
 from fl_core.errors import listing
 from fl_core.race_evidence import ArmEvidence, RaceEvidence
-from fl_core.rows import CLASSIFICATION, MAIN, SCORES, in_column, in_points, label_of
+from fl_core.rows import (
+    CLASSIFICATION,
+    MAIN,
+    SCORES,
+    TABLE,
+    in_column,
+    in_points,
+    label_of,
+)
 
 LEVEL = 0.95
 SPREAD = 2.5
@@ -323,7 +331,11 @@ def _compare_leader(race: Inference, arms: Sequence[Arm]) -> list[str]:
 
 
 def compared(
-    scores: Mapping[str, Mapping[str, float]], main: str, better: str, fixed: str
+    scores: Mapping[str, Mapping[str, float]],
+    main: str,
+    better: str,
+    fixed: str,
+    left_out: Mapping[str, Sequence[str]],
 ) -> list[str]:
     """Compare the recommended model on test samples with the base rate and the best baseline.
 
@@ -331,6 +343,7 @@ def compared(
         scores: of the model (first) and the other predictors by name.
         better: the baseline that is significantly better than the model; empty without one.
         fixed: the name of the base rate.
+        left_out: by score, the clients whose samples give none.
     """
     name, own = next(iter(scores.items()))
     lines = []
@@ -343,6 +356,14 @@ def compared(
         for score in dict.fromkeys((main, "auroc"))
         if score != "loss" and not math.isnan(own.get(score, math.nan))
     ]
-    parts = [f"{label_of(score)} {in_column(score, own[score])}" for score in shown]
+    parts = [
+        f"{label_of(score)} {in_column(score, own[score])}{' %' * TABLE[score].share}"
+        for score in shown
+    ]
     parts.append(f"loss {own['loss']:.3f}, the base rate's {scores[fixed]['loss']:.3f}")
-    return [*lines, f"On test samples {name} has {', '.join(parts)}."]
+    lines.append(f"On test samples {name} has {', '.join(parts)}: means over clients.")
+    for score in shown:
+        if left_out[score]:
+            who, why = listing(left_out[score]), TABLE[score].missing
+            lines.append(f"{label_of(score)} leaves out {who}: {why}.")
+    return lines

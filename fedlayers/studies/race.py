@@ -16,7 +16,7 @@ from fedlayers.backends.base import Backend
 from fedlayers.studies.arms import Arm, arms_of
 from fedlayers.studies.harmless import Bench
 from fedlayers.studies.jobs import Tell, TrainingJob, jobs_of, train
-from fl_core import statistics
+from fl_core import rows
 from fl_core.algorithms.base import find
 from fl_core.bounds import STOPPING_INTERVAL
 from fl_core.config import RunConfig, is_file, resolve
@@ -64,26 +64,22 @@ class Standing(NamedTuple):
             alone. NaN for a run that failed.
         failed: why a run has no result.
         best: under a stopping rule the best round of each run.
-        left_out: why a client's samples give no main score with a seed, by (client, seed). The score is the mean over
-            the other clients, for all arms alike.
+        left_out: the rows of clients whose samples give no main score. It is the mean over the other clients, for all
+            arms alike.
     """
 
     main: str
     rounds: pd.DataFrame
     judged: pd.DataFrame
     failed: dict[str, str]
-    best: Mapping[str, int] = {}
-    left_out: Mapping[tuple[str, int], str] = {}
+    best: Mapping[str, int]
+    left_out: pd.DataFrame
 
     @property
     def notes(self) -> list[str]:
         """Lines on arms that failed, and on clients that are left out."""
         lines = [f"{run} failed: {why}" for run, why in self.failed.items()]
-        word = label_of(self.main)
-        return lines + [
-            f"{word} leaves out {name} with seed {seed}: {why}"
-            for (name, seed), why in self.left_out.items()
-        ]
+        return [*lines, *rows.left_out(self.left_out)]
 
 
 def with_evaluations(config: RunConfig) -> RunConfig:
@@ -144,7 +140,6 @@ def standings(
     """
     by, main = jobs[0].config.federation.monitor, ""
     best: dict[str, int] = {}
-    left_out: dict[tuple[str, int], str] = {}
     runs = pd.DataFrame(
         {
             "run": [job.name for job in jobs],
@@ -153,7 +148,7 @@ def standings(
             "lr": [job.config.training.lr for job in jobs],
         }
     ).astype({"lr": float})
-    frames = []
+    frames, left_out = [], []
     for job in jobs:
         if job.name in failed:
             continue
@@ -161,8 +156,8 @@ def standings(
             best[job.name] = at
         frame = store.Run(job.path).rows()[1]
         main = by or main_score(frame["metric"].unique())
-        for client, why in without_score(frame, main).items():
-            left_out[client, job.config.execution.seed] = why
+        own = frame[(frame["split"] == "validation") & (frame["metric"] == main)]
+        left_out.append(own[rows.without_score(own)])
         lines = pd.DataFrame(validation_scores(frame, until, (main, "loss")))
         frames.append(lines.assign(run=job.name))
     shown = list(dict.fromkeys((main, "loss")))
@@ -189,7 +184,8 @@ def standings(
     for name in selecting_scores(TABLE[main].task, by):
         values = judged[name].round(DIGITS).groupby(judged["seed"])
         judged["score"] -= values.rank(ascending=not SCORES[name])
-    return Standing(main, rounds, judged, dict(failed), best, left_out)
+    lacking = pd.concat(left_out, ignore_index=True)
+    return Standing(main, rounds, judged, dict(failed), best, lacking)
 
 
 def best_of_run(path: Path) -> int | None:
@@ -214,56 +210,29 @@ def validation_scores(
 
     Returns:
         For each round ``round``, the main score of the task and ``loss``, or the metrics asked for: means over the
-        clients weighted by training samples. Clients of :func:`without_score` are left out; without any other the score
-        is NaN.
+        clients by training samples, without clients whose samples cannot give the score. If there is no other, it is
+        NaN.
     """
     metrics = metrics or (main_score(frame["metric"].unique()), "loss")
-    left_out = {metric: list(without_score(frame, metric)) for metric in metrics}
     wanted = (frame["split"] == "validation") & frame["metric"].isin(list(metrics))
-    columns = [
-        "model",
-        "round",
-        "client",
-        "metric",
-        "value",
-        "n_train",
-    ]  # groups cost by their columns
-    scored = frame.loc[wanted, columns]
+    scored = frame[wanted]
+    lacking = rows.without_score(scored)
     scored = scored[(scored["model"] != "local") & (scored["round"] > 0)]
     scored = scored if until is None else scored[scored["round"] <= until]
     at_last = scored.loc[scored["round"] == scored["round"].max(), "model"]
-    scored = scored[
-        scored["model"] == ("personal" if (at_last == "personal").any() else "global")
+    chosen = "personal" if (at_last == "personal").any() else "global"
+    # groups cost by their columns
+    scored = scored.loc[
+        scored["model"] == chosen, ["round", "metric", "value", "n_train"]
     ]
     lines = []
-    for index, part in scored.groupby("round"):
-        means = dict.fromkeys(metrics, math.nan)
-        for metric in metrics:
-            own = part[
-                (part["metric"] == metric) & ~part["client"].isin(left_out[metric])
-            ]
-            if len(own):
-                means[metric] = statistics.combine(own["value"], own["n_train"])
-        lines.append({"round": int(str(index)), **means})
+    for done, part in scored.groupby("round"):
+        means = {
+            metric: rows.client_mean(part[part["metric"] == metric], lacking)
+            for metric in metrics
+        }
+        lines.append({"round": int(str(done)), **means})
     return lines
-
-
-def without_score(frame: pd.DataFrame, metric: str) -> dict[str, str]:
-    """Return the clients whose validation samples cannot give a score, and why, such as R2 of one sample.
-
-    Such a score is NaN from the start. It depends on the samples alone, and so is missing for every model.
-    """
-    of_score = (
-        (frame["split"] == "validation")
-        & (frame["metric"] == metric)
-        & (frame["client"] != "")
-    )
-    scored = frame.loc[of_score, ["client", "value", "status"]]
-    unknown = scored.groupby("client", sort=False)["value"].transform(
-        lambda values: values.isna().all()
-    )
-    lacking = scored[unknown & (scored["status"] == TABLE[metric].missing)]
-    return dict(zip(lacking["client"], lacking["status"], strict=True))
 
 
 # --- learning rates: several of one good cut are trained, and the best one is used --------------------------------

@@ -226,7 +226,8 @@ def _on_test(
         scores[rival.name] = bench.scores(rival)
         if bench.above(model, rival, TEST).low > 0:
             better = rival.name
-    return compared(scores, main, better, base.name)
+    missing = {score: bench.without(score, TEST) for score in (main, "auroc")}
+    return compared(scores, main, better, base.name, missing)
 
 
 def _clients(

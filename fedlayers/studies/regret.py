@@ -30,7 +30,7 @@ from fedlayers.studies.jobs import (
     task_kind,
     train,
 )
-from fl_core import data as datasets, runner, statistics, tree
+from fl_core import data as datasets, rows, runner, statistics, tree
 from fl_core.algorithms import find, registry
 from fl_core.config import RunConfig, in_memory
 from fl_core.data import Split
@@ -386,7 +386,7 @@ def _score_cuts(
         for split in ("validation", "test"):
             final = headline(frame, split, best=bool(task.config.federation.patience))
             final = final[final["metric"] == score]
-            line[split] = statistics.combine(final["value"], final["n_train"])
+            line[split] = rows.client_mean(final, rows.without_score(final))
         line["model"] = str(final["model"].iloc[0])
         line["last"] = names[cut - 1] if cut else ""
         which, _, best = line["model"].partition("@")

@@ -15,7 +15,7 @@ from diagnostics import plots
 from diagnostics.decide.evidence import in_words
 from diagnostics.plots.page import Page, album, figure_of
 from diagnostics.report import Report
-from fedlayers.studies.choice import PROMISES, Choice
+from fedlayers.studies.choice import Choice
 from fedlayers.studies.comparison import Comparison, display_name
 from fedlayers.studies.harmless import Predictions, predict
 from fedlayers.studies.inference import ALL_DIVERGED, DECIDED, Answers
@@ -151,7 +151,10 @@ def _add_predictions(page: Page, out: Path, predicted: Predictions) -> None:
         return
     positive, curves = predicted.task.data.positive, predicted.roc()
     if len(curves):
-        caption = "ROC on the test samples of the same run. The number is the AUROC; guessing has 0.50."
+        caption = (
+            "ROC on the test samples of the same run. The number is the AUROC; guessing has 0.50. The black line "
+            "ranks the samples of all clients together. So its AUROC is not the clients' mean, which the text has."
+        )
         _add(page, out, "roc", figure_of(plots.roc(curves, positive=positive)), caption)
     else:
         page.text(
@@ -197,7 +200,7 @@ def _add_race(page: Page, out: Path, choice: Choice, found: Answers) -> None:
         )
     if choice.rates is not None:
         page.text(choice.rates.text())
-    page.text(f"{PROMISES} {choice.cost_line}")
+    page.text(f"{choice.promise} {choice.cost_line}")
 
 
 def _add_description(

@@ -149,3 +149,12 @@ def test_local_layers_are_shaded_and_zeros_are_hatched(tmp_path):
     assert all(len([p for p in ax.patches if not p.get_hatch()]) == 1 for ax in axes)
     assert "no band" in axes[0].figure.texts[-1].get_text()
     plt.close("all")
+
+
+def test_clients_that_share_all_layers_have_a_null(tmp_path):
+    out, settings = tmp_path / "run", SMALL | {"algorithm": "fedper"}
+    layers = fl.assemble(fl.RunConfig(dataset="heart")).layers
+    whole = fl.LayerPlan(layers, [layer.name for layer in layers])
+    fl.run(dataset="heart", out=out, plan=whole, **settings)
+    report = fl.through_time(out, rounds=[1], progress=False)
+    assert all(panel.low is not None for panel in panels_of(report))

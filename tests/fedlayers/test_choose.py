@@ -80,6 +80,7 @@ def test_a_plan_file_and_an_algorithm_are_arms(tmp_path: Path) -> None:
     ("names", "message"),
     [
         (["half"], "two arms"),
+        (["al"], "'al'.*'all'"),
         (["half", "halve"], "'halve'.*'half'"),
         (["half", "first_2"], "'half' .*'first_2'"),
         (["half", "first_9"], "5 layers"),

@@ -116,11 +116,8 @@ def test_a_client_without_a_main_score_is_left_out_for_all_arms_alike(
     more = {"arms": ("nothing", "all"), "seeds": (0, 1), "tune_rates": 0}
     choice = fl.choose(config, tmp_path / "out", data=few(task), model="mlp", **more)
     main = MAIN[task]
-    assert choice.standing.left_out == {
-        ("west", seed): TABLE[main].missing for seed in (0, 1)
-    }
     assert (
-        f"{label_of(main)} leaves out west with seed 1: {TABLE[main].missing}"
+        f"{label_of(main)} leaves out west with seeds 0, 1: {TABLE[main].missing}"
         in choice.text()
     )
     frame = Run(choice.run).rows()[1]

@@ -112,6 +112,7 @@ def test_on_pure_noise_nothing_is_recommended(tmp_path: Path) -> None:
     assert (choice.winner, choice.plan, choice.run) == (None, None, None)
     assert not (tmp_path / "plan.json").exists()
     assert "base_rate" in choice.text()
+    assert "no plan.json" in choice.text()
     assert set(choice.trials["name"]) >= {"nothing", "all", "base_rate"}
 
 

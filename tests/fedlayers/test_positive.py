@@ -12,7 +12,7 @@ from diagnostics.plots.page import figure_of
 from fedlayers.cli import tables
 from fedlayers.studies.baselines import baseline_rows
 from fedlayers.studies.compare import compare
-from fedlayers.studies.comparison import display_name
+from fedlayers.studies.comparison import display_name, headline
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.data import from_clients
@@ -94,6 +94,23 @@ def test_a_comparison_and_its_pictures_name_the_class(wards, tmp_path):
     assert "'died'" in drawn.axes[0].get_ylabel()
     naive = rows.frame(baseline_rows(runner.assemble(config)))
     assert set(naive.loc[naive["metric"].isin(OF_CLASS), "variant"]) == {"died"}
+
+
+def test_a_client_without_both_classes_is_left_out_of_the_mean_by_name(wards, tmp_path):
+    table = pd.read_csv(wards)
+    west = table.head(40).assign(client="west", label="survived")
+    pd.concat([table, west]).to_csv(wards, index=False)
+    config = RunConfig(dataset=wards, rounds=1, positive="died")
+    how = {"score": "auroc", "progress": False}
+    found = compare(config, ("local", "fedavg"), (0,), tmp_path / "c", **how)
+    own = headline(found.frame).query("algorithm == 'fedavg' and metric == 'auroc'")
+    both = own[own["client"] != "west"]
+    mean = np.average(both["value"], weights=both["n_train"].astype(float))
+    assert found.table.set_index("algorithm")["auroc"]["fedavg"] == pytest.approx(mean)
+    run = found.frame[found.frame["algorithm"] == "fedavg"]
+    for text in (found.text(), tables.scores(run, 1)):
+        assert "AUROC leaves out west" in text
+    assert f"{mean:.4f}" in tables.scores(run, 1)
 
 
 def test_what_is_no_class_of_two_is_refused(wards):
