@@ -141,7 +141,7 @@ class BatchedClients:
             not (phase.step or phase.observe or phase.groups) and phase.steps is None
         )
         common = (
-            getattr(algorithm.method(phase.loss), "__func__", None) is Algorithm.loss
+            getattr(algorithm.method(phase, "loss"), "__func__", None) is Algorithm.loss
         )
         x = self.client_runner.data.clients[part.ctx.client].train.x
         flat = bool(self._operations) and (self._flat or x.ndim == 2)

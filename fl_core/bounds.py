@@ -23,19 +23,17 @@ from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
-    TYPE_CHECKING,
     Annotated,
     Any,
+    Literal,
     NamedTuple,
+    Union,
     get_args,
     get_origin,
     get_type_hints,
 )
 
 from fl_core.errors import CorruptError, UsageError, check_known
-
-if TYPE_CHECKING:
-    pass
 
 
 class Bound(NamedTuple):
@@ -65,6 +63,10 @@ Size = Annotated[
     int, Bound("an integer above 0", lambda value: isinstance(value, int) and value > 0)
 ]
 """The type of a width, a depth or another size of a model."""
+Positive = Annotated[float, ABOVE_0]
+Count = Annotated[int, at_least(1)]
+Share = Annotated[float, Bound("at most 1", lambda value: value <= 1)]
+"""Types of an algorithm's options."""
 _TYPES: dict[Any, tuple[type, ...]] = {
     kind: (kind,) for kind in (bool, int, str, list, dict, NoneType)
 }
@@ -172,6 +174,82 @@ def _bounds(stated: Any) -> list[tuple[str, Bound | OneOf]]:
         for bound in getattr(part, "__metadata__", ())
         if isinstance(bound, Bound | OneOf)
     ]
+
+
+# --- options of an algorithm ---
+
+MOST = {int: 1e9, float: 1e30}
+"""The largest number that an option may be: of a count, and of a strength or rate, which float32 must hold."""
+
+
+def read_options(name: str, config: type, values: Mapping[str, Any]) -> Any:
+    """Return a dataclass of options with the given values. Texts are read as the field's type.
+
+    Args:
+        name: of what has the options, for messages.
+
+    Raises:
+        UsageError: a value of the wrong type or out of bounds, or none for an option without a default.
+    """
+    hints, keys = get_type_hints(config, include_extras=True), fields(config)
+    filled = {
+        f.name: _read_option(name, f.name, values[f.name], hints[f.name])
+        for f in keys
+        if f.name in values
+    }
+    needed = [f.name for f in keys if _is_needed(f) and f.name not in filled]
+    if needed:
+        raise UsageError(f"{name} must have a value for {needed[0]!r}; got none.")
+    return config(**filled)
+
+
+def _read_option(name: str, key: str, value: Any, kind: Any) -> Any:
+    what = f"{name}: {key}"
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    target, *bounds = _parts(next(k for k in kinds if k is not NoneType))
+    if value is None or (isinstance(value, str) and value.lower() == "none"):
+        if NoneType in kinds:
+            return None
+        raise UsageError(f"{what} must be {target.__name__}; got none.")
+    if get_origin(target) is tuple:
+        parts = value.split(",") if isinstance(value, str) else value
+        if not isinstance(parts, (list, tuple)):
+            raise UsageError(
+                f"{what} must be a list of {get_args(target)[0].__name__}; got {value!r}."
+            )
+        return tuple(
+            _read_option(name, key, part, get_args(target)[0]) for part in parts
+        )
+    if get_origin(target) is Literal:
+        return check_known(f"{key} of {name}", value, get_args(target))
+    try:
+        if target is bool:
+            return {"true": True, "false": False, "1": True, "0": False}[
+                str(value).lower()
+            ]
+        if isinstance(value, bool):
+            raise TypeError(value)
+        number = target(value)
+        if target is int and float(value) != number:
+            raise ValueError(value)
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
+        raise UsageError(f"{what} must be {target.__name__}; got {value!r}.") from error
+    if target in (int, float) and not (
+        number >= 0 and math.isfinite(number)
+    ):  # strengths and counts, all of them
+        raise UsageError(f"{what} must be at least 0 and finite; got {value}.")
+    if target in MOST and number > MOST[target]:
+        raise UsageError(
+            f"{what} must be at most {MOST[target]:.0e}; got {number:.3g}. Choose a smaller number."
+        )
+    for bound in bounds:
+        check_value(what, number, bound)
+    return number
+
+
+def _parts(kind: Any) -> tuple[Any, ...]:
+    """Return a type and the bounds that annotate it."""
+    return get_args(kind) if get_origin(kind) is Annotated else (kind,)
 
 
 # --- the allowed values of keys ---

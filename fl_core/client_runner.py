@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from fl_core import seeds
-from fl_core.algorithms import contract
 from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State
 from fl_core.data import FederatedData, Split
-from fl_core.errors import NonFiniteError
+from fl_core.errors import NonFiniteError, check_known
 from fl_core.layers import Layer
 from fl_core.model_contexts import in_mode
 from fl_core.training import evaluate
@@ -151,8 +150,7 @@ class ClientRunner:
         }
 
     def use(self, algorithm: Algorithm) -> None:
-        """Load an algorithm for later requests and freeze it."""
-        contract.freeze(algorithm)
+        """Load an algorithm for later requests."""
         self.algorithm = algorithm
 
     def loaded(self) -> Algorithm:
@@ -225,12 +223,12 @@ class ClientRunner:
         ctx.trees = {
             name: self._there(t) for name, t in beside.items() if name != "model"
         }
-        phases = algorithm.phases(request.rnd, request.client)
-        contract.check_phases(algorithm, phases, self.makers, trained)
-        for phase in phases:
-            answer = yield Part(phase, trained[phase.state_key], ctx, optimizer)
+        for phase in algorithm.phases(request.rnd, request.client):
+            of = f"tree of phase {phase.name!r}"
+            key = check_known(of, phase.state_key, trained)
+            answer = yield Part(phase, trained[key], ctx, optimizer)
             assert answer is not None
-            trained[phase.state_key], optimizer = answer[0], {**optimizer, **answer[1]}
+            trained[key], optimizer = answer[0], {**optimizer, **answer[1]}
         trained |= {name: copy_to_cpu(kept) for name, kept in ctx.scratch.items()}
         local = trained["model"]
         message = algorithm.client_update(
@@ -274,9 +272,7 @@ class ClientRunner:
         ctx = self._context(
             algorithm, request.client, request.done, tree, finetuning=True
         )
-        phases = algorithm.finetuning(request.done, request.client)
-        contract.check_phases(algorithm, phases, self.makers, ("model",))
-        for phase in phases:
+        for phase in algorithm.finetuning(request.done, request.client):
             answer = yield Part(phase, tree, ctx, {})
             assert answer is not None
             tree = answer[0]

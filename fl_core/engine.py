@@ -13,8 +13,14 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fl_core import tree
-from fl_core.algorithms import contract
-from fl_core.algorithms.base import Algorithm, Round, State, TaskInfo, Update
+from fl_core.algorithms.base import (
+    Algorithm,
+    Round,
+    State,
+    TaskInfo,
+    Update,
+    freeze,
+)
 from fl_core.algorithms.fedper import MEASURED, PLayerFL, Scout
 from fl_core.client_runner import SCORED, FinetuneRequest, ScoreRequest, TrainRequest
 from fl_core.clients import LocalClients
@@ -202,7 +208,7 @@ class Engine:
 
     def use(self, algorithm: Algorithm) -> None:
         """Work with this algorithm from now on, and freeze it."""
-        contract.freeze(algorithm)
+        freeze(algorithm)
         self.algorithm = algorithm
         self.clients.use(algorithm)
 

@@ -23,7 +23,6 @@ from fl_core.data import FederatedData
 from fl_core.divergence import Divergence, guessing_loss
 from fl_core.engine import Engine, Instruments, PlanSelection, first_models
 from fl_core.errors import RunError, UsageError, as_list, check_known, listing, warn
-from fl_core.models import lora
 from fl_core.plan import LayerPlan
 from fl_core.progress import progress_bar
 from fl_core.recorder import (
@@ -158,14 +157,14 @@ def start(
     ]
     stored |= {"command": command, "code": restore.digests(task), "own": own}
     _check_storable(stored)
+    header = {"run": Path(out).name, **task.header(command)}
     made_with = {
         **restore.current_environment(),
         "device": config.execution.device,
         "data": data.digest,
         "source": data.source_digest,
-        "model": tree.digest(lora.full_state(task.model)),
+        "model": header["checkpoint"],
     }
-    header = {"run": Path(out).name, **task.header(command)}
     partition = data.partition.to_tree()
     with writing.create(out, stored, made_with, partition, header, task.start) as made:
         return _execute(task, instruments, made, how)
@@ -386,7 +385,7 @@ def listeners_of(
     timer = Timer(writer)
     recorder = Recorder(data, columns, timer, writer, loggers)
     flops = cache(partial(training_flops, client_runner.workspace, data.shape))
-    frozen = lora.base(client_runner.workspace.model)
+    frozen = tree.frozen_base(client_runner.workspace.model)
     costs = Costs(recorder, flops, tree.n_bytes(frozen) if frozen else 0)
     guess = guessing_loss(client_runner.criterion, data.n_classes)
     divergence = Divergence(recorder, guess, writer)

@@ -11,8 +11,13 @@ from torch import nn
 
 import fl_core
 from fl_core import data as datasets, initial, models, tree
-from fl_core.algorithms.base import Algorithm, TaskInfo, find, registry
-from fl_core.algorithms.contract import configurations
+from fl_core.algorithms.base import (
+    Algorithm,
+    TaskInfo,
+    configurations,
+    find,
+    registry,
+)
 from fl_core.batched import stacks
 from fl_core.client_runner import ClientRunner
 from fl_core.config import AUTO, Mark, RunConfig, in_memory, marked, resolve, weights_of
@@ -144,7 +149,7 @@ class Task(Displayed):
             "keep_optimizer": self.config.training.keep_optimizer,
             "layers": [asdict(layer) for layer in self.layers],
             "data": self.data.digest,
-            "checkpoint": tree.digest(lora.full_state(self.model)),
+            "checkpoint": tree.digest(tree.full_state(self.model)),
         }
 
 
@@ -194,7 +199,7 @@ def assemble(
     model, plain_layers = _adapt(config, data, model, plain_layers, said)
     built = extend(config, data, model, criterion)
     layers = built.layers(plain_layers)
-    task_info = _task_info(config, data, built, layers)
+    task_info = _task_info(config, data, base, built, layers)
     config = _with_stack(config, criterion, built.model)
     _check_batches(built.model, data, config)
     if plan is None and config.federation.plan not in (None, AUTO):
@@ -433,6 +438,7 @@ def _adapt(
 def _task_info(
     config: RunConfig,
     data: FederatedData,
+    algorithm: type[Algorithm],
     built: ExtendedModel,
     layers: tuple[Layer, ...],
 ) -> TaskInfo:
@@ -450,7 +456,7 @@ def _task_info(
         seed=config.execution.seed,
         norms=frozenset[str]().union(*norms),
         rounds=int(config.federation.rounds or 0),
-        blocks=paths_of_blocks(model),
+        blocks=paths_of_blocks(model) if algorithm.needs_blocks else (),
         mean=data.mean,
         std=data.std,
         uniform=config.federation.client_weights == "uniform",

@@ -39,6 +39,22 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if name in persistent}
 
 
+def frozen_base(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors that adapters keep as a frozen base by name, without copying. Most models have none."""
+    found: dict[int, tuple[str, Tensor]] = {}
+    for path, module in model.named_modules():
+        for name in getattr(module, "frozen_base", ()):
+            tensor = getattr(module, name)
+            if isinstance(tensor, Tensor):
+                found.setdefault(id(tensor), (f"{path}.{name}".lstrip("."), tensor))
+    return dict(found.values())
+
+
+def full_state(model: nn.Module) -> Tree:
+    """Return a copy of the tensors of a model and of its base."""
+    return {**state_dict(model), **clone(frozen_base(model))}
+
+
 def load(
     module: nn.Module, tree: Mapping[str, Tensor], held: Iterable[str] | None = None
 ) -> None:

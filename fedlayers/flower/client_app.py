@@ -27,7 +27,6 @@ from fl_core.clients import received_bytes
 from fl_core.config import RunConfig
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import UsageError
-from fl_core.models import lora
 from fl_core.plan import LayerPlan
 from fl_core.task import Task, assemble
 from fl_core.tree import Tree
@@ -59,7 +58,7 @@ def begin(site: Site, packet: Packet) -> Packet:
     """Build the task of a run once, compare its model with the server's, and store what the run is."""
     job, start = packet.head, packet.trees["start"]
     task = _task(site, job, start)
-    if tree.digest(lora.full_state(task.model)) != job["model"]:
+    if tree.digest(tree.full_state(task.model)) != job["model"]:
         raise UsageError(
             "the initial model must be the server's; got other weights. Install the same versions of torch."
         )

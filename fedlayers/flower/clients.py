@@ -36,7 +36,6 @@ from fl_core.client_runner import (
 from fl_core.clients import LocalClients
 from fl_core.config import AUTO
 from fl_core.errors import RunError, about, listing, warn
-from fl_core.models import lora
 from fl_core.task import Task
 from fl_core.tree import Tree
 
@@ -130,7 +129,7 @@ class Sites:
             "config": config,
             "data": self.common(task.config.execution.seed),
             "plan": None if task.plan is None else task.plan.to_json(),
-            "model": tree.digest(lora.full_state(task.model)),
+            "model": tree.digest(tree.full_state(task.model)),
         }
         packet = Packet(job, {"start": task.start or {}})
         self.ask("query.begin", dict.fromkeys(clients.names, packet), FACT_BYTES)

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
 from functools import wraps
-from inspect import isfunction
+from inspect import isfunction, signature
 from typing import Any, ClassVar, Self, cast
 
 from torch import Tensor, nn
 
 from fl_core import tree
-from fl_core.algorithms import contract
-from fl_core.algorithms.contract import make_config
+from fl_core.bounds import read_options
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.models.papers import Shape
@@ -303,21 +303,22 @@ class Algorithm:
     ):
         self.task_info = task_info
         self.options: Mapping[str, Any] = dict(config or {})
-        self.config: Any = make_config(type(self), self.options)
+        self.config: Any = configurations(type(self), self.options)[0]
         self.plan: LayerPlan | None = plan
         self.setup()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        contract.check_hooks(cls, Algorithm)
+        _check_hooks(cls)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        contract.refuse_assignment(self, name)
+        if vars(self).get("_frozen"):
+            raise UsageError(
+                f"{self.name} must not set self.{name} during a run. An algorithm is copied to workers and built anew "
+                "on resume; what changes in a run belongs to the State of the server or of a client: State.trees for "
+                "tensors, State.meta for plain data"
+            )
         super().__setattr__(name, value)
-
-    def __delattr__(self, name: str) -> None:
-        contract.refuse_assignment(self, name)
-        super().__delattr__(name)
 
     def with_plan(self, plan: LayerPlan) -> Algorithm:
         """A new instance of this algorithm that uses the given plan exactly as it is (see :meth:`resolve_plan`)."""
@@ -332,12 +333,13 @@ class Algorithm:
             and self.default_plan(self.task_info.layers) is None
         )
 
-    def method(self, name: str, what: str = "method") -> Callable[..., Any]:
-        """The method of this algorithm that a phase names as its loss or as its step.
+    def method(self, phase: Phase, what: str) -> Callable[..., Any]:
+        """The method of this algorithm that a phase names as its ``loss`` or as its ``step``.
 
         Raises:
             UsageError: there is no such method; names the nearest.
         """
+        name = getattr(phase, what)
         attribute = getattr(self, name, None)
         if not callable(attribute):
             known = [
@@ -345,7 +347,7 @@ class Algorithm:
                 for each in dir(type(self))
                 if each[0] != "_" and callable(getattr(type(self), each))
             ]
-            check_known(what, name, known)
+            check_known(f"{what} of phase {phase.name!r}", name, known)
         return cast(Callable[..., Any], attribute)
 
     def setup(self) -> None:
@@ -533,6 +535,76 @@ class Algorithm:
     ) -> Iterable[Observation]:
         """Numbers to record about a client's evaluated model, in evaluation mode, on its test samples x."""
         return ()
+
+
+def _check_hooks(algorithm: type[Algorithm]) -> None:
+    """Refuse a misspelt hook: a new method with a hook's parameters and nearly its name.
+
+    Losses are left alone: phases call them by whatever name.
+
+    Raises:
+        UsageError: names the method, and the hook; or options are no dataclass.
+    """
+    options = vars(algorithm).get("Config")
+    if options is not None and not is_dataclass(options):
+        raise UsageError(
+            f"{algorithm.__module__}.{algorithm.__qualname__}: Config must be a dataclass; got a plain class. "
+            "Write @dataclass(frozen=True) above it."
+        )
+    hooks = {
+        name: hook
+        for name, hook in vars(Algorithm).items()
+        if name[0] != "_" and name != "loss" and isfunction(hook)
+    }
+    for name, method in vars(algorithm).items():
+        inherited = any(hasattr(parent, name) for parent in algorithm.__mro__[1:])
+        if name[0] == "_" or inherited or not isfunction(method):
+            continue
+        near = get_close_matches(name, hooks, 1, 0.7)
+        if near and [*signature(method).parameters] == [
+            *signature(hooks[near[0]]).parameters
+        ]:
+            raise UsageError(
+                f"{algorithm.__module__}.{algorithm.__qualname__}: a method with the arguments of a hook must be one; "
+                f"got {name!r}. Name it {near[0]!r}, or begin its name with an underscore."
+            )
+
+
+def freeze(algorithm: Algorithm) -> None:
+    """Forbid setting attributes of an algorithm from now on, and of the algorithms inside it.
+
+    It is copied to worker processes and built again when a run resumes. What it set would be lost.
+    """
+    for value in list(vars(algorithm).values()):
+        if isinstance(value, Algorithm):
+            freeze(value)
+    vars(algorithm)["_frozen"] = True
+
+
+def configurations(
+    algorithm: type[Algorithm], values: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """The algorithm's ``Config`` and, if it wraps another algorithm, that one's ``Config`` after it.
+
+    Raises:
+        UsageError: an unknown key, or a value of the wrong type.
+    """
+    algorithms = list(dict.fromkeys((algorithm, algorithm.base_algorithm(values))))
+    known = {
+        field.name
+        for each_algorithm in algorithms
+        for field in fields(each_algorithm.Config)
+    }
+    for key in values:
+        if not known:
+            raise UsageError(
+                f"{algorithm.name} must have no options; got {key!r}. Leave it out."
+            )
+        check_known(f"option of {algorithm.name}", key, known)
+    return tuple(
+        read_options(algorithm.name, each_algorithm.Config, values)
+        for each_algorithm in algorithms
+    )
 
 
 def extends_model(algorithm: type[Algorithm]) -> bool:

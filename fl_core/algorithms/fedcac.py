@@ -20,8 +20,7 @@ from fl_core.algorithms import (
     Update,
     register,
 )
-from fl_core.algorithms.contract import Count
-from fl_core.bounds import INSIDE
+from fl_core.bounds import INSIDE, Count
 
 NEGLIGIBLE = 1e-10
 COLLABORATORS = "collaborators"

@@ -21,9 +21,9 @@ from fl_core.algorithms import (
     Tree,
     register,
 )
-from fl_core.algorithms.contract import Count, Positive, Share
 from fl_core.algorithms.contrastive import QUEUE, ContrastiveTraining
 from fl_core.algorithms.personal_modules import draw_prompts
+from fl_core.bounds import Count, Positive, Share
 from fl_core.data.augment import MoCoViews
 from fl_core.errors import UsageError
 from fl_core.models.extended import PROMPTS, Prompted, Transform, split_head

@@ -25,8 +25,7 @@ from fl_core.algorithms.base import (
     Update,
     register,
 )
-from fl_core.algorithms.contract import Count
-from fl_core.bounds import BELOW_1
+from fl_core.bounds import BELOW_1, Count
 from fl_core.errors import UsageError
 from fl_core.models.blocks import LAST, adapt, tensors_below, with_optional_blocks
 from fl_core.training.phases import Context, Phase

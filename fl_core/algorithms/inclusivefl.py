@@ -22,8 +22,8 @@ from fl_core.algorithms import (
     Update,
     register,
 )
-from fl_core.algorithms.contract import Count, Share
 from fl_core.algorithms.fedra import LimitedDepth
+from fl_core.bounds import Count, Share
 from fl_core.errors import UsageError, listing
 from fl_core.models.blocks import Exits, paths_of_blocks, tensors_below
 from fl_core.plan import LayerPlan

@@ -28,7 +28,7 @@ from fl_core.algorithms import (
     register,
 )
 from fl_core.algorithms.averaging import ServerMade
-from fl_core.algorithms.contract import Count, Positive
+from fl_core.bounds import Count, Positive
 
 PURPOSE = "hypernetwork"  # the purpose of its seeded streams and the name of its tree
 

@@ -19,9 +19,9 @@ from fl_core.algorithms import (
     Update,
     register,
 )
-from fl_core.algorithms.contract import Count
 from fl_core.algorithms.fedamp import Mixing
 from fl_core.algorithms.pfedhn import PURPOSE, apply_linear, draw_linear, pull_back
+from fl_core.bounds import Count
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
 

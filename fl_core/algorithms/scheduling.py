@@ -22,9 +22,9 @@ from fl_core.algorithms import (
     Update,
     register,
 )
-from fl_core.algorithms.contract import Count
 from fl_core.algorithms.fedamp import Mixing
 from fl_core.algorithms.pfedhn import PFedHN
+from fl_core.bounds import Count
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan

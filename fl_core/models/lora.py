@@ -20,7 +20,6 @@ from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.models.extended import head_path
 from fl_core.seeds import seed_of, torch_seeded
-from fl_core.tree import Tree
 
 ALL, ATTENTION = "all", "attn"
 PARTS = ("lora_A", "lora_B")
@@ -239,25 +238,6 @@ def _freeze(model: nn.Module, head: str) -> None:
             module.frozen_base = (*parameters, *buffers)
 
 
-# --- the base ----------------------------------------------------------------------------------------------------
-
-
-def base(model: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors of the frozen base by name, without copying. Others have none."""
-    found: dict[int, tuple[str, Tensor]] = {}
-    for path, module in model.named_modules():
-        for name in getattr(module, "frozen_base", ()):
-            tensor = getattr(module, name)
-            if isinstance(tensor, Tensor):
-                found.setdefault(id(tensor), (f"{path}.{name}".lstrip("."), tensor))
-    return dict(found.values())
-
-
-def full_state(model: nn.Module) -> Tree:
-    """Return a copy of the tensors of a model and of its base."""
-    return {**tree.state_dict(model), **tree.clone(base(model))}
-
-
 # --- files of a trained model --------------------------------------------------------------------------------------
 
 
@@ -266,7 +246,7 @@ def merged(model: nn.Module) -> nn.Module:
 
     A model without a base is returned as it is.
     """
-    if not base(model):
+    if not tree.frozen_base(model):
         return model
     from peft.tuners.lora import LoraLayer
 

@@ -55,11 +55,13 @@ def train(
     workspace.load(source, ctx.submodel)
     seed, parts = algorithm.task_info.seed, (ctx.round, ctx.client, phase.batch_stream)
     watching = {
-        name: observers[check_known("observer", name, observers)]()
+        name: observers[
+            check_known(f"observer of phase {phase.name!r}", name, observers)
+        ]()
         for name in phase.observe
     }
     objective = _scalar(
-        algorithm.method(phase.loss), f"{ctx.location(phase.name)}: {phase.loss}"
+        algorithm.method(phase, "loss"), f"{ctx.location(phase.name)}: {phase.loss}"
     )
     x, y = workspace.place(split.x), split.y.to(workspace.device)
     draws = seeds.torch_generator(seed, "batches", *parts)
@@ -98,7 +100,7 @@ def train(
                 seen,
                 layers,
             )
-            step = algorithm.method(phase.step) if phase.step else Steps.plain
+            step = algorithm.method(phase, "step") if phase.step else Steps.plain
             frozen = workspace.frozen_outputs(ctx.client, split.x, x)
             for _ in range(phase.epochs):
                 for bx, by, ahead in _batches((x, y, frozen), slices[:left], draws):

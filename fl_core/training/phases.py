@@ -21,16 +21,15 @@ from fl_core.tree import Tree, copy_to_cpu
 
 
 def _eager(kind: type[torch.optim.Optimizer]) -> type[Any]:
-    """Return an optimiser without the wrappers of ``torch.compile``. They import 750 modules, and slow each step."""
-    methods = {
-        name: inspect.unwrap(getattr(kind, name))
-        for name in ("add_param_group", "zero_grad")
-    }
-    return type(
-        kind.__name__,
-        (kind,),
-        {**methods, "step": torch.no_grad()(inspect.unwrap(kind.step))},
-    )
+    """Return an optimiser without the wrappers of ``torch.compile`` and of profilers.
+
+    They import 750 modules, and slow each step.
+    """
+    names = ("add_param_group", "zero_grad", "step")
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
+    step = torch.no_grad()(methods["step"])
+    step.hooked = True  # so that torch does not wrap it again
+    return type(kind.__name__, (kind,), {**methods, "step": step})
 
 
 _SGD, _ADAM, _ADAMW = map(

@@ -16,7 +16,7 @@ from figures.__main__ import main
 from figures.items import Item, rows_file
 from fl_core import rows, runner
 from fl_core.algorithms import find, registry
-from fl_core.algorithms.contract import make_config
+from fl_core.algorithms.base import configurations
 from fl_core.errors import CorruptError, UsageError
 from tests.figures.conftest import NAME, made
 
@@ -29,7 +29,9 @@ def test_every_item_names_what_there_is(name: str) -> None:
     item = STUDIES[name]
     for config in item.runs.values():
         if config.federation.algorithm in registry():
-            make_config(find(config.federation.algorithm), config.federation.options)
+            configurations(
+                find(config.federation.algorithm), config.federation.options
+            )[0]
     assert item.planned(1) == [(run, 0) for run in item.runs]
 
 

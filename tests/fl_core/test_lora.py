@@ -10,7 +10,6 @@ import fedlayers as fl
 from fl_core import models, tree
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
-from fl_core.models import lora
 from fl_core.recorder import Recorder
 from fl_core.runner import assemble, run
 from fl_core.training import evaluate
@@ -29,7 +28,7 @@ HEART = RunConfig(
 def test_the_base_stays_and_is_counted_once(kind):
     engine = run(ADAPTED, data=TOY, model=network(kind), progress=False)
     before = tree.state_dict(network(kind))
-    frozen = lora.base(engine.clients.client_runner.workspace.model)
+    frozen = tree.frozen_base(engine.clients.client_runner.workspace.model)
     assert {
         name.replace(".base_layer", ""): tree.digest({"": each})
         for name, each in frozen.items()

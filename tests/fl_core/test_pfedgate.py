@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from fl_core import runner, tree
 from fl_core.algorithms import Round, find
-from fl_core.algorithms.contract import make_config
+from fl_core.algorithms.base import configurations
 from fl_core.algorithms.personal_modules import Border
 from fl_core.client_runner import TrainRequest
 from fl_core.errors import UsageError
@@ -257,7 +257,7 @@ def test_what_cannot_be_framed_is_refused(shape, pad, message):
     with pytest.raises(UsageError, match=message):
         kind.wrap_model(
             nn.Flatten(),
-            make_config(kind, {"pad": pad}),
+            configurations(kind, {"pad": pad})[0],
             shape=shape,
             n_classes=2,
             seed=0,

@@ -31,7 +31,7 @@ def batch():
 def objective(algorithm):
     """What a client's training minimises."""
     (phase,) = algorithm.phases(Round(0), 0)
-    return algorithm.method(phase.loss)
+    return algorithm.method(phase, "loss")
 
 
 @pytest.mark.parametrize(("lam", "temperature"), [(0.5, 3.0), (2.0, 1.0)])
