@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
 
 from diagnostics.curvature.exact import verdicts
 from diagnostics.curvature.model import (
@@ -57,7 +56,6 @@ from fl_core.layers import Layer
 from fl_core.model_contexts import Hook, set_mode, with_hooks
 from fl_core.rows import Row, row
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
-from fl_core.training.losses import Loss
 
 FIGURE_BATCH = 64
 """Samples of the one batch behind the published figures."""
@@ -309,84 +307,52 @@ class ReleasedTables(SensitivityAccumulator):
 
     Take tokens x [n, T]. The rows that the batch looks up are averaged over its samples: W[t] = (1/n) sum_i w[x_it] and
     G[t] = (1/n) sum_i g[x_it]. The table's importance is the mean over the T d entries of (W G)^2. Other tensors have
-    the mean over entries of (w g)^2 as always. A table that is not looked up by [n, T] is used whole, as for the
-    positions 0 .. T - 1. The accumulator watches the tables during the passes, so training cannot feed it.
+    the mean over entries of (w g)^2 as always. A table that is not looked up by [n, T] is used whole.
+
+    Args:
+        ids: the rows that the batch looks up, by the table's name. They are removed when they are read.
     """
 
     def __init__(
-        self, layers: Sequence[Layer], tensors: str = "weights", reduce: str = "pooled"
+        self, layers: Sequence[Layer], tensors: str, reduce: str, ids: Looked
     ) -> None:
         super().__init__(layers, tensors, reduce)
-        self._ids: dict[str, list[Tensor]] = {}
+        self._ids = ids
 
+    @torch.no_grad()
     def update(
         self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1
     ) -> None:
-        """Add one step of the tensors that are no tables."""
+        """Add one step of ``n`` samples."""
+        for name in self._tables & self._known & grads.keys():
+            used, width = (params[name], grads[name]), params[name][0].numel()
+            for ids in self._ids.pop(name, []):
+                batched = ids.ndim > 1 and len(ids) == n
+                w, g = (each[ids].mean(0) if batched else each for each in used)
+                norm = torch.linalg.vector_norm(w * g, dtype=torch.float64)
+                self._add(name, norm.square_(), width, w.numel() // width)
         others = {name: g for name, g in grads.items() if name not in self._tables}
         super().update(params, others, n)
 
-    @contextmanager
-    def watch(
-        self,
-        model: nn.Module,
-        params: Mapping[str, Tensor],
-        loss: Loss,
-        x: Tensor,
-        y: Tensor,
-        seed: int,
-    ) -> Iterator[None]:
-        """Record which rows each table looks up inside the block."""
-        self._params = params
-        names = {id(params[name]): name for name in self._tables if name in params}
-        modules = dict(model.named_modules(remove_duplicate=False))
-        tables = {
-            p: m
-            for p, m in modules.items()
-            if isinstance(m, nn.Embedding) and id(m.weight) in names
-        }
 
-        def hook_for(name: str) -> Hook:
-            def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-                self._ids.setdefault(name, []).append(inputs[0].detach())
+Looked = dict[str, list[Tensor]]
 
-            return hook
 
-        with with_hooks(
-            model,
-            {
-                path: hook_for(names[id(module.weight)])
-                for path, module in tables.items()
-            },
-        ):
-            yield
+def _looks(model: nn.Module, seen: Looked) -> AbstractContextManager[None]:
+    """Record which rows the model's embedding tables look up inside a block."""
 
-    def edges(self) -> Mapping[str, GradientEdge]:
-        """Return no further edges of the graph: gradients of the weights suffice."""
-        return {}
+    def hook_for(name: str) -> Hook:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            seen.setdefault(name, []).append(inputs[0].detach())
 
-    @torch.no_grad()
-    def samples(
-        self,
-        x: Tensor,
-        y: Tensor,
-        grads: Mapping[str, Tensor],
-        deltas: Mapping[str, Tensor],
-    ) -> None:
-        """Add the embedding tables' part of the step that ``update`` has just counted."""
-        self._steps -= 1
-        for name in self._tables & self._known & grads.keys():
-            w, g = self._params[name], grads[name]
-            for ids in self._ids.get(name, []):
-                batched = ids.ndim > 1 and len(ids) == len(y)
-                means = [t[ids].mean(0) if batched else t for t in (w, g)]
-                square = torch.linalg.vector_norm(
-                    means[0] * means[1], dtype=torch.float64
-                ).square_()
-                rows = means[0].numel() // w[0].numel()
-                self._add(name, square, w[0].numel(), rows)
-        self._ids.clear()
-        self._steps += 1
+        return hook
+
+    hooks = {
+        path: hook_for(f"{path}.weight")
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Embedding)
+    }
+    return with_hooks(model, hooks)
 
 
 @dataclass(frozen=True)
@@ -395,17 +361,19 @@ class Published(Sensitivity):
 
     Attributes:
         single_batch: samples of the batch, which is drawn with replacement as in the released code.
+        seen: what the batch looks up in embedding tables.
     """
 
     reduce: str = "mean_of_tensors"
     single_batch: int = FIGURE_BATCH
+    seen: Looked = field(default_factory=dict)
 
     when: ClassVar[str] = "figure"
     estimator: ClassVar[str] = "single_batch"
     of_tables: ClassVar[str] = "mean rows, released code"
 
     def meter(self, layers: Sequence[Layer]) -> ReleasedTables:
-        return ReleasedTables(layers, self.tensors, self.reduce)
+        return ReleasedTables(layers, self.tensors, self.reduce, self.seen)
 
 
 def published_sensitivity(measurement: Measurement, options: Published) -> list[Row]:
@@ -414,7 +382,10 @@ def published_sensitivity(measurement: Measurement, options: Published) -> list[
         replace(s, data=_draw(s, options.single_batch, measurement.seed))
         for s in measurement.subjects
     ]
-    return one_pass(replace(measurement, subjects=drawn, batch=None), [options])
+    with ExitStack() as hooks:
+        for each in drawn:
+            hooks.enter_context(_looks(each.model, options.seen))
+        return one_pass(replace(measurement, subjects=drawn, batch=None), [options])
 
 
 def _draw(subject: ClientModel, size: int, seed: int) -> Data:

@@ -26,7 +26,6 @@ from diagnostics.metrics.of_gradients import GradNorm, GradSimilarity, GradVaria
 from diagnostics.null import PARTS, draws, mark_resample, resamples_of, split_resamples
 from diagnostics.report import Report
 from fedlayers.cli import app as cli
-from figures.player_fl.released import ReleasedTables
 from fl_core import rows
 from fl_core.layers import Layer, layers_of
 from fl_core.rows import frame, row
@@ -184,10 +183,7 @@ def test_training_is_resampled_by_its_steps() -> None:
     assert split_resamples(frame(recorded_rows({"a": result}, layers, **how)))[1].empty
 
 
-@pytest.mark.parametrize("meter", [SensitivityAccumulator, ReleasedTables])
-def test_a_resample_of_an_embedding_table_is_what_the_steps_drawn_give(
-    meter: type[SensitivityAccumulator],
-) -> None:
+def test_a_resample_of_an_embedding_table_is_what_the_steps_drawn_give() -> None:
     """Also where a short last batch looks up far fewer rows than the others."""
     layers = [Layer("table", ("table",), tables=("table",)), Layer("fc", ("weight",))]
     g = torch.Generator().manual_seed(0)
@@ -200,13 +196,9 @@ def test_a_resample_of_an_embedding_table_is_what_the_steps_drawn_give(
     params, grads = drawn(), [drawn(25 if k < 12 else 2) for k in range(13)]
 
     def fed(reduce: str, steps: list[int]) -> SensitivityAccumulator:
-        to = meter(layers, reduce=reduce)
+        to = SensitivityAccumulator(layers, reduce=reduce)
         for k in steps:
             to.update(params, grads[k])
-            if isinstance(to, ReleasedTables):  # it sees a table's rows by the tokens
-                to._params = params
-                to._ids = {"table": [torch.arange(1 + k).reshape(1, -1)]}
-                to.samples(torch.zeros(1), torch.zeros(1), grads[k], {})
         return to
 
     for reduce in ("pooled", "mean_of_tensors"):

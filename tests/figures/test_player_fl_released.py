@@ -7,9 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from diagnostics.measurement import ClientModel
-from figures.player_fl.released import _direction, nuclear_norm
+from figures.player_fl.released import _direction, _draw, nuclear_norm
+from fl_core.layers import layers_of
 from fl_core.seeds import torch_generator
 from tests.diagnostics.calls import call
 from tests.diagnostics.dense import CE, block, images, loose, pair
@@ -49,3 +51,17 @@ def test_nuclear_norms(shape: tuple[int, ...]) -> None:
     ]
     assert nuclear_norm(x) == pytest.approx(np.mean(sums))
     assert math.isnan(nuclear_norm(x * math.nan))
+
+
+def test_a_table_is_averaged_over_the_batch_before_the_product() -> None:
+    model = nn.Sequential(nn.Embedding(9, 3), nn.Flatten(), nn.Linear(6, 4)).double()
+    client = ClientModel("a", model, (torch.randint(9, (5, 2)), torch.arange(5) % 4), 5)
+    x, y = _draw(client, 3, 0)
+    CE(model(x), y).backward()
+    found = call(SENSITIVITY, [client], layers_of(model, x), loss=CE, single_batch=3)
+    importance = [row["value"] for row in found if row["variant"] == "importance"]
+    (w, g), (dense, slope) = (
+        (model[k].weight.detach(), model[k].weight.grad) for k in (0, 2)
+    )
+    wanted = [w[x].mean(0) * g[x].mean(0), dense * slope]
+    assert importance == pytest.approx([float(p.square().mean()) for p in wanted])
