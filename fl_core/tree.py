@@ -115,15 +115,15 @@ def subtract(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tree:
     return {name: a[name] - b[name] for name in a if a[name].is_floating_point()}
 
 
-def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor], order: int = 2) -> float:
-    """Return the distance of two trees over all floating entries, in float64. Order 2 is Euclidean, 1 is absolute.
+def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    """Return the Euclidean distance of two trees over all floating entries, in float64.
 
     It is 0 for equal trees.
     """
     gaps = subtract(a, b)
-    return sum(
-        float(gaps[name].double().abs().pow(order).sum()) for name in sorted(gaps)
-    ) ** (1 / order)
+    return (
+        sum(float(gaps[name].double().square().sum()) for name in sorted(gaps)) ** 0.5
+    )
 
 
 def dot(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:

@@ -28,7 +28,6 @@ from fl_core.layers import Layer
 AGGREGATION_WEIGHT = "aggregation_weight"
 PAIRS = 50_000
 """The largest number of aggregation weights in an evaluation. Above it only weights on oneself are recorded."""
-NORMS = {"l2": 2, "l1": 1}
 
 
 class Mixing(ServerMade):
@@ -285,12 +284,12 @@ class FedFomo(Keeping):
     sent, with ties broken at random. Each place is filled at random with probability ``epsilon``. It falls by
     ``epsilon_step`` a round. Nothing is sent down in the first round.
 
-    - ``norm``: ``l2`` (default, the paper's distance) or ``l1`` (the released code's).
+    The released code divides by the sum of absolute differences instead of the paper's distance.
 
     The personal model is the mixture, before local training. Rows with model ``local`` record the trained model.
 
     Raises:
-        UsageError: no downloads, or an unknown norm.
+        UsageError: no downloads.
     """
 
     name = "fedfomo"
@@ -303,7 +302,6 @@ class FedFomo(Keeping):
         downloads: Count = 5
         epsilon: float = 0.3
         epsilon_step: float = 0.05
-        norm: Literal["l2", "l1"] = "l2"
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
         shared = self.shared(rnd, client)
@@ -331,11 +329,11 @@ class FedFomo(Keeping):
             if message.trees
             else {}
         )
-        parameters, order = self.units[0].parameters, NORMS[self.config.norm]
+        parameters = self.units[0].parameters
         weights = {}
         for peer, peer_model in message.trees.items():
             far = tree.distance(
-                tree.select(peer_model, parameters), tree.select(own, parameters), order
+                tree.select(peer_model, parameters), tree.select(own, parameters)
             )
             weights[peer] = (losses["own"] - losses[peer]) / far if far > 0 else 0.0
         state.meta["weights"] = weights

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fl_core import tree
 from fl_core.algorithms import (
-    Algorithm,
     Context,
     Message,
     Round,
@@ -20,6 +19,7 @@ from fl_core.algorithms import (
     Update,
     register,
 )
+from fl_core.algorithms.averaging import ServerMade
 from fl_core.bounds import INSIDE, Count
 
 NEGLIGIBLE = 1e-10
@@ -28,7 +28,7 @@ CHUNK = 2**20  # entries of a tensor that are compared at once
 
 
 @register
-class FedCAC(Algorithm):
+class FedCAC(ServerMade):
     """Averages of critical parameters among clients that have them in the same places (FedCAC; Wu et al. 2023).
 
     After training from w_start a client marks its critical parameters (:func:`critical_mask`). In every tensor these
@@ -51,17 +51,11 @@ class FedCAC(Algorithm):
     paper = "Wu et al. 2023"
     travels = "all, and a mask of one bit a parameter up"
     cost = "2P + P/32"
-    evaluates = "personal"
 
     @dataclass(frozen=True)
     class Config:
         critical: Annotated[float, INSIDE] = 0.5
         until: Count = 100
-
-    def client_state(self, initial: Tree, client: int) -> State:
-        state = super().client_state(initial, client)
-        state.meta["client"] = client
-        return state
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
         return Message(
@@ -130,10 +124,6 @@ class FedCAC(Algorithm):
                 for name, where in mask.items()
             },
         }
-
-    def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
-        merged = State({"model": self.merge_model(server, client.meta["client"])})
-        return super().models(merged, client, rnd)
 
 
 def critical_mask(after: Tensor, before: Tensor, fraction: float) -> Tensor:

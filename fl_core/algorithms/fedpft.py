@@ -4,31 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
-from fl_core import models, tree
+from fl_core import models, seeds, tree
 from fl_core.algorithms import (
+    Algorithm,
+    Batch,
     Context,
     Group,
+    Message,
     Observation,
     Phase,
     Round,
     Shape,
     State,
+    Steps,
     Tree,
     register,
 )
-from fl_core.algorithms.contrastive import QUEUE, ContrastiveTraining
 from fl_core.algorithms.personal_modules import draw_prompts
 from fl_core.bounds import Count, Positive, Share
 from fl_core.data.augment import MoCoViews
 from fl_core.errors import UsageError
-from fl_core.models.extended import PROMPTS, Prompted, Transform, split_head
+from fl_core.models.extended import (
+    CONTRAST_WIDTH,
+    PROMPTS,
+    Prompted,
+    Transform,
+    split_head,
+)
 from fl_core.seeds import seed_of, torch_seeded
 
+QUEUE, KEY = "queue", "key"
 ATTENTION = "prompt_attention"
 SPREAD = 0.02  # standard deviation of the initial prompts
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -44,6 +55,118 @@ SETTINGS: dict[str, dict[str, Any]] = {
 """Options of the ablation's settings (FedPFT, Table 3).
 
 Setting I keeps the transformation without prompts. The table's own number may be that of plain FedAvg."""
+
+
+class ContrastiveBatch(NamedTuple):
+    """A batch for both tasks: samples, labels, one view of each sample, and the key [b, 128] of another view."""
+
+    x: Tensor
+    y: Tensor
+    view: Tensor
+    keys: Tensor
+    buffers: (
+        Tree  # copies, for a pass that leaves the model's running statistics unchanged
+    )
+
+
+class ContrastiveTraining(Algorithm):
+    """Base of algorithms that train MoCo with a queue and a key branch at each client (He et al. 2020, version 1)."""
+
+    views: MoCoViews
+
+    def client_state(self, initial: Tree, client: int) -> State:
+        state = super().client_state(initial, client)
+        size = self.config.queue
+        like = next(
+            initial[name]
+            for name in sorted(initial)
+            if initial[name].is_floating_point()
+        )
+        draw = seeds.torch_generator(self.task_info.seed, QUEUE, client)
+        keys = normalize(torch.randn(size, CONTRAST_WIDTH, generator=draw)).to(like)
+        state.trees[QUEUE] = {
+            "keys": keys,
+            "at": torch.tensor(0),
+            "filled": torch.tensor(0),
+        }
+        return state
+
+    def draw_views(self, steps: Steps, batch: Batch, ctx: Context) -> ContrastiveBatch:
+        """Move the key branch towards the query branch, as in MoCo, and draw two views of a batch's images."""
+        key = ctx.scratch.get(KEY)
+        if key is None:
+            key = ctx.scratch[KEY] = tree.clone(steps.live)
+        ctx.scratch.setdefault(QUEUE, tree.clone(ctx.trees[QUEUE]))
+        config, draw = self.config, steps.generator("views")
+        x, y = batch
+        view, other = (self.views(x, draw) for _ in range(2))
+        with torch.no_grad():
+            for name in self.task_info.parameters:
+                key[name].lerp_(steps.live[name], 1 - config.momentum)
+            keys = ctx.forward(key, other, task="contrast")
+        buffers = {
+            name: t.clone()
+            for name, t in steps.live.items()
+            if name not in self.task_info.parameters
+        }
+        return ContrastiveBatch(x, y, view, keys, buffers)
+
+    def enqueue(self, seen: ContrastiveBatch, ctx: Context) -> None:
+        """Replace the oldest keys in the queue by the batch's."""
+        queue = ctx.scratch[QUEUE]
+        size, keys = len(queue["keys"]), seen.keys[-len(queue["keys"]) :]
+        places = (int(queue["at"]) + torch.arange(len(keys), device=keys.device)) % size
+        queue["keys"][places] = keys
+        queue["at"].copy_((queue["at"] + len(keys)) % size)
+        queue["filled"].copy_((queue["filled"] + len(keys)).clamp(max=size))
+
+    def contrast_loss(
+        self, params: Mapping[str, Tensor], seen: ContrastiveBatch, ctx: Context
+    ) -> Tensor:
+        """Return MoCo's loss of a batch: -log softmax of the other view's key among the queue's keys (FedPFT, Eq. 4).
+
+        All are unit vectors. The scores are divided by the temperature.
+        """
+        queue, config = ctx.scratch[QUEUE], self.config
+        others = queue["keys"][: int(queue["filled"])]
+        queries = ctx.forward(params, seen.view, task="contrast")
+        scores = (
+            torch.cat(
+                [(queries * seen.keys).sum(1, keepdim=True), queries @ others.T], 1
+            )
+            / config.temperature
+        )
+        return ctx.part(
+            "contrast", (scores.logsumexp(1) - scores[:, 0]).mean(), len(seen.y)
+        )
+
+    def contrast_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
+        """Take one optimiser step on a batch together with its views."""
+        seen = self.draw_views(steps, batch, ctx)
+        steps.descend(steps.gradients(seen))
+        self.enqueue(seen, ctx)
+
+    def frozen_statistics(
+        self,
+        params: Mapping[str, Tensor],
+        seen: ContrastiveBatch,
+        live: Iterable[str] = (),
+    ) -> Tree:
+        """Return weights for a pass with gradients for ``live`` only that leaves the running statistics unchanged."""
+        return {
+            name: p if name in live else p.detach() for name, p in params.items()
+        } | seen.buffers
+
+    def client_update(
+        self,
+        state: State,
+        trained: dict[str, Tree],
+        ctx: Context,
+        rnd: Round,
+        client: int,
+    ) -> Message:
+        trained.pop(KEY, None)  # built again from the next message
+        return super().client_update(state, trained, ctx, rnd, client)
 
 
 @dataclass(frozen=True)

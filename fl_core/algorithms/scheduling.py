@@ -23,7 +23,7 @@ from fl_core.algorithms import (
     register,
 )
 from fl_core.algorithms.fedamp import Mixing
-from fl_core.algorithms.pfedhn import PFedHN
+from fl_core.algorithms.pfedla import PFedHN
 from fl_core.bounds import Count
 from fl_core.errors import UsageError
 from fl_core.layers import Layer

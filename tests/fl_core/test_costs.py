@@ -54,9 +54,6 @@ def moved(played, variant=""):
         ("fedfomo", [(0, P), *[(2 * P, P + 4 * 2)] * 2], {"downloads": 2}),
         ("fedfomo", [(0, P), *[(3 * P, P + 4 * 3)] * 2], {}),
         ("heurpfedla", [(0, P)] * 3, {"k": 3}),
-        ("heurpfedla", [(P, P), (P, P), (0, P)], {"k": 3, "warmup": 2}),
-        # of equal weights the first layer's
-        ("heurpfedla", [(P - FIRST, P)] * 3, {"weights": "samples"}),
     ],
 )
 def test_bytes_of_a_client_in_a_round(name, rounds, options):

@@ -15,8 +15,7 @@ from fl_core.algorithms import (
     registry,
 )
 from fl_core.algorithms.fedamp import FedAMP, FedFomo, HeurFedAMP, Mixing
-from fl_core.algorithms.pfedhn import PFedHN
-from fl_core.algorithms.pfedla import HeurpFedLA, PFedLA
+from fl_core.algorithms.pfedla import HeurpFedLA, PFedHN, PFedLA
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of
 from tests.conftest import TOY, federation, network, play
@@ -233,36 +232,13 @@ def test_pfedhns_clients_cut_their_gradients():
     assert play(algorithm="pfedhn", **options).evaluated() != played.evaluated()
 
 
-def test_pfedhn_starts_from_drawn_heads_or_from_the_common_model():
-    initial = tree.state_dict(network("norm"))
-    for begins in ("drawn", "common"):
-        algorithm = PFedHN(problem("norm"), None, {"begins": begins})
-        sent = [
-            algorithm.server_message(
-                algorithm.server_state(initial), c, Round(0)
-            ).trees["model"]
-            for c in range(N)
-        ]
-        assert all(each.keys() == algorithm.parameters for each in sent)
-        common = [
-            all(torch.equal(each[name], initial[name]) for name in each)
-            for each in sent
-        ]
-        assert common == [begins == "common"] * N
-    played = play(algorithm="pfedhn", options={"begins": "common"}, rounds=3)
-    assert len(set(played.evaluated()[-1])) == N, (
-        "heads that begin at zero still come to tell clients apart"
-    )
-
-
-@pytest.mark.parametrize("begins", ["drawn", "common"])
-def test_pfedhn_leaves_frozen_parameters_as_they_are(begins):
+def test_pfedhn_leaves_frozen_parameters_as_they_are():
     model = network("plain")
     frozen = {
         f"fc1.{name}": param.requires_grad_(False)
         for name, param in model.get_submodule("fc1").named_parameters()
     }
-    played = play(algorithm="pfedhn", model=model, options={"begins": begins}, rounds=2)
+    played = play(algorithm="pfedhn", model=model, rounds=2)
     assert (
         played.engine.algorithm.shared(Round(0), 0)
         == tree.state_dict(model).keys() - frozen.keys()

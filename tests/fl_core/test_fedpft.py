@@ -7,8 +7,7 @@ import torch
 
 from fl_core import runner, tree
 from fl_core.algorithms import Round, find
-from fl_core.algorithms.contrastive import ContrastiveBatch
-from fl_core.algorithms.fedpft import SETTINGS, FedPFT
+from fl_core.algorithms.fedpft import SETTINGS, ContrastiveBatch, FedPFT
 from fl_core.client_runner import Part, TrainRequest
 from fl_core.errors import UsageError
 from tests.conftest import CONFIG, TOY, client_runner_of, network, play
