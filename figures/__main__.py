@@ -89,9 +89,9 @@ class Figures:
     ] = None
 
     def main(self, command: str) -> None:
-        whole = ("list", "all", "scorecard", gallery.NAME)
+        whole = ("list", "all", "scorecard")
         asked = {
-            "--train": self.train and self.name != gallery.NAME,
+            "--train": self.train,
             "--pack": self.pack,
             "--seeds": self.seeds is not None,
             "--only": bool(self.only),
@@ -111,9 +111,6 @@ class Figures:
             width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
             print("\n".join(catalogue.lines(self.paper, width)))
             return
-        if self.name not in whole:
-            self._item(command)
-            return
         if self.out is not None:
             _make_folder(self.out)
         if self.name == "scorecard":
@@ -121,7 +118,7 @@ class Figures:
         elif self.name == "all":
             print(f"drawn: {redraw_all.redraw(self.out)}")
         else:
-            self._gallery(command)
+            self._item(command)
 
     def _scorecard(self) -> Path:
         """Renew the scorecard where the project keeps it, or write its tables into a folder of the user's own."""
@@ -134,8 +131,6 @@ class Figures:
     def _item(self, command: str) -> None:
         item = catalogue.drawn(self.name)
         study = item.study
-        if self.out is not None:
-            _make_folder(self.out)
         path = item.path(self.out if self.train or self.pack else None)
         if self.train:
             print(f"{command}\ntrains {study.name}: {study.budget}")
@@ -152,6 +147,9 @@ class Figures:
             print(f"took {seconds:.1f} s; rows: {path}")
         if self.pack:
             print(f"packed: {training.pack(study, path)}")
+        if item is gallery.STUDY:
+            print(f"page: {gallery.redraw(path, self.out)}")
+            return
         out = self.out or items.PICTURES
         drawn, refused = 0, None
         for each in items.drawings(item) or [item]:
@@ -167,18 +165,6 @@ class Figures:
         some = bool(self.only) or self.budget is not None
         if refused and not some and (self.train or not drawn):
             raise refused
-
-    def _gallery(self, command: str) -> None:
-        stored = gallery.folder(self.out if self.train else None)
-        if self.train:
-            print(f"{command}\ntrains and measures for the gallery: {gallery.BUDGET}")
-            seconds = gallery.measured(
-                stored, data_root=self.data_root, command=command
-            )
-            print(f"took {seconds:.1f} s; rows: {stored}")
-        print(f"page: {gallery.redraw(stored, self.out)}")
-        if lacking := gallery.load(stored).without_rows:
-            print(lacking)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -20,7 +20,7 @@ def jobs(out: Path | None) -> Iterator[tuple[str, Callable[[], object]]]:
     for name, item in sorted(items.REGISTRY.items()):
         if item.draw is not None and item.state != "no rows":
             yield name, partial(items.redraw, item, item.path(), out or items.PICTURES)
-    yield gallery.NAME, partial(gallery.redraw, gallery.folder(), out)
+    yield gallery.NAME, partial(gallery.redraw, gallery.STUDY.path(), out)
     if (
         importlib.util.find_spec("benchmarks") is not None
     ):  # a checkout has it, an installed package has not

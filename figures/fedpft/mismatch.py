@@ -5,24 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 
-import numpy as np
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
 from torch import Tensor, nn
 
 from diagnostics.measurement import Batch, Data, batches, to_device
-from diagnostics.plots.drawing import (
-    COLOURS,
-    MARKERS,
-    canvas,
-    missing_notes,
-    with_notes,
-)
 from diagnostics.representation.features import NoValue, collect
 from diagnostics.representation.probes import accuracy_error
 from fl_core import rows
-from fl_core.display import in_order
 from fl_core.errors import NonFiniteError, UsageError, check_known
 from fl_core.layers import layers_of
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
@@ -180,59 +170,3 @@ def classifier_input(
         ) from reason
     x = to_device(model, x)
     return x, torch.from_numpy(features.y).to(x.device)
-
-
-def picture(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
-    """Draw each client's Origin, Probe and Match accuracy and their means: the cost of mismatched features.
-
-    Args:
-        frame: from :func:`mismatch`.
-    """
-    kinds = {
-        ORIGIN: "Origin: classifier as it is",
-        MATCH: "Match: linear map before it",
-        PROBE: "Probe: new classifier",
-    }
-    shown_rows = frame[frame["metric"].isin(list(kinds))]
-    names = in_order(shown_rows["client"].unique())
-    notes = ["× " + note for note in missing_notes(shown_rows, "metric")]
-    with canvas(ax, float(np.clip(4.2 + 0.3 * len(names), 5, 10)), 3.0) as axes:
-        for k, (kind, label) in enumerate(kinds.items()):
-            of_kind = (
-                shown_rows[shown_rows["metric"] == kind]
-                .set_index("client")
-                .reindex(names)
-            )
-            at = np.arange(len(names)) + 0.18 * (k - 1)
-            axes.errorbar(
-                at,
-                of_kind["value"],
-                of_kind["stderr"],
-                fmt=MARKERS[k],
-                color=COLOURS[k],
-                elinewidth=1.0,
-                label=label,
-            )
-            mean = of_kind["value"].mean(skipna=False)
-            axes.errorbar(
-                [len(names) + 0.18 * (k - 1)],
-                [mean],
-                fmt=MARKERS[k],
-                color=COLOURS[k],
-                markersize=7,
-            )
-        axes.axvline(len(names) - 0.5, color="0.7", linewidth=0.8)
-        shown = [*names, "mean"]
-        long = sum(len(name) + 2 for name in shown) > 5 * len(shown) + 10
-        axes.set_xticks(range(len(shown)), shown, rotation=90 if long else 0)
-        axes.set_xlim(-0.5, len(shown) - 0.5)
-        axes.set(
-            ylabel="accuracy on own test samples", xlabel=with_notes("client", notes)
-        )
-        axes.legend(
-            loc="upper left",
-            bbox_to_anchor=(1.01, 1.02),
-            borderaxespad=0,
-            alignment="left",
-        )
-    return axes

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from diagnostics.metrics.base import METRICS
 from fedlayers.cli.app import command_class, parse_command
-from figures import gallery, items
+from figures import gallery, items, training
 from figures.__main__ import main
 from fl_core.config import RunConfig
+from fl_core.errors import UsageError
 from tests.figures.conftest import forbid_training
 
-BESIDES = [
-    "cka_matrices", "costs", "partition", "tsne", "mismatch", "plan", "regret", "comparison"
-]  # fmt: skip
 ROOM = 120_000
+STORED = gallery.STUDY.read(gallery.STUDY.path())
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_the_committed_page_and_pictures_are_of_the_stored_rows(drawn: Path) -> 
         (drawn / "gallery.md").read_text().replace("](gallery/", "](pictures/gallery/")
     )
     assert fresh == gallery.PAGE.read_text()
-    names = [*gallery.load(gallery.folder()).metrics, *BESIDES]
+    names = [entry.name for entry in gallery.entries(*STORED)]
     assert re.findall(r"!\[.*\]\(pictures/gallery/(\w+)\.png\)", fresh) == names
     kept = {path.name for path in (items.PICTURES / "gallery").iterdir()}
     assert kept == {f"{name}.png" for name in names}
@@ -44,55 +44,46 @@ def test_the_committed_page_and_pictures_are_of_the_stored_rows(drawn: Path) -> 
     assert all(
         (items.PICTURES / "gallery" / name).stat().st_size < ROOM for name in kept
     )
-    assert sum(path.stat().st_size for path in gallery.folder().iterdir()) < 300_000
 
 
 def test_each_picture_says_its_direction_and_how_it_is_made() -> None:
-    for entry in gallery.entries(gallery.load(gallery.folder())):
-        assert entry.says.endswith("."), entry.name
+    entries = {entry.name: entry for entry in gallery.entries(*STORED)}
+    assert set(METRICS) < set(entries)
+    units = "none (parameters), byte (bytes, activation_bytes), FLOP (forward_flops, backward_flops)"
+    assert units in entries["layer_cost"].says
+    for name, entry in entries.items():
+        assert entry.says.endswith("."), name
         says = entry.says.casefold()
-        if entry.name in METRICS:
-            assert all(
-                part in says
-                for part in METRICS[entry.name].direction.casefold().split("; ")
-            )
-            assert "unit: " in says
-        if entry.name == "layer_cost":
-            units = "none (parameters), byte (bytes, activation_bytes), FLOP (forward_flops, backward_flops)"
-            assert units.casefold() in says
+        if name in METRICS:
+            parts = METRICS[name].direction.casefold().split("; ")
+            assert all(part in says for part in [*parts, "unit: "])
         lines = entry.command.splitlines()
         if lines[0].startswith("fedlayers"):
             for line in lines:
                 words = line.removeprefix("fedlayers ").split()
                 assert isinstance(parse_command(words), command_class(words[0]))
         else:
-            compile(entry.command, entry.name, "exec")
+            compile(entry.command, name, "exec")
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:client")
+@pytest.mark.slow
 def test_made_anew_on_small_data_and_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = RunConfig(dataset="digits", model="mlp", clients=2, max_samples=120)
-    tables = gallery.TABLES.with_keys(rounds=1)
-    monkeypatch.setattr(
-        gallery, "CONFIGS", {"images": small, "tables": tables, "scales": small}
-    )
-    monkeypatch.setattr(gallery, "TABLES", tables)
-    monkeypatch.setattr(gallery, "RULES", ("largest_jump",))
-    monkeypatch.setattr(gallery, "ALGORITHMS", ("local", "fedavg"))
-    for name in ("REGRET_SEEDS", "REGRET_ROUNDS", "SEEDS"):
-        monkeypatch.setattr(gallery, name, 1)
-    seconds = gallery.measured(tmp_path / "gallery", command="made", progress=False)
-    assert seconds > 0
-    stored = gallery.load(tmp_path / "gallery")
-    assert set(METRICS) <= set(stored.frame["metric"])
-    assert list(stored.tables["comparison"]["algorithm"]) == ["local", "fedavg"]
-    scales = stored.frame[stored.frame["metric"] == "bn_scale"]
+    study = replace(gallery.STUDY, runs=dict.fromkeys(gallery.RUNS, small))
+    monkeypatch.setattr(gallery, "STUDY", study)
+    folder = study.path(tmp_path)
+    training.train(study, folder, only=["images"], progress=False)
+    with pytest.raises(
+        UsageError, match=r"rows of bn_scale, .*figures gallery --train"
+    ):
+        gallery.redraw(folder, tmp_path)
+    training.train(study, folder, progress=False)
+    frame = study.read(folder)[1]
+    scales = frame[frame["metric"] == "bn_scale"]
     assert scales["value"].isna().all()
     assert not (scales["status"] == "ok").any()
-    page = gallery.redraw(tmp_path / "gallery", tmp_path)
-    count = len(METRICS.names()) + len(BESIDES)
-    assert len(list((tmp_path / "gallery").glob("*.png"))) == count
-    assert page.read_text().count("\n## ") == count
+    page = gallery.redraw(folder, tmp_path)
+    assert page.read_text().count("\n## ") == len(METRICS.names()) + 5
