@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fl_core import runner, tree
+from fl_core import runner
 from fl_core.algorithms import (
     Algorithm,
     AlgorithmWrapper,
@@ -273,37 +273,3 @@ def test_laid_over_another_without_a_change_it_is_that_one(below):
     assert [row | {"algorithm": ""} for row in found.rows] == [
         row | {"algorithm": ""} for row in wanted.rows
     ]
-
-
-class Looking(FedAvg):
-    """FedAvg that notes in a client's state what it can see where training begins."""
-
-    name = "looking"
-
-    def client_start(self, state, message, ctx, rnd, client):
-        start = super().client_start(state, message, ctx, rnd, client)
-        batches = list(ctx.batches("look", 0.5))
-        state.meta["sizes"] = [len(y) for _, y in batches]
-        state.meta["first"] = batches[0][0].flatten()[:3].tolist()
-        state.meta["losses"] = [
-            float(self.loss(tree.clone(start), batch, ctx)) for batch in batches
-        ]
-        state.meta["score"] = ctx.score(start, "start")
-        return start
-
-
-def test_begin_sees_the_clients_data_and_leaves_no_trace():
-    """Batches of a share of the samples, other ones in each round, and the same bits as without a look."""
-    name = f"{__name__}:Looking"
-    played = play(algorithm=name, model="norm", rounds=2)
-    assert played.server() == play(algorithm="fedavg", model="norm", rounds=2).server()
-    seen = (s.meta for c in played.checkpoints for s in c.clients.values())
-    firsts = []
-    for k, meta in enumerate(seen):
-        n = len(TOY.clients[k % CLIENTS].train)
-        assert sum(meta["sizes"]) == round(n / 2)
-        assert max(meta["sizes"]) <= 8 + 1
-        assert all(loss > 0 for loss in meta["losses"])
-        assert meta["score"].keys() >= {"loss", "accuracy"}
-        firsts.append(tuple(meta["first"]))
-    assert len(set(firsts)) == len(firsts)

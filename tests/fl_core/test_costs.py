@@ -1,7 +1,5 @@
 """What a run moves and computes, against formulas."""
 
-from itertools import combinations
-
 import pytest
 
 from fl_core import runner
@@ -61,31 +59,6 @@ def test_bytes_of_a_client_in_a_round(name, rounds, options):
     assert moved(played) == rounds
     sizes = [row for row in played.rows if row["metric"].startswith("bytes")]
     assert {row["unit"] for row in sizes} == {"byte"}
-
-
-def test_fedlp_sends_a_layer_as_often_as_it_says():
-    played = play(
-        algorithm="fedlp", rounds=60, eval_every=60, epochs=0, options={"keep": 0.3}
-    )
-    down, up = (
-        played.values(metric, variant="") for metric in ("bytes_down", "bytes_up")
-    )
-    assert set(down.values()) == {P}
-    possible = {
-        4 * sum(SIZES[name] for name in names)
-        for k in range(4)
-        for names in combinations(SIZES, k)
-    }
-    assert set(up.values()) <= possible
-    drawn = [value for value in up.values() if value is not None]
-    assert sum(drawn) / len(drawn) / P == pytest.approx(0.3, abs=0.1)
-    sent = [
-        sum(value == 4 * sum(SIZES[n] for n in names) for value in drawn)
-        for names in ((), tuple(SIZES))
-    ]
-    assert sent == pytest.approx([240 * 0.343, 240 * 0.027], abs=25), (
-        "layers are drawn independently"
-    )
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,11 @@
 """Lost replies: whose are lost, and what every algorithm does without them."""
 
 import pytest
-import torch
 from hypothesis import given, strategies as st
 
 from diagnostics.measure import instruments
 from fl_core import models, tree
 from fl_core.algorithms import TaskInfo, registry
-from fl_core.algorithms.scaffold import VARIATE, ControlVariates
 from fl_core.clients import is_lost
 from fl_core.engine import Instruments
 from fl_core.layers import layers_of
@@ -95,21 +93,6 @@ def test_without_replies_nothing_moves_with_some_the_others_go_on_and_both_are_r
     assert {(r["round"], r["client"]) for r in rows if r["model"] == "local"} == of(
         "steps"
     ) - set(missing)
-
-
-@pytest.mark.parametrize(
-    "name", [name for name in ALL if issubclass(registry()[name], ControlVariates)]
-)
-def test_the_servers_variate_stays_the_mean_of_the_clients(name):
-    for checkpoint in play(algorithm=name, trace=TRACE).checkpoints:
-        own = [state.trees[VARIATE] for state in checkpoint.clients.values()]
-        for key, value in checkpoint.server.trees[VARIATE].items():
-            torch.testing.assert_close(
-                value,
-                torch.stack([each[key] for each in own]).mean(0),
-                rtol=1e-4,
-                atol=1e-6,
-            )
 
 
 @pytest.mark.parametrize("name", DECIDING)

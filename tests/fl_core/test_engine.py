@@ -121,23 +121,6 @@ def test_a_score_that_is_not_finite_is_a_row_without_a_value():
     }
 
 
-@pytest.mark.parametrize(
-    "name", ["playerfl", "playerfl_minus", "playerfl_plus", "playerfl_random"]
-)
-def test_the_plan_is_decided_from_the_first_round_and_kept(name):
-    played = play(algorithm=name, options={}, threshold=1.05)
-    plan = played.engine.algorithm.plan
-    assert plan is not None
-    assert set(plan.why.clients) == set(CLIENTS)
-    assert plan.why.weights == dict(zip(CLIENTS, map(float, TOY.weights), strict=True))
-    assert plan.why.data == TOY.digest
-    assert plan.why.seed == 0
-    assert all(
-        LayerPlan.from_json(c.server.meta["plan"]) == plan for c in played.checkpoints
-    )
-    assert all("measured" not in c.server.meta for c in played.checkpoints)
-
-
 def test_observers_may_be_the_users_own():
     """The decision gets exactly what the observer reports, and its plan is obeyed."""
     seen = []

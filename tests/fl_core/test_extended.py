@@ -48,19 +48,6 @@ def test_a_feature_attends_as_in_pytorchs_attention(heads, prompts):
     torch.testing.assert_close(found.sum(-1), torch.ones(7, heads, dtype=torch.float64))
 
 
-def test_without_prompts_it_is_affine_and_with_them_it_is_not():
-    tau, x, z = transform(2), numbers(5, D), numbers(5, D, seed=3)
-    torch.testing.assert_close(
-        tau(0.3 * x + 0.7 * z), 0.3 * tau(x) + 0.7 * tau(z), rtol=0, atol=1e-12
-    )
-    prompts = 3 * numbers(4, D, seed=4)
-    gap = (
-        tau(0.3 * x + 0.7 * z, prompts) - 0.3 * tau(x, prompts) - 0.7 * tau(z, prompts)
-    )
-    assert gap.abs().max().item() > 1e-3
-    assert not torch.allclose(tau(x, prompts), tau(x, prompts + 1))
-
-
 TABLE_10 = {  # FedPFT, for 100 classes: extractor, attention, classifier, projection
     "resnet8": (1_235_401, 263_168, 25_700, 32_896, 23.48),
     "resnet10": (4_911_564, 1_050_624, 51_300, 65_664, 22.49),

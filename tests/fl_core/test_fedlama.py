@@ -1,12 +1,10 @@
 """FedLAMA: which layers are due, which are long, and that no local work is ever thrown away."""
 
-from collections import OrderedDict
 from fractions import Fraction
 from functools import cache
 
 import pytest
 from hypothesis import given, strategies as st
-from torch import nn
 
 from fl_core import tree
 from fl_core.algorithms import Round, State
@@ -87,27 +85,6 @@ def test_long_layers_are_the_definition_in_fractions(
 
 
 @settings
-def test_a_layer_is_averaged_when_it_is_due_and_stands_still_otherwise(
-    setting,
-):
-    stood = 0
-    for algorithm, rnd, server, _, after, local in rounds(setting):
-        due = algorithm.of_layers(algorithm.due_layers(server, rnd)) & algorithm.shared(
-            rnd, 0
-        )
-        mean = tree.mean(
-            [tree.select(t, due) for t in local.values()],
-            [TOY.weights[c] for c in rnd.sampled],
-        )
-        wanted = {**server.trees["model"], **mean}
-        assert tree.digest(after.trees["model"]) == tree.digest(wanted)
-        stood += len(wanted) - len(due)
-        if rnd.index + 1 == SETTINGS[setting]["rounds"]:
-            assert due == algorithm.shared(rnd, 0), "the last round averages everything"
-    assert stood, "some layer must have waited, or nothing was tested"
-
-
-@settings
 def test_local_work_is_never_thrown_away(setting):
     """A client goes on from where it left every layer that it has not sent since it trained it."""
     waiting = {}
@@ -175,22 +152,3 @@ def test_intervals_follow_the_discrepancies_of_the_clients(setting):
             }
             chosen += len(long)
     assert chosen
-
-
-def test_a_frozen_layer_is_sent_less_often_and_changes_nothing_for_the_others():
-    plain = play(algorithm="fedlama", options={"phi": 3}, rounds=3)
-    model = network("plain")
-    wide = nn.Sequential(
-        OrderedDict(still=nn.Conv2d(1, 1, 1), **dict(model.named_children()))
-    )
-    nn.init.ones_(wide.still.weight)
-    nn.init.zeros_(wide.still.bias)
-    wide.still.requires_grad_(False)
-    found = play(algorithm="fedlama", options={"phi": 3}, rounds=3, model=wide)
-    server, expected = found.checkpoints[-1].server, plain.checkpoints[-1].server
-    assert server.meta[DISCREPANCY] == expected.meta[DISCREPANCY]
-    assert server.meta[INTERVALS] == {**expected.meta[INTERVALS], "still": 3}
-
-
-def layers():
-    return played("long layers").engine.task_info.layers

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from fl_core import runner, tree
-from fl_core.algorithms import Round, find
-from fl_core.algorithms.fedpft import SETTINGS, ContrastiveBatch, FedPFT
+from fl_core.algorithms import Round
+from fl_core.algorithms.fedpft import ContrastiveBatch, FedPFT
 from fl_core.client_runner import Part, TrainRequest
-from fl_core.errors import UsageError
 from tests.conftest import CONFIG, TOY, client_runner_of, network, play
 
 HARD = {"momentum": 0.9, "weight_decay": 0.05}
@@ -112,89 +111,6 @@ def test_gradients_go_where_the_paper_sends_them(phase, monkeypatch):
     assert {name.partition(".")[0] for name in chosen.train} == {
         part for part in PARTS if ROUTES[phase][part]
     }
-
-
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_settings_of_the_ablation(setting):
-    """Prompts, alternating, contrastive task, and prompts for it: FedPFT, Table 3."""
-    ticks = {
-        "I": "",
-        "II": "p",
-        "III": "pa",
-        "IV": "pac",
-        "V": "pacq",
-        "VI": "c",
-        "VII": "pc",
-        "VIII": "pcq",
-    }
-    played = play(
-        algorithm="fedpft", options=SETTINGS[setting] | {"queue": 32}, rounds=1
-    )
-    parts = {name.partition(".")[0] for name in played.engine.task_info.tensors}
-    variants = {r["variant"] for r in played.rows if r["metric"] == "train_loss"}
-    found = (
-        "p" * ("prompts" in parts)
-        + "a" * ("adapt" in variants)
-        + "c" * ("projection" in parts)
-    )
-    assert found + "q" * ("contrast_prompts" in parts) == ticks[setting]
-    assert any(name.endswith("/contrast") for name in variants) == (
-        "c" in ticks[setting]
-    )
-
-
-def test_epochs_are_divided_between_the_phases():
-    def epochs(total, **options):
-        task = runner.assemble(
-            CONFIG.with_keys(algorithm="fedpft", epochs=total, options=options),
-            data=TOY,
-            model=network("plain"),
-        )
-        return [phase.epochs for phase in task.algorithm(None).phases(Round(0), 0)]
-
-    assert [epochs(n) for n in (1, 2, 3, 5, 10)] == [
-        [1, 1],
-        [1, 1],
-        [2, 1],
-        [4, 1],
-        [8, 2],
-    ]
-    assert epochs(5, feature_epochs=3) == [3, 2]
-    assert epochs(5, feature_epochs=0) == [0, 5]
-    assert epochs(5, alternate=False) == [5]
-
-
-def test_the_attention_learns_at_its_own_rate():
-    """The paper's 0.01 and 0.05 beside 0.1 for all else."""
-    for options, rate, slower in (
-        ({}, None, 10),
-        ({"contrast": False}, None, 2),
-        ({"transform_lr": 0.3}, 0.3, 10),
-    ):
-        algorithm = client_runner(**options).algorithm
-        assert algorithm is not None
-        for phase in algorithm.phases(Round(0), 0):
-            (group,) = phase.groups
-            assert (group.lr, group.lr_divisor, phase.lr) == (rate, slower, None)
-            assert {name.partition(".")[0] for name in group.train} == {"transform"}
-
-
-def test_what_does_not_fit_is_refused():
-    config = CONFIG.with_keys(batch_size=16)
-    for algorithm in ("fedpft", "two_stage"):
-        with pytest.raises(UsageError, match=rf"{algorithm}.*images.*contrast=false"):
-            runner.assemble(config.with_keys(dataset="heart", algorithm=algorithm))
-    for options, message in (
-        ({"heads": 5}, "heads.*6.*5"),
-        ({"prompt": 3}, "'prompt'.*'prompts'"),
-        ({"feature_epochs": 3}, "feature_epochs.*2.*3"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            client_runner(kind="plain", **options)
-    problem = replace(client_runner("two_stage").algorithm.task_info, rounds=0)
-    with pytest.raises(UsageError, match="stage_rounds"):
-        find("two_stage")(problem)
-    assert find("two_stage")(problem, None, {"stage_rounds": 4}).first(Round(3))
 
 
 def watched(where, **changes):
@@ -319,70 +235,3 @@ def test_prompts_stay_with_their_client_and_begin_differently():
         assert same == (name not in stays), name
         kept = torch.equal(last.server.trees["model"][name], start[name])
         assert kept or name not in stays
-
-
-def sizes(played, *parts):
-    model = tree.state_dict(played.task.model)
-    return sum(
-        4 * t.numel()
-        for n, t in model.items()
-        if n.partition(".")[0] in parts and t.is_floating_point()
-    )
-
-
-def test_two_stages_train_and_send_their_own_parts():
-    options = {"queue": 32, "stage_rounds": 2}
-    played = play(
-        algorithm="two_stage", options=options, rounds=4, participation=0.5, **HARD
-    )
-    parts = {False: ("body", "projection"), True: ("body", "transform", "head")}
-    for metric in ("bytes_down", "bytes_up"):
-        sent = {(k > 2, v) for (k, _), v in played.values(metric).items()}
-        assert sent == {(second, sizes(played, *parts[second])) for second in parts}
-    before = tree.state_dict(played.task.model)
-    for checkpoint in played.checkpoints:
-        server = checkpoint.server.trees["model"]
-        changed = [n for n in server if not torch.equal(server[n], before[n])]
-        moved = {name.partition(".")[0] for name in changed}
-        assert moved == set(parts[checkpoint.round > 2])
-        before = server
-        for state in checkpoint.clients.values():
-            rnd = Round(checkpoint.round)
-            model = played.engine.algorithm.models(checkpoint.server, state, rnd)
-            shared = [name for name in model["personal"] if name != "prompts"]
-            own = tree.digest(tree.select(model["personal"], shared))
-            assert own == tree.digest(tree.select(server, shared))
-    last = played.checkpoints[-1].models["local"].values()
-    prompts = {tree.digest(tree.select(local, ["prompts"])) for local in last}
-    assert len(prompts) == len(last)
-    losses = [r for r in played.rows if r["metric"] == "train_loss"]
-    assert {(r["round"] > 2, r["variant"]) for r in losses} == {
-        (False, "contrast"),
-        (False, "contrast/contrast"),
-        (True, "train"),
-        (True, "train/classify"),
-    }
-
-
-def test_attention_is_recorded_after_the_last_round():
-    options = {"queue": 32, "attention": 4, "heads": 2}
-    played = play(algorithm="fedpft", options=options, model="norm", rounds=2)
-    rows = [r for r in played.rows if r["metric"] == "prompt_attention"]
-    assert {r["round"] for r in rows} == {2}
-    found = {(r["client"], r["layer"], r["variant"]): r["value"] for r in rows}
-    assert len(found) == len(rows)
-    last, model = played.checkpoints[-1], played.task.model
-    for client, own in zip(TOY.clients, last.clients.values(), strict=True):
-        personal = played.engine.algorithm.models(last.server, own, Round(2))
-        tree.load(model, personal["personal"])
-        with torch.no_grad():
-            wanted = model.eval().attention(client.test.x[:4])
-        for layer, table in wanted.items():
-            assert table.sum(1).tolist() == pytest.approx([1] * len(table), abs=1e-5)
-            for k, row in enumerate(table):
-                for j, value in enumerate(row):
-                    to = f"prompt {j}" if j else "feature"
-                    variant = f"sample {k + 1}>{to}"
-                    mine = found.pop((client.name, layer, variant))
-                    assert mine == pytest.approx(float(value), abs=1e-6)
-    assert not found

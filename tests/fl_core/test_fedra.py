@@ -1,7 +1,6 @@
 """Clients that hold some of the blocks: what they hold, train, send and cost, and how the server puts it together."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,25 +10,21 @@ from torch import nn
 from torch.nn import functional as F
 
 from fl_core import models, runner, tree
-from fl_core.algorithms import Round, find, registry
+from fl_core.algorithms import Round, registry
 from fl_core.algorithms.base import Message, Update
 from fl_core.algorithms.fedra import (
     LimitedDepth,
     draw_cover,
-    draw_depths,
     fixed_depths,
 )
-from fl_core.errors import UsageError
 from fl_core.models.blocks import (
     Exits,
     hold,
     tensors_below,
     with_optional_blocks,
 )
-from fl_core.seeds import torch_seeded
 from fl_core.training.workspace import Workspace
 from tests.conftest import BLOCKS, CONFIG, TOY, every_other, network, play
-from tests.networks import Wired
 
 DEPTH = sorted(name for name, kind in registry().items() if kind.needs_blocks)
 LIMITED = sorted(
@@ -73,58 +68,6 @@ def test_a_model_without_some_blocks_is_the_shallower_model(kind, kept):
     assert torch.equal(whole(X), shallow(X))
     hold(whole)
     assert not torch.isfinite(whole(X)).all() or not gone
-
-
-def test_what_cannot_be_left_out_is_refused_by_name():
-    model = with_optional_blocks(network("vit"), X)
-    names = set(tree.named_tensors(model))
-    with pytest.raises(UsageError, match=r"head\.bias"):
-        hold(model, names - {"head.bias"})
-    with pytest.raises(UsageError, match=r"blocks\.1\.attn\.proj\.bias"):
-        hold(model, names - {"blocks.1.attn.proj.bias"})
-    workspace = Workspace(model)
-    part = frozenset(names - tensors_below(names, "blocks.1"))
-    with pytest.raises(UsageError, match=r"tree: blocks\.1"):
-        workspace.load(tree.state_dict(model), part)
-    workspace.load(tree.select(tree.state_dict(model), part), part)
-    assert workspace.read().keys() == part
-    with pytest.raises(UsageError, match=r"model: blocks\.1"):
-        workspace.load(tree.select(tree.state_dict(model), part))
-
-
-def odd(how):
-    """Blocks that change shapes, or that are not simply run one after the other."""
-
-    def run(m, x):
-        x = m.flat(x)
-        for block in m.blocks if how == "one by one" else [m.blocks]:
-            x = block(x)
-        return m.head(m.blocks(x) if how == "twice" else x)
-
-    wide = 30 if how == "uneven" else 36
-    blocks = nn.Sequential(nn.Linear(36, 36), nn.Linear(36, wide))
-    return Wired(run, flat=nn.Flatten(), blocks=blocks, head=nn.Linear(wide, 3))
-
-
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        ("uneven", "blocks 1"),
-        ("twice", "one block"),
-        ("one by one", "one block"),
-    ],
-)
-def test_blocks_that_cannot_be_left_out_are_refused(how, message):
-    with pytest.raises(UsageError, match=message):
-        with_optional_blocks(odd(how), X)
-
-
-@pytest.mark.parametrize("name", DEPTH)
-def test_a_model_without_blocks_is_refused_before_any_work(name):
-    with pytest.raises(UsageError, match=r"Sequential.*timm:vit"):
-        runner.assemble(
-            CONFIG.with_keys(algorithm=name), data=TOY, model=network("plain")
-        )
 
 
 @pytest.mark.parametrize("kind", ["vit", pytest.param("mixer", marks=pytest.mark.slow)])
@@ -178,17 +121,6 @@ def test_a_covering_allocation_respects_depths_and_leaves_out_what_it_must(
     assert len(set().union(*found.values())) == min(6, sum(depths))
 
 
-def test_every_block_is_drawn_as_often_as_the_depth_says():
-    for depth in (1, 4, 6):
-        counts = torch.zeros(6)
-        for index in range(1500):
-            found = draw_depths(depth, 6, 0, index, 1)
-            assert list(found) == sorted(set(found))
-            assert len(found) == depth
-            counts[list(found)] += 1
-        assert torch.allclose(counts / 1500, torch.full((6,), depth / 6), atol=0.05)
-
-
 @pytest.mark.parametrize("random", [False, True], ids=["fixed", "random"])
 @pytest.mark.parametrize("name", LIMITED)
 def test_clients_never_hold_more_blocks_than_their_depth(name, random):
@@ -212,38 +144,6 @@ def test_clients_never_hold_more_blocks_than_their_depth(name, random):
         assert (len(seen) > len(EVERYONE)) == (random or name == "fedra")
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("fedra", {"depths": (4,)}, "depths.*3.*4"),
-        ("depthfl", {"depths": (0,)}, "depths.*3.*got 0"),
-        ("inclusivefl", {"depths": (1, 1, 1, 1, 1)}, "depths.*4 clients.*5"),
-        ("fedra", {"depths": (1,), "random_depths": True}, "random_depths"),
-        ("allsmall", {"depth": 4}, "depth.*3.*4"),
-        ("allsmall", {"depth": 0}, "depth.*3.*got 0"),
-        ("depthfl", {"exits": (3,)}, "exits.*2.*3"),
-        (
-            "alllarge",
-            {"lora_targets": "attn.prj"},
-            "lora_targets.*'attn.prj'.*'attn.proj'",
-        ),
-        ("alllarge", {"lora_targets": ()}, "lora_targets.*layer"),
-    ],
-)
-def test_what_does_not_fit_is_refused(name, options, message):
-    with pytest.raises(UsageError, match=message):
-        task(name, **options)
-
-
-def test_clients_that_can_never_cover_the_model_are_refused():
-    deep = models.build("vit", TOY.shape, 3, options=BLOCKS["vit"] | {"depth": 5})
-    config = CONFIG.with_keys(
-        algorithm="fedra", options={"allocation": "cover", "depths": (1,)}
-    )
-    with pytest.raises(UsageError, match=r"\b5\b.*\b4\b"):
-        runner.assemble(config, data=TOY, model=deep)
-
-
 def replies(found, server, rnd, generator):
     """What clients might send: the server's model and noise on what trains."""
     return [
@@ -262,13 +162,6 @@ def replies(found, server, rnd, generator):
         )
         for client in rnd.sampled
     ]
-
-
-def test_own_heads_without_a_last_layer_behind_the_blocks_are_refused():
-    whole = made("inclusivefl").task_info
-    short = replace(whole, layers=whole.layers[:-2])
-    with pytest.raises(UsageError, match=r"own_heads.*blocks\.1"):
-        find("inclusivefl")(short, None, {"own_heads": True})
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
@@ -331,74 +224,6 @@ def test_classifiers_teach_each_other_by_the_formula(index, weight, depth):
 
 
 # --- blocks that normalise over batches ------------------------------------------------------------------------
-
-
-def normalising():
-    """A small model of three residual blocks, each with a batch normalisation."""
-
-    def block():
-        parts = {
-            "conv": nn.Conv2d(4, 4, 3, padding=1, bias=False),
-            "norm": nn.BatchNorm2d(4),
-        }
-        return Wired(lambda own, x: x + own.norm(own.conv(x)).relu(), **parts)
-
-    with torch_seeded(0):
-        blocks = nn.Sequential(block(), block(), block())
-        parts = {"stem": nn.Conv2d(1, 4, 3), "blocks": blocks, "head": nn.Linear(64, 3)}
-        return Wired(
-            lambda own, x: own.head(own.blocks(own.stem(x)).flatten(1)), **parts
-        )
-
-
-def test_inclusivefls_momentum_is_of_parameters_and_running_statistics_are_averaged():
-    options = {"lora_targets": "none", "depths": "1,2,3"}
-    plays = [
-        play(
-            algorithm="inclusivefl",
-            model=normalising(),
-            options=options | {"beta": beta},
-            rounds=2,
-        )
-        for beta in (0, 0.9)
-    ]
-    first, second = (played.checkpoints[-1].server.trees["model"] for played in plays)
-    averaged = [name for name in first if "running" in name or "tracked" in name]
-    assert len(averaged) == 9
-    assert all(torch.equal(first[name], second[name]) for name in averaged)
-    assert not torch.equal(
-        first["blocks.0.conv.weight"], second["blocks.0.conv.weight"]
-    )
-
-
-@pytest.mark.parametrize("name", ["fedra", "inclusivefl"])
-def test_statistics_that_stay_local_wait_at_a_client_for_their_block(name):
-    """A client that has other blocks in every round has the statistics of all of them, moved by its own training."""
-    options = {"lora_targets": "none", "random_depths": "true"}
-    played = play(
-        algorithm=name,
-        model=normalising(),
-        batchnorm="local",
-        options=options,
-        rounds=4,
-    )
-    algorithm, before = (
-        played.engine.algorithm,
-        {client: tree.state_dict(normalising()) for client in range(4)},
-    )
-    held = [
-        [algorithm.submodel(Round(k), client) for k in range(4)] for client in range(4)
-    ]
-    assert any(len(set(each)) > 1 for each in held)
-    for index, checkpoint in enumerate(played.checkpoints):
-        for client, state in enumerate(checkpoint.clients.values()):
-            own = state.trees["model"]
-            assert own.keys() == algorithm.task_info.never_sent
-            moved = {
-                key for key in own if not torch.equal(own[key], before[client][key])
-            }
-            assert moved == own.keys() & held[client][index]
-            before[client] = own
 
 
 @pytest.mark.parametrize("own_heads", [False, True])

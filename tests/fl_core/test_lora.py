@@ -8,7 +8,6 @@ from torch import nn
 
 import fedlayers as fl
 from fl_core import models, tree
-from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 from fl_core.recorder import Recorder
 from fl_core.runner import assemble, run
@@ -19,9 +18,6 @@ pytestmark = pytest.mark.skipif(
     find_spec("peft") is None, reason="peft is not installed"
 )
 ADAPTED = CONFIG.with_keys(adapt="lora:r=2", stack="off")
-HEART = RunConfig(
-    dataset="heart", rounds=2, eval_every=1, checkpoint_every=1, adapt="lora:r=3"
-)
 
 
 @pytest.mark.parametrize("kind", ["norm", "vit"])
@@ -117,50 +113,3 @@ def test_algorithms_train_adapters_alone(algorithm):
     names = {name for layer in engine.task_info.layers for name in layer.tensors}
     assert any("lora_B" in name for name in names)
     assert not any(name.startswith("blocks.") and "lora_" not in name for name in names)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    out = tmp_path_factory.mktemp("heart") / "run"
-    run(HEART.with_keys(algorithm="fedper"), out, progress=False)
-    return out
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"adapt": "dora:r=2"}, "method.*dora"),
-        ({"adapt": "lora:rank=2"}, "key.*rank"),
-        ({"adapt": "lora:r=2,r=3"}, "once"),
-        ({"adapt": "lora:r=two"}, "number"),
-        ({"adapt": "lora:r=0"}, "at least 1"),
-        ({"adapt": "lora:r=37"}, "at most 36"),
-        ({"adapt": "lora:alpha=nan"}, "alpha"),
-        ({"adapt": "lora:dropout=1"}, "dropout"),
-        ({"adapt": "lora:targets=attn"}, "attn"),
-        ({"adapt": "lora:targets=fc3"}, "fc3"),
-        ({"adapt": "lora", "batchnorm": "local"}, "batchnorm"),
-        (
-            {"adapt": "lora", "algorithm": "playerfl", "batch_size": 20},
-            "batch_size.*20",
-        ),
-        (
-            {"adapt": "lora", "algorithm": "fedper", "plan": "auto", "batch_size": 20},
-            "batch_size.*20",
-        ),
-        ({"adapt": "lora", "algorithm": "fedra", "model": "vit"}, "lora_targets"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_one_line(keys, message, tmp_path):
-    own = {"model_options": BLOCKS["vit"]} if "model" in keys else {}
-    model = None if "model" in keys else network("plain")
-    with pytest.raises(UsageError, match=message) as caught:
-        run(
-            CONFIG.with_keys(**keys, **own),
-            tmp_path / "run",
-            data=TOY,
-            model=model,
-            progress=False,
-        )
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "run").exists()

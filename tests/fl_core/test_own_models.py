@@ -2,7 +2,6 @@
 
 import copy
 import re
-from itertools import pairwise
 
 import pytest
 import torch
@@ -71,44 +70,6 @@ def test_a_declared_group_must_be_a_module():
         layers_of(
             network("plain"), models.example(TOY.shape), by="module", groups=("fc1",)
         )
-
-
-@pytest.mark.parametrize(
-    ("changes", "depth", "said"),
-    [
-        ({"algorithm": "playerfl"}, 1, r"playerfl.*2 layers.*1"),
-        ({"algorithm": "fedper", "plan": "auto"}, 1, "fedper.*layers"),
-        ({"algorithm": "playerfl_random"}, 2, "playerfl_random.*3 layers.*2"),
-        ({"algorithm": "playerfl", "epochs": 0}, 3, "epochs.*1"),
-        ({"algorithm": "playerfl", "rule": "manual"}, 3, "rule.*'manual'"),
-    ],
-)
-def test_a_decision_that_cannot_be_made_is_refused_first(
-    changes, depth, said, tmp_path
-):
-    sizes = [36, *([6] * (depth - 1)), 3]
-    model = nn.Sequential(
-        nn.Flatten(),
-        *(layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())),
-    )
-    with pytest.raises(UsageError, match=said):
-        runner.run(
-            CONFIG.with_keys(**changes),
-            tmp_path / "run",
-            data=TOY,
-            model=model,
-            instruments=instruments(),
-        )
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_model_that_no_worker_can_be_given_is_refused_first(tmp_path):
-    model = network("plain")
-    model.hidden = lambda: None
-    config = CONFIG.with_keys(workers=2, stack="off")
-    with pytest.raises(UsageError, match=r"lambda.*workers=0"):
-        runner.run(config, tmp_path / "run", data=TOY, model=model, progress=False)
-    assert not (tmp_path / "run").exists()
 
 
 OUTPUTS = {

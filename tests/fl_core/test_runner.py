@@ -2,34 +2,29 @@
 
 import gc
 import itertools
-import json
 import re
 import shutil
 import warnings
 import weakref
 from dataclasses import replace
 from functools import cache
-from importlib.metadata import version
 
-import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from diagnostics.measure import instruments
-from fl_core import restore, rows, runner, tree
+from fl_core import restore, runner, tree
 from fl_core.algorithms import Round, registry
 from fl_core.config import RunConfig
 from fl_core.data import Split
 from fl_core.engine import Instruments
-from fl_core.errors import NonFiniteError, UsageError
+from fl_core.errors import UsageError
 from fl_core.layers import layers_of
 from fl_core.models import example
 from fl_core.plan import LayerPlan
 from fl_core.records import store
 from fl_core.stored_models import load_models
-from tests.conftest import CONFIG, TOY, federation, kind_for, network
-from tests.networks import Wired
+from tests.conftest import CONFIG, TOY, federation, network
 
 ALL = sorted(registry())
 SPLITTING = sorted(name for name, kind in registry().items() if kind.uses_plan)
@@ -46,32 +41,6 @@ HEART = RunConfig(
 
 def layers(kind="plain"):
     return layers_of(network(kind), example(TOY.shape))
-
-
-def test_what_does_not_fit_is_refused_and_nothing_is_written(tmp_path):
-    alpha, options = {"alpha": [1.0, 2.0]}, {"mu": np.float32(0.1)}
-    for config, message in (
-        (RunConfig(dataset="digits", model="heart_mlp"), r"heart_mlp.*\(1, 8, 8\)"),
-        (RunConfig(dataset="heart", model="cifar_cnn"), r"images.*\(10,\)"),
-        (RunConfig(model="heart_mpl"), "'heart_mpl'.*'heart_mlp'"),
-        (RunConfig(algorithm="fedbaby"), "'fedbaby'.*'fedbabu'"),
-        (RunConfig(loss="focal", loss_options=alpha), "alpha.*5.*2"),
-        (RunConfig(algorithm="fedprox", options={"nu": 1}), "fedprox.*'nu'"),
-        (RunConfig(clients=3), "clients"),
-        (RunConfig(algorithm="fedprox", options=options), "options.*numbers"),
-        (RunConfig(device="gpu"), "'gpu'"),
-        (RunConfig(device="cuda:99"), "'cuda:99'"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            runner.run(config, tmp_path / "run", instruments=instruments())
-    for how in ({"algorithm": "playerfl"}, {"algorithm": "fedrep", "plan": "auto"}):
-        with pytest.raises(UsageError, match=r"plan.*instruments"):
-            runner.run(HEART.with_keys(**how), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-    for size in (35, 36):
-        model = nn.Sequential(nn.Flatten(), nn.Linear(size, 10))
-        with pytest.raises(UsageError, match=r"\(1, 6, 6\)|logits.*\(2, 3\).*\(2, 10"):
-            runner.assemble(CONFIG, data=TOY, model=model)
 
 
 def test_clients_that_are_made_up_unasked_are_told(tmp_path):
@@ -114,22 +83,6 @@ def test_normalising_over_one_sample_is_refused(changes, sizes, message):
     with pytest.raises(UsageError, match=message):
         runner.assemble(CONFIG.with_keys(**changes), data=data, model=network("norm"))
     runner.assemble(CONFIG.with_keys(**changes), data=data, model=network("plain"))
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_the_plan_of_an_algorithm_that_gets_none(name):
-    task = runner.assemble(
-        CONFIG.with_keys(algorithm=name),
-        data=TOY,
-        model=network(kind_for(name, "plain")),
-    )
-    if name in SPLITTING and not name.startswith("playerfl"):
-        assert task.plan is not None
-        assert task.plan.shared == (("fc3",) if name == "lg_fedavg" else ("fc1", "fc2"))
-        assert task.plan.why.rule == ("last" if name == "lg_fedavg" else "all_but_last")
-    else:
-        assert task.plan is None
-        assert task.algorithm(None).decides == name.startswith("playerfl")
 
 
 @pytest.mark.parametrize("bn", ["global", "drop"])
@@ -301,38 +254,6 @@ def test_your_own_data_and_model_must_be_given_again(tmp_path):
         assert contents(broken) == contents(tmp_path / "a" / "run")
 
 
-def test_a_run_that_fails_keeps_its_checkpoints_and_can_be_read(tmp_path):
-    """Learning that explodes in a later round: the error names the round, and the rounds before it stand."""
-    config = CONFIG.with_keys(lr=30.0, rounds=8)
-    with pytest.raises(NonFiniteError, match=r"fedavg, round (\d+), ") as caught:
-        runner.run(
-            config,
-            tmp_path / "run",
-            data=TOY,
-            model=nn.Sequential(nn.Flatten(), *deep()),
-            progress=False,
-        )
-    failed = int(str(caught.value).split("round ")[1].split(",")[0])
-    found = store.Run(tmp_path / "run")
-    assert found.rounds == list(range(1, failed))
-    found.verify()
-    _, table = found.rows()
-    scored = table[
-        table["metric"].isin(["accuracy", "loss"]) & (table["split"] == "test")
-    ]
-    assert scored["round"].max() == failed - 1
-
-
-def deep():
-    """A network whose weights grow by a factor every step: finite for a while under any large rate."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        cube = Wired(
-            lambda m, x: x + x.pow(3) / 100
-        )  # gradients that grow with the logits
-        return [nn.Linear(36, 3), cube]
-
-
 @pytest.mark.parametrize("case", ["fedavg", "fedbabu", "fedper auto", "ditto"])
 def test_the_models_of_a_checkpoint_are_those_of_the_run(case, undisturbed):
     path = undisturbed(case)
@@ -375,18 +296,6 @@ def test_the_first_epoch_is_the_one_that_playerfl_decides_on(
             torch.tensor(values, dtype=torch.float64),
             importance.cumsum(0) / importance[0],
         )
-
-
-def test_what_a_run_writes_says_what_it_is(undisturbed):
-    path = undisturbed("playerfl")
-    header, _ = rows.read(path / "rows.jsonl")
-    task = runner.assemble(HEART.with_keys(algorithm="playerfl"))
-    assert header["data"] == task.data.digest
-    assert header["checkpoint"] == tree.digest(tree.state_dict(task.model))
-    assert [layer["name"] for layer in header["layers"]] == ["fc1", "fc2", "fc3", "fc4"]
-    environment = json.loads((path / "environment.json").read_text())
-    assert environment["versions"]["torch"] == version("torch")
-    store.Run(path).verify()
 
 
 def test_a_run_that_is_dropped_leaves_memory_at_once():

@@ -9,7 +9,6 @@ from fl_core import models, runner, tree
 from fl_core.algorithms import Round, TaskInfo, find, registry
 from fl_core.algorithms.scheduling import WHOLE, Scheduled
 from fl_core.costs.layers import TrainingCost, round_costs
-from fl_core.errors import UsageError
 from fl_core.layers import layers_of
 from fl_core.plan import LayerPlan
 from fl_core.training.workspace import Workspace
@@ -72,48 +71,6 @@ def test_layers_thaw_in_order_at_their_rounds(name):
         assert frozen_layers(made, index) == wanted
 
 
-@pytest.mark.parametrize("name", ORDER)
-def test_by_default_the_run_is_divided_evenly_which_is_the_papers_schedule(
-    name,
-):
-    assert algorithm(name, everything(), rounds=300).rounds_of(everything()) == (
-        0,
-        100,
-        200,
-    )
-    assert algorithm(name, everything(), rounds=7).rounds_of(everything()) == (0, 2, 4)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"unfreeze": "0,1"}, "unfreeze.*fc1, fc2, fc3.*2"),
-        ({"unfreeze": "0,1,x"}, "unfreeze.*'x'"),
-        ({"unfreeze": "0,1,-2"}, "unfreeze.*-2"),
-        ({"unfreeze": 3}, "unfreeze.*list.*3"),
-        ({"base": "fedbaby"}, "'fedbaby'.*'fedbabu'"),
-        ({"base": "anti"}, "base.*anti"),
-        ({"base": "fedprox", "nu": 1}, "vanilla.*'nu'.*'mu'"),
-    ],
-)
-def test_schedules_without_meaning_are_refused(options, message):
-    with pytest.raises(UsageError, match=message):
-        algorithm("vanilla", everything(), **options)
-
-
-def test_an_algorithm_that_decides_while_it_trains_is_refused_before_any_work():
-    below = {"base": "playerfl"}
-    with pytest.raises(UsageError, match=r"vanilla: base.*playerfl.*plan=auto"):
-        runner.assemble(
-            CONFIG.with_keys(algorithm="vanilla", options=below),
-            data=TOY,
-            model=network("plain"),
-        )
-    play(
-        algorithm="vanilla", options=below, plan=LayerPlan.prefix(layers(), 1), rounds=1
-    )
-
-
 @pytest.mark.parametrize("participation", [1.0, 0.25])
 @pytest.mark.parametrize("kind", ["plain", "norm"])
 @pytest.mark.parametrize("name", ORDER)
@@ -156,24 +113,6 @@ def test_a_layer_stands_at_its_start_until_it_thaws_and_then_moves(
         for t in tuned
         for n in made.task_info.parameters
     )
-
-
-@pytest.mark.parametrize("name", ORDER)
-def test_rows_say_which_layers_trained(name):
-    played = play(algorithm=name, rounds=5, eval_every=2, options={"unfreeze": "0,3"})
-    told = [r for r in played.rows if r["metric"] == "trained"]
-    assert {r["client"] for r in told} == {""}
-    found = {(r["round"], r["layer"]): r["value"] for r in told}
-    assert len(found) == len(told)
-    first, second = ("fc1", "fc2") if name == "vanilla" else ("fc2", "fc1")
-    early = {first: 1, second: 0, "fc3": 0}
-    late = {first: 1, second: 1, "fc3": 0}
-    wanted = {2: early, 4: late, 5: late}
-    assert found == {
-        (k, layer): value
-        for k, values in wanted.items()
-        for layer, value in values.items()
-    }
 
 
 def over(every, names):

@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from diagnostics.measure import instruments
+from fl_core import runner
 from fl_core.algorithms import find, registry
 from fl_core.recorder import Recorder
-from tests.conftest import BLOCKS, CONFIG
+from tests.conftest import BLOCKS, CONFIG, TOY
 
 TABLE = Path(__file__).with_name("digests.json")
 MODELS = frozenset(("global", "personal"))
@@ -24,9 +26,38 @@ METRICS = frozenset(
 COLUMNS = ("round", "model", "split", "client", "metric")
 """The scores that the table digests: new metrics, columns and formats of rows do not change it."""
 
+VARIANTS = {
+    "fedavg, adamw": {"optimizer": "adamw", "amsgrad": True, "keep_optimizer": True},
+    "fedavg, clipped": {"max_grad_norm": 0.5, "momentum": 0.9, "weight_decay": 0.1},
+    "fedavg, focal": {"loss": "focal", "class_weights": "1,2,0.5"},
+    "fedavg, uniform": {"client_weights": "uniform", "client_dropout": 0.3},
+    "anti, when": {"options": {"unfreeze": (0, 1), "base": "fedprox", "mu": 1}},
+    "apfl, fixed": {"options": {"adapt": False, "alpha": 0.7}},
+    "depthfl, exits": {"options": {"exits": (1,), "ensemble": False, "ramp": 2}},
+    "fedala, layers": {"options": {"layers": 2, "first": 3}},
+    "fedamp, cloud": {"options": {"start": "cloud", "sigma": 4}},
+    "fedfomo, explores": {"options": {"downloads": 1}, "rounds": 4},
+    "fedlama, rarely": {"options": {"phi": 3, "crossing": False}, "rounds": 4},
+    "fedlp, rarely": {"options": {"keep": 0.3}},
+    "fedpft, at once": {"options": {"alternate": False, "personal_head": True}},
+    "fedpft, bare": {"options": {"contrast": False, "heads": 2}},
+    "fedra, cover": {"options": {"allocation": "cover", "random_depths": True}},
+    "fedrep, head": {"options": {"head_epochs": 3}, "epochs": 2},
+    "heurpfedla, samples": {"options": {"weights": "samples", "k": 1}},
+    "inclusivefl, heads": {"options": {"own_heads": True, "lora_targets": "none"}},
+    "local_adaptation, at": {"options": {"finetune_epochs": 2, "finetune_at": (1,)}},
+    "playerfl_plus, rarely": {"threshold": 1.05, "eval_every": 2},
+    "pfedgate, by turns": {"options": {"bi_level": True, "clip": 0.1}},
+    "pfedhn, common": {"options": {"begins": "common", "local_clip": 0.1}},
+    "per_fedavg, curved": {"options": {"variant": "hf", "alpha": 0.3}},
+    "pfedpt, narrow": {"options": {"pad": 1}},
+}
+"""Runs with other options: algorithm and a word, then the keys."""
 
-def config_for(name, **changes):
-    """Return the configuration of an algorithm's small run."""
+
+def config_for(run):
+    """Return the configuration of the small run of an algorithm or a variant."""
+    name = run.partition(",")[0]
     config = CONFIG.with_keys(
         rounds=2,
         participation=0.75,
@@ -36,7 +67,7 @@ def config_for(name, **changes):
     )
     if find(name).needs_blocks:
         config = config.with_keys(model="vit", model_options=BLOCKS["vit"])
-    return config.with_keys(algorithm=name, **changes)
+    return config.with_keys(algorithm=name, **VARIANTS.get(run, {}))
 
 
 def digests(engine):
@@ -118,31 +149,18 @@ def _digest(value):
     ).hexdigest()[:16]
 
 
-def write(runs):
-    """Write the table of all runs."""
-    table = {
-        "machine": machine(),
-        "runs": {name: digests(engine) for name, engine in runs},
-    }
-    TABLE.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+def found(run):
+    """Return the digests of an algorithm's or a variant's run."""
+    return digests(
+        runner.run(config_for(run), data=TOY, instruments=instruments(), progress=False)
+    )
 
 
 def main():
-    """Run every algorithm and write the table."""
-    from diagnostics.measure import instruments
-    from fl_core import runner
-    from tests.conftest import TOY
-
-    names = sorted(registry())
-    write(
-        (
-            name,
-            runner.run(
-                config_for(name), data=TOY, instruments=instruments(), progress=False
-            ),
-        )
-        for name in names
-    )
+    """Run every algorithm and variant, and write the table."""
+    runs = {run: found(run) for run in sorted({*registry(), *VARIANTS})}
+    table = {"machine": machine(), "runs": runs}
+    TABLE.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -4,10 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from fl_core import tree
 from fl_core.models import lora
-from fl_core.plan import LayerPlan
-from fl_core.runner import assemble, run
+from fl_core.runner import run
 from tests.conftest import CONFIG, TOY, network
 
 pytest.importorskip("peft")
@@ -46,26 +44,3 @@ def test_sgd_on_b_is_sgd_on_the_weights_if_a_is_the_identity():
             > 1e-2
         )
         torch.testing.assert_close(one[f"{name}.weight"], weight, rtol=0, atol=1e-5)
-
-
-def test_a_plan_that_shares_nothing_is_local():
-    task = assemble(ADAPTED, data=TOY, model=network("plain"))
-    nothing = LayerPlan(task.layers, ())
-    config = ADAPTED.with_keys(algorithm="fedper")
-    with pytest.warns(UserWarning, match="none of the 5 layers"):
-        shared = run(
-            config, data=TOY, model=network("plain"), plan=nothing, progress=False
-        )
-    alone = run(
-        config.with_keys(algorithm="local"),
-        data=TOY,
-        model=network("plain"),
-        progress=False,
-    )
-    for client in range(len(TOY.clients)):
-        ours, theirs = (
-            shared.models(client)["personal"],
-            alone.models(client)["personal"],
-        )
-        assert tree.digest(ours) == tree.digest(theirs)
-        assert float(ours["fc1.lora_B.default.weight"].abs().max()) > 0

@@ -6,8 +6,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from fl_core import models, runner, seeds, tree
-from fl_core.algorithms import Round
-from fl_core.errors import UsageError
 from fl_core.models.extended import TwoHeads, split_head
 from tests.conftest import CONFIG, TOY, client_runner_of, network, play
 from tests.identities.plainly import (
@@ -50,35 +48,6 @@ def test_pfedme_is_its_definition():
     mean, start = average(copies), initial()
     wanted = {n: (1 - beta) * start[n] + beta * mean[n] for n in mean}
     check_close(played.checkpoints[0].server.trees["model"], wanted)
-
-
-@pytest.mark.parametrize("beta", [1.0, 2.0])
-def test_pfedme_without_a_pull_never_moves_the_global_model(beta):
-    played = play(algorithm="pfedme", options={"lam": 0, "beta": beta})
-    assert set(played.server()) == {tree.digest(tree.state_dict(network("plain")))}
-    personal = played.models("personal")[-1]
-    assert len(set(personal)) == len(personal), "while the personal models learn"
-
-
-def test_beta_mixes_parameters_and_never_running_statistics():
-    """With beta = 0 the parameters stay, with 2 they go twice as far; statistics are the clients' mean throughout."""
-    start = tree.state_dict(network("norm"))
-    found = {
-        beta: play(algorithm="pfedme", model="norm", options={"beta": beta}, rounds=1)
-        .checkpoints[0]
-        .server.trees
-        for beta in (0.0, 1.0, 2.0)
-    }
-    for name, value in start.items():
-        ends = [found[beta]["model"][name] for beta in (0.0, 1.0, 2.0)]
-        if "running" in name or "num_batches" in name:
-            assert torch.equal(ends[0], ends[1])
-            assert torch.equal(ends[2], ends[1])
-        else:
-            assert torch.equal(ends[0], value)
-            torch.testing.assert_close(
-                ends[2] - value, 2 * (ends[1] - value), rtol=1e-4, atol=1e-6
-            )
 
 
 @pytest.mark.parametrize("variant", ["fo", "hf"])
@@ -221,37 +190,3 @@ def test_classes_that_a_client_does_not_hold_have_no_part_in_the_balanced_loss(
     torch.testing.assert_close(
         found, balanced + F.cross_entropy(generic + model.personal(z), y)
     )
-
-
-def test_fedrods_models_are_the_sum_of_the_heads_and_the_generic_one():
-    played = play(algorithm="fedrod", rounds=2)
-    last, x = played.checkpoints[-1], TOY.clients[0].test.x
-    net = rod()
-    seen = set()
-    for state in last.clients.values():
-        found = played.engine.algorithm.models(last.server, state, Round(2))
-        tree.load(net, found["personal"])
-        z = net.body(x)
-        torch.testing.assert_close(net(x), net.generic(z) + net.personal(z))
-        assert net.personal.weight.abs().sum() > 0
-        generic = net.generic(z)
-        tree.load(net, found["global"])
-        torch.testing.assert_close(net(x), generic)
-        seen.add(tree.digest(found["global"]))
-    assert len(seen) == 1
-    assert all(
-        state.trees["model"].keys() == {"personal.weight", "personal.bias"}
-        for state in last.clients.values()
-    )
-
-
-def test_fedrod_needs_a_model_that_ends_in_a_linear_layer():
-    open_ended = nn.Sequential(nn.Flatten(), nn.Linear(36, 3), nn.Softplus())
-    with pytest.raises(UsageError, match="linear"):
-        runner.assemble(
-            CONFIG.with_keys(algorithm="fedrod"), data=TOY, model=open_ended
-        )
-    shared = nn.Linear(36, 36)
-    twice = nn.Sequential(nn.Flatten(), shared, nn.ReLU(), shared)
-    with pytest.raises(UsageError, match="once"):
-        split_head(twice, models.example(TOY.shape))
