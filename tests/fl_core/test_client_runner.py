@@ -1,15 +1,12 @@
 """One place where clients run: jobs in, results out, nothing left behind."""
 
-import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from fl_core import runner, tree
 from fl_core.algorithms import Message, Round, State
 from fl_core.client_runner import (
     OPTIMIZER_TREE,
-    SCORE_BATCH,
     TUNED,
     FinetuneRequest,
     ScoreRequest,
@@ -18,7 +15,7 @@ from fl_core.client_runner import (
 from fl_core.errors import NonFiniteError
 from fl_core.training import evaluate
 from fl_core.training.losses import build
-from tests.conftest import CONFIG, TOY, client_runner_of, federation, network
+from tests.conftest import CONFIG, TOY, client_runner_of, network
 
 
 def ready(kind="plain", **changes):
@@ -106,45 +103,6 @@ def test_scores_are_those_of_the_tree_in_evaluation_mode(kind):
         assert scores == evaluate.scores(
             model(split.x), split.y, build("cross_entropy")
         )
-
-
-def test_scores_of_a_broken_tree_say_whose_they_are():
-    client_runner, start = ready()
-    start["fc3.bias"][0] = torch.inf
-    where = r"^fedavg.*round 7.*'c'.*personal.*validation.*\d+.*\d+"
-    with pytest.raises(NonFiniteError, match=where):
-        client_runner.run(ScoreRequest(2, 7, models={"personal": start}))
-
-
-def test_scoring_without_statistics_never_meets_a_batch_of_one():
-    """Batches are normalised by their own statistics then: one sample alone would have no variance."""
-    sizes = [int(np.ceil((SCORE_BATCH + 1) / 0.2))] * 2
-    data = federation(sizes=sizes, shape=(1, 6, 6))
-    assert len(data.clients[0].test) == SCORE_BATCH + 1
-    model = nn.Sequential(
-        nn.Flatten(), nn.Linear(36, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)
-    )
-    task = runner.assemble(CONFIG.with_keys(batchnorm="drop"), data=data, model=model)
-    found = (
-        client_runner_of(task)
-        .run(ScoreRequest(0, 0, models={"global": tree.state_dict(task.model)}))
-        .scores["global"]["test"]
-    )
-    assert 0 <= found["accuracy"] <= 1
-
-
-def test_fine_tuning_ignores_the_kept_optimiser():
-    """A copy is fine-tuned with a new optimiser, whatever the client keeps."""
-    results = []
-    for keep in (False, True):
-        client_runner, start = ready(
-            algorithm="local_adaptation", keep_optimizer=keep, momentum=0.9
-        )
-        found = client_runner.run(FinetuneRequest(0, 3, models={TUNED: start})).models[
-            TUNED
-        ]
-        results.append(tree.digest(found))
-    assert results[0] == results[1]
 
 
 def test_an_error_in_fine_tuning_says_after_which_round():

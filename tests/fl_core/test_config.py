@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from fl_core import data
-from fl_core.config import RunConfig, in_memory, resolve
+from fl_core.config import RunConfig, resolve
 from fl_core.data.registry import ROOT_VARIABLE
 from fl_core.errors import UsageError
 from fl_core.training.phases import Training
 from tests.bounds import forbidden
-from tests.conftest import TOY
 
 DATASETS = sorted(data.datasets())
 
@@ -160,21 +159,6 @@ def test_the_options_of_another_optimizer_or_loss_are_not_taken_over():
     assert (found.training.weight_decay, found.training.amsgrad) == (0.0, False)
     assert data.recipe("heart").loss_options
     assert resolve(RunConfig(dataset="heart", loss="focal")).training.loss_options == {}
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("clients", 2),
-        ("partition", "iid"),
-        ("alpha", 3.0),
-        ("max_samples", 17),
-        ("label_column", "y"),
-    ],
-)
-def test_data_that_are_given_are_not_dealt_again(key, value):
-    with pytest.raises(UsageError, match=rf"{key}.*{key}="):
-        resolve(in_memory(RunConfig(**{key: value}), TOY))
 
 
 def test_paths_do_not_depend_on_the_folder_a_run_is_resumed_from(tmp_path, monkeypatch):

@@ -2,9 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -14,7 +12,6 @@ import fedlayers as fl
 from fedlayers.cli.app import main
 from fl_core import runner
 from fl_core.config import RunConfig
-from fl_core.errors import UsageError
 from fl_core.records.store import Run
 from fl_core.restore import digest_of
 from fl_core.stored_models import load_models
@@ -42,7 +39,6 @@ def middle():
 def unused():
     return 1
 """
-Import = Callable[..., ModuleType]
 
 
 @pytest.fixture
@@ -169,20 +165,3 @@ def test_edited_code_that_was_allowed_needs_no_permission_again(
     assert [line for line in Run("run").verify() if "code" in line] == [
         f"code of model: changed after round {done}" for done in (1, 3)
     ]
-
-
-class Half(fl.Algorithm):
-    """FedAvg with a value that is edited."""
-
-    name = "half"
-    half = 0.5
-
-
-def test_an_algorithm_of_ones_own_is_compared(tmp_path, monkeypatch):
-    name = f"{__name__}:Half"
-    config = RunConfig(algorithm=name, rounds=2, epochs=1, checkpoint_every=1)
-    runner.run(config, tmp_path / "run", progress=False, until=1)
-    assert Run(tmp_path / "run").code().keys() == {"algorithm"}
-    monkeypatch.setattr(Half, "half", 0.25)
-    with pytest.raises(UsageError, match="other code of its algorithm"):
-        runner.resume(tmp_path / "run", allow_code=name, progress=False)

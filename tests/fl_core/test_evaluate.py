@@ -23,34 +23,33 @@ from torch import nn
 
 from fl_core import statistics, tree
 from fl_core.errors import NonFiniteError, UsageError
-from fl_core.rows import CLASSIFICATION, TABLE
 from fl_core.training import losses
 from fl_core.training.evaluate import BINS, predict, scores
 
 CE = losses.build("cross_entropy")
 
 
-def one_hot(labels, n_classes):
-    return torch.eye(n_classes)[torch.tensor(labels)]
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
-    n=st.integers(2, 300),
-    n_classes=st.integers(2, 8),
+    n=st.integers(1, 300),
+    n_classes=st.integers(2, 70),
+    seen=st.integers(1, 70),
     ties=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_further_scores_against_scikit_learn(n, n_classes, ties, seed):
-    """Areas under curves over the classes that are there, NaN of one; balanced accuracy; calibration against a loop."""
+def test_scores_of_classes_are_those_of_scikit_learn(n, n_classes, seen, ties, seed):
+    """Also without a sample of some classes, or of all but one, which has no area. Calibration is against a loop."""
     generator = torch.Generator().manual_seed(seed)
-    y = torch.randint(n_classes, (n,), generator=generator)
+    y = torch.randint(min(seen, n_classes), (n,), generator=generator)
     logits = 3 * torch.randn(n, n_classes, generator=generator).double()
-    logits += 2 * one_hot(y.tolist(), n_classes)
+    logits += 2 * torch.eye(n_classes)[y]
     if ties:
         logits = logits[torch.randint(n, (n,), generator=generator)]
     found, p, labels = scores(logits, y, CE), logits.softmax(1).numpy(), y.numpy()
-    present = sorted(set(y.tolist()))
+    predicted, present = logits.argmax(1), sorted(set(y.tolist()))
+    assert found["accuracy"] == accuracy_score(y, predicted)
+    assert found["macro_f1"] == f1_score(y, predicted, average="macro", zero_division=0)
+    assert found["loss"] == pytest.approx(float(CE(logits, y)), rel=1e-5, abs=1e-7)
     curves = [1] if n_classes == 2 else present
     for score, area in (("auroc", roc_auc_score), ("auprc", average_precision_score)):
         if len(present) < 2:
@@ -60,7 +59,8 @@ def test_further_scores_against_scikit_learn(n, n_classes, ties, seed):
             assert found[score] == pytest.approx(np.mean(areas), abs=1e-12)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of predictions of a class without a sample
-        balanced = balanced_accuracy_score(labels, logits.argmax(1))
+        balanced = balanced_accuracy_score(labels, predicted)
+    assert found["balanced_accuracy"] == pytest.approx(balanced)
     top, right = p.max(1), p.argmax(1) == labels
     inside = [(low / BINS < top) & (top <= (low + 1) / BINS) for low in range(BINS)]
     gaps = [
@@ -68,7 +68,6 @@ def test_further_scores_against_scikit_learn(n, n_classes, ties, seed):
         for some in inside
         if some.any()
     ]
-    assert found["balanced_accuracy"] == pytest.approx(balanced)
     assert found["ece"] == pytest.approx(sum(gaps), abs=1e-9)
 
 
@@ -137,31 +136,6 @@ def test_scores_of_numbers_are_those_of_scikit_learn():
     assert math.isnan(scores(z, torch.ones(40), losses.build("mse"))["r2"])
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    n=st.integers(1, 300),
-    n_classes=st.integers(1, 70),
-    seen=st.integers(1, 70),
-    seed=st.integers(0, 1000),
-)
-def test_scores_are_those_of_scikit_learn_to_the_last_bit(n, n_classes, seen, seed):
-    """With classes that are neither among the labels nor predicted, as of a client with few samples."""
-    generator = torch.Generator().manual_seed(seed)
-    y = torch.randint(min(seen, n_classes), (n,), generator=generator)
-    logits = torch.randn(n, n_classes, generator=generator) + 2 * one_hot(
-        y.tolist(), n_classes
-    )
-    found, predicted = scores(logits, y, CE), logits.argmax(1)
-    assert found["accuracy"] == accuracy_score(y, predicted)
-    assert found["macro_f1"] == f1_score(y, predicted, average="macro", zero_division=0)
-    assert list(found) == [
-        name for name, score in TABLE.items() if score.task in ("", CLASSIFICATION)
-    ]
-    assert found["loss"] == pytest.approx(
-        float(CE(logits.double(), y)), rel=1e-5, abs=1e-7
-    )
-
-
 def test_scores_refuse():
     labels, two = torch.zeros(2, dtype=torch.int64), torch.zeros(2, 3)
     for logits, y in (
@@ -221,12 +195,11 @@ numbers = st.integers(-3, 3).map(float)
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(numbers, st.integers(1, 9)), min_size=1, max_size=8))
-def test_combine(pairs):
+def test_combine_and_fairness(pairs):
     values, weights = zip(*pairs, strict=True)
-    repeated = [value for value, weight in pairs for _ in range(weight)]
-    assert statistics.combine(values, weights) == pytest.approx(
-        sum(repeated) / len(repeated), abs=1e-12
-    )
+    repeated = np.repeat(values, weights)
+    assert statistics.combine(values, weights) == pytest.approx(repeated.mean())
+    assert statistics.fairness(values) == pytest.approx(np.var(values), abs=1e-12)
 
 
 def test_a_missing_value_is_not_skipped():
@@ -249,11 +222,6 @@ def test_median_interval():
         5.0,
         15.0,
     )  # the 6th least and the 6th greatest: Table A of Conover's textbook
-    assert (
-        1 - 2 * stats.binom.cdf(6, 21, 0.5)
-        < 0.95
-        <= 1 - 2 * stats.binom.cdf(5, 21, 0.5)
-    )
     assert statistics.median_interval(x, level=0.99)[1:3] == (4.0, 16.0)
 
 
@@ -278,14 +246,6 @@ def test_ratio_interval():
     assert all(math.isnan(each) for each in statistics.ratio_interval(v, r - 5))
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.lists(numbers, min_size=1, max_size=8))
-def test_fairness(values):
-    mean = sum(values) / len(values)
-    expected = sum((value - mean) ** 2 for value in values) / len(values)
-    assert statistics.fairness(values) == pytest.approx(expected, abs=1e-12)
-
-
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=8),
@@ -306,10 +266,6 @@ def test_incentive_aligns_clients():
     assert statistics.incentive(personal, local, fedavg, True) == 0.5
     with pytest.raises(UsageError, match="same clients"):
         statistics.incentive(personal, local.drop("a"), fedavg, True)
-    with pytest.raises(UsageError, match="same clients"):
-        statistics.incentive(
-            personal, local, pd.Series([0.0, 0.0], index=["a", "a"]), True
-        )
 
 
 def frame(rows, **names):
@@ -332,18 +288,10 @@ tables = st.integers(2, 5).flatmap(
 
 @settings(max_examples=100, deadline=None)
 @given(tables, st.booleans())
-def test_ranks_by_counting(rows, higher):
+def test_ranks_are_scipys(rows, higher):
     found = statistics.ranks(frame(rows), higher)
-    for i, name in enumerate(found.index):
-        mine = []
-        for block in zip(*rows, strict=True):
-            better = sum(
-                other > block[i] if higher else other < block[i] for other in block
-            )
-            mine.append(
-                1 + better + (sum(other == block[i] for other in block) - 1) / 2
-            )
-        assert found[name] == pytest.approx(sum(mine) / len(mine))
+    wanted = stats.rankdata(np.array(rows) * (-1 if higher else 1), axis=0).mean(axis=1)
+    assert found.tolist() == pytest.approx(wanted.tolist())
 
 
 # Demsar, Statistical Comparisons of Classifiers over Multiple Data Sets, 2006, Table 6: AUC of C4.5 with a tuned
@@ -453,20 +401,16 @@ def test_friedman_on_demsars_example():
     assert found.p_value == pytest.approx(stats.chi2.sf(corrected, 3), rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("rows", "says"),
-    [
+def test_friedman_says_why_there_is_no_value():
+    for rows, says in (
         ([[1.0, 2.0], [2.0, 1.0]], "3 algorithms.*2"),
         ([[1.0], [2.0], [3.0]], "2 datasets.*1"),
         ([[1.0, 2.0]] * 3, "tied"),
         ([[1.0, 2.0], [math.nan, 1.0], [3.0, 3.0]], "A1 in D0"),
-    ],
-)
-def test_friedman_says_why_there_is_no_value(rows, says):
-    found = statistics.friedman(frame(rows))
-    assert re.search(says, found.status)
-    assert math.isnan(found.statistic)
-    assert math.isnan(found.p_value)
+    ):
+        found = statistics.friedman(frame(rows))
+        assert re.search(says, found.status)
+        assert np.isnan((found.statistic, found.p_value)).all()
 
 
 def test_bad_requests():
@@ -475,9 +419,7 @@ def test_bad_requests():
         (statistics.combine, ([], [])),
         (statistics.combine, ([1.0, 2.0], one)),
         (statistics.combine, ([1.0, 2.0], [0, 0])),
-        (statistics.combine, ([1.0, 2.0], [2, -1])),
         (statistics.combine, ([1.0, 2.0], [2, math.nan])),
-        (statistics.median_interval, ([],)),
         (statistics.median_interval, ([1.0, 2.0], 1.0)),
         (statistics.mean_interval, ([],)),
         (statistics.fairness, ([one, one],)),

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -164,29 +163,6 @@ def _until(true, seconds):
     while not true() and time.monotonic() < end:
         time.sleep(0.05)
     return bool(true())
-
-
-@pytest.mark.slow
-def test_a_script_without_a_main_block_is_told_so(tmp_path):
-    script = tmp_path / "train.py"  # its model has more bytes than a pipe holds
-    settings = "model='mlp', model_options={'sizes': [64, 300, 10]}, stack='off', workers=2, rounds=1"
-    script.write_text(
-        f"import fedlayers as fl\nfl.run(fl.RunConfig(dataset='digits', {settings}))\n"
-    )
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    ended = subprocess.run(
-        [sys.executable, script],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=environment,
-    )
-    assert ended.returncode == 1
-    assert f"UsageError: training in {script} must be below" in ended.stderr
-    assert re.search(
-        r'WorkerError: .* exit code 1; .* below `if __name__ == "__main__":`',
-        ended.stderr,
-    )
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")

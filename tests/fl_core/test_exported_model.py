@@ -13,7 +13,7 @@ from PIL import Image
 
 import fedlayers as fl
 from docs import outputs
-from fl_core import exported_model, restore
+from fl_core import restore
 from fl_core.algorithms.base import Algorithm, registry
 from fl_core.data import Source, gather
 from fl_core.data.inputs import Inputs
@@ -211,24 +211,6 @@ def model(run, tmp_path):
 X = np.random.default_rng(2).normal(size=(5, 10)).astype(np.float32)
 
 
-def test_files_say_where_they_are_from_and_hold_no_pickle(run, model):
-    about, stored = exported_model.read(model).about, fl.Run(run)
-    named = {key: about["run"][key] for key in ("id", "algorithm", "client", "data")}
-    data = stored.environment["data"]
-    assert named == {
-        "id": stored.id,
-        "algorithm": "fedper",
-        "client": "va",
-        "data": data,
-    }
-    assert (about["run"]["round"], about["run"]["dataset"]) == (2, "heart")
-    assert about["plan"]["shared"] == ["fc1", "fc2", "fc3"]
-    assert [layer["name"] for layer in about["layers"]] == ["fc1", "fc2", "fc3", "fc4"]
-    assert b"pickle" not in model.read_bytes()
-    earlier = fl.export(run, model.with_name("earlier"), client="va", round=1)
-    assert earlier.about["weights"] != about["weights"]
-
-
 def test_predictions_are_a_table(model):
     said = fl.predict(model, X)
     probabilities, logits = said.frame(), said.frame("logit")
@@ -416,10 +398,3 @@ def test_code_that_a_file_names_is_named_again(tmp_path, monkeypatch):
     assert fl.predict("a", X, allow_code=[mine]).logits.shape == (5, 5)
     assert made.about["model"]["options"] == {"width": 3}
     assert restore.code_of({"model": mine, "options": {}}) == {"model": mine}
-
-
-def test_what_is_no_path_is_refused_with_the_way(tmp_path):
-    with pytest.raises(UsageError, match="must be a run directory; got dict"):
-        fl.export({}, tmp_path / "m.safetensors")
-    with pytest.raises(UsageError, match=r"got NoneType. Write one with fl.export"):
-        fl.predict(None, np.zeros((2, 10)))

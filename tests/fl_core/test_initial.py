@@ -6,7 +6,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save
 
 from fl_core import initial, models, runner, tree
 from fl_core.config import RunConfig
@@ -128,37 +127,6 @@ def test_a_run_stands_on_its_own_copy_of_the_start(
             reader()
     assert store.Run(trained).start() is None
     assert task.config.model.init == str(first)
-
-
-def saved(path, source, **changes):
-    kept = {
-        name: value
-        for name, value in {**source.state_dict(), **changes}.items()
-        if value is not None
-    }
-    path.write_bytes(save(kept))
-    return path
-
-
-REFUSED = [
-    ({"fc1.linear.weight": None}, r"missing: fc1\.linear\.weight"),
-    ({"fc3.linear.weight": None}, r"missing: fc3\.linear\.weight"),
-    ({"fc4.linear.weight": torch.zeros(2, 2)}, r"unexpected: fc4\.linear\.weight"),
-    ({"fc1.linear.weight": torch.zeros(9, 64)}, r"'fc1\.linear\.weight'.*\(9, 64\)"),
-    ({"fc3.linear.weight": torch.zeros(5, 31)}, r"'fc3\.linear\.weight'.*\(5, 31\)"),
-]
-
-
-@pytest.mark.parametrize(("changes", "message"), REFUSED)
-def test_what_is_missing_or_does_not_fit_is_refused_before_training(
-    tmp_path, threes, changes, message
-):
-    path = saved(
-        tmp_path / "w.safetensors", models.build("mlp", (1, 8, 8), 3), **changes
-    )
-    with pytest.raises(UsageError, match=message):
-        runner.run(three_config(threes, path), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 def test_runs_without_a_global_model_or_a_checkpoint_are_refused(

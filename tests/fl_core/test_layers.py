@@ -388,44 +388,6 @@ def test_declared_groups():
     assert len(of("groups", by="module")) == 7
 
 
-def test_parametrised_weights_stay_with_their_module():
-    (only,) = of("weight norm")
-    assert only.name == "0"
-    assert {name.rpartition(".")[2] for name in only.parameters} == {
-        "bias",
-        "original0",
-        "original1",
-    }
-
-
-def test_timm_transformer():
-    layers = of("timm vit")
-    assert names(layers) == ["stem", "blocks.0", "blocks.1", "head"]
-    assert {"cls_token", "pos_embed"} <= set(layers[0].parameters)
-    assert all(name.startswith("blocks.0.") for name in layers[1].parameters)
-    assert "norm.weight" in layers[2].parameters
-    assert [each.output for each in layers] == [
-        "patch_embed.proj",
-        "blocks.0",
-        "blocks.1",
-        "head",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("parameter", "is_weight"),
-    [
-        ("fc.weight", True),
-        ("fc.bias", False),
-        ("lstm.bias_ih_l0", False),
-        ("a.in_proj_bias", False),
-        ("cls", True),
-    ],
-)
-def test_weights_are_what_is_no_bias(parameter, is_weight):
-    assert Layer("x", (parameter,)).weights == ((parameter,) if is_weight else ())
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

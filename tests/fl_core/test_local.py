@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from fl_core import runner, seeds, tree
 from fl_core.algorithms import TaskInfo, find
-from fl_core.errors import NonFiniteError, UsageError
+from fl_core.errors import NonFiniteError
 from fl_core.training.loop import train
 from fl_core.training.losses import build
 from fl_core.training.phases import (
@@ -92,19 +92,6 @@ def test_batches_cover_every_sample_once(n, size, whole):
         assert 1 not in lengths
 
 
-def test_a_last_batch_of_one_joins_the_one_before_it_where_batches_are_normalised():
-    client = next(k for k, n in enumerate(TOY.weights) if n % 8 == 1)
-    for kind, steps in (
-        ("norm", TOY.weights[client] // 8),
-        ("plain", TOY.weights[client] // 8 + 1),
-    ):
-        bench = Bench(kind, Training(epochs=1, batch_size=8))
-        ctx = bench.context(client)
-        bench.run(ctx=ctx)
-        assert ctx.work["train/steps"] == steps
-        assert ctx.work["train/samples"] == TOY.weights[client]
-
-
 @pytest.mark.parametrize("training", [SGD, ADAMW], ids=["sgd", "adamw"])
 @pytest.mark.parametrize(
     ("kind", "trained"),
@@ -124,25 +111,6 @@ def test_exactly_the_named_tensors_move(kind, trained, training):
             assert not torch.equal(value, bench.start[name]), name
         else:
             assert torch.equal(value, bench.start[name]), name
-
-
-def test_a_phase_without_epochs_or_tensors_changes_nothing():
-    for epochs, names in ((0, None), (1, set[str]())):
-        bench = Bench("norm", Training(epochs=epochs, batch_size=8))
-        ctx = bench.context()
-        result, state = bench.run(bench.phase(names), ctx=ctx)
-        assert tree.digest(result) == tree.digest(bench.start)
-        assert state == {}
-        assert ctx.work == {"train/steps": 0, "train/samples": 0}
-
-
-def test_a_layer_outside_the_forward_pass_is_left_alone_even_by_decay():
-    bench = Bench("unused")
-    full, _ = bench.run()
-    spare = {name for name in full if name.startswith("spare")}
-    assert all(torch.equal(full[name], bench.start[name]) for name in spare)
-    only, _ = bench.run(bench.phase(spare))
-    assert tree.digest(only) == tree.digest(bench.start)
 
 
 @pytest.mark.parametrize(
@@ -259,25 +227,6 @@ def test_a_gradient_is_clipped_as_a_whole(step, share):
 def usual_step(steps, batch, ctx):
     """A step of an algorithm's own that does what training does without one."""
     steps.descend(steps.gradients(batch))
-
-
-@pytest.mark.parametrize("step", ["", "usual"])
-@pytest.mark.parametrize("clip", [None, 1.0])
-def test_a_gradient_that_is_not_finite_is_named_by_its_layer(step, clip):
-    bench = Bench("plain", replace(SGD, max_grad_norm=clip))
-    bench.algorithm.usual = usual_step
-    usual = bench.algorithm.loss
-    bench.algorithm.odd = lambda params, batch, ctx: (
-        usual(params, batch, ctx) + (0 * params["fc1.bias"]).sqrt().sum()
-    )
-    where = r"client 'a', phase 'train': at step 2, .*'fc1\.bias' \(layer 'fc1'\)"
-    with pytest.raises(NonFiniteError, match=where):
-        bench.run(bench.phase(step=step, loss="odd"))
-
-
-def test_a_phase_refuses_what_has_no_meaning():
-    with pytest.raises(UsageError, match=r"max_grad_norm.*got 0"):
-        Phase("train", frozenset(), 1, max_grad_norm=0)
 
 
 HARD = replace(SGD, weight_decay=0.05)

@@ -10,9 +10,7 @@ from torch import nn
 
 from diagnostics.measure import instruments
 from fl_core import models, runner
-from fl_core.errors import UsageError
-from fl_core.layers import layers_of
-from tests.conftest import CONFIG, TOY, network
+from tests.conftest import CONFIG, TOY
 from tests.networks import Wired
 
 
@@ -45,31 +43,6 @@ def test_what_the_author_froze_stays_frozen(algorithm):
         for tree in engine.models(client).values():
             assert torch.equal(tree["frozen.weight"], model.frozen.weight)
             assert not torch.equal(tree["head.weight"], model.head.weight)
-
-
-def test_a_lazy_layer_gets_its_shape_from_the_samples():
-    model = models.build(
-        lambda n_classes: nn.Sequential(nn.Flatten(), nn.LazyLinear(n_classes)),
-        (1, 8, 8),
-        3,
-    )
-    assert model[1].weight.shape == (3, 64)
-
-
-def test_a_declared_group_must_be_a_module():
-    model = network("plain")
-    model.layer_groups = ("fc1", "fc22")
-    with pytest.raises(UsageError, match="'fc2'"):
-        layers_of(model, models.example(TOY.shape))
-    alone, listed = (
-        layers_of(network("plain"), models.example(TOY.shape), groups=groups)
-        for groups in ("fc1", ("fc1",))
-    )
-    assert alone == listed
-    with pytest.raises(UsageError, match="by='block'"):
-        layers_of(
-            network("plain"), models.example(TOY.shape), by="module", groups=("fc1",)
-        )
 
 
 OUTPUTS = {

@@ -75,19 +75,6 @@ def test_cut_is_the_length_of_a_prefix(shared, cut):
     assert len(plan.body) + len(plan.head) == 4
 
 
-def test_with_shared_replaces_the_decision_and_its_reason():
-    other = PLAN.with_shared(["fc1"], rule="by hand", status="shorter")
-    assert other.shared == ("fc1",)
-    assert (other.why.rule, other.why.status, other.why.values) == (
-        "by hand",
-        "shorter",
-        WHY.values,
-    )
-    assert PLAN.why == WHY
-    with pytest.raises(TypeError):
-        PLAN.with_shared(["fc1"], reason="none such")
-
-
 def test_digest_is_of_the_decision_alone():
     assert PLAN.digest == LayerPlan.prefix(LAYERS, 2).digest
     others = [

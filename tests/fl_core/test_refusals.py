@@ -49,7 +49,6 @@ OF_KEYS = {
     "batch_size.*20": {"adapt": "lora", "algorithm": "playerfl", "batch_size": 20},
     "epochs.*1": {"algorithm": "playerfl", "epochs": 0},
     "rule.*'manual'": {"algorithm": "playerfl", "rule": "manual"},
-    "'onn': did you mean 'on'": {"stack": "onn"},
     "'gpu'": {"device": "gpu"},
     "'cuda:99'": {"device": "cuda:99"},
 }

@@ -14,7 +14,7 @@ from fl_core.data.columns import Reading
 from fl_core.data.python_data import as_data
 from fl_core.errors import UsageError
 from fl_core.recorder import Recorder
-from fl_core.runner import assemble, run
+from fl_core.runner import run
 from fl_core.training import losses
 from fl_core.training.evaluate import concordance, scores
 
@@ -215,18 +215,3 @@ def test_arrays_take_two_columns_and_need_an_event():
             datasets.python_data.source_from_pair(x, wrong, task="survival")
     with pytest.raises(UsageError, match="one target for each sample; got 2"):
         datasets.python_data.source_from_pair(x, y, task="regression")
-
-
-@pytest.mark.parametrize(
-    ("task", "given", "message"),
-    [
-        ("survival", {"partition": "dirichlet"}, "times of events"),
-        ("survival", {"loss": "mse"}, "loss for task survival must be one of cox"),
-        ("survival", {"class_weights": "balanced"}, "class_weights must be left out"),
-        ("survival", {"stack": "on"}, "stack must be auto or off"),
-        ("multilabel", {"positive": "cough"}, "the task multilabel"),
-    ],
-)
-def test_options_of_classes_are_refused(task, given, message):
-    with pytest.raises(UsageError, match=message):
-        assemble(RunConfig(task=task, **TASKS[task], **given), data=frame())

@@ -64,28 +64,6 @@ def test_a_run_writes_where_its_time_went(tmp_path):
     assert (pace.steps, pace.rate) == (3 * steps, 3 * steps / pace.total)
 
 
-def test_a_run_that_was_killed_goes_on_with_the_timing_of_its_checkpoint(
-    tmp_path,
-):
-    out, common = (
-        tmp_path / "run",
-        {"data": TOY, "model": network("plain"), "progress": False},
-    )
-    runner.run(CONFIG, out, **common)
-    (out / "checkpoints" / "000003.json").unlink()
-    (out / "checkpoints" / "000002.json").unlink()
-    whole = (out / "timing.jsonl").read_bytes()
-    old = b'no JSON\n{"round": 1, "steps": 3, "train": 0.5}\n'
-    (out / "timing.jsonl").write_bytes(old + whole[:-9])
-    runner.resume(out, **common)
-    found = (out / "timing.jsonl").read_bytes()
-    assert found.splitlines()[:2] == whole.splitlines()[:2]
-    assert [json.loads(line)["round"] for line in found.splitlines()] == [0, 1, 2, 3]
-    assert recorder.read_pace(out / "timing.jsonl").steps == 3 * sum(
-        math.ceil(n / 8) for n in TOY.weights
-    )
-
-
 WHOLE = json.dumps({"round": 1, "steps": 3, **dict.fromkeys(recorder.PARTS, 0.5)})
 LINES = [
     "{",

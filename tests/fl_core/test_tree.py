@@ -55,15 +55,6 @@ def test_of_holds_each_tensor_once_and_copies():
     assert not any(tensor.requires_grad for tensor in found.values())
 
 
-def test_load_is_the_inverse_of_of_and_keeps_ties():
-    source, target = network(), network()
-    source.norm.num_batches_tracked += 3
-    tree.load(target, tree.state_dict(source))
-    assert tree.digest(tree.state_dict(target)) == tree.digest(tree.state_dict(source))
-    assert target.out.weight is target.embedding.weight
-    assert target.out.weight.requires_grad
-
-
 def test_load_is_strict_and_does_nothing_when_it_refuses():
     net = network()
     before = tree.digest(tree.state_dict(net))
@@ -115,22 +106,6 @@ def test_trees_of_different_models(function):
         function({"fc1": torch.zeros(1)}, {"fc10": torch.zeros(1)})
     with pytest.raises(UsageError, match=r"'fc1'.*\(1,\).*\(1, 1\)"):
         function({"fc1": torch.zeros(1)}, {"fc1": torch.zeros(1, 1)})
-
-
-@pytest.mark.parametrize(
-    ("tensor", "expected"),
-    [
-        (torch.zeros(3, 5), 60),
-        (torch.zeros(3, 5, dtype=torch.float64), 120),
-        (torch.zeros(3, 5, dtype=torch.bfloat16), 30),
-        (torch.zeros((), dtype=torch.int64), 0),
-        (torch.zeros(8, dtype=torch.bool), 1),
-        (torch.zeros(9, dtype=torch.bool), 2),
-        (torch.zeros(0), 0),
-    ],
-)
-def test_bytes(tensor, expected):
-    assert tree.n_bytes({"a": tensor}) == expected
 
 
 BASE = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([[3]])}
@@ -254,20 +229,6 @@ def test_the_largest_of_integers_counts_in_any_order(order):
     assert found["n"].tolist() == [8, 9]
     assert found["n"].dtype == torch.int64
     assert found["m"].tolist() == [True, False]
-
-
-def test_a_mean_keeps_nothing_of_its_input():
-    trees = [
-        {"a": torch.ones(3, dtype=torch.float64), "n": torch.tensor(1)}
-        for _ in range(2)
-    ]
-    found = tree.mean(trees, [1, 1])
-    for each in trees:
-        each["a"].fill_(9.0)
-        each["n"].fill_(9)
-    assert found["a"].tolist() == [1.0] * 3
-    assert found["n"].item() == 1
-    assert trees[0]["a"].tolist() == [9.0] * 3
 
 
 @pytest.mark.parametrize("weight", [0, -1.0, math.nan, math.inf])
