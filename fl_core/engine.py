@@ -25,8 +25,8 @@ from fl_core.algorithms.fedper import MEASURED, PLayerFL, Scout
 from fl_core.client_runner import SCORED, FinetuneRequest, ScoreRequest, TrainRequest
 from fl_core.clients import LocalClients
 from fl_core.data import FederatedData
-from fl_core.errors import UsageError, check_known, warn
-from fl_core.layers import Layer
+from fl_core.errors import NonFiniteError, UsageError, check_known, warn
+from fl_core.layers import Layer, tensor_in_layer
 from fl_core.plan import LayerPlan
 from fl_core.recorder import Costs, Timer
 from fl_core.records.store import Checkpoint
@@ -118,6 +118,7 @@ class Engine:
             rnd = Round(self.done, exchange, sampled)
             sampled = self.exchange(rnd, score, sampled[:kept])
         self.done = done
+        self.check_finite()
         self.tell("after_training")
         if schedule.evaluates(done) or schedule.saves(done):
             self.tune()
@@ -196,6 +197,21 @@ class Engine:
         self.tell("after_exchange", rnd)
 
     # --- around the rounds ---
+
+    def check_finite(self) -> None:
+        """Check that the server's state has no NaN or infinity, besides those of the initial model.
+
+        Raises:
+            NonFiniteError: names the first tensor, and its layer.
+        """
+        for name, held in self.server.trees.items():
+            bad = tree.first_nonfinite(held, before=self.initial)
+            if bad is not None:
+                tensor = tensor_in_layer(bad, self.task_info.layers)
+                raise NonFiniteError(
+                    f"{self.algorithm.name}, round {self.done}, server, aggregation: {tensor} of {name!r} is not "
+                    "finite"
+                )
 
     def tell(self, moment: str, *facts: Any) -> None:
         """Call a hook of every listener."""

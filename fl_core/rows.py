@@ -6,10 +6,9 @@ that could not be computed is a row with the reason. It is never 0 and never lef
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,24 +134,17 @@ def read(
         UsageError: the file does not exist, is not a rows file, or has another version's schema.
         CorruptError: a line is damaged.
     """
-    header, lines = _open(Path(path), complete)
+    path = Path(path)
+    header, data, lines = read_header(path), path.read_bytes(), []
+    if complete is not None and len(data) > complete:
+        data = data[: data.rfind(b"\n") + 1]
+    for number, line in enumerate(data.splitlines()[1:], 2):
+        with damaged(f"{path}, line {number}"):  # no JSON, or beyond the limits
+            record = storage.parsed_json(line)
+            if not _is_row(record):
+                raise ValueError("it is no row of the schema")
+        lines.append(record)
     return header, _frame(path, lines)
-
-
-def parsed(path: Path, data: bytes) -> pd.DataFrame:
-    """Return the frame of rows without a header, one per line.
-
-    Args:
-        path: that an error names.
-
-    Raises:
-        CorruptError: a line is damaged.
-    """
-    with damaged(path):  # no JSON, no UTF-8, or beyond the limits
-        lines = [
-            storage.parsed_json(line.decode("utf-8")) for line in data.splitlines()
-        ]
-    return check_rows(path, lines)
 
 
 def check_rows(what: Path | str, lines: Iterable[Any]) -> pd.DataFrame:
@@ -207,23 +199,23 @@ def _check_values(path: Path | str, table: pd.DataFrame) -> None:
 
 def read_header(path: Path) -> dict[str, Any]:
     """Read only the header of a rows file. Errors are as in :func:`read`."""
-    return _open(Path(path))[0]
-
-
-def _open(
-    path: Path, complete: int | None = None
-) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
+    path = Path(path)
     if not path.is_file():
         raise _refusal(path, "no file there")
-    lines = _lines(path, complete)
-    header = next(lines, None)
+    storage.check_size(path, path.stat().st_size)
+    with path.open("rb") as file:
+        first = file.readline()
+    try:
+        header = storage.parsed_json(first)
+    except ValueError as error:  # no JSON, no UTF-8, or beyond the limits
+        raise _refusal(path, "a first line that is no header") from error
     if not isinstance(header, dict) or "schema" not in header:
         raise _refusal(path, "a first line without a schema")
     if not check_version(
         path, f"fedlayers.rows/{header['schema']}", f"fedlayers.rows/{SCHEMA}"
     ):
         raise _refusal(path, f"schema {header['schema']!r}")
-    return header, lines
+    return header
 
 
 def _refusal(path: Path, found: str) -> UsageError:
@@ -240,31 +232,6 @@ def _is_row(record: Any) -> bool:
     ):
         return False
     return _SIZES.issuperset(map(type, map(record.__getitem__, _SIZED)))
-
-
-def _lines(path: Path, complete: int | None) -> Iterator[dict[str, Any]]:
-    end = 0
-    with path.open("rb") as file:
-        for number in itertools.count(1):
-            try:
-                line = storage.read_line(file)
-                end += len(line)
-                if not line or (
-                    complete is not None and end > complete and not line.endswith(b"\n")
-                ):
-                    return
-                record = storage.parsed_json(line.decode("utf-8"))
-            except ValueError as error:  # no JSON, no UTF-8, or beyond the limits
-                if number == 1:
-                    raise _refusal(path, "a first line that is no header") from error
-                raise CorruptError(
-                    f"{path}, line {number} is damaged: {error}"
-                ) from error
-            if number > 1 and not _is_row(record):
-                raise CorruptError(
-                    f"{path}, line {number} is damaged: it is no row of the schema"
-                )
-            yield record
 
 
 CLASSIFICATION, REGRESSION, SURVIVAL, MULTILABEL = (

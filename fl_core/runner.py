@@ -20,7 +20,6 @@ from fl_core.clients import Executor, LocalClients, MakesExecutor, Serial, execu
 from fl_core.config import AUTO, RunConfig
 from fl_core.costs.flops import training_flops
 from fl_core.data import FederatedData
-from fl_core.divergence import Divergence, guessing_loss
 from fl_core.engine import Engine, Instruments, PlanSelection, first_models
 from fl_core.errors import RunError, UsageError, as_list, check_known, listing, warn
 from fl_core.plan import LayerPlan
@@ -38,9 +37,16 @@ from fl_core.recorder import (
 from fl_core.records import store, writing
 from fl_core.restore import task_of
 from fl_core.rows import selecting_scores
-from fl_core.stopping import EarlyStopping, Listener, Schedule, StoppingRule
+from fl_core.stopping import (
+    Divergence,
+    EarlyStopping,
+    Listener,
+    Schedule,
+    StoppingRule,
+)
 from fl_core.stored_models import copy_with
 from fl_core.task import Task, assemble
+from fl_core.training.losses import guessing_loss
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 """Where clients may train; a number may follow, as in ``cuda:1``."""

@@ -1,15 +1,15 @@
-"""The stopping rule of a run, and the best round of each model, from scores on validation samples alone."""
+"""What ends a run: its stopping rule, from scores on validation samples alone, and losses that diverge."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fl_core.bounds import COUNT, MapOf, validate
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import DivergedError, UsageError, check_known, warn
 from fl_core.rows import SCORES, label_of
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from fl_core.client_runner import ClientReply
     from fl_core.engine import Engine
     from fl_core.recorder import Recorder
+    from fl_core.records.store import Run
+    from fl_core.records.writing import Writer
     from fl_core.tree import Tree
 
 WINDOW = 3
@@ -125,8 +127,6 @@ class StoppingRule:
     >>> rule.best, rule.stops
     ({'global': 3}, True)
 
-    It is fed by :meth:`take`, client by client, and :meth:`close`, or by :meth:`add`.
-
     Args:
         patience: Evaluations without an improvement after which the run stops.
         metrics: The scores that select, of :data:`fl_core.rows.SCORES`, the main one first.
@@ -135,45 +135,6 @@ class StoppingRule:
     def __init__(self, patience: int, metrics: Sequence[str]) -> None:
         self.patience, self.metrics = patience, tuple(metrics)
         self.scores: dict[str, dict[str, dict[int, float]]] = {}
-        self._taken: tuple[int, dict[str, list[tuple[Mapping[str, float], int]]]] = (
-            0,
-            {},
-        )
-
-    def take(
-        self,
-        done: int,
-        model: str,
-        scores: Mapping[str, float],
-        client: str,
-        n_train: int,
-    ) -> None:
-        """Take in one client's validation scores after a round.
-
-        Raises:
-            UsageError: The client has no score before the first round, so that it never will have one.
-        """
-        values = {name: scores.get(name, math.nan) for name in self.metrics}
-        if done == 0 and math.isnan(values[self.metrics[0]]):
-            raise UsageError(
-                f"patience must have the validation samples of every client to judge by; {client!r} has none with "
-                f"{label_of(self.metrics[0])}. Use --patience 0 in a new folder, or give that client more samples."
-            )
-        if self._taken[0] != done:
-            self._taken = done, {}
-        self._taken[1].setdefault(model, []).append((values, n_train))
-
-    def close(self, done: int) -> None:
-        """Add the means over clients of what was taken in after this round."""
-        if self._taken[0] == done:
-            means = {
-                model: {
-                    name: weighted_mean((each[name], n) for each, n in pairs)
-                    for name in self.metrics
-                }
-                for model, pairs in self._taken[1].items()
-            }
-            self.add(done, means)
 
     def add(self, done: int, scores: Mapping[str, Mapping[str, float]]) -> None:
         """Take in each model's scores after a round with an evaluation."""
@@ -390,6 +351,7 @@ class EarlyStopping(Listener):
     ) -> None:
         self.rule, self.recorder, self.keeps_best = rule, recorder, keeps_best
         self.best: tuple[State, list[Tree]] | None = None
+        self._taken: dict[str, list[tuple[Mapping[str, float], int]]] = {}
 
     def before_run(self, engine: Engine) -> None:
         if STATE in engine.server.meta:
@@ -397,22 +359,37 @@ class EarlyStopping(Listener):
             engine.stopped = self.rule.stops
 
     def on_reply(self, engine: Engine, rnd: Round, reply: ClientReply) -> None:
-        client = engine.data.clients[reply.client]
-        for model, scores in reply.scores.items():
-            if "validation" in scores:
-                self.rule.take(
-                    rounds_done(rnd),
-                    model,
-                    scores["validation"],
-                    client.name,
-                    len(client.train),
+        """Take in a client's validation scores.
+
+        Raises:
+            UsageError: The client has no score before the first round, so that it never will have one.
+        """
+        client, main = engine.data.clients[reply.client], self.rule.metrics[0]
+        for model, splits in reply.scores.items():
+            if (scores := splits.get("validation")) is None:
+                continue
+            if rounds_done(rnd) == 0 and math.isnan(scores.get(main, math.nan)):
+                raise UsageError(
+                    f"patience must have the validation samples of every client to judge by; {client.name!r} has none "
+                    f"with a {label_of(main)}. Use --patience 0 in a new folder, or give that client more samples."
                 )
+            self._taken.setdefault(model, []).append((scores, len(client.train)))
 
     def after_exchange(self, engine: Engine, rnd: Round) -> None:
-        if rnd.exchange != EVALUATE or engine.done == 0:
+        if rnd.exchange != EVALUATE:
             return
-        rule = self.rule
-        rule.close(engine.done)
+        rule, taken = self.rule, self._taken
+        self._taken = {}
+        if engine.done == 0:
+            return
+        means = {
+            model: {
+                name: weighted_mean((each.get(name, math.nan), n) for each, n in pairs)
+                for name in rule.metrics
+            }
+            for model, pairs in taken.items()
+        }
+        rule.add(engine.done, means)
         engine.server.meta[STATE] = rule.to_json()
         engine.stopped = rule.stops
         best = rule.best
@@ -428,3 +405,147 @@ class EarlyStopping(Listener):
                 "estimator": rule.description,
             }
             self.recorder.row(BEST_ROUND, at, engine.done, None, **columns)
+
+
+# --- divergence ------------------------------------------------------------------------------------------------
+
+DIVERGENCE = "divergence"
+"""The metric of a row without a value. Its status states how far a client's loss exceeds the limit in that round."""
+TIMES = 20.0
+"""A loss has diverged above 20 times the larger of the client's initial loss and the uniform predictor's."""
+
+
+class Divergence(Listener):
+    """Rows of losses above the limit, with one warning.
+
+    The limit of a client's loss is :data:`TIMES` times the larger of its initial loss and the uniform predictor's.
+
+    >>> from fl_core.training.losses import build, guessing_loss
+    >>> limit = Divergence(None, guessing_loss(build("cross_entropy"), n_classes=2))
+    >>> limit.begin("north", 1.5)
+    >>> limit.reason_for("north", 30.0)
+    ''
+    >>> limit.reason_for("north", 31.0)
+    'a loss of 31, over 20 times the 1.5 at the start'
+    >>> limit.reason_for("south", 31.0)  # of whom no start is known
+    'a loss of 31, over 20 times the 0.693 of guessing'
+
+    Args:
+        recorder: takes the rows.
+        guess: loss of the uniform predictor.
+        writer: of the run's directory, with the initial losses of a run that resumes.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder | None,
+        guess: float,
+        writer: Writer | None = None,
+    ) -> None:
+        self._recorder, self._guess, self._writer = recorder, guess, writer
+        self._noted = False
+        self._resumed = False
+        self._tuned: frozenset[str] = frozenset()  # trained before their first scores
+        self._starts: dict[str, float] = {}
+
+    def before_run(self, engine: Engine) -> None:
+        if engine.algorithm.finetuning(0, 0):
+            self._tuned = frozenset({"personal"})
+        self._resumed = engine.done > 0
+
+    def on_reply(self, engine: Engine, rnd: Round, reply: ClientReply) -> None:
+        done = rounds_done(rnd)
+        for key, loss in reply.work.items():
+            phase, _, quantity = key.partition("/")
+            if quantity == "loss" and reply.message is not None:
+                self._check(engine, reply, done, loss, split="train", variant=phase)
+        for model, scores in reply.scores.items():
+            if "validation" not in scores:
+                continue
+            loss = scores["validation"]["loss"]
+            if done:
+                columns = {"model": model, "split": "validation"}
+                self._check(engine, reply, done, loss, **columns)
+            elif model not in self._tuned:
+                self.begin(engine.names[reply.client], loss)
+
+    def begin(self, client: str, loss: float) -> None:
+        """Record a loss before the first round. For several models the largest is kept."""
+        self._starts[client] = max(loss, self._starts.get(client, -math.inf))
+
+    def reason_for(self, client: str, loss: float) -> str:
+        """Return why a loss has diverged, or an empty text. Losses that are not finite are handled elsewhere."""
+        if not math.isfinite(loss) or not loss > TIMES * self._guess:
+            return ""
+        if self._resumed and self._writer:
+            self._starts = starts_of(self._writer.run, self._tuned)
+            self._resumed = False
+        start = self._starts.get(client, -math.inf)
+        bound, what = max((self._guess, "of guessing"), (start, "at the start"))
+        if not 0 < TIMES * bound < loss:
+            return ""
+        return f"a loss of {loss:.3g}, over {TIMES:g} times the {bound:.3g} {what}"
+
+    def _check(
+        self, engine: Engine, reply: ClientReply, done: int, loss: float, **columns: str
+    ) -> None:
+        """Record, and report once, a loss that has diverged."""
+        name = engine.names[reply.client]
+        reason = self.reason_for(name, loss)
+        if not reason or self._recorder is None:
+            return
+        status = f"diverged: {reason}"
+        self._recorder.row(
+            DIVERGENCE, math.nan, done, reply.client, status=status, **columns
+        )
+        self._recorder.flush()
+        where = f"{engine.algorithm.name}, round {done}, client {name!r}"
+        text = f"{where}: training diverges, with {reason}. Use a smaller lr."
+        if not self._noted:
+            warn(text)
+        self._noted = True
+
+
+def starts_of(run: Run, tuned: Collection[str] = ()) -> dict[str, float]:
+    """Return each client's largest validation loss before the first round, from the rows of a stored run.
+
+    Args:
+        tuned: models to leave out.
+    """
+    frame = run.rows()[1]
+    chosen = (
+        (frame["round"] == 0)
+        & (frame["metric"] == "loss")
+        & (frame["split"] == "validation")
+    )
+    chosen &= ~frame["model"].isin(list(tuned))
+    losses = frame[chosen].fillna(
+        {"value": math.inf}
+    )  # a loss that was not finite gives no bound
+    return {
+        str(client): float(loss)
+        for client, loss in losses.groupby("client")["value"].max().items()
+    }
+
+
+def check_end(run: Run, done: int) -> None:
+    """Check that no model of a stored run has diverged at its last evaluation, or at its best.
+
+    Args:
+        done: the round of that evaluation.
+
+    Raises:
+        DivergedError: names the first client and model.
+    """
+    frame = run.rows()[1]
+    found = frame[
+        (frame["metric"] == DIVERGENCE)
+        & (frame["round"] == done)
+        & (frame["split"] == "validation")
+    ]
+    if len(found):
+        first = found.iloc[0]
+        raise DivergedError(
+            f"{run.path} ended with models that have diverged; first the {first['model']} model of client "
+            f"{first['client']!r} ({first['status']}). Train again with a smaller lr."
+        )

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import (
-    IO,
     TYPE_CHECKING,
     Any,
     TypeVar,
@@ -386,8 +385,6 @@ def check_header(data: bytes) -> None:
 
 JSON_BYTES = 2**30
 """Bytes of one file of JSON at most; the manifest of a checkpoint has about 200 for each client."""
-LINE_BYTES = 2**26
-"""Bytes of one line of a file of JSON lines at most."""
 DEEPEST = 100
 """Lists and objects of JSON within each other at most."""
 VALUES = 2**20
@@ -516,18 +513,6 @@ def check_values(text: str) -> None:
         and sum(map(_STRING.sub("", text).count, _STRUCTURE)) > most
     ):
         raise ValueError(f"more than {most:,} values in {format_bytes(len(text))}")
-
-
-def read_line(file: IO[bytes]) -> bytes:
-    """The next line of a file of JSON lines; b"" at its end.
-
-    Raises:
-        ValueError: it is longer than :data:`LINE_BYTES`.
-    """
-    line = file.readline(LINE_BYTES + 1)
-    if len(line) > LINE_BYTES:
-        raise ValueError(f"a line of more than {format_bytes(LINE_BYTES)}")
-    return line
 
 
 def format_bytes(n_bytes: float) -> str:

@@ -109,9 +109,9 @@ def print_result(engine: Any, out: Path) -> None:
         DivergedError: its last evaluation shows models that have diverged.
     """
     from fedlayers.cli import tables
-    from fl_core import divergence, recorder, restore
+    from fl_core import recorder, restore
     from fl_core.records.store import Run as StoredRun
-    from fl_core.stopping import rule_of
+    from fl_core.stopping import check_end, rule_of
     from fl_core.training.phases import Training
 
     stored, rule, plan = StoredRun(out), rule_of(engine), engine.algorithm.plan
@@ -129,6 +129,4 @@ def print_result(engine: Any, out: Path) -> None:
     notes.append(f"{plural(engine.done, 'round')} of {engine.algorithm.name}: {out}")
     print(tables.scores(stored.rows()[1], engine.done, best))
     print("", *notes, sep="\n")
-    divergence.check_end(
-        stored, engine.done if rule is None else best.get(rule.main, engine.done)
-    )
+    check_end(stored, engine.done if rule is None else best.get(rule.main, engine.done))

@@ -184,7 +184,9 @@ class Run:
         Raises:
             CorruptError: a line is damaged. One that was begun after the last checkpoint and not finished is left out.
         """
-        return rows.read(self.folder.file(ROWS), self.covered_rows()["bytes"])
+        path = self.folder.file(ROWS)
+        storage.check_size(path, self.folder.size(ROWS), fault=CorruptError)
+        return rows.read(path, self.covered_rows()["bytes"])
 
     def header(self) -> dict[str, Any]:
         """The header of the rows; errors as of :meth:`rows`."""

@@ -423,6 +423,22 @@ def balanced_weights(counts: Sequence[int], names: Sequence[str]) -> tuple[float
     return tuple(sum(counts) / (len(counts) * count) for count in counts)
 
 
+def guessing_loss(criterion: Loss, n_classes: int) -> float:
+    """Return the mean loss of equal logits over the classes, log C for cross-entropy. Without classes it is 0."""
+    if n_classes < 2:
+        return 0.0
+    y = (
+        torch.eye(n_classes)
+        if criterion.task == MULTILABEL
+        else torch.arange(n_classes)
+    )
+    return float(
+        criterion.per_sample(
+            torch.zeros(n_classes, criterion.outputs(n_classes)), y
+        ).mean()
+    )
+
+
 def build(name: str, **options: Any) -> Loss:
     """A loss by its name, of :data:`LOSSES`.
 

@@ -75,7 +75,7 @@ ROOMS = {
         "config plan",
         "layer_mapping training",
         "algorithms",
-        "client_runner divergence records",
+        "client_runner records",
         "batched initial workers",
         "clients task",
         "costs recorder restore",

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from fl_core import runner
-from fl_core.divergence import DIVERGENCE, TIMES, Divergence, guessing_loss
 from fl_core.records import store
 from fl_core.rows import CLASSIFICATION
-from fl_core.training.losses import LOSSES, build
+from fl_core.stopping import DIVERGENCE, TIMES, Divergence
+from fl_core.training.losses import LOSSES, build, guessing_loss
 from tests.conftest import CONFIG, TOY
 
 LARGE = CONFIG.with_keys(lr=1e6, rounds=4, optimizer="sgd", stack="off")

@@ -75,7 +75,7 @@ GOOD = rows.dumps(rows.row("loss", 1.0))
     ("content", "error", "what"),
     [
         (None, UsageError, "no file"),
-        ("", UsageError, "schema"),
+        ("", UsageError, "no header"),
         ("not json\n", UsageError, "no header"),
         ("[1]\n", UsageError, "schema"),
         ('{"seed": 1}\n', UsageError, "schema"),

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,13 +11,17 @@ from hypothesis import example, given, strategies as st
 
 from fedlayers.studies.comparison import best_rounds
 from fl_core import exported_model, runner, tree
+from fl_core.algorithms.base import Round
+from fl_core.client_runner import ClientReply
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
 from fl_core.recorder import Recorder
 from fl_core.records import store
 from fl_core.stopping import (
     BEST_ROUND,
+    EVALUATE,
     STATE,
+    EarlyStopping,
     StoppingRule,
     best_round,
     rule_of,
@@ -281,7 +286,11 @@ def test_a_best_checkpoint_that_is_gone_or_a_rule_that_was_edited_is_refused(
 
 
 def test_a_client_without_the_score_is_named_before_any_round():
-    rule = StoppingRule(3, ("c_index", "loss"))
+    stopping = EarlyStopping(StoppingRule(3, ("c_index", "loss")), None)
+    client = SimpleNamespace(name="a", train=range(9))
+    engine = SimpleNamespace(data=SimpleNamespace(clients=[client]))
+    scores = {"validation": {"c_index": NAN, "loss": 0.5}}
+    reply = ClientReply(0, scores={"global": scores})
     with pytest.raises(UsageError, match=r"patience.*'a'.*C-index"):
-        rule.take(0, "global", {"c_index": NAN, "loss": 0.5}, "a", 9)
-    rule.take(1, "global", {"c_index": NAN, "loss": 0.5}, "a", 9)
+        stopping.on_reply(engine, Round(0, EVALUATE), reply)
+    stopping.on_reply(engine, Round(1, EVALUATE), reply)
