@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Annotated
+from typing import Annotated, Any
 
 import matplotlib as mpl
+import matplotlib.pyplot as plt
 import tyro
 from tyro.conf import Positional, arg
 
@@ -24,7 +26,6 @@ from figures import (  # noqa: F401  (most of them register items)
     items,
     pfedla,
     player_fl,
-    redraw_all,
     scheduling,
     scorecard,
     training,
@@ -32,6 +33,8 @@ from figures import (  # noqa: F401  (most of them register items)
 )
 from fl_core import progress
 from fl_core.errors import RunError, UsageError, listing
+
+TRAINING = ("train", "pack", "seeds", "only", "budget", "device")
 
 
 @dataclass(frozen=True)
@@ -88,17 +91,28 @@ class Figures:
         arg(help="With --train: the data folder. The default is FEDLAYERS_DATA_ROOT."),
     ] = None
 
-    def main(self, command: str) -> None:
-        whole = ("list", "all", "scorecard")
-        asked = {
-            "--train": self.train,
-            "--pack": self.pack,
-            "--seeds": self.seeds is not None,
-            "--only": bool(self.only),
-            "--budget": self.budget is not None,
-            "--device": self.device != "cpu",
+    @property
+    def given(self) -> dict[str, Any]:
+        """Return the options of training that differ from their defaults."""
+        values = {name: getattr(self, name) for name in TRAINING}
+        return {
+            name: value
+            for name, value in values.items()
+            if value != getattr(Figures, name)
         }
-        given = [flag for flag, is_given in asked.items() if is_given]
+
+    @property
+    def command(self) -> str:
+        """Return the command that reproduces the rows, without the paths of one machine."""
+        parts = ["python", "-m", "figures", self.name]
+        for name, value in self.given.items():
+            words = value if isinstance(value, tuple) else (value,)
+            parts += [f"--{name}", *(str(word) for word in words if word is not True)]
+        return shlex.join(parts)
+
+    def main(self) -> None:
+        whole = {"list": self._list, "all": self._all, "scorecard": self._scorecard}
+        given = [f"--{name}" for name in self.given]
         if given and (self.name in whole or not (self.train or given == ["--pack"])):
             raise UsageError(
                 f"{listing(given)} must be with the name of an item, and with --train; got {self.name}. Leave it out."
@@ -107,33 +121,59 @@ class Figures:
             raise UsageError(
                 f"one name must be given at a time; got {self.paper} too. A paper's name goes with list."
             )
-        if self.name == "list":
-            width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-            print("\n".join(catalogue.lines(self.paper, width)))
-            return
-        if self.out is not None:
+        if self.out is not None and self.name != "list":
             _make_folder(self.out)
-        if self.name == "scorecard":
-            print(f"page: {self._scorecard()}")
-        elif self.name == "all":
-            print(f"drawn: {redraw_all.redraw(self.out)}")
-        else:
-            self._item(command)
+        whole.get(self.name, self._item)()
 
-    def _scorecard(self) -> Path:
+    def _list(self) -> None:
+        print("\n".join(catalogue.lines(self.paper)))
+
+    def _scorecard(self) -> None:
         """Renew the scorecard where the project keeps it, or write its tables into a folder of the user's own."""
         if self.out is None:
-            return scorecard.write()
-        page = self.out / "scorecard.md"
-        page.write_text(f"# The scorecard\n\n{scorecard.table()}\n", encoding="utf-8")
-        return page
+            page = scorecard.write()
+        else:
+            page = self.out / "scorecard.md"
+            text = f"# The scorecard\n\n{scorecard.table()}\n"
+            page.write_text(text, encoding="utf-8")
+        print(f"page: {page}")
 
-    def _item(self, command: str) -> None:
+    def _all(self) -> None:
+        """Draw everything that has rows. A failure is reported on the error stream and stops nothing else.
+
+        Raises:
+            RunError: something failed; names it.
+        """
+        jobs = {
+            name: partial(items.redraw, item, item.path(), self.out or items.PICTURES)
+            for name, item in sorted(items.REGISTRY.items())
+            if item.draw is not None and item.state != "no rows"
+        }
+        jobs[gallery.NAME] = partial(gallery.redraw, gallery.STUDY.path(), self.out)
+        failed = []
+        for name, job in jobs.items():
+            try:
+                job()
+            except Exception as error:
+                plt.close("all")
+                failed.append(name)
+                print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
+                if not isinstance(error, (UsageError, RunError)):
+                    traceback.print_exc()
+            else:
+                print(name)
+        if failed:
+            raise RunError(
+                f"{len(failed)} of {len(jobs)} could not be drawn: {listing(failed)}"
+            )
+        print(f"drawn: {len(jobs)}")
+
+    def _item(self) -> None:
         item = catalogue.drawn(self.name)
         study = item.study
         path = item.path(self.out if self.train or self.pack else None)
         if self.train:
-            print(f"{command}\ntrains {study.name}: {study.budget}")
+            print(f"{self.command}\ntrains {study.name}: {study.budget}")
             seconds = training.train(
                 study,
                 path,
@@ -142,7 +182,7 @@ class Figures:
                 budget=self.budget,
                 data_root=self.data_root,
                 device=self.device,
-                command=command,
+                command=self.command,
             )
             print(f"took {seconds:.1f} s; rows: {path}")
         if self.pack:
@@ -172,13 +212,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     mpl.use("Agg")  # pictures go to files, also where there is a screen
     wanted = tyro.cli(Figures, prog="python -m figures", args=arguments)
+    told = "the same command goes on" if wanted.train else "nothing was trained"
     try:
-        with progress.end_on_signals(
-            lambda: (
-                "the same command goes on" if wanted.train else "nothing was trained"
-            )
-        ):
-            wanted.main(_command(wanted))
+        with progress.end_on_signals(lambda: told):
+            wanted.main()
     except (UsageError, RunError) as error:
         print(f"figures: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UsageError) else 1)
@@ -198,17 +235,6 @@ def _make_folder(path: Path) -> None:
         raise UsageError(
             f"--out must be a folder that can be written to; got {path} ({error.strerror}). Choose another folder."
         ) from error
-
-
-def _command(wanted: Figures) -> str:
-    """Return the command that reproduces these rows, without the paths of one machine."""
-    parts = ["python", "-m", "figures", wanted.name]
-    parts += ["--train"] if wanted.train else []
-    parts += ["--seeds", str(wanted.seeds)] if wanted.seeds is not None else []
-    parts += ["--only", *wanted.only] if wanted.only else []
-    parts += ["--budget", f"{wanted.budget:g}"] if wanted.budget is not None else []
-    parts += ["--device", wanted.device] if wanted.device != "cpu" else []
-    return shlex.join(parts)
 
 
 if __name__ == "__main__":

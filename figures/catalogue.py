@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
-import textwrap
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -151,12 +148,8 @@ def page_of(name: str) -> Path:
     return items.PICTURES / f"{name}.md"
 
 
-def lines(paper: str = "", width: int = 0) -> Iterator[str]:
-    """Return the list as text: an item a line, and then what is lacking.
-
-    Args:
-        width: of the terminal, into which lines are wrapped; 0 leaves them as they are.
-    """
+def lines(paper: str = "") -> list[str]:
+    """Return the list as text: an item a line, and then what is lacking."""
     found = entries(paper)
     cells = [entry.told() for entry in found]
     wide = [max(len(line[k]) for line in cells) for k in range(4)]
@@ -173,9 +166,4 @@ def lines(paper: str = "", width: int = 0) -> Iterator[str]:
     ]
     if lacking:
         told.append(f"Cannot be had: {'; '.join(lacking)}.")
-    for text in told:
-        if width:
-            short = re.sub(" {3,}", "  ", text)
-            yield from textwrap.wrap(short, max(width, 40), subsequent_indent="    ")
-        else:
-            yield text
+    return told
