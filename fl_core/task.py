@@ -100,12 +100,20 @@ class Task(Displayed):
             memory_format(self.model, models.example(self.data.shape)),
         )
 
-    def announce(self) -> None:
-        """Log the table of the data's columns, and warn of what is unusual."""
-        if self.data.table.columns:
-            logging.getLogger(__name__).info("%s", self.data.table)
-        for note in self.notes():
-            warn(note)
+    def announce(self, known: set[str] | None = None) -> None:
+        """Log the table of the data's columns, and warn of what is unusual.
+
+        Args:
+            known: what other runs of a study have announced. It is not repeated, and what is new is added.
+        """
+        known, table = set() if known is None else known, str(self.data.table)
+        if self.data.table.columns and table not in known:
+            logging.getLogger(__name__).info("%s", table)
+        notes = self.notes()
+        for note in notes:
+            if note not in known:
+                warn(note)
+        known.update([table, *notes])
 
     def notes(self) -> list[str]:
         """Return warnings on unusual data, small clients, the targets' scale, and the plan."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from fedlayers import catalogue
 from fedlayers.cli.options import OF_RACE, ConfiguredCommand, by_name, texts
@@ -105,8 +105,6 @@ class Compare(SeveralAlgorithms):
     seeds: int = 3
     tuned: Path | None = None
     """Settings that fedlayers tune found: its tuned.json."""
-    select_by: Literal["last", "validation"] | None = None
-    """Round to score: the last, or the best on validation. Default: last; validation with --patience."""
     score: str = ""
     """Score that decides, such as auroc or loss. Default: the main score of the task."""
     baselines: bool = False
@@ -139,7 +137,6 @@ class Compare(SeveralAlgorithms):
             options=options,
             plan=plan,
             tuned=self.tuned,
-            best=None if self.select_by is None else self.select_by == "validation",
             score=self.score,
             baselines=self.baselines,
             backend=self.backend,
@@ -261,10 +258,10 @@ class Choose(OneAlgorithm):
             f"the report: {self.out / 'report.html'}"
         )
 
-        from fedlayers.studies.report import to_files, write_choice
+        from fedlayers.studies.report import to_files, write_page
 
         to_files()
-        write_choice(choice, self.out, line)
+        write_page(choice, self.out, line)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -323,14 +320,11 @@ class Study(SeveralAlgorithms):
     Examples:
         fedlayers study
         fedlayers study --dataset digits --rounds 10 --seeds 3 --out out/digits
-        fedlayers study --dataset heart --rule sensitivity_ratio --out out/rule
     """
 
     algorithms: tuple[str, ...] = (
         *("local", "fedavg", "fedbabu", "playerfl", "playerfl_random"),
     )
-    rule: str | None = None
-    """Choose by this rule instead of a race, after one local epoch: see fedlayers list rules."""
     arms: tuple[str, ...] = ARMS
     """Layers to share, one candidate each: nothing, half, all_but_last, all, first_K, last_K, lora_A, lora_B,
     PLAN.json, an algorithm, or ALGORITHM:CUT."""
@@ -344,7 +338,7 @@ class Study(SeveralAlgorithms):
     without = ("algorithm", "options", "plan", "rule", "monitor")
 
     def own_defaults(self) -> Collection[str]:
-        return *super().own_defaults(), *OF_RACE, "rule"
+        return *super().own_defaults(), *OF_RACE
 
     def main(self, line: str) -> None:
         config, options = self.asked_config(), self.own_options()
@@ -359,7 +353,6 @@ class Study(SeveralAlgorithms):
             self.algorithms,
             self.all_seeds,
             self.out,
-            rule=self.rule,
             arms=self.arms,
             tune_rates=self.tune_rates,
             options=options,

@@ -49,7 +49,10 @@ class Choice(Displayed):
         rates: the learning rates that were tried, where they were tuned.
         trials: a line per finished run and per predictor that needs none: ``name``, ``lr``, ``seed``, its main score
             and ``loss`` on validation, the loss ``above`` the base rate's with its interval, and ``refused``.
-        clients: a line per client: the test losses of the recommended model, of training alone and of the base rate.
+        clients: a line per client on test samples: the recommended model's scores, and its loss, that of training alone
+            and of the base rate (:meth:`~fedlayers.studies.harmless.Bench.of_clients`).
+        positives: for two classes the recommended model's probabilities of the positive one on test samples
+            (:meth:`~fedlayers.studies.harmless.Bench.positives`).
         notes: sentences on test samples.
         cheapest: of the arms that remain, the one that sends least.
         recommended: the recommended arm's run in each seed.
@@ -70,6 +73,7 @@ class Choice(Displayed):
     rates: Rates | None = None
     trials: pd.DataFrame = field(default_factory=pd.DataFrame)
     clients: pd.DataFrame = field(default_factory=pd.DataFrame)
+    positives: pd.DataFrame = field(default_factory=pd.DataFrame)
     notes: tuple[str, ...] = ()
     cheapest: str = ""
     recommended: dict[int, TrainingJob] = field(default_factory=dict)

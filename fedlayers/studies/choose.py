@@ -302,7 +302,7 @@ def planned(
     task.announce()
     check_scored(task)
     racing = arms_of(arms, task.layers, config.federation.algorithm)
-    jobs = jobs_of(racing, config, seeds, out / "arms", quiet=True)
+    jobs = jobs_of(racing, config, seeds, out / "arms")
     tasks: dict[str, Task] = {}
     of_seed: dict[int, Task] = {}
     for job, each in zip(jobs, assembled(jobs, task), strict=True):

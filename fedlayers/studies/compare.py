@@ -50,6 +50,7 @@ def compared_jobs(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     plan: Plans = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
+    announced: set[str] | None = None,
     **common: Any,
 ) -> list[TrainingJob]:
     """Return the runs of a comparison, checked against stored ones below ``out``. Nothing is written.
@@ -58,6 +59,7 @@ def compared_jobs(
 
     Args:
         settings: keys of the configuration that are an algorithm's own, by algorithm.
+        announced: as of :func:`~fedlayers.studies.jobs.assembled`.
         common: as of :func:`~fedlayers.studies.jobs.jobs_of`.
 
     Warns:
@@ -80,7 +82,7 @@ def compared_jobs(
     jobs = jobs_of(arms, config, seeds, Path(out or "") / "runs", **common)
     partitions = {
         task.config.execution.seed: task.data.partition
-        for task in assembled(jobs, stored=out is not None)
+        for task in assembled(jobs, stored=out is not None, announced=announced)
     }
     for each in {id(job.plan): job.plan for job in jobs if job.plan}.values():
         _warn_of_seen(each, config, partitions)
@@ -100,7 +102,6 @@ def compare(
     options: Mapping[str, dict[str, Any]] | None = None,
     plan: Plans = None,
     tuned: Tuned | Path | str | None = None,
-    best: bool | None = None,
     score: str = "",
     baselines: bool = False,
     beside: pd.DataFrame | None = None,
@@ -128,8 +129,6 @@ def compare(
         options: each algorithm's own configuration, by name.
         plan: one for all algorithms that use one, or one per algorithm by name; the others use their default.
         tuned: the choice of :func:`~fedlayers.studies.tune.tune` for each algorithm, or the path of its file.
-        best: score models at their best round on validation (:func:`~fedlayers.studies.comparison.headline`). The runs
-            are the same. The default is true under a stopping rule (``patience``).
         score: by which algorithms are ranked; see :class:`~fedlayers.studies.comparison.Comparison`.
         baselines: add rows of baselines that need no federation (:mod:`fedlayers.studies.baselines`).
         beside: rows of other runs with these seeds, to show as a further algorithm.
@@ -153,7 +152,8 @@ def compare(
         settings, options = tuned.apply(config, algorithms, seeds, options)
     common: dict[str, Any] = {"instruments": instruments, "command": command}
     asked = (config, algorithms, seeds, out, options, plan, settings)
-    jobs = compared_jobs(*asked, **common)
+    announced = set() if beside is None else None  # or the other runs' study did
+    jobs = compared_jobs(*asked, announced, **common)
     shown = {"progress": progress, "live": live}
     with open_backend(backend, config.execution.workers, **shown) as place:
         train(jobs, place)
@@ -163,11 +163,9 @@ def compare(
     for task in assembled(firsts, stored=False) if baselines else ():
         frames.append(rows.frame(baseline_rows(task)))
     task = next(assembled(jobs, stored=False))
-    if best is None:
-        best = bool(task.config.federation.patience)
     result = Comparison(
         pd.concat(frames, ignore_index=True),
-        best,
+        bool(task.config.federation.patience),
         _training(jobs[: len(algorithms)]),
         score=score,
     )

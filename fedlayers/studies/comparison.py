@@ -21,9 +21,8 @@ from fl_core.rows import (
     label_of,
     main_score,
     positive_in,
-    selecting_scores,
 )
-from fl_core.stopping import BEST_ROUND, WINDOW, best_round, weighted_mean
+from fl_core.stopping import BEST_ROUND, WINDOW
 
 BASELINES = ("local", "fedavg")
 _GAP = "\N{NO-BREAK SPACE}"  # so that a page does not wrap within a number
@@ -75,7 +74,7 @@ class Comparison(Displayed):
     left_out: list[str] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        final = headline(self.frame, best=self.best)
+        final = headline(self.frame, best=self.best).reset_index(drop=True)
         if final.empty:
             raise UsageError(
                 "rows must have test scores of a finished run; got none. Finish the run first."
@@ -152,19 +151,21 @@ class Comparison(Displayed):
             self._of(name, self.score), local, fedavg, SCORES[self.score]
         )
 
-    def differences(self, reference: str, metric: str = "") -> pd.DataFrame:
-        """Return each other algorithm's score minus the reference's, as of :func:`paired`.
+    def gains(self, chosen: str, others: Sequence[str] = ()) -> pd.DataFrame:
+        """Return by how much an algorithm is better than others, as of :func:`paired`; below 0 it is worse.
 
-        The score is the comparison's own, or another ``metric``.
+        Args:
+            others: those that are here count. Default: all.
 
         Raises:
-            UsageError: the reference is not in this comparison.
+            UsageError: the algorithm is not in this comparison.
         """
-        blocks = self._blocks(metric or self.score)
-        check_known("algorithm of this comparison", reference, blocks.index)
-        others = blocks.index.drop(reference)
-        found = paired(blocks.T, [(name, reference) for name in others])
-        found.insert(0, "algorithm", others)
+        blocks = self._blocks(self.score)
+        check_known("algorithm of this comparison", chosen, blocks.index)
+        there = [name for name in others or blocks.index if name in blocks.index]
+        pairs = [(chosen, name) for name in there if name != chosen]
+        found = paired(blocks.T, pairs, 1 if SCORES[self.score] else -1)
+        found.insert(0, "algorithm", [name for _, name in pairs])
         return found
 
     @property
@@ -238,66 +239,23 @@ def headline(
 ) -> pd.DataFrame:
     """Return the scores of each run's main model after its last round: ``personal`` if there is one, else global.
 
-    With ``best`` the scores come from the model's best round, one for all clients. A run with a stopping rule knows it.
-    The model's name then ends in ``@best_val``. A personal model that is made at the end has no other round.
-
-    Raises:
-        UsageError: a run without a validation score, and so without a best round.
+    With ``best`` the scores come from the model's best round under its stopping rule, one for all clients. The model's
+    name then ends in ``@best_val``. A model without a best round has its last.
     """
     run = ["algorithm", "seed"]
     scored = frame[frame["metric"].isin(list(SCORES)) & (frame["model"] != "local")]
     test = scored[scored["split"] == split]
-    final = test[test["round"] == test.groupby(run)["round"].transform("max")]
-    final = main_model(final, *run)
+    last = test.groupby(run)["round"].transform("max")
+    final = main_model(test[test["round"] == last], *run)
     if not best:
         return final
     of_model = [*run, "model"]
     stored = frame.loc[frame["metric"] == BEST_ROUND, [*of_model, "value"]]
-    found = pd.concat(
-        [
-            stored.rename(columns={"value": "round"}).astype({"round": int}),
-            best_rounds(scored),
-        ]
-    ).drop_duplicates(of_model)
-    wanted = final[of_model].drop_duplicates().merge(found, how="left")
-    if wanted["round"].isna().any():
-        name, seed, model = wanted.loc[wanted["round"].isna(), of_model].iloc[0]
-        raise UsageError(
-            f"The {model} model of {name}, seed {seed}, must have validation scores. Use --select-by last."
-        )
+    wanted = final[[*of_model, "round"]].drop_duplicates()
+    wanted = wanted.merge(stored, how="left")
+    wanted["round"] = wanted.pop("value").astype("Int64").fillna(wanted["round"])
     at_best = test.merge(wanted)
     return at_best.assign(model=at_best["model"] + BEST)
-
-
-def best_rounds(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the best round of each run's models, as the task's stopping rule finds it (:mod:`fl_core.stopping`).
-
-    Args:
-        frame: Rows of runs.
-
-    Returns:
-        A line for each model that has one: algorithm, seed, model, round.
-    """
-    metrics = selecting_scores(TABLE[main_score(frame["metric"].unique())].task)
-    judged = frame[
-        (frame["split"] == "validation")
-        & frame["metric"].isin(metrics)
-        & (frame["round"] > 0)
-    ]
-    lines = []
-    for (algorithm, seed, model), part in judged.groupby(
-        ["algorithm", "seed", "model"], sort=False
-    ):
-        scores: dict[str, dict[int, float]] = {name: {} for name in metrics}
-        for (metric, done), own in part.groupby(["metric", "round"]):
-            scores[str(metric)][int(str(done))] = weighted_mean(
-                zip(own["value"].astype(float), own["n_train"], strict=True)
-            )
-        lines.append((algorithm, seed, model, best_round(scores)))
-    found = pd.DataFrame(lines, columns=["algorithm", "seed", "model", "round"])
-    return found.dropna(subset="round").astype(
-        {"seed": frame["seed"].dtype, "round": frame["round"].dtype}
-    )
 
 
 def paired(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,14 +13,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedlayers.studies.jobs import task_kind
 from fl_core import statistics, tree
-from fl_core.config import RunConfig
 from fl_core.data.arrays import nested_groups
-from fl_core.errors import UsageError
 from fl_core.records import store
 from fl_core.restore import allowed_by
 from fl_core.rows import CLASSIFICATION, MULTILABEL, SCORES
@@ -30,10 +26,6 @@ from fl_core.task import Task
 from fl_core.training import evaluate
 from fl_core.training.losses import ClassWeighted
 
-BINS = 8
-"""Groups of equal size of the predicted probabilities in a calibration picture."""
-POOLED = ""
-"""The name of all clients together."""
 BASE_RATE = "base_rate"
 VALIDATION, TEST = "validation", "test"
 RESAMPLES = 100
@@ -104,7 +96,11 @@ class Bench:
         """
         config = self.task.config
         own = {"data": config.own_data, "model": config.own_model}
-        models, _ = _models(path, allow_code=allowed_by(config), **own)
+        round = "last" if store.Run(path).stopping_rule() is None else "best"
+        with warnings.catch_warnings(action="ignore"):
+            _, models, _ = load_kind(
+                path, round, None, allow_code=allowed_by(config), **own
+            )
         return self.of_models(name, models)
 
     def of_models(self, name: str, models: Mapping[str, nn.Module]) -> Predictor:
@@ -262,6 +258,53 @@ class Bench:
             )
         ]
 
+    def of_clients(self, many: Mapping[str, Predictor]) -> pd.DataFrame:
+        """Return each client's test losses by several predictors, and the first one's scores.
+
+        Args:
+            many: by the column of its loss.
+
+        Returns:
+            Columns ``client``, ``train``, ``test``, for classes ``macro_f1`` and ``accuracy`` with Wilson's 95 %
+            interval, which one model's samples give, and the losses. With ``alone`` among them ``loses`` says whether
+            the first loss is higher than alone beyond chance.
+        """
+        losses = {name: self.losses(one, TEST) for name, one in many.items()}
+        first, lines = next(iter(many)), []
+        for client, outputs in many[first].test.items():
+            y, n = self.labels[TEST][client], len(outputs)
+            line: dict[str, Any] = {"client": client, "train": self.sizes[client]}
+            line["test"] = n
+            if self.kind == CLASSIFICATION:
+                line["macro_f1"] = _value(outputs, y, "macro_f1", self)
+                right = (outputs.argmax(1) == y).numpy()
+                effect = statistics.design_effect(right, self.groups[TEST][client])
+                share = statistics.share_interval(int(right.sum()), n, effect)
+                line |= share.columns("accuracy")
+            line |= {name: float(each[client].mean()) for name, each in losses.items()}
+            if "alone" in losses:
+                paired = losses[first][client] - losses["alone"][client]
+                error = float(paired.std()) / math.sqrt(n) if n > 1 else math.inf
+                line["loses"] = bool(paired.mean() - Z * error > 0)
+            lines.append(line)
+        return pd.DataFrame(lines)
+
+    def positives(self, one: Predictor) -> pd.DataFrame:
+        """Return a line for each test sample of two classes, with its calibrated probability of the positive one.
+
+        Returns:
+            Columns ``client``, ``group`` (numbered over all clients), ``positive`` and ``probability``.
+        """
+        k, calibration = self.task.data.positive_index, [self.calibration(one)]
+        parts = []
+        for client, own in one.test.items():
+            shares = self.calibrated(client, own, calibration).softmax(dim=1)[:, k]
+            table = {"client": client, "group": self.groups[TEST][client]}
+            table["positive"] = (self.labels[TEST][client] == k).numpy()
+            parts.append(pd.DataFrame(table | {"probability": shares.numpy()}))
+        found = pd.concat(parts, ignore_index=True)
+        return found.assign(group=found.groupby(["client", "group"]).ngroup())
+
     def covariance(self, many: Sequence[Predictor], score: str) -> pd.DataFrame:
         """Return the covariance of predictors' validation scores, by a bootstrap of each client's samples or groups.
 
@@ -323,173 +366,3 @@ def _value(outputs: Tensor, y: Tensor, score: str, bench: Bench) -> float:
     present = involved > 0
     present[bench.task.data.absent] = False
     return float((2 * counts.diagonal()[present] / involved[present]).mean())
-
-
-# --- the test predictions of one run ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Predictions:
-    """Predictions for the test samples of each client, by its own model or the global one.
-
-    Attributes:
-        probabilities: by client, samples x classes, after the temperature.
-        predicted: by client, the class with the largest logit of each sample.
-        labels: by client, the index of the class of each sample.
-        task: of the run.
-    """
-
-    probabilities: Mapping[str, NDArray[np.float64]]
-    predicted: Mapping[str, NDArray[np.int64]]
-    labels: Mapping[str, NDArray[np.int64]]
-    task: Task
-
-    def table(self) -> pd.DataFrame:
-        """Return a line for each client: its samples and its scores, and Wilson's 95 % interval of accuracy.
-
-        The interval holds for one model, so it leaves out the differences between seeds.
-
-        Returns:
-            Columns ``client``, ``train``, ``test``, ``macro_f1`` and ``accuracy``, with ``accuracy_low`` and
-            ``accuracy_high``.
-        """
-        from sklearn.metrics import f1_score
-
-        lines: list[dict[str, Any]] = []
-        for client in self.task.data.clients:
-            if client.name not in self.labels:
-                continue
-            labels = self.labels[client.name]
-            predicted = self.predicted[client.name]
-            n, groups = len(labels), client.test.groups
-            right = labels == predicted
-            line: dict[str, Any] = {
-                "client": client.name,
-                "train": len(client.train),
-                "test": n,
-            }
-            counted = {*labels, *predicted}.difference(self.task.data.absent)
-            line["macro_f1"] = f1_score(
-                labels, predicted, labels=sorted(counted), average="macro"
-            )
-            effect = 1.0 if groups is None else statistics.design_effect(right, groups)
-            line |= statistics.share_interval(int(right.sum()), n, effect).columns(
-                "accuracy"
-            )
-            lines.append(line)
-        return pd.DataFrame(lines)
-
-    def _positive(self) -> dict[str, tuple[NDArray[np.bool_], NDArray[np.float64]]]:
-        """Return by client whether each sample is of the positive class of two, and the probability of that class."""
-        k = self.task.data.positive_index
-        return {
-            name: (y == k, self.probabilities[name][:, k])
-            for name, y in self.labels.items()
-        }
-
-    def roc(self) -> pd.DataFrame:
-        """Return the ROC curves of two classes: of each client that has both classes, and of all samples together.
-
-        Returns:
-            Columns ``client`` (:data:`POOLED` for all), ``false_positive``, ``true_positive``, ``auroc`` and ``n``.
-        """
-        from sklearn.metrics import auc, roc_curve
-
-        found = self._positive()
-        pooled = tuple(
-            np.concatenate(parts) for parts in zip(*found.values(), strict=True)
-        )
-        parts = []
-        for name, (y, p) in [*found.items(), (POOLED, pooled)]:
-            if 0 < y.sum() < len(y):
-                false, true, _ = roc_curve(y, p)
-                curve = {
-                    "client": name,
-                    "false_positive": false,
-                    "true_positive": true,
-                    "auroc": auc(false, true),
-                }
-                parts.append(pd.DataFrame({**curve, "n": len(y)}))
-        columns = ["client", "false_positive", "true_positive", "auroc", "n"]
-        return (
-            pd.concat(parts, ignore_index=True)
-            if parts
-            else pd.DataFrame(columns=columns)
-        )
-
-    def calibration(self) -> pd.DataFrame:
-        """Return groups of samples of all clients by their predicted probability of the positive class of two.
-
-        Returns:
-            Columns ``predicted`` (the group's mean), ``share`` (of positive samples) with Wilson's ``low`` and
-            ``high``, and ``n``. Rows of one group, such as a patient, widen the interval.
-        """
-        found = self._positive()
-        y, p = (np.concatenate(parts) for parts in zip(*found.values(), strict=True))
-        clients = [each for each in self.task.data.clients if each.name in found]
-        parts = [client.test.groups for client in clients]
-        groups = None
-        if all(part is not None for part in parts):
-            groups = nested_groups(parts)
-        lines = []
-        for group in np.array_split(np.argsort(p, kind="stable"), min(BINS, len(p))):
-            effect = 1.0
-            if groups is not None:
-                effect = statistics.design_effect(y[group], groups[group])
-            interval = statistics.share_interval(
-                int(y[group].sum()), len(group), effect
-            )
-            lines.append([float(p[group].mean()), *interval, len(group)])
-        return pd.DataFrame(lines, columns=["predicted", "share", "low", "high", "n"])
-
-
-def predictions_of(
-    path: Path, allow_code: Collection[str] = (), **own: Any
-) -> Predictions:
-    """Predict the test samples of a finished run with the models that its clients would use, and its calibration.
-
-    Args:
-        path: the run directory. Under a stopping rule its best round counts.
-        allow_code, own: as for :func:`fl_core.stored_models.load_models`.
-
-    Raises:
-        UsageError: the clients hold parts of the model, so that none predicts alone; or there are no test samples.
-    """
-    models, task = _models(path, allow_code=allow_code, **own)
-    bench = Bench(task)
-    one = bench.of_models(path.name, models)
-    if not one.test:
-        raise UsageError(f"{path} must have test samples to predict; got none.")
-    found = [bench.calibration(one)]
-    return Predictions(
-        {
-            name: bench.calibrated(name, own, found).softmax(dim=1).numpy()
-            for name, own in one.test.items()
-        },
-        {name: own.argmax(dim=1).numpy() for name, own in one.test.items()},
-        {name: y.numpy() for name, y in bench.labels[TEST].items()},
-        task,
-    )
-
-
-def _models(path: Path, **own: Any) -> tuple[dict[str, nn.Module], Task]:
-    """Return the models of a finished run by client, and its task. Under a stopping rule its best round counts."""
-    round = "last" if store.Run(path).stopping_rule() is None else "best"
-    with warnings.catch_warnings(action="ignore"):
-        _, models, task = load_kind(path, round, None, **own)
-    return models, task
-
-
-def predict(path: Path | None, config: RunConfig) -> Predictions | str:
-    """Return the test predictions of a run that was chosen, or why there are none."""
-    if path is None:
-        return "Nothing is recommended."
-    if not path.is_dir():
-        return f"{path.name} was not compared."
-    if (kind := task_kind(config)) != CLASSIFICATION:
-        return f"These scores are of classes, and the task is {kind}."
-    own = {"data": config.own_data, "model": config.own_model}
-    try:
-        return predictions_of(path, allowed_by(config), **own)
-    except UsageError as error:  # its clients hold parts of the model
-        return str(error)

@@ -324,10 +324,8 @@ def _compare_leader(race: Inference, arms: Sequence[Arm]) -> list[str]:
         if race.seeds == 1
         else "95 % intervals over seeds and validation samples"
     )
-    lead = names[race.leader]
-    return [
-        f"{lead[0].upper()}{lead[1:]}, {label_of(race.main)} on validation: {'; '.join(parts)} ({basis})."
-    ]
+    lead, label = names[race.leader], label_of(race.main)
+    return [f"On validation samples {lead} has {label} {'; '.join(parts)} ({basis})."]
 
 
 def compared(

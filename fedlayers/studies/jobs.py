@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, wraps
 from inspect import signature
@@ -71,7 +71,6 @@ class TrainingJob:
         arm: the name of what it tries.
         until: the round after which it stops, with a checkpoint; None = its last.
         name: of its directory, which is distinct within a study.
-        quiet: whether the run's notes on its data have been given before.
         away: whether it is on another machine than the one that asked for it.
         log: where else its rows are sent.
         start: the pretrained weights of its configuration, so that no worker loads them.
@@ -84,7 +83,6 @@ class TrainingJob:
     until: int | None = None
     command: str = ""
     instruments: Instruments | None = None
-    quiet: bool = False
     away: bool = False
     start: Tree | None = field(default=None, compare=False, repr=False)
     log: tuple[Logger, ...] = field(default=(), compare=False)
@@ -123,15 +121,12 @@ class TrainingJob:
         return run.finished or run.rounds[-1:] >= [last]
 
     def carry_out(self) -> None:
-        """Start or resume the run. A complete run is left as it is.
+        """Start or resume the run. A complete run is left as it is. Its notes are those of :func:`assembled`.
 
         Raises:
             UsageError, RunError: as for :func:`fl_core.runner.run` and :func:`fl_core.runner.resume`.
         """
-        with (
-            warnings.catch_warnings(action="ignore") if self.quiet else nullcontext(),
-            remote_errors(self.away),
-        ):
+        with warnings.catch_warnings(action="ignore"), remote_errors(self.away):
             self._train()
 
     def _train(self) -> None:
@@ -152,7 +147,7 @@ class TrainingJob:
                 until=self.until,
                 save_seconds=seconds,
                 log=self.log,
-                announce=not self.quiet,
+                announce=False,
             )
         elif not self.finished:
             own = own_parts(self.config)
@@ -258,12 +253,16 @@ def jobs_of(
 
 
 def assembled(
-    jobs: Sequence[TrainingJob], task: Task | None = None, stored: bool = True
+    jobs: Sequence[TrainingJob],
+    task: Task | None = None,
+    stored: bool = True,
+    announced: set[str] | None = None,
 ) -> Iterator[Task]:
     """Yield what each run trains. Runs of one seed in a row share their data.
 
     Args:
         task: whose data those of its seed share.
+        announced: announce each table and each note once, unless it is in here.
         stored: refuse directories with other runs.
 
     Raises:
@@ -275,6 +274,8 @@ def assembled(
         task = runner.assemble(job.config, plan=job.plan, loaded=data)
         if stored:
             check_stored(job.path, task)
+        if announced is not None:
+            task.announce(announced)
         yield task
 
 

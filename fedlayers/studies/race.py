@@ -274,7 +274,7 @@ def at_rate(
 ) -> list[TrainingJob]:
     """Return the runs of every arm with every seed at a rate. The rate is in their folders' names."""
     own = config.with_keys(lr=lr)
-    return jobs_of(arms, own, seeds, out, f"-lr{lr:g}", quiet=True)
+    return jobs_of(arms, own, seeds, out, f"-lr{lr:g}")
 
 
 def rate_jobs(

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -19,7 +19,6 @@ from fedlayers.studies.harmless import (
     VALIDATION,
     Bench,
     Predictor,
-    Z,
 )
 from fedlayers.studies.hint import bytes_a_round
 from fedlayers.studies.inference import NOTHING, compared, infer
@@ -27,7 +26,7 @@ from fedlayers.studies.jobs import TrainingJob, samples_of
 from fedlayers.studies.judge import KEPT, EarlyStop
 from fedlayers.studies.race import Rates, Standing, standings
 from fl_core.errors import UsageError
-from fl_core.rows import SCORES
+from fl_core.rows import CLASSIFICATION, SCORES
 from fl_core.task import Task
 
 if TYPE_CHECKING:
@@ -78,14 +77,18 @@ def recommend(
     began = time.monotonic()
     others = list(predictors(bench)) if with_baselines else [base]
     fitting = time.monotonic() - began if with_baselines else 0.0
-    notes, clients = [], pd.DataFrame()
+    notes, clients, positives = [], pd.DataFrame(), pd.DataFrame()
     if model is not None and model.test:
         notes = _on_test(bench, model, base, others, main)
         alone = [arm.name for arm in race.arms if arm.extreme == "nothing"]
         same = runs.index[runs["arm"].isin(alone) & (runs["seed"] == seed)]
         rival = next((models[k] for k in same if k in models), None)
-        rival = None if found.leader in alone else rival
-        clients = _clients(bench, model, base, rival)
+        columns = {"model": model, BASE_RATE: base}
+        if rival is not None and found.leader not in alone:
+            columns["alone"] = rival
+        clients = bench.of_clients(columns)
+        if bench.kind == CLASSIFICATION and len(race.task.data.classes) == 2:
+            positives = bench.positives(model)
     elif found.verdict == NOTHING and base.test:
         told = (f"{one.name} {bench.scores(one)['loss']:.3f}" for one in others)
         notes = [f"Loss on test samples: {', '.join(told)}."]
@@ -110,6 +113,7 @@ def recommend(
             runs.loc[[*by_run]], stands.judged, refused, bench, base, others, main
         ),
         clients=clients,
+        positives=positives,
         notes=tuple(notes),
         cheapest=min(sent, key=sent.__getitem__, default=""),
         recommended={
@@ -228,26 +232,3 @@ def _on_test(
             better = rival.name
     missing = {score: bench.without(score, TEST) for score in (main, "auroc")}
     return compared(scores, main, better, base.name, missing)
-
-
-def _clients(
-    bench: Bench, model: Predictor, base: Predictor, alone: Predictor | None
-) -> pd.DataFrame:
-    """Return each client's test losses: by the model, alone and at the base rate; and whether it loses by sharing."""
-    columns = {"model": model, BASE_RATE: base}
-    if alone is not None:
-        columns["alone"] = alone
-    losses = {name: bench.losses(one, TEST) for name, one in columns.items()}
-    lines = []
-    for client, own in losses["model"].items():
-        line: dict[str, Any] = {"client": client, "train": bench.sizes[client]}
-        line["test"] = len(own)
-        line |= {name: float(each[client].mean()) for name, each in losses.items()}
-        if alone is not None:
-            paired = own - losses["alone"][client]
-            error = math.inf
-            if len(paired) > 1:
-                error = float(paired.std()) / math.sqrt(len(paired))
-            line["loses"] = bool(paired.mean() - Z * error > 0)
-        lines.append(line)
-    return pd.DataFrame(lines)

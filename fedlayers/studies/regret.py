@@ -297,7 +297,7 @@ def regret(
         for cut in range(len(names) + 1)
     ]
     jobs = jobs_of(arms, config, seeds, out / "cuts", command=command)
-    list(assembled(jobs))  # which checks them
+    list(assembled(jobs, announced=set()))  # which checks them
     decided: list[dict[str, Any]] = []
     shown = {"progress": progress, "live": live}
     with open_backend(backend, config.execution.workers, **shown) as place:

@@ -313,11 +313,9 @@ def tune(
             line = {"arm": arm.name, "algorithm": name, "trial": number}
             lines.append({**line, **point})
     tried = pd.DataFrame(lines)
-    jobs = jobs_of(arms, config.with_keys(workers=0), seeds, out / "trials", quiet=True)
+    jobs = jobs_of(arms, config.with_keys(workers=0), seeds, out / "trials")
     tasks: dict[str, Task] = {}
-    for job, task in zip(jobs, assembled(jobs), strict=True):
-        if not tasks:
-            task.announce()
+    for job, task in zip(jobs, assembled(jobs, announced=set()), strict=True):
         tasks[job.arm] = task
     first = tasks[jobs[0].arm]
     shown = {"parallel": True, "progress": progress, "live": live}

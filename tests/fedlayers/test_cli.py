@@ -205,8 +205,6 @@ def test_a_printed_configuration_is_read_again(fedlayers, name):
         ("choose --lr 0.1", "lr", True),
         ("choose", "eval_every", False),
         ("run --plan choose --algorithm fedper", "lr", False),
-        ("study", "rule", False),
-        ("study --rule largest_jump", "rule", True),
         ("tune --algorithms fedprox --search fedprox.lr=0.1,0.2", "lr", False),
         ("compare --tuned tuned.json", "lr", False),
         ("compare", "checkpoint_every", False),
@@ -356,7 +354,6 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
             "--dropout-trace was removed. Use client_dropout",
         ),
         ("run --loss mse", "cross_entropy, focal, player_focal;"),
-        ("compare --select-by test", "must be one of"),
     ],
 )
 def test_a_wrong_word_is_answered_with_one_line_and_nothing_is_written(

@@ -15,7 +15,6 @@ from diagnostics import measure
 from fedlayers.studies.compare import compare, compared_jobs
 from fedlayers.studies.comparison import (
     Comparison,
-    best_rounds,
     display_name,
     gains_of,
     headline,
@@ -89,17 +88,22 @@ def test_table_equals_sums_written_out(draw):
             assert line[key] == pytest.approx(value, abs=1e-12, nan_ok=True), key
 
 
-def test_differences_are_paired_by_seed():
+@pytest.mark.parametrize("score", ["macro_f1", "loss"])
+def test_gains_are_paired_by_seed_and_above_0_if_better(score):
     scores = {"local": [[0.1], [0.5], [0.3]], "playerfl": [[0.2], [0.7], [0.2]]}
-    found = Comparison(frame_of(scores, [5]))
-    line = found.differences("playerfl").iloc[0]
-    half = t.ppf(0.975, 2) * np.std([-0.1, -0.2, 0.1], ddof=1) / math.sqrt(3)
-    mean = -0.2 / 3
+    found = Comparison(frame_of(scores, [5]), score=score)
+    line = found.gains("playerfl").iloc[0]
+    values = found.scores.query("metric == @score").pivot(
+        index="seed", columns="algorithm", values="value"
+    )
+    gain = (values["playerfl"] - values["local"]) * (-1 if score == "loss" else 1)
+    half = t.ppf(0.975, 2) * gain.std() / math.sqrt(3)
     assert (line["algorithm"], line["n"]) == ("local", 3)
-    ends = pytest.approx([mean, mean - half, mean + half])
+    ends = pytest.approx([gain.mean(), gain.mean() - half, gain.mean() + half])
     assert line[["value", "low", "high"]].tolist() == ends
+    assert found.gains("playerfl", ("fedavg",)).empty
     with pytest.raises(UsageError, match="mean 'local'"):
-        found.differences("locl")
+        found.gains("locl")
 
 
 def test_algorithms_are_ranked_by_the_score_that_is_asked_for():
@@ -162,36 +166,22 @@ def test_a_client_without_a_score_in_one_seed_leaves_fairness_and_incentive_open
     assert table.loc["local", "fairness"] == pytest.approx(0.0025)
 
 
-def test_the_best_round_is_one_for_all_clients_of_a_model_and_smoothed():
-    """Validation scores by round; test scores say which round they are of. Round 0 is before any training."""
-    judged = {"a": [9, 0.1, 0.4, 0.7, 0.4, 0.1], "b": [9, 0.5, 0.3, 0.2, 0.2, 0.1]}
-    n_train, found = {"a": 30, "b": 10}, []
-    for client, values in judged.items():
-        run = {"algorithm": "x", "seed": 3, "client": client}
-        run["n_train"] = n_train[client]
-        for done, value in enumerate(values):
-            for model, counted in (("global", done), ("personal", value)):
-                at = {**run, "round": done, "model": model}
-                found.append(rows.row("macro_f1", counted, split="validation", **at))
-                for metric in ("accuracy", "macro_f1", "loss"):
-                    found.append(rows.row(metric, done, split="test", **at))
-    frame = rows.frame(found)
-    means = [(30 * a + 10 * b) / 40 for a, b in zip(*judged.values(), strict=True)]
-    smooth = {done: sum(means[done - 2 : done + 1]) / 3 for done in range(3, 6)}
-    assert max(smooth, key=smooth.__getitem__) == 4
-    best = headline(frame, best=True)
+def test_models_are_scored_at_their_best_round_or_their_last():
+    """Test scores say which round they are of. Only the personal model knows its best one."""
+    found = []
+    for done in range(6):
+        at = {"algorithm": "x", "seed": 3, "client": "a", "n_train": 3, "round": done}
+        for metric in ("accuracy", "macro_f1", "loss"):
+            found.append(rows.row(metric, done, split="test", model="personal", **at))
+    last = headline(rows.frame(found), best=True)
+    assert set(last["round"]) == {5}
+    found.append(rows.row("best_round", 4, **at | {"model": "personal", "client": ""}))
+    best = headline(rows.frame(found), best=True)
     assert set(best["round"]) == {4}
-    assert len(best) == 6
     assert set(best["model"]) == {"personal@best_val"}
-    assert best_rounds(frame).set_index("model")["round"].to_dict() == {
-        "global": 5,
-        "personal": 4,
-    }
-    line = Comparison(frame, best=True)
+    line = Comparison(rows.frame(found), best=True)
     assert line.table["accuracy"].tolist() == [4.0]
     assert "best round" in line.text()
-    with pytest.raises(UsageError, match=r"personal .*x, seed 3"):
-        headline(frame[frame["split"] == "test"], best=True)
 
 
 def test_pretty_table_says_the_numbers():

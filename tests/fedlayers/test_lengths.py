@@ -22,7 +22,6 @@ COMMANDS = {
     "tune": "tune --rounds 1 --algorithms fedavg fedprox --search lr=0.01,0.1 mu=0.1,1",
     "diagnose": "diagnose --null labels clients fresh",
     "study": "study --rounds 2 --seeds 2",
-    "study by a rule": "study --rounds 1 --seeds 2 --rule sensitivity_ratio",
 }
 
 
@@ -40,7 +39,7 @@ def result(printed: str) -> list[str]:
     return lines[max([-1, *progress, *(k - 1 for k in begins)]) + 1 :]
 
 
-SLOW = ("run", "run by a race", "choose", "tune", "study", "study by a rule")
+SLOW = ("run", "run by a race", "choose", "tune", "study")
 
 
 @pytest.mark.parametrize(

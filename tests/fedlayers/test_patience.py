@@ -46,7 +46,3 @@ def test_a_comparison_scores_best_rounds_by_default(tmp_path: Path) -> None:
         assert found.table.set_index("algorithm").loc[
             name, "macro_f1"
         ] == pytest.approx(wanted)
-    last = compare(
-        PATIENT, ["fedavg", "fedbabu"], [0], tmp_path, best=False, progress=False
-    )
-    assert set(last.table["model"]) == {"global", "personal"}
