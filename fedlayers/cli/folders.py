@@ -25,8 +25,8 @@ class Check(Command):
         fedlayers check patients.csv --label-column died
     """
 
-    data: Path
-    """Your table, a folder with tables, or A.csv,B.csv."""
+    data: str
+    """Your table, a folder with tables, or one table for each client."""
     keys: RunConfig
 
     argument: ClassVar[str] = "data"
@@ -40,22 +40,22 @@ class Check(Command):
         path = path_of(self.data)
         if not (frames.is_table(path) or path.suffix.lower() == ".jsonl"):
             raise UsageError(
-                f"DATA must be a table or a folder of tables; got {str(self.data)!r}."
+                f"DATA must be a table or a folder of tables; got {self.data!r}."
             )
 
-        source, faults, settings = tables.find_faults(path, self.keys.data)
-        fault = tables.reported(source, faults, settings, path)
-        if source is None:
-            raise fault if len(faults) > 1 else UsageError(faults[0])
-        if faults:
-            print(*fault.lines, sep="\n")
+        found = tables.find_faults(path, self.keys.data)
+        if found.source is None:
+            raise found if len(found.faults) > 1 else UsageError(found.faults[0])
+        if found.faults:
+            print(*found.lines, sep="\n")
+        source = found.source
         if source.owner is not None:
             try:
                 make(source, "natural")
             except UsageError:
                 print(source.table)
                 raise
-        print(f"This works: fedlayers run {fault.options}")
+        print(f"This works: fedlayers run {found.options}")
         print(source.table)
         if source.owner is None:
             print(

@@ -253,7 +253,7 @@ def _flags(
         parts = (hint, *get_args(hint))
         container: Any = {list, tuple}.intersection(map(get_origin, parts))
         metavar = None
-        if name == "dataset":
+        if name in ("dataset", "data"):
             hint = Annotated[object, _words(_files, "NAME or FILE [FILE ...]")]
         elif name in OPTIONS.values() and not helps:
             hint = Annotated[hint, conf.UseAppendAction]

@@ -10,6 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fl_core.data import spelling
+from fl_core.data.columns import DataFault
 from fl_core.errors import UsageError, listing, warn
 
 Array = NDArray[np.generic]
@@ -68,14 +69,6 @@ def texts_of(cells: Cells | Array) -> pd.Categorical:
     text = cells_of(pd.Series(cells), text=True)
     assert isinstance(text, pd.Categorical)
     return text
-
-
-class MissingError(UsageError):
-    """An error for a missing feature value that nothing fills."""
-
-
-class NotNumberError(UsageError):
-    """An error for a cell that is not a number, in a column of numbers."""
 
 
 def row_of_array(row: int) -> str:
@@ -288,12 +281,16 @@ def texts(values: Array, where: str) -> tuple[str, ...]:
 
 
 def whole_numbers(
-    values: Array, where: str, place: Place = row_of_array, else_: str = ""
+    values: Array,
+    where: str,
+    place: Place = row_of_array,
+    way: str = "",
+    **repair: Any,
 ) -> Integers:
     """Convert integers, booleans, or floats without a fraction to int64 [n].
 
     Args:
-        else_: advice on numbers with a fraction, for the message.
+        way, repair: what to do with numbers with a fraction, and the settings for it.
 
     Raises:
         UsageError: names the first value that is not a whole number.
@@ -310,48 +307,38 @@ def whole_numbers(
             & (numbers == np.round(numbers))
             & (np.abs(numbers) < 2**53)
         )
-        refuse_where(
-            ~whole, values, where, place, "values must be whole numbers", else_
-        )
+        rule = "values must be whole numbers"
+        refuse_where(~whole, values, where, place, rule, way, **repair)
     return values.astype(np.int64)
 
 
 def numbers(
-    cells: Cells, where: str, place: Place = row_of_array, missing: bool = False
+    cells: Cells,
+    where: str,
+    place: Place = row_of_array,
+    form: spelling.NumberFormat = spelling.PLAIN,
 ) -> NDArray[np.float64]:
-    """Convert text to float64 [n]. Numbers stay as they are.
-
-    Args:
-        missing: cells without a value (:data:`fl_core.data.spelling.MISSING`) become NaN.
+    """Convert text to float64 [n], NaN for a cell without a value. Numbers stay as they are.
 
     Raises:
-        MissingError: names the first cell without a value, unless ``missing`` is true.
         UsageError: names the first cell that is not a number.
     """
-    lacking = lacks_value(cells)
-    if lacking.any() and not missing:
-        row = int(np.argmax(lacking))
-        got = "none" if isinstance(cells, np.ndarray) else repr(cells[row])
-        raise MissingError(
-            f"{where}, {place(row)}: the value must not be missing; got {got}"
-        )
     if isinstance(cells, np.ndarray):
         return cells
     words = cells.categories
-    known = np.array([*map(spelling.is_number, words)], dtype=bool)[cells.codes]
-    others = ~(known | lacking)
+    known = np.array([*map(form.fits, words)], dtype=bool)
+    others = ~(known[cells.codes] | lacks_value(cells))
     if others.any():
         row = int(np.argmax(others))
         comma = spelling.is_number(cells[row].replace(",", ".", 1))
-        form = " with a decimal point, not a comma" if comma else ""
-        raise NotNumberError(
-            f"{where}, {place(row)}: the cell must be a number{form}; got {cells[row]!r} "
-            f"({others.sum():,} of {len(cells):,} cells are no numbers)"
+        point = " with a decimal point, not a comma" if comma else ""
+        raise UsageError(
+            f"{where}, {place(row)}: the cell must be a number{point}; got {cells[row]!r} "
+            f"({others.sum():,} of {len(cells):,} cells are no numbers)."
         )
-    values = [
-        spelling.number(word) if spelling.is_number(word) else np.nan for word in words
-    ]
-    return np.array(values)[cells.codes]
+    values = np.full(len(words), np.nan)
+    values[known] = [form.number(word) for word in words[known]]
+    return values[cells.codes]
 
 
 def lacks_value(cells: Cells) -> NDArray[np.bool_]:
@@ -405,7 +392,11 @@ def check_flat(values: Array, where: str) -> None:
             and values.dtype.kind in "buif"
             and bool((np.sort(values)[:, :-1] == 0).all())
         )
-        way = " Write y.argmax(axis=1)." if one_hot and values.shape[1] > 1 else ""
+        way = ""
+        if values.ndim == 2 and values.shape[1] > 1:
+            way = " Train a model for each column, or take task multilabel for labels of 0 and 1."
+            if one_hot:
+                way = " Write y.argmax(axis=1)."
         raise UsageError(
             f"{where}: there must be one value for each sample; got shape {list(values.shape)}.{way}"
         )
@@ -425,12 +416,14 @@ def refuse_where(
     place: Place,
     rule: str,
     way: str = "",
+    **repair: Any,
 ) -> None:
     """Refuse values, and name the first bad one.
 
     Args:
-        bad: whether a value is refused. rule: what values must be. way: what to do, after a blank.
+        bad: whether a value is refused. rule: what values must be. way: what to do. repair: the settings for it.
     """
     if bad.any():
         row = int(np.argmax(bad))
-        raise UsageError(f"{where}, {place(row)}: {rule}; got {values[row]}.{way}")
+        what = f"{where}, {place(row)}: {rule}; got {values[row]}."
+        raise DataFault(what, way, **repair)

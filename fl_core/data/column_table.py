@@ -69,7 +69,10 @@ class ColumnTable(Displayed):
 
     def __str__(self) -> str:
         shown = self.summary()
-        rows = [[_short(str(cell)) for cell in row] for row in shown.rows[:MOST]]
+        rows = [
+            [*(_short(str(cell)) for cell in cells), odd]
+            for *cells, odd in shown.rows[:MOST]
+        ]
         lines = aligned([shown.columns, *rows])
         more = len(shown.rows) - MOST
         if more > 0:

@@ -31,34 +31,27 @@ BETWEEN = ","
 
 
 class DataFault(UsageError):
-    """An error in data that other settings repair.
+    """An error in data that other settings may repair.
 
     Attributes:
-        what: what is wrong. The message adds the options that repair it.
-        faults: several faults with their options, one line each.
-        repair: the settings, by key of :class:`Reading`.
+        what: what is wrong. The message adds what to do.
+        repair: the settings, by key of :class:`Reading`. Empty means that no setting is certain to help.
+        column: the column to leave out if nothing else helps.
     """
 
-    def __init__(self, what: str, options: str, **repair: Any) -> None:
-        super().__init__(f"{what} {options}")
+    def __init__(self, what: str, way: str, column: str = "", **repair: Any) -> None:
+        super().__init__(f"{what} {way}".strip())
         self.what = what
-        self.faults = [str(self)]
         self.repair = repair
+        self.column = column
 
 
 class DataFaults(UsageError):
-    """An error of all faults of a dataset.
+    """An error of several faults, one line each."""
 
-    Attributes:
-        lines: a heading, a line for each fault, and what to do.
-        options: options of the command line that read the data. Empty if there are none.
-    """
-
-    def __init__(self, lines: Sequence[str], options: str = "") -> None:
-        way = [f"These options read it: {options}"] if options else []
-        super().__init__("\n".join([*lines, *way]))
-        self.lines = list(lines)
-        self.options = options
+    def __init__(self, faults: Sequence[UsageError]) -> None:
+        super().__init__("\n".join(map(str, faults)))
+        self.faults = faults
 
 
 @dataclass(frozen=True)
@@ -188,16 +181,27 @@ class Reading:
         """Return the declared names of several labels, or None for the data's own names of classes."""
         return self.labels if self.task == MULTILABEL else None
 
-    def repaired(self, repair: Mapping[str, Any]) -> Reading:
+    def repaired(self, faults: Sequence[UsageError]) -> Reading:
+        """Return the settings that repair faults. Columns without a certain reading are left out at last."""
+        found = self
+        for fault in faults:
+            if isinstance(fault, DataFault):
+                found = found._changed(fault.repair)
+        out = [getattr(fault, "column", "") for fault in faults]
+        if found == self and any(out):
+            found = found._changed({"exclude_columns": list(filter(None, out))})
+        return found
+
+    def _changed(self, settings: Mapping[str, Any]) -> Reading:
         """Return the settings with some others. Names of columns are added to those that are given."""
         keys: dict[str, Any] = {}
-        for key, value in repair.items():
+        for key, value in settings.items():
             if isinstance(value, list):
                 value = list(dict.fromkeys([*(getattr(self, key) or ()), *value]))
             keys[key] = value
         out = keys.get("exclude_columns", ())
-        if out and self.columns is not None:
-            del keys["exclude_columns"]
+        if self.columns is not None:
+            keys.pop("exclude_columns", None)
             keys["columns"] = [name for name in self.columns if name not in out]
         return replace(self, **keys)
 
@@ -288,7 +292,6 @@ CHOSEN = (
     "fill_missing_columns",
 )
 WRITTEN = ("separator", "encoding")
-NUMBERS = ("decimal", "thousands")
 
 
 def first_duplicate(names: Sequence[str]) -> str | None:

@@ -213,7 +213,7 @@ def _own(part: Path, reading: Reading) -> Table:
         try:
             open_table(part, reading)
         except DataFault as fault:
-            reading = reading.repaired(fault.repair)
+            reading = reading.repaired([fault])
             warn(f"{part} is read with {Reading(**fault.repair).options}")
     return open_table(part, reading)
 

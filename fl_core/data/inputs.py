@@ -25,7 +25,6 @@ from fl_core.data import (
 )
 from fl_core.data.arrays import Array
 from fl_core.data.columns import (
-    NUMBERS,
     PLAIN,
     READING,
     TABLES,
@@ -201,12 +200,11 @@ class Inputs:
         try:
             return self._samples_of(new, ids)
         except DataFault as fault:
-            signs = {
-                key: repr(getattr(self.reading, key)) for key in (*WRITTEN, *NUMBERS)
-            }
+            written = (*WRITTEN, "decimal", "thousands")
+            signs = {key: getattr(self.reading, key) for key in written}
+            some = [f"{key} {sign!r}" for key, sign in signs.items() if sign]
             raise UsageError(
-                f"{fault.what} Write new samples as training samples were: "
-                f"{listing(map(' '.join, signs.items()))}."
+                f"{fault.what} Write new samples as training samples were: {listing(some)}."
             ) from fault
 
     def _samples_of(self, new: Any, ids: Sequence[str] | None) -> Samples:
@@ -303,11 +301,10 @@ class Inputs:
         for name in names:
             where = f"{path}, column {name!r}"
             cells = columns.get(name, np.full(len(columns[there[0]]), np.nan))
-            cells = tables.typed(where, name, cells, place, how)
             if name in self._words:
                 made.append(preprocessing.codes(cells, self._words[name]))
             else:
-                made.append(tables.numbers_of(where, name, cells, place, True))
+                made.append(tables.numbers_of(where, name, cells, place, how))
         cells_of = read(named, named)[0] if named else {}
         found = self._arrays(np.column_stack(made), str(path), place)
         return found._replace(ids={name: tuple(cells_of[name]) for name in named})

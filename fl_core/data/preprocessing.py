@@ -13,7 +13,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fl_core.bounds import NUMBER, validate
-from fl_core.data import spelling
 from fl_core.data.arrays import Array, Cells, Place, row_of_array, texts_of
 from fl_core.data.columns import DataFault
 from fl_core.errors import UsageError, check_known, listing
@@ -27,14 +26,6 @@ FEW = 10
 
 Categories = tuple[tuple[str, ...], ...]
 """The words of each column. A column of numbers has none."""
-
-
-def holds_words(cells: Cells) -> bool:
-    """Return whether a column has a word and no number; empty cells are neither."""
-    if isinstance(cells, np.ndarray):
-        return False
-    values = [word for word in cells.categories if not spelling.is_missing(word)]
-    return bool(values) and not any(map(spelling.is_number, values))
 
 
 def words_of(where: str, name: str, cells: Cells) -> tuple[str, ...]:
@@ -212,7 +203,7 @@ class Preprocessing:
         """Return what is odd about columns of new rows [n, d], next to the training samples, and in which rows.
 
         More than :data:`ODD` of a column are words that were not seen, or lie outside of [q1 - 3 w, q99 + 3 w], where
-        q1 and q99 are the quantiles of the training samples and w is their distance.
+        q1 and q99 are the quantiles of the training samples and w is their distance. Or all values are missing.
         """
         found = {}
         for k, values in enumerate(x.T):
@@ -234,6 +225,9 @@ class Preprocessing:
             share = odd.sum() / max(known, 1)
             if share > ODD:
                 found[name] = f"{share:.0%} of the values are {what}", odd
+            lacking = values == words.index("") if "" in words else np.isnan(values)
+            if lacking.all() and (words or self.fill):
+                found[name] = "no row has a value, so all are filled", lacking
         return found
 
     def to_json(self) -> dict[str, Any]:

@@ -61,12 +61,18 @@ def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
         reading.check_unasked("a DataFrame is no text file", *WRITTEN)
         return tables.read_or_report(data, reading, NAME)
     by_client = isinstance(data, Mapping) and not is_batch(data)
-    listed = isinstance(data, list) and len(data) != 2  # two may be a pair (x, y)
-    several = data.values() if by_client else data if listed else ()
-    if several and all(isinstance(each, pd.DataFrame) for each in several):
+    listed = isinstance(data, list | tuple)
+    parts = tuple(data.values() if by_client else data if listed else ())
+    kinds = (tuple, Dataset, DataLoader)
+    if parts and all(isinstance(each, pd.DataFrame) for each in parts):
         raise UsageError(
-            f"data must be one DataFrame with a column of clients; got {len(several)} DataFrames. Join them: "
+            f"data must be one DataFrame with a column of clients; got {len(parts)} DataFrames. Join them: "
             "pd.concat({client: frame, ...}, names=['client']).reset_index('client')."
+        )
+    if listed and (len(parts) != 2 or all(isinstance(each, kinds) for each in parts)):
+        raise UsageError(
+            f"data must be one pair (x, y), or {{client: (x, y)}}; got {len(parts)} parts without names. "
+            "Name the clients: {'client_0': (x, y), ...}."
         )
     if not isinstance(data, (str, Path)):
         files.check_plain("data= without a DataFrame", reading)
@@ -188,7 +194,7 @@ def source_from_pair(x: Any, y: Any, **keys: Any) -> Source:
     Raises:
         UsageError: names the first bad row.
     """
-    return _joined({keys.get("name", NAME): (x, y)}, **keys)[0]
+    return _joined({"data": (x, y)}, **keys)[0]
 
 
 def _joined(

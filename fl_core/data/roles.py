@@ -53,6 +53,8 @@ _LIKELY = {
     "status result response readmitted grade stage num y",
     "client_column": "client hospital site center centre clinic ward institution icu unit practice region country "
     "state city user writer group facility location",
+    "time_column": "time duration followup futime tte",
+    "event_column": "event died death dead censored",
     "text_column": "text note notes report sentence comment message tweet",
 }
 """Words in the names of columns that often have a role."""
@@ -85,6 +87,14 @@ def by_name(role: str, header: Sequence[str]) -> list[str]:
     return [
         name for word in _LIKELY[role].split() for name in header if word in words[name]
     ]
+
+
+def survival_columns(header: Sequence[str]) -> tuple[str, str]:
+    """Return the columns of a time and of the event at its end, by their names. An empty text means none."""
+    time, event = (
+        [*by_name(role, header), ""] for role in ("time_column", "event_column")
+    )
+    return time[0], event[0]
 
 
 ROWS = 20
@@ -123,7 +133,7 @@ def is_identifier(name: str, cells: Cells, owner: Integers | None = None) -> boo
         if not (np.isfinite(cells) & (cells == np.round(cells))).all():
             return False
         if not is_named_as_identifier(name):
-            return is_named_as_number(name) and counts_rows(cells)
+            return is_named_as_number(name) and counts_rows(cells, sorts=False)
         values, code = np.unique(cells, return_inverse=True)
     else:
         cells = cells.remove_unused_categories()
@@ -136,6 +146,11 @@ def is_identifier(name: str, cells: Cells, owner: Integers | None = None) -> boo
         return False
     many = len(cells) >= FEW * len(np.unique(owner))
     return many and len(np.unique(owner * len(values) + code)) == len(cells)
+
+
+def names_rows(name: str) -> bool:
+    """Return whether a column may number rows, by its name."""
+    return is_named_as_identifier(name) or is_named_as_number(name)
 
 
 def is_named_as_identifier(name: str) -> bool:
@@ -170,14 +185,18 @@ def _words(name: str) -> list[str]:
     return [word.lower() for word in _WORDS.findall(name) if not word.isdigit()]
 
 
-def counts_rows(values: NDArray[np.float64]) -> bool:
-    """Return whether numbers [n] are a count of the rows: sorted, or whole without large gaps, and hardly repeated."""
+def counts_rows(values: NDArray[np.float64], sorts: bool = True) -> bool:
+    """Return whether numbers [n] count the rows: hardly repeated, and whole without large gaps, or sorted.
+
+    Args:
+        sorts: whether it is enough that they are sorted. A table may also be sorted by a feature, such as a zip code.
+    """
     if len(values) < LEAST or not np.isfinite(values).all():
         return False
     for part in (values[: 10 * LEAST], values):  # most columns end at the first rows
         steps = np.diff(part)
-        sorts = (steps >= 0).all() or (steps <= 0).all()
+        ordered = sorts and ((steps >= 0).all() or (steps <= 0).all())
         counts = (part % 1 == 0).all() and np.ptp(part) < 1.5 * len(values)
-        if not (sorts or counts) or len(np.unique(part)) < DISTINCT * len(part):
+        if not (ordered or counts) or len(np.unique(part)) < DISTINCT * len(part):
             return False
     return True

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
 """Contents of a cell without a value, in small letters, for features and labels alike."""
@@ -22,10 +22,6 @@ DIFFERENT = 6
 MINUS = "\u2212"
 """The minus sign of Unicode, which is read like the hyphen."""
 
-_NUMBER = re.compile(
-    r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[+-]?inf(?:inity)?|nan",
-    re.IGNORECASE,
-)
 _AFFIXED = re.compile(
     r"(?P<before>[^\w\s.,+-]*)\s*[+-]?(?P<number>[0-9][0-9.,]*)\s*(?P<after>[^\W\d]*|[^\w\s]*|[^\d\s.,+-]+)"
 )
@@ -38,20 +34,6 @@ _DATE = re.compile(
 def is_missing(cell: str) -> bool:
     """Return whether a cell has no value."""
     return cell.strip().lower() in MISSING
-
-
-def is_number(cell: str) -> bool:
-    """Return whether a cell is a number: digits with an optional sign, point and exponent, and nothing else.
-
-    >>> [is_number(cell) for cell in ("-1.5e3", "10_20", "1,5", "\u22127")]
-    [True, False, False, True]
-    """
-    return _NUMBER.fullmatch(cell.strip().replace(MINUS, "-")) is not None
-
-
-def number(cell: str) -> float:
-    """Return the number of a cell for which :func:`is_number` holds."""
-    return float(cell.replace(MINUS, "-"))
 
 
 def name(text: str) -> str:
@@ -76,8 +58,8 @@ def double_spelling(words: Iterable[str]) -> tuple[str, str] | None:
     """Return two different words that are one number, such as 007 and 7, or None."""
     seen: dict[float, str] = {}
     for word in words:
-        if is_number(word) and seen.setdefault(number(word), word) != word:
-            return seen[number(word)], word
+        if is_number(word) and seen.setdefault(PLAIN.number(word), word) != word:
+            return seen[PLAIN.number(word)], word
     return None
 
 
@@ -97,8 +79,9 @@ def alike(words: Iterable[str]) -> list[list[str]]:
 class NumberFormat:
     """The signs in numbers: a decimal sign, and one between groups of three digits.
 
-    >>> NumberFormat(",", ".").plain(["1.250,5", "-3", "12.5"])
-    ['1250.5', '-3', '12.5']
+    >>> form = NumberFormat(",", ".")
+    >>> [form.fits(cell) for cell in ("1.250,5", "-3", "12.5", "1.25")], form.number("1.250,5")
+    ([True, True, False, False], 1250.5)
 
     Attributes:
         decimal: ``.`` or ``,``.
@@ -110,32 +93,51 @@ class NumberFormat:
 
     @cached_property
     def _form(self) -> re.Pattern[str]:
-        whole = r"[0-9]+"
+        decimal, whole = re.escape(self.decimal), "[0-9]+"
         if self.thousands:
-            whole = (
-                rf"(?:[0-9]{{1,3}}(?:{re.escape(self.thousands)}[0-9]{{3}})+|[0-9]+)"
-            )
-        return re.compile(
-            rf"[+{MINUS}-]?{whole}(?:{re.escape(self.decimal)}[0-9]*)?(?:[eE][+-]?[0-9]+)?"
-        )
+            groups = f"(?:{re.escape(self.thousands)}[0-9]{{3}})+"
+            whole = f"(?:[0-9]{{1,3}}{groups}|{whole})"
+        digits = f"(?:{whole}(?:{decimal}[0-9]*)?|{decimal}[0-9]+)"
+        number = f"{digits}(?:e[+{MINUS}-]?[0-9]+)?|inf(?:inity)?"
+        return re.compile(f"[+{MINUS}-]?(?:{number})|nan", re.IGNORECASE)
 
     def fits(self, cell: str) -> bool:
         """Return whether a cell is a number with these signs and no others."""
         return self._form.fullmatch(cell.strip()) is not None
 
-    def plain(self, cells: Sequence[str]) -> list[str]:
-        """Return the cells with their numbers as :func:`is_number` takes them. Other cells stay as they are."""
-        found = []
-        for cell in cells:
-            if self != NumberFormat() and self.fits(cell):
-                digits = cell.replace(self.thousands, "") if self.thousands else cell
-                cell = digits.replace(self.decimal, ".")
-            found.append(cell)
-        return found
+    def number(self, cell: str) -> float:
+        """Return the number of a cell that fits."""
+        cell = cell.replace(MINUS, "-")
+        if self.thousands:
+            cell = cell.replace(self.thousands, "")
+        return float(cell.replace(self.decimal, "."))
 
 
-Suspicion = tuple[str, str, dict[str, Any]]
-"""What words are, what to do, and settings that read them."""
+PLAIN = NumberFormat()
+"""Digits with an optional sign, point and exponent, and nothing else."""
+
+
+def is_number(cell: str) -> bool:
+    """Return whether a cell is a plain number.
+
+    >>> [is_number(cell) for cell in ("-1.5e3", "10_20", "1,5", "\u22127")]
+    [True, False, False, True]
+    """
+    return PLAIN.fits(cell)
+
+
+def format_of(cells: Iterable[str], given: NumberFormat) -> NumberFormat | None:
+    """Return the format that reads all cells with a value: the given one, or plain numbers. None means neither."""
+    words = [cell for cell in cells if not is_missing(cell)]
+    return next((form for form in (given, PLAIN) if all(map(form.fits, words))), None)
+
+
+class Suspicion(NamedTuple):
+    """What words are, what to do, and settings that read them."""
+
+    what: str
+    way: str
+    repair: dict[str, Any]
 
 
 def suspicion(cells: Iterable[str], column: str) -> Suspicion | None:
@@ -147,12 +149,10 @@ def suspicion(cells: Iterable[str], column: str) -> Suspicion | None:
     Returns None if nothing is suspicious.
     """
     distinct = {cell.strip() for cell in cells if not is_missing(cell)}
-    if all(map(is_number, distinct)):
-        return None
     most = max(len(distinct) / 2, DIFFERENT - 1)
     if sum(1 for word in distinct if _DATE.fullmatch(word)) > most:
         way = f"Read them as numbers: --date-columns {shlex.quote(column)}"
-        return "dates or times", way, {"date_columns": [column]}
+        return Suspicion("dates or times", way, {"date_columns": [column]})
     found = [match for match in map(_AFFIXED.fullmatch, distinct) if match]
     affixes = Counter((match["before"], match["after"]) for match in found)
     for affix, count in affixes.most_common(1):
@@ -164,7 +164,8 @@ def suspicion(cells: Iterable[str], column: str) -> Suspicion | None:
             readable = not any(plain) or bool(_formats(numbers))
             return signs(numbers) if readable and not all(plain) else None
         what = f"numbers with {''.join(affix)!r}"
-        return what, "Write the numbers alone", {"exclude_columns": [column]}
+        way = "Write the numbers alone"
+        return Suspicion(what, way, {"exclude_columns": [column]})
     return None
 
 
@@ -183,7 +184,7 @@ def signs(words: Collection[str]) -> Suspicion:
     """
     fits, what = _formats(words), "numbers with commas"
     if not fits:
-        return what, "Write them with a decimal point", {}
+        return Suspicion(what, "Write them with a decimal point", {})
     ways = []
     for form in fits:
         decimal = "--decimal ," if form.decimal == "," else ""
@@ -191,7 +192,7 @@ def signs(words: Collection[str]) -> Suspicion:
         ways.append(f"{decimal} {thousands}".strip())
     repair = {"decimal": fits[0].decimal, "thousands": fits[0].thousands or None}
     way = f"Read them with {' or '.join(ways)}"
-    return what, way, repair if len(fits) == 1 else {}
+    return Suspicion(what, way, repair if len(fits) == 1 else {})
 
 
 def is_title(first: Sequence[str], second: Sequence[str]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from fl_core.data import (
     arrays,
@@ -25,6 +26,7 @@ from fl_core.data import (
 )
 from fl_core.data.arrays import Array, Cells
 from fl_core.data.columns import (
+    BETWEEN,
     PLAIN,
     READING,
     DataFault,
@@ -34,7 +36,10 @@ from fl_core.data.columns import (
 )
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing, plural, warn
-from fl_core.rows import CLASSIFICATION
+from fl_core.rows import CLASSIFICATION, REGRESSION, SURVIVAL
+
+FEW = 10
+"""The number of classes that are few, even if most of them have one sample."""
 
 
 def read_table(
@@ -54,31 +59,30 @@ def read_table(
             numbers. The message names line and column.
     """
     path, header, read = frames.open_table(source, reading)
-    called = name or str(path)
-    names = feature_columns(path, header, reading)
-    client, text_column = reading.client_column, reading.text_column
     taken = roles_of(path, header, reading)
-    used = [*taken, *(names or ())]
-    aside = [
-        name
-        for name in header
-        if name not in used and roles.is_named_as_identifier(name)
-    ]
-    columns, place = read([*used, *aside], [*taken, *(reading.word_columns or ())])
+    names = feature_columns(path, header, reading)
+    unused = [name for name in header if name not in (*taken, *(names or ()))]
+    aside = [name for name in unused if roles.names_rows(name)]
+    columns, place = read(
+        [*taken, *(names or ()), *aside], [*taken, *(reading.word_columns or ())]
+    )
     if reading.drop_missing_labels:
         columns, place = drop_missing_labels(path, columns, place, reading.labels)
-    source = Source(called, np.empty((0, 0)), np.empty(0), ())
-    faults: list[DataFault] = []
+    source = Source(name or str(path), np.empty((0, 0)), np.empty(0), ())
+    faults: list[UsageError] = []
     with _collected(faults):
-        y, classes = _answers(path, columns, place, reading)
+        y, classes = _answers(path, header, columns, place, reading)
         source = replace(source, y=y, classes=classes)
-    if client in columns:
-        where = f"{path}, column {client!r}"
-        owner, clients = arrays.owners(columns[client], where, place=place)
-        source = replace(source, owner=owner, owner_names=clients)
-    if reading.group_column:
-        groups = _groups(path, columns, place, reading, source.owner)
-        source = replace(source, groups=groups)
+    client = reading.client_column
+    with _collected(faults):
+        if client in columns:
+            where = f"{path}, column {client!r}"
+            owner, clients = arrays.owners(columns[client], where, place=place)
+            source = replace(source, owner=owner, owner_names=clients)
+    with _collected(faults):
+        if reading.group_column:
+            groups = _groups(path, columns, place, reading, source.owner)
+            source = replace(source, groups=groups)
     odd = {}
     for name in aside:
         cells = columns.pop(name)
@@ -91,150 +95,146 @@ def read_table(
                     f"Keep them together: --group-column {shlex.quote(name)}"
                 )
     if names is None:
+        with _collected(faults):
+            texts: list[str] = list(columns[reading.text_column])
+            text.check(texts, f"{path}, column {reading.text_column!r}", place)
         _refuse(faults)
-        texts: list[str] = list(columns[text_column])
-        text.check(texts, f"{path}, column {text_column!r}", place)
         text.warn_of_losses(texts, str(path))
         codes, vocabulary = text.encode(texts)
         seen = column_table.describe(header, columns, taken, {}, (), odd)
         return replace(source, x=codes, words=vocabulary, table=seen)
-    ids = [] if reading.keep_ids else names
-    ids = [n for n in ids if roles.is_identifier(n, columns[n], source.owner)]
-    found = {name: columns[name] for name in ids}
-    faults += _identifiers(path, found, source.owner, reading)
-    features = {name: columns.pop(name) for name in names if name not in ids}
-    lacking = _lacking(path, features, source, reading)
+    features = {name: columns[name] for name in names}
+    if not reading.keep_ids:
+        ids = _identifiers(path, features, source.owner, reading)
+        faults += ids.values()
+        features = {name: features[name] for name in names if name not in ids}
+    lacking: dict[str, str] = {}
+    with _collected(faults):
+        lacking = _lacking(path, features, source, reading)
     odd |= lacking
-    if not reading.fill_missing_columns:
-        features = {name: features[name] for name in features if name not in lacking}
     words: dict[str, tuple[str, ...]] = {}
-    made: list[Array] = []
+    made: dict[str, Array] = {}
     for name, cells in features.items():
+        if name in lacking and not reading.fill_missing_columns:
+            del columns[name]
+            continue
         where = f"{path}, column {name!r}"
         with _collected(faults):
-            read_as = typed(where, name, cells, place, reading)
-            kept = name in (reading.word_columns or ())
-            if not kept:
-                _check_spelling(where, name, read_as)
-            if kept or preprocessing.holds_words(read_as):
-                words[name] = preprocessing.words_of(where, name, read_as)
-                made.append(preprocessing.codes(read_as, words[name]))
-            else:
-                missing = reading.may_be_missing
-                read_as = numbers_of(where, name, read_as, place, missing)
-                made.append(read_as)
-            dated = name in (reading.date_columns or ())
-            columns[name] = cells if dated else read_as
-    _refuse(faults, names)
+            if holds_words(where, name, cells, reading):
+                words[name] = preprocessing.words_of(where, name, cells)
+                made[name] = preprocessing.codes(cells, words[name])
+                continue
+            made[name] = numbers_of(where, name, cells, place, reading)
+            _check_filled(where, name, made[name], place, reading)
+            if name not in (reading.date_columns or ()):
+                columns[name] = made[name]
+    _refuse(faults)
     dates = reading.date_columns or ()
     return replace(
         source,
-        x=np.column_stack(made),
-        columns=tuple(features),
-        categories=tuple(words.get(name, ()) for name in features) if words else (),
+        x=np.column_stack(list(made.values())),
+        columns=tuple(made),
+        categories=tuple(words.get(name, ()) for name in made) if words else (),
         table=column_table.describe(header, columns, taken, words, dates, odd),
     )
 
 
 @contextmanager
-def _collected(faults: list[DataFault]) -> Iterator[None]:
-    """Append a fault to others, instead of raising it."""
+def _collected(faults: list[UsageError]) -> Iterator[None]:
+    """Append an error to others, instead of raising it."""
     try:
         yield
-    except DataFault as fault:
+    except UsageError as fault:
         faults.append(fault)
 
 
-def find_faults(
-    source: Path | pd.DataFrame, reading: Reading, name: str = ""
-) -> tuple[Source | None, list[str], Reading]:
-    """Read a table, each time with the settings that the last faults ask for.
+def _refuse(faults: Sequence[UsageError]) -> None:
+    """Raise one fault, or several together."""
+    if faults:
+        raise faults[0] if len(faults) == 1 else DataFaults(faults)
 
-    Returns:
-        The data, or None if settings do not help; all faults, one line each; and the last settings.
+
+class Findings(UsageError):
+    """All faults of a table, one line each, and the settings that read it.
+
+    Attributes:
+        source: the data, or None if no settings read them.
+        faults: one line each.
+        reading: the last settings that were tried.
+        lines: a heading, the faults, and what to do if settings do not help.
+        options: of the command line, if settings help.
     """
-    faults: list[str] = []
-    tried = [reading]
+
+    def __init__(
+        self,
+        data: Path | pd.DataFrame,
+        source: Source | None,
+        faults: list[str],
+        left: int,
+        reading: Reading,
+    ) -> None:
+        in_memory = isinstance(data, pd.DataFrame)
+        count = plural(len(faults), "fault")
+        self.source, self.faults, self.reading = source, faults, reading
+        self.lines = [
+            f"{'data' if in_memory else data} must be read with other settings; got {count}:",
+            *(f"  {number}. {fault}" for number, fault in enumerate(faults, 1)),
+        ]
+        self.options = way = ""
+        if source is None:
+            last = f"the last {left}" if left > 1 else "the last one"
+            self.lines.append(
+                f"Correct or decide {last}: no setting is certain to repair it."
+            )
+        elif in_memory:
+            keys = [key for key in READING if getattr(reading, key) != getattr(Reading, key)]  # fmt: skip
+            given = ", ".join(f"{key}={getattr(reading, key)!r}" for key in keys)
+            self.lines.append(f"With these settings it can be read: {given}")
+        else:
+            files = " ".join(map(shlex.quote, str(data).split(BETWEEN)))
+            self.options = f"--dataset {files} {reading.options}".strip()
+            way = f"\nThese options read it: {self.options}"
+        super().__init__("\n".join(self.lines) + way)
+
+
+def find_faults(
+    data: Path | pd.DataFrame, reading: Reading, name: str = ""
+) -> Findings:
+    """Read a table, each time with the settings that the last faults ask for."""
+    found: list[str] = []
+    tried: list[Reading] = []
     while True:
+        tried.append(reading)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)
-                return read_table(source, reading, name), faults, reading
-        except DataFault as fault:
-            faults = list(dict.fromkeys([*faults, *fault.faults]))
-            better = reading.repaired(fault.repair)
-            if better in tried:
-                return None, faults, reading
-            reading = better
-            tried.append(reading)
+                source = read_table(data, reading, name)
+                return Findings(data, source, found, 0, reading)
         except UsageError as error:
-            return None, [*faults, str(error)], reading
+            faults = error.faults if isinstance(error, DataFaults) else [error]
+        last = list(map(str, faults))
+        found = [*(fault for fault in found if fault not in last), *last]
+        better = reading.repaired(faults)
+        if better in tried:
+            return Findings(data, None, found, len(last), reading)
+        reading = better
 
 
 def read_or_report(
-    source: Path | pd.DataFrame, reading: Reading, name: str = ""
+    data: Path | pd.DataFrame, reading: Reading, name: str = ""
 ) -> Source:
     """Read a table (:func:`read_table`), or refuse it with all its faults and the settings that read it.
 
     Raises:
-        UsageError: the only fault, or a line for each and one for the command.
+        UsageError: the only fault, or :class:`Findings`.
     """
     try:
-        return read_table(source, reading, name)
-    except DataFault as first:
-        found, faults, settings = find_faults(source, reading, name)
-        if len(faults) == 1:
+        return read_table(data, reading, name)
+    except UsageError as first:
+        found = find_faults(data, reading, name)
+        if len(found.faults) == 1:
             raise
-        raise reported(found, faults, settings, source) from first
-
-
-def reported(
-    found: Source | None,
-    faults: Sequence[str],
-    settings: Reading,
-    source: Path | pd.DataFrame,
-) -> DataFaults:
-    """Return the error of all faults (:func:`find_faults`), with the settings that read the table."""
-    table = isinstance(source, pd.DataFrame)
-    where = "data" if table else source
-    count = plural(len(faults), "fault")
-    lines = [f"{where} must be read with other settings; got {count}:"]
-    lines += [f"  {number}. {fault}" for number, fault in enumerate(faults, 1)]
-    if found is None:
-        lines.append(
-            "Correct or decide the last one first: no setting is certain to read it."
-        )
-        return DataFaults(lines)
-    if table:
-        keys = [key for key in READING if getattr(settings, key) != getattr(Reading, key)]  # fmt: skip
-        given = ", ".join(f"{key}={getattr(settings, key)!r}" for key in keys)
-        return DataFaults([*lines, f"With these settings it can be read: {given}"])
-    dataset = " ".join(map(shlex.quote, str(source).split(",")))
-    return DataFaults(lines, f"--dataset {dataset} {settings.options}".strip())
-
-
-def _refuse(faults: Sequence[DataFault], names: Sequence[str] = ()) -> None:
-    """Raise one error of several faults, with all their settings.
-
-    Raises:
-        UsageError: the settings leave none of the features ``names``.
-    """
-    if not faults:
-        return
-    settings = PLAIN
-    for fault in faults:
-        settings = settings.repaired(fault.repair)
-    keys = {key for fault in faults for key in fault.repair}
-    repair = {key: getattr(settings, key) for key in keys}
-    lines = [str(fault) for fault in faults]
-    gone = {*repair.get("exclude_columns", ()), repair.get("group_column")}
-    if names and {*names} <= gone:
-        raise UsageError(f"{' '.join(lines)} No feature is left then: add a column.")
-    if len(faults) == 1:
-        raise faults[0]
-    joined = DataFault(" ".join(lines[:-1]), lines[-1], **repair)
-    joined.faults = lines
-    raise joined
+        raise found from first
 
 
 def _repeats(cells: Cells, owner: arrays.Integers | None) -> bool:
@@ -246,31 +246,32 @@ def _repeats(cells: Cells, owner: arrays.Integers | None) -> bool:
 
 def _identifiers(
     path: Path,
-    ids: Mapping[str, Cells],
+    columns: Mapping[str, Cells],
     owner: arrays.Integers | None,
     reading: Reading,
-) -> list[DataFault]:
+) -> dict[str, DataFault]:
     """Return the faults of columns that number the samples, or what several of them belong to."""
-    faults, group = [], reading.group_column
-    for name, cells in ids.items():
+    faults: dict[str, DataFault] = {}
+    group = reading.group_column
+    for name, cells in columns.items():
+        if not roles.is_identifier(name, cells, owner):
+            continue
         given, out = shlex.quote(name), [*(reading.exclude_columns or ()), name]
         repair: dict[str, Any] = {"exclude_columns": [name]}
         option = f"--exclude-columns {' '.join(map(shlex.quote, out))}"
         way = f"Leave it out: {option}"
         whole = not arrays.lacks_value(cells).any()
-        if _repeats(cells, owner) and whole and not group:
+        if whole and not group and _repeats(cells, owner):
             group, repair = name, {"group_column": name}
             way = (
                 f"Keep its rows in one split: --group-column {given}. Or leave it out: {option}; "
                 "its rows may then lie in training and test alike"
             )
-        faults.append(
-            DataFault(
-                f"{path}: features must say something about a new sample; got {name!r}, named and filled like an "
-                "identifier.",
-                f"{way} (or allow it: --keep-ids).",
-                **repair,
-            )
+        faults[name] = DataFault(
+            f"{path}: features must say something about a new sample; got {name!r}, named and filled like an "
+            "identifier.",
+            f"{way} (or allow it: --keep-ids).",
+            **repair,
         )
     return faults
 
@@ -303,82 +304,147 @@ def _lacking(
     return found
 
 
-def _check_spelling(where: str, name: str, cells: Cells) -> None:
-    """Check a column's words.
+def holds_words(where: str, name: str, cells: Cells, reading: Reading) -> bool:
+    """Return whether a column of features holds words: some, and no number.
 
     Raises:
-        DataFault: they are numbers or dates in another spelling.
+        DataFault: the words are numbers or dates in another spelling.
     """
-    if isinstance(cells, np.ndarray):
+    if isinstance(cells, np.ndarray) or name in (reading.date_columns or ()):
+        return False
+    if name in (reading.word_columns or ()):
+        return True
+    if spelling.format_of(cells.categories, reading.numbers):
+        return False
+    _check_spelling(where, cells, name)
+    return not any(map(spelling.is_number, cells.categories))
+
+
+def _check_spelling(where: str, cells: pd.Categorical, feature: str = "") -> None:
+    """Check that words are no numbers or dates in another spelling (:func:`fl_core.data.spelling.suspicion`).
+
+    Args:
+        feature: the column's name if it is a feature. A label cannot be left out.
+    """
+    found = spelling.suspicion(cells.categories, feature)
+    if not found:
         return
-    found = spelling.suspicion(cells.categories, name)
-    if found:
-        raise _misspelt(where, name, cells.categories, *found)
+    way, repair = f"{found.way}.", found.repair
+    if feature:
+        way += f" Or keep the words: --word-columns {shlex.quote(feature)}."
+    elif {"date_columns", "exclude_columns"} & repair.keys():
+        way, repair = "Write the numbers alone.", {}
+    some = listing(map(repr, sorted(cells.categories)), 3)
+    rule = f"{where} must hold numbers or words; got {some}, {found.what}."
+    raise DataFault(rule, way, feature, **repair)
 
 
-def _misspelt(
-    where: str,
-    name: str,
-    words: Iterable[str],
-    what: str,
-    way: str,
-    repair: Mapping[str, Any],
-) -> DataFault:
-    """Return the fault of numbers or dates in another spelling (:func:`fl_core.data.spelling.suspicion`)."""
-    some = listing(map(repr, sorted(words)), 3)
-    return DataFault(
-        f"{where} must hold numbers or words; got {some}, {what}.",
-        f"{way}. Or keep the words: --word-columns {shlex.quote(name)}.",
+def numbers_of(
+    where: str, name: str, cells: Cells, place: arrays.Place, reading: Reading
+) -> Array:
+    """Return a column of numbers or dates as float64 [n]. A missing value is NaN.
+
+    Raises:
+        DataFault: a value is no finite number.
+    """
+    try:
+        if name in (reading.date_columns or ()) and not isinstance(cells, np.ndarray):
+            values = arrays.dates(cells, where, place)
+        else:
+            values = _plain_numbers(where, cells, place, reading)
+        return arrays.features(values[:, None], where, place, missing=True)[:, 0]
+    except UsageError as error:
+        way = f"Correct it in the file, or leave the column out: --exclude-columns {shlex.quote(name)}."
+        raise DataFault(str(error), way, exclude_columns=[name]) from error
+
+
+def _check_filled(
+    where: str, name: str, values: Array, place: arrays.Place, reading: Reading
+) -> None:
+    """Check that no number is missing, or that it will be filled."""
+    lacking = np.isnan(values)
+    if reading.may_be_missing or not lacking.any():
+        return
+    leave = f"eave the column out: --exclude-columns {shlex.quote(name)}."
+    way = f"L{leave}"
+    repair: dict[str, Any] = {"exclude_columns": [name]}
+    if not lacking.all():
+        fill = "Fill empty cells with --impute mean, median or most_frequent."
+        way, repair = f"{fill} Or l{leave}", {"impute": "median"}
+    row = int(np.argmax(lacking))
+    raise DataFault(
+        f"{where}, {place(row)}: the value must not be missing; got none "
+        f"({lacking.sum():,} of {len(lacking):,} cells have none).",
+        way,
         **repair,
     )
 
 
-def numbers_of(
-    where: str, name: str, cells: Cells, place: arrays.Place, missing: bool
-) -> Array:
-    """Return a column of numbers as float64 [n].
-
-    Args:
-        missing: whether a cell may have no value. It is then NaN.
-
-    Raises:
-        DataFault: a value is missing, or no finite number.
-    """
-    out = {"exclude_columns": [name]}
-    try:
-        values = arrays.numbers(cells, where, place, missing)
-    except arrays.MissingError as error:
-        empty = arrays.lacks_value(cells).all()
-        raise DataFault(
-            f"{error}.",
-            "Fill empty cells with --impute mean, median or most_frequent. "
-            f"Or leave the column out: --exclude-columns {shlex.quote(name)}.",
-            **(out if empty else {"impute": "median"}),
-        ) from error
-    except arrays.NotNumberError as error:
-        raise DataFault(
-            f"{error}.",
-            "Correct them in the file, "
-            f"or leave the column out: --exclude-columns {shlex.quote(name)}.",
-            **out,
-        ) from error
-    return arrays.features(values[:, None], where, place, missing)[:, 0]
+def _plain_numbers(
+    where: str, cells: Cells, place: arrays.Place, reading: Reading
+) -> NDArray[np.float64]:
+    """Return numbers in the spelling that is given, or with a decimal point."""
+    if isinstance(cells, np.ndarray):
+        return cells
+    form = spelling.format_of(cells.categories, reading.numbers)
+    return arrays.numbers(cells, where, place, form or spelling.PLAIN)
 
 
 def _answers(
-    path: Path, columns: Mapping[str, Cells], place: arrays.Place, reading: Reading
+    path: Path,
+    header: Sequence[str],
+    columns: Mapping[str, Cells],
+    place: arrays.Place,
+    reading: Reading,
 ) -> tuple[Array, tuple[str, ...]]:
     """Return the targets in a table's label columns, with the names of classes (:func:`targets.answers`)."""
-    where = f"{path}, column {reading.label_column!r}"
     answers: list[Cells] = []
     for name in reading.labels:
-        cells = columns[name]
+        cells, where = columns[name], f"{path}, column {name!r}"
+        targets.check_present(cells, where, place)
         if reading.label_numbers or reading.task != CLASSIFICATION:
-            cells = plain(f"{path}, column {name!r}", name, cells, reading)
-            cells = arrays.numbers(cells, f"{path}, column {name!r}", place)
+            words = () if isinstance(cells, np.ndarray) else cells.categories
+            if not spelling.format_of(words, reading.numbers):
+                _check_spelling(where, cells)
+            cells = _plain_numbers(where, cells, place, reading)
         answers.append(cells)
     y: Any = answers[0] if len(answers) == 1 else np.column_stack(answers)
-    return targets.answers(y, where, reading.task, reading.names, place)
+    where = f"{path}, column {reading.label_column!r}"
+    found = targets.answers(y, where, reading.task, reading.names, place)
+    if reading.task == CLASSIFICATION:
+        _check_classes(where, header, *found, reading)
+    return found
+
+
+def _check_classes(
+    where: str,
+    header: Sequence[str],
+    y: Array,
+    classes: Sequence[str],
+    reading: Reading,
+) -> None:
+    """Check that classes are no numbers to predict.
+
+    Raises:
+        DataFault: most numbers are there once, or the label is the time until an event of another column.
+    """
+    numbers = all(map(spelling.is_number, classes))
+    if len(classes) <= FEW or not (numbers or spelling.suspicion(classes, where)):
+        return
+    time, event = roles.survival_columns(header)
+    timed = bool(event) and time == reading.label_column
+    if timed or 2 * (np.bincount(y) == 1).sum() > len(classes):
+        both, given = f"{time},{event}", shlex.quote(f"{time},{event}")
+        way = "Predict a number: --task regression."
+        repair = {"task": REGRESSION}
+        if timed:
+            way = f"Predict the time until an event: --task survival --label-column {given}. Or p{way[1:]}"
+            repair = {"task": SURVIVAL, "label_column": both}
+        raise DataFault(
+            f"{where}: classes must be few; got {len(classes):,} different numbers.",
+            way,
+            **repair,
+        )
 
 
 def _groups(
@@ -406,41 +472,6 @@ def _groups(
     if owner is not None:
         group = owner * len(group) + group
     return np.unique(group, return_inverse=True)[1].astype(np.int64)
-
-
-def typed(
-    where: str, name: str, cells: Cells, place: arrays.Place, reading: Reading
-) -> Cells:
-    """Return a column with its dates as days, and its numbers in plain spelling.
-
-    Raises:
-        UsageError: a cell in a column of dates is no date.
-    """
-    if isinstance(cells, np.ndarray) or name in (reading.word_columns or ()):
-        return cells
-    if name in (reading.date_columns or ()):
-        return arrays.dates(cells, where, place)
-    return plain(where, name, cells, reading)
-
-
-def plain(where: str, name: str, cells: Cells, reading: Reading) -> Cells:
-    """Return a column with its numbers in plain spelling.
-
-    Raises:
-        DataFault: some numbers have the signs that are given, and some have others.
-    """
-    if isinstance(cells, np.ndarray):
-        return cells
-    given, form = list(cells.categories), reading.numbers
-    words = form.plain(given)
-    if words != given:
-        read = [word for word in given if form.fits(word)]
-        others = [word for word in given if "." in word and not form.fits(word)]
-        others = list(filter(spelling.is_number, others))
-        if others:
-            both = [read[0], others[0]]
-            raise _misspelt(where, name, both, *spelling.signs([*read, *others]))
-    return arrays.categories(cells.codes, words)
 
 
 def drop_missing_labels(
@@ -508,6 +539,10 @@ def _no_column(
     if key != "client_column" and clients and reading.client_column not in header:
         repair["client_column"] = clients[0]
         way += f". The column of the clients may be missing as well: --client-column {shlex.quote(clients[0])}"
+    time, event = roles.survival_columns(header)
+    if key == "label_column" and time and event:
+        both = shlex.quote(f"{time},{event}")
+        way += f". To predict the time until an event: --task survival --label-column {both}"
     return DataFault(
         f"{flag} must be one of the {len(header)} columns of {path}; got {name!r}.",
         f"{way}.",

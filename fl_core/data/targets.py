@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fl_core.data import spelling
 from fl_core.data.arrays import (
     Array,
+    Cells,
     Integers,
     Place,
     check_codes,
@@ -29,7 +30,7 @@ from fl_core.data.columns import DataFault
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION
 
-AS_NUMBERS = " Use task regression (--task regression) to predict numbers."
+AS_NUMBERS = "Use task regression (--task regression) to predict numbers."
 _EVENT = "events must be 1, or 0 where the sample was censored"
 
 
@@ -78,7 +79,7 @@ def labels(
         cells = texts_of(y)
         names = written_classes(cells, where, place) if names is None else names
         y = _codes(cells, names, where, place)
-    values = whole_numbers(y, where, place, AS_NUMBERS)
+    values = whole_numbers(y, where, place, AS_NUMBERS, task=REGRESSION)
     if names is None:
         distinct, codes = np.unique(values, return_inverse=True)
         if -1 in distinct and distinct.tolist() != [-1, 1]:
@@ -107,16 +108,7 @@ def written_classes(cells: pd.Categorical, where: str, place: Place) -> list[str
     Raises:
         UsageError: a cell has no value, there is a word among numbers, or a number has two spellings, as 007 and 7.
     """
-    lacking = lacks_value(cells)
-    if lacking.any():
-        row = int(np.argmax(lacking))
-        what = repr(cells[row].strip()) if cells[row].strip() else "an empty cell"
-        raise DataFault(
-            f"{where}, {place(row)}: each sample must have a label; "
-            f"got {what} ({lacking.sum():,} of {len(cells):,} rows).",
-            "Leave them out: --drop-missing-labels.",
-            drop_missing_labels=True,
-        )
+    check_present(cells, where, place)
     names = sorted({word.strip() for word in cells.categories})
     if any(map(spelling.is_number, names)):
         labels(numbers(cells, where, place), where, place=place)  # all are whole
@@ -127,8 +119,26 @@ def written_classes(cells: pd.Categorical, where: str, place: Place) -> list[str
                 "Read labels as numbers: --label-numbers.",
                 label_numbers=True,
             )
-        names.sort(key=spelling.number)
+        names.sort(key=spelling.PLAIN.number)
     return names
+
+
+def check_present(cells: Cells, where: str, place: Place) -> None:
+    """Check that each sample has a label.
+
+    Raises:
+        DataFault: names the first row without one.
+    """
+    lacking = lacks_value(cells)
+    if lacking.any():
+        row = int(np.argmax(lacking))
+        got = "" if isinstance(cells, np.ndarray) else cells[row].strip()
+        raise DataFault(
+            f"{where}, {place(row)}: each sample must have a label; "
+            f"got {repr(got) if got else 'an empty cell'} ({lacking.sum():,} of {len(cells):,} rows).",
+            "Leave them out: --drop-missing-labels.",
+            drop_missing_labels=True,
+        )
 
 
 def targets(
@@ -147,7 +157,9 @@ def targets(
         )
     check_flat(y, where)
     if is_text(y):
-        y = numbers(texts_of(y), where, place)
+        cells = texts_of(y)
+        check_present(cells, where, place)
+        y = numbers(cells, where, place)
     if y.dtype.kind not in "buif":
         raise UsageError(
             f"{where}, {place(0)}: targets must be numbers; got {str(y[0])!r}."
@@ -170,7 +182,7 @@ def events(y: Array, where: str, place: Place = row_of_array) -> NDArray[np.floa
         )
     found = np.stack([targets(column, where, place) for column in y.T], axis=1)
     time, event = found.T
-    order = " The time comes first."
+    order = "The time comes first."
     rule = "times must be at least 0"
     refuse_where(time < 0, y, where, place, rule, order)
     refuse_where(_not_binary(event), y, where, place, _EVENT, order)

@@ -253,7 +253,6 @@ def test_choose_without_a_folder_uses_that_of_the_command(tmp_path, monkeypatch)
     ("lines", "faults"),
     [
         (None, ["t.csv"]),
-        (["mrn,label", *(f"{k},{k % 2}" for k in range(40))], ["mrn", "add a column"]),
         (["age,label", "50,0", "60,1,7"], ["line 3"]),
     ],
 )
@@ -269,6 +268,59 @@ def test_check_of_what_no_setting_reads_fails_in_one_line(
     assert left.value.code == 2
     assert "Errno" not in error
     assert all(fault in error for fault in faults)
+
+
+@pytest.mark.parametrize(
+    ("made", "option", "faults"),
+    [
+        ({"label": [k / 9 for k in range(40)]}, "--task regression", 2),
+        ({"v": [f"{k},{k + 100}" for k in range(40)]}, "--exclude-columns v", 2),
+        (
+            {"label": [f"{k},5" for k in range(40)]},
+            "--decimal ,",
+            3,
+        ),
+        ({"label": range(40), "event": [0, 1] * 20}, "--task regression", 2),
+        (
+            {"client": ["a", "b"] * 20, "time": range(40), "died": [0, 1] * 20},
+            "--task survival",
+            2,
+        ),
+    ],
+)
+def test_check_lists_all_faults_and_one_command_that_works(
+    tmp_path, capsys, made, option, faults
+):
+    """One fault asks for a decision: a number as label, a time as label, a number that can be read in two ways."""
+    path = tmp_path / "t.csv"
+    table = {"label": [0, 1] * 20, "at": ["10:30", "11:00"] * 20, **made}
+    table["at"] = [f"{k % 9}:30" for k in range(40)]
+    label = "time" if "time" in made else "label"
+    pd.DataFrame(table).to_csv(path, index=False)
+    command(f"check {path} --label-column {label}")
+    printed = capsys.readouterr().out
+    assert f"{faults} faults" in printed
+    (works,) = re.findall(r"This works: fedlayers (.*)", printed)
+    assert option in works
+    command(f"check {works.removeprefix('run --dataset ')}")
+    assert capsys.readouterr().out.startswith("This works")
+
+
+def test_check_takes_the_table_of_each_client(tmp_path, capsys):
+    for name in "ab":
+        rows = {"age": range(30), "label": [0, 1, 1] * 10}
+        pd.DataFrame(rows).to_csv(tmp_path / f"{name}.csv", index=False)
+    files = [str(tmp_path / f"{name}.csv") for name in "ab"]
+    command(f"check {' '.join(files)}")
+    assert f"--dataset {' '.join(files)}" in capsys.readouterr().out
+    assert fl.RunConfig(dataset=files).data.dataset == ",".join(files)
+
+
+def test_pairs_without_names_are_refused_with_the_call_that_names_them():
+    pair = samples()["north"]
+    for pairs in ([pair, pair], [pair] * 3, (pair, pair)):
+        with pytest.raises(fl.UsageError, match="Name the clients"):
+            fl.run(data=pairs, rounds=1)
 
 
 def test_check_notes_clients_that_are_alike_or_made_up(tmp_path, capsys):

@@ -121,6 +121,7 @@ def test_a_fault_that_no_setting_repairs_is_listed_once(tmp_path):
     table["v"] = [f"{k + 1},{k + 100}" for k in rows]
     table["at"] = [f"{k % 9}:30" for k in rows]
     path = written(tmp_path / "t.csv", table)
-    _, faults, _ = find_faults(path, Reading())
+    found = find_faults(path, Reading())
+    faults = found.faults
     assert len(faults) == 2
     assert sum("--decimal , or --thousands ," in fault for fault in faults) == 1

@@ -39,7 +39,7 @@ WORDS = ("ill", "well")
 def read_features(path: Path, names: tuple[str, ...]) -> NDArray[np.float32]:
     columns, place = frames.open_table(path).read(names, ())
     made = [
-        tables.numbers_of(str(path), name, cells, place, True)
+        tables.numbers_of(str(path), name, cells, place, Reading())
         for name, cells in columns.items()
     ]
     return np.stack(made, axis=1)
@@ -353,6 +353,19 @@ def test_new_rows_are_compared_with_the_training_samples(
     assert list(made.frame()["unlike training"]) == list(found.notes)
     with pytest.warns(UserWarning, match="'age': 100% of the values are far outside"):
         samples_of(table.assign(age=table.age * 88.4))
+    with pytest.raises(UsageError, match=r"Write new samples as .*decimal '\.'\.$"):
+        samples_of(table.assign(age="1,5"))
+
+
+def test_a_column_without_a_value_in_new_rows_is_noted() -> None:
+    table = frame(holes=True).assign(ward=["icu", "icu", "", "er"] * 15)
+    source = as_data(table, Reading(impute="median"))
+    inputs = Inputs.from_federation(data.load(source, impute="median"))
+    for empty in ({"dose": np.nan}, {"ward": ""}):
+        with pytest.warns(UserWarning, match="no row has a value") as caught:
+            found = inputs.samples(table.assign(**empty))
+        assert len(caught) == 1
+        assert set(found.notes) == {repr(*empty)}
 
 
 def rows_of(path: Path, header: str, rows: list[str]) -> Path:
@@ -382,7 +395,7 @@ def test_all_faults_are_listed_with_one_command_that_works(tmp_path: Path) -> No
     assert len(faults) == 8
     for name in ("';'", "died", "record_id", "'age'", "'dose'", "'note'", "'when'"):
         assert any(name in fault for fault in faults[1:])
-    _, _, found = tables.find_faults(path, Reading())
+    found = tables.find_faults(path, Reading()).reading
     assert command.endswith(f": --dataset {path} {found.options}")
     assert data.load(path, **asdict(found)).shape == (3,)
 
