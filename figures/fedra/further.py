@@ -29,7 +29,7 @@ from figures.fedra.depth import (
 )
 from figures.items import Drawing, Finding, Item, set_apart
 from figures.names import title
-from figures.page import markdown, missing_runs, numbers, percent, span
+from figures.page import markdown, missing_runs, numbers, span
 from figures.recipe import labels, scored_at_end, tested, trained, where
 from figures.score_lines import spans
 from figures.verdicts import LEAD, LEVEL, MARGIN, TRAIL, judged
@@ -312,39 +312,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
     ]
     if "fedra_cover" in table.methods:
         findings.append(_covered(frame))
-    text = _page(styles, means, published, table) + _weightings(frame, table)
+    text = _page(styles, means, published, table)
     return Drawing(figure, shown, caption, tuple(findings), text)
-
-
-def _weightings(frame: pd.DataFrame, table: Table) -> str:
-    """Name how clients are weighted where a style has several, and what other ways give for the first comparison."""
-    last = frame[(frame["metric"] == "accuracy")]
-    last = last[
-        last["round"] == last.groupby(["run", "seed"])["round"].transform("max")
-    ]
-    if not last["client"].str.contains(r"_\d+$").any():
-        return ""
-    last = last.assign(total=last["value"] * last["n_samples"].astype(float))
-    sums = last.groupby(["run", "seed"])[["total", "n_samples"]].sum()
-    alike = last.groupby(["run", "seed"])["value"].mean()
-    ways = {
-        "every style alike, its clients by test samples (used here)": by_style(
-            frame, "end"
-        )
-        .groupby("run")
-        .mean(),
-        "every client alike": alike.unstack("seed"),
-        "every test sample alike": (
-            sums["total"] / sums["n_samples"].astype(float)
-        ).unstack("seed"),
-    }
-    cells = {"weighting of clients": list(ways)}
-    cells["FedRA - InclusiveFL, points"] = [
-        f"{percent(*gap.interval, sign='+')} ({gap.how})"
-        for means in ways.values()
-        for gap in table.gaps(means, "fedra", "inclusivefl").values()
-    ]
-    return f"\n\n{markdown(cells)}"
 
 
 def _findings(
