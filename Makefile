@@ -64,9 +64,8 @@ notebooks: $(READY) ## the notebooks executed again and stored, some minutes
 lab: $(READY)    ## the notebooks in JupyterLab
 	$(BIN)/jupyter lab notebooks
 
-lists: $(READY)  ## the pages' lists, the table of faults and the papers' scorecard, written again
+lists: $(READY)  ## the pages' lists and the papers' scorecard, written again
 	$(BIN)/python -m docs.lists
-	$(BIN)/python -m tests.faults.table
 	$(BIN)/python -m figures scorecard
 
 docs: $(READY)   ## the site: scorecard, figures, notebooks, interface; out/site/index.html, its links checked; CI=1: runs each notebook

@@ -1,5 +1,6 @@
 """A small file that would fill the memory or the stack is refused by name before it does."""
 
+import io
 import json
 import os
 import resource
@@ -17,10 +18,9 @@ import pytest
 import torch
 from PIL import Image
 
-from diagnostics.decide.select import select
 from fedlayers.cli.options import read_config
 from fedlayers.studies.tune import Tuned
-from fl_core import initial as weights, models, recorder, rows, runner, storage
+from fl_core import initial as weights, recorder, rows, runner, storage
 from fl_core.config import RunConfig
 from fl_core.data import files as own_files, frames, roles
 from fl_core.errors import CorruptError, UsageError
@@ -29,7 +29,6 @@ from fl_core.records.store import Run
 from fl_core.stored_models import load_models
 from tests.faults.injected import cover, forge
 
-NESTED_TOML = b"a=" + b"[" * 50_000
 VAST = 9 << 40
 LITTLE = 200 << 20  # bytes that a refusal may take: a part of a line, a list of names
 CONFIG = RunConfig(
@@ -86,7 +85,6 @@ def grow(path, n_bytes=VAST):
         pytest.skip(f"no sparse file of that size here: {error}")
 
 
-@pytest.mark.tries(8)
 def test_a_vast_file_of_a_run(sound, tmp_path):
     planned = tmp_path / "with a plan"
     runner.run(CONFIG.with_keys(algorithm="fedper"), planned, progress=False)
@@ -110,25 +108,6 @@ def test_a_vast_file_of_a_run(sound, tmp_path):
             refused(readers(run)[act], run / name, CorruptError)
 
 
-@pytest.mark.tries(13)
-def test_a_vast_file_of_ones_own(tmp_path):
-    def data(path):
-        return runner.assemble(RunConfig(dataset=str(path)))
-
-    suffixes, starts = (".npz", ".csv", ".jsonl", ".parquet"), ("x,label\n1,0\n", "")
-    for name, start, reader in (
-        ("plan.json", "{", LayerPlan.load),
-        ("rows.jsonl", "{", rows.read),
-        ("rows.jsonl", "{", select),
-        ("weights.pt", "\0", weights.read),
-        ("weights.safetensors", "\0", weights.read),
-        *((f"data{s}", start, data) for s in suffixes for start in starts),
-    ):
-        (tmp_path / name).write_text(start)
-        grow(tmp_path / name)
-        refused(lambda: reader(tmp_path / name), tmp_path / name, UsageError)  # noqa: B023
-
-
 def tensor_file(header, data=b"", length=None):
     """The bytes of a safetensors file with any header."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
@@ -150,7 +129,6 @@ CLAIMS = {
 }
 
 
-@pytest.mark.tries(len(CLAIMS) * 3)
 def test_tensors_that_claim_what_is_not_there(sound, tmp_path):
     """Their digests match: whoever forges the file forges these too."""
     for claim, data in CLAIMS.items():
@@ -177,7 +155,6 @@ def test_tensors_that_claim_what_is_not_there(sound, tmp_path):
 DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
 
 
-@pytest.mark.tries(8)
 def test_nested_json_in_a_run(sound, tmp_path):
     """Also with a digest that fits: that nesting can be read, but is too deep for later steps."""
     deeper_than_use = json.loads("[" * 150 + "]" * 150)
@@ -200,36 +177,64 @@ def test_nested_json_in_a_run(sound, tmp_path):
     refused(lambda: recorder.read_pace(times), times, CorruptError)
 
 
-def test_a_nested_file_that_a_command_names(tmp_path):
-    header = json.dumps({"schema": rows.SCHEMA}).encode() + b"\n"
-    for name, data, reader, error in (
-        ("plan.json", DEEP, LayerPlan.load, UsageError),
-        ("rows.jsonl", DEEP, rows.read, UsageError),
-        ("rows.jsonl", DEEP, select, UsageError),
-        ("rows.jsonl", header + DEEP, rows.read, CorruptError),
-        ("rows.jsonl", header + b"[" * 10**6, rows.read, CorruptError),
-        ("tuned.json", DEEP, Tuned.load, UsageError),
-        (
-            "run.toml",
-            NESTED_TOML,
-            lambda path: read_config(path, "run", ()),
-            UsageError,
-        ),
-    ):
-        (tmp_path / name).write_bytes(data)
-        refused(lambda: reader(tmp_path / name), tmp_path / name, error)  # noqa: B023
+def own_data(path):
+    return runner.assemble(RunConfig(dataset=str(path)))
 
 
-@pytest.mark.tries(2)
-def test_nested_texts_of_ones_own(tmp_path):
-    path = tmp_path / "texts.jsonl"
-    for start in (b"", b'{"text": "a", "label": 0}\n'):
-        path.write_bytes(start + DEEP + b"\n")
-        refused(lambda: runner.assemble(RunConfig(dataset=str(path))), path, UsageError)
+READERS = {
+    "plan.json": LayerPlan.load,
+    "rows.jsonl": rows.read,
+    "tuned.json": Tuned.load,
+    "run.toml": lambda path: read_config(path, "run", ()),
+    "weights.pt": weights.read,
+    "weights.safetensors": weights.read,
+    **{f"data.{end}": own_data for end in ("npz", "csv", "jsonl", "parquet")},
+}
+"""Readers of files that a user names."""
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_vast_file_of_ones_own(tmp_path, name):
+    path = tmp_path / name
+    for start in ("{", "x,label\n1,0\n", ""):
+        path.write_text(start)
+        grow(path)
+        refused(lambda: READERS[name](path), path)
+
+
+def arrays_of(header):
+    """The bytes of an .npz file whose arrays have this text as their header."""
+    text = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in ("x", "y"):
+            archive.writestr(f"{name}.npy", text)
+    return file.getvalue()
+
+
+HEADER = json.dumps({"schema": rows.SCHEMA}).encode() + b"\n"
+DIMS = b'{"w":{"dtype":"F32","shape":[' + b"1," * 2**21 + b'1],"data_offsets":[0,4]}}'
+NESTED = [
+    *((name, DEEP) for name in ("plan.json", "rows.jsonl", "tuned.json", "data.jsonl")),
+    ("rows.jsonl", HEADER + DEEP),
+    ("rows.jsonl", HEADER + b"[" * 10**6),
+    ("run.toml", b"a=" + b"[" * 50_000),
+    ("data.jsonl", b'{"text": "a", "label": 0}\n' + DEEP + b"\n"),
+    ("data.npz", arrays_of(b"(" * 5000 + b")" * 5000)),
+    ("data.npz", arrays_of(b"-" * 9000 + b"1")),
+    ("weights.safetensors", tensor_file(DIMS, b"1234")),
+]
+
+
+def test_a_nested_file_of_ones_own(tmp_path):
+    for name, data in NESTED:
+        path = tmp_path / name
+        path.write_bytes(data)
+        refused(lambda: READERS[name](path), path)  # noqa: B023
 
 
 def packed(path, **streams):
-    """An .npz file of these arrays' headers, each with as many zeros as are asked for: (shape, dtype, zeros)."""
+    """Write an .npz file of arrays: (shape, dtype, bytes that are 0)."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, (shape, dtype, zeros) in streams.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
@@ -239,25 +244,28 @@ def packed(path, **streams):
                 for _ in range(zeros // 2**20):
                     file.write(bytes(2**20))
     assert path.stat().st_size < 2**20
-    return path
 
 
+COUNT, NUMBERS = 2**23, ((3,), "i8", 0)
 BOMBS = {
-    "unpacks to 288 MiB": {"x": ((9 * 2**23,), "f4", 9 * 2**25), "y": ((9,), "u1", 0)},
-    "claims 9 TiB": {"x": ((VAST,), "u1", 2**20), "y": ((3,), "i8", 0)},
-    "claims more than there are numbers": {
-        "x": ((2**62, 16), "f8", 2**20),
-        "y": ((3,), "i8", 0),
+    "unpacks to 288 MiB": {"x": ((9 * COUNT,), "f4", 36 * COUNT), "y": NUMBERS},
+    "claims 9 TiB": {"x": ((VAST,), "u1", 2**20), "y": NUMBERS},
+    "more than there are numbers": {"x": ((2**62, 16), "f8", 2**20), "y": NUMBERS},
+    "texts become objects": {
+        "x": ((COUNT,), "u1", COUNT),
+        "y": ((COUNT,), "U1", 4 * COUNT),
     },
 }
 
 
-@pytest.mark.tries(len(BOMBS) + 1)
-def test_a_packed_dataset(tmp_path):
-    for bomb in BOMBS.values():
-        path = packed(tmp_path / "data.npz", **bomb)
-        config = RunConfig(dataset=str(path))
-        refused(lambda config=config: runner.assemble(config), path, UsageError)
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_packed_dataset(tmp_path, bomb):
+    path = tmp_path / "data.npz"
+    packed(path, **BOMBS[bomb])
+    refused(lambda: own_data(path), path, UsageError)
+
+
+def test_a_packed_table(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "data.parquet"
@@ -267,8 +275,27 @@ def test_a_packed_dataset(tmp_path):
         if count < 2**25:  # numbers stay arrays: as Python's objects they take more
             found = peak(lambda: frames.open_table(path).read(["x", "label"], []))
             assert found < 1.1 * 2 * 8 * count
-    assert path.stat().st_size < 2**20
-    refused(lambda: runner.assemble(RunConfig(dataset=str(path))), path, UsageError)
+    refused(lambda: own_data(path), path, UsageError)
+
+
+def test_packed_weights_and_images(tmp_path):
+    """Weights of torch.save are a zip archive, and its entries may be packed."""
+    plain, path = tmp_path / "plain.pt", tmp_path / "weights.pt"
+    torch.save({"w": torch.zeros(3)}, plain)
+    with (
+        zipfile.ZipFile(plain) as source,
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as target,
+    ):
+        for entry in source.infolist():
+            target.writestr(entry.filename, source.read(entry))
+        target.writestr("plain/data/99", bytes(2**28))
+    refused(lambda: weights.read(path), path, UsageError)
+    assert weights.read(plain)
+    images = tmp_path / "images"
+    (images / "a").mkdir(parents=True)
+    for k in range(8):
+        Image.new("L", (6000, 6000)).save(images / f"a/{k}.png")
+    refused(lambda: own_data(images), images, UsageError)
 
 
 def test_a_packed_table_of_texts(tmp_path):
@@ -301,20 +328,6 @@ def peak(act):
 
 FLOOR, TIMES = 2**26, 22
 """Bytes that reading any text file may take, and times the bytes of a larger one."""
-DENSE = (b"[],", b"1,", b'"ab",', b'{"a":1},    ')
-
-
-@pytest.mark.tries(len(DENSE))
-def test_json_of_very_many_values():
-    """Each value takes some 64 bytes, however short it is written."""
-    for unit in DENSE:
-        data = b"[" + unit * (2**22 // len(unit)) + b"0]"
-
-        def act(data=data):
-            with suppress(ValueError):
-                storage.parsed_json(data)
-
-        assert peak(act) < max(FLOOR, TIMES * len(data))
 
 
 def test_values_within_texts_are_not_counted():
@@ -332,7 +345,6 @@ TABLES = {
 }
 
 
-@pytest.mark.tries(len(TABLES))
 def test_a_table_of_very_many_short_rows(tmp_path):
     for suffix, (header, row) in TABLES.items():
         path = tmp_path / f"data{suffix}"
@@ -346,25 +358,9 @@ def test_a_table_of_very_many_short_rows(tmp_path):
         assert peak(act) < max(FLOOR, TIMES * path.stat().st_size)
 
 
-def test_a_packed_array_that_grows_when_it_is_read(tmp_path):
-    """Texts become Python's objects."""
-    count, path = 2**23, tmp_path / "data.npz"
-    packed(path, x=((count,), "u1", count), y=((count,), "U1", 4 * count))
-    refused(lambda: own_files.read(path), path, UsageError)
-
-
-def test_weights_with_a_header_of_very_many_values(tmp_path):
-    dims = b"1," * 2**21
-    header = b'{"w":{"dtype":"F32","shape":[' + dims + b'1],"data_offsets":[0,4]}}'
-    path = tmp_path / "weights.safetensors"
-    path.write_bytes(tensor_file(header, b"1234"))
-    assert "values" in refused(lambda: weights.read(path), path, UsageError)
-
-
 LONG = ["z" * 30_000, *("ab" * 1500)]
 
 
-@pytest.mark.tries(7)
 def test_a_table_with_one_long_cell(tmp_path):
     """An array of text would give each row the length of the longest cell, 0.4 GB in all."""
     names = ("client", "label", "text")
@@ -383,73 +379,18 @@ def test_a_table_with_one_long_cell(tmp_path):
     assert peak(lambda: roles.is_identifier("patient_id", LONG)) < LITTLE
 
 
-def test_a_packed_dataset_with_a_nested_header(tmp_path):
-    path = tmp_path / "data.npz"
-    for text in (b"(" * 5000 + b")" * 5000, b"-" * 9000 + b"1", b"[" * 9000):
-        with zipfile.ZipFile(path, "w") as archive:
-            for name in ("x", "y"):
-                archive.writestr(
-                    f"{name}.npy",
-                    b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text,
-                )
-        refused(lambda: runner.assemble(RunConfig(dataset=str(path))), path, UsageError)
-
-
 def test_data_that_compress_well_are_taken(tmp_path):
     """As many equal values as a mask or a background has."""
     x = np.zeros((400, 3, 32, 32), dtype=np.float32)
     x[:, 0, 0, 0] = np.arange(400)
     np.savez_compressed(tmp_path / "data.npz", x=x, y=np.arange(400) % 2)
     assert x.nbytes > 100 * (tmp_path / "data.npz").stat().st_size
-    assert len(
-        runner.assemble(RunConfig(dataset=str(tmp_path / "data.npz"))).data.clients
-    )
+    assert own_data(tmp_path / "data.npz").data.clients
 
 
-def test_packed_weights(tmp_path):
-    """Weights of torch.save are a zip archive, and its entries may be packed."""
-    plain, path = tmp_path / "plain.pt", tmp_path / "weights.pt"
-    torch.save(models.build("heart_mlp", (10,), 5, seed=3).state_dict(), plain)
-    with (
-        zipfile.ZipFile(plain) as source,
-        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as target,
-    ):
-        for entry in source.infolist():
-            target.writestr(entry.filename, source.read(entry))
-        with target.open(
-            f"{source.namelist()[0].partition('/')[0]}/data/99", "w", force_zip64=True
-        ) as file:
-            for _ in range(256):
-                file.write(bytes(2**20))
-    refused(lambda: weights.read(path), path, UsageError)
-    assert weights.read(plain)
-
-
-def test_images_that_unpack_to_more_than_they_hold(tmp_path):
-    (tmp_path / "images/a").mkdir(parents=True)
-    Image.new("L", (6000, 6000)).save(tmp_path / "images/a/0.png")
-    for k in range(1, 8):
-        shutil.copy(tmp_path / "images/a/0.png", tmp_path / f"images/a/{k}.png")
-    refused(
-        lambda: runner.assemble(RunConfig(dataset=str(tmp_path / "images"))),
-        tmp_path / "images",
-        UsageError,
-    )
-
-
-@pytest.mark.tries(6)
 def test_a_number_that_is_no_round(run):
     """Python accepts each of these as a number, or its digits as digits."""
     for name in ("²", "00000²", "٠٠٠٠٠٣", "0000003", "+00003", "9" * 240):
         shutil.copy(run / "checkpoints/000002.json", run / f"checkpoints/{name}.json")
         assert Run(run).rounds == [1, 2]
         assert Run(run).verify()
-
-
-def test_a_number_of_layers_is_written_in_plain_digits():
-    from fedlayers.studies.arms import arms_of
-    from fl_core.layers import Layer
-
-    layers = [Layer(name, (f"{name}.weight",)) for name in ("a", "b", "c")]
-    with pytest.raises(UsageError, match=r"arm.*'first_²'"):
-        arms_of(["first_²", "all"], layers)

@@ -280,7 +280,6 @@ def test_a_pickle_with_a_forged_digest_is_not_executed(finished, bomb):
     assert not executed()
 
 
-@pytest.mark.tries(4)
 def test_a_pickle_as_weights_is_not_executed(tmp_path, bomb):
     pickled, executed = bomb
     for suffix in ("pt", "safetensors", "bin", "pkl"):
@@ -296,7 +295,6 @@ def test_a_pickle_as_weights_is_not_executed(tmp_path, bomb):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.tries(3)
 def test_a_pickle_as_a_plan_or_rows_is_not_executed(tmp_path, bomb):
     pickled, executed = bomb
     (tmp_path / "file").write_bytes(pickled)

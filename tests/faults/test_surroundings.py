@@ -3,17 +3,14 @@
 import contextlib
 import errno
 import json
-import multiprocessing.synchronize
 import os
 import random
 import resource
 import time
-from pathlib import Path
 
 import pytest
 
 from fedlayers.cli import app as cli
-from fedlayers.studies.choose import choose
 from fl_core import runner, storage
 from fl_core.config import RunConfig
 from fl_core.engine import Engine
@@ -21,7 +18,6 @@ from fl_core.records.store import Run
 from tests.faults.conftest import SMALL
 from tests.faults.injected import FailingOS, contents
 
-ROOT = Path(__file__).parents[2]
 CONFIG = RunConfig(
     algorithm="fedper", rounds=3, epochs=1, checkpoint_every=1, eval_every=2
 )
@@ -141,20 +137,3 @@ def test_an_error_of_the_disk_names_the_path_and_what_to_do(
     assert "fedlayers resume run" in said
     cli.main(["resume", "run"])
     assert Run("run").verify()[-1] == "3 of 3 rounds"
-
-
-@pytest.mark.slow
-def test_a_race_goes_on_where_no_lock_has_room(tmp_path, monkeypatch):
-    """Its processes need none."""
-
-    def full(*given, **named):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(multiprocessing.synchronize.SemLock, "__init__", full)
-    config = CONFIG.with_keys(rounds=2, eval_every=1, workers=2)
-    told = []
-    choice = choose(
-        config, tmp_path, arms=("nothing", "all_but_last"), progress=told.append
-    )
-    assert len(choice.table) == 2
-    assert len(told) == 3
