@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -48,12 +47,10 @@ class RunResult(Displayed):
     Attributes:
         engine: the engine with its last state, for everything else.
         path: the run directory; None if nothing was kept on disk.
-        kept: the temporary folder of a race's run. It goes with this result.
     """
 
     engine: Engine
     path: Path | None = None
-    kept: TemporaryDirectory[str] | None = None
 
     @property
     def done(self) -> int:

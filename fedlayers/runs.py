@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from shutil import copytree, rmtree
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from fedlayers.instruments import default_instruments
 from fl_core.config import RunConfig, in_memory
-from fl_core.errors import RunError, UsageError, as_list
+from fl_core.errors import UsageError, as_list
 
 if TYPE_CHECKING:
     from fedlayers.run_result import RunResult
@@ -18,11 +16,6 @@ if TYPE_CHECKING:
     from fl_core.engine import Instruments
     from fl_core.plan import LayerPlan
     from fl_core.recorder import Logger
-
-CHOOSE = "choose"
-"""The value of ``plan`` for which a race chooses the layers before the run."""
-RACE = "-race"
-"""The suffix of that race's folder, after the run's name."""
 
 
 def run(
@@ -68,8 +61,7 @@ def run(
             its splits.
         model: a registered name, ``package.module:callable``, your own module, which is copied, or a callable that
             builds one.
-        plan: the layers that are shared: a plan or its path. ``auto`` measures and decides first. ``choose`` runs a
-            race (:func:`fedlayers.studies.choose.choose`, with its defaults and this seed) and returns its best run.
+        plan: the layers that are shared: a plan or its path. ``auto`` measures and decides first.
         instruments: how the run measures and decides; by default the diagnostics.
         command: the command line, for the record.
         progress: show a progress bar.
@@ -81,8 +73,7 @@ def run(
 
     Raises:
         UsageError: an unknown name or an invalid value, before anything is written.
-        DivergedError, RunError: during the run; the directory keeps its last checkpoint. Or a race found nothing better
-            than the base rate.
+        DivergedError, RunError: during the run; the directory keeps its last checkpoint.
     """
     from fedlayers.live import LiveRun, open_live
     from fedlayers.run_result import RunResult
@@ -101,12 +92,6 @@ def run(
     elif plan is not None:
         keys["plan"] = str(plan)
     config = in_memory((config or RunConfig()).with_keys(**keys), data, model)
-    if config.federation.plan == CHOOSE:
-        if log:
-            raise UsageError(
-                "log must be empty with plan choose; got some. Log a run of the chosen plan."
-            )
-        return _best_of_race(config, out, progress, live, backend)
     trained_by = _clients_on(backend, config)
     if trained_by is not None:
         config = config.with_keys(stack="off")
@@ -132,57 +117,6 @@ def _clients_on(place: str, config: RunConfig) -> MakesExecutor | None:
     return clients_on(
         place, stacked=config.execution.stack == "on", workers=config.execution.workers
     )
-
-
-def _best_of_race(
-    config: RunConfig,
-    out: Path | str | None,
-    progress: bool,
-    live: bool,
-    backend: str,
-) -> RunResult:
-    """Return the run that a race recommends, copied to ``out``. The race is in ``out`` plus :data:`RACE`.
-
-    A stopped race resumes from there.
-    """
-    from fedlayers.run_result import RunResult
-    from fedlayers.studies.choose import choose
-    from fl_core import runner
-    from fl_core.algorithms.base import find
-    from fl_core.records import writing
-    from fl_core.restore import own_parts
-
-    config = config.with_keys(plan=None)
-    if not find(config.federation.algorithm).uses_plan:
-        raise UsageError(
-            f"{config.federation.algorithm} uses no plan, so none can be chosen. Use another algorithm, such as fedper."
-        )
-    kept = None
-    if out is None:
-        kept = TemporaryDirectory()
-        folder = Path(kept.name)
-    else:
-        writing.check_free(Path(out))
-        folder = Path(out).with_name(Path(out).name + RACE)
-    seeds = (config.execution.seed,)
-    how: dict[str, Any] = {"progress": progress, "live": live, "backend": backend}
-    choice = choose(config, folder, seeds=seeds, **how)
-    if choice.run is None:
-        raise RunError(" ".join([choice.answers.head, *choice.answers.lines]))
-    if progress:
-        print(choice.lead(), flush=True)
-    path = choice.run if out is None else Path(out)
-    if out is not None:
-        copy = folder / "copy"  # so that it appears at once or not at all
-        rmtree(copy, ignore_errors=True)
-        copytree(choice.run, copy)
-        writing.check_free(path)
-        rmtree(path, ignore_errors=True)
-        copy.replace(path)
-    engine = runner.resume(
-        path, instruments=default_instruments(), **own_parts(config), progress=False
-    )
-    return RunResult(engine, path, kept)
 
 
 def resume(

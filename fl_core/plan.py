@@ -381,10 +381,9 @@ class LayerPlan(Displayed):
         """
         path = Path(path)
         if not path.is_file():
-            race = " Only fedlayers run takes choose." if str(path) == "choose" else ""
             raise UsageError(
                 "plan must be a file that fedlayers choose or select wrote, or auto; "
-                f"got {str(path)!r}, which does not exist. Correct its path, or use --plan auto.{race}"
+                f"got {str(path)!r}, which does not exist. Correct its path, or use --plan auto."
             )
         try:
             return cls.from_json(

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
-from fedlayers.studies.regret import concat_splits
 from fl_core import data as datasets, runner
 from fl_core.config import RunConfig, in_memory
 from fl_core.data import FederatedData, Source, files
 from fl_core.data.columns import LABEL_COLUMN, Reading
-from fl_core.data.federated import ClientData
+from fl_core.data.federated import ClientData, Split
 from fl_core.data.partitions import SPLITS
 from fl_core.data.python_data import as_data
 from fl_core.data.registry import Location
@@ -169,6 +170,13 @@ def config_of(name: str, seed: int, data_root: Location | None = None) -> RunCon
         **dealing,
     )  # fmt: skip
     return in_memory(base, data=source_of(name, data_root))
+
+
+def concat_splits(parts: Iterable[Split | None]) -> Split:
+    """Return the samples of all parts that are there."""
+    there = [part for part in parts if part is not None]
+    x, y = (torch.cat([getattr(part, of) for part in there]) for of in "xy")
+    return Split(x, y)
 
 
 class Scene:

@@ -275,21 +275,21 @@ def regret(
 ) -> Axes:
     """Draw the score of every number of shared layers, with each rule's choices marked, one mark per seed.
 
-    The score is on held-out samples, as regret is. If there are none, it is on validation samples.
+    The score is on test samples, as regret is. If there are none, it is on validation samples.
 
     The axis ends where the score does. The interval of a few seeds may reach beyond, and would flatten all else. A thin
     line is a seed. The dark line is their mean with its 95 % interval. The star is the cut with the best mean. A rule's
     marks stand on the seed's own line, the rules next to one another.
 
     Args:
-        scores: columns ``seed``, ``cut``, ``last`` (the last layer federated) and ``held_out`` or ``validation``, as in
+        scores: columns ``seed``, ``cut``, ``last`` (the last layer federated) and ``test`` or ``validation``, as in
             :class:`fedlayers.studies.regret.Regret`.
         decisions: columns ``rule``, ``seed`` and ``cut``. A rule without a cut has a note instead of a mark.
 
     Raises:
         UsageError: a seed lacks cuts, or a choice is no cut.
     """
-    split = "held_out" if "held_out" in scores else "validation"
+    split = "test" if "test" in scores else "validation"
     check_known("score", score, SCORES)
     values = scores.pivot(index="cut", columns="seed", values=split).sort_index()
     if values.isna().to_numpy().any() or values.empty:
@@ -366,7 +366,7 @@ def regret(
         better = "higher" if SCORES[score] else "lower"
         axes.set(
             xlabel=with_notes("layers federated, and the last of them", notes),
-            ylabel=f"{split.replace('_', '-')} {label_of(score)} ({better} is better)",
+            ylabel=f"{split} {label_of(score)} ({better} is better)",
         )
         legend(axes)
     return axes

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fedlayers.cli.options import OF_RACE, Command, ConfiguredCommand
-from fedlayers.runs import CHOOSE
+from fedlayers.cli.options import Command, ConfiguredCommand
 from fl_core.errors import plural
 
 
@@ -36,9 +34,6 @@ class Run(ConfiguredCommand):
     backend: str = ""
     """Train clients on a Ray cluster: ray or ray:HOST:PORT. Default: on this machine."""
 
-    def own_defaults(self) -> Collection[str]:
-        return OF_RACE if self.keys.federation.plan == CHOOSE else ()
-
     def main(self, line: str) -> None:
         from fedlayers import runs
 
@@ -50,8 +45,7 @@ class Run(ConfiguredCommand):
 
     def interrupted(self) -> str:
         if not (self.out / "config.json").exists():
-            raced = self.keys.federation.plan == CHOOSE
-            return "the same command continues" if raced else super().interrupted()
+            return super().interrupted()
         again = [str(self.out)]
         if self.logger:
             again += ["--logger", *self.logger]

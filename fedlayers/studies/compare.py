@@ -152,7 +152,9 @@ def compare(
         settings, options = tuned.apply(config, algorithms, seeds, options)
     common: dict[str, Any] = {"instruments": instruments, "command": command}
     asked = (config, algorithms, seeds, out, options, plan, settings)
-    announced = set() if beside is None else None  # or the other runs' study did
+    announced: set[str] | None = (
+        set() if beside is None else None
+    )  # or the other runs' study did
     jobs = compared_jobs(*asked, announced, **common)
     shown = {"progress": progress, "live": live}
     with open_backend(backend, config.execution.workers, **shown) as place:

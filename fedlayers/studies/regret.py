@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
-from torch import nn
 
 from diagnostics import measure
 from diagnostics.decide import select
@@ -30,32 +28,26 @@ from fedlayers.studies.jobs import (
     task_kind,
     train,
 )
-from fl_core import data as datasets, rows, runner, statistics, tree
+from fl_core import rows, runner, statistics
 from fl_core.algorithms import find, registry
 from fl_core.config import RunConfig, in_memory
-from fl_core.data import Split
 from fl_core.display import Displayed, Summary, csv_bytes
 from fl_core.errors import RunError, UsageError, as_list, check_known, listing
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
 from fl_core.progress import with_progress
 from fl_core.records import store
 from fl_core.registry import is_outside
-from fl_core.restore import allowed_by
 from fl_core.rows import (
-    CLASSIFICATION,
     MAIN,
-    OF_CLASS,
     SCORES,
     TABLE,
     check_score,
     in_column,
     of_class,
+    positive_in,
 )
 from fl_core.statistics import Interval
 from fl_core.storage import write_atomically
-from fl_core.stored_models import load_models
-from fl_core.task import Task
-from fl_core.training import evaluate
 
 DEFAULT_RULES = ("sensitivity_ratio", "largest_jump", "change_point")
 RANDOM = "random cut"
@@ -67,13 +59,12 @@ REFERENCES = (
     RANDOM,
     TRIED,
 )
-SPLITS = ("validation", "test", "held_out")
+SPLITS = ("validation", "test")
 LEGEND = (
-    "regret: loss of the rule's cut on held-out samples against the best cut, the one with the best mean over the\n"
-    "runs; below 0 if the rule's was better. random: the mean\n"
-    "regret of all cuts that a rule can choose, in the same runs. Held-out samples: the test split, and unused\n"
-    "samples of the dataset; no choice has seen them. best in validation: each run's best cut by validation samples,\n"
-    "after all cuts were trained."
+    "regret: loss of the rule's cut on test samples against the best cut, the one with the best mean over the runs;\n"
+    "below 0 if the rule's was better. random: the mean regret of all cuts that a rule can choose, in the same runs.\n"
+    "No choice has seen test samples. best in validation: each run's best cut by validation samples, after all cuts\n"
+    "were trained."
 )
 
 
@@ -81,16 +72,16 @@ LEGEND = (
 class Regret(Displayed):
     """The scores of all cuts, and the comparison with each rule's choice.
 
-    The reference is one cut for all seeds: that with the best mean held-out score.
+    The reference is one cut for all seeds: that with the best mean test score.
 
     Attributes:
         score: the name of the scores.
         layers: names of the L layers that train; a cut k shares the first k, and the frozen ones.
-        scores: one line per seed and cut (columns seed, cut, last, validation, test, held_out, and maybe
-            held_out_samples and positive): the headline model after the last round, combined over clients by training
+        scores: one line per seed and cut (columns seed, cut, last, validation, test, and maybe positive): the headline
+            model after the last round, or its best one under a stopping rule, combined over clients by training
             samples.
         decisions: one line per rule and seed (rule, seed, cut, status); no cut if the rule could not decide.
-        choices: decisions and references with their scores on each split, and differences in held-out scores.
+        choices: decisions and references with their scores on each split, and differences in test scores.
             ``regret`` = the reference's - the choice's, below 0 if the choice did better in that seed; ``random`` =
             the reference's - the mean over the cuts 1 .. L-1. If a lower score is better, differences have the other
             sign.
@@ -111,12 +102,11 @@ class Regret(Displayed):
             raise UsageError(
                 f"scores must be of all cuts from 0 to {count}; got others."
             )
-        self.scores = self.scores.assign(held_out=self.scores["held_out"].astype(float))
-        lacking = self.scores[self.scores["held_out"].isna()]
+        lacking = self.scores[self.scores["test"].isna()]
         if len(lacking):
             cut, seed = lacking.iloc[0][["cut", "seed"]]
             raise UsageError(
-                f"no {self.score} on the held-out samples of cut {cut} with seed {seed}"
+                f"no {self.score} on the test samples of cut {cut} with seed {seed}"
             )
         inner = self.scores[self.scores["cut"].between(1, count - 1)]
         at_random = inner.groupby("seed")[list(SPLITS)].mean()
@@ -139,14 +129,14 @@ class Regret(Displayed):
         of_random = found["rule"] == RANDOM
         seeds = found.loc[of_random, "seed"]
         found.loc[of_random, list(SPLITS)] = at_random.reindex(seeds).to_numpy()
-        best = found["seed"].map(self.held_out.loc[self.best])
-        found["regret"] = sign * (best - found["held_out"]) + 0.0
-        found["random"] = sign * (best - found["seed"].map(at_random["held_out"])) + 0.0
-        found["random"] = found["random"].where(found["held_out"].notna())
+        best = found["seed"].map(self._test.loc[self.best])
+        found["regret"] = sign * (best - found["test"]) + 0.0
+        found["random"] = sign * (best - found["seed"].map(at_random["test"])) + 0.0
+        found["random"] = found["random"].where(found["test"].notna())
         self.choices = found
         lines = []
         for rule, part in found.groupby("rule", sort=False):
-            scored = part[part["held_out"].notna()]
+            scored = part[part["test"].notna()]
             line = {"rule": rule, "seeds": len(scored)}
             line["cuts"] = " ".join(f"{cut:.0f}" for cut in scored["cut"].dropna())
             line |= scored[list(SPLITS)].mean().to_dict()
@@ -156,12 +146,9 @@ class Regret(Displayed):
         self.table = pd.DataFrame(lines)
 
     @property
-    def held_out(self) -> pd.DataFrame:
-        """Held-out scores, cuts x seeds."""
-        seeds = self.scores["seed"].unique()
-        return self.scores.pivot(
-            index="cut", columns="seed", values="held_out"
-        ).sort_index()[seeds]
+    def _test(self) -> pd.DataFrame:
+        """Test scores, cuts x seeds."""
+        return self.scores.pivot(index="cut", columns="seed", values="test")
 
     def gains(self) -> pd.DataFrame:
         """Return what sharing up to each layer gains on validation over sharing nothing (layer, value, low, high)."""
@@ -171,8 +158,8 @@ class Regret(Displayed):
 
     @property
     def best(self) -> int:
-        """The reference: the cut with the best mean held-out score; of equal ones the one that shares least."""
-        return int((self._sign * self.held_out.mean(axis=1)).idxmax())
+        """The reference: the cut with the best mean test score; of equal ones the one that shares least."""
+        return int((self._sign * self._test.mean(axis=1)).idxmax())
 
     @property
     def _sign(self) -> int:
@@ -186,8 +173,8 @@ class Regret(Displayed):
         """Return the table for a terminal, with the best cuts and the meaning of the columns."""
         unit = " %" * TABLE[self.score].share
         shown = self.table[["rule", "seeds", "cuts"]].copy()
-        for name in ("validation", "held_out"):
-            shown[name.replace("_", "-") + unit] = self.table[name].map(self._number)
+        for name in SPLITS:
+            shown[name + unit] = self.table[name].map(self._number)
         for name in ("regret", "random"):
             ends = self.table[[f"{name}_low", f"{name}_high"]].map(self._number)
             given = self.table[f"{name}_low"].notna()
@@ -202,12 +189,9 @@ class Regret(Displayed):
         positive = str(next(iter(self.scores.get("positive", ())), ""))
         head = (
             f"{self.score}{of_class(self.score, positive)} of every cut; "
-            f"best mean on held-out samples: cut {self.best}\nlayers: {layers}"
+            f"best mean on test samples: cut {self.best}\nlayers: {layers}"
         )
-        if "held_out_samples" in self.scores:
-            sizes = self.scores["held_out_samples"]
-            head += f"\nheld-out samples per run: {sizes.min():,} to {sizes.max():,}"
-        runs = self.held_out.shape[1]
+        runs = self.scores["seed"].nunique()
         spread = f"in brackets 95 % t intervals over {runs} runs"
         if runs < 2:
             spread = "one run: no interval"
@@ -249,12 +233,12 @@ def regret(
 
     There is one plan for each number 0 .. L of first layers, out of the L that train. Frozen layers are shared as well.
     Each plan is run under the configuration's algorithm, below ``out``/cuts. Every seed is measured after each client's
-    first local training, below ``out``/measured. The rules read these measurements. Regret is counted on held-out
-    samples (:func:`held_out`), which neither training nor a rule saw.
+    first local training, below ``out``/measured. The rules read these measurements. Regret is counted on test samples,
+    which neither training nor a rule saw.
 
     ``scores.csv`` has all cuts, ``regret.csv`` every rule and seed, ``table.csv`` the means. After a stop, the same
-    call resumes: finished runs are read and interrupted ones are resumed. Every call measures and scores held-out
-    samples again. Measuring takes one round of training per client.
+    call resumes: finished runs are read and interrupted ones are resumed. Every call measures
+    again. Measuring takes one round of training per client.
 
     >>> config = RunConfig(dataset="heart", algorithm="fedper", rounds=1)
     >>> found = regret(config, ["sensitivity_ratio"], seeds=(0,), out="regret", progress=False)
@@ -277,8 +261,8 @@ def regret(
     """
     config = in_memory(config, data, model)
     seeds = seeds_of(config, seeds, 3)
-    task = task_kind(config)
-    score = check_score(score or MAIN[task], task)
+    kind = task_kind(config)
+    score = check_score(score or MAIN[kind], kind)
     rules = as_list("rules", rules, distinct=True)
     parsed_rules = {text: _parse_rule(text) for text in rules}
     if config.federation.plan is not None:
@@ -289,8 +273,8 @@ def regret(
             f"{config.federation.algorithm} uses no plan. These use one: {listing(using)}."
         )
     out = Path(out)
-    layers = runner.assemble(config.with_keys(seed=seeds[0])).layers
-    nothing = LayerPlan(layers, (), Evidence(rule=CANDIDATE))
+    task = runner.assemble(config.with_keys(seed=seeds[0]))
+    nothing = LayerPlan(task.layers, (), Evidence(rule=CANDIDATE))
     names = nothing.trainable
     arms = [
         Arm(str(cut), config.federation.algorithm, nothing.with_first(cut))
@@ -305,7 +289,8 @@ def regret(
             own = config.with_keys(seed=seed)
             decided += _decisions(own, parsed_rules, out, command)
         train(jobs, place)
-    scores = _score_cuts(config, jobs, names, score, progress)
+    best = bool(task.config.federation.patience)
+    scores = _score_cuts(jobs, names, score, best)
     write_atomically(out / "scores.csv", csv_bytes(scores))
     result = Regret(score, names, scores, pd.DataFrame(decided))
     for name, table in (("regret", result.choices), ("table", result.table)):
@@ -357,111 +342,24 @@ def _decisions(
 
 
 def _score_cuts(
-    config: RunConfig,
-    jobs: Sequence[TrainingJob],
-    names: Sequence[str],
-    score: str,
-    progress: bool,
+    jobs: Sequence[TrainingJob], names: Sequence[str], score: str, best: bool
 ) -> pd.DataFrame:
-    """Return the scores of each cut's finished runs, one for each seed. Nothing is trained.
+    """Return the scores of each cut's finished runs, one for each seed.
 
     Args:
-        jobs: those of one seed in a row.
         names: of the layers that train, in order.
+        best: whether a stopping rule names the round that counts.
     """
-    own = {
-        "data": config.own_data,
-        "model": config.own_model,
-        "allow_code": allowed_by(config),
-    }
     lines: list[dict[str, Any]] = []
-    samples: dict[str, Split] = {}
-    for job in with_progress(jobs, "held-out samples", "run", shown=progress):
-        seed, cut = job.config.execution.seed, int(job.arm)
-        if not lines or lines[-1]["seed"] != seed:
-            task = runner.assemble(config.with_keys(seed=seed))
-            samples = held_out(task)
-        line: dict[str, Any] = {"seed": seed, "cut": cut}
+    for job in jobs:
+        cut = int(job.arm)
+        line: dict[str, Any] = {"seed": job.config.execution.seed, "cut": cut}
+        line["last"] = names[cut - 1] if cut else ""
         frame = store.Run(job.path).rows()[1]
-        for split in ("validation", "test"):
-            final = headline(frame, split, best=bool(task.config.federation.patience))
+        for split in SPLITS:
+            final = headline(frame, split, best=best)
             final = final[final["metric"] == score]
             line[split] = rows.client_mean(final, rows.without_score(final))
-        line["model"] = str(final["model"].iloc[0])
-        line["last"] = names[cut - 1] if cut else ""
-        which, _, best = line["model"].partition("@")
-        models, _ = load_models(job.path, "best" if best else "last", which, **own)
-        line["held_out"] = score_of(models, samples, task, score)
-        line["held_out_samples"] = sum(map(len, samples.values()))
-        if score in OF_CLASS and task.data.positive:
-            line["positive"] = task.data.positive
+        line["positive"] = positive_in(final)
         lines.append(line)
     return pd.DataFrame(lines).sort_values("cut", kind="stable", ignore_index=True)
-
-
-# --- held-out samples: unseen by training and by choices ---------------------------------------------------------
-
-
-def held_out(task: Task) -> dict[str, Split]:
-    """Return each client's test samples, with up to :data:`fl_core.data.loading.MOST` more of a named dataset.
-
-    The further ones come from :func:`fl_core.data.extra_test_samples`, and are distributed like the client's own. There
-    are none for your own files, for a regression, or for a dataset without unused samples.
-
-    >>> import fedlayers as fl
-    >>> task = fl.assemble(fl.RunConfig(dataset="digits", max_samples=600))
-    >>> len(task.data.clients[0].test), len(held_out(task)["client_0"])
-    (24, 424)
-
-    Returns:
-        The samples by client's name, without clients that have none.
-    """
-    config, further = task.config, {}
-    name = config.data.dataset
-    named = name in datasets.DATASETS or datasets.is_code(name)
-    if named and config.own_data is None and config.data.task == CLASSIFICATION:
-        where: dict[str, Any] = {
-            "data_root": config.data.data_root,
-            "download": config.data.download,
-        }
-        whole = datasets.open_named(name, **where)
-        whole = whole.with_methods(config.data.scale or "none", config.data.impute)
-        further = datasets.extra_test_samples(whole, task.data)
-    found = {}
-    for client in task.data.clients:
-        samples = concat_splits([client.test, further.get(client.name)])
-        if len(samples):
-            found[client.name] = samples
-    return found
-
-
-def concat_splits(parts: Sequence[Split | None]) -> Split:
-    """Return the samples of all parts that are there."""
-    there = [part for part in parts if part is not None]
-    x, y = (torch.cat([getattr(part, of) for part in there]) for of in "xy")
-    return Split(x, y)
-
-
-def score_of(
-    models: Mapping[str, nn.Module],
-    samples: Mapping[str, Split],
-    task: Task,
-    score: str,
-) -> float:
-    """Return the score of clients' models on their samples, combined by training samples; NaN if a client's is missing.
-
-    Args:
-        models: by client's name, at least for clients with samples.
-        score: one of :data:`fl_core.rows.SCORES`.
-    """
-    names = [client.name for client in task.data.clients]
-    weights = dict(zip(names, task.data.weights, strict=True))
-    values, data = [], task.data
-    with tree.one_thread():
-        for name, part in samples.items():
-            logits = evaluate.predict(models[name], part.x)
-            found = evaluate.scores(
-                logits, part.y, task.criterion, data.positive_index, data.absent
-            )
-            values.append(found[score])
-    return statistics.combine(values, [weights[name] for name in samples])

@@ -67,7 +67,7 @@ def cloud() -> pd.DataFrame:
 
 def cuts() -> list[pd.DataFrame]:
     scores = [
-        {"seed": s, "cut": k, "last": f"l{k}", "held_out": 0.1 * k + s}
+        {"seed": s, "cut": k, "last": f"l{k}", "test": 0.1 * k + s}
         for s in (0, 1)
         for k in (0, 1, 2)
     ]

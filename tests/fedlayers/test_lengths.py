@@ -16,7 +16,6 @@ BASELINES = 8
 COMMANDS = {
     "run": "run --rounds 1",
     "run by a rule": "run --algorithm playerfl --rounds 1",
-    "run by a race": "run --algorithm fedper --plan choose --rounds 2",
     "choose": "choose --rounds 1 --seeds 2 --tune-rates 2",
     "compare": "compare --rounds 1 --seeds 2 --baselines",
     "tune": "tune --rounds 1 --algorithms fedavg fedprox --search lr=0.01,0.1 mu=0.1,1",
@@ -39,7 +38,7 @@ def result(printed: str) -> list[str]:
     return lines[max([-1, *progress, *(k - 1 for k in begins)]) + 1 :]
 
 
-SLOW = ("run", "run by a race", "choose", "tune", "study")
+SLOW = ("run", "choose", "tune", "study")
 
 
 @pytest.mark.parametrize(

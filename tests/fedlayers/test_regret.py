@@ -10,7 +10,6 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from matplotlib import pyplot as plt
 from scipy import stats
 
@@ -21,11 +20,9 @@ from fedlayers.studies.regret import (
     REFERENCES,
     TRIED,
     Regret,
-    held_out,
     regret,
-    score_of,
 )
-from fl_core import rows, runner
+from fl_core import rows
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 from fl_core.plan import LayerPlan
@@ -34,8 +31,7 @@ from fl_core.records import store
 mpl.use("Agg")
 HEART = RunConfig(dataset="heart", algorithm="fedper", rounds=2)
 VALIDATION = {0: [0.2, 0.5, 0.8, 0.6], 1: [0.3, 0.7, 0.5, 0.1]}
-TEST = {0: [0.9, 0.5, 0.3, 0.4], 1: [0.2, 0.6, 0.7, 0.1]}
-HELD_OUT = {0: [0.1, 0.5, 0.6, 0.3], 1: [0.2, 0.8, 0.4, 0.1]}
+TEST = {0: [0.1, 0.5, 0.6, 0.3], 1: [0.2, 0.8, 0.4, 0.1]}
 DECISIONS = [
     ("near", 0, 2, "ok"),
     ("near", 1, 1, "ok"),
@@ -44,8 +40,8 @@ DECISIONS = [
 ]
 
 
-def made(score="macro_f1", held_out=None, decisions=DECISIONS, validation=None):
-    held_out, validation = held_out or HELD_OUT, validation or VALIDATION
+def made(score="macro_f1", test=None, decisions=DECISIONS, validation=None):
+    test, validation = test or TEST, validation or VALIDATION
     scores = pd.DataFrame(
         [
             {
@@ -53,10 +49,9 @@ def made(score="macro_f1", held_out=None, decisions=DECISIONS, validation=None):
                 "cut": k,
                 "last": f"l{k}" if k else "",
                 "validation": validation[s % 2][k],
-                "test": TEST[s % 2][k],
-                "held_out": v,
+                "test": v,
             }
-            for s, values in held_out.items()
+            for s, values in test.items()
             for k, v in enumerate(values)
         ]
     )
@@ -87,7 +82,7 @@ def test_regret_by_hand():
     result = made()
     assert result.best == 1
     near = choice(result, "near", 0)
-    assert (near["cut"], near["best"], near["validation"], near["held_out"]) == (
+    assert (near["cut"], near["best"], near["validation"], near["test"]) == (
         2,
         1,
         0.8,
@@ -96,14 +91,14 @@ def test_regret_by_hand():
     assert near["regret"] == pytest.approx(0.5 - 0.6)
     assert near["random"] == pytest.approx(0.5 - 0.55)
     assert choice(result, "near", 1)["regret"] == 0
-    assert choice(result, RANDOM, 1)["held_out"] == pytest.approx(0.6)
+    assert choice(result, RANDOM, 1)["test"] == pytest.approx(0.6)
     assert (
         choice(result, RANDOM, 1)["regret"]
         == choice(result, RANDOM, 1)["random"]
         == pytest.approx(0.2)
     )
     assert math.isnan(choice(result, "far", 0)["random"])
-    assert [choice(result, name, 1)["held_out"] for name in REFERENCES[:3]] == [
+    assert [choice(result, name, 1)["test"] for name in REFERENCES[:3]] == [
         0.2,
         0.4,
         0.1,
@@ -121,7 +116,7 @@ def test_the_table_is_the_mean_over_the_seeds_that_decided():
     assert near[["random", "random_low", "random_high"]].tolist() == pytest.approx(
         [0.075, *ends(-0.05, 0.2)]
     )
-    assert near["held_out"] == pytest.approx(0.7)
+    assert near["test"] == pytest.approx(0.7)
     far = table.loc["far"]
     assert (far["seeds"], far["cuts"]) == (1, "3")
     assert (far["regret"], far["random"]) == pytest.approx((0.7, 0.2))
@@ -150,7 +145,7 @@ def test_of_a_loss_the_lowest_is_best():
 
 
 def test_what_scores_a_choice_chooses_nothing():
-    """The best in validation is that of the validation split, wherever test and held-out scores are highest."""
+    """The best in validation is that of the validation split, wherever test scores are highest."""
     result = made(validation={0: [0.9, 0.2, 0.2, 0.2], 1: [0.1, 0.1, 0.1, 0.9]})
     assert [choice(result, TRIED, seed)["cut"] for seed in (0, 1)] == [0, 3]
     assert result.best == 1
@@ -161,7 +156,7 @@ def test_what_scores_a_choice_chooses_nothing():
 
 def test_a_score_that_is_missing_is_named():
     with pytest.raises(UsageError, match=r"macro_f1 .*cut 2 .*seed 0"):
-        made(held_out={0: [0.1, 0.2, math.nan, 0.1]})
+        made(test={0: [0.1, 0.2, math.nan, 0.1]})
 
 
 def test_without_a_validation_score_no_cut_is_the_best_on_it():
@@ -175,7 +170,7 @@ def test_without_a_validation_score_no_cut_is_the_best_on_it():
 
 def test_every_cut_is_needed():
     with pytest.raises(UsageError, match=r"cuts .*0 to 3"):
-        made(held_out={0: [0.1, 0.2, 0.3]})
+        made(test={0: [0.1, 0.2, 0.3]})
 
 
 @pytest.fixture(scope="module")
@@ -203,46 +198,6 @@ def test_scores_are_those_of_the_runs(trained):
             own = own[own["model"] == "personal"]
             expected = sum(own["value"] * own["n_train"]) / own["n_train"].sum()
             assert getattr(line, split) == pytest.approx(expected, rel=1e-12)
-
-
-def test_all_of_a_dataset_is_dealt_and_the_test_split_is_what_is_held_out(trained):
-    """Hearts are all dealt: the models, loaded again, score on the test split what their runs recorded."""
-    _, result = trained
-    assert result.scores["held_out"].tolist() == pytest.approx(
-        result.scores["test"].tolist(), rel=1e-12
-    )
-    task = runner.assemble(HEART)
-    assert set(result.scores["held_out_samples"]) == {
-        sum(len(client.test) for client in task.data.clients)
-    }
-
-
-def test_left_over_samples_score_beside_the_test_split():
-    """Of digits, of which a part is dealt; no sample of a client's is among them, and a file of one's own has none."""
-    task = runner.assemble(
-        RunConfig(dataset="digits", max_samples=300, partition="dirichlet", clients=3)
-    )
-    samples = held_out(task)
-    for client in task.data.clients:
-        found = samples[client.name]
-        assert len(found) == len(client.test) + 400
-        assert torch.equal(found.x[: len(client.test)], client.test.x)
-        own = {
-            tuple(x.flatten().tolist())
-            for x in torch.cat([client.train.x, client.validation.x])
-        }
-        assert not own & {
-            tuple(x.flatten().tolist()) for x in found.x[len(client.test) :]
-        }
-    models = {client.name: task.model for client in task.data.clients}
-    value = score_of(models, samples, task, "accuracy")
-    hits = {
-        name: (task.model(part.x).argmax(1) == part.y).double().mean()
-        for name, part in samples.items()
-    }
-    shares = dict(zip(samples, task.data.weights, strict=True))
-    expected = sum(hits[name] * shares[name] for name in samples) / sum(shares.values())
-    assert value == pytest.approx(float(expected), rel=1e-12)
 
 
 def test_every_cut_shares_its_prefix(trained):

@@ -35,7 +35,7 @@ def shown(tmp_path_factory):
     regret = Regret(
         "macro_f1",
         ("fc1",),
-        scores.assign(held_out=[0.4, 0.6]),
+        scores.assign(test=[0.4, 0.6]),
         pd.DataFrame({"rule": ["a"], "seed": [0], "cut": [1], "status": ["ok"]}),
     )
     made = fl.Predictions(tuple(map(str, range(50))), ("no", "yes"), torch.zeros(50, 2))
