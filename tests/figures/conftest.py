@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+import figures.__main__  # noqa: F401  (registers every item)
 from figures import items
 from figures.page import missing_runs
 from figures.recipe import tested, trained
