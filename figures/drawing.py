@@ -166,11 +166,6 @@ def save_png(figure: Figure, path: Path, dpi: int = DPI, **options: Any) -> None
         picture.save(path, optimize=True, dpi=(dpi, dpi))
 
 
-def save_pdf(figure: Figure, path: Path) -> None:
-    """Write a figure as a PDF whose bytes do not depend on the time."""
-    figure.savefig(path, metadata={"CreationDate": None})
-
-
 def _has(path: Path, picture: Image.Image) -> bool:
     """Return whether a file has the pixels of a picture."""
     if not path.is_file():

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pandas as pd
 
@@ -23,7 +22,6 @@ from figures.drawing import (
     Drawing as Drawing,
     Finding as Finding,
     beneath,
-    save_pdf,
     save_png,
     set_apart as set_apart,
 )
@@ -35,8 +33,6 @@ from fl_core.errors import CorruptError, UsageError, check_known, listing
 
 HERE = Path(__file__).parent
 ROWS, PICTURES = HERE / "rows", HERE / "pictures"
-SAVE = {"png": save_png, "pdf": save_pdf}
-"""Formats of pictures, each with what saves a figure at a path."""
 FAILED = "finished"
 """The metric of the row, without a value, that stands for a run whose training diverged."""
 RECODED = (
@@ -277,7 +273,7 @@ def check_owner(item: Item, path: Path, header: packing.Header) -> None:
 
 
 def redraw(item: Item, path: Path, out: Path) -> Drawing:
-    """Draw stored rows into ``out``: NAME.png, NAME.pdf, NAME.csv, and NAME.md with the caption and the findings.
+    """Draw stored rows into ``out``: NAME.png, NAME.csv, and NAME.md with the caption and the findings.
 
     Equal rows give equal bytes.
 
@@ -305,9 +301,7 @@ def redraw(item: Item, path: Path, out: Path) -> Drawing:
         # wrapped, so that the caption is no wider than the picture and moves no panel of it
         shown = beneath(caption, int(drawing.figure.get_figwidth() * 19.5))
         drawing.figure.supxlabel(shown, fontsize=7, color="0.3", ha="left", x=0.01)
-        with mpl.rc_context({"pdf.fonttype": 42}):  # letters stay letters
-            for suffix, save in SAVE.items():
-                save(drawing.figure, out / f"{item.name}.{suffix}")
+        save_png(drawing.figure, out / f"{item.name}.png")
         plt.close(drawing.figure)
     table = csv_bytes(drawing.table, float_format="%.6g")
     (out / f"{item.name}.csv").write_bytes(table)

@@ -36,18 +36,6 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     forbid_training(monkeypatch)
 
 
-@pytest.fixture(autouse=True)
-def png_only(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only pictures that are kept are made; PDFs, which take as long again, where a test asks for ``every_format``."""
-    if "every_format" not in request.fixturenames:
-        monkeypatch.setattr(items, "SAVE", {"png": items.save_png})
-
-
-@pytest.fixture
-def every_format() -> None:
-    """Pictures are made in every format."""
-
-
 @pytest.fixture(scope="session")
 def rows_in_memory() -> dict[Path, Any]:
     return {}
