@@ -20,21 +20,10 @@ from figures.layerwise import curves, dissimilarity, lines_beside, read_off
 from figures.page import markdown, numbers, seeds_in_words
 from figures.player_fl.expectations import OFFSET, seed_by_seed
 from figures.player_fl.layers import FIRST, NAME, NETWORKS, Network, run_of
+from figures.player_fl.scores import SCORE
+from figures.player_fl.tables import TABLES
 from figures.ranking import ALPHA
-from fl_core.statistics import friedman
 
-TESTED = {
-    "Table 1": ("macro_f1", "F1"),
-    "Table A.5": ("macro_f1 fairness", "F1, fairness"),
-    "Table A.6": ("macro_f1 incentive", "F1, incentive"),
-    "Table A.7": ("accuracy", "accuracy"),
-    "Table A.8": ("accuracy fairness", "accuracy, fairness"),
-    "Table A.9": ("accuracy incentive", "accuracy, incentive"),
-    "Table A.10": ("loss", "loss"),
-    "Table A.11": ("loss fairness", "loss, fairness"),
-    "Table A.12": ("loss incentive", "loss, incentive"),
-}
-"""The paper's tables that name Friedman's test: quantity of the published numbers, and words."""
 SHOWN = {
     "trace": "trace per parameter",
     "whole": "trace of the whole layer",
@@ -54,23 +43,19 @@ def both_ways_round() -> pd.DataFrame:
     known = items.published("player_fl")
     printed = known[known["quantity"] == "friedman p"].set_index("place")
     lines = {}
-    for place, (quantity, words) in TESTED.items():
-        table = items.published_table("player_fl", place, quantity=quantity)
-        line = {
-            "words": words,
-            "p": friedman(table).p_value,
-            "transposed": friedman(table.T).p_value,
+    for table in TABLES.values():
+        word, again = (
+            table.metric.removeprefix("macro_").replace("f1", "F1"),
+            table.printed_ranking(),
+        )
+        said = printed.reindex([table.place]).iloc[0]
+        ends = said[["low", "high"]].fillna(said["value"])
+        lines[table.place] = {
+            "words": word if table.kind == SCORE else f"{word}, {table.kind}",
+            "p": again.friedman.p_value,
+            "transposed": again.transposed.p_value,
+            **ends,
         }
-        said = printed.loc[place] if place in printed.index else None
-        for end in ("low", "high"):
-            line[end] = (
-                np.nan
-                if said is None
-                else said["value"]
-                if pd.notna(said["value"])
-                else said[end]
-            )
-        lines[place] = line
     return pd.DataFrame.from_dict(lines, orient="index")
 
 
