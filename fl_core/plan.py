@@ -17,7 +17,6 @@ from fl_core.bounds import check_form, check_names, form_of
 from fl_core.display import MANY, Displayed, Summary, printable
 from fl_core.errors import UsageError, as_list, check_known, listing
 from fl_core.layers import Layer
-from fl_core.race_evidence import RaceEvidence
 from fl_core.storage import check_version, sha, write_json
 
 FORMAT = "fedlayers.plan/2"
@@ -41,7 +40,7 @@ class Evidence:
         status: ``ok``, or an adjustment (a clipped cut, for instance).
         data, checkpoint: digests of the measured data and checkpoint.
         seed, version: of the measurement.
-        race: the candidates' scores, if a race decided.
+        race: the outcome in words, if a race decided.
     """
 
     rule: str = "manual"
@@ -59,12 +58,12 @@ class Evidence:
     checkpoint: str = ""
     seed: int | None = None
     version: str = ""
-    race: RaceEvidence | None = None
+    race: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         """Return the evidence in words, a few lines. It is missing for a choice by hand."""
-        found = [] if self.race is None else self.race.lines()
-        if self.race is None and self.metric:
+        found = list(self.race[:MANY])
+        if not found and self.metric:
             of = f"{self.metric} ({self.variant})" if self.variant else self.metric
             values = listing(
                 ("none" if value is None else f"{value:.4g}" for value in self.values),
@@ -86,8 +85,10 @@ class Evidence:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data. A plan that no race decided has no entry for it."""
-        data = {name: value for name, value in asdict(self).items() if name != "race"}
-        return data if self.race is None else {**data, "race": self.race.to_json()}
+        data = asdict(self)
+        if not data["race"]:
+            del data["race"]
+        return data
 
 
 @dataclass(frozen=True, repr=False)
@@ -358,7 +359,7 @@ class LayerPlan(Displayed):
         why["clients"] = {
             name: tuple(values) for name, values in why.get("clients", {}).items()
         }
-        why |= {"race": RaceEvidence.from_json(why["race"])} if "race" in why else {}
+        why["race"] = tuple(why.get("race", ()))
         plan = cls(
             tuple(map(layer_from_json, data["layers"])),
             tuple(data["shared"]),

@@ -202,8 +202,8 @@ def explain(plan: LayerPlan, *, full: bool = False) -> str:
         f"{why.rule}{subject}{limit}: {len(plan.shared)} of {len(plan.layers)} layers are federated",
         _table(plan),
     ]
-    if why.race is not None:
-        parts.append("\n".join(why.race.lines()))
+    if why.race:
+        parts.append("\n".join(why.race))
     if full and why.clients:
         parts.append("Each client's own values:\n" + _clients(plan))
     if why.votes:

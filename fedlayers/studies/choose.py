@@ -26,7 +26,6 @@ from fedlayers.studies.hint import (
     measured_cost,
     skew_of,
 )
-from fedlayers.studies.inference import evidence_of
 from fedlayers.studies.jobs import (
     Tell,
     TrainingJob,
@@ -52,7 +51,7 @@ from fedlayers.studies.recommend import recommend
 from fl_core import __version__, runner, tree
 from fl_core.config import RunConfig, in_memory
 from fl_core.display import csv_bytes
-from fl_core.errors import RunError, UsageError
+from fl_core.errors import RunError, UsageError, listing
 from fl_core.plan import LayerPlan
 from fl_core.progress import say
 from fl_core.rows import CLASSIFICATION, check_score
@@ -322,10 +321,11 @@ def planned(
 
 def _with_evidence(choice: Choice) -> LayerPlan | None:
     """Return the winner's plan with the race as its evidence; None if it uses none."""
-    task, plan, judged = choice.task, choice.plan, choice.standing.judged
-    if plan is None or choice.winner is None:
+    task, plan, rates = choice.task, choice.plan, choice.rates
+    if plan is None:
         return None
-    rates = choice.rates
+    seeds = listing(map(str, choice.standing.judged["seed"].unique()))
+    head, lines = choice.answers.head, choice.answers.lines
     ranked = choice.main if choice.trials.empty else "calibrated loss"
     return plan.with_shared(
         plan.shared,
@@ -336,5 +336,5 @@ def _with_evidence(choice: Choice) -> LayerPlan | None:
         checkpoint=tree.digest(tree.state_dict(task.model)),
         seed=task.config.execution.seed,
         version=__version__,
-        race=evidence_of(judged, choice.inference, choice.winner.name, choice.until),
+        race=(f"race up to round {choice.until}, seeds {seeds}", head, *lines),
     )

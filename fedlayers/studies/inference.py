@@ -15,7 +15,6 @@ from fedlayers.studies.arms import Arm
 from fedlayers.studies.judge import EarlyStop
 from fedlayers.studies.race import DIGITS
 from fl_core.errors import listing
-from fl_core.race_evidence import ArmEvidence, RaceEvidence
 from fl_core.rows import (
     CLASSIFICATION,
     MAIN,
@@ -188,31 +187,6 @@ def _tukey(arms: int, free: float) -> float:
     from scipy.stats import studentized_range
 
     return float(studentized_range.ppf(LEVEL, max(2, arms), free)) / 2**0.5
-
-
-def evidence_of(
-    judged: pd.DataFrame, found: Inference, used: str, until: int
-) -> RaceEvidence:
-    """Return the evidence of a race for a plan: every arm's mean scores, and its difference from the leader.
-
-    Args:
-        judged: as for :func:`infer`, whose result is ``found``.
-        used: the arm whose plan it is.
-        until: the round after which the race was judged.
-    """
-    means = judged.groupby("arm")[["loss", "score"]].mean()
-    means["value"] = judged.groupby("arm")[found.main].mean()
-    lines = means.join(found.differences.set_index("arm")[COLUMNS[1:-1]]).loc[
-        rank_arms(judged, found.main)
-    ]
-    if found.early is not None:
-        lines["forecast"] = judged.set_index("arm")["forecast"]
-    lines = lines.astype(object).where(np.isfinite(lines.astype(float)), None)
-    arms = tuple(
-        ArmEvidence(name, **line) for name, line in lines.to_dict("index").items()
-    )
-    seeds = tuple(int(seed) for seed in judged["seed"].unique())
-    return RaceEvidence(found.main, until, seeds, found.verdict, used, arms)
 
 
 # --- in words --------------------------------------------------------------------------------------------------

@@ -138,12 +138,8 @@ def test_what_was_stopped_is_named_wherever_the_race_is_shown(raced: Raced) -> N
     lost = pytest.approx([-gains[arm] for arm in stopped])
     assert table.loc[stopped, "forecast"].tolist() == lost
     assert decided(out)["early"]["gains"] == gains
-    evidence = LayerPlan.load(out / "plan.json").why.race
-    assert evidence is not None
-    assert (evidence.rounds, evidence.used) == (AT, choice.winner.name)
-    of_plan = {arm.name: arm for arm in evidence.arms}
-    assert [of_plan[arm].value for arm in stopped] == [None] * 3
-    assert [of_plan[arm].forecast for arm in stopped] == lost
+    evidence = "\n".join(LayerPlan.load(out / "plan.json").why.race)
+    assert choice.inference.early.line(choice.main) in evidence
     assert all(f"on {arm}" in choice.text() for arm in stopped)
 
 
@@ -210,9 +206,6 @@ def test_if_the_kept_arm_diverges_the_next_is_kept(
     choice = choose(CONFIG, tmp_path)
     assert choice.winner.name != kept
     assert choice.standing.failed == {f"{kept}-0": "it diverged"}
-    evidence = LayerPlan.load(tmp_path / "plan.json").why.race
-    assert evidence is not None
-    assert [line for line in evidence.lines() if line.endswith("failed")]
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ ROOMS = {
         "display errors seeds tokens",
         "bounds model_contexts progress registry tree",
         "layers statistics storage",
-        "data models race_evidence rows stopping",
+        "data models rows stopping",
         "config plan",
         "layer_mapping training",
         "algorithms",

@@ -225,7 +225,7 @@ def test_damaged_plans_are_refused(tmp_path):
         (damaged(why__rules="x"), "'rules'.*'rule'"),
         (damaged(why__threshold="high"), "threshold must be a finite number or null"),
         (damaged(why__clients={"a": ["high"]}), r"clients\.a\.0"),
-        (damaged(why__race=["nothing"]), "race must be"),
+        (damaged(why__race=[3]), "race.0 must be"),
     ):
         with pytest.raises(UsageError, match=message):
             LayerPlan.from_json(data)
@@ -280,3 +280,11 @@ def test_a_plan_that_shares_nothing_or_all_is_noted(count, said):
     notes = PLAN.with_first(count).notes()
     assert len(notes) == bool(said)
     assert all(said in note and "sensitivity_ratio" in note for note in notes)
+
+
+def test_a_plan_keeps_the_sentences_of_its_race(tmp_path):
+    lines = ("race up to round 3, seeds 0", "Share every layer.")
+    raced = LayerPlan(LAYERS, ()).with_shared(["fc1"], rule="race", race=lines)
+    raced.save(tmp_path / "plan.json")
+    assert LayerPlan.load(tmp_path / "plan.json") == raced
+    assert str(raced).split("\n  ")[:3] == [repr(raced), *lines]
