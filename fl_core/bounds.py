@@ -17,6 +17,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from numbers import Integral, Real
@@ -178,12 +179,15 @@ def _bounds(stated: Any) -> list[tuple[str, Bound | OneOf]]:
 
 # --- options of an algorithm ---
 
-MOST = {int: 1e9, float: 1e30}
-"""The largest number that an option may be: of a count, and of a strength or rate, which float32 must hold."""
+MOST = {
+    int: Bound("a number from 0 to 1e9", lambda value: 0 <= value <= 1e9),
+    float: Bound("a number from 0 to 1e30", lambda value: 0 <= value <= 1e30),
+}
+"""What an option may be: a count, and a strength or rate, which float32 must hold."""
 
 
 def read_options(name: str, config: type, values: Mapping[str, Any]) -> Any:
-    """Return a dataclass of options with the given values. Texts are read as the field's type.
+    """Return a dataclass of options with the given values. Numbers and lists may be texts.
 
     Args:
         name: of what has the options, for messages.
@@ -207,44 +211,26 @@ def _read_option(name: str, key: str, value: Any, kind: Any) -> Any:
     what = f"{name}: {key}"
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     target, *bounds = _parts(next(k for k in kinds if k is not NoneType))
-    if value is None or (isinstance(value, str) and value.lower() == "none"):
-        if NoneType in kinds:
-            return None
-        raise UsageError(f"{what} must be {target.__name__}; got none.")
+    if NoneType in kinds and value in (None, "none"):
+        return None
     if get_origin(target) is tuple:
         parts = value.split(",") if isinstance(value, str) else value
-        if not isinstance(parts, (list, tuple)):
-            raise UsageError(
-                f"{what} must be a list of {get_args(target)[0].__name__}; got {value!r}."
-            )
-        return tuple(
-            _read_option(name, key, part, get_args(target)[0]) for part in parts
-        )
+        check_type(what, parts, tuple)
+        inner = get_args(target)[0]
+        return tuple(_read_option(name, key, part, inner) for part in parts)
     if get_origin(target) is Literal:
         return check_known(f"{key} of {name}", value, get_args(target))
-    try:
-        if target is bool:
-            return {"true": True, "false": False, "1": True, "0": False}[
-                str(value).lower()
-            ]
-        if isinstance(value, bool):
-            raise TypeError(value)
-        number = target(value)
-        if target is int and float(value) != number:
-            raise ValueError(value)
-    except (TypeError, ValueError, KeyError, OverflowError) as error:
-        raise UsageError(f"{what} must be {target.__name__}; got {value!r}.") from error
-    if target in (int, float) and not (
-        number >= 0 and math.isfinite(number)
-    ):  # strengths and counts, all of them
-        raise UsageError(f"{what} must be at least 0 and finite; got {value}.")
-    if target in MOST and number > MOST[target]:
-        raise UsageError(
-            f"{what} must be at most {MOST[target]:.0e}; got {number:.3g}. Choose a smaller number."
-        )
-    for bound in bounds:
-        check_value(what, number, bound)
-    return number
+    if target not in MOST:
+        check_type(what, value, target)
+        return value
+    if isinstance(value, str):
+        with suppress(ValueError):
+            value = float(value)
+    for bound in (MOST[target], *bounds):
+        check_value(what, value, bound)
+    if target(value) != value:
+        raise UsageError(f"{what} must be a whole number; got {value!r}.")
+    return target(value)
 
 
 def _parts(kind: Any) -> tuple[Any, ...]:

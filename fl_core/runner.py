@@ -129,18 +129,6 @@ def run(
     how = Execution(progress, until, save_seconds, loggers_of(log), trained_by)
     if announce:
         task.announce()
-    return start(task, out, instruments, how, command=command)
-
-
-def start(
-    task: Task,
-    out: Path | str | None,
-    instruments: Instruments,
-    how: Execution,
-    *,
-    command: str = "",
-) -> Engine:
-    """Begin a run of a checked task, otherwise as :func:`run`."""
     if out is None:
         return _execute(task, instruments, None, how)
     data, config = task.data, task.config
@@ -463,4 +451,4 @@ def train_first_round(
     }, measured
 
 
-__all__ = ["Task", "assemble", "resume", "run", "start", "train_first_round"]
+__all__ = ["Task", "assemble", "resume", "run", "train_first_round"]

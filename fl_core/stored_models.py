@@ -91,39 +91,32 @@ def load_kind(
 
     For ``which`` None these are the personal models, or the global one if no model is personal.
     """
-    found = store.Run(path)
-    round = found.best_round(which) if round == "best" else round
-    task, checkpoint, algorithm = restore_run(
-        found, round, data=data, model=model, allow_code=allow_code
-    )
+    if round == "best":
+        round = store.Run(path).best_round(which)
     order = ("personal", "global") if which is None else (which,)
-    which, trees = _trees_of_first(found, checkpoint, algorithm, task, order)
-    copies = {name: copy_with(task.model, each) for name, each in trees.items()}
-    return which, copies, task
+    own = {"data": data, "model": model, "allow_code": allow_code}
+    _, which, models, task = next(load_rounds(path, [round], order, **own))
+    return which, models, task
 
 
 def load_rounds(
-    path: Path | str, rounds: Sequence[int], which: Sequence[str], **own: Any
+    path: Path | str, rounds: Sequence[int | str], which: Sequence[str], **own: Any
 ) -> Iterator[tuple[int, str, dict[str, nn.Module], Task]]:
     """Yield each round with the name of its models, the models and their task, which is made once.
-
-    Clients with one model, such as the global one, have one module.
 
     Args:
         which: names of models. The first one that the round has is taken.
         own: ``data``, ``model`` and ``allow_code``, as of :func:`load_models`.
     """
-    found = store.Run(path)
-    task = None
+    found, task = store.Run(path), None
     for round in rounds:
+        checkpoint = found.checkpoint(round)
         if task is None:
-            task, checkpoint, algorithm = restore_run(found, round, **own)
-        else:
-            checkpoint = found.checkpoint(round)
-            algorithm = restore.check(found, checkpoint, task)
+            task = _task_to_read(found, **own)
+        algorithm = restore.check(found, checkpoint, task)
         kind, trees = _trees_of_first(found, checkpoint, algorithm, task, which)
-        modules = {id(each): copy_with(task.model, each) for each in trees.values()}
-        yield round, kind, {name: modules[id(trees[name])] for name in trees}, task
+        models = {name: copy_with(task.model, each) for name, each in trees.items()}
+        yield checkpoint.round, kind, models, task
 
 
 def _trees_of_first(
@@ -166,25 +159,19 @@ def trees_of(
     return trees
 
 
-def restore_run(
-    found: store.Run,
-    round: int | str,
-    *,
-    data: Any,
-    model: Any,
-    allow_code: str | Collection[str],
-) -> tuple[Task, store.Checkpoint, Algorithm]:
-    """Return a finished or interrupted run's task, one of its checkpoints, and its algorithm there, for reading."""
-    checkpoint = found.checkpoint(round)
-    stored = found.task_config()
-    restore.check_own(found.path, stored, allow_code, True, data=data, model=model)
-    task = task_of(found, trained=True, data=data, model=model)
+def _task_to_read(
+    found: store.Run, allow_code: str | Collection[str] = (), **own: Any
+) -> Task:
+    """Return the task of a finished or interrupted run, for reading its models."""
+    own = {"data": None, "model": None, **own}
+    restore.check_own(found.path, found.task_config(), allow_code, True, **own)
+    task = task_of(found, trained=True, **own)
     restore.check_same_start(task, found.path, weights=False)
     if changed := restore.changed_code(found, task):
         warn(
             f"{found.path} was trained with other code of its {listing(changed)}: its scores may be those of that code"
         )
-    return task, checkpoint, restore.check(found, checkpoint, task)
+    return task
 
 
 def copy_with(model: nn.Module, source: tree.Tree) -> nn.Module:
