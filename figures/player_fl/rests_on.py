@@ -5,15 +5,12 @@ The choices themselves are explained in ``player_fl_what_figures_rest_on.md``; t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 
-from diagnostics.plots.drawing import COLOURS, set_scale, style
 from figures import items
 from figures.items import Drawing, Finding, Item
 from figures.layerwise import curves, dissimilarity, lines_beside, read_off
@@ -94,12 +91,6 @@ def with_offset(angle: pd.DataFrame, network: Network) -> pd.DataFrame:
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     networks = {dataset: choices(frame, dataset) for dataset in NETWORKS}
     tests = both_ways_round()
-    shown = next(dataset for dataset, each in networks.items() if "angle" in each)
-    with style():
-        figure = plt.figure(figsize=(7.2, 5.2), layout="constrained")
-        *axes, last = figure.subplots(2, 3).flat
-        _panels(axes, NETWORKS[shown], networks[shown])
-        _tests(last, tests)
     lines = [
         line
         for dataset, each in networks.items()
@@ -122,9 +113,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         )
     ]
     caption = (
-        f"{NETWORKS[shown].title} after one epoch: medians over clients and {seeds_in_words(header['seeds'])}. "
-        "The last panel has Friedman's test of the paper's printed tables. "
-        "It compares the algorithms or (with the table transposed) the datasets."
+        f"Each choice next to its alternative after one epoch: medians over clients and "
+        f"{seeds_in_words(header['seeds'])}. Friedman's test of the paper's printed tables compares the algorithms or "
+        "(with the table transposed) the datasets."
     )
     findings = [
         each
@@ -132,113 +123,12 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         for each in _findings(NETWORKS[dataset], curve)
     ]
     return Drawing(
-        figure,
+        None,
         items.table(lines),
         caption,
         (*findings, _test_finding(tests)),
         _text(networks, tests),
     )
-
-
-# --- picture ---------------------------------------------------------------------------------------------------
-
-
-def _panels(axes: Sequence[Axes], network: Network, curves: Curves) -> None:
-    a, b, c, d, e = axes
-    trace, variance = curves["trace"], curves["variance"]
-    first = "first layer = 1"
-    _panel(
-        a,
-        "Hessian, by what is computed",
-        {SHOWN["trace"]: trace, SHOWN["nuclear"]: curves["nuclear"]},
-        first,
-    )
-    _panel(
-        b,
-        "trace, divided or not",
-        {"per parameter": trace, "whole layer": curves["whole"]},
-        first,
-    )
-    _panel(
-        c,
-        "gradient variance",
-        {"as it is": variance, "divided by parameters again": curves["divided"]},
-        first,
-    )
-    by_least = variance / variance.min()
-    _panel(
-        d,
-        "gradient variance",
-        {"first layer = 1": variance, "smallest layer = 1": by_least},
-        "relative",
-    )
-    apart = {"1 − CKA": curves["apart"], "angle, rad": curves["angle"]}
-    if network.last_conv:
-        apart[f"angle + {OFFSET} from fc1 on"] = with_offset(curves["angle"], network)
-    _panel(e, "apart from the others", apart, "0 = the same", log=False)
-
-
-def _panel(
-    ax: Axes,
-    title: str,
-    shown: Mapping[str, pd.DataFrame],
-    label: str,
-    log: bool = True,
-) -> None:
-    for (name, values), colour, marker in zip(
-        shown.items(), COLOURS, "os^", strict=False
-    ):
-        ax.plot(
-            range(len(values)),
-            values.median(axis=1),
-            color=colour,
-            marker=marker,
-            markersize=3.5,
-            label=name,
-        )
-    every = pd.concat([values.median(axis=1) for values in shown.values()], axis=1)
-    set_scale(ax, every, log)
-    if not log:
-        ax.set_ylim(bottom=0)
-    ax.set_xticks(range(len(every)), list(every.index), rotation=90, fontsize=6.5)
-    ax.tick_params(axis="y", labelsize=6.5)
-    ax.set_ylabel(label, fontsize=7.5)
-    _key(ax, title)
-
-
-def _key(ax: Axes, title: str) -> None:
-    """Draw the legend above a panel, under its title."""
-    ax.legend(
-        title=title,
-        loc="lower left",
-        bbox_to_anchor=(-0.05, 1),
-        alignment="left",
-        fontsize=6.5,
-        title_fontsize=8,
-    )
-
-
-def _tests(ax: Axes, tests: pd.DataFrame) -> None:
-    y = np.arange(len(tests))
-    for column, label, marker, colour in (
-        ("p", "algorithms compared", "o", COLOURS[0]),
-        ("transposed", "datasets compared", "^", COLOURS[1]),
-    ):
-        ax.plot(
-            tests[column],
-            y,
-            linestyle="none",
-            marker=marker,
-            markersize=4,
-            color=colour,
-            label=label,
-        )
-    ax.axvline(ALPHA, color="0.4", linewidth=0.8, linestyle="--")
-    ax.set(xscale="log", ylim=(len(tests) - 0.4, -0.6))
-    ax.set_xlabel(f"p (dashed: {ALPHA:g})", fontsize=7.5)
-    ax.set_yticks(y, list(tests["words"]), fontsize=6)
-    ax.tick_params(axis="x", labelsize=6.5)
-    _key(ax, "Friedman's test of printed tables")
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------
