@@ -10,6 +10,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
@@ -163,46 +164,28 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _matrix(ax: Axes, decided: list[Decisions]) -> None:
+    texts, apart = {}, {}
     ways = [*LISTS, *decided[0].counts.index]
-    apart = np.full((len(ways), len(decided)), np.nan)
-    for i, way in enumerate(ways):
-        for k, each in enumerate(decided):
-            if way in LISTS:
-                text, layer = (
-                    each.lists.get(str(way), "–"),
-                    each.lists.get(str(way), ""),
-                )
-            else:
-                layer, count = each.usual(way)
-                text = f"{layer}  {count}/{each.seeds}"
-            gap = each.layers_later(layer)
-            apart[i, k] = np.nan if gap is None else gap
-            ax.text(k, i, text, ha="center", va="center", fontsize=7)
-    low, high = plt.get_cmap("PuOr")(0.25), plt.get_cmap("PuOr")(0.75)
-    colours = np.ones((*apart.shape, 4))
-    strength = np.clip(np.abs(np.nan_to_num(apart)) / 3, 0, 1)[..., None]
-    for sign, colour in ((-1, np.array(low)), (1, np.array(high))):
-        chosen = np.sign(apart) == sign
-        colours[chosen] = ((1 - strength) + strength * colour)[chosen]
-    ax.imshow(colours, aspect="auto")
-    ax.axhline(len(LISTS) - 0.5, color="0.2", linewidth=1)
-    ax.axhline(len(ways) - 1.5, color="0.2", linewidth=0.6)
-    names = [
-        *LISTS.values(),
-        *(
-            f"threshold {way:g}" if isinstance(way, float) else str(way)
-            for way in ways[3:]
-        ),
-    ]
-    ax.set_yticks(range(len(ways)), names, fontsize=7.5)
-    ax.set_xticks(
-        range(len(decided)), [_title(each.dataset) for each in decided], fontsize=8
-    )
-    ax.tick_params(length=0, top=False, labeltop=True, labelbottom=False)
-    ax.grid(False)
+    for each in decided:
+        told, gaps = [], []
+        for way in ways:
+            listed = each.lists.get(str(way), "–"), 0
+            layer, count = listed if way in LISTS else each.usual(way)
+            told.append(f"{layer}  {count}/{each.seeds}" if count else layer)
+            gaps.append(each.layers_later(layer))
+        texts[each.dataset], apart[_title(each.dataset)] = told, gaps
+    thresholds = (f"threshold {way:g}" for way in ways if isinstance(way, float))
+    table = pd.DataFrame(apart, [*LISTS.values(), *thresholds, JUMP], dtype=float)
+    colours = plt.get_cmap("PuOr")
+    sns.heatmap(
+        table.fillna(0), ax=ax, annot=pd.DataFrame(texts).to_numpy(), fmt="", cmap=colours, vmin=-6, vmax=6,
+        cbar=False, annot_kws={"fontsize": 7, "color": "black"},
+    )  # fmt: skip
+    ax.hlines([len(LISTS), len(ways) - 1], 0, len(decided), color="0.2", linewidth=1)
+    ax.tick_params(length=0, top=False, labeltop=True, labelbottom=False, labelsize=8)
     keys = [
-        Patch(facecolor=low, label="fewer layers than Table A.2"),
-        Patch(facecolor=high, label="more"),
+        Patch(facecolor=colours(0.25), label="fewer layers than Table A.2"),
+        Patch(facecolor=colours(0.75), label="more"),
     ]
     ax.figure.legend(handles=keys, loc="outside upper center", ncols=2, fontsize=7.5)
 
