@@ -115,7 +115,7 @@ def diagnose(
             metric's option ``test`` are shuffled too. A probe is not.
         model, round: which of a run's models, ``local``, ``personal`` or ``global``, and of which round. See
             :func:`diagnose_run`.
-        progress: show a bar.
+        progress: show a bar. All rows come at the end, so there is no picture to draw before (``live``).
         options: options of single metrics, {metric: {option: value}}, and the rarer settings
             :class:`~diagnostics.diagnosis.Settings` by name.
         others: none. An unknown argument is refused with the right one.

@@ -13,7 +13,7 @@ from typing import Annotated
 import tyro
 from tyro.conf import arg
 
-from docs import links, narrow, sources
+from docs import links, narrow, search, sources
 from notebooks import execute as notebooks
 
 
@@ -25,7 +25,7 @@ def main(
         bool, arg(help="Meanwhile run every notebook once. Outputs are not stored.")
     ] = False,
 ) -> None:
-    """Build the site as HTML, every warning an error. Check its links, and its pages on a narrow screen."""
+    """Build the site as HTML, every warning an error. Check its links, its search, and its pages on a narrow screen."""
     with TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
         ran = [
             (name, pool.submit(notebooks.executed, name, Path(folder)))
@@ -61,7 +61,7 @@ def build(out: Path) -> None:
     ]
     if subprocess.run(sphinx, check=False).returncode:
         sys.exit(1)
-    if faults := [*links.broken(out), *narrow.too_wide(out)]:
+    if faults := [*links.broken(out), *narrow.too_wide(out), *search.lost(out)]:
         print("\n".join(faults), file=sys.stderr)
         sys.exit(1)
 
