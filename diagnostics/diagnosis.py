@@ -25,10 +25,9 @@ from fl_core.models.adapter import IGNORED
 from fl_core.plan import LayerPlan
 from fl_core.progress import progress_bar
 from fl_core.rows import Row, row
-from fl_core.seeds import seed_of, torch_seeded
 
 from .gradients import passes
-from .inputs import check_inputs, client_models, fit_outputs
+from .inputs import client_models, fit_outputs
 from .measurement import (
     ClientModel,
     Data,
@@ -36,7 +35,7 @@ from .measurement import (
     Tick,
     batches,
     check_outputs,
-    to_device,
+    example,
 )
 from .metrics.base import METRICS, Metric
 from .null import (
@@ -65,7 +64,8 @@ class Settings:
         layering: the models' layers, if they cannot be found from the models. An algorithm that builds adapters or a
             second head into a model keeps the plain model's layers. Default: found by ``by``.
         mode: ``"eval"`` or ``"train"``.
-        n_train: training samples of each client, its weight in combined rows. Default: the samples of its data.
+        n_train: training samples of each client, {client: number}: its weight in combined rows. Default: the samples of
+            its data.
         resamples: number of resamples of each client's batches to add. They show how certain a decision is
             (:mod:`diagnostics.null`). They exist for grad_variance, grad_norm and federation_sensitivity. They
             need no further pass. The first two metrics need memory for 10 gradients in float64 while a client is read.
@@ -78,7 +78,7 @@ class Settings:
     by: str = "block"
     layering: Sequence[Layer] | None = None
     mode: str = "eval"
-    n_train: int | Sequence[int] | Mapping[str, int] | None = None
+    n_train: Mapping[str, int] | None = None
     resamples: int = 0
     context: Mapping[str, Any] | None = None
     class_axis: int | None = None
@@ -134,17 +134,12 @@ def measure_models(
     before = {s.client: s.model for s in subjects}
     unique = {id(s.model): s.model for s in subjects}
     with preserve_state(*unique.values()):
-        check_inputs(
-            subjects,
-            seed,
-            any(metric.requires == "losses" for metric in request.metrics),
+        differentiates = any(m.requires == "losses" for m in request.metrics)
+        subjects, criterion = fit_outputs(
+            subjects, loss, settings, batch, seed, differentiates
         )
-        with torch_seeded(seed_of(seed, "diagnose", "example")):
-            subjects, criterion = fit_outputs(
-                subjects, loss, settings.class_axis, settings.ignore_index
-            )
-            x, _ = next(batches(subjects[0].data, 2))
-        every = settings.layering or _common_layers(subjects, x[:2], settings.by)
+        x, _ = example(subjects[0].model, subjects[0].data, seed)
+        every = settings.layering or _common_layers(subjects, x, settings.by)
         if not request.across_models:
             LayerPlan(tuple(every), ()).check_fits(subjects[0].model)
         request.check(every)  # of all metrics, before the first one takes its time
@@ -210,7 +205,7 @@ def _common_layers(
 ) -> tuple[Layer, ...]:
     """Return the layers of the first model that all models have, by name and output."""
     first, *others = (
-        layers_of(model, to_device(model, x), by=by)
+        layers_of(model, x, by=by)
         for model in {id(s.model): s.model for s in subjects}.values()
         if model is subjects[0].model
         or tree.named_tensors(model).keys()
@@ -232,9 +227,8 @@ def _announce(request: DiagnosisRequest, shared: Measurement) -> None:
     if all(m.requires != "losses" for m in request.metrics):
         return
     first = shared.subjects[0]
-    x, y = (part[:FEW] for part in next(batches(first.data, FEW)))
-    x, y = to_device(first.model, x), y.to(next(first.model.parameters(), x).device)
     with set_mode(first.model, "eval"), torch.enable_grad():
+        x, y = (part[:FEW] for part in next(batches(first.data, FEW, first.model)))
         for _ in range(2):  # the first one also allocates
             start = time.perf_counter()
             z = first.model(x)

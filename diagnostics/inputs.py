@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from fl_core import tree
-from fl_core.costs.layers import nodes
 from fl_core.data.federated import FederatedData, Split
 from fl_core.errors import UsageError, about, check_known, listing
 from fl_core.model_contexts import first_tensor, set_mode
@@ -25,6 +24,7 @@ from fl_core.models.adapter import (
     adapt,
     check_real,
     is_batch,
+    output_of,
     pack,
     padded,
     plain,
@@ -34,23 +34,24 @@ from fl_core.models.adapter import (
 from fl_core.seeds import numpy_generator, seed_of, torch_seeded
 from fl_core.training.losses import Loss
 
-from .measurement import ClientModel, Data, batches, to_device
-from .outputs import EntryLoss, OwnLoss, PositionLoss, fit_loss
+from .measurement import (
+    Batch,
+    ClientModel,
+    Data,
+    batches,
+    cannot_take,
+    check_outputs,
+    example,
+    kind_of,
+    one_line,
+)
+from .outputs import fit_loss
+
+if TYPE_CHECKING:
+    from .diagnosis import Settings
 
 READ = 256
 """Samples of a dataset that are read at a time."""
-
-REENTRANT = "CheckpointFunctionBackward"
-"""Name of the node that a reentrant checkpoint leaves in autograd's graph."""
-_FAILURES = (
-    RuntimeError,
-    ValueError,
-    TypeError,
-    IndexError,
-    KeyError,
-    AttributeError,
-    AssertionError,
-)
 
 
 def check_module(model: Any) -> None:
@@ -69,103 +70,16 @@ def check_module(model: Any) -> None:
             f"models must be torch modules; got {name}{type(model).__name__}. "
             "Pass models first, then data."
         )
-    lazy = next(
-        (name for name, tensor in model.named_parameters() if is_lazy(tensor)), None
-    )
-    if lazy is not None:
-        raise UsageError(
-            f"parameter {lazy!r} of {type(model).__name__} must have a shape; got none yet. Call the model once."
-        )
-    check_real(model)
-
-
-def check_inputs(
-    subjects: Sequence[ClientModel], seed: int, differentiates: bool
-) -> None:
-    """Refuse samples that a client's model cannot take, and models through which no gradients flow.
-
-    Two samples of every type and shape pass through their client's model. The models are left as they were.
-
-    Args:
-        differentiates: whether gradients will be read.
-
-    Raises:
-        UsageError: the message names the client, the module that fails, and its input.
-    """
-    seen = set()
-    for subject in subjects:
-        with torch_seeded(seed_of(seed, "diagnose", "example")):
-            x, _ = next(batches(subject.data, 2))
-        if (x.dtype, x.shape[1:]) not in seen:
-            seen.add((x.dtype, x.shape[1:]))
-            _check_pass(subject, to_device(subject.model, x[:2]), seed, differentiates)
-
-
-def _check_pass(
-    subject: ClientModel, x: Tensor, seed: int, differentiates: bool
-) -> None:
-    model = subject.model
-    with (
-        set_mode(model, "eval"),
-        torch_seeded(seed_of(seed, "diagnose", "check")),
-        torch.enable_grad(),
-    ):
-        if differentiates and x.is_floating_point():
-            x = (
-                x.detach().clone().requires_grad_() * 1
-            )  # no leaf, so that the model may work in place
-        entered: list[tuple[str, Any]] = []
-        try:
-            with _watch_modules(model, entered):
-                output = model(x)
-        except (UsageError, torch.OutOfMemoryError):
-            raise
-        except _FAILURES as error:
-            path, given = entered[-1] if entered else ("", (x,))
+    kind = type(model).__name__
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter) or parameter.is_meta:
             raise UsageError(
-                _misfit(subject, path, first_tensor(given), x, error)
-            ) from error
-        if differentiates and _reentrant(output):
-            raise UsageError(
-                f"{type(model).__name__} must not use a reentrant checkpoint, which hides gradients of single "
-                "tensors. Pass use_reentrant=False to torch.utils.checkpoint."
+                f"parameter {name!r} of {kind} must have a shape and numbers; got none yet. Call the model once, or "
+                "load its weights."
             )
-
-
-def _misfit(
-    subject: ClientModel, path: str, given: Tensor | None, x: Tensor, error: Exception
-) -> str:
-    """Describe why a forward pass failed, and how to fix it."""
-    module = subject.model.get_submodule(path)
-    where = f"module {path!r}, a {type(module).__name__}," if path else "it"
-    shape = "" if given is None else f" on {_kind(given)} {list(given.shape)}"
-    reason = (
-        str(error).strip().splitlines()[0]
-        if str(error).strip()
-        else type(error).__name__
-    )
-    parameter = next(
-        (p for p in subject.model.parameters() if p.is_floating_point()), None
-    )
-    hint = ""
-    if parameter is not None and not x.is_floating_point():
-        hint = f"; the samples are {_kind(x)} and the model computes in {_kind(parameter)}: x.float() may be meant"
-    return (
-        f"{type(subject.model).__name__} cannot take the samples of client {subject.client!r}, {_kind(x)} "
-        f"{list(x.shape[1:])} each: {where} fails{shape}: {reason}{hint}"
-    )
-
-
-def _kind(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _reentrant(output: Any) -> bool:
-    """Return True if the graph behind an output contains a reentrant checkpoint."""
-    tensor = first_tensor(output)
-    root = None if tensor is None else tensor.grad_fn
-    found = () if root is None else nodes(root)
-    return any(type(node).__name__ == REENTRANT for node in found)
+    check_real(model)
+    with one_line(f"{kind} must be a module of Python code"), set_mode(model, "eval"):
+        pass  # which scripted and exported modules refuse
 
 
 @contextmanager
@@ -177,6 +91,8 @@ def _watch_modules(model: nn.Module, entered: list[tuple[str, Any]]) -> Iterator
 
     with ExitStack() as stack:
         for path, module in model.named_modules():
+            if not path:
+                continue
             stack.callback(module.register_forward_pre_hook(begin(path)).remove)
             hook = module.register_forward_hook(lambda *_: entered and entered.pop() and None)  # fmt: skip
             stack.callback(hook.remove)
@@ -186,7 +102,7 @@ def _watch_modules(model: nn.Module, entered: list[tuple[str, Any]]) -> Iterator
 def client_models(
     models: Any,
     data: Any,
-    n_train: Any,
+    n_train: Mapping[str, int] | None,
     seed: int,
     samples: int | None = None,
     same: bool = True,
@@ -210,10 +126,6 @@ def client_models(
     one = not isinstance(models, Mapping | Sequence)
     model_names, own_models = _names_and_items("models", models, one)
     own_models = [plain(model) for model in own_models]
-    for model in own_models:
-        check_module(model)
-    if data is None:
-        raise UsageError("data must be given with models; got none. Pass pairs (x, y).")
     data_names, own_data = _names_and_items("data", data, _is_one(data))
     m, d = len(own_models), len(own_data)
     if m != d and 1 not in (m, d):
@@ -242,11 +154,15 @@ def client_models(
         if id(own) not in read:
             with (
                 about(f"client {name!r}"),
+                one_line("data must be pairs (x, y), datasets or loaders"),
                 torch_seeded(seed_of(seed, "diagnose", "read")),
             ):
                 read[id(own)] = _read(own, samples, seed, labels)
     sets = [read[id(own)] for own in own_data * (count // d)]
     own_models = own_models * (count // m)
+    for name, model in zip(names, own_models, strict=True):
+        with about(f"client {name!r}"):
+            check_module(model)
     first = tree.named_tensors(own_models[0])
     for name, model in zip(names, own_models, strict=True):
         if same:
@@ -268,42 +184,126 @@ def client_models(
             name,
             adapted[id(model)],
             _next_tokens(own, model),
-            _n_train(n_train, name, k, count, own, seed),
+            n_train[check_known("client in n_train", name, n_train)] if n_train else 0,
             _groups(given, samples, seed),
         )
-        for k, (name, model, (own, _), given) in enumerate(
-            zip(names, own_models, sets, own_data * (count // d), strict=True)
+        for name, model, (own, _), given in zip(
+            names, own_models, sets, own_data * (count // d), strict=True
         )
     ], m
 
 
 def fit_outputs(
-    subjects: Sequence[ClientModel], loss: Any, class_axis: int | None, ignored: int
+    subjects: Sequence[ClientModel],
+    loss: Any,
+    settings: Settings,
+    batch: int,
+    seed: int,
+    differentiates: bool,
 ) -> tuple[list[ClientModel], Loss]:
     """Return the clients with models that return [n, outputs], and the loss that fits them.
 
+    All samples of a client are read once and counted. The first two, and those with the lowest and the highest label,
+    pass through its model and the loss.
+
+    Args:
+        differentiates: whether gradients will be read.
+
     Raises:
-        UsageError: as :func:`diagnostics.outputs.fit_loss`.
+        UsageError: a model, the loss and the samples do not fit. The message names the client.
     """
-    first = subjects[0]
-    x, y = next(batches(first.data, 2))
-    x, y = to_device(first.model, x[:2]), y[:2]
-    with set_mode(first.model, "eval"), torch.no_grad():
-        model = first.model if isinstance(first.model, Adapter) else adapt(first.model)
-        raw = model.raw(x)
-        itself = first.model(x)
-    criterion, axis = fit_loss(loss, raw, y.to(raw.device), class_axis, ignored)
-    if isinstance(itself, Tensor) and itself.ndim == 2 and axis is None:
-        return list(subjects), criterion
-    if raw.ndim > 2 and not isinstance(criterion, PositionLoss | EntryLoss | OwnLoss):
-        raise UsageError(
-            f"{type(first.model).__name__} must return logits [n, C] for labels [n]; got a tensor {tuple(raw.shape)}."
-        )
-    made = {
-        id(s.model): adapt(s.model, getattr(s.model, "layout", None), axis)
-        for s in subjects
-    }
-    return [replace(s, model=made[id(s.model)]) for s in subjects], criterion
+    criterion: Loss | None = None
+    axis, adapted, ready = None, {}, []
+    for subject in subjects:
+        model, data = subject.model, subject.data
+        with about(f"client {subject.client!r}"):
+            with set_mode(model, settings.mode):
+                ends, n = _ends(model, data, batch, seed, settings.ignore_index)
+            first = example(model, data, seed)
+            with (
+                set_mode(model, "eval"),
+                torch_seeded(seed_of(seed, "diagnose", "check")),
+            ):
+                output = _outputs(model, first[0])
+                raw = output_of(output, model)
+                if criterion is None:
+                    how = settings.class_axis, settings.ignore_index
+                    criterion, axis = fit_loss(loss, raw, first[1], *how)
+                if output is not raw or raw.ndim != 2 or axis is not None:
+                    layout = getattr(model, "layout", None)
+                    model = adapted.setdefault(id(model), adapt(model, layout, axis))
+                for x, y in (first, *ends):
+                    _check_loss(model, x, y, criterion, differentiates and not ready)
+        ready.append(replace(subject, model=model, n_train=subject.n_train or n))
+    assert criterion is not None
+    return ready, criterion
+
+
+def _ends(
+    model: nn.Module, data: Data, batch: int, seed: int, ignored: int
+) -> tuple[list[Batch], int]:
+    """Return the sample with the lowest label and that with the highest, each twice, and the number of samples."""
+    ends: dict[int, tuple[float, Batch]] = {}
+    n = 0
+    with torch_seeded(seed_of(seed, "diagnose", "count")):
+        for x, y in batches(data, batch, model):
+            labels = y.reshape(len(y), -1)
+            if y.ndim > 1:
+                labels = labels.masked_fill(labels == ignored, 0)
+            for sign, values in ((-1, -labels.amin(1)), (1, labels.amax(1))):
+                k = int(values.argmax())
+                if sign not in ends or float(values[k]) > ends[sign][0]:
+                    ends[sign] = float(values[k]), (x[[k, k]], y[[k, k]])
+            n += len(y)
+    return [pair for _, pair in ends.values()], n
+
+
+def _outputs(model: nn.Module, x: Tensor) -> Any:
+    """Return a model's output in its own form; an error names the module that fails."""
+    entered: list[tuple[str, Any]] = []
+
+    def blame() -> str:
+        text = cannot_take(model, x)
+        like = next((p for p in model.parameters() if p.is_floating_point()), x)
+        if not x.is_floating_point() and like is not x:
+            text += f". The model computes in {kind_of(like)}: x.float() may be meant"
+        if entered:
+            path, given = entered[-1]
+            tensor = first_tensor(given)
+            text += f". Module {path!r}, a {type(model.get_submodule(path)).__name__}, fails"
+            if tensor is not None:
+                text += f" on {kind_of(tensor)} {list(tensor.shape)}"
+        return text
+
+    with one_line(blame), _watch_modules(model, entered), torch.no_grad():
+        return model.raw(x) if isinstance(model, Adapter) else model(x)
+
+
+def _check_loss(
+    model: nn.Module, x: Tensor, y: Tensor, loss: Loss, differentiates: bool
+) -> None:
+    """Refuse a model and a loss that cannot be computed on samples, or not differentiated in the parameters."""
+    inputs = [p for p in model.parameters() if p.is_floating_point()]
+    if differentiates and x.is_floating_point():
+        # a reentrant checkpoint hides its parameters, but not x; the model may work in place on x
+        x = x.detach().clone().requires_grad_() * 1
+        inputs.append(x)
+    with torch.set_grad_enabled(differentiates):
+        with one_line(f"{type(model).__name__} must have gradients"):
+            for tensor in inputs if differentiates else ():
+                tensor.requires_grad_()
+            z = model(x)
+        labels = f"outputs {list(z.shape)} and labels {kind_of(y)} {list(y.shape)}"
+        with one_line(f"loss {loss.name} must take {labels}"):
+            check_outputs(model, z, y, loss)
+            value = loss(z, y)
+        if z.requires_grad and not value.requires_grad:
+            raise UsageError(
+                f"loss {loss.name} must depend on the outputs; got a constant."
+            )
+        with one_line(f"{type(model).__name__} must have gradients"):
+            if inputs and value.requires_grad:
+                torch.autograd.grad(value, inputs, allow_unused=True)
 
 
 def _read(
@@ -446,18 +446,3 @@ def _is_one(data: Any) -> bool:
 
 def _is_array(part: Any) -> bool:
     return isinstance(part, Tensor | np.ndarray)
-
-
-def _n_train(given: Any, name: str, k: int, count: int, data: Data, seed: int) -> int:
-    if isinstance(given, Mapping):
-        return int(given[check_known("client in n_train", name, given)])
-    if isinstance(given, Sequence):
-        if len(given) != count:
-            raise UsageError(
-                f"n_train must have one number a client; got {len(given)} numbers for {count} clients."
-            )
-        return int(given[k])
-    if given is not None:
-        return int(given)
-    with torch_seeded(seed_of(seed, "diagnose", "count")):
-        return sum(len(y) for _, y in batches(data, None))

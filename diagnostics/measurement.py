@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from fl_core.bounds import OneOf, at_least, check_value
 from fl_core.errors import UsageError, listing
@@ -17,6 +19,7 @@ from fl_core.layers import Layer
 from fl_core.models.adapter import Adapter
 from fl_core.models.building import normalises_batches
 from fl_core.rows import CLASSIFICATION
+from fl_core.seeds import seed_of, torch_seeded
 from fl_core.training import losses
 from fl_core.training.evaluate import check_targets
 from fl_core.training.losses import Loss
@@ -38,8 +41,8 @@ def batches(
     Args:
         data: a pair (x, y) of tensors, an object with such ``x`` and ``y``, or a re-iterable loader of pairs.
         batch: samples per batch of a pair. None means all at once. A loader keeps its own batches.
-        model: the model that takes the batches. If it normalises over a batch, a single sample joins the batch before
-            it, as in training.
+        model: the model that takes the batches. They are moved to its device and type. If it normalises over a batch, a
+            single sample joins the batch before it, as in training.
 
     Raises:
         UsageError: there are no samples, lengths differ, values are not finite, or the data are an iterator that can be
@@ -51,18 +54,18 @@ def batches(
     if pair is not None:
         x, y = pair
         size = batch or len(x)
-        return join_single(
-            ((x[k : k + size], y[k : k + size]) for k in range(0, len(x), size)), model
-        )
-    if not isinstance(data, Iterable):
+        parts = ((x[k : k + size], y[k : k + size]) for k in range(0, len(x), size))
+    elif not isinstance(data, Iterable):
         raise UsageError(
             f"data must be a pair (x, y) or a loader of such pairs; got {type(data).__name__}."
         )
-    if isinstance(data, Iterator):
+    elif isinstance(data, Iterator):
         raise UsageError(
             "data must be readable more than once; got an iterator. Pass the pair or the loader itself."
         )
-    return join_single(_load_batch(data), model)
+    else:
+        parts = _load_batch(data)
+    return parts if model is None else as_taken(parts, model)
 
 
 def whole_groups(data: Data, groups: NDArray[np.int64], batch: int) -> list[Batch]:
@@ -82,19 +85,21 @@ def whole_groups(data: Data, groups: NDArray[np.int64], batch: int) -> list[Batc
     return [(pair[0][k], pair[1][k]) for k in rows]
 
 
-def join_single(parts: Iterator[Batch], model: nn.Module | None) -> Iterator[Batch]:
-    """Yield batches. If the model normalises over a batch, each single sample joins the batch before it.
+def as_taken(parts: Iterable[Batch], model: nn.Module) -> Iterator[Batch]:
+    """Yield batches as a model takes them: on its device and in its type.
 
-    This is the rule of training (:func:`fl_core.training.phases.batch_slices`).
+    If the model normalises over a batch, each single sample joins the batch before it. This is the rule of training
+    (:func:`fl_core.training.phases.batch_slices`).
 
     Raises:
         UsageError: the model normalises over a batch, and there is one sample in all.
     """
-    if model is None or not normalises_batches(model, model.training):
-        yield from parts
+    placed = (_placed(model, x, y) for x, y in parts)
+    if not normalises_batches(model, model.training):
+        yield from placed
         return
-    held = next(parts)
-    for x, y in parts:
+    held = next(placed)
+    for x, y in placed:
         if len(x) == 1 or len(held[0]) == 1:
             held = torch.cat([held[0], x]), torch.cat([held[1], y])
         else:
@@ -155,6 +160,8 @@ def _check_batch(pair: Any, where: str) -> Batch:
         raise UsageError(
             f"{where} must have a label for each sample; got {len(x)} samples and {len(y)} labels."
         )
+    if y.is_complex():
+        raise UsageError(f"{where}: the labels must be real; got {kind_of(y)}.")
     for name, tensor in (("samples", x), ("labels", y)):
         if not is_finite(tensor):
             raise UsageError(
@@ -162,7 +169,7 @@ def _check_batch(pair: Any, where: str) -> Batch:
             )
     return (
         x,
-        y if y.is_floating_point() or y.is_complex() else y.long(),
+        y if y.is_floating_point() else y.long(),
     )  # losses take no other integers
 
 
@@ -224,6 +231,31 @@ class Measurement:
 # --- a subject's data and model --------------------------------------------------------------------------------
 
 
+@contextmanager
+def one_line(what: str | Callable[[], str]) -> Iterator[None]:
+    """Report a failure of code from elsewhere, such as a model's, in one line that begins with ``what``."""
+    try:
+        yield
+    except (UsageError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        about = what if isinstance(what, str) else what()
+        raise UsageError(f"{about}: {lines[0]:.300}") from error
+
+
+def cannot_take(model: nn.Module, x: Tensor) -> str:
+    """Return the words for a model that fails on samples."""
+    return (
+        f"{type(model).__name__} cannot take samples {kind_of(x)} {list(x.shape[1:])}"
+    )
+
+
+def kind_of(tensor: Tensor) -> str:
+    """Return the name of a tensor's type, such as float32."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
 def tensors_of(layer: Layer, tensors: str) -> tuple[str, ...]:
     """Return the names of the layer's parameters to read: its weights, or all of them."""
     return layer.weights if tensors == "weights" else layer.parameters
@@ -237,28 +269,32 @@ def to_device(model: nn.Module, x: Tensor) -> Tensor:
     return x.to(like.device, like.dtype if cast else x.dtype)
 
 
-def place_data(subject: ClientModel) -> Data:
-    """Move a subject's data to its model's device and type.
+def _placed(model: nn.Module, x: Tensor, y: Tensor) -> Batch:
+    x = to_device(model, x)
+    return x, y.to(x.device)
 
-    A pair moves at once. A loader's batches move as they come.
+
+def example(model: nn.Module, data: Data, seed: int) -> Batch:
+    """Return the first two samples of data, or the only one, as the model takes them."""
+    with torch_seeded(seed_of(seed, "diagnose", "example")):
+        x, y = next(batches(data, 2))
+    return _placed(model, x[:2], y[:2])
+
+
+def call_with(model: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Any:
+    """Return a model's output with some of its tensors replaced.
+
+    A module with several names has each tensor once: torch would leave the replaced ones in it.
     """
-    pair = full_batch(subject.data)
-    if pair is None:
-        return _PlacedLoader(subject)
-    x = to_device(subject.model, pair[0])
-    return x, pair[1].to(x.device)
-
-
-class _PlacedLoader:
-    """A loader's batches, moved to the device and type of the subject's model."""
-
-    def __init__(self, subject: ClientModel) -> None:
-        self._subject = subject
-
-    def __iter__(self) -> Iterator[Batch]:
-        for x, y in batches(self._subject.data):
-            x = to_device(self._subject.model, x)
-            yield x, y.to(x.device)
+    named = (*model.named_parameters(), *model.named_buffers())
+    own = {id(tensor): name for name, tensor in named}
+    every = {}
+    for path, module in model.named_modules():
+        for local, tensor in (module._parameters | module._buffers).items():
+            name = own.get(id(tensor), "")
+            if name in tensors:
+                every[f"{path}.{local}" if path else local] = tensors[name]
+    return functional_call(model, every, (x,), tie_weights=False)
 
 
 def logits(model: nn.Module, x: Tensor, y: Tensor, loss: Loss | None = None) -> Tensor:
@@ -296,11 +332,12 @@ def check_outputs(model: nn.Module, z: Any, y: Tensor, loss: Loss | None) -> Non
         return
     if y.ndim != 1 or y.is_floating_point():
         raise UsageError(
-            f"labels must be class indices [n]; got {y.dtype} {tuple(y.shape)}."
+            f"labels must be class indices [n]; got {kind_of(y)} {list(y.shape)}. Name the loss of other labels."
         )
     classes = (z if loss is None else loss.logits(z)).shape[1]
     low, high = int(y.min()), int(y.max())
     if low < 0 or high >= classes:
         raise UsageError(
-            f"labels must be from 0 to {classes - 1}; got label {low if low < 0 else high}."
+            f"labels must be from 0 to {classes - 1}, for {classes} outputs; got label "
+            f"{low if low < 0 else high}. Number them so, or name another loss."
         )

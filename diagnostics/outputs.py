@@ -125,7 +125,7 @@ class OwnLoss(Loss):
         module = self.function
         if not isinstance(module, nn.Module) or not hasattr(module, "reduction"):
             return self._each(output, y)
-        alone: Any = copy.copy(module)
+        alone: Any = copy.deepcopy(module).to(output)  # weights of classes, too
         alone.reduction = "none"
         if y.is_floating_point():  # [n] and [n, 1] would broadcast
             y = y.to(output.dtype).reshape(output.shape)
@@ -146,7 +146,7 @@ class OwnLoss(Loss):
 
     def _each(self, output: Tensor, y: Tensor) -> Tensor:
         def one(z: Tensor, label: Tensor) -> Tensor:
-            return self.function(z[None], label[None]).mean()
+            return torch.as_tensor(self.function(z[None], label[None])).mean()
 
         try:
             return vmap(one)(output, y)
@@ -156,22 +156,11 @@ class OwnLoss(Loss):
             )
 
     def check_batch(self, z: Tensor, y: Tensor) -> None:
-        """Refuse a function that is no mean or sum of single samples' losses.
-
-        Raises:
-            UsageError: it fails, its values are of several samples, or not a number each.
-        """
-        try:
-            values = self.per_sample(z, y)
-            if isinstance(self.function, nn.Module):
-                return
-            whole = self.function(self._output(z, y), y).detach()
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            raise UsageError(
-                f"loss {self.name} must take outputs {list(self._output(z, y).shape)} "
-                f"and labels {list(y.shape)}, {str(y.dtype).removeprefix('torch.')}: "
-                f"{str(error).splitlines()[0]}"
-            ) from error
+        """Refuse a function that is no mean or sum of single samples' losses."""
+        if isinstance(self.function, nn.Module):
+            return
+        values = self.per_sample(z, y)
+        whole = torch.as_tensor(self.function(self._output(z, y), y)).detach()
         if bool(values.isfinite().all()) and not any(
             torch.allclose(whole.sum(), total, rtol=1e-3, atol=1e-6)
             for total in (values.mean(), values.sum())
@@ -204,9 +193,9 @@ def class_axis_of(output: Tensor, y: Tensor, given: int | None = None) -> int:
         if output.ndim == y.ndim + 1
         and output.shape[1:axis] + output.shape[axis + 1 :] == positions
     ]
-    if given is not None and given % output.ndim in fitting:
-        return given % output.ndim
-    if len(fitting) == 1 and given is None:
+    if given is not None:
+        fitting = [axis for axis in fitting if given in (axis, axis - output.ndim)]
+    if len(fitting) == 1:
         return fitting[0]
     sizes = f"{list(output.shape)} for labels {list(y.shape)}"
     if fitting:
@@ -245,8 +234,17 @@ def fit_loss(
         raise UsageError(
             f"loss must be a name, a torch loss or a callable loss(output, y); got {got}."
         )
+    if not output.is_floating_point() or output.layout != torch.strided:
+        raise UsageError(
+            f"outputs must be floating numbers; got {output.dtype}, {output.layout}."
+        )
+    if not output.ndim or len(output) != len(y):
+        raise UsageError(
+            f"outputs must have an entry for each sample; got {list(output.shape)} for "
+            f"{len(y)} samples. Return logits [n, C]."
+        )
     numbers = y.is_floating_point()
-    positions = not numbers and y.ndim > 1
+    positions = not numbers and y.ndim > 1 and output.shape != y.shape
     axis = class_axis_of(output, y, class_axis) if positions else None
     if loss is None or isinstance(loss, str):
         loss = losses.build(loss or ("mse" if numbers else "cross_entropy"))
@@ -258,4 +256,8 @@ def fit_loss(
         return PositionLoss(loss, output.shape[axis], ignored), axis
     if loss.task == REGRESSION and (output.ndim != 2 or y.ndim != 1):
         return EntryLoss(loss), axis
+    if output.ndim > 2:
+        raise UsageError(
+            f"outputs must be logits [n, C] for labels [n]; got {list(output.shape)}."
+        )
     return loss, axis

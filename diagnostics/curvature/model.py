@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
@@ -22,7 +21,7 @@ from fl_core.model_contexts import Hook, with_hooks
 from fl_core.seeds import seed_of
 from fl_core.training.losses import Loss
 
-from ..measurement import check_outputs
+from ..measurement import call_with, check_outputs
 from .formulas import Norms, norms_of
 
 CUT = "no second derivative: an operation on the way is marked as differentiable once"
@@ -85,7 +84,7 @@ class Differentiable:
         """Return the model's output for batch number ``index``. The number also seeds the model's random draws."""
         torch.manual_seed(seed_of(self.seed, "curvature masks", index))
         x = x.to(self.dtype) if self.dtype and x.is_floating_point() else x
-        return functional_call(self.model, {**self.parameters, **self.buffers}, (x,))
+        return call_with(self.model, {**self.parameters, **self.buffers}, x)
 
     def at(self, parameters: Mapping[str, Tensor]) -> Differentiable:
         """Return the same function with some parameters replaced, and with copies of all tensors."""

@@ -40,7 +40,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
@@ -48,7 +47,7 @@ from fl_core.model_contexts import set_mode
 from fl_core.seeds import seed_of, torch_generator
 from fl_core.training.losses import Loss
 
-from ..measurement import Data, batches, full_batch
+from ..measurement import Data, batches, call_with, full_batch
 from .exact import CHECKED, Verdict, decide, exact_traces
 from .formulas import draw_of, rademacher
 from .model import (
@@ -109,7 +108,7 @@ def sampled_traces(
     paths = {owner(name): layer_of[name] for name in own}
     whose = [*paths.values(), *(layer_of[name] for name in weights)]
     pair = full_batch(data) if weights and not run.model.training else None
-    if pair is not None and _are_apart(run, *(part[:CHECKED] for part in pair)):
+    if pair is not None and _are_apart(run, *next(batches(pair, CHECKED, run.model))):
         batch = min(batch, -(-len(pair[1]) // PARTS))
     generator = torch_generator(run.seed, "hessian probes", *layers)
     values, variances = dict.fromkeys(layers, 0.0), dict.fromkeys(layers, 0.0)
@@ -246,7 +245,7 @@ class _Block(nn.Module):
             name: getattr(self, f"p{position}")
             for position, name in enumerate(self._names)
         }
-        logits: Tensor = functional_call(self._run.model, {**self._rest, **own}, (x,))
+        logits: Tensor = call_with(self._run.model, {**self._rest, **own}, x)
         return logits
 
 
@@ -395,6 +394,9 @@ def hessian_trace(
             values, failures = _measured(run, data, layers, batch, ways, verdict)
         except LossNotFinite as error:
             failures = {layer.name: str(error) for layer in layers}
+        except RuntimeError as error:  # the loss itself
+            reason = no_second_derivative(error)
+            failures = {layer.name: reason for layer in layers}
     results = []
     for layer in layers:
         way = ways.get(layer.name, Way())

@@ -21,7 +21,6 @@ from ..measurement import (
     batches,
     logits,
     tensors_of,
-    to_device,
     whole_groups,
 )
 from ..null import PARTS, check_resamples, draws, mark_resample
@@ -174,7 +173,6 @@ def _read(
             (), dtype=torch.float64, device=next(iter(model.parameters())).device
         )
         for x, y in batches(data, size, model):
-            x, y = to_device(model, x), y.to(total.device)
             value = loss(logits(model, x, y, loss), y)
             grads = _gradients(value, params)
             for meter in {id(meter): meter for meter in meters}.values():

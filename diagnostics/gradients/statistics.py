@@ -29,7 +29,6 @@ from ..measurement import (
     Measurement,
     Tensors,
     batches,
-    place_data,
     tensors_of,
 )
 from ..null import PARTS
@@ -252,7 +251,7 @@ def gradient_noise(
         names: of the tensors.
         way: one of :data:`ESTIMATORS`.
     """
-    model, data = subject.model, place_data(subject)
+    model, data = subject.model, subject.data
     # squares of small gradients would vanish in half precision
     half = any(p.dtype in HALF for p in model.parameters())
     dtype = torch.float32 if half else None

@@ -13,7 +13,6 @@ from fl_core.rows import Row, row
 
 from ..curvature import spectrum, trace
 from ..curvature.trace import check_way
-from ..measurement import place_data
 from .base import Measurement, metric
 
 UNIT = "loss/weight^2"
@@ -74,9 +73,8 @@ def hessian_trace(measurement: Measurement, options: HessianTrace) -> list[Row]:
         name: getattr(measurement, name) for name in ("loss", "batch", "seed", "mode")
     }
     for subject in measurement.subjects:
-        data = place_data(subject)
         results = trace.hessian_trace(
-            subject.model, data, measurement.layers, **how, **vars(options)
+            subject.model, subject.data, measurement.layers, **how, **vars(options)
         )
         unclear += sum(result.stderr > abs(result.trace) for result in results)
         count += len(results)
@@ -154,9 +152,8 @@ def hessian_spectrum(measurement: Measurement, options: HessianSpectrum) -> list
     }
     how["dtype"] = options.dtype
     for subject in measurement.subjects:
-        data = place_data(subject)
         results = spectrum.hessian_spectrum(
-            subject.model, data, layers, k=k, tol=options.tol, **how
+            subject.model, subject.data, layers, k=k, tol=options.tol, **how
         )
         for rank in range(k):
             for result in results:

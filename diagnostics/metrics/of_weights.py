@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fl_core import tree
 from fl_core.costs.layers import WORK, step_work
@@ -27,9 +26,10 @@ from ..measurement import (
     Measurement,
     Tensors,
     batches,
+    call_with,
     check_outputs,
+    example,
     tensors_of,
-    to_device,
 )
 from .base import metric
 
@@ -385,9 +385,7 @@ def layer_cost(measurement: Measurement) -> list[Row]:
     work, layers, seed = None, measurement.layers, measurement.seed
     for subject in measurement.subjects:
         if work is None:
-            with torch_seeded(seed_of(seed, "diagnose", "cost")):
-                x, _ = next(batches(subject.data, SAMPLES))
-            x = to_device(subject.model, x[:SAMPLES])
+            x, _ = example(subject.model, subject.data, seed)
             # one sample twice where there is only one
             work = step_work(
                 subject.model,
@@ -578,10 +576,8 @@ def _loss_with(
     seeded = torch_seeded(seed_of(how.seed, "diagnose", "swap"))
     with set_mode(subject.model, how.mode), seeded:
         for x, y in batches(data, how.batch, subject.model):
-            x = to_device(subject.model, x)
             tensors = {name: tensor.clone() for name, tensor in swapped.items()}
-            z = functional_call(subject.model, tensors, (x,))
-            y = y.to(x.device)
+            z = call_with(subject.model, tensors, x)
             check_outputs(subject.model, z, y, how.loss)
             total += float(how.loss.per_sample(z, y).double().sum())
             n += len(y)

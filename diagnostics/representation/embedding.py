@@ -18,7 +18,7 @@ from fl_core.layers import Layer, layers_of
 from fl_core.model_contexts import set_mode
 from fl_core.seeds import seed_of, torch_seeded
 
-from ..measurement import Data, batches, to_device
+from ..measurement import Data, example
 from .features import Array, NoValue, collect, constant, reduce_to_span
 
 COLUMNS = ("client", "class", "x", "y", "sample")
@@ -67,9 +67,7 @@ def pool(
     parts, labels, who, places = [], [], [], []
     for client, model in models.items():
         client_data = data[check_known("client with data", client, data)]
-        with torch_seeded(seed_of(seed, "diagnose", "example")):
-            x, _ = next(batches(client_data, 2))
-        x = to_device(model, x[:2])
+        x, _ = example(model, client_data, seed)
         used_layers = {
             found.name: found for found in layers_of(model, x, by=by) if found.used
         }

@@ -20,10 +20,11 @@ from ..measurement import (
     ClientModel,
     Data,
     Measurement,
+    as_taken,
     batches,
-    join_single,
+    cannot_take,
     logits,
-    to_device,
+    one_line,
 )
 
 Array = np.ndarray[Any, Any]
@@ -145,13 +146,14 @@ def collect(
         if samples is not None and len(chosen) > samples:
             drawn = numpy_generator(seed, "diagnose", "probe").permutation(len(chosen))
             chosen = np.sort(drawn[:samples])
-        layout = _layout(model, to_device(model, held[0][0][:1]))
-        labels = []
-        for x, y in join_single(_select(held, chosen), model):
+        layout, labels = None, []
+        for x, y in as_taken(_select(held, chosen), model):
+            layout = layout or _layout(model, x[:1])
             seen.clear()
             again.clear()
             size = len(y)
-            logits(model, to_device(model, x.to(memory_format=layout)), y)
+            with one_line(cannot_take(model, x)):
+                logits(model, x.to(memory_format=layout), y)
             labels.append(y.cpu())
             for path, own in parts.items():
                 fault = again.get(path, "not computed in every forward pass")

@@ -37,7 +37,6 @@ from diagnostics.measurement import (
     Data,
     Measurement,
     batches,
-    place_data,
 )
 from diagnostics.metrics.base import METRICS
 from diagnostics.metrics.of_curvature import UNIT
@@ -197,7 +196,7 @@ def nuclear_norms(measurement: Measurement, options: NuclearNorm) -> list[Row]:
     """Return one row a client and layer: the nuclear norm of :func:`released` over the layer's weights, not biases."""
     rows, batch = [], measurement.batch or 256
     for subject in measurement.subjects:
-        model, data = subject.model, place_data(subject)
+        model, data = subject.model, subject.data
         run = Differentiable.of_layers(
             model, measurement.layers, measurement.loss, options.dtype, measurement.seed
         )

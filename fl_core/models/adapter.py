@@ -111,6 +111,10 @@ def tensor(values: Any) -> Tensor:
     array = np.asarray(values)
     if array.dtype == np.float64:
         array = array.astype(np.float32)
+    if array.dtype.kind not in "biufc":
+        raise UsageError(
+            f"values must be numbers; got {array.dtype}. Turn words into numbers first."
+        )
     return torch.as_tensor(array)
 
 

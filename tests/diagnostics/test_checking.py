@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import Dataset
 
 from diagnostics import diagnosis
 from diagnostics.measure import diagnose
@@ -36,17 +37,38 @@ class Block(nn.Module):
         )  # type: ignore[no-any-return]
 
 
+class Last(nn.Module):
+    """A network whose output has another form."""
+
+    def __init__(self, form: Any) -> None:
+        super().__init__()
+        self.net, self.form = model(), form
+
+    def forward(self, x: Tensor) -> Any:
+        return self.form(self.net(x))
+
+
+class Unread(Dataset[Any]):
+    """A dataset whose samples cannot be joined."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, k: int) -> Any:
+        return X[0, : k + 1], 0
+
+
 CASES: tuple[tuple[Any, Any, str], ...] = (
     (
         model(),
         {"north": (X, Y), "south": (X.long(), Y)},
-        r"client 'south', int64 \[4\] .*'0', a Linear, .*int64 \[2, 4\].*float32: x\.float\(\)",
+        r"^client 'south': .*int64 \[4\].*x\.float\(\).*'0', a Linear, .*int64 \[2, 4\]",
     ),
-    (model(), (X > 0, Y), r"'client_0', bool \[4\].*x\.float\(\)"),
+    (model(), (X > 0, Y), r"'client_0': .*bool \[4\].*x\.float\(\)"),
     (
         [model(), model()],
         [(X, Y), (torch.randn(9, 5), Y[:9])],
-        r"^Sequential .*'client_1', float32 \[5\] .*'0', a Linear, .*float32 \[2, 5\]: mat1",
+        r"^client 'client_1': .*float32 \[5\].*'0', a Linear, .*float32 \[2, 5\]: mat1",
     ),
     (
         nn.Sequential(nn.Linear(4, 8), nn.Linear(9, 3)),
@@ -60,8 +82,22 @@ CASES: tuple[tuple[Any, Any, str], ...] = (
     (
         nn.Sequential(Block(reentrant=True), nn.Linear(8, 3)),
         (X, Y),
-        "must not .*use_reentrant=False",
+        "must have gradients: .*use_reentrant=False",
     ),
+    (Last(lambda z: None), (X, Y), "'client_0': .*NoneType"),
+    (Last(lambda z: z.sum()), (X, Y), r"'client_0': .*an entry for each.*got \[\]"),
+    (Last(lambda z: z[1:]), (X, Y), "an entry for each"),
+    (Last(lambda z: z > 0), (X, Y), "floating numbers; got torch.bool"),
+    (Last(lambda z: z.to_sparse()), (X, Y), "floating numbers; .*sparse"),
+    (Last(lambda z: z[:, 0]), (X, Y), "from 0 to 0.*name another loss"),
+    (Last(lambda z: 1 / 0), (X, Y), "cannot take samples.*division by zero"),
+    (torch.jit.trace(model(), X), (X, Y), "Python code"),
+    (model().to("meta"), (X, Y), "'0.weight'.*numbers"),
+    (model(), [(X, Y), (X[:0], Y[:0])], "'client_1': .*samples"),
+    (model(), [(X, Y), (X, Y + 5 * (X[:, 0] > 1))], "'client_1': .*from 0 to 2"),
+    (model(), (X, Y.to(torch.cfloat)), "labels must be real"),
+    (model(), Unread(), "'client_0': data must be"),
+    (model(), {"a": (X.tolist(), Y.tolist())}, "'a': data must be"),
 )
 
 

@@ -283,6 +283,47 @@ def test_wrapped_models_are_measured_as_the_plain_one() -> None:
     assert wanted.equals(wrapped)
 
 
+class Twice(nn.Module):
+    """A network that uses one layer twice, as a module of two names or as two modules."""
+
+    def __init__(self, same: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.c = nn.Linear(5, 5), nn.Linear(5, 3)
+        self.b = self.a if same else nn.Linear(5, 5)
+        self.b.weight, self.b.bias = self.a.weight, self.a.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.b(self.a(x).relu()))
+
+
+def test_a_module_of_two_names_is_measured_as_two_of_one_tensor() -> None:
+    data = torch.randn(12, 5), torch.arange(12) % 3
+    found = []
+    for same in (True, False):
+        models = {"a": Twice(same), "b": Twice(same)}
+        with torch.no_grad():
+            models["b"].a.weight.mul_(2)
+        how = ["layer_swap", "hessian_spectrum", "hessian_trace"]
+        frame = diagnose(models, data, how, progress=False).frame
+        assert models["a"].a.weight.dtype == torch.float32
+        found.append(frame[frame["layer"].isin(["a", "c"])]["value"].tolist())
+    assert found[0] == pytest.approx(found[1], nan_ok=True)
+
+
+def test_losses_of_torch_with_weights_and_without_second_derivatives() -> None:
+    model, data = mlp(5, 4, 3), (torch.randn(12, 5), torch.arange(12) % 3)
+    weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, 1.0]))
+    for loss, same in ((weighted, nn.CrossEntropyLoss()), (nn.MultiMarginLoss(), None)):
+        frame = diagnose(model, data, "hessian_trace", loss=loss, progress=False).frame
+        if same is None:
+            assert frame["status"].str.contains("no second derivative").all()
+        else:
+            how = {"loss": same, "progress": False}
+            wanted = diagnose(model, data, "hessian_trace", **how).frame["value"]
+            assert frame["value"].tolist() == pytest.approx(wanted.tolist())
+
+
 def test_samples_and_budget_bound_a_measurement() -> None:
     model, data = mlp(5, 4, 3), (torch.randn(40, 5), torch.arange(40) % 3)
     some = diagnose(
