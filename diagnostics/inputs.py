@@ -62,12 +62,12 @@ def check_module(model: Any) -> None:
     """
     if isinstance(model, type) and issubclass(model, nn.Module):
         raise UsageError(
-            f"models must be torch modules; got the class {model.__name__}. Pass {model.__name__}(...)."
+            f"a model must be a torch module; got the class {model.__name__}. Pass {model.__name__}(...)."
         )
     if not isinstance(model, nn.Module):
         name = f"{model.__name__!r}, a " if hasattr(model, "__name__") else ""
         raise UsageError(
-            f"models must be torch modules; got {name}{type(model).__name__}. "
+            f"a model must be a torch module; got {name}{type(model).__name__}. "
             "Pass models first, then data."
         )
     kind = type(model).__name__
@@ -126,6 +126,14 @@ def client_models(
     one = not isinstance(models, Mapping | Sequence)
     model_names, own_models = _names_and_items("models", models, one)
     own_models = [plain(model) for model in own_models]
+    named = [f"client {name!r}" for name in model_names]
+    for who, model in zip(
+        named or ["models"] * len(own_models), own_models, strict=True
+    ):
+        with about(who):
+            check_module(model)
+    if data is None:
+        raise UsageError("data must be given with models; got none. Pass pairs (x, y).")
     data_names, own_data = _names_and_items("data", data, _is_one(data))
     m, d = len(own_models), len(own_data)
     if m != d and 1 not in (m, d):
@@ -160,9 +168,6 @@ def client_models(
                 read[id(own)] = _read(own, samples, seed, labels)
     sets = [read[id(own)] for own in own_data * (count // d)]
     own_models = own_models * (count // m)
-    for name, model in zip(names, own_models, strict=True):
-        with about(f"client {name!r}"):
-            check_module(model)
     first = tree.named_tensors(own_models[0])
     for name, model in zip(names, own_models, strict=True):
         if same:
