@@ -15,7 +15,7 @@ from fl_core.models import build, example
 from fl_core.records import store
 from fl_core.stored_models import load_models
 from tests.conftest import CONFIG, TOY, network, play
-from tests.fl_core.test_runner import contents, cut_back
+from tests.faults.injected import contents, cut_back
 
 HALF_WAY = "examples.algorithms.half_way:HalfWay"
 HEART = RunConfig(dataset="heart", rounds=3, epochs=1, eval_every=1, checkpoint_every=1)

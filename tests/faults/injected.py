@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections import Counter
 from contextlib import suppress
 
@@ -99,6 +100,15 @@ def contents(path, but=("lock", "timing.jsonl")):
         each for each in path.rglob("*") if each.is_file() and each.name not in but
     )
     return {str(each.relative_to(path)): each.read_bytes() for each in files}
+
+
+def cut_back(source, target, after):
+    """The run as if it had been killed while it worked on the round after that one."""
+    shutil.copytree(source, target / "run")
+    for file in (target / "run" / "checkpoints").glob("*.json"):
+        if int(file.stem) > after:
+            file.unlink()
+    return target / "run"
 
 
 def read_all(found):

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from fl_core.data.partitions import SPLITS, make
-from fl_core.errors import UsageError
 from tests.fl_core.test_partitions import source
 
 FEDPFT = ("fedpft_dirichlet", "fedpft_pathological")
@@ -82,24 +81,3 @@ def test_a_seed_is_a_draw_and_clients_do_not_depend_on_their_number(kind):
     )
     for ours, theirs in zip(few, many[:12], strict=True):
         assert all(np.array_equal(ours[split], theirs[split]) for split in ours)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"alpha": 0}, "alpha.*got 0"),
-        ({"samples_per_client": 0}, "samples_per_client.*got 0"),
-        ({"samples_per_client": 2.5}, r"samples_per_client.*2\.5"),
-        ({"clients": 0}, "clients.*got 0"),
-        ({"clients": None}, "^clients"),
-        ({"samples_per_client": 6000}, "7200"),
-        (
-            {"kind": "fedpft_pathological", "classes_per_client": 11},
-            "classes_per_client.*10.*11",
-        ),
-        ({"kind": "fedpft_pathological", "samples_per_client": 1500}, "more classes"),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused(options, message):
-    with pytest.raises(UsageError, match=message):
-        made(**options)

@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,6 @@ from PIL import Image
 
 import fedlayers as fl
 from docs import outputs
-from fl_core import restore
 from fl_core.algorithms.base import Algorithm, registry
 from fl_core.data import Source, gather
 from fl_core.data.inputs import Inputs
@@ -280,11 +280,6 @@ def test_exports_that_cannot_be_are_refused_before_anything_is_written(
     assert {path.name for path in tmp_path.iterdir()} == {"there", "beside.json"}
 
 
-def write(path, text):
-    path.write_text(text)
-    return path
-
-
 ROW = ",".join(["1"] * 10)
 HEAD = ",".join(COLUMNS)
 
@@ -294,24 +289,15 @@ def test_samples_unlike_those_of_training_are_refused(tmp_path):
     for inputs, new, message in (
         ("heart", tmp_path / "nothing.csv", r"nothing\.csv"),
         ("heart", ("a.txt", ""), r"10 numbers.*age.*\.csv.*\.npz.*a\.txt"),
-        ("heart", ("a.csv", f"{HEAD[:-8]}\n{ROW[:-2]}\n"), r"a\.csv.*'oldpeak'"),
-        ("heart", ("a.csv", f"{HEAD}\n"), "no rows"),
-        ("heart", ("a.csv", f"{HEAD}\n\n{ROW[:-1]}x\n"), "'oldpeak', line 3.*'x'"),
         ("heart", ("a.csv", f"{HEAD}\n{ROW[:-1]}inf\n"), "'oldpeak', line 2.*inf"),
         ("heart", ("a.npz", "no zip"), r"a\.npz.*readable"),
         ("heart", np.zeros((4, 9)), r"10 numbers.*float64.*\[4, 9\]"),
-        ("heart", bytes_, "10 numbers.*uint8"),
         ("heart", ["a text"], "must be numbers"),
         ("gray", bytes_[:, None] / 1.0, r"gray.*\[n, 8, 8\]"),
-        ("gray", bytes_[:, :7], "gray.*uint8"),
         ("gray", tmp_path, "images.*none"),
         ("floats", bytes_, r"floating-point.*\[n, 1, 8, 8\]"),
-        ("floats", tmp_path, r"floating-point.*\.npz"),
         ("numbers", ("a.csv", "a,b\n1,2\n"), "3 columns.*2"),
         ("texts", np.zeros((2, 8)), "texts"),
-        ("texts", ["fine", " "], "row 1.*empty"),
-        ("texts", ("a.csv", "txt\nfine\n"), r"a\.csv.*'text'.*'txt'"),
-        ("texts", ("a.jsonl", '{"text": 3}\n'), "line 1, column 'text'.*3"),
         ("named", ("a.csv", "age,dosis\n1,2\n"), "'dose'.*'dosis'"),
     ):
         if isinstance(new, tuple):
@@ -379,22 +365,14 @@ def test_code_that_a_file_names_is_named_again(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     mine = "my_net_of_export:net"
-    fl.run(
-        dataset="heart",
-        model=mine,
-        model_options={"width": 3},
-        rounds=1,
-        out="run",
-        progress=False,
-    )
+    keys = {"model": mine, "model_options": {"width": 3}, "rounds": 1}
+    fl.run(dataset="heart", out="run", progress=False, **keys)
     with pytest.raises(UsageError, match=rf"'{mine}'.*--allow-code {mine}"):
         fl.export("run", "a", which="global")
-    made = fl.export("run", "a", which="global", allow_code=[mine])
+    fl.export("run", "a", which="global", allow_code=[mine])
     Path("imported").unlink()
-    monkeypatch.delitem(__import__("sys").modules, "my_net_of_export")
+    monkeypatch.delitem(sys.modules, "my_net_of_export")
     with pytest.raises(UsageError, match=rf"'{mine}'.*--allow-code {mine}"):
         fl.predict("a", X)
     assert not Path("imported").exists()
     assert fl.predict("a", X, allow_code=[mine]).logits.shape == (5, 5)
-    assert made.about["model"]["options"] == {"width": 3}
-    assert restore.code_of({"model": mine, "options": {}}) == {"model": mine}

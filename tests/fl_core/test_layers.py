@@ -310,13 +310,6 @@ def test_layers_that_a_called_block_leaves_out():
     )
 
 
-def test_by_module_leaves_norms_alone():
-    layers = of("order", by="module")
-    assert names(layers) == ["fc1", "fc2", "norm", "fc10", "unused"]
-    assert layer(layers, "fc2").tensors == ("fc2.weight", "fc2.bias")
-    assert layer(layers, "norm").tensors[:2] == ("norm.weight", "norm.bias")
-
-
 @pytest.mark.parametrize(
     ("name", "by", "wanted"),
     [

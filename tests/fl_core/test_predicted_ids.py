@@ -67,23 +67,3 @@ def test_predictions_carry_the_records_names(run, table, tmp_path):
             frame()[["age", "dose", "one"]].to_numpy(),
             ids=["bed"],
         )
-
-
-@pytest.mark.parametrize(
-    ("how", "cell", "fault"),
-    [
-        ({"sep": ";"}, 50.5, "more than one column"),
-        ({}, "old", "must be a number"),
-        ({"encoding": "utf-16"}, 50.5, "not a readable"),
-    ],
-)
-def test_faults_of_new_samples_name_no_option_that_predict_lacks(
-    run, tmp_path, how, cell, fault
-):
-    exported_model.export(run, tmp_path / "a.safetensors")
-    new = frame()[["age", "dose", "one"]].assign(age=cell)
-    path = written(tmp_path / "new.csv", new, **how)
-    with pytest.raises(UsageError, match=fault) as error:
-        exported_model.predict(tmp_path / "a.safetensors", path)
-    assert "--" not in str(error.value)
-    assert "separator ','" in str(error.value)

@@ -6,7 +6,6 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
-import torch
 from hypothesis import example, given, strategies as st
 
 from fl_core import exported_model, runner, tree
@@ -26,10 +25,8 @@ from fl_core.stopping import (
     rule_of,
     weighted_mean,
 )
-from fl_core.storage import sign
-from fl_core.stored_models import load_models
 from tests.conftest import CONFIG, TOY, every_other
-from tests.fl_core.test_runner import contents, cut_back
+from tests.faults.injected import contents, cut_back, forge
 
 NAN = math.nan
 LONG = CONFIG.with_keys(
@@ -192,21 +189,6 @@ def test_a_run_stops_with_the_rows_of_the_whole_run_and_keeps_its_best_models(
     assert "macro_f1" in frame.loc[of_rule, "estimator"].iloc[0]
     assert set(best.values()) < set(run.rounds)
     assert f"{engine.done} of" in "\n".join(run.verify())
-    for which, done in best.items():
-        models, task = load_models(path, "best", which, data=TOY)
-        for client, model in models.items():
-            split = next(each.test for each in task.data.clients if each.name == client)
-            with torch.no_grad():
-                accuracy = float(
-                    (model.eval()(split.x).argmax(1) == split.y).double().mean()
-                )
-            row = frame[
-                (frame["metric"] == "accuracy")
-                & (frame["round"] == done)
-                & (frame["split"] == "test")
-            ]
-            row = row[(row["client"] == client) & (row["model"] == which)]
-            assert accuracy == pytest.approx(row["value"].item())
 
 
 @pytest.mark.parametrize("case", ["ditto, half the clients", "fedbabu"])
@@ -259,25 +241,21 @@ def test_a_best_checkpoint_that_is_gone_or_a_rule_that_was_edited_is_refused(
         run.verify()
     shutil.copytree(path, tmp_path / "edited")
     run = store.Run(tmp_path / "edited")
-    found = {
-        key: value
-        for key, value in run.manifest(engine.done).items()
-        if key != "sha256"
-    }
     for wrong in (
         {"patience": -1},
         {"metrics": ["beauty"]},
-        {"metrics": []},
         {"models": {"global": {"rounds": [1], "scores": {"macro_f1": []}}}},
     ):
-        states = {
-            **found["states"],
-            "server": json.loads(json.dumps(found["states"]["server"])),
-        }
-        states["server"]["meta"][STATE] |= wrong
-        run.checkpoint_path(engine.done).write_bytes(sign({**found, "states": states}))
+        path = run.checkpoint_path(engine.done)
+        sound = path.read_bytes()
+
+        def change(found, wrong=wrong):
+            found["states"]["server"]["meta"][STATE] |= wrong
+
+        forge(path, change)
         with pytest.raises(CorruptError, match="is damaged"):
             runner.resume(tmp_path / "edited", data=TOY, progress=False)
+        path.write_bytes(sound)
 
 
 def test_a_client_without_the_score_is_named_before_any_round():

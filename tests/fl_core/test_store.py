@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from fl_core import rows, storage, tree
 from fl_core.algorithms.base import State
 from fl_core.errors import UsageError
-from fl_core.records import store, writing
+from fl_core.records import writing
 from fl_core.records.store import Checkpoint, Run
 from fl_core.storage import Folder
 from tests.faults.injected import read_all
@@ -111,115 +111,91 @@ def blobs(run):
     return {path.stem for path in (run.path / "blobs").glob("*")}
 
 
-class TestRoundTrip:
-    def test_what_precedes_training(self, begun):
-        run = begun.run
-        assert run.config == CONFIG
-        assert run.rounds == []
-        header, table = run.rows()
-        assert (header["schema"], header["run"], len(table)) == (rows.SCHEMA, "r", 0)
-        stored = run.partition()
-        assert stored.keys() == PARTITION.keys()
-        assert all(torch.equal(stored[name], PARTITION[name]) for name in PARTITION)
-        assert [line.partition(":")[0] for line in run.verify()[:3]] == list(
-            store.ROOT_FILES
-        )
+@pytest.mark.parametrize("files", range(7))
+def test_a_run_killed_before_it_began_is_none(tmp_path, monkeypatch, files):
+    written, write = [], Folder.write
 
-    @pytest.mark.parametrize("files", range(7))
-    def test_a_run_killed_before_it_began_is_none(self, tmp_path, monkeypatch, files):
-        written, write = [], Folder.write
+    def dying(self, name, data, **how):
+        if len(written) == files:
+            raise OSError("killed")
+        written.append(name)
+        write(self, name, data, **how)
 
-        def dying(self, name, data, **how):
-            if len(written) == files:
-                raise OSError("killed")
-            written.append(name)
-            write(self, name, data, **how)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Folder, "write", dying)
-            with (
-                nullcontext() if files == 6 else pytest.raises(OSError, match="killed"),
-                writing.create(tmp_path, *BEFORE, start=PARTITION),
-            ):
-                pass
-        if files < 6:
-            with pytest.raises(UsageError, match="run must be"):
-                Run(tmp_path)
-            with writing.create(tmp_path, *BEFORE):
-                pass
-        assert Run(tmp_path).verify()[-1].startswith("0 of")
-
-    @settings(max_examples=30, deadline=None)
-    @given(
-        server=STATES,
-        clients=st.dictionaries(KEYS, STATES, max_size=3),
-        models=st.dictionaries(
-            st.sampled_from(["local", "personal"]),
-            st.dictionaries(KEYS, TREES, min_size=1, max_size=2),
-            max_size=2,
-        ),
-    )
-    def test_of_any_states(self, tmp_path_factory, server, clients, models):
-        path = tmp_path_factory.mktemp("run")
-        with writing.create(path, CONFIG, {}, {}, HEADER) as writer:
-            writer.checkpoint(Checkpoint(7, server, clients, models))
-        found = Run(path).checkpoint()
-        assert found.round == 7
-        same_states(found.server, server)
-        assert found.clients.keys() == clients.keys()
-        for name, state in clients.items():
-            same_states(found.clients[name], state)
-        assert {kind: set(trees) for kind, trees in found.models.items()} == {
-            k: set(v) for k, v in models.items()
-        }
-        for kind, trees in models.items():
-            for name, expected in trees.items():
-                assert tree.digest(found.models[kind][name]) == tree.digest(expected)
-        Run(path).verify()
-
-    def test_what_is_not_contiguous_or_shares_memory(self, begun):
-        base = torch.arange(6.0).reshape(2, 3)
-        trees = {
-            "a": {"t": base.T, "one": base},
-            "b": {"one": base, "row": base[1], "wide": base[:, :1].expand(2, 4)},
-        }
-        begun.checkpoint(Checkpoint(1, State(trees), {}, {}))
-        found = begun.run.checkpoint().server
-        same_states(found, State(trees))
-        found.trees["a"]["one"].zero_()  # they come back apart
-        assert torch.equal(found.trees["b"]["one"], base)
-
-    def test_by_round(self, begun):
-        for done in (2, 10, 4):
-            begun.checkpoint(checkpoint(done, value=float(done)))
-        run = begun.run
-        assert run.rounds == [2, 4, 10]
-        values = {
-            which: float(run.checkpoint(which).server.trees["model"]["fc.weight"][0, 0])
-            for which in (2, "4")
-        }
-        assert values == {2: 2.0, "4": 4.0}
-        assert run.checkpoint("last").round == run.checkpoint().round == 10
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "write", dying)
+        with (
+            nullcontext() if files == 6 else pytest.raises(OSError, match="killed"),
+            writing.create(tmp_path, *BEFORE, start=PARTITION),
+        ):
+            pass
+    if files < 6:
+        with pytest.raises(UsageError, match="run must be"):
+            Run(tmp_path)
+        with writing.create(tmp_path, *BEFORE):
+            pass
+    assert Run(tmp_path).verify()[-1].startswith("0 of")
 
 
-class TestBlobs:
-    def test_unchanged_states_are_stored_once(self, begun):
-        begun.checkpoint(checkpoint(1))
-        first = blobs(begun.run)
-        begun.checkpoint(checkpoint(2))
-        assert blobs(begun.run) == first
-        begun.checkpoint(checkpoint(3, value=2.0))
-        assert len(blobs(begun.run)) == 2 * len(first)
+@settings(max_examples=30, deadline=None)
+@given(
+    server=STATES,
+    clients=st.dictionaries(KEYS, STATES, max_size=3),
+    models=st.dictionaries(
+        st.sampled_from(["local", "personal"]),
+        st.dictionaries(KEYS, TREES, min_size=1, max_size=2),
+        max_size=2,
+    ),
+)
+def test_any_states_come_back(tmp_path_factory, server, clients, models):
+    path = tmp_path_factory.mktemp("run")
+    with writing.create(path, CONFIG, {}, {}, HEADER) as writer:
+        writer.checkpoint(Checkpoint(7, server, clients, models))
+    found = Run(path).checkpoint()
+    assert found.round == 7
+    same_states(found.server, server)
+    assert found.clients.keys() == clients.keys()
+    for name, state in clients.items():
+        same_states(found.clients[name], state)
+    assert {kind: set(trees) for kind, trees in found.models.items()} == {
+        k: set(v) for k, v in models.items()
+    }
+    for kind, trees in models.items():
+        for name, expected in trees.items():
+            assert tree.digest(found.models[kind][name]) == tree.digest(expected)
+    Run(path).verify()
 
-    def test_a_damaged_one_is_written_anew(self, begun):
-        begun.checkpoint(checkpoint(1))
-        for path in (begun.path / "blobs").iterdir():
-            path.write_bytes(b"x" + path.read_bytes()[1:])
-        (begun.path / "checkpoints" / "000001.json").unlink()
-        with store_again(begun) as writer:
-            writer.rewind(read_all)
-            writer.checkpoint(checkpoint(1))
-        begun.run.verify()
+
+def test_what_is_not_contiguous_or_shares_memory(begun):
+    base = torch.arange(6.0).reshape(2, 3)
+    trees = {
+        "a": {"t": base.T, "one": base},
+        "b": {"one": base, "row": base[1], "wide": base[:, :1].expand(2, 4)},
+    }
+    begun.checkpoint(Checkpoint(1, State(trees), {}, {}))
+    found = begun.run.checkpoint().server
+    same_states(found, State(trees))
+    found.trees["a"]["one"].zero_()  # they come back apart
+    assert torch.equal(found.trees["b"]["one"], base)
+
+
+def test_unchanged_states_are_stored_once(begun):
+    begun.checkpoint(checkpoint(1))
+    first = blobs(begun.run)
+    begun.checkpoint(checkpoint(2))
+    assert blobs(begun.run) == first
+    begun.checkpoint(checkpoint(3, value=2.0))
+    assert len(blobs(begun.run)) == 2 * len(first)
+
+
+def test_a_damaged_blob_is_written_anew(begun):
+    begun.checkpoint(checkpoint(1))
+    for path in (begun.path / "blobs").iterdir():
+        path.write_bytes(b"x" + path.read_bytes()[1:])
+    (begun.path / "checkpoints" / "000001.json").unlink()
+    with store_again(begun) as writer:
+        writer.rewind(read_all)
+        writer.checkpoint(checkpoint(1))
+    begun.run.verify()
 
 
 def store_again(writer):
@@ -228,122 +204,121 @@ def store_again(writer):
     return writing.reopen(writer.path)
 
 
-class TestRows:
-    def test_a_checkpoint_covers_the_rows_before_it(self, begun):
-        begun.add_rows([a_row(1)])
-        begun.checkpoint(checkpoint(1))
-        whole = (begun.path / "rows.jsonl").read_bytes()
-        begun.add_rows([a_row(2)])
-        entry = begun.run.manifest(1)["rows"]
-        assert entry == {
-            "bytes": len(whole),
-            "sha256": hashlib.sha256(whole).hexdigest(),
-        }
-        assert "not covered" in begun.run.verify()[-2]
-        assert (
-            begun.run.verify()[-1] == "1 of 3 rounds: not finished, resume continues it"
-        )
-
-    def test_rewind_cuts_to_the_last_checkpoint(self, begun):
-        begun.add_rows([a_row(1)])
-        begun.checkpoint(checkpoint(1))
-        whole = (begun.path / "rows.jsonl").read_bytes()
-        begun.add_rows([a_row(2)])
-        with (begun.path / "rows.jsonl").open("ab") as file:
-            file.write(b'{"run":"r","torn')
-        assert begun.run.rows()[1]["round"].tolist() == [1, 2], (
-            "readable while a line is being written"
-        )
-        with store_again(begun) as writer:
-            assert writer.rewind(read_all) == 1
-            assert (begun.path / "rows.jsonl").read_bytes() == whole
-            writer.add_rows([a_row(2)])
-            writer.checkpoint(checkpoint(2))
-        run = Run(begun.path)
-        assert run.rows()[1]["round"].tolist() == [1, 2]
-        assert "not covered" not in run.verify()[-2]
-
-    def test_rewind_without_a_checkpoint_keeps_the_header(self, begun):
-        begun.add_rows([a_row(1)])
-        with store_again(begun) as writer:
-            assert writer.rewind(read_all) == 0
-            assert len(writer.run.rows()[1]) == 0
-
-    def test_are_on_the_disk_before_the_manifest_that_covers_them(
-        self, begun, monkeypatch
-    ):
-        order = []
-        fsync, replace = os.fsync, os.replace
-        target = (begun.path / "rows.jsonl").stat().st_ino
-
-        def noting_fsync(handle):
-            order.append("rows" if os.fstat(handle).st_ino == target else "")
-            fsync(handle)
-
-        def noting_replace(source, to, **folders):
-            order.append("manifest" if to.name == "000001.json" else "")
-            replace(source, to, **folders)
-
-        monkeypatch.setattr(os, "fsync", noting_fsync)
-        monkeypatch.setattr(os, "replace", noting_replace)
-        begun.add_rows([a_row(1)])
-        begun.checkpoint(checkpoint(1))
-        assert order.index("rows") < order.index("manifest")
+def test_a_checkpoint_covers_the_rows_before_it(begun):
+    begun.add_rows([a_row(1)])
+    begun.checkpoint(checkpoint(1))
+    whole = (begun.path / "rows.jsonl").read_bytes()
+    begun.add_rows([a_row(2)])
+    entry = begun.run.manifest(1)["rows"]
+    assert entry == {
+        "bytes": len(whole),
+        "sha256": hashlib.sha256(whole).hexdigest(),
+    }
+    assert "not covered" in begun.run.verify()[-2]
+    assert begun.run.verify()[-1] == "1 of 3 rounds: not finished, resume continues it"
 
 
-class TestAtomicWriting:
-    def test_a_reader_sees_old_or_new(self, tmp_path):
-        path = tmp_path / "file"
-        contents = {bytes([value]) * 100_000 for value in range(8)}
-        storage.write_atomically(path, min(contents))
-        seen, stop = set(), threading.Event()
+def test_rewind_cuts_to_the_last_checkpoint(begun):
+    begun.add_rows([a_row(1)])
+    begun.checkpoint(checkpoint(1))
+    whole = (begun.path / "rows.jsonl").read_bytes()
+    begun.add_rows([a_row(2)])
+    with (begun.path / "rows.jsonl").open("ab") as file:
+        file.write(b'{"run":"r","torn')
+    assert begun.run.rows()[1]["round"].tolist() == [1, 2], (
+        "readable while a line is being written"
+    )
+    with store_again(begun) as writer:
+        assert writer.rewind(read_all) == 1
+        assert (begun.path / "rows.jsonl").read_bytes() == whole
+        writer.add_rows([a_row(2)])
+        writer.checkpoint(checkpoint(2))
+    run = Run(begun.path)
+    assert run.rows()[1]["round"].tolist() == [1, 2]
+    assert "not covered" not in run.verify()[-2]
 
-        def watch():
-            while not stop.is_set():
-                seen.add(path.read_bytes())
 
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        for data in sorted(contents):
-            storage.write_atomically(path, data)
-        stop.set()
-        watcher.join()
-        assert seen
-        assert seen <= contents
+def test_rewind_without_a_checkpoint_keeps_the_header(begun):
+    begun.add_rows([a_row(1)])
+    with store_again(begun) as writer:
+        assert writer.rewind(read_all) == 0
+        assert len(writer.run.rows()[1]) == 0
 
 
-class TestErrors:
-    def test_no_run(self, tmp_path):
-        for path in (tmp_path, tmp_path / "absent"):
-            with pytest.raises(UsageError, match=rf"run.*{path}"):
-                Run(path)
-            with pytest.raises(UsageError, match=rf"run.*{path}"), writing.reopen(path):
-                pass
-        assert list(tmp_path.iterdir()) == []
+def test_rows_are_on_the_disk_before_the_manifest_that_covers_them(begun, monkeypatch):
+    order = []
+    fsync, replace = os.fsync, os.replace
+    target = (begun.path / "rows.jsonl").stat().st_ino
 
-    def test_no_checkpoint_yet(self, begun):
-        with pytest.raises(UsageError, match="checkpoint"):
-            begun.run.checkpoint()
-        with pytest.raises(UsageError, match=r"none.*got 1"):
-            begun.run.checkpoint(1)
+    def noting_fsync(handle):
+        order.append("rows" if os.fstat(handle).st_ino == target else "")
+        fsync(handle)
 
-    @pytest.mark.parametrize("which", [1, 3, -1, "5"])
-    def test_no_such_round(self, begun, which):
-        for done in (2, 4):
-            begun.checkpoint(checkpoint(done))
-        with pytest.raises(UsageError, match=rf"2, 4.*got {which}"):
-            begun.run.checkpoint(which)
+    def noting_replace(source, to, **folders):
+        order.append("manifest" if to.name == "000001.json" else "")
+        replace(source, to, **folders)
 
-    def test_a_tree_whose_name_has_the_separator(self, begun):
-        with pytest.raises(UsageError, match=r"'mo\|del'"):
-            begun.checkpoint(
-                Checkpoint(1, State({"mo|del": {"w": torch.ones(1)}}), {}, {})
-            )
-        assert begun.run.rounds == []
+    monkeypatch.setattr(os, "fsync", noting_fsync)
+    monkeypatch.setattr(os, "replace", noting_replace)
+    begun.add_rows([a_row(1)])
+    begun.checkpoint(checkpoint(1))
+    assert order.index("rows") < order.index("manifest")
 
-    def test_meta_that_is_no_json(self, begun):
-        with pytest.raises(TypeError, match=r"Tensor.*JSON"):
-            begun.checkpoint(Checkpoint(1, State({}, {"t": torch.ones(1)}), {}, {}))
-        with pytest.raises(ValueError, match="JSON compliant"):
-            begun.checkpoint(Checkpoint(1, State({}, {"x": float("nan")}), {}, {}))
-        assert begun.run.rounds == []
+
+def test_a_reader_sees_old_or_new(tmp_path):
+    path = tmp_path / "file"
+    contents = {bytes([value]) * 100_000 for value in range(8)}
+    storage.write_atomically(path, min(contents))
+    seen, stop = set(), threading.Event()
+
+    def watch():
+        while not stop.is_set():
+            seen.add(path.read_bytes())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    for data in sorted(contents):
+        storage.write_atomically(path, data)
+    stop.set()
+    watcher.join()
+    assert seen
+    assert seen <= contents
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    for path in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(UsageError, match=rf"run.*{path}"):
+            Run(path)
+        with pytest.raises(UsageError, match=rf"run.*{path}"), writing.reopen(path):
+            pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_checkpoints_are_found_by_their_rounds(begun):
+    with pytest.raises(UsageError, match="checkpoint"):
+        begun.run.checkpoint()
+    for done in (2, 10, 4):
+        begun.checkpoint(checkpoint(done, value=float(done)))
+    run = begun.run
+    assert run.rounds == [2, 4, 10]
+    for which, done in ((2, 2), ("4", 4), ("last", 10)):
+        found = run.checkpoint(which)
+        assert float(found.server.trees["model"]["fc.weight"][0, 0]) == found.round
+        assert found.round == done
+    for which in (1, 3, -1, "5"):
+        with pytest.raises(UsageError, match=rf"2, 4, 10.*got {which}"):
+            run.checkpoint(which)
+
+
+def test_a_tree_whose_name_has_the_separator(begun):
+    with pytest.raises(UsageError, match=r"'mo\|del'"):
+        begun.checkpoint(Checkpoint(1, State({"mo|del": {"w": torch.ones(1)}}), {}, {}))
+    assert begun.run.rounds == []
+
+
+def test_meta_that_is_no_json(begun):
+    with pytest.raises(TypeError, match=r"Tensor.*JSON"):
+        begun.checkpoint(Checkpoint(1, State({}, {"t": torch.ones(1)}), {}, {}))
+    with pytest.raises(ValueError, match="JSON compliant"):
+        begun.checkpoint(Checkpoint(1, State({}, {"x": float("nan")}), {}, {}))
+    assert begun.run.rounds == []
