@@ -19,8 +19,8 @@ from fl_core.errors import UsageError, as_list, check_known, listing
 from fl_core.layers import Layer, layers_of
 from fl_core.models import example
 from fl_core.models.adapter import adapt, tensor
+from fl_core.restore import MODELS, load_models
 from fl_core.runner import Task
-from fl_core.stored_models import MODELS, load_models
 from fl_core.training import losses
 
 from .decide import select
@@ -274,7 +274,7 @@ def diagnose_run(
         options: further arguments of :func:`diagnose`.
 
     Raises:
-        UsageError, CorruptError: as :func:`fl_core.stored_models.load_models` and
+        UsageError, CorruptError: as :func:`fl_core.restore.load_models` and
             :func:`diagnose`. Or ``fresh`` is asked for and the weights that the run started from
             are not known.
     """

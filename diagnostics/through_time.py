@@ -18,10 +18,10 @@ from fl_core.errors import UsageError, as_list, check_known
 from fl_core.progress import Cell, progress_bar
 from fl_core.recorder import Recorder, Timer
 from fl_core.records.store import Run
+from fl_core.restore import copy_with, load_rounds
 from fl_core.seeds import seed_of
 from fl_core.stopping import Listener
 from fl_core.storage import json_bytes, sha
-from fl_core.stored_models import copy_with, load_rounds
 from fl_core.task import Task
 
 from .measure import diagnose, diagnose_models, diagnose_task

@@ -84,9 +84,9 @@ if TYPE_CHECKING:
     from fl_core.plan import LayerPlan as LayerPlan
     from fl_core.recorder import LoggedRun as LoggedRun, Logger as Logger
     from fl_core.records.store import Run as Run
+    from fl_core.restore import load_models as load_models
     from fl_core.rows import Row as Row, row as row
     from fl_core.runner import train_first_round as train_first_round
-    from fl_core.stored_models import load_models as load_models
     from fl_core.task import assemble as assemble
     from fl_core.training.phases import Context as Context, Phase as Phase
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from fl_core import rows, stored_models, tree
+from fl_core import restore, rows, tree
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, plural
 from fl_core.models.adapter import original
@@ -112,7 +112,7 @@ class RunResult(Displayed):
                 )
             model = copy.deepcopy(module).cpu()
             tree.load(model, chosen)
-            found[name] = stored_models.with_labels(
+            found[name] = restore.with_labels(
                 original(model.eval()), self.engine.data.classes
             )
         return found
@@ -126,7 +126,7 @@ class RunResult(Displayed):
             best = self.engine.listener(EarlyStopping).best
             return None if best is None else best[1]
         stored = Run(self.path).checkpoint(rule.best[rule.main])
-        models = stored_models.trees_of(stored, self.engine.algorithm)[rule.main]
+        models = restore.trees_of(stored, self.engine.algorithm)[rule.main]
         return [models[name] for name in self.engine.names]
 
     def plot(self, metric: str = "", ax: Axes | None = None) -> Axes:

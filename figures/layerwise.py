@@ -26,9 +26,9 @@ from figures.items import Finding
 from figures.page import markdown
 from figures.verdicts import beyond
 from fl_core import rows, runner
+from fl_core.restore import load_models
 from fl_core.seeds import torch_generator
 from fl_core.statistics import share_interval
-from fl_core.stored_models import load_models
 
 SENSITIVITY = measure.SENSITIVITY
 _BAND: dict[str, Any] = {

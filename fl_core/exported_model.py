@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import compress
 from pathlib import Path
@@ -15,21 +16,32 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+import fl_core
 from fl_core import models, restore, tree
+from fl_core.algorithms.base import Algorithm, extends_model, find
 from fl_core.bounds import COUNT, DIGEST, NUMBER, MapOf, validate
 from fl_core.data.columns import BETWEEN
 from fl_core.data.inputs import FORM as INPUTS, Inputs
 from fl_core.display import Displayed, Summary
-from fl_core.errors import NonFiniteError, UsageError, check_known, listing, plural
+from fl_core.errors import (
+    NonFiniteError,
+    UsageError,
+    check_known,
+    listing,
+    plural,
+    warn,
+)
 from fl_core.models import lora
 from fl_core.models.adapter import PackedShape
-from fl_core.records import store
+from fl_core.models.building import TRIAL, drop_statistics
+from fl_core.models.registry import check_stored, without_weights
+from fl_core.records import store, writing
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION
 from fl_core.storage import Folder, check_version, sha, sign
-from fl_core.stored_models import built_from, describe_model, load_kind
-from fl_core.task import Task
+from fl_core.task import Task, wrapped
 from fl_core.training import evaluate
 from fl_core.training.losses import Standardised, build
+from fl_core.tree import Tree
 
 FORMAT = "fedlayers.model/1"
 SHOWN = 8
@@ -136,7 +148,7 @@ def export(
     Args:
         path: the run's directory.
         out: the file of weights, which must not exist.
-        which: ``personal``, ``global`` or ``local`` (see :func:`fl_core.stored_models.load_models`). None means
+        which: ``personal``, ``global`` or ``local`` (see :func:`fl_core.restore.load_models`). None means
             ``personal`` if the run has such models, and ``global`` otherwise.
         client: the model's client. None if all clients have the same model.
         round: one with a checkpoint, ``last``, or ``best``: the stopping rule's. None = ``best`` if the run has a
@@ -159,7 +171,7 @@ def export(
             if round is None and found.stopping_rule() is None
             else found.best_round(which)
         )
-    which, trained, task = load_kind(
+    which, trained, task = restore.load_kind(
         path, round, which, data=data, model=model, allow_code=allow_code
     )
     if isinstance(task.data.shape, PackedShape):
@@ -190,7 +202,7 @@ def write(
     """Write a model's weights and its description, after a check that the description gives the same model."""
     trained = lora.merged(trained)
     rebuilt = built_from(out, about, model, allow_code, tree.state_dict(trained))
-    about["model"]["code"] = restore.of_model(
+    about["model"]["code"] = writing.of_model(
         rebuilt, model, about["model"]["callable"]
     )
     example = models.example(task.data.shape)
@@ -297,6 +309,135 @@ def predict(
         tuple(exported.about.get("base_rate", ())),
         samples.notes,
     )
+
+
+# --- descriptions -----------------------------------------------------------------------------------------------
+
+
+def describe_model(
+    found: store.Run,
+    task: Task,
+    trained: nn.Module,
+    which: str,
+    client: str | None,
+    round: int | str,
+) -> dict[str, Any]:
+    """Return the description of a run's model, as in its JSON file."""
+    config, data = task.config, task.data
+    checkpoint = found.checkpoint(round, lazy=True)
+    below = find(config.federation.algorithm).base_algorithm(config.federation.options)
+    asked = {
+        "algorithm": config.federation.algorithm,
+        "options": dict(config.federation.options),
+    }
+    plan = checkpoint.server.meta.get("plan") or found.config.get("in_force")
+    return {
+        "model": {
+            "outputs": evaluate.predict(trained, models.example(data.shape)).shape[1],
+            "callable": "" if "model" in found.config["own"] else config.model.model,
+            "class": f"{type(trained).__module__}.{type(trained).__qualname__}",
+            "options": without_weights(
+                str(config.model.model), config.model.model_options
+            ),
+            "seed": config.execution.seed,
+            "bn": config.model.batchnorm,
+            "extended_by": asked if extends_model(below) else None,
+        },
+        "inputs": Inputs.from_federation(data, config.data).to_json(),
+        "classes": list(data.classes),
+        "task": data.task,
+        "layers": [asdict(layer) for layer in task.layers],
+        "plan": plan,
+        "weights": tree.digest(tree.state_dict(lora.merged(trained))),
+        "run": {
+            "id": found.id,
+            "name": found.path.resolve().name,
+            "algorithm": config.federation.algorithm,
+            "model": which,
+            "client": client,
+            "round": checkpoint.round,
+            "dataset": config.data.dataset,
+            "data": data.digest,
+            "source": data.source_digest,
+        },
+        "version": fl_core.__version__,
+    }
+
+
+def built_from(
+    path: Path,
+    about: Mapping[str, Any],
+    model: nn.Module | None,
+    allow_code: str | Collection[str],
+    weights: Tree,
+) -> nn.Module:
+    """Return the model that a description names, with these weights.
+
+    Their names and shapes are compared before the model is tried, so that no small file takes much memory. For samples
+    of more than :data:`TRIAL` numbers it is not tried.
+
+    Args:
+        path: of the file of weights, for messages.
+        model, allow_code: as of :meth:`ExportedModel.model`.
+
+    Raises:
+        UsageError: code or a model is missing, the weights do not fit, or the samples are too large for an algorithm
+            that tries the model to extend it.
+    """
+    allowed = restore.allowed_code(allow_code)
+    said, inputs = about["model"], Inputs.from_json(about["inputs"])
+    extended = said["extended_by"] or {"algorithm": Algorithm.name, "options": {}}
+    named = {**extended, "model": said["callable"]}
+    restore.check_code(
+        path,
+        {
+            key: name
+            for key, name in restore.code_of(named).items()
+            if model is None or key != "model"
+        },
+        allowed,
+    )
+    shape, n_classes, seed = inputs.model_shape, said["outputs"], said["seed"]
+    small, extends = math.prod(shape) <= TRIAL, said["extended_by"] is not None
+    if extends and not small:
+        raise UsageError(
+            f"{path} must have samples of at most {TRIAL:,} numbers, since {extended['algorithm']} extends its model; "
+            f"got shape {shape}. Train it on smaller samples."
+        )
+    if model is not None:
+        made = models.copy_user_model(
+            model, shape, n_classes, seed=seed, options=said["options"], trial=extends
+        )
+    elif not said["callable"]:
+        raise UsageError(
+            f"{path} must be loaded with its own model, {said['class']}; got none. Pass it again, model=..."
+        )
+    else:
+        check_stored(str(path), said["callable"], said["options"], allowed)
+        made = models.build(
+            said["callable"],
+            shape,
+            n_classes,
+            seed=seed,
+            options=said["options"],
+            trial=extends,
+        )
+    if said["bn"] == "drop":
+        drop_statistics(made)
+    if extends:
+        sizes = {"shape": shape, "n_classes": n_classes, "seed": seed}
+        algorithm = find(extended["algorithm"])
+        made = wrapped(made, algorithm, extended["options"], said["bn"], **sizes)
+    if said.get("code", now := writing.of_model(made, model, said["callable"])) != now:
+        warn(
+            f"{path} was exported with other code of its model: its predictions may be those of that code"
+        )
+    tree.load(made, weights)
+    if small:
+        models.check_fit(
+            said["callable"] or type(made).__name__, made, shape, n_classes
+        )
+    return made
 
 
 # --- checks ----------------------------------------------------------------------------------------------------

@@ -82,15 +82,10 @@ class ExtendedModel:
         self._paths = {
             path: now_at.get(id(module), path) for path, module in plain.modules.items()
         }
-        same = {name: name for name in plain.tensors}
-        self.changed = self.names != same or self.tensors.keys() != same.keys()
-        if self.changed:
-            self._add(plain, adds, layers_of(model, example, by=by))
+        self._add(plain, adds, layers_of(model, example, by=by))
 
     def layers(self, plain: Sequence[Layer]) -> tuple[Layer, ...]:
         """Return the base model's layers with their tensors' new names, and the added layers, by first use."""
-        if not self.changed:
-            return tuple(plain)
         found = [
             *(
                 self._carry(layer)
@@ -112,12 +107,8 @@ class ExtendedModel:
         Raises:
             UsageError: it was made for another model.
         """
-        if (
-            not self.changed
-            or {name for layer in plan.layers for name in layer.tensors}
-            == self.tensors.keys()
-        ):
-            plan.check_tensors(self.tensors)
+        planned = {name for layer in plan.layers for name in layer.tensors}
+        if planned == self.tensors.keys():
             return plan
         plan.check_tensors(self.names)
         layers = self.layers(plan.layers)

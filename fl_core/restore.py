@@ -1,19 +1,12 @@
-"""Restoring of a run directory: its task, and checks that a checkpoint, the packages and the user's own code fit it.
+"""Restoring of a run directory: its task and models, and checks that checkpoint, packages and own code fit it.
 
 Digests show damage, not forgery.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib.metadata
-import inspect
-import platform
-import re
-import subprocess
-import sys
-import types
-from collections.abc import Collection, Iterable, Mapping
+import copy
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,17 +14,26 @@ from typing import Any
 from torch import nn
 
 from fl_core import tree
-from fl_core.algorithms.base import Algorithm, State
+from fl_core.algorithms.base import Algorithm, Round, State
 from fl_core.config import AUTO, Mark, RunConfig, absolute, in_memory, marked
 from fl_core.data import FederatedData, Partition
 from fl_core.data.preprocessing import Preprocessing
-from fl_core.errors import PACKAGES, CorruptError, UsageError, about, as_list, damaged
+from fl_core.errors import (
+    CorruptError,
+    UsageError,
+    about,
+    as_list,
+    damaged,
+    listing,
+    warn,
+)
 from fl_core.models import is_code
+from fl_core.models.adapter import original
 from fl_core.models.registry import check_stored, format_option, without_weights
 from fl_core.plan import LayerPlan
+from fl_core.records import writing
 from fl_core.records.store import Checkpoint, Run, changed_parts
-from fl_core.registry import import_object, is_outside
-from fl_core.storage import sha
+from fl_core.registry import is_outside
 from fl_core.task import Task, assemble
 
 _BESIDE = [
@@ -224,7 +226,7 @@ def check_given(path: Path, stored: Mapping[str, Any], **given: Any) -> None:
 
 def changed_code(run: Run, task: Task) -> list[str]:
     """Return the parts of a run's own code that were edited since it trained."""
-    return changed_parts(run.code(), digests(task))
+    return changed_parts(run.code(), writing.digests(task))
 
 
 def check_code(path: Path, needed: Mapping[str, str], code: Collection[str]) -> None:
@@ -271,33 +273,9 @@ def check_same_start(task: Task, path: Path, weights: bool) -> None:
             )
 
 
-RECORDED = (
-    "fedlayers",
-    "torch",
-    "torchvision",
-    "timm",
-    "peft",
-    "numpy",
-    "scikit-learn",
-)
-
-
-def current_environment() -> dict[str, Any]:
-    """Return versions, the platform, and the working directory's commit."""
-    return {**versions(), "platform": platform.platform(), "commit": _commit()}
-
-
-def versions() -> dict[str, Any]:
-    """Return the versions of Python and the packages. A run's numbers depend on them."""
-    return {
-        "versions": {name: _version(name) for name in RECORDED},
-        "python": platform.python_version(),
-    }
-
-
 def changes(began: Mapping[str, Any]) -> list[str]:
     """Return versions that differ from an earlier environment, such as ``torch 2.14.0 (now 2.14.1)``."""
-    now = versions()
+    now = writing.versions()
     pairs = {
         name: (old, now["versions"].get(name, ""))
         for name, old in began["versions"].items()
@@ -310,156 +288,158 @@ def changes(began: Mapping[str, Any]) -> list[str]:
     ]
 
 
-@functools.cache
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+# --- models -----------------------------------------------------------------------------------------------------
+
+MODELS = ("local", "personal", "global")
 
 
-def _commit() -> str:
-    """Return the commit of the working directory's git repository, with a mark if it has changes.
+def load_models(
+    path: Path | str,
+    round: int | str = "last",
+    which: str = "local",
+    *,
+    data: Any = None,
+    model: Any = None,
+    allow_code: str | Collection[str] = (),
+) -> tuple[dict[str, nn.Module], Task]:
+    """Return the models of a checkpoint, one for each client, with their task.
 
-    Without one it is empty.
-    """
-    try:
-        answer = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return answer.stdout.strip() if answer.returncode == 0 else ""
+    A model's ``label_names`` are the names of its classes.
 
-
-_PLAIN = (bool, int, float, complex, str, bytes, tuple, frozenset, types.NoneType)
-_INSTALLED = {"site-packages", "dist-packages"}
-
-
-def digests(task: Task) -> dict[str, str]:
-    """Return the digest of a task's own code by part: its algorithm, model, dataset, partition, rule and options.
-
-    A part without own code has none. ``layers`` is the digest of an own model as it is printed.
-    """
-    config = task.config
-    named: dict[str, Any] = {key: config.value(key) for key in marked(Mark.CODE)}
-    named |= {
-        f"option {key}": value for key, value in config.federation.options.items()
-    }
-    parts = {
-        key: [import_object(key, value)]
-        for key, value in named.items()
-        if isinstance(value, str) and is_outside(value)
-    }
-    parts.setdefault("algorithm", []).append(type(task.algorithm(None)))
-    found = {key: digest_of(things) for key, things in parts.items()}
-    found |= of_model(task.model, config.own_model, str(config.model.model))
-    return {key: digest for key, digest in sorted(found.items()) if digest}
-
-
-def of_model(model: nn.Module, given: Any, named: str) -> dict[str, str]:
-    """Return the digests of a model's own code and of the printed model; none for a model that is not one's own.
+    >>> from fl_core.config import RunConfig
+    >>> from fl_core.runner import run
+    >>> engine = run(RunConfig(dataset="heart", rounds=1), "runs/first", progress=False)
+    >>> models, task = load_models("runs/first", which="global")
+    >>> sorted(models)
+    ['cleveland', 'hungarian', 'switzerland', 'va']
+    >>> test = task.data.clients[0].test
+    >>> models["cleveland"](test.x).shape == (len(test), len(task.data.classes))
+    True
 
     Args:
-        given: the module or callable that was passed for it, or None. named: the model's name or place otherwise.
+        round: a round with a checkpoint, ``"last"``, or ``"best"``: these models' best round under a stopping rule.
+        which: ``local`` (after local training, before aggregation; the clients sampled in that round), ``personal``
+            (fine-tuned if the algorithm does this), or ``global``.
+        data, model, allow_code: as in :func:`fl_core.runner.resume`.
+
+    Raises:
+        UsageError: the round or model does not exist (the message lists others), or data or model differ from the
+            run's.
+        CorruptError: stored files are damaged.
     """
-    if given is None and is_code(named):
-        given = import_object("model", named)
-    code = digest_of([*map(type, model.modules()), *([] if given is None else [given])])
-    printed = sha(_without_addresses(repr(model)).encode())
-    return (
-        {"layers": printed, **({"model": code} if code else {})}
-        if code or given is not None
-        else {}
+    _, models, task = load_kind(
+        path, round, which, data=data, model=model, allow_code=allow_code
     )
+    return {
+        name: with_labels(original(model), task.data.classes)
+        for name, model in models.items()
+    }, task
 
 
-def digest_of(things: Iterable[Any]) -> str:
-    """Return the SHA-256 of own functions and classes as Python compiles them, and of all own code that they use.
+def with_labels(model: nn.Module, names: Sequence[str]) -> nn.Module:
+    """Return the model with the names of its classes, in the order of its outputs, as its ``label_names``."""
+    model.label_names = tuple(names)  # type: ignore[assignment]
+    return model
 
-    >>> digest_of([Path, len])
-    ''
+
+def load_kind(
+    path: Path | str,
+    round: int | str,
+    which: str | None,
+    *,
+    data: Any = None,
+    model: Any = None,
+    allow_code: str | Collection[str] = (),
+) -> tuple[str, dict[str, nn.Module], Task]:
+    """Return the name of the models, and then what :func:`load_models` returns.
+
+    For ``which`` None these are the personal models, or the global one if no model is personal.
     """
-    texts: dict[str, list[str]] = {}
-    waiting = [*things]
-    while waiting:
-        thing = _definition(waiting.pop())
-        name = f"{thing.__module__}.{thing.__qualname__}"
-        if name in texts or not _is_own(thing):
-            continue
-        texts[name] = []
-        members: dict[str, Any] = {"": thing}
-        if isinstance(thing, type):
-            members = dict(vars(thing))
-            waiting += thing.__bases__
-        for key, value in sorted(members.items()):
-            inner = inspect.unwrap(getattr(value, "__func__", value))
-            if isinstance(value, property):
-                inner = value.fget
-            if isinstance(inner, types.FunctionType):
-                compiled, used = _compiled(inner)
-                texts[name].append(f"{key}: {compiled}")
-                waiting += used
-            elif isinstance(value, _PLAIN) and not key.startswith("__"):
-                texts[name].append(f"{key} = {_text(value)}")
-    return sha(repr(sorted(texts.items())).encode()) if texts else ""
+    if round == "best":
+        round = Run(path).best_round(which)
+    order = ("personal", "global") if which is None else (which,)
+    own = {"data": data, "model": model, "allow_code": allow_code}
+    _, which, models, task = next(load_rounds(path, [round], order, **own))
+    return which, models, task
 
 
-def _definition(thing: Any) -> Any:
-    """Return the function or class behind a partial call, a method, a wrapper or an instance."""
-    while isinstance(thing, functools.partial):
-        thing = thing.func
-    thing = inspect.unwrap(getattr(thing, "__func__", thing))
-    return thing if isinstance(thing, (type, types.FunctionType)) else type(thing)
+def load_rounds(
+    path: Path | str, rounds: Sequence[int | str], which: Sequence[str], **own: Any
+) -> Iterator[tuple[int, str, dict[str, nn.Module], Task]]:
+    """Yield each round with the name of its models, the models and their task, which is made once.
+
+    Args:
+        which: names of models. The first one that the round has is taken.
+        own: ``data``, ``model`` and ``allow_code``, as of :func:`load_models`.
+    """
+    found, task = Run(path), None
+    for round in rounds:
+        checkpoint = found.checkpoint(round)
+        if task is None:
+            task = _task_to_read(found, **own)
+        algorithm = check(found, checkpoint, task)
+        kind, trees = _trees_of_first(found, checkpoint, algorithm, task, which)
+        models = {name: copy_with(task.model, each) for name, each in trees.items()}
+        yield checkpoint.round, kind, models, task
 
 
-def _is_own(thing: Any) -> bool:
-    """Return whether code belongs to no installed package and not to this one."""
-    module = str(thing.__module__)
-    file = getattr(sys.modules.get(module), "__file__", None) or ""
-    known = {*PACKAGES, *sys.stdlib_module_names, "builtins"} - {"__main__"}
-    return module.partition(".")[0] not in known and not _INSTALLED & {
-        *Path(file).parts
-    }
+def _trees_of_first(
+    found: Run,
+    checkpoint: Checkpoint,
+    algorithm: Algorithm,
+    task: Task,
+    order: Sequence[str],
+) -> tuple[str, dict[str, tree.Tree]]:
+    """Return the first of some kinds of models that a checkpoint has, and its whole models by client."""
+    with damaged(
+        found.checkpoint_path(checkpoint.round), Exception
+    ):  # what a hook raises for states that do not fit
+        trees = trees_of(checkpoint, algorithm)
+    which = next((kind for kind in order if kind in trees), None)
+    if which is None:
+        raise UsageError(
+            f"model must be one of {listing(trees)} after round {checkpoint.round}; got {order[0]!r}."
+        )
+    whole = tree.named_tensors(task.model).keys()
+    for client, each in trees[which].items():
+        if each.keys() < whole:
+            raise UsageError(
+                f"client {client!r} must have a whole {which!r} model to load; got a part of it."
+            )
+    names = (client.name for client in task.data.clients)
+    return which, {name: trees[which][name] for name in names if name in trees[which]}
 
 
-def _compiled(function: types.FunctionType) -> tuple[list[str], list[Any]]:
-    """Return a function's compiled code with the plain values that it takes from outside, and what else it takes."""
-    codes = [function.__code__]
-    for code in codes:  # and the functions within it
-        codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
-    texts = [
-        f"{code.co_code.hex()} {code.co_names} {_text(code.co_consts)}"
-        for code in codes
-    ]
-    names = {name for code in codes for name in code.co_names}
-    taken = {key: v for key, v in function.__globals__.items() if key in names}
-    taken |= inspect.getclosurevars(function).nonlocals
-    used: list[Any] = []
-    for name, value in sorted(taken.items()):
-        if isinstance(value, _PLAIN):
-            texts.append(f"{name} = {_text(value)}")
-        elif isinstance(value, types.ModuleType):
-            used += [vars(value).get(inner) for inner in names]
-        else:
-            used.append(value)
-    return texts, [
-        each for each in used if isinstance(each, (type, types.FunctionType))
-    ]
+def trees_of(
+    checkpoint: Checkpoint, algorithm: Algorithm
+) -> dict[str, dict[str, tree.Tree]]:
+    """Return the models of a checkpoint by kind and client. The algorithm is the run's, under its plan."""
+    trees = {kind: dict(found) for kind, found in checkpoint.models.items()}
+    for name, state in checkpoint.clients.items():
+        for kind, each in algorithm.models(
+            checkpoint.server, state, Round(checkpoint.round)
+        ).items():
+            trees.setdefault(kind, {}).setdefault(name, each)
+    return trees
 
 
-def _text(value: Any) -> str:
-    """Return a plain value as text: sets in one order, and without addresses."""
-    if isinstance(value, frozenset):
-        return repr(sorted(map(_text, value)))
-    if isinstance(value, tuple):
-        return repr([_text(each) for each in value])
-    return _without_addresses(repr(value)) if isinstance(value, _PLAIN) else ""
+def _task_to_read(
+    found: Run, allow_code: str | Collection[str] = (), **own: Any
+) -> Task:
+    """Return the task of a finished or interrupted run, for reading its models."""
+    own = {"data": None, "model": None, **own}
+    check_own(found.path, found.task_config(), allow_code, True, **own)
+    task = task_of(found, trained=True, **own)
+    check_same_start(task, found.path, weights=False)
+    if changed := changed_code(found, task):
+        warn(
+            f"{found.path} was trained with other code of its {listing(changed)}: its scores may be those of that code"
+        )
+    return task
 
 
-def _without_addresses(text: str) -> str:
-    return re.sub(r"0x[0-9a-fA-F]+", "0x", text)
+def copy_with(model: nn.Module, source: tree.Tree) -> nn.Module:
+    """Return a copy of a model with the tensors of a tree."""
+    module = copy.deepcopy(model)
+    tree.load(module, source)
+    return module

@@ -35,7 +35,7 @@ from fl_core.recorder import (
     open_loggers,
 )
 from fl_core.records import store, writing
-from fl_core.restore import task_of
+from fl_core.restore import copy_with, task_of
 from fl_core.rows import selecting_scores
 from fl_core.stopping import (
     Divergence,
@@ -44,7 +44,6 @@ from fl_core.stopping import (
     Schedule,
     StoppingRule,
 )
-from fl_core.stored_models import copy_with
 from fl_core.task import Task, assemble
 from fl_core.training.losses import guessing_loss
 
@@ -149,11 +148,11 @@ def run(
     own = [
         kind for kind in ("data", "model") if getattr(config, f"own_{kind}") is not None
     ]
-    stored |= {"command": command, "code": restore.digests(task), "own": own}
+    stored |= {"command": command, "code": writing.digests(task), "own": own}
     _check_storable(stored)
     header = {"run": Path(out).name, **task.header(command)}
     made_with = {
-        **restore.current_environment(),
+        **writing.current_environment(),
         "device": config.execution.device,
         "data": data.digest,
         "source": data.source_digest,
@@ -241,7 +240,7 @@ def resume(
                 "undisturbed run's"
             )
         how = Execution(progress, until, save_seconds, loggers_of(log), trained_by)
-        code = restore.digests(task) if changed else {}
+        code = writing.digests(task) if changed else {}
         return _execute(task, instruments, writer, how, done, code)
 
 

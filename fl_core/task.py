@@ -15,6 +15,7 @@ from fl_core.algorithms.base import (
     Algorithm,
     TaskInfo,
     configurations,
+    extends_model,
     find,
     registry,
 )
@@ -206,21 +207,24 @@ def assemble(
     )
     model, plain_layers = _adapt(config, data, model, plain_layers, said)
     built = extend(config, data, model, criterion)
-    layers = built.layers(plain_layers)
-    task_info = _task_info(config, data, base, built, layers)
-    config = _with_stack(config, criterion, built.model)
-    _check_batches(built.model, data, config)
+    layers, personal = plain_layers, frozenset[str]()
+    if built is not None:
+        model, layers, personal = built.model, built.layers(layers), built.personal
+    task_info = _task_info(config, data, base, model, layers, personal)
+    config = _with_stack(config, criterion, model)
+    _check_batches(model, data, config)
     if plan is None and config.federation.plan not in (None, AUTO):
         plan = LayerPlan.load(str(config.federation.plan))
     if plan is None and uses_plan and config.federation.plan is None:
         undecided = algorithm(task_info, None, config.federation.options)
         plan = undecided.default_plan(plain_layers)
     if plan is not None:
-        plan = built.plan(plan)
+        plan = plan if built is None else built.plan(plan)
+        plan.check_fits(model)
     task = Task(
         config,
         data,
-        built.model,
+        model,
         layers,
         criterion,
         task_info,
@@ -328,14 +332,16 @@ def build(
 
 def extend(
     config: RunConfig, data: FederatedData, model: nn.Module, criterion: Loss
-) -> ExtendedModel:
-    """Add to a model what the configured algorithm adds, and map its layers to those of the model.
+) -> ExtendedModel | None:
+    """Add to a model what the configured algorithm adds, if anything, and map its layers to those of the model.
 
     Raises:
         UsageError: the extended model does not take the data's samples.
     """
     algorithm = find(config.federation.algorithm)
     base = algorithm.base_algorithm(config.federation.options)
+    if not extends_model(base):
+        return None
     outputs = criterion.outputs(data.n_classes)
     plain = BaseModel(model)
     model = wrapped(
@@ -355,9 +361,8 @@ def extend(
         config.model.layer_granularity,
         cuts=base.removes_layers,
     )
-    if built.changed:
-        made = f"{type(model).__name__}, built for {algorithm.name},"
-        models.check_fit(made, model, data.shape, outputs)
+    made = f"{type(model).__name__}, built for {algorithm.name},"
+    models.check_fit(made, model, data.shape, outputs)
     return built
 
 
@@ -447,11 +452,11 @@ def _task_info(
     config: RunConfig,
     data: FederatedData,
     algorithm: type[Algorithm],
-    built: ExtendedModel,
+    model: nn.Module,
     layers: tuple[Layer, ...],
+    never_sent: frozenset[str],
 ) -> TaskInfo:
     """Return what an algorithm knows of its task."""
-    model, never_sent = built.model, built.personal
     if config.model.batchnorm == "local":
         never_sent |= statistics_of(model)
     norms = [tensors_of(*each) for each in batch_norms(model).items()]

@@ -17,13 +17,14 @@ from hypothesis import settings
 from torch import nn
 
 from diagnostics.measure import instruments
-from fl_core import models, restore, runner, tree
+from fl_core import models, runner, tree
 from fl_core.algorithms import Round, find
 from fl_core.clients import LocalClients, Serial
 from fl_core.config import RunConfig
 from fl_core.data import Source, partitions
 from fl_core.data.federated import gather
 from fl_core.engine import Engine
+from fl_core.records import writing
 from fl_core.records.store import Checkpoint
 from fl_core.rows import Row
 from fl_core.runner import Task
@@ -321,14 +322,14 @@ def files_need_not_outlive_a_power_cut():
 @pytest.fixture(scope="session", autouse=True)
 def the_commit_of_a_folder_is_asked_for_once():
     """Git reads all files for it, and each stored run has it."""
-    commit = restore._commit
+    commit = writing._commit
 
     @cache
     def commit_of(folder):
         return commit()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(restore, "_commit", lambda: commit_of(os.getcwd()))
+        patch.setattr(writing, "_commit", lambda: commit_of(os.getcwd()))
         yield
 
 

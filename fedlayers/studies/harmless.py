@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from fl_core import statistics, tree
 from fl_core.data.arrays import nested_groups
 from fl_core.records import store
-from fl_core.restore import allowed_by
+from fl_core.restore import allowed_by, load_kind
 from fl_core.rows import CLASSIFICATION, MULTILABEL, SCORES
 from fl_core.statistics import Interval
-from fl_core.stored_models import load_kind
 from fl_core.task import Task
 from fl_core.training import evaluate
 from fl_core.training.losses import ClassWeighted

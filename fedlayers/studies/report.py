@@ -15,13 +15,14 @@ from diagnostics.plots.page import Page, figure_of
 from fedlayers.studies.choice import Choice
 from fedlayers.studies.comparison import Comparison, display_name
 from fedlayers.studies.inference import ALL_DIVERGED, DECIDED, Answers
-from fl_core import __version__, restore, rows, statistics
+from fl_core import __version__, rows, statistics
 from fl_core.config import resolve
 from fl_core.costs.layers import layer_bytes
 from fl_core.data.partitions.base import SPLITS
 from fl_core.display import in_order, printable
 from fl_core.errors import listing, plural
 from fl_core.plan import LayerPlan
+from fl_core.records import writing
 from fl_core.rows import CLASSIFICATION, label_of
 from fl_core.storage import format_bytes, write_atomically
 from fl_core.task import Task
@@ -236,7 +237,7 @@ def save(figure: Figure, path: Path, dpi: int = 200, **facts: str) -> None:
     Args:
         facts: the command and the digest of the data, for the file's metadata. The commit is added.
     """
-    facts |= {"commit": str(restore.current_environment()["commit"] or "")}
+    facts |= {"commit": str(writing.current_environment()["commit"] or "")}
     figure.savefig(
         path, dpi=dpi, bbox_inches="tight", facecolor="white", metadata=facts
     )

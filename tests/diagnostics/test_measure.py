@@ -20,7 +20,7 @@ from fl_core.data.federated import Split
 from fl_core.errors import UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
-from fl_core.stored_models import load_models
+from fl_core.restore import load_models
 
 SENSITIVITY = "federation_sensitivity"
 CONFIG = RunConfig(dataset="heart", algorithm="fedavg", rounds=2, seed=3)

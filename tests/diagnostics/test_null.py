@@ -36,7 +36,7 @@ from fl_core.data.partitions import SPLITS
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
-from fl_core.stored_models import load_models
+from fl_core.restore import load_models
 from tests.conftest import TOY
 from tests.networks import Wired
 

@@ -13,7 +13,7 @@ from fl_core.errors import UsageError
 from fl_core.initial import start
 from fl_core.models import build, example
 from fl_core.records import store
-from fl_core.stored_models import load_models
+from fl_core.restore import load_models
 from tests.conftest import CONFIG, TOY, network, play
 from tests.faults.injected import contents, cut_back
 

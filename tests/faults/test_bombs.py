@@ -26,7 +26,7 @@ from fl_core.data import files as own_files, frames, roles
 from fl_core.errors import CorruptError, UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
-from fl_core.stored_models import load_models
+from fl_core.restore import load_models
 from tests.faults.injected import cover, forge
 
 VAST = 9 << 40

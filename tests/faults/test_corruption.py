@@ -16,7 +16,7 @@ from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
-from fl_core.stored_models import load_models
+from fl_core.restore import load_models
 from tests.faults.injected import contents, forge
 
 ROUNDS = 3

@@ -23,7 +23,7 @@ from fl_core.errors import CorruptError, RunError, UsageError
 from fl_core.exported_model import export, predict, read
 from fl_core.models import build
 from fl_core.records.store import Run
-from fl_core.stored_models import load_models
+from fl_core.restore import load_models
 from tests.conftest import every_other
 from tests.faults.injected import contents, cover, edit, forge
 

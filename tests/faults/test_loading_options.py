@@ -12,7 +12,7 @@ from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 from fl_core.models.registry import check_stored
 from fl_core.records.store import Run
-from fl_core.stored_models import load_models
+from fl_core.restore import load_models
 from tests.conftest import CONFIG
 from tests.faults.injected import edit, forge
 

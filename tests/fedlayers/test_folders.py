@@ -15,7 +15,7 @@ from fl_core.exported_model import export
 from fl_core.recorder import Recorder
 from fl_core.records.store import Run
 from fl_core.records.writing import clean
-from fl_core.stored_models import load_models
+from fl_core.restore import load_models
 from tests.fedlayers import command
 
 CONFIG = RunConfig(

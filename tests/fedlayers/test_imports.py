@@ -79,7 +79,7 @@ ROOMS = {
         "batched initial workers",
         "clients task",
         "costs recorder restore",
-        "engine stored_models",
+        "engine",
         "exported_model",
         "runner",
     ),

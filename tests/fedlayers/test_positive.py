@@ -18,8 +18,8 @@ from fl_core.config import RunConfig
 from fl_core.data import from_clients
 from fl_core.errors import UsageError
 from fl_core.recorder import Recorder
+from fl_core.restore import load_models
 from fl_core.rows import OF_CLASS
-from fl_core.stored_models import load_models
 from fl_core.training.evaluate import predict
 
 

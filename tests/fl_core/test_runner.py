@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from diagnostics.measure import instruments
-from fl_core import restore, runner, tree
+from fl_core import runner, tree
 from fl_core.algorithms import Round, registry
 from fl_core.config import RunConfig
 from fl_core.data import Split
@@ -21,8 +21,8 @@ from fl_core.errors import UsageError
 from fl_core.layers import layers_of
 from fl_core.models import example
 from fl_core.plan import LayerPlan
-from fl_core.records import store
-from fl_core.stored_models import load_models
+from fl_core.records import store, writing
+from fl_core.restore import load_models
 from tests.conftest import CONFIG, TOY, federation, network
 from tests.faults.injected import contents, cut_back
 
@@ -160,14 +160,14 @@ def test_resuming_a_finished_run_changes_nothing(undisturbed, tmp_path):
 
 
 def test_who_goes_on_with_other_versions_is_told(undisturbed, tmp_path, monkeypatch):
-    began = restore.versions()
+    began = writing.versions()
     versions = {**began["versions"], "torch": "9.9", "timm": ""}
     other = {**began, "python": "3.99.0", "versions": versions}
     words = (
         rf"torch {re.escape(began['versions']['torch'])}.*9\.9.*timm .*missing.*3\.99"
     )
     for place, after, now in (("same", 1, began), ("done", 99, other), ("x", 1, other)):
-        monkeypatch.setattr(restore, "versions", lambda now=now: now)
+        monkeypatch.setattr(writing, "versions", lambda now=now: now)
         run = cut_back(undisturbed("fedbabu"), tmp_path / place, after)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")

@@ -15,7 +15,7 @@ from fl_core.config import RunConfig, resolve
 from fl_core.data import sources, text
 from fl_core.errors import UsageError
 from fl_core.records import store
-from fl_core.stored_models import load_models
+from fl_core.restore import load_models
 from fl_core.task import assemble
 from fl_core.tokens import PAD, SPECIAL, START, UNKNOWN, TokenShape
 
