@@ -13,19 +13,6 @@ from fl_core.errors import UsageError, check_known
 PATH = items.HERE / "catalogue.csv"
 
 
-LACKING = {
-    "EMNIST by class": "62 letters and digits",
-    "MIMIC-III": "hospital records, given to persons with a licence only",
-    "Sent-140": "tweets by user; tweets to airlines stand for them",
-    "CIFAR-100": "100 classes; Tiny-ImageNet at 32 pixels stands for it",
-    "DomainNet": "six domains; PACS stands for it",
-    "NICO++": "six contexts; PACS stands for it",
-    "CIFAR-10 as published": items.RECODED,
-    "ImageNet weights": "transformers start from a pretraining on Tiny-ImageNet",
-}
-"""Data of the papers that cannot be had here, and what is known or used in their place."""
-
-
 MANY = 6
 
 
@@ -37,7 +24,7 @@ class Entry:
         name: ``paper.fig1``, ``paper.tableA5``, ``paper.sec54``; or an item's.
         title: one line.
         note: why it is not drawn here, where that is so.
-        lacks: data behind it that cannot be had (:data:`LACKING`), separated by semicolons.
+        lacks: data behind it that cannot be had (see ``README.md``), separated by semicolons.
         rounds: of the paper's runs, where ours have other numbers.
     """
 
@@ -149,21 +136,12 @@ def page_of(name: str) -> Path:
 
 
 def lines(paper: str = "") -> list[str]:
-    """Return the list as text: an item a line, and then what is lacking."""
-    found = entries(paper)
-    cells = [entry.told() for entry in found]
+    """Return the list as text, an item a line."""
+    cells = [entry.told() for entry in entries(paper)]
     wide = [max(len(line[k]) for line in cells) for k in range(4)]
-    told = [
+    return [
         "  ".join(
             f"{text:<{size}}" for text, size in zip(line, [*wide, 0], strict=True)
         )
         for line in cells
     ]
-    lacking = [
-        f"{name} ({about})"
-        for name, about in LACKING.items()
-        if any(name in entry.lacks for entry in found)
-    ]
-    if lacking:
-        told.append(f"Cannot be had: {'; '.join(lacking)}.")
-    return told

@@ -20,9 +20,6 @@ NEW, LEFT = "new", "left"
 """Stand for the verdict before a line's entry, and after its exit."""
 CAUSES = ("repair", "runs")
 """Causes of a change: a repair of what is asked or how it is judged, or new rows."""
-REPAIRED = "2026-11-23"
-"""The last day before new runs."""
-OPEN = ("undecided", "not comparable")
 
 
 class Change(NamedTuple):
@@ -42,13 +39,8 @@ def changes(path: Path = CHANGES) -> list[Change]:
         return [Change(**entry) for entry in csv.DictReader(file)]
 
 
-def verdicts(
-    until: str = "", first: Path = FIRST, path: Path = CHANGES
-) -> dict[str, str]:
+def verdicts(first: Path = FIRST, path: Path = CHANGES) -> dict[str, str]:
     """Return the verdict of every line, replayed from the record.
-
-    Args:
-        until: replay changes up to this date; default all.
 
     Raises:
         UsageError: A change does not fit what was before it, or has no reason.
@@ -56,8 +48,6 @@ def verdicts(
     with first.open(encoding="utf-8", newline="") as file:
         now = {entry["line"]: entry["verdict"] for entry in csv.DictReader(file)}
     for each in changes(path):
-        if until and each.date > until:
-            continue
         if (
             now.get(each.line, NEW) != each.before
             or each.before == each.after
@@ -74,10 +64,8 @@ def verdicts(
 
 
 def page() -> str:
-    """Return the list of changes as a page, with the lines that were open after the repair."""
+    """Return the list of changes as a page."""
     made = changes()
-    after = verdicts(REPAIRED)
-    still = {line: verdict for line, verdict in after.items() if verdict in OPEN}
     table = markdown(
         {
             "line": [f"`{each.line}`" for each in made],
@@ -87,18 +75,11 @@ def page() -> str:
             },
         }
     )
-    listed = markdown(
-        {"line": [f"`{line}`" for line in still], "verdict": list(still.values())}
-    )
     return "\n\n".join([
         "# Changed verdicts",
         "Every change of the [scorecard](README.md), with its date and reason. A line of the scorecard is removed "
         "only with an entry here. `python -m figures scorecard` makes this page from `changed_verdicts.csv`.",
         table,
-        "## Open after the repair",
-        f"{len(still)} of {len(after)} lines were undecided or not comparable before any new run. "
-        "`python -m figures scorecard` counts them.",
-        listed,
     ]) + "\n"  # fmt: skip
 
 
