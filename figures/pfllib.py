@@ -84,7 +84,7 @@ def scores(
     """Train with PFLlib. Yield (rounds done, client, test accuracy) for each round and client.
 
     Args:
-        task: whose algorithm has a server in :data:`SERVERS`; every client has as many training samples.
+        task: whose algorithm has a server in :data:`SERVERS`; local training is plain SGD.
         repaired: whether what departs from the paper is put right from outside, see :data:`REPAIRS`.
     """
     config = task.config
@@ -99,6 +99,7 @@ def scores(
                 told = _watched(server, config.federation.algorithm, repaired)
                 if repaired and config.federation.algorithm in REPAIRS:
                     REPAIRS[config.federation.algorithm](server, load)
+                np.random.seed(config.execution.seed)  # by which clients are drawn
                 server.train()
         finally:
             torch.set_rng_state(torch_state)
@@ -210,18 +211,19 @@ def _arguments(task: runner.Task) -> SimpleNamespace:
     """PFLlib's parsed arguments for the task, with everything else switched off.
 
     Raises:
-        UsageError: clients with unlike numbers of training samples: its batches would not be all of them.
+        UsageError: a client has less than a batch: PFLlib drops batches that are not full.
     """
-    config, sizes = task.config, set(task.data.weights)
-    if len(sizes) > 1:
+    config, least = task.config, min(task.data.weights)
+    batch = int(config.training.batch_size or 0)
+    if least < batch:
         raise UsageError(
-            f"clients must have equally many training samples; got {sorted(sizes)}. Choose another partition."
+            f"clients must have a batch of {batch} training samples; got {least:g}. Choose a smaller batch."
         )
     options = task.algorithm(task.plan).config
     used: dict[str, Any] = {
         "algorithm": config.federation.algorithm,
         "alpha": getattr(options, "alpha", 0),
-        "batch_size": int(sizes.pop()),
+        "batch_size": batch,
         "beta": getattr(options, "until", None) or getattr(options, "beta", 0),
         "dataset": "task",
         "device": "cpu",
@@ -229,7 +231,7 @@ def _arguments(task: runner.Task) -> SimpleNamespace:
         "eval_gap": 1,
         "fine_tuning_epochs": getattr(options, "finetune_epochs", 0),
         "global_rounds": config.federation.rounds,
-        "join_ratio": 1.0,
+        "join_ratio": config.federation.participation,
         "K": getattr(options, "inner_steps", 0),
         "lamda": getattr(options, "lam", 0),
         "layer_idx": 2

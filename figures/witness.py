@@ -15,9 +15,13 @@ import pandas as pd
 
 from diagnostics.plots.drawing import COLOURS, style
 from figures import items, names, pfllib
+from figures.differences import last_evaluations, settled
 from figures.items import Drawing, Finding, Item
-from figures.page import markdown, seeds_in_words
+from figures.page import markdown, means, missing_runs, seeds_in_words
+from figures.pfedla import overlap
 from figures.recipe import PLAIN_SGD, labels, tested, trained, where
+from figures.scheduling import runs as scheduling
+from figures.verdicts import LEVEL, MARGIN, judged
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 
@@ -260,4 +264,48 @@ def _said(gap: float, until: int = -1) -> str:
 ITEM = items.register(Item(
     NAME, "A second witness: PFLlib and this project", recipes(), seeds=1,
     budget="some minutes of one core, with a checkout of PFLlib", measure=_measure, draw=_draw,
+))  # fmt: skip
+
+
+# --- in the papers' settings -----------------------------------------------------------------------------------
+
+PAPERS = {
+    "scheduling_fedavg": scheduling.RUNS["cifar10.fedavg"],
+    "scheduling_fedper": scheduling.RUNS["cifar10.fedper"],
+    "pfedla_fedavg": overlap.RUNS["fedavg"],
+}
+"""Runs of the papers' studies on CIFAR-10 with plain SGD, which alone PFLlib has."""
+
+
+def _draw_papers(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    scores, gaps = {}, {}
+    for run in (run for run in PAPERS if header["had"][run]):
+        ours, theirs = (
+            side(frame, run, which).mean(axis=1).unstack("seed")
+            for which in (OURS, THEIRS)
+        )
+        both = {OURS: ours, THEIRS: theirs.reindex(ours.index)}
+        gaps[run] = settled(pd.concat(both), THEIRS, OURS)
+        scores[run] = last_evaluations(pd.concat(both))
+    cells = {"run": list(gaps)}
+    cells |= {
+        f"{which} %": [means(scores[run], [which])[0] for run in gaps]
+        for which in (OURS, THEIRS)
+    }
+    cells["seeds"] = [str(gap.pairs) for gap in gaps.values()]
+    caption = (
+        "Mean test accuracy of the clients in settings of the papers, by the last three evaluations. Both sides have "
+        "the same split and initial weights. PFLlib draws batches and clients in its own order, and drops batches that "
+        f"are not full.{missing_runs(header)}"
+    )
+    found = judged(gaps, LEVEL).finding(
+        f"PFLlib and this project are level within {100 * MARGIN:g} point",
+        "PFLlib's points more: ",
+    )
+    return Drawing(None, pd.DataFrame(cells), caption, (found,), markdown(cells))
+
+
+items.register(Item(
+    "algorithms.pfllib", "PFLlib next to this project in settings of the papers", PAPERS, seeds=5, measure=_measure,
+    draw=_draw_papers, partial=True, budget="an hour of one core, with a checkout of PFLlib",
 ))  # fmt: skip
