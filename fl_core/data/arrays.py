@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
@@ -10,12 +10,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fl_core.data import spelling
-from fl_core.data.columns import DataFault
-from fl_core.errors import UsageError, listing, warn
+from fl_core.data.columns import DataFault, Place
+from fl_core.errors import listing, warn
 
 Array = NDArray[np.generic]
 Integers = NDArray[np.int64]
-Place = Callable[[int], str]
 Cells: TypeAlias = "pd.Categorical | NDArray[np.float64]"
 """A column of text, each word once, or of numbers, NaN where one is missing."""
 _EPOCH, _CLOCK = (pd.Timestamp(day, tz="UTC") for day in ("1970-01-01", "1900-01-01"))
@@ -71,11 +70,6 @@ def texts_of(cells: Cells | Array) -> pd.Categorical:
     return text
 
 
-def row_of_array(row: int) -> str:
-    """Return the name of an array's row in error messages."""
-    return f"row {row} (rows count from 0)"
-
-
 def place_in(parts: Sequence[tuple[str, int, Place]]) -> Place:
     """Return how messages name a row of several parts, each with its name, its rows and its own names of rows."""
     ends = np.cumsum([size for _, size, _ in parts])
@@ -88,9 +82,7 @@ def place_in(parts: Sequence[tuple[str, int, Place]]) -> Place:
     return place
 
 
-def features(
-    x: Array, where: str, place: Place = row_of_array, missing: bool = False
-) -> Array:
+def features(x: Array, missing: bool = False) -> Array:
     """Check features: uint8 images [n, H, W] or [n, H, W, C] with C = 1 or 3, else finite numbers [n, ...].
 
     A table [n, d] keeps its digits: it is float64 unless it came as float32. Other numbers are float32. A uint8 array
@@ -101,27 +93,27 @@ def features(
         missing: keep NaN in a table [n, d], since it will be filled.
 
     Raises:
-        UsageError: there is no sample or feature, a value is not a finite number (also after rounding to float32), or
+        DataFault: there is no sample or feature, a value is not a finite number (also after rounding to float32), or
             the shape is not that of images.
     """
     if x.dtype.kind not in "buif":
-        raise UsageError(
-            f"{where}: features must be numbers; got {x.dtype}. Convert them first."
+        raise DataFault(
+            f"features must be numbers; got {x.dtype}.", "Convert them first."
         )
     if x.ndim < 2 or x.size == 0:
-        raise UsageError(
-            f"{where}: features must have shape [samples, ...] with at least one of each; got {list(x.shape)}."
+        raise DataFault(
+            f"features must have shape [samples, ...] with at least one of each; got {list(x.shape)}."
         )
     if x.ndim > 2 and x.dtype.kind in "bui":
         if x.dtype == np.uint8 and (
             x.ndim == 3 or (x.ndim == 4 and x.shape[-1] in (1, 3))
         ):
             return np.ascontiguousarray(x)
-        raise UsageError(
-            f"{where}: images must be uint8 [n, H, W], [n, H, W, 1] or [n, H, W, 3], or floats with channels first; "
+        raise DataFault(
+            "images must be uint8 [n, H, W], [n, H, W, 1] or [n, H, W, 3], or floats with channels first; "
             f"got {x.dtype} {list(x.shape)}."
         )
-    shape = channels_first(x.shape[1:], where)
+    shape = channels_first(x.shape[1:])
     if shape != x.shape[1:]:
         stored = ", ".join(map(str, x.shape[1:]))
         turned = ", ".join(map(str, shape))
@@ -136,39 +128,34 @@ def features(
     if missing and x.ndim == 2:
         finite |= np.isnan(x)
     if not finite.all():
-        row, *cell = np.unravel_index(int(np.argmin(finite)), finite.shape)
-        at = f", position {[int(i) for i in cell]}"
-        filled = x.ndim == 2 and np.isnan(x[(row, *cell)])
-        way = (
-            " Fill missing values with --impute mean, median or most_frequent."
-            if filled
-            else ""
-        )
-        raise UsageError(
-            f"{where}, {place(int(row))}{at}: features must be finite float32; got {x[(row, *cell)]}.{way}"
-        )
+        row, *cell = map(int, np.unravel_index(int(np.argmin(finite)), finite.shape))
+        value, way = x[(row, *cell)], ""
+        if x.ndim == 2 and np.isnan(value):
+            way = "Fill missing values with --impute mean, median or most_frequent."
+        rule = f"features at position {cell} must be finite float32; got {value}."
+        raise DataFault(rule, way, row)
     return out
 
 
-def channels_first(shape: tuple[int, ...], where: str) -> tuple[int, ...]:
+def channels_first(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape (C, H, W) of a float image stored as (C, H, W) or (H, W, C). Other shapes stay the same.
 
     The channels' axis has at most :data:`FEW` entries. The other axes have at least as many, and more than one.
 
-    >>> channels_first((28, 28, 1), "x"), channels_first((3, 32, 32), "x"), channels_first((16, 8, 8), "x")
+    >>> channels_first((28, 28, 1)), channels_first((3, 32, 32)), channels_first((16, 8, 8))
     ((1, 28, 28), (3, 32, 32), (16, 8, 8))
 
     Raises:
-        UsageError: both the first and the last axis can be the channels.
+        DataFault: both the first and the last axis can be the channels.
     """
     if len(shape) != 3:
         return shape
     sides = ((shape[0], min(shape[1:])), (shape[2], min(shape[:2])))
     first, last = (count <= min(FEW, side) and side > 1 for count, side in sides)
     if first and last:
-        raise UsageError(
-            f"{where}: float pictures must have one axis that can be the channels; got {list(shape)}, whose first and "
-            "last can. Store them as uint8 [n, H, W, C], or flatten them."
+        raise DataFault(
+            f"float pictures must have one axis that can be the channels; got {list(shape)}, whose first and last can.",
+            "Store them as uint8 [n, H, W, C], or flatten them.",
         )
     return (shape[2], shape[0], shape[1]) if last and not first else shape
 
@@ -189,10 +176,7 @@ def is_text(values: Array | pd.Categorical) -> TypeGuard[pd.Categorical]:
 
 
 def owners(
-    values: Array | pd.Categorical,
-    where: str,
-    names: Sequence[str] | None = None,
-    place: Place = row_of_array,
+    values: Array | pd.Categorical, names: Sequence[str] | None = None
 ) -> tuple[Integers, tuple[str, ...]]:
     """Return the natural client of each sample, as indices into the clients' names.
 
@@ -200,33 +184,28 @@ def owners(
     ``names``. A name without samples is not a client.
 
     Raises:
-        UsageError: neither text nor whole numbers, an empty name, one number in two spellings, or a number outside
+        DataFault: neither text nor whole numbers, an empty name, one number in two spellings, or a number outside
             ``names``.
     """
     if is_text(values):
         if names is not None:
-            raise UsageError(
-                f"{where}: a list of names must be left out, since the values are text."
-            )
-        check_flat(values, where)
+            raise DataFault("a list of names must be left out, since values are text.")
+        check_flat(values)
         cells = texts_of(values)
         words = cells.categories
         blank = np.array([not word.strip() for word in words])[cells.codes]
-        if blank.any():
-            raise UsageError(
-                f"{where}, {place(int(np.argmax(blank)))}: the client's name must not be empty."
-            )
+        refuse_where(blank, cells, "the client's name must not be empty")
         twice = spelling.double_spelling(words)
         if twice:
-            raise UsageError(
-                f"{where}: clients must not be one number in two spellings; got {listing(map(repr, twice))}. "
-                "Write one of them, or words."
+            raise DataFault(
+                f"clients must not be one number in two spellings; got {listing(map(repr, twice))}.",
+                "Write one of them, or words.",
             )
         cells = cells.reorder_categories(sorted(words))
         return cells.codes.astype(np.int64), tuple(cells.categories)
-    codes = whole_numbers(values, where, place)
+    codes = whole_numbers(values)
     if names is not None:
-        check_codes(codes, names, where, place)
+        check_codes(codes, names)
     distinct_codes, owner = np.unique(codes, return_inverse=True)
     return owner.astype(np.int64), tuple(
         str(k) if names is None else names[k] for k in distinct_codes
@@ -247,81 +226,65 @@ def nested_groups(parts: Iterable[Any]) -> Integers:
     return np.concatenate(found).astype(np.int64)
 
 
-def flags(values: Array, where: str) -> NDArray[np.bool_]:
+def flags(values: Array) -> NDArray[np.bool_]:
     """Check a column of booleans (or 0 and 1), such as marks of test samples, with at least one of each.
 
     Raises:
-        UsageError: another value occurs, or all values are equal.
+        DataFault: another value occurs, or all values are equal.
     """
-    whole = whole_numbers(values, where)
-    refuse_where(
-        (whole != 0) & (whole != 1), whole, where, row_of_array, "values must be 0 or 1"
-    )
+    whole = whole_numbers(values)
+    refuse_where((whole != 0) & (whole != 1), whole, "values must be 0 or 1")
     if whole.min() == whole.max():
-        raise UsageError(
-            f"{where}: there must be both training and test samples; got {bool(whole[0])} everywhere."
+        raise DataFault(
+            f"there must be both training and test samples; got {bool(whole[0])} everywhere."
         )
     return whole.astype(bool)
 
 
-def texts(values: Array, where: str) -> tuple[str, ...]:
+def texts(values: Array) -> tuple[str, ...]:
     """Check that names are distinct and not empty.
 
     Raises:
-        UsageError: a name is not text, empty or repeated, or there is none.
+        DataFault: a name is not text, empty or repeated, or there is none.
     """
     if values.dtype.kind != "U":
-        raise UsageError(f"{where}: names must be text; got {values.dtype}.")
+        raise DataFault(f"names must be text; got {values.dtype}.")
     names = tuple(spelling.name(str(value)) for value in values.flat)
     if not all(map(str.strip, names)) or len(set(names)) < len(names):
-        raise UsageError(
-            f"{where}: names must be distinct and not empty; got {listing(map(repr, names))}."
+        raise DataFault(
+            f"names must be distinct and not empty; got {listing(map(repr, names))}."
         )
     return names
 
 
-def whole_numbers(
-    values: Array,
-    where: str,
-    place: Place = row_of_array,
-    way: str = "",
-    **repair: Any,
-) -> Integers:
+def whole_numbers(values: Array, way: str = "", **repair: Any) -> Integers:
     """Convert integers, booleans, or floats without a fraction to int64 [n].
 
     Args:
         way, repair: what to do with numbers with a fraction, and the settings for it.
 
     Raises:
-        UsageError: names the first value that is not a whole number.
+        DataFault: names the first value that is not a whole number.
     """
-    check_flat(values, where)
+    check_flat(values)
+    rule = "values must be whole numbers"
     if values.dtype.kind not in "buif":
-        raise UsageError(
-            f"{where}, {place(0)}: values must be whole numbers; got {str(values[0])!r}."
-        )
+        raise DataFault(f"{rule}; got {str(values[0])!r}.", row=0)
     if values.dtype.kind == "f":
         numbers = values.astype(np.float64)
-        whole = (
-            np.isfinite(numbers)
-            & (numbers == np.round(numbers))
-            & (np.abs(numbers) < 2**53)
-        )
-        rule = "values must be whole numbers"
-        refuse_where(~whole, values, where, place, rule, way, **repair)
+        whole = np.isfinite(numbers) & (numbers == np.round(numbers))
+        whole &= np.abs(numbers) < 2**53
+        refuse_where(~whole, values, rule, way, **repair)
     return values.astype(np.int64)
 
 
 def numbers(
-    cells: Cells,
-    where: str,
-    place: Place = row_of_array,
-    form: spelling.NumberFormat = spelling.PLAIN,
+    cells: Cells, form: spelling.NumberFormat = spelling.PLAIN
 ) -> NDArray[np.float64]:
     """Convert text to float64 [n], NaN for a cell without a value. Numbers stay as they are.
 
     Raises:
-        UsageError: names the first cell that is not a number.
+        DataFault: names the first cell that is not a number.
     """
     if isinstance(cells, np.ndarray):
         return cells
@@ -332,9 +295,10 @@ def numbers(
         row = int(np.argmax(others))
         comma = spelling.is_number(cells[row].replace(",", ".", 1))
         point = " with a decimal point, not a comma" if comma else ""
-        raise UsageError(
-            f"{where}, {place(row)}: the cell must be a number{point}; got {cells[row]!r} "
-            f"({others.sum():,} of {len(cells):,} cells are no numbers)."
+        raise DataFault(
+            f"the cell must be a number{point}; got {cells[row]!r} "
+            f"({others.sum():,} of {len(cells):,} cells are no numbers).",
+            row=row,
         )
     values = np.full(len(words), np.nan)
     values[known] = [form.number(word) for word in words[known]]
@@ -349,23 +313,21 @@ def lacks_value(cells: Cells) -> NDArray[np.bool_]:
     return np.array(missing, dtype=bool)[cells.codes]
 
 
-def dates(
-    cells: pd.Categorical, where: str, place: Place = row_of_array
-) -> NDArray[np.float64]:
+def dates(cells: pd.Categorical) -> NDArray[np.float64]:
     """Return dates as days since 1970 [n], with NaN where a cell is missing.
 
     All cells have one form: ISO 8601, year/month/day, day.month.year, day/month/year or month/day/year. Times alone are
     parts of a day.
 
-    >>> dates(pd.Categorical(["1970-01-02", "", "1970-01-01T12:00"]), "t.csv").tolist()
+    >>> dates(pd.Categorical(["1970-01-02", "", "1970-01-01T12:00"])).tolist()
     [1.0, nan, 0.5]
 
     Raises:
-        UsageError: names the first cell that is no date, or cells that fit two forms.
+        DataFault: names the first cell that is no date, or cells that fit two forms.
     """
     words = [word.strip() for word in cells.categories]
     lacking = np.array([*map(spelling.is_missing, words)], dtype=bool)
-    fits, first = [], 0
+    fits, first, way = [], 0, "Write 2024-12-31."
     for form in DATE_FORMS:
         found = pd.to_datetime(pd.Series(words), format=form, utc=True, errors="coerce")
         bad = (found.isna() & ~lacking).to_numpy()[cells.codes]
@@ -375,48 +337,40 @@ def dates(
         days = (found - DATE_FORMS[form]) / pd.Timedelta(days=1)
         fits.append(days.to_numpy(np.float64, na_value=np.nan)[cells.codes])
     if not fits:
-        raise UsageError(
-            f"{where}, {place(first)}: dates must have one form; got {cells[first]!r}. Write 2024-12-31."
-        )
+        raise DataFault(f"dates must have one form; got {cells[first]!r}.", way, first)
     if any(not np.array_equal(other, fits[0], equal_nan=True) for other in fits[1:]):
-        raise UsageError(
-            f"{where}: dates must not be day/month or month/day alike; got {cells[0]!r}. Write 2024-12-31."
+        raise DataFault(
+            f"dates must not be day/month or month/day alike; got {cells[0]!r}.", way
         )
     return fits[0]
 
 
-def check_flat(values: Array, where: str) -> None:
-    if values.ndim != 1 or values.size == 0:
-        one_hot = (
-            values.ndim == 2
-            and values.dtype.kind in "buif"
-            and bool((np.sort(values)[:, :-1] == 0).all())
-        )
-        way = ""
-        if values.ndim == 2 and values.shape[1] > 1:
-            way = " Train a model for each column, or take task multilabel for labels of 0 and 1."
-            if one_hot:
-                way = " Write y.argmax(axis=1)."
-        raise UsageError(
-            f"{where}: there must be one value for each sample; got shape {list(values.shape)}.{way}"
-        )
+def check_flat(values: Array | pd.Categorical) -> None:
+    """Check that there is one value for each sample.
+
+    Raises:
+        DataFault: there are more, or none.
+    """
+    if values.ndim == 1 and values.size:
+        return
+    way = ""
+    if values.ndim == 2 and values.shape[1] > 1:
+        way = "Train a model for each column, or take task multilabel for labels of 0 and 1."
+        numeric = values.dtype.kind in "buif"
+        if numeric and (np.sort(values)[:, :-1] == 0).all():
+            way = "Write y.argmax(axis=1)."
+    rule = "there must be one value for each sample"
+    raise DataFault(f"{rule}; got shape {list(values.shape)}.", way)
 
 
-def check_codes(
-    values: Integers, names: Sequence[str], where: str, place: Place
-) -> None:
+def check_codes(values: Integers, names: Sequence[str]) -> None:
+    """Check that values are indices of names."""
     rule = f"values must be from 0 to {len(names) - 1}, the indices of names"
-    refuse_where((values < 0) | (values >= len(names)), values, where, place, rule)
+    refuse_where((values < 0) | (values >= len(names)), values, rule)
 
 
 def refuse_where(
-    bad: NDArray[np.bool_],
-    values: Array,
-    where: str,
-    place: Place,
-    rule: str,
-    way: str = "",
-    **repair: Any,
+    bad: NDArray[np.bool_], values: Any, rule: str, way: str = "", **repair: Any
 ) -> None:
     """Refuse values, and name the first bad one.
 
@@ -425,5 +379,4 @@ def refuse_where(
     """
     if bad.any():
         row = int(np.argmax(bad))
-        what = f"{where}, {place(row)}: {rule}; got {values[row]}."
-        raise DataFault(what, way, **repair)
+        raise DataFault(f"{rule}; got {values[row]}.", way, row, **repair)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import codecs
 import shlex
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -30,20 +31,57 @@ BETWEEN = ","
 """What stands between the files in the name of a dataset that has several."""
 
 
+Place = Callable[[int], str]
+"""The name of a row in messages."""
+
+
+def row_of_array(row: int) -> str:
+    """Return the name of an array's row in error messages."""
+    return f"row {row} (rows count from 0)"
+
+
 class DataFault(UsageError):
     """An error in data that other settings may repair.
 
     Attributes:
         what: what is wrong. The message adds what to do.
+        row: where, or None.
         repair: the settings, by key of :class:`Reading`. Empty means that no setting is certain to help.
         column: the column to leave out if nothing else helps.
     """
 
-    def __init__(self, what: str, way: str, column: str = "", **repair: Any) -> None:
+    def __init__(
+        self,
+        what: str,
+        way: str = "",
+        row: int | None = None,
+        column: str = "",
+        **repair: Any,
+    ) -> None:
         super().__init__(f"{what} {way}".strip())
-        self.what = what
-        self.repair = repair
-        self.column = column
+        self.what, self.way, self.row = what, way, row
+        self.column, self.repair = column, repair
+
+
+@contextmanager
+def located(where: str, place: Place = row_of_array) -> Iterator[None]:
+    """Begin the message of a fault with its data, and with its row.
+
+    >>> with located("t.csv", lambda row: f"line {row + 2}"):
+    ...     raise DataFault("the text must not be empty.", "Fill it.", row=4)
+    Traceback (most recent call last):
+        ...
+    fl_core.data.columns.DataFault: t.csv, line 6: the text must not be empty. Fill it.
+
+    Args:
+        where: the data. place: the name of a row.
+    """
+    try:
+        yield
+    except DataFault as fault:
+        at = where if fault.row is None else f"{where}, {place(fault.row)}"
+        what = f"{at}: {fault.what}"
+        raise DataFault(what, fault.way, column=fault.column, **fault.repair) from fault
 
 
 class DataFaults(UsageError):
@@ -277,6 +315,17 @@ class Reading:
         asked = [key for key in keys if getattr(self, key) != getattr(Reading, key)]
         if asked:
             raise UsageError(f"{what}. Leave out {listing(asked)}.")
+
+    def check_plain(self, what: str) -> None:
+        """Check that no column, sign or size of images is named for data without a header or image files.
+
+        Raises:
+            UsageError: names the keys. The message begins with ``what``, the data.
+        """
+        columns = "no columns to name: only tables and .jsonl files have them"
+        self.check_unasked(f"{what} has {columns}", *CHOSEN)
+        self.check_unasked(f"{what} is no text file", *WRITTEN)
+        self.check_unasked(f"{what} has no image files", "image_size")
 
 
 READING = tuple(field.name for field in fields(Reading))

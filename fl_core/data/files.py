@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from fl_core import storage
-from fl_core.data import arrays, frames, image_folders, tables, targets, text
+from fl_core.data import arrays, frames, image_folders, tables, text
 from fl_core.data.arrays import Array
-from fl_core.data.columns import CHOSEN, PLAIN, WRITTEN, DataFault, Reading
+from fl_core.data.columns import PLAIN, DataFault, Reading, located
+from fl_core.data.python_data import check_lengths, joined
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.rows import CLASSIFICATION
@@ -62,13 +63,13 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
         reading.check_unasked(f"{path} has no images", "image_size")
         return tables.read_or_report(path, reading)
     if path.is_dir():
-        check_plain(str(path), replace(reading, image_size=None))
+        replace(reading, image_size=None).check_plain(str(path))
         reading.check_unasked(
             f"{path} is a folder, whose images are named by classes", "task"
         )
         return image_folders.read(path, reading.image_size)
     if path.suffix.lower() == ".npz":
-        check_plain(str(path), reading)
+        reading.check_plain(str(path))
         return read_npz(path, reading.may_be_missing, reading.task)
     raise _refuse_kind(path)
 
@@ -82,20 +83,6 @@ def _check_size(path: Path) -> None:
     for file in frames.files_of(path) or [path]:
         if not file.is_dir():
             storage.check_size(file, file.stat().st_size)
-
-
-def check_plain(what: str, reading: Reading) -> None:
-    """Check that no column, separator, encoding or size of images is named for data without a header or image files.
-
-    Raises:
-        UsageError: names the keys.
-    """
-    reading.check_unasked(
-        f"{what} has no columns to name: only tables and .jsonl files have them",
-        *CHOSEN,
-    )
-    reading.check_unasked(f"{what} is no text file", *WRITTEN)
-    reading.check_unasked(f"{what} has no image files", "image_size")
 
 
 def peek_shape(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], bool]:
@@ -130,7 +117,8 @@ def peek_shape(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], b
         owner = bool({*OWNER_KEYS} & {*there})
         if dtype == np.uint8 and len(shape) > 2:
             return (shape[3] if len(shape) > 3 else 1, *shape[1:3]), owner
-        return arrays.channels_first(shape[1:], f"{path}, array {key!r}"), owner
+        with located(f"{path}, array {key!r}"):
+            return arrays.channels_first(shape[1:]), owner
     raise _refuse_kind(path)
 
 
@@ -143,7 +131,7 @@ def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> S
     there = headers(path)
     split = "x_train" in there
     parts = ("_train", "_test") if split else ("",)
-    needed = [f"{kind}{part}" for kind in "xy" for part in parts]
+    needed = [f"{kind}{part}" for part in parts for kind in "xy"]
     owner_key = next((key for key in OWNER_KEYS if key in there), "client")
     aside = [] if split else ["is_train", owner_key]
     named = [f"{owner_key}_names"] if owner_key in there and not split else []
@@ -155,43 +143,27 @@ def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> S
                 f"{path} must have arrays x y, or x_train y_train x_test y_test; "
                 f"got no {key!r} among {listing(there) or 'none'}."
             )
-    for key in (*needed, *aside):
-        first = "x" + key[1:] if key in needed else "x"
-        if key in there and there[key][0][:1] != there[first][0][:1]:
-            rows = [max(there[name][0][:1], default=0) for name in (first, key)]
-            raise UsageError(
-                f"{path}: {first} and {key} must have the same number of rows; got {rows[0]} and {rows[1]}."
-            )
     data = read_arrays(path, list(there))
-    x = [arrays.features(data[f"x{part}"], f"{path}, array 'x{part}'", missing=missing)
-         for part in parts]  # fmt: skip
-    forms = [f"{each.dtype} {list(each.shape[1:])}" for each in x]
-    if forms[0] != forms[-1]:
-        raise UsageError(
-            f"{path}: x_train and x_test must have the same type and shape of a sample; got {' and '.join(forms)}."
-        )
-    labels, place = targets.joined(
-        {f"array 'y{part}'": data[f"y{part}"] for part in parts}
-    )
 
     def names(key: str) -> tuple[str, ...] | None:
-        return (
-            arrays.texts(data[key], f"{path}, array {key!r}") if key in data else None
-        )
+        with located(f"{path}, array {key!r}"):
+            return arrays.texts(data[key]) if key in data else None
 
-    y, classes = targets.answers(labels, str(path), task, names("classes"), place)
-    source = Source(str(path), np.concatenate(x), y, classes)
+    pairs = {part[1:]: (data[f"x{part}"], data[f"y{part}"]) for part in parts}
+    source, sizes = joined(pairs, str(path), names("classes"), missing, task)
+    source = replace(source, indices=False, integers=False)
     if owner_key in data:
-        owner, owner_names = arrays.owners(
-            data[owner_key], f"{path}, array {owner_key!r}", names(f"{owner_key}_names")
-        )
+        called = names(f"{owner_key}_names")
+        with located(f"{path}, array {owner_key!r}"):
+            check_lengths(source, data[owner_key])
+            owner, owner_names = arrays.owners(data[owner_key], called)
         source = replace(source, owner=owner, owner_names=owner_names)
-    if split:
-        return replace(source, is_train=np.arange(len(y)) < len(x[0]))
+    is_train = np.arange(len(source)) < sizes[0] if split else None
     if "is_train" in data:
-        is_train = arrays.flags(data["is_train"], f"{path}, array 'is_train'")
-        return replace(source, is_train=is_train)
-    return source
+        with located(f"{path}, array 'is_train'"):
+            check_lengths(source, data["is_train"])
+            is_train = arrays.flags(data["is_train"])
+    return replace(source, is_train=is_train)
 
 
 def read_arrays(path: Path, keys: Sequence[str]) -> dict[str, Array]:

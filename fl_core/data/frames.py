@@ -21,11 +21,9 @@ from fl_core import storage
 from fl_core.data import spelling
 from fl_core.data.arrays import (
     Cells,
-    Place,
     cells_of,
     lacks_value,
     place_in,
-    row_of_array,
 )
 from fl_core.data.columns import (
     BETWEEN,
@@ -35,9 +33,11 @@ from fl_core.data.columns import (
     TABLES,
     WRITTEN,
     DataFault,
+    Place,
     Reading,
     check_distinct_columns,
     first_duplicate,
+    row_of_array,
 )
 from fl_core.data.image_folders import holds_images
 from fl_core.errors import UsageError, check_known, listing, needs_package, warn

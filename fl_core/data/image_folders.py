@@ -15,6 +15,7 @@ from PIL import ExifTags, Image, ImageOps
 from fl_core import storage
 from fl_core.data import arrays, spelling, targets
 from fl_core.data.column_table import Column, ColumnTable
+from fl_core.data.columns import located
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError
 
@@ -37,7 +38,8 @@ def read(path: Path, size: int | None = None) -> Source:
     found = list_images(path)
     files, names = list(found["file"]), sorted(set(found["label"]))
     x, odd = pixels(files, where=path, side=size)
-    y, classes = targets.labels(found["label"].to_numpy(object), str(path), names)
+    with located(str(path)):
+        y, classes = targets.labels(found["label"].to_numpy(object), names)
     first = files[0].relative_to(path).as_posix()
     columns = [
         Column("image", "pixels in 0..1", x[0].size, example=first, odd=odd),
@@ -45,7 +47,7 @@ def read(path: Path, size: int | None = None) -> Source:
     ]
     source = Source(str(path), x, y, classes)
     if any(found["client"]):
-        owner, clients = arrays.owners(found["client"].to_numpy(object), str(path))
+        owner, clients = arrays.owners(found["client"].to_numpy(object))
         columns.insert(0, Column("client folder", "client", example=clients[0]))
         source = replace(source, owner=owner, owner_names=clients)
     return replace(source, table=ColumnTable(tuple(columns)))

@@ -31,6 +31,7 @@ from fl_core.data.columns import (
     WRITTEN,
     DataFault,
     Reading,
+    located,
 )
 from fl_core.data.federated import FederatedData
 from fl_core.data.preprocessing import Preprocessing
@@ -200,6 +201,8 @@ class Inputs:
         try:
             return self._samples_of(new, ids)
         except DataFault as fault:
+            if not fault.repair:
+                raise
             written = (*WRITTEN, "decimal", "thousands")
             signs = {key: getattr(self.reading, key) for key in written}
             some = [f"{key} {sign!r}" for key, sign in signs.items() if sign]
@@ -217,7 +220,8 @@ class Inputs:
                 raise UsageError(
                     "samples must be texts for this model. Give a list of them, or the path of a .csv or .jsonl file."
                 )
-            return self._texts(new, "texts", arrays.row_of_array)
+            with located("texts"):
+                return self._texts(new)
         if isinstance(new, pd.DataFrame) and self.columns:
             return self._table(new, ids)
         _check_no_ids(ids, "samples in memory")
@@ -227,11 +231,8 @@ class Inputs:
                 f"{listing(map(repr, self._words))}; got an array. Give a file or a DataFrame."
             )
         x = new.detach().cpu().numpy() if isinstance(new, Tensor) else np.asarray(new)
-        return self._arrays(
-            arrays.features(x, "new samples", missing=True),
-            "new samples",
-            arrays.row_of_array,
-        )
+        with located("new samples"):
+            return self._arrays(arrays.features(x, missing=True))
 
     def _read(self, path: Path, ids: Sequence[str] | None) -> Samples:
         if not path.exists():
@@ -258,14 +259,14 @@ class Inputs:
         if kind == "folder":
             return self._folder(path)
         if kind == ".npz":
-            x = arrays.features(
-                files.read_arrays(path, ["x"])["x"], f"{path}, array 'x'", missing=True
-            )
-            return self._arrays(x, f"{path}, array 'x'", arrays.row_of_array)
+            with located(f"{path}, array 'x'"):
+                x = files.read_arrays(path, ["x"])["x"]
+                return self._arrays(arrays.features(x, missing=True))
         if self.words is not None:
             name = self.reading.text_column
             columns, place = frames.open_table(path, self.reading).read([name], [name])
-            return self._texts(list(columns[name]), f"{path}, column {name!r}", place)
+            with located(f"{path}, column {name!r}", place):
+                return self._texts(list(columns[name]))
         return self._table(path, ids)
 
     def _ids(
@@ -299,14 +300,15 @@ class Inputs:
         columns, place = read(there, [name for name in self._words if name in there])
         made: list[Array] = []
         for name in names:
-            where = f"{path}, column {name!r}"
             cells = columns.get(name, np.full(len(columns[there[0]]), np.nan))
             if name in self._words:
                 made.append(preprocessing.codes(cells, self._words[name]))
-            else:
-                made.append(tables.numbers_of(where, name, cells, place, how))
+                continue
+            with located(f"{path}, column {name!r}", place):
+                made.append(tables.numbers_of(name, cells, how))
         cells_of = read(named, named)[0] if named else {}
-        found = self._arrays(np.column_stack(made), str(path), place)
+        with located(str(path), place):
+            found = self._arrays(np.column_stack(made))
         return found._replace(ids={name: tuple(cells_of[name]) for name in named})
 
     def _folder(self, path: Path) -> Samples:
@@ -318,49 +320,40 @@ class Inputs:
         side = self.reading.image_size
         x, _ = image_folders.pixels(found, gray=self.shape[0] == 1, side=side)
         names = [file.relative_to(path).as_posix() for file in found]
-        return self._arrays(x, str(path), lambda row: names[row], names)
+        with located(str(path)):
+            return self._arrays(x, names)
 
-    def _texts(self, texts: Sequence[str], where: str, place: arrays.Place) -> Samples:
-        text.check(texts, where, place)
+    def _texts(self, texts: Sequence[str]) -> Samples:
+        text.check(texts)
         codes, words = text.encode(texts, self.shape[0])
         return self._samples(
             self._source(codes, words).with_vocabulary(self.words or ())
         )
 
-    def _arrays(
-        self,
-        x: Array,
-        where: str,
-        place: arrays.Place,
-        names: Sequence[str] | None = None,
-    ) -> Samples:
+    def _arrays(self, x: Array, names: Sequence[str] | None = None) -> Samples:
         source = self._source(x)
         notes: tuple[str, ...] = ()
         expected = (len(self.columns),) if self._words else self.shape
         if source.is_image != self.images or source.shape != expected:
             shape = f"{x.dtype} of shape {list(x.shape)}"
-            raise UsageError(
-                f"{where}: samples must be {self._describe()}; got {shape}."
-            )
+            raise DataFault(f"samples must be {self._describe()}; got {shape}.")
         if x.ndim == 2:
             made = self.preprocessing or Preprocessing()
             for k, words in enumerate(made.categories):
                 if words and (x[:, k] == len(words)).all():
-                    raise UsageError(
-                        f"{where}, column {made.columns[k]!r}: there must be words of training samples, such as "
-                        f"{listing(map(repr, words), 4)}; got others only. Write the words as in training."
+                    raise DataFault(
+                        f"column {made.columns[k]!r} must have words of training samples, such as "
+                        f"{listing(map(repr, words), 4)}; got others only."
                     )
             odd = made.oddities(x)
             for name, (what, _) in odd.items():
-                warn(f"{where}, column {name}: {what}")
+                warn(f"new samples, column {name}: {what}")
             if odd:
                 notes = tuple(
                     ", ".join(name for name, (_, rows) in odd.items() if rows[row])
                     for row in range(len(x))
                 )
-            source = self._source(
-                made.transform(x, lambda row: f"{where}, {place(row)}")
-            )
+            source = self._source(made.transform(x))
         found = self._samples(source, names)._replace(notes=notes)
         return found._replace(x=found.x.long()) if self.tokens else found
 

@@ -118,7 +118,7 @@ def opened(
     if isinstance(dataset, Source):
         source, defaults = dataset, recipe(dataset, **reading)
     elif _is_named(dataset):
-        files.check_plain(str(dataset), how)
+        how.check_plain(str(dataset))
         source, defaults = _open(str(dataset), data_root, download, how.task)
     else:
         source = files.read(path_of(dataset), how)

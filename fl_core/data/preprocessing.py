@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fl_core.bounds import NUMBER, validate
-from fl_core.data.arrays import Array, Cells, Place, row_of_array, texts_of
+from fl_core.data.arrays import Array, Cells, texts_of
 from fl_core.data.columns import DataFault
 from fl_core.errors import UsageError, check_known, listing
 
@@ -28,11 +28,8 @@ Categories = tuple[tuple[str, ...], ...]
 """The words of each column. A column of numbers has none."""
 
 
-def words_of(where: str, name: str, cells: Cells) -> tuple[str, ...]:
+def words_of(name: str, cells: Cells) -> tuple[str, ...]:
     """Return the words of a column; an empty cell is a word of its own.
-
-    Args:
-        where: the column, as messages name it. name: its name.
 
     Raises:
         DataFault: there are too many words.
@@ -40,7 +37,7 @@ def words_of(where: str, name: str, cells: Cells) -> tuple[str, ...]:
     words = tuple(sorted({word.strip() for word in texts_of(cells).categories}))
     if len(words) > min(MOST, max(FEW, len(cells) // 2)):
         raise DataFault(
-            f"{where} must hold numbers, or words that come again ({MOST} at most); got "
+            f"there must be numbers, or words that come again ({MOST} at most); got "
             f"{len(words):,} different words.",
             f"Leave it out: --exclude-columns {shlex.quote(name)}.",
             exclude_columns=[name],
@@ -168,13 +165,10 @@ class Preprocessing:
             found += [f"{name}={word}" for word in (*words, "other")] if words else [name]  # fmt: skip
         return tuple(found)
 
-    def transform(self, x: Array, place: Place = row_of_array) -> NDArray[np.float32]:
+    def transform(self, x: Array) -> NDArray[np.float32]:
         """Return rows [n, d] as the model takes them, float32 [n, D]. Filling and scaling are computed in float64.
 
         A word is given as its place among the column's categories, or the place after the last.
-
-        Args:
-            place: the name of a row in messages.
 
         Raises:
             UsageError: the number of columns differs, or a value is missing and not filled.
@@ -187,9 +181,8 @@ class Preprocessing:
         if len(missing) and not self.fill:
             row, column = missing[0].tolist()
             named = repr(self.columns[column]) if self.columns else column
-            raise UsageError(
-                f"{place(row)}, column {named}: the value must not be missing. Fill it first."
-            )
+            rule = f"the value of column {named} must not be missing."
+            raise DataFault(rule, "Fill it first.", row)
         if not self.fill and not self.centre:
             return one_hot(np.ascontiguousarray(x, dtype=np.float32), self.categories)
         values = x.astype(np.float64)

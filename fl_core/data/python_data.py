@@ -20,9 +20,16 @@ from torch.utils.data import (
     default_collate,
 )
 
-from fl_core.data import arrays, files, tables, targets
+from fl_core.data import arrays, tables, targets
 from fl_core.data.arrays import Array
-from fl_core.data.columns import PLAIN, WRITTEN, Reading, first_duplicate
+from fl_core.data.columns import (
+    PLAIN,
+    WRITTEN,
+    DataFault,
+    Reading,
+    first_duplicate,
+    located,
+)
 from fl_core.data.federated import FederatedData, gather
 from fl_core.data.partitions import make
 from fl_core.data.sources import Source
@@ -75,7 +82,7 @@ def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
             "Name the clients: {'client_0': (x, y), ...}."
         )
     if not isinstance(data, (str, Path)):
-        files.check_plain("data= without a DataFrame", reading)
+        reading.check_plain("data= without a DataFrame")
     if by_client:
         return source_from_clients(
             data, missing=reading.may_be_missing, task=reading.task
@@ -145,7 +152,8 @@ def from_clients(
     if groups is not None:
         for client, size in zip(silos, np.bincount(source.owner), strict=True):  # type: ignore[arg-type]
             check_known("client of groups", client, groups)
-            check_lengths(range(size), groups[client], f"client {client!r}, groups")
+            with located(f"client {client!r}, groups"):
+                check_lengths(range(size), groups[client])
         source = replace(
             source, groups=arrays.nested_groups(groups[client] for client in silos)
         )
@@ -174,11 +182,11 @@ def source_from_clients(silos: Mapping[str, tuple[Any, Any]], **keys: Any) -> So
         raise UsageError(
             "clients' names must not be empty; got an empty one. Rows use it for all clients together."
         )
-    where = [f"client {silo!r}" for silo in silos]
-    pairs = [
-        pair_of(silo, place) for silo, place in zip(silos.values(), where, strict=True)
-    ]
-    source, sizes = _joined(dict(zip(where, pairs, strict=True)), **keys)
+    pairs = {
+        f"client {silo!r}": pair_of(samples, f"client {silo!r}")
+        for silo, samples in silos.items()
+    }
+    source, sizes = joined(pairs, **keys)
     owner = np.repeat(np.arange(len(sizes)), sizes)
     return replace(source, owner=owner, owner_names=names)
 
@@ -186,40 +194,43 @@ def source_from_clients(silos: Mapping[str, tuple[Any, Any]], **keys: Any) -> So
 def source_from_pair(x: Any, y: Any, **keys: Any) -> Source:
     """Return a source from samples x [n, ...] and labels y [n] without natural clients.
 
-    The samples are checked as in :func:`from_clients`.
-
     Args:
-        keys: ``classes`` (their names), ``name`` (of the data), ``missing`` (whether features may be NaN), ``task``.
-
-    Raises:
-        UsageError: names the first bad row.
+        keys: as in :func:`joined`.
     """
-    return _joined({"data": (x, y)}, **keys)[0]
+    return joined({"": (x, y)}, **keys)[0]
 
 
-def _joined(
+def joined(
     parts: Mapping[str, tuple[Any, Any]],
-    classes: Sequence[str] | None = None,
     name: str = NAME,
+    classes: Sequence[str] | None = None,
     missing: bool = False,
     task: str = CLASSIFICATION,
 ) -> tuple[Source, list[int]]:
-    """Join samples and labels of several parts, and return the size of each. Several inputs are packed into one."""
+    """Join samples and labels of several parts, and return the size of each. Several inputs are packed into one.
+
+    The samples are checked as in :func:`from_clients`.
+
+    Args:
+        parts: {name for messages: (x, y)}.
+        name: of the data. classes: their names. missing: whether features may be NaN.
+
+    Raises:
+        UsageError: names the part and the first bad row, or the difference between parts.
+    """
     xs, ys, forms, whole = [], {}, [], True
-    for where, (given, y) in parts.items():
-        layout = None
+    for part, (given, y) in parts.items():
+        where, layout = f"{name}, {part}".removesuffix(", "), None
         if isinstance(given, Mapping | tuple):
             given, layout = pack(given)
         x: Any = _array(given, f"{where}, x")
-        y = ys[f"{where}, y"] = _array(y, f"{where}, y")
-        whole &= (
-            layout is None
-            and x.ndim == 2
-            and x.dtype.kind in "iu"
-            and bool((x >= 0).all())
-        )
-        x = arrays.features(x, f"{where}, x", missing=missing)
-        check_lengths(x, y, where)
+        y = ys[part] = _array(y, f"{where}, y")
+        tokens = x.ndim == 2 and x.dtype.kind in "iu" and bool((x >= 0).all())
+        whole &= layout is None and tokens
+        with located(f"{where}, x"):
+            x = arrays.features(x, missing)
+        with located(where):
+            check_lengths(x, y)
         xs.append(x)
         forms.append((f"{x.dtype} samples of shape {list(x.shape[1:])}", layout))
         if forms[-1] != forms[0]:
@@ -228,15 +239,15 @@ def _joined(
                 f"got {forms[-1][0]}."
             )
     labels, place = targets.joined(ys)
-    y, names = targets.answers(labels, name, task, classes, place)
+    with located(name, place):
+        y, names = targets.answers(labels, task, classes)
+    unnamed = task == CLASSIFICATION and classes is None
     source = Source(
         name,
         np.concatenate(xs),
         y,
         names,
-        indices=task == CLASSIFICATION
-        and classes is None
-        and not arrays.is_text(labels),
+        indices=unnamed and not arrays.is_text(labels),
         integers=whole,
         layout=layout,
     )
@@ -296,12 +307,11 @@ def _dataset_of(loader: DataLoader[Any], where: str) -> Dataset[Any]:
     return Subset(loader.dataset, list(indices))
 
 
-def check_lengths(x: Sized, y: Sized, where: str) -> None:
-    """Refuse samples and labels that are not equally many."""
+def check_lengths(x: Sized, y: Sized) -> None:
+    """Refuse samples and labels, or other marks, that are not equally many."""
     if len(x) != len(y):
-        raise UsageError(
-            f"{where}: x and y must have the same length; got {len(x)} samples and {len(y)} labels. "
-            "Give each sample one label."
+        raise DataFault(
+            f"there must be one value for each sample; got {len(x)} samples and {len(y)} values."
         )
 
 

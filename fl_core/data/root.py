@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fl_core.data import arrays, targets
+from fl_core.data.columns import located
 from fl_core.data.files import read_npz
 from fl_core.data.registry import ROOT_VARIABLE, Location
 from fl_core.data.sources import Source
@@ -132,11 +133,10 @@ def _read_torchvision(
         x = np.ascontiguousarray(
             x.transpose(0, 2, 1)
         )  # stored with rows and columns exchanged
-    where = str(root / folder)
-    y, _ = targets.labels(np.asarray(images.targets), where, images.classes)
-    return Source(
-        name, arrays.features(x, where), y, tuple(images.classes), shuffled=True
-    )
+    with located(str(root / folder)):
+        y, _ = targets.labels(np.asarray(images.targets), images.classes)
+        x = arrays.features(x)
+    return Source(name, x, y, tuple(images.classes), shuffled=True)
 
 
 def training_side(source: Source) -> Source:

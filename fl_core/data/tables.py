@@ -31,8 +31,10 @@ from fl_core.data.columns import (
     READING,
     DataFault,
     DataFaults,
+    Place,
     Reading,
     check_distinct_columns,
+    located,
 )
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing, plural, warn
@@ -74,14 +76,14 @@ def read_table(
         y, classes = _answers(path, header, columns, place, reading)
         source = replace(source, y=y, classes=classes)
     client = reading.client_column
-    with _collected(faults):
+    with _collected(faults), located(f"{path}, column {client!r}", place):
         if client in columns:
-            where = f"{path}, column {client!r}"
-            owner, clients = arrays.owners(columns[client], where, place=place)
+            owner, clients = arrays.owners(columns[client])
             source = replace(source, owner=owner, owner_names=clients)
-    with _collected(faults):
-        if reading.group_column:
-            groups = _groups(path, columns, place, reading, source.owner)
+    group = reading.group_column
+    with _collected(faults), located(f"{path}, column {group!r}", place):
+        if group:
+            groups = _groups(columns[group], source.owner)
             source = replace(source, groups=groups)
     odd = {}
     for name in aside:
@@ -95,9 +97,10 @@ def read_table(
                     f"Keep them together: --group-column {shlex.quote(name)}"
                 )
     if names is None:
-        with _collected(faults):
-            texts: list[str] = list(columns[reading.text_column])
-            text.check(texts, f"{path}, column {reading.text_column!r}", place)
+        texts: list[str] = list(columns[reading.text_column])
+        where = f"{path}, column {reading.text_column!r}"
+        with _collected(faults), located(where, place):
+            text.check(texts)
         _refuse(faults)
         text.warn_of_losses(texts, str(path))
         codes, vocabulary = text.encode(texts)
@@ -118,14 +121,13 @@ def read_table(
         if name in lacking and not reading.fill_missing_columns:
             del columns[name]
             continue
-        where = f"{path}, column {name!r}"
-        with _collected(faults):
-            if holds_words(where, name, cells, reading):
-                words[name] = preprocessing.words_of(where, name, cells)
+        with _collected(faults), located(f"{path}, column {name!r}", place):
+            if holds_words(name, cells, reading):
+                words[name] = preprocessing.words_of(name, cells)
                 made[name] = preprocessing.codes(cells, words[name])
                 continue
-            made[name] = numbers_of(where, name, cells, place, reading)
-            _check_filled(where, name, made[name], place, reading)
+            made[name] = numbers_of(name, cells, reading)
+            _check_filled(name, made[name], reading)
             if name not in (reading.date_columns or ()):
                 columns[name] = made[name]
     _refuse(faults)
@@ -304,7 +306,7 @@ def _lacking(
     return found
 
 
-def holds_words(where: str, name: str, cells: Cells, reading: Reading) -> bool:
+def holds_words(name: str, cells: Cells, reading: Reading) -> bool:
     """Return whether a column of features holds words: some, and no number.
 
     Raises:
@@ -316,11 +318,11 @@ def holds_words(where: str, name: str, cells: Cells, reading: Reading) -> bool:
         return True
     if spelling.format_of(cells.categories, reading.numbers):
         return False
-    _check_spelling(where, cells, name)
+    _check_spelling(cells, name)
     return not any(map(spelling.is_number, cells.categories))
 
 
-def _check_spelling(where: str, cells: pd.Categorical, feature: str = "") -> None:
+def _check_spelling(cells: pd.Categorical, feature: str = "") -> None:
     """Check that words are no numbers or dates in another spelling (:func:`fl_core.data.spelling.suspicion`).
 
     Args:
@@ -335,13 +337,11 @@ def _check_spelling(where: str, cells: pd.Categorical, feature: str = "") -> Non
     elif {"date_columns", "exclude_columns"} & repair.keys():
         way, repair = "Write the numbers alone.", {}
     some = listing(map(repr, sorted(cells.categories)), 3)
-    rule = f"{where} must hold numbers or words; got {some}, {found.what}."
-    raise DataFault(rule, way, feature, **repair)
+    rule = f"cells must be numbers or words; got {some}, {found.what}."
+    raise DataFault(rule, way, column=feature, **repair)
 
 
-def numbers_of(
-    where: str, name: str, cells: Cells, place: arrays.Place, reading: Reading
-) -> Array:
+def numbers_of(name: str, cells: Cells, reading: Reading) -> Array:
     """Return a column of numbers or dates as float64 [n]. A missing value is NaN.
 
     Raises:
@@ -349,18 +349,16 @@ def numbers_of(
     """
     try:
         if name in (reading.date_columns or ()) and not isinstance(cells, np.ndarray):
-            values = arrays.dates(cells, where, place)
+            values = arrays.dates(cells)
         else:
-            values = _plain_numbers(where, cells, place, reading)
-        return arrays.features(values[:, None], where, place, missing=True)[:, 0]
-    except UsageError as error:
-        way = f"Correct it in the file, or leave the column out: --exclude-columns {shlex.quote(name)}."
-        raise DataFault(str(error), way, exclude_columns=[name]) from error
+            values = _plain_numbers(cells, reading)
+        return arrays.features(values[:, None], missing=True)[:, 0]
+    except DataFault as fault:
+        way = f"Correct it, or leave the column out: --exclude-columns {shlex.quote(name)}."
+        raise DataFault(fault.what, way, fault.row, exclude_columns=[name]) from fault
 
 
-def _check_filled(
-    where: str, name: str, values: Array, place: arrays.Place, reading: Reading
-) -> None:
+def _check_filled(name: str, values: Array, reading: Reading) -> None:
     """Check that no number is missing, or that it will be filled."""
     lacking = np.isnan(values)
     if reading.may_be_missing or not lacking.any():
@@ -371,57 +369,48 @@ def _check_filled(
     if not lacking.all():
         fill = "Fill empty cells with --impute mean, median or most_frequent."
         way, repair = f"{fill} Or l{leave}", {"impute": "median"}
-    row = int(np.argmax(lacking))
-    raise DataFault(
-        f"{where}, {place(row)}: the value must not be missing; got none "
-        f"({lacking.sum():,} of {len(lacking):,} cells have none).",
-        way,
-        **repair,
-    )
+    count = f"{lacking.sum():,} of {len(lacking):,} cells have none"
+    rule = f"the value must not be missing; got none ({count})."
+    raise DataFault(rule, way, int(np.argmax(lacking)), **repair)
 
 
-def _plain_numbers(
-    where: str, cells: Cells, place: arrays.Place, reading: Reading
-) -> NDArray[np.float64]:
+def _plain_numbers(cells: Cells, reading: Reading) -> NDArray[np.float64]:
     """Return numbers in the spelling that is given, or with a decimal point."""
     if isinstance(cells, np.ndarray):
         return cells
     form = spelling.format_of(cells.categories, reading.numbers)
-    return arrays.numbers(cells, where, place, form or spelling.PLAIN)
+    return arrays.numbers(cells, form or spelling.PLAIN)
 
 
 def _answers(
     path: Path,
     header: Sequence[str],
     columns: Mapping[str, Cells],
-    place: arrays.Place,
+    place: Place,
     reading: Reading,
 ) -> tuple[Array, tuple[str, ...]]:
     """Return the targets in a table's label columns, with the names of classes (:func:`targets.answers`)."""
     answers: list[Cells] = []
     for name in reading.labels:
-        cells, where = columns[name], f"{path}, column {name!r}"
-        targets.check_present(cells, where, place)
-        if reading.label_numbers or reading.task != CLASSIFICATION:
-            words = () if isinstance(cells, np.ndarray) else cells.categories
-            if not spelling.format_of(words, reading.numbers):
-                _check_spelling(where, cells)
-            cells = _plain_numbers(where, cells, place, reading)
+        cells = columns[name]
+        with located(f"{path}, column {name!r}", place):
+            targets.check_present(cells)
+            if reading.label_numbers or reading.task != CLASSIFICATION:
+                words = () if isinstance(cells, np.ndarray) else cells.categories
+                if not spelling.format_of(words, reading.numbers):
+                    _check_spelling(cells)
+                cells = _plain_numbers(cells, reading)
         answers.append(cells)
     y: Any = answers[0] if len(answers) == 1 else np.column_stack(answers)
-    where = f"{path}, column {reading.label_column!r}"
-    found = targets.answers(y, where, reading.task, reading.names, place)
-    if reading.task == CLASSIFICATION:
-        _check_classes(where, header, *found, reading)
+    with located(f"{path}, column {reading.label_column!r}", place):
+        found = targets.answers(y, reading.task, reading.names)
+        if reading.task == CLASSIFICATION:
+            _check_classes(header, *found, reading)
     return found
 
 
 def _check_classes(
-    where: str,
-    header: Sequence[str],
-    y: Array,
-    classes: Sequence[str],
-    reading: Reading,
+    header: Sequence[str], y: Array, classes: Sequence[str], reading: Reading
 ) -> None:
     """Check that classes are no numbers to predict.
 
@@ -429,54 +418,37 @@ def _check_classes(
         DataFault: most numbers are there once, or the label is the time until an event of another column.
     """
     numbers = all(map(spelling.is_number, classes))
-    if len(classes) <= FEW or not (numbers or spelling.suspicion(classes, where)):
+    if len(classes) <= FEW or not (numbers or spelling.suspicion(classes, "")):
         return
     time, event = roles.survival_columns(header)
     timed = bool(event) and time == reading.label_column
     if timed or 2 * (np.bincount(y) == 1).sum() > len(classes):
         both, given = f"{time},{event}", shlex.quote(f"{time},{event}")
         way = "Predict a number: --task regression."
-        repair = {"task": REGRESSION}
+        repair: dict[str, Any] = {"task": REGRESSION}
         if timed:
             way = f"Predict the time until an event: --task survival --label-column {given}. Or p{way[1:]}"
             repair = {"task": SURVIVAL, "label_column": both}
-        raise DataFault(
-            f"{where}: classes must be few; got {len(classes):,} different numbers.",
-            way,
-            **repair,
-        )
+        rule = f"classes must be few; got {len(classes):,} different numbers."
+        raise DataFault(rule, way, **repair)
 
 
-def _groups(
-    path: Path,
-    columns: Mapping[str, Cells],
-    place: arrays.Place,
-    reading: Reading,
-    owner: arrays.Integers | None,
-) -> arrays.Integers:
+def _groups(cells: Cells, owner: arrays.Integers | None) -> arrays.Integers:
     """Return the group [n] of each row. The same name at two clients is two groups.
 
     Raises:
-        UsageError: a row has no group.
+        DataFault: a row has no group.
     """
-    name = reading.group_column or ""
-    cells = columns[name]
-    lacking = arrays.lacks_value(cells)
-    if lacking.any():
-        row = int(np.argmax(lacking))
-        raise UsageError(
-            f"{path}, column {name!r}, {place(row)}: each row must have a group; got {cells[row]!r}."
-        )
-    codes = pd.Categorical([each.strip() for each in cells]).codes
-    group = codes.astype(np.int64)
-    if owner is not None:
-        group = owner * len(group) + group
-    return np.unique(group, return_inverse=True)[1].astype(np.int64)
+    arrays.refuse_where(arrays.lacks_value(cells), cells, "each row must have a group")
+    texts = [each.strip() for each in cells]
+    clients = np.zeros(len(texts), int) if owner is None else owner
+    rows = pd.DataFrame({"client": clients, "group": texts})
+    return rows.groupby(["client", "group"]).ngroup().to_numpy(np.int64)
 
 
 def drop_missing_labels(
-    path: Path, columns: Mapping[str, Cells], place: arrays.Place, labels: Sequence[str]
-) -> tuple[dict[str, Cells], arrays.Place]:
+    path: Path, columns: Mapping[str, Cells], place: Place, labels: Sequence[str]
+) -> tuple[dict[str, Cells], Place]:
     """Return the rows that have all their labels, and warn of the number of others."""
     lacking = np.any([arrays.lacks_value(columns[name]) for name in labels], axis=0)
     if not lacking.any():
@@ -528,7 +500,8 @@ def _no_column(
 ) -> DataFault:
     """Return the fault of a role's column that is not there, with the likeliest columns and their flags."""
     flag = f"--{key.replace('_', '-')}"
-    way, repair = f"Name it with {flag}", {}
+    way = f"Name it with {flag}"
+    repair: dict[str, Any] = {}
     likely = roles.likely_columns(key, name, header)
     if likely:
         repair[key] = likely[0]

@@ -13,7 +13,6 @@ from fl_core.data.arrays import (
     Array,
     Cells,
     Integers,
-    Place,
     check_codes,
     check_flat,
     is_text,
@@ -22,11 +21,10 @@ from fl_core.data.arrays import (
     numbers,
     place_in,
     refuse_where,
-    row_of_array,
     texts_of,
     whole_numbers,
 )
-from fl_core.data.columns import DataFault
+from fl_core.data.columns import DataFault, Place, row_of_array
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION
 
@@ -35,36 +33,27 @@ _EVENT = "events must be 1, or 0 where the sample was censored"
 
 
 def answers(
-    y: Array,
-    where: str,
-    task: str,
-    names: Sequence[str] | None = None,
-    place: Place = row_of_array,
+    y: Array, task: str, names: Sequence[str] | None = None
 ) -> tuple[Array, tuple[str, ...]]:
     """Check labels or targets: class indices with the classes' names (:func:`labels`), or targets without names.
 
     Raises:
-        UsageError: as :func:`labels` and :func:`targets`, or targets come with names of classes.
+        DataFault: as :func:`labels` and :func:`targets`, or targets come with names of classes.
     """
     y = _squeezed(y)
     if task == CLASSIFICATION:
-        return labels(y, where, names, place)
+        return labels(y, names)
     if task == MULTILABEL:
-        return several_labels(y, where, names, place)
+        return several_labels(y, names)
     if names is not None:
-        raise UsageError(
-            f"{where}: names of classes must be left out for task {task}, which predicts numbers."
+        raise DataFault(
+            f"names of classes must be left out for task {task}, which predicts numbers."
         )
-    return (
-        targets(y, where, place) if task == REGRESSION else events(y, where, place)
-    ), ()
+    return (targets(y) if task == REGRESSION else events(y)), ()
 
 
 def labels(
-    y: Array,
-    where: str,
-    names: Sequence[str] | None = None,
-    place: Place = row_of_array,
+    y: Array, names: Sequence[str] | None = None
 ) -> tuple[Integers, tuple[str, ...]]:
     """Check labels: return class indices 0..C-1 and the names of the C classes.
 
@@ -72,50 +61,53 @@ def labels(
     may be text, see :func:`written_classes`. If ``names`` are given, each label must be one of them.
 
     Raises:
-        UsageError: a label is not a whole number or has no name, or there are fewer than two classes with samples.
+        DataFault: a label is not a whole number or has no name, or there are fewer than two classes with samples.
     """
     if is_text(y):
-        check_flat(y, where)
+        check_flat(y)
         cells = texts_of(y)
-        names = written_classes(cells, where, place) if names is None else names
-        y = _codes(cells, names, where, place)
-    values = whole_numbers(y, where, place, AS_NUMBERS, task=REGRESSION)
+        names = written_classes(cells) if names is None else names
+        y = _codes(cells, names)
+    values = whole_numbers(y, AS_NUMBERS, task=REGRESSION)
     if names is None:
         distinct, codes = np.unique(values, return_inverse=True)
         if -1 in distinct and distinct.tolist() != [-1, 1]:
-            raise UsageError(
-                f"{where}, {place(int(np.argmax(values == -1)))}: labels must not be -1 unless all are -1 or 1; got "
-                f"{listing(map(str, distinct), 6)}. Remove samples without a label, or give -1 another number."
+            raise DataFault(
+                "labels must not be -1 unless all are -1 or 1; "
+                f"got {listing(map(str, distinct), 6)}.",
+                "Remove samples without a label, or give -1 another number.",
+                int(np.argmax(values == -1)),
             )
         values = codes
         names = [str(value) for value in distinct]
     else:
-        check_codes(values, names, where, place)
+        check_codes(values, names)
     present = np.unique(values)
     if len(present) < 2:
-        raise UsageError(
-            f"{where}: there must be at least 2 classes; got only {names[present[0]]!r}. Check the label column."
+        raise DataFault(
+            f"there must be at least 2 classes; got only {names[present[0]]!r}.",
+            "Check the label column.",
         )
     return values.astype(np.int64), tuple(names)
 
 
-def written_classes(cells: pd.Categorical, where: str, place: Place) -> list[str]:
+def written_classes(cells: pd.Categorical) -> list[str]:
     """Return the names of classes from labels in text: ascending whole numbers, or sorted words.
 
     Classes keep their text, in Unicode's composed form. They are words if no cell is a number. Spaces around a word do
     not count.
 
     Raises:
-        UsageError: a cell has no value, there is a word among numbers, or a number has two spellings, as 007 and 7.
+        DataFault: a cell has no value, there is a word among numbers, or a number has two spellings, as 007 and 7.
     """
-    check_present(cells, where, place)
+    check_present(cells)
     names = sorted({word.strip() for word in cells.categories})
     if any(map(spelling.is_number, names)):
-        labels(numbers(cells, where, place), where, place=place)  # all are whole
+        labels(numbers(cells))  # all are whole
         twice = spelling.double_spelling(names)
         if twice:
             raise DataFault(
-                f"{where}: labels must not be one number in two spellings; got {listing(map(repr, twice))}.",
+                f"labels must not be one number in two spellings; got {listing(map(repr, twice))}.",
                 "Read labels as numbers: --label-numbers.",
                 label_numbers=True,
             )
@@ -123,7 +115,7 @@ def written_classes(cells: pd.Categorical, where: str, place: Place) -> list[str
     return names
 
 
-def check_present(cells: Cells, where: str, place: Place) -> None:
+def check_present(cells: Cells) -> None:
     """Check that each sample has a label.
 
     Raises:
@@ -134,124 +126,124 @@ def check_present(cells: Cells, where: str, place: Place) -> None:
         row = int(np.argmax(lacking))
         got = "" if isinstance(cells, np.ndarray) else cells[row].strip()
         raise DataFault(
-            f"{where}, {place(row)}: each sample must have a label; "
-            f"got {repr(got) if got else 'an empty cell'} ({lacking.sum():,} of {len(cells):,} rows).",
+            f"each sample must have a label; got {repr(got) if got else 'an empty cell'} "
+            f"({lacking.sum():,} of {len(cells):,} rows).",
             "Leave them out: --drop-missing-labels.",
+            row,
             drop_missing_labels=True,
         )
 
 
-def targets(
-    y: Array, where: str, place: Place = row_of_array
-) -> NDArray[np.float32 | np.float64]:
+def targets(y: Array) -> NDArray[np.float32 | np.float64]:
     """Check targets of a regression, finite numbers or text of them, as float32 [n].
 
     They are float64 if different values would be equal in float32.
 
     Raises:
-        UsageError: names the first value that is not a finite float32, or there are several targets for a sample.
+        DataFault: names the first value that is not a finite float32, or there are several targets for a sample.
     """
     if y.ndim == 2 and len(y):
-        raise UsageError(
-            f"{where}: a regression must have one target for each sample; got {y.shape[1]}. Train a model for each."
+        raise DataFault(
+            f"a regression must have one target for each sample; got {y.shape[1]}.",
+            "Train a model for each.",
         )
-    check_flat(y, where)
+    check_flat(y)
     if is_text(y):
         cells = texts_of(y)
-        check_present(cells, where, place)
-        y = numbers(cells, where, place)
+        check_present(cells)
+        y = numbers(cells)
     if y.dtype.kind not in "buif":
-        raise UsageError(
-            f"{where}, {place(0)}: targets must be numbers; got {str(y[0])!r}."
-        )
+        raise DataFault(f"targets must be numbers; got {str(y[0])!r}.", row=0)
     with np.errstate(over="ignore"):
         found = y.astype(np.float32)
-    refuse_where(~np.isfinite(found), y, where, place, "targets must be finite float32")
+    refuse_where(~np.isfinite(found), y, "targets must be finite float32")
     return y.astype(np.float64) if loses_digits(y) else found
 
 
-def events(y: Array, where: str, place: Place = row_of_array) -> NDArray[np.float32]:
+def events(y: Array) -> NDArray[np.float32]:
     """Check times and events, numbers [n, 2] or text of them, as float32 [n, 2].
 
     Raises:
-        UsageError: names the first time below 0, or the first event other than 0 and 1.
+        DataFault: names the first time below 0, or the first event other than 0 and 1.
     """
     if y.ndim != 2 or y.shape[1] != 2 or not len(y):
-        raise UsageError(
-            f"{where}: survival must have a time and an event for each sample; got {list(y.shape)}."
+        raise DataFault(
+            f"survival must have a time and an event for each sample; got {list(y.shape)}."
         )
-    found = np.stack([targets(column, where, place) for column in y.T], axis=1)
+    found = np.stack([targets(column) for column in y.T], axis=1)
     time, event = found.T
     order = "The time comes first."
-    rule = "times must be at least 0"
-    refuse_where(time < 0, y, where, place, rule, order)
-    refuse_where(_not_binary(event), y, where, place, _EVENT, order)
+    refuse_where(time < 0, y, "times must be at least 0", order)
+    refuse_where(_not_binary(event), y, _EVENT, order)
     if not event.any():
-        raise UsageError(
-            f"{where}: there must be an event; got only censored samples. Check the event column."
+        raise DataFault(
+            "there must be an event; got only censored samples.",
+            "Check the event column.",
         )
     return found.astype(np.float32)
 
 
 def several_labels(
-    y: Array,
-    where: str,
-    names: Sequence[str] | None = None,
-    place: Place = row_of_array,
+    y: Array, names: Sequence[str] | None = None
 ) -> tuple[NDArray[np.float32], tuple[str, ...]]:
     """Check labels of 0 and 1 [n, C], or text of them. Return them as float32 with the names of the C labels.
 
     Raises:
-        UsageError: another value, a label with one value only, or less than two labels.
+        DataFault: another value, a label with one value only, or less than two labels.
     """
     if y.ndim != 2 or y.shape[1] < 2 or not len(y):
-        raise UsageError(
-            f"{where}: multilabel must have two or more labels a sample; got {list(y.shape)}."
+        raise DataFault(
+            f"multilabel must have two or more labels a sample; got {list(y.shape)}."
         )
     names = tuple(names or map(str, range(y.shape[1])))
     if len(names) != y.shape[1]:
-        raise UsageError(
-            f"{where}: there must be a name for each of {y.shape[1]} labels; got {len(names)}."
+        raise DataFault(
+            f"there must be a name for each of {y.shape[1]} labels; got {len(names)}."
         )
-    found = np.stack([targets(column, where, place) for column in y.T], axis=1)
+    found = np.stack([targets(column) for column in y.T], axis=1)
     for name, column in zip(names, found.T, strict=True):
         rule = f"label {name!r} must be 0 or 1"
-        refuse_where(_not_binary(column), column, where, place, rule)
+        refuse_where(_not_binary(column), column, rule)
         if column.min() == column.max():
-            raise UsageError(
-                f"{where}: label {name!r} must have both values; got {column[0]:g} everywhere."
+            raise DataFault(
+                f"label {name!r} must have both values; got {column[0]:g} everywhere."
             )
     return found.astype(np.float32), names
 
 
 def joined(parts: Mapping[str, Array]) -> tuple[Array, Place]:
-    """Return the labels of several arrays as one, and how messages name a row of it.
+    """Return the labels of several parts as one, and how messages name a row of it.
 
     Raises:
         UsageError: some are text and some are none, or they differ in the number of labels of a sample.
     """
-    parts = {where: _unboxed(_squeezed(y)) for where, y in parts.items()}
-    first_part, width = next((where, y.shape[1:]) for where, y in parts.items())
-    for where, y in parts.items():
+    parts = {part: _unboxed(_squeezed(y)) for part, y in parts.items()}
+    first_part, width = next((part, y.shape[1:]) for part, y in parts.items())
+    for part, y in parts.items():
         if y.shape[1:] != width:
             raise UsageError(
-                f"{where} must have the shape of {first_part}, {list(width)} for each sample; got {list(y.shape[1:])}. "
-                "Write y.argmax(axis=1) for one-hot labels."
+                f"{part}, y must have the shape of {first_part}, {list(width)} for each sample; "
+                f"got {list(y.shape[1:])}. Write y.argmax(axis=1) for one-hot labels."
             )
         if y.dtype.kind == "O" and not is_text(y):
             first = type(y.flat[0])
             odd = [k for k, v in enumerate(y.flat) if v is None or type(v) is not first]
             row = odd[0] if odd else 0
             raise UsageError(
-                f"{where}, {row_of_array(row)}: labels must be all numbers or all text; got {y.flat[row]!r}."
+                f"{part}, y, {row_of_array(row)}: labels must be all numbers or all text; got {y.flat[row]!r}."
             )
     if len({is_text(y) for y in parts.values()}) > 1:
         raise UsageError(
             f"labels must be all numbers or all text; got both in {listing(parts, 4)}."
         )
-    return np.concatenate(list(parts.values())), place_in(
-        [(where, len(y), row_of_array) for where, y in parts.items()]
-    )
+
+    def place(row: int) -> str:
+        return f"y, {row_of_array(row)}"
+
+    if len(parts) == 1:
+        return parts[first_part], place
+    sizes = [(part, len(y), place) for part, y in parts.items()]
+    return np.concatenate(list(parts.values())), place_in(sizes)
 
 
 def _unboxed(y: Array) -> Array:
@@ -267,17 +259,18 @@ def _squeezed(y: Array) -> Array:
     return y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
 
 
-def _codes(
-    cells: pd.Categorical, names: Sequence[str], where: str, place: Place
-) -> Integers:
+def _codes(cells: pd.Categorical, names: Sequence[str]) -> Integers:
     """Return the position of each cell among the names of the classes."""
     code = {spelling.name(name.strip()): k for k, name in enumerate(names)}
     codes = np.array([code.get(word.strip(), -1) for word in cells.categories])[
         cells.codes
     ]
-    if (codes < 0).any():
-        row = int(np.argmin(codes))
-        check_known(f"class of {where}, {place(row)}:", cells[row].strip(), names)
+    row = int(np.argmin(codes))
+    if codes[row] < 0:
+        try:
+            check_known("class", cells[row].strip(), names)
+        except UsageError as error:
+            raise DataFault(str(error), row=row) from error
     return codes.astype(np.int64)
 
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fl_core.data import arrays
 from fl_core.data.arrays import Integers
-from fl_core.errors import UsageError, warn
+from fl_core.data.columns import DataFault
+from fl_core.errors import warn
 from fl_core.tokens import PAD, SPECIAL, START
 
 LENGTH = 64
@@ -65,14 +65,13 @@ def warn_of_losses(texts: Sequence[str], where: str) -> None:
         warn(f"{where}: texts are in a language without spaces: each letter is a token")
 
 
-def check(texts: Sequence[str], where: str, place: arrays.Place) -> None:
+def check(texts: Sequence[str]) -> None:
     """Check that no text is blank.
 
     Raises:
-        UsageError: names the first blank text.
+        DataFault: names the first blank text.
     """
     for row, cell in enumerate(texts):
         if not cell.strip():
-            raise UsageError(
-                f"{where}, {place(row)}: the text must not be empty. Fill it, or remove the row."
-            )
+            rule = "the text must not be empty."
+            raise DataFault(rule, "Fill it, or remove the row.", row)

@@ -73,7 +73,7 @@ def test_what_does_not_fit_is_named():
         ),
         ({1: north, "1": north}, {}, "distinct.*'1'"),
         ({"a": ([[1, 2], [3]], [0, 1])}, {}, "'a', x.*inhomogeneous"),
-        ({"a": (torch.zeros(3, 2), torch.zeros(4))}, {}, "'a'.*3 samples.*4 labels"),
+        ({"a": (torch.zeros(3, 2), torch.zeros(4))}, {}, "'a'.*3 samples.*4 values"),
         (silos() | {"c": (torch.zeros(9, 3), torch.zeros(9))}, {}, r"'c'.*float32"),
         (hole, {}, r"'south', x, row 7.*\[1, 2\].*nan"),
         (half, {}, r"'south', y, row 3.*0\.5"),

@@ -68,7 +68,7 @@ def test_numbers_in_another_spelling_are_refused_with_the_way_to_read_them(
 ) -> None:
     cells = [spell(k) for k in NUMBERS] * 3
     with pytest.raises(
-        UsageError, match="column 'v' must hold numbers or words"
+        UsageError, match="column 'v': cells must be numbers or words"
     ) as error:
         read(tmp_path, cells)
     assert way in str(error.value)
@@ -129,15 +129,13 @@ def test_only_plain_numbers_are_numbers(tmp_path: Path, cell: str) -> None:
     ],
 )
 def test_dates_are_days(cells: list[str], days: list[float]) -> None:
-    assert arrays.dates(pd.Categorical(cells), "t.csv", str) == pytest.approx(
-        days, nan_ok=True
-    )
+    assert arrays.dates(pd.Categorical(cells)) == pytest.approx(days, nan_ok=True)
 
 
 @pytest.mark.parametrize("cells", [["2024-01-01", "soon"], ["1/2/2024", "3/4/2024"]])
 def test_dates_of_no_form_or_of_two_are_refused(cells: list[str]) -> None:
     with pytest.raises(UsageError, match=r"dates must .* Write 2024-12-31"):
-        arrays.dates(pd.Categorical(cells), "t.csv", str)
+        arrays.dates(pd.Categorical(cells))
 
 
 # --- labels ----------------------------------------------------------------------------------------------------

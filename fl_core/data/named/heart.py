@@ -66,10 +66,10 @@ def heart() -> Source:
     """
     path = Path(__file__).with_name("heart.csv")
     rows = pd.read_csv(path).dropna(subset=COLUMNS)
-    y, classes = targets.labels(rows["num"].to_numpy(), str(path))
-    owner, owner_names = arrays.owners(rows["hospital"].to_numpy(object), str(path))
+    y, classes = targets.labels(rows["num"].to_numpy())
+    owner, owner_names = arrays.owners(rows["hospital"].to_numpy(object))
     x = rows[list(COLUMNS)].to_numpy(np.float64)
-    x = arrays.features(PREPARED.transform(x), str(path))
+    x = arrays.features(PREPARED.transform(x))
     return Source(
         "heart",
         x,
