@@ -20,17 +20,6 @@ ALPHA = 0.05
 
 
 @dataclass(frozen=True)
-class PostHoc:
-    """The ``p_values`` of every pair of algorithms, symmetric, with 1 on the diagonal.
-
-    All are NaN unless ``status`` is ok.
-    """
-
-    p_values: pd.DataFrame
-    status: str = "ok"
-
-
-@dataclass(frozen=True)
 class Ranking:
     """Algorithms ranked over datasets, with the tests of whether they differ.
 
@@ -67,13 +56,25 @@ class Ranking:
         return statistics.friedman(self.blocks.T)
 
     @cached_property
-    def nemenyi(self) -> PostHoc:
-        """Return the test of every pair."""
+    def status(self) -> str:
+        """Return ``ok``, or why no pair is tested after Friedman's test."""
+        size = self.blocks.shape
+        few = f"at least 2 algorithms and 2 datasets or seeds are needed, not {size[0]} and {size[1]}"
+        return statistics.incomplete(self.blocks) or (few if min(size) < 2 else "ok")
+
+    @cached_property
+    def nemenyi(self) -> pd.DataFrame:
+        """Return the p-value of every pair by :func:`nemenyi`; NaN unless the status is ok."""
+        if self.status != "ok":
+            names = self.values.index
+            return pd.DataFrame(math.nan, index=names, columns=names)
         return nemenyi(self.blocks)
 
     @cached_property
-    def holm(self) -> PostHoc:
-        """Return the test of each algorithm against the control."""
+    def holm(self) -> pd.Series:
+        """Return the p-value of each algorithm against the control by :func:`holm`; NaN unless the status is ok."""
+        if self.status != "ok":
+            return pd.Series(math.nan, index=self.values.index)
         return holm(self.blocks, self.control)
 
     @property
@@ -93,7 +94,7 @@ class Ranking:
         It is q sqrt(k (k + 1) / (6 N)) for k algorithms and N datasets. Here q is the upper 5 % point of the
         studentized range with infinite degrees of freedom, over sqrt(2).
         """
-        if self.nemenyi.status != "ok":
+        if self.status != "ok":
             return math.nan
         k, n = self.blocks.shape
         q = scipy.stats.studentized_range.ppf(1 - ALPHA, k, math.inf) / math.sqrt(2)
@@ -134,12 +135,12 @@ def diagram(ax: Axes, ranking: Ranking, names: Mapping[str, str]) -> None:
     Args:
         names: how each algorithm is shown, by its name.
     """
-    if ranking.nemenyi.status != "ok":
+    if ranking.status != "ok":
         ax.set_axis_off()
         ax.text(
             0.5,
             0.5,
-            ranking.nemenyi.status,
+            ranking.status,
             ha="center",
             va="center",
             transform=ax.transAxes,
@@ -148,7 +149,7 @@ def diagram(ax: Axes, ranking: Ranking, names: Mapping[str, str]) -> None:
         )
         return
     ranks = ranking.ranks.rename(index=names)
-    pairs = ranking.nemenyi.p_values.rename(index=names, columns=names)
+    pairs = ranking.nemenyi.rename(index=names, columns=names)
     drawn = scikit_posthocs.critical_difference_diagram(
         ranks, pairs, alpha=ALPHA, ax=ax, text_h_margin=0.15, label_fmt_left="{label} ({rank:.1f})",
         label_fmt_right="({rank:.1f}) {label}", label_props={"fontsize": 7.5},
@@ -178,52 +179,32 @@ def diagram(ax: Axes, ranking: Ranking, names: Mapping[str, str]) -> None:
 # --- tests after Friedman's ------------------------------------------------------------------------------------
 
 
-def nemenyi(table: pd.DataFrame) -> PostHoc:
-    """Test every pair of algorithms on their mean ranks by Nemenyi's test, after Friedman's (Demsar, 2006).
+def nemenyi(table: pd.DataFrame) -> pd.DataFrame:
+    """Return p-values of all pairs of algorithms by Nemenyi's test on mean ranks, after Friedman's (Demsar, 2006).
 
     For k algorithms (rows) and N datasets or seeds (columns) the p-value is the tail of the studentized range at
 
         |R_i - R_j| / sqrt(k (k + 1) / (6 N)) sqrt(2)
     """
-    n_algorithms, n_blocks = table.shape
-    status = statistics.incomplete(table)
-    if not status and (n_algorithms < 2 or n_blocks < 2):
-        status = f"Nemenyi's test needs at least 2 algorithms and 2 datasets or seeds, not {n_algorithms} and {n_blocks}"  # noqa: E501
-    if status:
-        empty = pd.DataFrame(math.nan, index=table.index, columns=table.index)
-        return PostHoc(empty, status)
     p_values = scikit_posthocs.posthoc_nemenyi_friedman(table.to_numpy(float).T)
-    return PostHoc(
-        pd.DataFrame(p_values.to_numpy(), index=table.index, columns=table.index)
-    )
+    return pd.DataFrame(p_values.to_numpy(), index=table.index, columns=table.index)
 
 
-def holm(table: pd.DataFrame, control: str) -> PostHoc:
-    """Test each algorithm against a control on their mean ranks, with Holm's correction (Demsar, 2006).
+def holm(table: pd.DataFrame, control: str) -> pd.Series:
+    """Return p-values of each algorithm against a control, on mean ranks with Holm's correction (Demsar, 2006).
 
     This follows Friedman's test. For k algorithms (rows) and N datasets or seeds (columns) the statistic is
 
         z_i = (R_i - R_control) / sqrt(k (k + 1) / (6 N))
 
     with its two-sided normal p. Holm's step-down covers the k - 1 comparisons. The j-th smallest p is multiplied by k -
-    j. It is no smaller than the one before and at most 1. ``p_values`` has one column, the control's. The control's own
-    p is 1.
+    j. It is no smaller than the one before and at most 1. The control's own p is 1.
     """
-    n_algorithms, n_blocks = table.shape
-    status = statistics.incomplete(table)
-    if not status and n_algorithms < 2:
-        status = "Holm's procedure needs an algorithm beside the control"
-    if status:
-        return PostHoc(
-            pd.DataFrame(math.nan, index=table.index, columns=[control]), status
-        )
     mean_ranks = statistics.ranks(table, higher_is_better=True)
-    gaps = (mean_ranks - mean_ranks[control]).abs() / _rank_error(
-        n_algorithms, n_blocks
-    )
+    gaps = (mean_ranks - mean_ranks[control]).abs() / _rank_error(*table.shape)
     p = pd.Series(2 * scipy.stats.norm.sf(gaps), index=table.index).drop(control)
     stepped = pd.Series(statistics.holm(p.to_numpy()), index=p.index)
-    return PostHoc(stepped.reindex(table.index, fill_value=1.0).to_frame(control))
+    return stepped.reindex(table.index, fill_value=1.0)
 
 
 def _rank_error(n_algorithms: int, n_blocks: int) -> float:

@@ -134,8 +134,8 @@ def page(
             }
         ),
     ]
-    if ours.ranking.holm.status == "ok":
-        p = ours.ranking.holm.p_values[CONTROL]
+    if ours.ranking.status == "ok":
+        p = ours.ranking.holm
         apart = [
             f"{NAMES[str(name)]} {value:.2g}"
             for name, value in p.items()
@@ -246,8 +246,8 @@ def order(
         first = str(ranks.idxmin())
         text = f"{NAMES[best]} {ranks[best]:.1f} and {NAMES[first]} the least with {ranks[first]:.1f}"
         apart = (
-            result.ranking.nemenyi.status == "ok"
-            and result.ranking.nemenyi.p_values.loc[best, first] < ALPHA
+            result.ranking.status == "ok"
+            and result.ranking.nemenyi.loc[best, first] < ALPHA
         )
         if ranks[best] > ranks[first]:
             text += f". By Nemenyi's test the difference is {'' if apart else 'not '}significant"

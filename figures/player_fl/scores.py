@@ -264,15 +264,16 @@ def lines(result: Cells) -> list[dict[str, Any]]:
             }
         )
         for name, test, theirs in (
-            ("nemenyi", ranking.nemenyi, again.nemenyi),
+            ("nemenyi", ranking.nemenyi[CONTROL], again.nemenyi[CONTROL]),
             ("holm", ranking.holm, again.holm),
         ):
-            line = {"quantity": f"{name} p against {CONTROL}", "method": method}
-            line["published_recomputed"] = theirs.p_values.loc[method, CONTROL]
-            table_lines.append(
-                line
-                | _measured(test.p_values.loc[method, CONTROL], ranking, test.status)
-            )
+            line = {
+                "quantity": f"{name} p against {CONTROL}",
+                "method": method,
+                "published_recomputed": theirs[method],
+            }
+            found = _measured(test[method], ranking, ranking.status)
+            table_lines.append(line | found)
     p_value = friedman_printed(table)
     used, before = (
         each.transposed if reading.transposed else each.friedman
