@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedlayers.instruments import default_instruments
 from fl_core.config import RunConfig, in_memory
 from fl_core.errors import UsageError, as_list
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from fl_core.engine import Instruments
     from fl_core.plan import LayerPlan
     from fl_core.recorder import Logger
+    from fl_core.stopping import Listener
+    from fl_core.task import Task
 
 
 def run(
@@ -165,3 +167,17 @@ def resume(
             **options,
         )
     return RunResult(engine, Path(out))
+
+
+def default_instruments() -> Instruments:
+    """Return the diagnostics' observers and rules; they are imported at the first call."""
+    from diagnostics.measure import instruments
+
+    return replace(instruments(), measuring=_measuring)
+
+
+def _measuring(task: Task) -> Listener:
+    """Return the listener that measures the layers; it is imported only by a run that measures."""
+    from diagnostics.through_time import Measuring
+
+    return Measuring(task)

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fedlayers.backends.base import (
+from fedlayers.backends.local import (
     Answer,
     Event,
     FileBatch,

@@ -113,7 +113,7 @@ class Compare(SeveralAlgorithms):
     """Folder for the results."""
 
     def own_defaults(self) -> Collection[str]:
-        from fedlayers.studies.spaces import TRAINING
+        from fedlayers.studies.tune import TRAINING
 
         return *super().own_defaults(), *(() if self.tuned is None else TRAINING)
 
@@ -175,7 +175,7 @@ class Tune(SeveralAlgorithms):
     """Folder for runs, trials.csv and tuned.json."""
 
     def own_defaults(self) -> Collection[str]:
-        from fedlayers.studies.spaces import TRAINING
+        from fedlayers.studies.tune import TRAINING
 
         searched = {text.partition("=")[0].rpartition(".")[2] for text in self.search}
         return *super().own_defaults(), *searched.intersection(TRAINING)

@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 from fedlayers.flower.federation import federated
 from fedlayers.flower.packets import Packet, error_packet, packet_of
 from fedlayers.flower.site import Site, States
-from fedlayers.instruments import default_instruments
+from fedlayers.runs import default_instruments
 from fl_core import rows, storage, tree
 from fl_core.algorithms.base import Algorithm, Message, Round, State, find
 from fl_core.client_runner import (

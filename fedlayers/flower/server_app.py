@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from diagnostics.metrics.base import METRICS
 from diagnostics.report import Report
-from fedlayers.backends.base import InProcessBackend
+from fedlayers.backends.local import InProcessBackend
 from fedlayers.cli.train import print_result
 from fedlayers.flower.clients import Sites
 from fedlayers.flower.federation import checked, federated
@@ -23,10 +23,9 @@ from fedlayers.run_result import RunResult
 from fedlayers.runs import resume, run
 from fedlayers.studies import race
 from fedlayers.studies.arms import arms_of
-from fedlayers.studies.choice import Choice
+from fedlayers.studies.choice import Choice, infer
 from fedlayers.studies.choose import stored
 from fedlayers.studies.hint import bytes_a_round, measured_cost
-from fedlayers.studies.inference import infer
 from fedlayers.studies.jobs import check_stored, jobs_of, train
 from fl_core import rows, runner
 from fl_core.config import RunConfig, in_memory
@@ -118,7 +117,7 @@ def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Choi
         own = in_memory(config.with_keys(seed=seed), data)
         task = assemble(own)
         arms = arms_of(file.arms or (), task.layers, own.federation.algorithm)
-        jobs += jobs_of(arms, own, [seed], out / "arms", quiet=True)
+        jobs += jobs_of(arms, own, [seed], out / "arms")
     for job in jobs:
         tasks[job.arm] = assemble(job.config, plan=job.plan)
         check_stored(job.path, tasks[job.arm])

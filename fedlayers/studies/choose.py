@@ -11,8 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedlayers.backends.base import Backend, no_progress
-from fedlayers.backends.local import open_backend
+from fedlayers.backends.local import Backend, no_progress
 from fedlayers.studies import arms as candidates
 from fedlayers.studies.arms import Arm, arms_of
 from fedlayers.studies.baselines import is_table
@@ -32,17 +31,19 @@ from fedlayers.studies.jobs import (
     assembled,
     checked_call,
     jobs_of,
+    open_backend,
     seeds_of,
     task_kind,
     train,
 )
-from fedlayers.studies.judge import judged_at, run_judged
 from fedlayers.studies.race import (
     at_rate,
     best_rate,
     check_scored,
+    judged_at,
     rate_jobs,
     rates_of,
+    run_judged,
     standings,
     with_evaluations,
     with_plan_algorithm,
@@ -90,7 +91,7 @@ def choose(
     base rate and the baselines.
 
     Under a stopping rule, one seed of FedPer's default cuts is judged early. All arms train to 15 % of the planned
-    rounds. A judge (:mod:`fedlayers.studies.judge`) then keeps one. It trains to its stop. The others have no final
+    rounds. A judge (:mod:`fedlayers.studies.race`) then keeps one. It trains to its stop. The others have no final
     score. Every other race trains all arms to the end, and says why.
 
     After a stop, the same call resumes. Below ``out`` are ``arms/`` (run directories), ``standing.csv``,
@@ -110,7 +111,7 @@ def choose(
             them with all but the last layer shared. Then the arms race at the best. The default is 4 for your own data
             here, else 0. A rate in the configuration is kept, and none is tried.
         baselines: for tables, fit the baselines too (:mod:`fedlayers.studies.baselines`).
-        backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.base`);
+        backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.local`);
             default this process, with the configuration's number of ``workers``.
         progress: print the estimated cost and a line whenever an arm has finished the race, and show the runs that are
             done. A function receives the lines alone.

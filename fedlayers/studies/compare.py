@@ -8,8 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedlayers.backends.base import Backend
-from fedlayers.backends.local import open_backend
+from fedlayers.backends.local import Backend
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.baselines import baseline_rows
 from fedlayers.studies.comparison import Comparison
@@ -18,6 +17,7 @@ from fedlayers.studies.jobs import (
     assembled,
     checked_call,
     jobs_of,
+    open_backend,
     plan_users,
     samples_of,
     seeds_of,
@@ -132,7 +132,7 @@ def compare(
         score: by which algorithms are ranked; see :class:`~fedlayers.studies.comparison.Comparison`.
         baselines: add rows of baselines that need no federation (:mod:`fedlayers.studies.baselines`).
         beside: rows of other runs with these seeds, to show as a further algorithm.
-        backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.base`);
+        backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.local`);
             default this process.
         live: as of :func:`~fedlayers.studies.choose.choose`.
 

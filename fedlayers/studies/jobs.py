@@ -5,7 +5,13 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import (
+    AbstractContextManager,
+    closing,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, wraps
 from inspect import signature
@@ -13,19 +19,23 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from fedlayers.backends.base import (
+from fedlayers.backends.local import (
+    RAY,
     Backend,
     FileBatch,
+    InProcessBackend,
+    Local,
     Result,
     Sent,
     WorkerPool,
     carry_out,
     changed_files,
+    check_backend,
     remote_errors,
     write_files,
 )
-from fedlayers.instruments import default_instruments
-from fedlayers.live import LiveRun
+from fedlayers.live import LiveRun, open_live
+from fedlayers.runs import default_instruments
 from fedlayers.studies.arms import Arm
 from fl_core import data as datasets, restore, runner
 from fl_core.algorithms import find
@@ -322,6 +332,57 @@ def train(
     finally:
         _data.cache_clear()
     return failed
+
+
+# --- backends by name -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def open_backend(
+    backend: Backend | str,
+    workers: int = 0,
+    *,
+    parallel: bool = False,
+    progress: bool = True,
+    live: bool = False,
+) -> Iterator[Backend]:
+    """Open a backend by name and close it at the end. An open one stays open. No name means this process.
+
+    Args:
+        workers: the configuration's; runs that are trained elsewhere have none.
+        parallel: without a name, so many processes train the runs, each without workers.
+        progress: show the progress of the runs that are trained there.
+        live: draw them in the notebook's cell, again at most once a second.
+
+    Raises:
+        UsageError: an unknown name, a package that is not installed, or workers as well.
+    """
+    if parallel and workers > 1 and not backend:
+        backend, workers = f"local:{workers}", 0
+    found: AbstractContextManager[Backend]
+    if isinstance(backend, Backend):
+        found = nullcontext(backend)
+    elif backend and workers > 1:
+        raise UsageError(
+            "--backend trains whole runs side by side, each in one process. Leave --workers out."
+        )
+    else:
+        found = closing(_backend(backend))
+    with found as place, open_live(live) as place.live:
+        place.progress = progress
+        yield place
+
+
+def _backend(name: str) -> Backend:
+    if not name:
+        return InProcessBackend()
+    check_backend(name)
+    kind, _, rest = name.partition(":")
+    if kind == RAY:
+        from fedlayers.backends.cluster import Cluster
+
+        return Cluster(rest)
+    return Local(int(rest)) if int(rest) > 1 else InProcessBackend()
 
 
 # --- before anything is trained --------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedlayers.studies.baselines import predictors
-from fedlayers.studies.choice import Choice
+from fedlayers.studies.choice import NOTHING, Choice, compared, infer
 from fedlayers.studies.harmless import (
     BASE_RATE,
     TEST,
@@ -21,10 +21,8 @@ from fedlayers.studies.harmless import (
     Predictor,
 )
 from fedlayers.studies.hint import bytes_a_round
-from fedlayers.studies.inference import NOTHING, compared, infer
 from fedlayers.studies.jobs import TrainingJob, samples_of
-from fedlayers.studies.judge import KEPT, EarlyStop
-from fedlayers.studies.race import Rates, Standing, standings
+from fedlayers.studies.race import KEPT, EarlyStop, Rates, Standing, standings
 from fl_core.errors import UsageError
 from fl_core.rows import CLASSIFICATION, SCORES
 from fl_core.task import Task

@@ -15,8 +15,7 @@ from diagnostics import measure
 from diagnostics.decide import select
 from diagnostics.decide.rules import RULES, curve_rule
 from diagnostics.metrics.base import METRICS
-from fedlayers.backends.base import Backend
-from fedlayers.backends.local import open_backend
+from fedlayers.backends.local import Backend
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.comparison import gains_of, headline
 from fedlayers.studies.jobs import (
@@ -24,6 +23,7 @@ from fedlayers.studies.jobs import (
     assembled,
     checked_call,
     jobs_of,
+    open_backend,
     seeds_of,
     task_kind,
     train,

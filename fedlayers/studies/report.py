@@ -12,9 +12,8 @@ from matplotlib.figure import Figure
 
 from diagnostics import plots
 from diagnostics.plots.page import Page, figure_of
-from fedlayers.studies.choice import Choice
+from fedlayers.studies.choice import ALL_DIVERGED, DECIDED, Answers, Choice
 from fedlayers.studies.comparison import Comparison, display_name
-from fedlayers.studies.inference import ALL_DIVERGED, DECIDED, Answers
 from fl_core import __version__, rows, statistics
 from fl_core.config import resolve
 from fl_core.costs.layers import layer_bytes

@@ -10,13 +10,12 @@ from typing import Any
 
 import pandas as pd
 
-from fedlayers.backends.base import Backend
+from fedlayers.backends.local import Backend
 from fedlayers.studies import arms as candidates
-from fedlayers.studies.choice import Choice
+from fedlayers.studies.choice import NAMES, Answers, Choice
 from fedlayers.studies.choose import choose, save_plan
 from fedlayers.studies.compare import compare, compared_jobs
 from fedlayers.studies.comparison import Comparison
-from fedlayers.studies.inference import NAMES, Answers
 from fedlayers.studies.jobs import checked_call, seeds_of, task_kind
 from fl_core.config import RunConfig, in_memory
 from fl_core.errors import RunError, UsageError, as_list

@@ -11,7 +11,7 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from fedlayers.studies.judge import Judge, features, judged_round
+from fedlayers.studies.race import Judge, features, judged_round
 from figures.decision.families import FAMILIES
 from figures.decision.finished import CURVE, CUTS, EVERY, JOBS, STUDY
 from figures.decision.finished_ways import ARMS, Array, Part

@@ -12,7 +12,7 @@ from torch import nn
 import fedlayers as fl
 from diagnostics import through_time
 from diagnostics.plots.layer_map import band, panels_of
-from fedlayers.instruments import default_instruments
+from fedlayers.runs import default_instruments
 from fl_core import runner
 from fl_core.errors import UsageError
 

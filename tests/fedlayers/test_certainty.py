@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from fedlayers.studies.arms import Arm, arms_of
-from fedlayers.studies.inference import (
+from fedlayers.studies.choice import (
     ALL_DIVERGED,
     DECIDED,
     NOTHING,

@@ -15,9 +15,9 @@ import torch
 from diagnostics.measure import instruments
 from fedlayers.studies import hint, jobs
 from fedlayers.studies.arms import CUTS, DEFAULT, arms_of
+from fedlayers.studies.choice import ALL_DIVERGED
 from fedlayers.studies.choose import choose
 from fedlayers.studies.harmless import Bench
-from fedlayers.studies.inference import ALL_DIVERGED
 from fl_core import runner, tree
 from fl_core.client_runner import ClientRunner
 from fl_core.config import RunConfig

@@ -11,13 +11,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedlayers.studies import judge
+from fedlayers.studies import race
 from fedlayers.studies.arms import DEFAULT, arms_of
 from fedlayers.studies.choice import Choice
 from fedlayers.studies.choose import choose
 from fedlayers.studies.jobs import TrainingJob
-from fedlayers.studies.judge import KEPT, NOT_KEPT, STOPPED, judged_at, judged_round
-from fedlayers.studies.race import validation_scores
+from fedlayers.studies.race import (
+    KEPT,
+    NOT_KEPT,
+    STOPPED,
+    judged_at,
+    judged_round,
+    validation_scores,
+)
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.plan import LayerPlan
@@ -195,14 +201,14 @@ def test_a_race_that_was_cut_off_resumes(
 def test_if_the_kept_arm_diverges_the_next_is_kept(
     raced: Raced, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    kept, trained = raced[1].winner.name, judge.train
+    kept, trained = raced[1].winner.name, race.train
 
     def train(jobs: Any, *others: Any) -> dict[str, str]:
         if [(job.arm, job.until) for job in jobs] == [(kept, None)]:
             return {f"{kept}-0": "it diverged"}
         return trained(jobs, *others)
 
-    monkeypatch.setattr(judge, "train", train)
+    monkeypatch.setattr(race, "train", train)
     choice = choose(CONFIG, tmp_path)
     assert choice.winner.name != kept
     assert choice.standing.failed == {f"{kept}-0": "it diverged"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlayers.backends.base import InProcessBackend
+from fedlayers.backends.local import InProcessBackend
 from fedlayers.studies.jobs import TrainingJob, train
 from fl_core import runner, tree
 from fl_core.config import RunConfig

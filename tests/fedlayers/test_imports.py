@@ -97,9 +97,8 @@ ROOMS = {
         "groups through_time",
     ),
     "fedlayers": (
-        "backends catalogue instruments live run_result",
+        "backends catalogue live run_result runs",
         "studies",
-        "runs",
         "cli flower",
     ),
 }

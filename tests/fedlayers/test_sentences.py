@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedlayers.studies.choice import Answers
 from fedlayers.studies.comparison import Comparison
-from fedlayers.studies.inference import Answers
 from fedlayers.studies.study import (
     AGAINST,
     Outcome,

@@ -11,8 +11,7 @@ import pytest
 import fedlayers as fl
 from fedlayers.studies import spaces
 from fedlayers.studies.compare import compared_jobs
-from fedlayers.studies.spaces import parse_search, points
-from fedlayers.studies.tune import Tuned
+from fedlayers.studies.tune import Tuned, parse_search, points
 from fl_core import statistics
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from fedlayers.studies.judge import FROZEN, features
+from fedlayers.studies.race import FROZEN, features
 from figures import items
 from figures.decision import finished_page, judge
 from figures.decision.finished_ways import parts_of

@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 
 import fedlayers as fl
-from fedlayers.backends import base, cluster
-from fedlayers.backends.base import (
+from fedlayers.backends import cluster, local
+from fedlayers.backends.local import (
     InProcessBackend,
+    Local,
     Result,
     carry_out,
     changed_files,
+    check_backend,
     write_files,
 )
-from fedlayers.backends.local import Local, check_backend, open_backend
-from fedlayers.studies.jobs import TrainingJob, check_stored
+from fedlayers.studies.jobs import TrainingJob, check_stored, open_backend
 from fl_core.config import RunConfig
 from fl_core.errors import BusyError, RunError, UsageError, WorkerError
 from fl_core.records import writing
@@ -48,7 +49,7 @@ def toys(tmp_path: Path, *given: dict[str, Any]) -> list[Toy]:
     return works
 
 
-def ended(place: base.Backend, works: list[Any]) -> dict[Path, Result]:
+def ended(place: local.Backend, works: list[Any]) -> dict[Path, Result]:
     found: dict[Path, Result] = {}
     carry_out(
         works,
@@ -85,7 +86,7 @@ def test_results_errors_and_warnings_come_from_processes_of_one_thread(
 def test_the_work_of_a_lost_process_is_begun_again_but_not_for_ever(
     tmp_path: Path, two: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base, "TRIES", 2)
+    monkeypatch.setattr(local, "TRIES", 2)
     works = toys(tmp_path, {"dies": 1}, {"dies": 9})
     with pytest.warns(UserWarning, match=r"code -9.*toy"):
         found = ended(two, works)
@@ -204,7 +205,7 @@ def test_parcels_are_closed_when_they_are_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     TrainingJob(tmp_path / "run", CONFIG, until=1).carry_out()
-    monkeypatch.setattr(base, "BYTES", 1)
+    monkeypatch.setattr(local, "BYTES", 1)
     parcels = list(changed_files(tmp_path / "run", {}, over=True))
     assert {len(parcel) for parcel in parcels} == {1}
     names = [name for parcel in parcels for name in parcel]

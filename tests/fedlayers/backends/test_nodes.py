@@ -14,7 +14,7 @@ import pytest
 
 import fedlayers as fl
 from fedlayers.backends import cluster
-from fedlayers.backends.local import open_backend
+from fedlayers.studies.jobs import open_backend
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError
 from fl_core.records.store import Run
