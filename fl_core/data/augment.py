@@ -72,7 +72,7 @@ class MoCoViews:
             x = torch.where(
                 greyed.to(x.device).view(-1, 1, 1, 1), grey(x).expand_as(x), x
             )
-        x = jittered(x, strengths.to(x), order.to(x.device), low, high)
+        x = jittered(x, strengths.to(x), order, low, high)
         return (x - mean) / std if self.mean else x
 
 
@@ -139,7 +139,7 @@ def jittered(
     """Change brightness, contrast, saturation and hue of images [n, C, H, W], each image in its own ``order`` [n, 4].
 
     The first three ``strengths`` [n, 4] give the factors 1 + s. The last turns the hue's circle by s. After each change
-    values are clipped to [low, high].
+    values are clipped to [low, high]. ``order`` is on the CPU, so that a GPU need not be waited for.
     """
     colour = x.shape[1] == 3
     changes = (
@@ -152,6 +152,7 @@ def jittered(
         for k, change in enumerate(changes):
             chosen = torch.nonzero(order[:, place] == k).squeeze(1)
             if len(chosen):
+                chosen = chosen.to(x.device, non_blocking=True)
                 x[chosen] = change(
                     x[chosen], strengths[chosen, k].view(-1, 1, 1, 1)
                 ).clamp(low, high)
