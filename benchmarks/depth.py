@@ -342,7 +342,7 @@ def trained(job: Job, rows: pd.DataFrame, device: str) -> dict[str, Any]:
     if scored and job.arm == "all":
         row["measured"] = measured(result.to_frame())
         own = replace(plan, shared=())  # each client trains on from the best round
-        model = next(iter(result.models.values()))
+        model = next(iter(result.models.values())).cpu()
         tuned = run(plan=own, model=model, rounds=10, eval_every=1)
         row |= scores(tuned, "tuned_") | outcomes(tuned, held, device, "tuned_")
     if job.arm == ONE:
