@@ -22,12 +22,12 @@ from diagnostics.representation.embedding import pool
 from figures import items
 from figures.drawing import save_png
 from figures.planes import placed, plane
-from figures.recipe import labels
+from figures.recipe import held, held_by, labels
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, listing
 
-NAME, COUNT = "gallery", "samples"
+NAME = "gallery"
 BUDGET = "about 4 minutes on one core"
 PAGE = items.HERE / "gallery.md"
 DPI = 110
@@ -81,11 +81,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         test = {client.name: client.test for client in task.data.clients}
         seed, named = task.config.execution.seed, labels(task)
         pooled = pool(models, test, classes=task.data.classes, samples=400, seed=seed)
-        counts = task.data.class_counts().stack().items()
-        lines = [
-            rows.row(COUNT, int(n), client=str(client), variant=str(label), **named)
-            for (client, label), n in counts
-        ]
+        lines = held(task.data.class_counts(), named)
         parts.append(rows.frame([*lines, *placed(pooled, seed, named)]))
     return pd.concat(parts, ignore_index=True)
 
@@ -172,9 +168,6 @@ def entries(header: Mapping[str, Any], frame: pd.DataFrame) -> list[Entry]:
         command = f"{_diagnose(metric)}\nfedlayers plot diagnosis --metrics {metric}"
         return Entry(picture, says, command, partial(plotted, metric, picture))
 
-    counts = frame[frame["metric"] == COUNT]
-    table = counts.pivot(index="client", columns="variant", values="value")
-    table = table[counts["variant"].unique()].rename_axis(columns=None)
     images = frame[frame["run"] == "images"]
     rule = {"rule": "sensitivity_ratio", "threshold": 1.2, "variant": "training"}
     return [
@@ -198,7 +191,7 @@ def entries(header: Mapping[str, Any], frame: pd.DataFrame) -> list[Entry]:
             "partition",
             "Training samples of each client by class.",
             "task = runner.assemble(config)\nplots.partition(task.data.class_counts())",
-            lambda: figure_of(plots.partition(table)),
+            lambda: figure_of(plots.partition(held_by(frame))),
         ),
         Entry(
             "tsne",

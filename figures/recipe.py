@@ -18,6 +18,8 @@ from fl_core.engine import Engine
 from fl_core.recorder import Recorder
 from fl_core.records import store
 
+COUNT = "samples"
+"""The metric of :func:`held`."""
 PLAIN_SGD: dict[str, Any] = {
     "optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "keep_optimizer": False,
 }  # fmt: skip
@@ -97,6 +99,20 @@ def labels(task: runner.Task) -> dict[str, Any]:
         "algorithm": task.config.federation.algorithm,
         "seed": task.config.execution.seed,
     }
+
+
+def held(counts: pd.DataFrame, named: Mapping[str, Any]) -> Iterator[rows.Row]:
+    """Rows of the samples of each class that each client holds, from clients x classes."""
+    for (client, label), n in counts.stack().items():
+        yield rows.row(COUNT, int(n), client=str(client), variant=str(label), **named)
+
+
+def held_by(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the samples of :func:`held` in one run and seed, clients x classes in their order."""
+    own = where(frame, metric=COUNT)
+    table = own.pivot(index="client", columns="variant", values="value")
+    table = table.loc[own["client"].unique(), own["variant"].unique()]
+    return table.rename_axis(columns=None)
 
 
 def where(frame: pd.DataFrame, **values: Any) -> pd.DataFrame:

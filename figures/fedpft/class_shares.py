@@ -16,12 +16,13 @@ from scipy.special import digamma
 from diagnostics.plots.drawing import COLOURS, NICE, style
 from figures import items
 from figures.items import Drawing, Finding, Item
+from figures.recipe import COUNT, held
 from figures.scheduling.pictures import effective
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.data.partitions import papers
 
-COUNT, ENTROPY = "samples", "label_entropy"
+ENTROPY = "label_entropy"
 POOL = 50_000
 """Samples that are dealt, equally many of each class."""
 CLASSES, ALPHAS, CLIENTS, SAMPLES = (10, 50), (0.1, 0.5, 1.0), 20, 500
@@ -75,26 +76,14 @@ def _deal(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
             client=str(client),
             seed=config.execution.seed,
             unit="nat",
-            n_train=int(held.sum()),
+            n_train=int(own.sum()),
         )
-        for (client, held), value in zip(
+        for (client, own), value in zip(
             counts.iterrows(), np.log(effective(counts)), strict=True
         )
     ]
-    for (client, name), n in (
-        counts.stack().items() if not config.execution.seed else ()
-    ):
-        if n:
-            lines.append(
-                rows.row(
-                    COUNT,
-                    int(n),
-                    client=str(client),
-                    variant=str(name),
-                    seed=0,
-                    n_train=int(n),
-                )
-            )
+    if not config.execution.seed:
+        lines += (row for row in held(counts, {"seed": 0}) if row["value"])
     return rows.frame(lines)
 
 

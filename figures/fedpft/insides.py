@@ -24,7 +24,7 @@ from diagnostics.representation.embedding import Pool, pool
 from fedlayers.studies.comparison import main_model
 from figures import items, names
 from figures.differences import difference
-from figures.fedpft.class_shares import COUNT, dots
+from figures.fedpft.class_shares import dots
 from figures.items import Drawing, Finding, Item, set_apart
 from figures.page import (
     markdown,
@@ -39,6 +39,8 @@ from figures.recipe import (
     PLAIN_SGD,
     by_method,
     final_models,
+    held,
+    held_by,
     labels,
     scored_at_end,
     tested,
@@ -168,10 +170,7 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     final, seed = tested(frame), task.config.execution.seed
     final = final[final["round"] == task.config.federation.rounds]
     data = {client.name: client.test for client in task.data.clients}
-    lines = [
-        rows.row(COUNT, int(n), client=str(client), variant=str(name), split="train", **labels(task))
-        for (client, name), n in task.data.class_counts().stack().items()
-    ]  # fmt: skip
+    lines = list(held(task.data.class_counts(), {"split": "train", **labels(task)}))
     for prompts, models in by_prompts(final_models(engine, task.model), run):
         pooled = pool(
             models, data, classes=task.data.classes, samples=POOLED, seed=seed
@@ -333,9 +332,7 @@ def of_runs(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
 def _draw_methods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     shown = [run for run in RUNS if run != MILD]
     planes = {TITLES[run]: plane(frame, run) for run in shown}
-    own = where(frame, run=shown[0], metric=COUNT, seed=0)
-    counts = own.pivot(index="client", columns="variant", values="value")
-    counts = counts.loc[own["client"].unique(), own["variant"].unique()]
+    counts = held_by(where(frame, run=shown[0], seed=0))
     with style():
         figure = plt.figure(figsize=(9.2, 5.0), layout="constrained")
         first, *rest = figure.subplots(2, 4).flat

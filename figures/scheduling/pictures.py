@@ -20,6 +20,7 @@ from figures import items, names
 from figures.differences import Difference, difference
 from figures.items import Drawing, Finding, Item, set_apart
 from figures.page import missing_runs
+from figures.recipe import held, held_by
 from figures.scheduling.runs import (
     ACCURACY,
     FULL,
@@ -37,7 +38,6 @@ from figures.scheduling.runs import (
 from figures.verdicts import MARGIN, NO_LOWER, TRAIL
 from fl_core import rows, runner
 
-COUNT = "samples"
 BY_ROUND = [method for method in METHODS if method != "local_adaptation"]
 """Methods that have a curve of their own; FedAvg's is LocalAdaptation's until that is fine-tuned."""
 SORTED = ("fedbabu", *SCHEDULES)
@@ -54,18 +54,7 @@ def _dealt(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
         (task.data.class_counts(split) for split in ("validation", "test")),
         task.data.class_counts("train"),
     )
-    return rows.frame(
-        rows.row(
-            COUNT,
-            int(value),
-            client=str(client),
-            variant=str(name),
-            seed=task.config.execution.seed,
-            n_samples=int(value),
-        )
-        for client, line in counts.iterrows()
-        for name, value in line.items()
-    )
+    return rows.frame(held(counts, {"seed": task.config.execution.seed}))
 
 
 def effective(counts: pd.DataFrame) -> pd.Series:
@@ -75,12 +64,7 @@ def effective(counts: pd.DataFrame) -> pd.Series:
 
 def _draw_dealt(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     config = next(iter(header["runs"].values()))["config"]
-    tables = {
-        int(seed): part.pivot(index="client", columns="variant", values="value")[
-            list(part["variant"].unique())
-        ]
-        for seed, part in frame.groupby("seed")
-    }
+    tables = {int(seed): held_by(part) for seed, part in frame.groupby("seed")}
     counts = tables[0].astype(int)
     of_all = pd.concat({seed: effective(each) for seed, each in tables.items()})
     sizes = pd.concat({seed: each.sum(axis=1) for seed, each in tables.items()})
