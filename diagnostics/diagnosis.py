@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from functools import cached_property
+from typing import Annotated, Any, get_type_hints
 
 import pandas as pd
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 import fl_core
 from diagnostics.metrics.base import METRIC_ALIASES
 from fl_core import rows, tree
-from fl_core.bounds import at_least, check_value
+from fl_core.bounds import OneOf, at_least, check_fields, check_type
 from fl_core.costs.layers import layer_bytes
 from fl_core.data.federated import digest_of
 from fl_core.errors import UsageError, as_list, check_known, warn
@@ -40,7 +41,6 @@ from .measurement import (
 from .metrics.base import METRICS, Metric
 from .null import (
     Nulls,
-    check_resamples,
     on_null,
     rows_of_nulls,
     split_resamples,
@@ -54,13 +54,16 @@ CONTEXT = ("run", "algorithm", "seed", "round", "model", "split")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The rarely used options of :func:`~diagnostics.measure.diagnose`, in ``options`` beside those of metrics.
+class Request:
+    """What to measure, and how: the arguments of :func:`~diagnostics.measure.diagnose`, and its rarely used settings.
 
     Attributes:
+        metrics: each once, in the order given.
+        loss, layers, batch, seed, samples, budget, progress: as in :func:`~diagnostics.measure.diagnose`.
+        options: the options given for each metric, by name.
         probe: the samples on which clients' representations are compared, unless a metric's options name its own.
             Default: the first 512 samples of the clients' data, equally many of each.
-        by: how tensors are grouped into layers, see :func:`fl_core.layers.layers_of`.
+        by: how tensors are grouped into layers, see :func:`fl_core.layers.layers_of`. Default: block.
         layering: the models' layers, if they cannot be found from the models. An algorithm that builds adapters or a
             second head into a model keeps the plain model's layers. Default: found by ``by``.
         mode: ``"eval"`` or ``"train"``.
@@ -74,84 +77,139 @@ class Settings:
         ignore_index: the label of positions that do not count.
     """
 
+    metrics: tuple[Metric, ...]
+    options: dict[str, dict[str, Any]]
+    loss: Any = None
+    layers: tuple[str, ...] | None = None
+    batch: Annotated[int, at_least(1)] = 256
+    seed: int | None = None
+    samples: Annotated[int | None, at_least(1)] = None
+    budget: Annotated[float | None, at_least(0)] = None
+    progress: bool = True
     probe: Data | None = None
-    by: str = "block"
+    by: str | None = None
     layering: Sequence[Layer] | None = None
-    mode: str = "eval"
+    mode: Annotated[str, OneOf("mode", ("eval", "train"))] = "eval"
     n_train: Mapping[str, int] | None = None
-    resamples: int = 0
+    resamples: Annotated[int, at_least(0)] = 0
     context: Mapping[str, Any] | None = None
     class_axis: int | None = None
     ignore_index: int = IGNORED
 
     @classmethod
-    def split(
-        cls, options: Mapping[str, Any], metrics: Iterable[str]
-    ) -> tuple[Settings, dict[str, Mapping[str, Any]]]:
-        """Return the settings among the options, and the options of metrics.
+    def of(cls, metrics: str | Sequence[str], given: Mapping[str, Any]) -> Request:
+        """Make a request from arguments. Their ``options`` may hold settings beside the options of metrics.
 
         Raises:
-            UsageError: a name is neither of a setting nor of a measured metric.
+            UsageError: a metric, an argument or an option is unknown or out of range, or both a probe and its number of
+                samples are given.
         """
-        known, metrics = [field.name for field in fields(cls)], list(metrics)
-        for name in options:
-            check_known("metric with options", name, [*metrics, *known])
-        own = {name: given for name, given in options.items() if name in metrics}
-        settings = cls(**{k: v for k, v in options.items() if k not in own})
-        for name in settings.context or {}:
+        chosen = chosen_metrics(metrics)
+        own: dict[str, dict[str, Any]] = {metric.name: {} for metric in chosen}
+        known = dict(given)
+        options = known.pop("options", None) or {}
+        check_type("options", options, dict)
+        for name, value in options.items():
+            if check_known("metric with options", name, [*own, *RARE]) in own:
+                check_type(f"options of {name}", value, dict)
+                own[name] |= value
+            else:
+                known[name] = value
+        if known.get("layers") is not None:
+            known["layers"] = as_list("layers", known["layers"])
+        for name, value in known.items():
+            check_known("argument of diagnose", name, ARGUMENTS)
+            check_type(name, value, _HINTS[name], numpy=True)
+        for name in known.get("context") or {}:
             check_known("column of the context", name, CONTEXT)
-        check_resamples(settings.resamples)
-        return settings, own
+        for metric in chosen:
+            mine, probe = own[metric.name], known.get("probe")
+            if "probe" in metric.options and mine.get("probe") is None and probe is not None:  # fmt: skip
+                mine["probe"] = probe
+            if mine.get("probe") is not None and "samples" in mine:
+                raise UsageError(
+                    f"{metric.name} must have a probe or samples, not both; got a probe and "
+                    f"samples={mine['samples']!r}."
+                )
+        made = cls(chosen, own, **known)
+        check_fields(made)
+        for metric in chosen:
+            metric.settings(**own[metric.name])
+        return made
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The options of each metric as an object of its own type, checked."""
+        return {m.name: m.settings(**self.options[m.name]) for m in self.metrics}
+
+    def layers_to_report(self, every: Sequence[Layer]) -> list[Layer]:
+        """Return the layers to report, out of all."""
+        names = [layer.name for layer in every]
+        for name in self.layers or ():
+            check_known("layer", name, names)
+        return [e for e in every if self.layers is None or e.name in self.layers]
+
+    def read_by(self, metric: Metric, every: Sequence[Layer]) -> Sequence[Layer]:
+        """Return the layers that a metric reads.
+
+        It reads all layers if its values are relative to the first layer or to the whole.
+        """
+        whole = metric.uses_gradient_pass or metric.needs_all_layers
+        return every if whole else self.layers_to_report(every)
+
+    @property
+    def across_models(self) -> bool:
+        """True if all metrics compare features alone, so that models may differ."""
+        return all(m.pairs and m.features == "probe" for m in self.metrics)
+
+    @property
+    def differentiates(self) -> bool:
+        """True if a metric reads losses, and so gradients."""
+        return any(metric.requires == "losses" for metric in self.metrics)
+
+    def check(self, every: Sequence[Layer]) -> None:
+        """Refuse unknown layers, and options that do not fit the layers, batch or mode.
+
+        Raises:
+            UsageError: the message names the layer or the option, and the allowed values.
+        """
+        for metric in self.metrics:
+            layers = self.read_by(metric, every)
+            measurement = Measurement((), layers, batch=self.batch, mode=self.mode)
+            metric.check(measurement, self.settings[metric.name])
+
+
+ARGUMENTS = [each.name for each in fields(Request)][2:]
+RARE = ARGUMENTS[ARGUMENTS.index("probe") :]
+"""The settings that :func:`~diagnostics.measure.diagnose` takes among its options."""
+_HINTS = get_type_hints(Request)
 
 
 def measure_models(
-    models: Any,
-    data: Any,
-    metrics: str | Sequence[str],
-    *,
-    loss: Any,
-    layers: str | Sequence[str] | None,
-    batch: int,
-    seed: int,
-    samples: int | None,
-    budget: float | None,
-    null: Nulls | str | Sequence[str],
-    progress: bool,
-    options: Mapping[str, Any] | None,
+    models: Any, data: Any, request: Request, null: Nulls | str | Sequence[str] = ()
 ) -> Report:
-    """Measure ``metrics`` on clients' models, with the arguments of :func:`diagnostics.measure.diagnose`."""
+    """Measure clients' models, with models, data and nulls as of :func:`diagnostics.measure.diagnose`."""
     nulls = Nulls.of(null)
-    chosen = chosen_metrics(metrics)
-    settings, own = Settings.split(options or {}, [m.name for m in chosen])
-    request = DiagnosisRequest.from_arguments(
-        metrics, own, settings.probe, layers, batch, settings.mode
-    )
-    if samples is not None:
-        check_value("samples", samples, at_least(1))
-    subjects, n_models = client_models(
-        models, data, settings.n_train, seed, samples, same=not request.across_models
-    )
+    request = replace(request, seed=request.seed or 0, by=request.by or "block")
+    subjects, n_models = client_models(models, data, request)
     before = {s.client: s.model for s in subjects}
     unique = {id(s.model): s.model for s in subjects}
     with preserve_state(*unique.values()):
-        differentiates = any(m.requires == "losses" for m in request.metrics)
-        subjects, criterion = fit_outputs(
-            subjects, loss, settings, batch, seed, differentiates
-        )
-        x, _ = example(subjects[0].model, subjects[0].data, seed)
-        every = settings.layering or _common_layers(subjects, x, settings.by)
+        subjects, criterion = fit_outputs(subjects, request)
+        every = request.layering or _common_layers(subjects, request)
         if not request.across_models:
             LayerPlan(tuple(every), ()).check_fits(subjects[0].model)
         request.check(every)  # of all metrics, before the first one takes its time
-        shared = Measurement(subjects, every, criterion, batch, seed, settings.mode)
+        how = {name: getattr(request, name) for name in ("batch", "seed", "mode")}
+        shared = Measurement(subjects, every, criterion, **how)
         _announce(request, shared)
-        measured = _measure_all(request, shared, n_models, settings, budget, progress)
-    columns = {"seed": seed, **(settings.context or {})}
+        measured = _measure_all(request, shared, n_models)
+    columns = {"seed": request.seed, **(request.context or {})}
     header = {
         "schema": rows.SCHEMA,
         "version": fl_core.__version__,
         "command": "diagnose",
-        "seed": seed,
+        "seed": request.seed,
         "model": type(subjects[0].model).__name__,
         "layers": [asdict(layer) for layer in every],
         "bytes": layer_bytes(every, subjects[0].model),
@@ -160,13 +218,13 @@ def measure_models(
             {s.client: tree.digest(tree.named_tensors(s.model)) for s in subjects}
         ),
         "metrics": {
-            name: {key: _plain(value) for key, value in measurement.items()}
-            for name, measurement in request.options.items()
+            name: {key: _plain(value) for key, value in given.items()}
+            for name, given in request.options.items()
         },
         "loss": criterion.name,
-        "mode": settings.mode,
-        "by": settings.by,
-        "measure_batch": batch,
+        "mode": request.mode,
+        "by": request.by,
+        "measure_batch": request.batch,
         "pairs": {
             m.name: "distance" if m.distance else "similarity"
             for m in request.metrics
@@ -183,17 +241,19 @@ def measure_models(
         return report
     whose = subjects[0].model if n_models == 1 else before
     own_data = {s.client: s.data for s in subjects}
-    kept = {**vars(settings), "layering": every, "resamples": 0, "probe": None}
-    kept["n_train"] = {s.client: s.n_train for s in subjects}
+    again = replace(
+        request,
+        layering=every,
+        n_train={s.client: s.n_train for s in subjects},
+        resamples=0,
+        samples=None,
+    )
 
     def on_draw(name: str, draw: int) -> pd.DataFrame:
-        on = on_null(
-            whose, own_data, request.options, name, draw, seed=seed, nulls=nulls
+        *on, options = on_null(
+            whose, own_data, request.options, name, draw, seed=shared.seed, nulls=nulls
         )
-        return measure_models(
-            on[0], on[1], metrics, loss=loss, layers=layers, batch=batch, seed=seed, samples=None,
-            budget=budget, null=(), progress=progress, options={**kept, **on[2]},
-        ).frame  # fmt: skip
+        return measure_models(*on, replace(again, options=options)).frame
 
     return replace(
         report, nulls=rows_of_nulls(nulls, on_draw, kept=nulls.retrain is None)
@@ -201,15 +261,17 @@ def measure_models(
 
 
 def _common_layers(
-    subjects: Sequence[ClientModel], x: Tensor, by: str
+    subjects: Sequence[ClientModel], request: Request
 ) -> tuple[Layer, ...]:
     """Return the layers of the first model that all models have, by name and output."""
+    model = subjects[0].model
+    known = tree.named_tensors(model).keys()
     first, *others = (
-        layers_of(model, x, by=by)
-        for model in {id(s.model): s.model for s in subjects}.values()
-        if model is subjects[0].model
-        or tree.named_tensors(model).keys()
-        != tree.named_tensors(subjects[0].model).keys()
+        layers_of(
+            s.model, example(s.model, s.data, request.seed or 0)[0], by=request.by
+        )
+        for k, s in enumerate(subjects)
+        if k == 0 or tree.named_tensors(s.model).keys() != known
     )
     for other in others:
         outputs = {layer.name: layer.output for layer in other}
@@ -222,9 +284,9 @@ def _common_layers(
     return first
 
 
-def _announce(request: DiagnosisRequest, shared: Measurement) -> None:
+def _announce(request: Request, shared: Measurement) -> None:
     """Say how long a measurement takes, if that is above 10 s, and which metric most of it."""
-    if all(m.requires != "losses" for m in request.metrics):
+    if not request.differentiates:
         return
     first = shared.subjects[0]
     with set_mode(first.model, "eval"), torch.enable_grad():
@@ -252,14 +314,7 @@ def _announce(request: DiagnosisRequest, shared: Measurement) -> None:
         )
 
 
-def _measure_all(
-    request: DiagnosisRequest,
-    shared: Measurement,
-    n_models: int,
-    settings: Settings,
-    budget: float | None,
-    progress: bool,
-) -> list[Row]:
+def _measure_all(request: Request, shared: Measurement, n_models: int) -> list[Row]:
     """Return the rows of all metrics, in the order of the request."""
     subjects, every, start = shared.subjects, shared.layers, time.monotonic()
     names = [layer.name for layer in every]
@@ -275,7 +330,9 @@ def _measure_all(
     ]
     measured: list[Row] = []
     steps = (bool(readers) + len(alone)) * len(subjects)
-    with progress_bar(steps, "diagnose", "step", shown=progress, leave=False) as bar:
+    with progress_bar(
+        steps, "diagnose", "step", shown=request.progress, leave=False
+    ) as bar:
 
         def tick(label: str) -> Tick:
             def done(client: str) -> None:
@@ -287,11 +344,12 @@ def _measure_all(
         if readers:
             together = replace(shared, tick=tick(" + ".join(readers)))
             measured += passes.one_pass(
-                together, list(readers.values()), settings.resamples
+                together, list(readers.values()), request.resamples
             )
         for metric in alone:
-            if budget is not None and time.monotonic() - start > budget:
-                reasons[metric.name] = f"left out: the budget of {budget:g} s was spent"
+            if request.budget is not None and time.monotonic() - start > request.budget:
+                spent = f"left out: the budget of {request.budget:g} s was spent"
+                reasons[metric.name] = spent
                 continue
             # a single model has no pair, however many clients it is measured on
             whom = subjects[:n_models] if metric.pairs else subjects
@@ -318,94 +376,6 @@ def _measure_all(
     )
 
 
-@dataclass(frozen=True)
-class DiagnosisRequest:
-    """The requested metrics, layers and options, to be checked before models exist.
-
-    Attributes:
-        metrics: each once, in the order given.
-        options: the options given for each metric, by name, including the probe for all metrics.
-        settings: the same options as objects of each metric's own type.
-        layers: names of the layers to report. None means all.
-        batch, mode: as in :func:`~diagnostics.measure.diagnose`.
-    """
-
-    metrics: tuple[Metric, ...]
-    options: dict[str, dict[str, Any]]
-    settings: dict[str, Any]
-    layers: tuple[str, ...] | None
-    batch: int
-    mode: str
-
-    @classmethod
-    def from_arguments(
-        cls,
-        metrics: str | Sequence[str],
-        options: Mapping[str, Mapping[str, Any]] | None = None,
-        probe: Data | None = None,
-        layers: str | Sequence[str] | None = None,
-        batch: int = 256,
-        mode: str = "eval",
-    ) -> DiagnosisRequest:
-        """Make a request from the arguments of :func:`~diagnostics.measure.diagnose`.
-
-        Raises:
-            UsageError: a metric or mode is unknown, an option is unknown or out of range, or both a probe and its
-                number of samples are given.
-        """
-        chosen = chosen_metrics(metrics)
-        check_known("mode", mode, ("eval", "train"))
-        asked = None if layers is None else as_list("layers", layers)
-        given: dict[str, dict[str, Any]] = {metric.name: {} for metric in chosen}
-        for name, own in (options or {}).items():
-            given[check_known("metric with options", name, given)].update(own)
-        settings = {}
-        for metric in chosen:
-            own = given[metric.name]
-            if "probe" in metric.options and own.get("probe") is None and probe is not None:  # fmt: skip
-                own["probe"] = probe
-            if own.get("probe") is not None and "samples" in own:
-                raise UsageError(
-                    f"{metric.name} must have a probe or samples, not both; got a probe and "
-                    f"samples={own['samples']!r}."
-                )
-            settings[metric.name] = metric.settings(**own)
-        return cls(chosen, given, settings, asked, batch, mode)
-
-    def layers_to_report(self, every: Sequence[Layer]) -> list[Layer]:
-        """Return the layers to report, out of all."""
-        names = [layer.name for layer in every]
-        for name in self.layers or ():
-            check_known("layer", name, names)
-        return [e for e in every if self.layers is None or e.name in self.layers]
-
-    def read_by(self, metric: Metric, every: Sequence[Layer]) -> Sequence[Layer]:
-        """Return the layers that a metric reads.
-
-        It reads all layers if its values are relative to the first layer or to the whole.
-        """
-        whole = metric.uses_gradient_pass or metric.needs_all_layers
-        return every if whole else self.layers_to_report(every)
-
-    @property
-    def across_models(self) -> bool:
-        """True if all metrics compare features alone, so that models may differ."""
-        return all(m.pairs and m.features == "probe" for m in self.metrics)
-
-    def check(self, every: Sequence[Layer]) -> None:
-        """Refuse unknown layers, and options that do not fit the layers, batch or mode.
-
-        Raises:
-            UsageError: the message names the layer or the option, and the allowed values.
-        """
-        self.layers_to_report(every)
-        for metric in self.metrics:
-            measurement = Measurement(
-                (), self.read_by(metric, every), batch=self.batch, mode=self.mode
-            )
-            metric.check(measurement, self.settings[metric.name])
-
-
 def chosen_metrics(names: str | Sequence[str]) -> tuple[Metric, ...]:
     """Return the metrics by name or by ``package.module:function``, each once in the order given.
 
@@ -414,6 +384,10 @@ def chosen_metrics(names: str | Sequence[str]) -> tuple[Metric, ...]:
     """
     metrics: dict[str, Metric] = {}
     for name in dict.fromkeys(as_list("metrics", names)):
+        if name == "tsne":
+            raise UsageError(
+                "metrics must be numbers of layers; got the picture 'tsne'. Call fl.tsne(models, data)."
+            )
         metric = METRICS[METRIC_ALIASES.get(name, name)]
         if metrics.setdefault(metric.name, metric) is not metric:
             raise UsageError(

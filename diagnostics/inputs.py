@@ -48,7 +48,7 @@ from .measurement import (
 from .outputs import fit_loss
 
 if TYPE_CHECKING:
-    from .diagnosis import Settings
+    from .diagnosis import Request
 
 READ = 256
 """Samples of a dataset that are read at a time."""
@@ -100,18 +100,9 @@ def _watch_modules(model: nn.Module, entered: list[tuple[str, Any]]) -> Iterator
 
 
 def client_models(
-    models: Any,
-    data: Any,
-    n_train: Mapping[str, int] | None,
-    seed: int,
-    samples: int | None = None,
-    same: bool = True,
+    models: Any, data: Any, request: Request
 ) -> tuple[list[ClientModel], int]:
     """Pair models and data as :func:`diagnostics.measure.diagnose` takes them.
-
-    Args:
-        samples: maximum number of samples of each client, drawn with the seed.
-        same: whether all models must have the same tensors.
 
     Returns:
         The clients, and the number of models that were given.
@@ -119,7 +110,8 @@ def client_models(
     Raises:
         UsageError: models and data differ in number or names, or models in their tensors.
     """
-    packed = None
+    packed, seed, samples = None, request.seed or 0, request.samples
+    n_train = request.n_train
     if isinstance(data, FederatedData):
         packed = getattr(data.shape, "layout", None)
         data = {client.name: client.train for client in data.clients}
@@ -170,7 +162,7 @@ def client_models(
     own_models = own_models * (count // m)
     first = tree.named_tensors(own_models[0])
     for name, model in zip(names, own_models, strict=True):
-        if same:
+        if not request.across_models:
             tree.check_same(
                 first,
                 tree.named_tensors(model),
@@ -199,31 +191,24 @@ def client_models(
 
 
 def fit_outputs(
-    subjects: Sequence[ClientModel],
-    loss: Any,
-    settings: Settings,
-    batch: int,
-    seed: int,
-    differentiates: bool,
+    subjects: Sequence[ClientModel], request: Request
 ) -> tuple[list[ClientModel], Loss]:
     """Return the clients with models that return [n, outputs], and the loss that fits them.
 
     All samples of a client are read once and counted. The first two, and those with the lowest and the highest label,
     pass through its model and the loss.
 
-    Args:
-        differentiates: whether gradients will be read.
-
     Raises:
         UsageError: a model, the loss and the samples do not fit. The message names the client.
     """
     criterion: Loss | None = None
+    seed, how = request.seed or 0, (request.class_axis, request.ignore_index)
     axis, adapted, ready = None, {}, []
     for subject in subjects:
         model, data = subject.model, subject.data
         with about(f"client {subject.client!r}"):
-            with set_mode(model, settings.mode):
-                ends, n = _ends(model, data, batch, seed, settings.ignore_index)
+            with set_mode(model, request.mode):
+                ends, n = _ends(model, data, request.batch, seed, how[1])
             first = example(model, data, seed)
             with (
                 set_mode(model, "eval"),
@@ -232,13 +217,14 @@ def fit_outputs(
                 output = _outputs(model, first[0])
                 raw = output_of(output, model)
                 if criterion is None:
-                    how = settings.class_axis, settings.ignore_index
-                    criterion, axis = fit_loss(loss, raw, first[1], *how)
+                    criterion, axis = fit_loss(request.loss, raw, first[1], *how)
                 if output is not raw or raw.ndim != 2 or axis is not None:
                     layout = getattr(model, "layout", None)
                     model = adapted.setdefault(id(model), adapt(model, layout, axis))
                 for x, y in (first, *ends):
-                    _check_loss(model, x, y, criterion, differentiates and not ready)
+                    _check_loss(
+                        model, x, y, criterion, request.differentiates and not ready
+                    )
         ready.append(replace(subject, model=model, n_train=subject.n_train or n))
     assert criterion is not None
     return ready, criterion

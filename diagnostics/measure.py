@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from fl_core import rows, runner, tree
+from fl_core.bounds import check_type
 from fl_core.engine import Instruments
-from fl_core.errors import UsageError, as_list, check_known, listing
+from fl_core.errors import UsageError, about, as_list, check_known, listing
 from fl_core.layers import Layer, layers_of
 from fl_core.models import example
 from fl_core.models.adapter import adapt, tensor
@@ -24,7 +25,7 @@ from fl_core.runner import Task
 from fl_core.training import losses
 
 from .decide import select
-from .diagnosis import DiagnosisRequest, Settings, chosen_metrics, measure_models
+from .diagnosis import RARE, Request, chosen_metrics, measure_models
 from .gradients.importance import SensitivityAccumulator
 from .gradients.sensitivity import recorded_rows
 from .load_weights import folder_kind
@@ -32,7 +33,6 @@ from .metrics.base import DEFAULT, metric_or_placeholder
 from .null import (
     NULLS,
     Nulls,
-    check_resamples,
     null_data,
     rows_of_nulls,
     split_resamples,
@@ -42,9 +42,6 @@ from .representation.comparison import PROBE, probe_set
 
 DEFAULT_METRICS = DEFAULT
 SENSITIVITY = "federation_sensitivity"
-SETTINGS = tuple(field.name for field in fields(Settings))
-MEASURE_BATCH = 256
-"""Samples at a time while measuring, unless said otherwise."""
 
 
 def instruments() -> Instruments:
@@ -65,7 +62,7 @@ def diagnose(
     loss: Any = None,
     layers: str | Sequence[str] | None = None,
     batch: int = 256,
-    seed: int = 0,
+    seed: int | None = None,
     samples: int | None = None,
     budget: float | None = None,
     null: Nulls | str | Sequence[str] = (),
@@ -107,7 +104,7 @@ def diagnose(
             is measured. Default: cross_entropy, and mse for numbers.
         layers: exact names of the layers to report. Default: all layers of the model.
         batch: samples at a time. A loader keeps its own batches.
-        seed: seed of all random draws.
+        seed: seed of all random draws. Default: 0, or the run's.
         samples: maximum number of samples of each client. Default: all.
         budget: seconds, after which no further metric begins. Its rows say so.
         null: names of :data:`diagnostics.null.NULLS`, or :class:`~diagnostics.null.Nulls`. The same is measured again
@@ -116,65 +113,61 @@ def diagnose(
         model, round: which of a run's models, ``local``, ``personal`` or ``global``, and of which round. See
             :func:`diagnose_run`.
         progress: show a bar. All rows come at the end, so there is no picture to draw before (``live``).
-        options: options of single metrics, {metric: {option: value}}, and the rarer settings
-            :class:`~diagnostics.diagnosis.Settings` by name.
-        others: none. An unknown argument is refused with the right one.
+        options: options of single metrics, {metric: {option: value}}, and the rarer settings of
+            :class:`~diagnostics.diagnosis.Request` by name.
+        others: ``own_model`` and ``allow_code`` for a run of your own model or code.
 
     Raises:
         UsageError: a name or option is unknown, an option is out of range, models and data differ in numbers or names,
             models differ in their tensors, data do not fit, or a null cannot be made of them.
     """
-    _check_arguments(others)
+    own = own_parts(models, data, others)
+    for name in others:
+        if name in RARE:
+            raise UsageError(
+                f"{name} must be among the options; got an argument. Pass options={{{name!r}: ...}}."
+            )
+        check_known("argument of diagnose", name, KEYWORDS)
     given: dict[str, Any] = {
+        "loss": loss,
         "layers": layers,
+        "batch": batch,
+        "seed": seed,
         "samples": samples,
         "budget": budget,
         "progress": progress,
         "options": options,
-        "null": null,
     }
     path, engine = getattr(models, "path", models), getattr(models, "engine", None)
-    stored = engine is not None and path is not None
-    if stored and data is None and runner.store.Run(path).task_config()["own"]:
-        path = None  # data and modules from Python are not stored
     if isinstance(path, str | Path):
-        if loss is not None:
-            given["loss"] = loss
-        return diagnose_run(
-            path,
-            metrics,
-            round=round,
-            which=model,
-            data=data,
-            measure_batch=batch,
-            **given,
-        )
+        given |= {"round": round, "which": model, "null": null, **own}
+        return diagnose_run(path, metrics, **given)
     if engine is not None:  # the result of a run that no directory holds
-        data = engine.data if data is None else data
-        clients = engine.clients.client_runner
-        loss = clients.criterion if loss is None else loss
-        models = models.models
-    return measure_models(
-        models, data, metrics, loss=loss, batch=batch, seed=seed, **given
-    )
-
-
-ARGUMENTS = {
-    name: parameter.default
-    for name, parameter in inspect.signature(diagnose).parameters.items()
-    if parameter.kind is parameter.KEYWORD_ONLY and name not in ("model", "round")
-}
-"""The keywords of a diagnosis with their defaults."""
-
-
-def _check_arguments(names: Iterable[str]) -> None:
-    """Refuse what is no argument of :func:`diagnose`."""
-    for name in names:
-        if name in SETTINGS:
+        if (model, round) != ("local", "last"):
             raise UsageError(
-                f"{name} must be among the options; got an argument. Pass options={{{name!r}: ...}}."
+                f"model and round must be left out for a result without a directory; got {model!r} and {round!r}. "
+                "Pass out= to fl.run."
             )
-        check_known("argument of diagnose", name, ARGUMENTS)
+        data = engine.data if data is None else data
+        if loss is None:
+            given["loss"] = engine.clients.client_runner.criterion
+        models = models.models
+    return measure_models(models, data, Request.of(metrics, given), null)
+
+
+KEYWORDS = [*inspect.signature(diagnose).parameters][3:-1]
+
+
+def own_parts(models: Any, data: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Return your own data, model and code of a run: given again, or known to what ``fl.run`` returned.
+
+    Args:
+        options: ``own_model`` and ``allow_code`` are taken out.
+    """
+    given = {"data": data, "model": options.pop("own_model", None)}
+    given["allow_code"] = options.pop("allow_code", None)
+    found = {name: part for name, part in given.items() if part is not None}
+    return {**getattr(models, "own", {}), **found}
 
 
 def diagnose_features(
@@ -201,26 +194,36 @@ def diagnose_features(
     Raises:
         UsageError: arrays have other numbers of samples, or a metric reads weights or losses.
     """
-    names = list(dict.fromkeys(n for layers in features.values() for n in layers))
-    sizes = {len(a) for layers in features.values() for a in layers.values()}
-    if len(sizes) != 1:
+    read: dict[str, dict[str, Tensor]] = {}
+    for client, layers in features.items():
+        with about(f"client {client!r}"):
+            check_type("features", layers, dict, show=lambda v: type(v).__name__)
+            read[str(client)] = {name: tensor(a).float() for name, a in layers.items()}
+    names = list(dict.fromkeys(name for layers in read.values() for name in layers))
+    sizes = {len(a) if a.ndim else 0 for own in read.values() for a in own.values()}
+    if len(sizes) != 1 or 0 in sizes:
         raise UsageError(
-            f"features must be of the same samples; got arrays of {listing(map(str, sorted(sizes)))}."
+            "features must be arrays [n, ...] of the same samples; got "
+            f"{listing(map(str, sorted(sizes))) or 'no'} samples."
         )
     for metric in chosen_metrics(metrics):
         if not metric.features:
             raise UsageError(
                 f"metrics of saved features must read features alone; got {metric.name!r}."
             )
-    models = {
-        str(client): _Saved(
-            {k: layers[n] for k, n in enumerate(names) if n in layers}, len(names)
-        )
-        for client, layers in features.items()
-    }
-    layering = [Layer(name, (), output=f"_{k}") for k, name in enumerate(names)]
+        if metric.classes and y is None:
+            raise UsageError(
+                f"{metric.name} must have y, the samples' labels; got none."
+            )
     count = sizes.pop()
     labels = torch.zeros(count, dtype=torch.long) if y is None else tensor(y)
+    models = {
+        client: _Saved(
+            {k: own[n] for k, n in enumerate(names) if n in own}, len(names), labels
+        )
+        for client, own in read.items()
+    }
+    layering = [Layer(name, (), output=f"_{k}") for k, name in enumerate(names)]
     how["options"] = {**(how.get("options") or {}), "layering": layering}
     return diagnose(models, (torch.arange(count), labels), metrics, **how)
 
@@ -228,16 +231,18 @@ def diagnose_features(
 class _Saved(nn.Module):
     """Saved features as a model: a sample's number goes in, and each layer's features pass a module."""
 
-    def __init__(self, features: Mapping[int, Any], count: int) -> None:
+    def __init__(
+        self, features: Mapping[int, Tensor], count: int, labels: Tensor
+    ) -> None:
         super().__init__()
-        self.features = {f"_{k}": tensor(a).float() for k, a in features.items()}
+        self.features, self.classes = features, int(labels.max()) + 1
         for k in range(count):
             self.add_module(f"_{k}", nn.Identity())
 
     def forward(self, x: Tensor) -> Tensor:
-        for name, values in self.features.items():
-            self.get_submodule(name)(values[x])
-        return nn.functional.one_hot(x * 0, 2**10).float()
+        for k, values in self.features.items():
+            self.get_submodule(f"_{k}")(values[x])
+        return nn.functional.one_hot(x * 0, self.classes).float()
 
 
 def diagnose_run(
@@ -246,7 +251,6 @@ def diagnose_run(
     *,
     round: int | str = "last",
     which: str = "local",
-    measure_batch: int = MEASURE_BATCH,
     data: Any = None,
     model: Any = None,
     allow_code: str | Collection[str] = (),
@@ -265,7 +269,6 @@ def diagnose_run(
         round: a round with a checkpoint, or ``"last"``.
         which: ``local`` (after local training, before aggregation), ``personal`` or ``global``. A client without such a
             model was not sampled in that round. The header lists these clients under ``absent``.
-        measure_batch: samples at a time while measuring, whatever the run trained with.
         null: names of :data:`diagnostics.null.NULLS`. The same models are measured again on each null, for the report's
             ``nulls``. Nothing is trained, so the models have seen the real data, and the rows record that. ``fresh``
             measures the weights that the run started from. A run does not store those of your own model: pass it with
@@ -310,7 +313,6 @@ def diagnose_run(
         models,
         metrics,
         context=context,
-        measure_batch=measure_batch,
         command=command or f"diagnose {path}",
         null=nulls,
         knows_start=knows_start,
@@ -324,7 +326,6 @@ def diagnose_models(
     metrics: Sequence[str] = DEFAULT_METRICS,
     *,
     context: Mapping[str, Any],
-    measure_batch: int = MEASURE_BATCH,
     command: str = "diagnose",
     null: Nulls | str | Sequence[str] = (),
     knows_start: bool = False,
@@ -335,42 +336,43 @@ def diagnose_models(
     Args:
         models: {client: model}, of some or all clients.
         context: columns for all rows.
-        measure_batch, null: as of :func:`diagnose_run`.
+        null: as of :func:`diagnose_run`.
         knows_start: whether the task's model has the weights that training started from.
         options: further arguments of :func:`diagnose`.
     """
-    options = {"batch": measure_batch, **_arguments(options)}
+    request = Request.of(metrics, options)
     for name in models:
         check_known("client of the data", name, [c.name for c in task.data.clients])
 
-    def measured(on: Task, trained: bool, options: dict[str, Any]) -> Report:
+    def measured(on: Task, trained: bool, request: Request) -> Report:
         whose = models if trained else dict.fromkeys(models, task.model)
-        return _diagnose(on, whose, metrics, context, options, command, knows_start)
+        return _diagnose(on, whose, request, context, command, knows_start)
 
-    return _with_nulls(task, null, measured, options, kept=True)
+    return _with_nulls(task, null, measured, request, kept=True)
 
 
 def _with_nulls(
     task: Task,
     null: Nulls | str | Sequence[str],
-    measured: Callable[[Task, bool, dict[str, Any]], Report],
-    options: dict[str, Any],
+    measured: Callable[[Task, bool, Request], Report],
+    request: Request,
     kept: bool = False,
 ) -> Report:
     """Return a report with the rows of nulls.
 
     Args:
-        measured: (task, whether its models are trained, options) -> the report.
+        measured: (task, whether its models are trained, request) -> the report.
         kept: as in :func:`diagnostics.null.rows_of_nulls`.
     """
-    report, nulls = measured(task, True, options), Nulls.of(null)
+    nulls = Nulls.of(null)
+    report = measured(task, True, request)
     if not nulls.names:
         return report
 
     def rows_of(null: str, draw: int) -> pd.DataFrame:
         data = null_data(task.data, null, task.config.execution.seed, draw)
         trained = NULLS[null].shuffle is not None
-        alone = {**options, "resamples": 0}
+        alone = replace(request, resamples=0)
         return measured(replace(task, data=data), trained, alone).frame
 
     return replace(report, nulls=rows_of_nulls(nulls, rows_of, kept))
@@ -380,7 +382,6 @@ def diagnose_task(
     task: Task,
     metrics: Sequence[str] = DEFAULT_METRICS,
     *,
-    measure_batch: int = MEASURE_BATCH,
     command: str = "",
     null: Nulls | str | Sequence[str] = (),
     clients: Sequence[str] | None = None,
@@ -394,7 +395,6 @@ def diagnose_task(
     options ``tensors`` and ``reduce`` of federation sensitivity hold for it too.
 
     Args:
-        measure_batch: samples at a time while measuring. The task trains with its own ``batch``.
         null: names of :data:`diagnostics.null.NULLS`. The same is measured again on each null, for the report's
             ``nulls``. Each draw of a null costs as much again. ``fresh`` has one draw and needs
             no training.
@@ -404,15 +404,18 @@ def diagnose_task(
     Raises:
         UsageError: as :func:`diagnose`.
     """
-    options = {"batch": measure_batch, **_arguments(options)}
-    Nulls.of(null)
-    _check(task, metrics, options)
+    request, nulls = Request.of(metrics, options), Nulls.of(null)
+    names = [c.name for c in task.data.clients if len(c.train)]
+    whole, _ = _for_task(task, request, names)
+    whole.check(  # before training
+        whole.layering or layers_of(task.model, example(task.data.shape), by=whole.by)
+    )
 
-    def measured(on: Task, trained: bool, options: dict[str, Any]) -> Report:
-        how = _of_first_training if trained else diagnose_init
-        return how(on, metrics, options, clients, command or "diagnose")
+    def measured(on: Task, trained: bool, request: Request) -> Report:
+        how = _of_first_training if trained else _of_start
+        return how(on, request, clients, command or "diagnose")
 
-    return _with_nulls(task, null, measured, options)
+    return _with_nulls(task, nulls, measured, request)
 
 
 def diagnose_init(
@@ -430,27 +433,27 @@ def diagnose_init(
     Raises:
         UsageError: as :func:`diagnose`.
     """
+    return _of_start(task, Request.of(metrics, options or {}), clients, command)
+
+
+def _of_start(
+    task: Task, request: Request, clients: Sequence[str] | None, command: str
+) -> Report:
     names = [client.name for client in task.data.clients]
     chosen = names if clients is None else as_list("clients", clients)
     for name in chosen:
         check_known("client", name, names)
-    models = {
-        client.name: task.model for client in task.data.clients if client.name in chosen
-    }
+    models = {name: task.model for name in names if name in chosen}
     context = {"seed": task.config.execution.seed, "round": 0, "model": "global"}
-    return _diagnose(task, models, metrics, context, dict(options or {}), command)
+    return _diagnose(task, models, request, context, command)
 
 
 def _of_first_training(
-    task: Task,
-    metrics: Sequence[str],
-    options: dict[str, Any],
-    clients: Sequence[str] | None,
-    command: str,
+    task: Task, request: Request, clients: Sequence[str] | None, command: str
 ) -> Report:
     """Train every client's first round from the common start, and measure the result."""
     chosen = {} if clients is None else {"clients": clients}
-    given = (options.get("options") or {}).get(SENSITIVITY, {})
+    given = request.options.get(SENSITIVITY, {})
     how = {name: given[name] for name in ("tensors", "reduce") if name in given}
     observers = {
         **instruments().observers,
@@ -458,7 +461,7 @@ def _of_first_training(
     }
     models, measured = runner.train_first_round(task, observers, **chosen)
     context = {"seed": task.config.execution.seed, "round": 0, "model": "local"}
-    report = _diagnose(task, models, metrics, context, options, command)
+    report = _diagnose(task, models, request, context, command)
     report = replace(
         report, header={**report.header, "checkpoint": task.header("")["checkpoint"]}
     )  # the common start
@@ -468,14 +471,13 @@ def _of_first_training(
         return report
     weights = {client.name: len(client.train) for client in task.data.clients}
     sizes = {name: t.numel() for name, t in tree.named_tensors(task.model).items()}
-    resamples, seed = options.get("resamples", 0), task.config.execution.seed
     seen = recorded_rows(
         measured,
         task.layers,
         n_train=weights,
         sizes=sizes,
-        resamples=resamples,
-        seed=seed,
+        resamples=request.resamples,
+        seed=task.config.execution.seed,
         **how,
     )
     wanted = set(report.frame["layer"])
@@ -487,36 +489,6 @@ def _of_first_training(
     table = pd.concat([report.table, trained], ignore_index=True)
     own, again = (part.reset_index(drop=True) for part in split_resamples(table))
     return replace(report, frame=own, resamples=again)
-
-
-def _arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments with the settings among their ``options`` as arguments of their own."""
-    given = dict(options.get("options") or {})
-    rare = {name: given.pop(name) for name in SETTINGS if name in given}
-    _check_arguments(options.keys() - {*SETTINGS, "measure_batch"})
-    return {**options, **rare, "options": given}
-
-
-def _check(
-    task: Task, metrics: str | Sequence[str], options: Mapping[str, Any]
-) -> None:
-    """Refuse before training whatever a diagnosis would refuse after it."""
-    layers = _layering(task, options) or layers_of(
-        task.model, example(task.data.shape), by=options["by"]
-    )
-    clients = [c.name for c in task.data.clients if len(c.train)]
-    settings, _ = _settings(task, metrics, clients, options)
-    names = ("probe", "layers", "mode", "batch")
-    how = {name: options[name] for name in names if name in options}
-    DiagnosisRequest.from_arguments(metrics, settings, **how).check(layers)
-    check_resamples(options.get("resamples", 0))
-
-
-def _layering(task: Task, options: Mapping[str, Any]) -> Sequence[Layer] | None:
-    """Return the given layers, or else the task's; None if ``by`` asks to trace a grouping again."""
-    own = task.config.model.layer_granularity
-    found = task.layers if options.get("by", own) == own else None
-    return options.get("layering") or found
 
 
 def shown_variants(report: Report, metric: str) -> list[str]:
@@ -537,9 +509,8 @@ def shown_variants(report: Report, metric: str) -> list[str]:
 def _diagnose(
     task: Task,
     models: Mapping[str, Any],
-    metrics: Sequence[str],
+    request: Request,
     context: Mapping[str, Any],
-    options: dict[str, Any],
     command: str = "",
     knows_start: bool = True,
 ) -> Report:
@@ -552,19 +523,8 @@ def _diagnose(
     layout = getattr(task.data.shape, "layout", None)
     if layout is not None:
         models = {name: adapt(model, layout) for name, model in models.items()}
-    options = {
-        "by": task.config.model.layer_granularity,
-        **options,
-        "layering": _layering(task, options),
-    }
-    own, splits = _settings(task, metrics, models, options, knows_start)
-    rare = {name: options.pop(name) for name in SETTINGS if name in options}
-    options["options"] = {**own, **rare, "context": context}
-    loss = options.pop("loss", task.criterion)
-    if isinstance(loss, str) and isinstance(task.criterion, losses.Standardised):
-        loss = replace(task.criterion, base=losses.build(loss))
-    how = {**ARGUMENTS, **options, "loss": loss, "seed": task.config.execution.seed}
-    report = measure_models(models, data, metrics, **how)
+    whole, splits = _for_task(task, request, models, knows_start)
+    report = measure_models(models, data, replace(whole, context=context))
     kept = {
         name: report.header[name] for name in ("layers", "checkpoint")
     }  # what was measured, not what was trained
@@ -578,39 +538,31 @@ def _diagnose(
     return Report(frame, header, redrawn)
 
 
-def _settings(
-    task: Task,
-    metrics: str | Sequence[str],
-    clients: Collection[str],
-    options: Mapping[str, Any],
-    knows_start: bool = True,
-) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Return each metric's options completed by the task, and its split of samples.
+def _for_task(
+    task: Task, request: Request, clients: Collection[str], knows_start: bool = True
+) -> tuple[Request, dict[str, str]]:
+    """Return the request completed by the task, and each metric's split of samples.
 
     Args:
         knows_start: whether the task's model has the weights of the common start.
     """
-    settings = {
-        name: dict(given) for name, given in (options.get("options") or {}).items()
-    }
-    splits = {}
+    options, splits = {}, {}
     held = {
         c.name: (c.validation.x, c.validation.y)
         for c in task.data.clients
         if c.name in clients
     }
-    for metric in chosen_metrics(metrics):
-        name, given = metric.name, settings.setdefault(metric.name, {})
+    for metric in request.metrics:
+        name = metric.name
+        given = options[name] = dict(request.options[name])
         splits[name] = "train"
         if "start" in metric.options and knows_start:
             given.setdefault("start", task.model)
         if "probe" in metric.options:
             splits[name] = "probe"
-            if given.get("probe") is None and options.get("probe") is None:
-                given["probe"], splits[name] = (
-                    probe_set(task.data, given.pop("samples", PROBE)),
-                    "validation",
-                )
+            if given.get("probe") is None:
+                given["probe"] = probe_set(task.data, given.pop("samples", PROBE))
+                splits[name] = "validation"
         if (
             "test" in metric.options
         ):  # a probe is judged on what its client did not train on
@@ -620,4 +572,17 @@ def _settings(
                 len(y) for _, y in held.values()
             ):
                 given["test"], splits[name] = held, "validation"
-    return settings, splits
+    own = task.config.model.layer_granularity
+    by, loss, seed = request.by or own, request.loss, request.seed
+    if loss is None:
+        loss = task.criterion
+    elif isinstance(loss, str) and isinstance(task.criterion, losses.Standardised):
+        loss = replace(task.criterion, base=losses.build(loss))
+    return replace(
+        request,
+        options=options,
+        by=by,
+        layering=request.layering or (task.layers if by == own else None),
+        loss=loss,
+        seed=task.config.execution.seed if seed is None else seed,
+    ), splits

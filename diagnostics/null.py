@@ -454,16 +454,6 @@ PARTS = 10
 _RESAMPLE = ", resample "
 
 
-def check_resamples(resamples: int) -> int:
-    """Refuse a negative number of resamples.
-
-    Raises:
-        UsageError: the number is negative.
-    """
-    check_value("resamples", resamples, at_least(0))
-    return resamples
-
-
 def draws(parts: int, resamples: int, seed: int, client: str) -> list[list[int]]:
     """Return how often each part counts in each resample, [resamples, parts].
 

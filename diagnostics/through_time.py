@@ -24,7 +24,7 @@ from fl_core.stopping import Listener
 from fl_core.storage import json_bytes, sha
 from fl_core.task import Task
 
-from .measure import diagnose, diagnose_models, diagnose_task
+from .measure import diagnose, diagnose_models, diagnose_task, own_parts
 from .metrics.base import METRICS
 from .null import mark_null, null_data
 from .report import Report
@@ -114,10 +114,7 @@ def through_time(
     rounds = as_list("rounds", rounds)
     for number in rounds:
         check_known("round", str(number), map(str, known))
-    mine = {"data": data, "model": options.pop("own_model", None)}
-    own = {"data": None, "model": None, "allow_code": options.pop("allow_code", ())}
-    own |= getattr(models, "own", {})  # of a result of fl.run
-    own |= {key: each for key, each in mine.items() if each is not None}
+    own = own_parts(models, data, options)
     request |= {"metrics": names or (MAP, CLIENTS), "clients": clients}
     request |= {"options": options}
     file = None

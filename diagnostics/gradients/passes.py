@@ -23,7 +23,7 @@ from ..measurement import (
     tensors_of,
     whole_groups,
 )
-from ..null import PARTS, check_resamples, draws, mark_resample
+from ..null import PARTS, draws, mark_resample
 
 
 class Meter(Protocol):
@@ -86,7 +86,7 @@ def one_pass(
     Raises:
         UsageError: data, labels or model output do not fit, layers belong to another model, or resamples is below 0.
     """
-    parts = PARTS if check_resamples(resamples) else 1
+    parts = PARTS if resamples else 1
     layers = measurement.layers
     readings, redrawn, single = [], [], []
     for subject in measurement.subjects:
@@ -108,7 +108,7 @@ def one_pass(
     if single and any(row["client"] and not row["client_b"] for row in rows):
         warn(
             f"one batch cannot be resampled, and {listing(single)} had one: measure in smaller batches "
-            "(measure_batch of a run or a dataset, batch of diagnose)"
+            "(batch, or --measure-batch)"
         )
     return rows + redrawn
 

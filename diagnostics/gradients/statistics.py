@@ -151,7 +151,7 @@ class Statistic:
         ):
             warn(
                 f"{self.name} with reduction='batch' saw one batch of each client: measure in smaller batches "
-                "(measure_batch of a run or a dataset, batch of diagnose)"
+                "(batch, or --measure-batch)"
             )
         return [
             made

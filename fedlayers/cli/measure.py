@@ -117,7 +117,7 @@ class Diagnose(OfRun):
         from diagnostics import measure
         from diagnostics.diagnosis import chosen_metrics
         from diagnostics.metrics.base import DEFAULT
-        from diagnostics.null import NULLS, Nulls, check_resamples
+        from diagnostics.null import NULLS, Nulls
         from fedlayers.cli import tables
         from fl_core import runner
         from fl_core.records.store import ROWS
@@ -131,8 +131,8 @@ class Diagnose(OfRun):
             "options": {
                 name: _options(chosen[name], options[name]) for name in options
             },
-            "resamples": check_resamples(self.resamples),
-            "measure_batch": self.measure_batch,
+            "resamples": self.resamples,
+            "batch": self.measure_batch,
             "null": nulls,
         }
         notes: list[str] = []
@@ -189,6 +189,7 @@ class Diagnose(OfRun):
     def _check_flags(self) -> None:
         """Refuse flags that have no meaning for a run, or for a dataset."""
         check_value("--measure-batch", self.measure_batch, at_least(1))
+        check_value("--resamples", self.resamples, at_least(0))
         if self.round != "last" and not self.round.isdigit():
             raise UsageError(f"--round must be a number or last; got {self.round!r}.")
         if self.dir is None and self.models is None and self.round != "last":

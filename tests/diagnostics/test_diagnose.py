@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from diagnostics.diagnosis import RARE
 from diagnostics.gradients import passes
-from diagnostics.measure import SETTINGS, diagnose
+from diagnostics.measure import diagnose
 from diagnostics.measurement import ClientModel
 from diagnostics.metrics.base import METRICS
 from diagnostics.report import Report
@@ -70,7 +71,7 @@ def run(models: Any = None, data: Any = None, metrics: Any = ALL, **how: Any) ->
     if metrics == ALL:  # as if all had started as the first
         first = next(iter(models.values() if isinstance(models, dict) else models))
         options = {**CHEAP, "update_magnitude": {"start": first}, **options}
-    options |= {name: how.pop(name) for name in SETTINGS if name in how}
+    options |= {name: how.pop(name) for name in RARE if name in how}
     return diagnose(models, data, metrics, options=options, progress=False, **how)
 
 

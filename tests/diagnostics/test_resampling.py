@@ -145,7 +145,7 @@ def test_clients_with_one_batch_are_named_by_the_measurement_and_by_the_plan() -
     report, message = measured(["grad_variance", "grad_norm"], 4)
     assert "small" in message
     assert "large" not in message
-    assert "measure_batch" in message
+    assert "--measure-batch" in message
     plan = select(report, "largest_jump", metric="grad_variance")
     assert plan.why.detail["stability"]["of"] == "clients and batches of large"
     report, message = measured("grad_variance", 16)
