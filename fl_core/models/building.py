@@ -137,7 +137,7 @@ def copy_user_model(
     """
     if not isinstance(model, nn.Module):
         return build(model, shape, n_classes, trial=trial, **built)
-    own = copy.deepcopy(plain(model)).train()
+    own = copy.deepcopy(plain(model)).cpu().train()
     check_real(own)
     if isinstance(shape, PackedShape):
         own = adapt(own, shape.layout)
@@ -217,7 +217,7 @@ def outputs_of(model: nn.Module, shape: tuple[int, ...]) -> int | None:
     """Return the number of outputs of a user's module, or None if it does not take samples of this shape."""
     try:
         with torch.no_grad(), torch_seeded(0):
-            own = copy.deepcopy(plain(model)).eval()
+            own = copy.deepcopy(plain(model)).cpu().eval()
             output = adapt(own, getattr(shape, "layout", None))(example(shape))
     except Exception:  # of any kind: check_fit names it
         return None

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import fedlayers as fl
 from diagnostics.measure import instruments
 from fl_core import runner
 from fl_core.config import RunConfig
@@ -36,3 +37,15 @@ def test_a_gpu_run_is_a_cpu_run_up_to_rounding(algorithm):
         tensor.device.type == "cpu"
         for tensor in engines[1].server.trees["model"].values()
     )
+
+
+def test_a_users_module_may_lie_on_the_gpu():
+    x, y = torch.randn(40, 3), torch.arange(40) % 2
+    result = fl.run(
+        data={"a": (x, y), "b": (x, y)},
+        model=torch.nn.Linear(3, 2).cuda(),
+        rounds=1,
+        device="cuda",
+        progress=False,
+    )
+    assert {p.device.type for p in result.models["a"].parameters()} == {"cpu"}
