@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from fedlayers.studies.hint import Hint as Hint
     from fedlayers.studies.regret import Regret as Regret, regret as regret
     from fedlayers.studies.study import study as study
-    from fedlayers.studies.tune import Tuned as Tuned, Tuning as Tuning, tune as tune
+    from fedlayers.studies.tune import Tuned as Tuned, tune as tune
     from fl_core import __version__ as __version__
     from fl_core.algorithms.base import (
         Algorithm as Algorithm,

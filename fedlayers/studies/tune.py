@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from fedlayers.studies.race import WINDOW, best_of_run, validation_scores
 from fl_core import __version__, storage
 from fl_core.algorithms.base import find
 from fl_core.bounds import COUNT, NUMBER, MapOf, at_least, check_value, validate
-from fl_core.config import KEYS, RunConfig, in_memory, resolve
+from fl_core.config import RunConfig, in_memory, resolve
 from fl_core.display import csv_bytes
 from fl_core.errors import (
     RunError,
@@ -250,27 +250,29 @@ APART = 1000
 TRIALS = 8
 FORMAT = "fedlayers.tuned/1"
 FORM = {
-    "settings": MapOf(MapOf((NUMBER, None))), "options": MapOf(dict), "values": MapOf(NUMBER), "trials": MapOf(COUNT),
-    "score": str, "dataset": str, "rounds": COUNT, "seeds": [COUNT], "version": str,
+    "settings": MapOf(dict), "values": MapOf(NUMBER), "trials": MapOf(COUNT), "score": str, "dataset": str,
+    "rounds": COUNT, "seeds": [COUNT], "version": str,
 }  # fmt: skip
+"""What a file of :class:`Tuned` holds."""
 Settings = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The settings of each algorithm that did best in tuning.
+    """The result of tuning: the settings of each algorithm that did best.
 
     Attributes:
-        settings: keys of the run's configuration, by algorithm, such as ``{"fedavg": {"lr": 0.01}}``.
-        options: each algorithm's own keys, by algorithm.
+        settings: keys of local training and of the algorithm, by algorithm: ``{"fedprox": {"lr": 0.01, "mu": 1.0}}``.
         values: their score on validation samples, by algorithm.
         trials: number of settings that were tried, by algorithm.
         score, dataset, rounds, seeds: the conditions of the tuning.
         version: of this package.
+        table: a line per trial, by algorithm: the values tried, ``value`` (the score, mean over seeds; NaN if a run
+            failed), ``best`` (whether it is the algorithm's choice), and ``failed`` (why, if it did). A file has none.
+        positive: the class of two whose AUROC and AUPRC are scored.
     """
 
     settings: Settings
-    options: Settings
     values: dict[str, float]
     trials: dict[str, int]
     score: str
@@ -278,10 +280,12 @@ class Tuned:
     rounds: int
     seeds: tuple[int, ...]
     version: str
+    table: pd.DataFrame = field(default_factory=pd.DataFrame, compare=False)
+    positive: str = field(default="", compare=False)
 
     def save(self, path: Path) -> None:
-        """Write it as JSON."""
-        write_json(path, {"format": FORMAT, **asdict(self)})
+        """Write it as JSON, without the table."""
+        write_json(path, {"format": FORMAT, **{key: vars(self)[key] for key in FORM}})
 
     @classmethod
     def load(cls, path: Path | str) -> Tuned:
@@ -294,19 +298,17 @@ class Tuned:
             raise UsageError(
                 f"tuned must be a file; got {path}, which does not exist. Check the path."
             )
+        wrong = "it has no known format"
         try:
             found = storage.parsed_json(storage.read_text(path, storage.JSON_BYTES))
+            if isinstance(found, dict) and check_version(
+                path, found.pop("format", None), FORMAT
+            ):
+                wrong = validate(found, FORM) or _unknown(found)
         except UsageError:
             raise
         except ValueError as error:
-            raise UsageError(
-                f"tuned must be a file of fedlayers tune; got {path}: {error}."
-            ) from error
-        wrong = "it has no known format"
-        if isinstance(found, dict) and check_version(
-            path, found.pop("format", None), FORMAT
-        ):
-            wrong = validate(found, FORM) or _unknown(found)
+            wrong = str(error)
         if wrong:
             raise UsageError(
                 f"tuned must be a file of fedlayers tune; got {path}: {wrong}. Run fedlayers tune again."
@@ -343,90 +345,52 @@ class Tuned:
         rest = [name for name in algorithms if name not in tuned]
         if rest:
             warn(f"{listing(rest)} not tuned as the others were: default settings")
-        given = {name: dict((options or {}).get(name, {})) for name in algorithms}
+        own = {name: dict((options or {}).get(name, {})) for name in algorithms}
+        settings: Settings = {name: {} for name in tuned}
         for name in tuned:
-            of_config = [
-                key
-                for key in self.settings[name]
-                if config.value(check_known("key", key, KEYS)) is not None
-            ]
-            twice = [
-                *of_config,
-                *(key for key in self.options[name] if key in given[name]),
-            ]
+            training, others = _parts(self.settings[name])
+            twice = [key for key in training if config.value(key) is not None]
+            twice += own[name].keys() & others
             if twice:
                 raise UsageError(
                     f"{twice[0]} of {name} must be tuned or set, not both. Leave one out."
                 )
-        return (
-            {name: self.settings[name] for name in tuned},
-            {
-                name: {**given[name], **self.options.get(name, {})}
-                for name in algorithms
-            },
-        )
-
-
-def _unknown(found: Mapping[str, Any]) -> str:
-    """Describe what tuning never writes: a key that it does not search, or code; empty without a fault."""
-    if (
-        found.keys() != FORM.keys()
-        or found["settings"].keys() != found["options"].keys()
-    ):
-        return "it must have settings and options of the same algorithms alone"
-    keys = {key for each in found["settings"].values() for key in each}
-    if other := sorted(keys - set(TRAINING)):
-        return f"settings must be among {listing(TRAINING)}; got {other[0]!r}"
-    values = [value for each in found["options"].values() for value in each.values()]
-    code = [value for value in values if isinstance(value, str) and is_outside(value)]
-    return (
-        f"options must not be code, which only a command may name; got {code[0]!r}"
-        if code
-        else ""
-    )
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """The result of tuning.
-
-    Attributes:
-        table: a line per trial, by algorithm: the values tried, ``value`` (the score, mean over seeds; NaN if a run
-            failed), ``best`` (whether it is the algorithm's choice), and ``failed`` (why, if it did).
-        tuned: the choice, as a comparison takes it.
-        spaces: the search spaces, by algorithm.
-        positive: the class of two whose AUROC and AUPRC are scored.
-    """
-
-    table: pd.DataFrame
-    tuned: Tuned
-    spaces: Mapping[str, Mapping[str, Search]]
-    positive: str = ""
+            settings[name] = training
+            own[name] |= others
+        return settings, own
 
     def text(self) -> str:
         """Return the chosen settings, a line per algorithm."""
         best = self.table[self.table["best"]].drop(columns=["best", "failed"])
-        best.insert(1, "tried", [self.tuned.trials[name] for name in best["algorithm"]])
-        shown = best.rename(columns={"value": self.tuned.score}).to_string(
+        best.insert(1, "tried", [self.trials[name] for name in best["algorithm"]])
+        shown = best.rename(columns={"value": self.score}).to_string(
             index=False, na_rep="", float_format="%.4g"
         )
-        failed = (
-            self.table["failed"]
-            .astype(bool)
-            .groupby(self.table["algorithm"], sort=False)
-            .sum()
-        )
+        failed = self.table[self.table["failed"] != ""]
+        counts = failed.groupby("algorithm", sort=False).size()
         notes = [
             f"{count} of {name}'s trials failed: see trials.csv"
-            for name, count in failed.items()
-            if count
+            for name, count in counts.items()
         ]
         legend = (
-            f"{self.tuned.score}{of_class(self.tuned.score, self.positive)} on validation samples of seeds "
-            f"{listing(map(str, self.tuned.seeds))}: mean over clients, weighted by training samples, and over the "
+            f"{self.score}{of_class(self.score, self.positive)} on validation samples of seeds "
+            f"{listing(map(str, self.seeds))}: mean over clients, weighted by training samples, and over the "
             f"last {WINDOW} evaluated rounds (a model fine-tuned at the end has one). Test samples were not read."
         )
         return "\n\n".join([shown, *notes, legend])
+
+
+def _unknown(found: Mapping[str, Any]) -> str:
+    """Describe what tuning never writes: a further entry, or code; empty without a fault."""
+    if other := sorted(found.keys() - FORM.keys()):
+        return f"it must have the entries {listing(FORM)}; got {other[0]!r}"
+    values = [value for each in found["settings"].values() for value in each.values()]
+    code = [value for value in values if isinstance(value, str) and is_outside(value)]
+    if code:
+        return (
+            f"settings must not be code, which only a command may name; got {code[0]!r}"
+        )
+    return ""
 
 
 @checked_call
@@ -446,7 +410,7 @@ def tune(
     progress: bool = True,
     live: bool = False,
     tell: Callable[[str], None] = lambda line: None,
-) -> Tuning:
+) -> Tuned:
     """Search the learning rate and the algorithms' own keys, with the same budget for each algorithm.
 
     Every algorithm tries ``trials`` settings, drawn at random, or all of them if these are fewer (a grid). Each is
@@ -482,8 +446,8 @@ def tune(
     >>> where = tempfile.TemporaryDirectory()
     >>> config = RunConfig(dataset="heart", rounds=2)
     >>> found = tune(config, ["fedavg", "fedprox"], {"lr": "0.001,0.1", "mu": "0.01..1:log"}, where.name, trials=2)
-    >>> found.tuned.trials, sorted(found.tuned.options["fedprox"]), sorted(found.tuned.settings["fedavg"])
-    ({'fedavg': 2, 'fedprox': 2}, ['mu'], ['lr'])
+    >>> found.trials, sorted(found.settings["fedprox"]), sorted(found.settings["fedavg"])
+    ({'fedavg': 2, 'fedprox': 2}, ['lr', 'mu'], ['lr'])
     """
     out, config = Path(out), in_memory(config, data, model)
     seeds = seeds_of(config, seeds, 1, APART)
@@ -498,7 +462,7 @@ def tune(
         if key in TRAINING and config.value(key) is not None:
             raise UsageError(f"{key} must be searched or set, not both. Leave one out.")
     using = plan_users(algorithms, given=config.federation.plan is not None)
-    arms, parts, lines, few = [], {}, [], []
+    arms, tested, lines, few = [], {}, [], []
     for name in algorithms:
         fixed = {} if name in using else {"plan": None}
         found = points(searched[name], trials, config.execution.seed)
@@ -509,7 +473,7 @@ def tune(
             all_own = {**(options or {}).get(name, {}), **own}
             arm = Arm(f"{name}-{number:03}", name, None, {**fixed, **settings}, all_own)
             arms.append(arm)
-            parts[name, number] = settings, own
+            tested[name, number] = point
             line = {"arm": arm.name, "algorithm": name, "trial": number}
             lines.append({**line, **point})
     tried = pd.DataFrame(lines)
@@ -532,10 +496,8 @@ def tune(
         if name not in best.index:
             reason = table.loc[table["algorithm"] == name, "failed"].iloc[0]
             raise RunError(f"every trial of {name} failed, the first with: {reason}")
-    chosen = {name: parts[name, best["trial"][name]] for name in algorithms}
     result = Tuned(
-        settings={name: settings for name, (settings, _) in chosen.items()},
-        options={name: own for name, (_, own) in chosen.items()},
+        settings={name: tested[name, best["trial"][name]] for name in algorithms},
         values={name: float(best["value"][name]) for name in algorithms},
         trials=tried.groupby("algorithm", sort=False).size().to_dict(),
         score=score,
@@ -543,9 +505,11 @@ def tune(
         rounds=int(first.config.federation.rounds or 1),
         seeds=seeds,
         version=__version__,
+        table=table,
+        positive=first.data.positive,
     )
     result.save(out / "tuned.json")
-    return Tuning(table, result, searched, first.data.positive)
+    return result
 
 
 def _parts(point: Point) -> tuple[dict[str, Any], dict[str, Any]]:

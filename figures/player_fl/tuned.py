@@ -99,7 +99,7 @@ def _tune(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
                 **named,
             )
         )
-    chosen = result.tuned.settings[str(config.federation.algorithm)]["lr"]
+    chosen = result.settings[str(config.federation.algorithm)]["lr"]
     return rows.frame([*lines, rows.row(CHOSEN, chosen, **named)])
 
 

@@ -9,9 +9,8 @@ import pandas as pd
 import pytest
 
 import fedlayers as fl
-from fedlayers.studies import spaces
 from fedlayers.studies.compare import compared_jobs
-from fedlayers.studies.tune import Tuned, parse_search, points
+from fedlayers.studies.tune import Tuned, parse_search, points, spaces
 from fl_core import statistics
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError
@@ -22,9 +21,7 @@ OVER = {"lr": "1e-4..1e-1:log", "mu": "0.01,0.1,1"}
 
 
 def test_algorithms_try_the_same_values_of_the_keys_that_they_share() -> None:
-    found = spaces.spaces(
-        {**OVER, "fedprox.max_grad_norm": "1,10"}, ["fedavg", "fedprox"]
-    )
+    found = spaces({**OVER, "fedprox.max_grad_norm": "1,10"}, ["fedavg", "fedprox"])
     assert {name: list(space) for name, space in found.items()} == {
         "fedavg": ["lr"],
         "fedprox": ["lr", "mu", "max_grad_norm"],
@@ -49,7 +46,7 @@ def test_lists_without_more_points_than_trials_are_a_grid() -> None:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory) -> tuple[Path, fl.Tuning, list[str]]:
+def done(tmp_path_factory) -> tuple[Path, Tuned, list[str]]:
     out, said = tmp_path_factory.mktemp("tune"), []
     with pytest.MonkeyPatch.context() as patch:
         rows = fl.Run.rows
@@ -117,7 +114,7 @@ def test_what_is_fine_tuned_at_the_end_is_worth_its_fine_tuned_models_score(
 
 def test_the_budget_is_equal_and_its_cost_is_said_first(done) -> None:
     _, result, said = done
-    assert result.tuned.trials == {"fedavg": 2, "fedprox": 2}
+    assert result.trials == {"fedavg": 2, "fedprox": 2}
     assert said[0].startswith("8 runs, 32 rounds ")
     assert len(said) == 1 + 4
 
@@ -132,9 +129,9 @@ def test_the_same_call_trains_nothing_again_and_more_trials_go_on(done) -> None:
         CONFIG, ["fedavg", "fedprox"], OVER, out, trials=2, seeds=[1000, 1001]
     )
     pd.testing.assert_frame_equal(again.table, result.table)
-    assert Tuned.load(out / "tuned.json") == result.tuned
+    assert Tuned.load(out / "tuned.json") == result
     more = fl.tune(CONFIG, ["fedavg", "fedprox"], OVER, out, trials=3, seeds=[1000])
-    assert more.tuned.trials == {"fedavg": 3, "fedprox": 3}
+    assert more.trials == {"fedavg": 3, "fedprox": 3}
     assert (
         before.items()
         <= {
@@ -144,7 +141,7 @@ def test_the_same_call_trains_nothing_again_and_more_trials_go_on(done) -> None:
     )
     with pytest.raises(UsageError, match=r"fedavg-000-1000 .*lr="):
         fl.tune(CONFIG, ["fedavg"], {"lr": "0.1,0.2"}, out)
-    result.tuned.save(out / "tuned.json")
+    result.save(out / "tuned.json")
 
 
 def test_trials_that_fail_are_told_and_never_chosen(tmp_path: Path) -> None:
@@ -174,7 +171,7 @@ def test_of_losses_the_smallest_is_chosen(tmp_path: Path) -> None:
         score="loss",
         tell=said.append,
     )
-    assert result.tuned.settings == {"local": {"lr": 1e-3}}
+    assert result.settings == {"local": {"lr": 1e-3}}
     assert result.table["value"].idxmin() == result.table["best"].idxmax()
     assert any("local has 3 " in line for line in said)
 
@@ -191,8 +188,7 @@ def test_a_comparison_takes_what_was_chosen(done, tmp_path: Path) -> None:
             progress=False,
         )
     rates = {
-        name: f"lr {settings['lr']:g}"
-        for name, settings in result.tuned.settings.items()
+        name: f"lr {settings['lr']:g}" for name, settings in result.settings.items()
     }
     for each in found.legend.partition("local training: ")[2].split("; "):
         names, _, words = each.partition(": ")
@@ -202,13 +198,14 @@ def test_a_comparison_takes_what_was_chosen(done, tmp_path: Path) -> None:
         name: fl.Run(tmp_path / "runs" / f"{name}-0").config
         for name in ("local", "fedavg", "fedprox")
     }
-    for name, settings in result.tuned.settings.items():
+    for name, settings in result.settings.items():
         assert configs[name]["lr"] == settings["lr"]
-        assert configs[name]["options"] == result.tuned.options[name]
+        own = {key: value for key, value in settings.items() if key != "lr"}
+        assert configs[name]["options"] == own
     (default,) = compared_jobs(CONFIG, ["local"], [0], None)
     assert default.config.training.lr is None
     assert configs["local"]["lr"] not in {
-        settings["lr"] for settings in result.tuned.settings.values()
+        settings["lr"] for settings in result.settings.values()
     }
 
 
@@ -232,13 +229,13 @@ def test_comparisons_that_tuning_does_not_fit_are_refused(
         **asked,
     }
     with pytest.raises(UsageError, match=message):
-        fl.compare(**keys, tuned=done[1].tuned, progress=False)
+        fl.compare(**keys, tuned=done[1], progress=False)
     assert not (tmp_path / "c").exists()
 
 
 def test_another_dataset_is_noted(done) -> None:
     with pytest.warns(UserWarning, match="heart.*digits"):
-        done[1].tuned.apply(RunConfig(dataset="digits"), ["fedavg"], [0])
+        done[1].apply(RunConfig(dataset="digits"), ["fedavg"], [0])
 
 
 @pytest.mark.parametrize(
