@@ -2,9 +2,9 @@
 
 import inspect
 import os
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import pytest
 
@@ -24,37 +24,22 @@ from tests.conftest import (
     CONFIG,
     TOY,
     client_runner_of,
+    every_other,
     kind_for,
     network,
     play,
 )
-from tests.fl_core.test_scheduling import BELOW
 
 ALL = sorted(registry())
 NO_HOOKS = {"method", "with_plan"}  # what the engine uses and nobody overrides
 LOG = "FEDLAYERS_TEST_LOG"
 
 
-class Promise(NamedTuple):
-    """A line of the table in the docstring of Algorithm."""
-
-    hook: str
-    process: str
-    times: str
-    when: str
-
-
 def promises():
-    lines = [
-        line.split("  ")
-        for line in inspect.getdoc(Algorithm).split("====\n")[2].splitlines()
-    ]
-    cells = [
-        [cell.strip() for cell in line if cell.strip()]
-        for line in lines
-        if "=" not in line[0] and len(line) > 3
-    ]
-    return {row[0]: Promise(*row) for row in cells}
+    """Hook -> its process and its times, from the table in the docstring of Algorithm."""
+    table = inspect.getdoc(Algorithm).split("====\n")[2]
+    rows = [re.split(r"\s{2,}", line) for line in table.splitlines()]
+    return {row[0]: row[1:3] for row in rows if len(row) > 3 and "=" not in row[0]}
 
 
 def hooks():
@@ -157,14 +142,14 @@ def test_hooks_are_called_where_and_as_often_as_the_table_says(workers, log):
             pool.close()
     told = calls(log)
     here, counts = os.getpid(), Counter(name for name, _ in told)
-    for promise in promises().values():
-        if promise.hook in ("base_algorithm", "finetuning"):
+    for hook, (where, times) in promises().items():
+        if hook in ("base_algorithm", "finetuning"):
             continue
-        places = {process == here for name, process in told if name == promise.hook}
-        if promise.times != "any":
-            assert counts[promise.hook] == TIMES[promise.times], promise
-        if workers and promise.process != "both" and places:
-            assert places == {promise.process == "server"}, promise
+        places = {process == here for name, process in told if name == hook}
+        if times != "any":
+            assert counts[hook] == TIMES[times], hook
+        if workers and where != "both" and places:
+            assert places == {where == "server"}, hook
 
 
 class Assigning(FedAvg):
@@ -196,10 +181,6 @@ def test_a_misspelt_hook_is_refused_with_the_name_that_is_meant(name, function, 
     with pytest.raises(UsageError, match=rf"'{name}'.*'{meant}'"):
         type("Misspelt", (Algorithm,), {name: function})
     type("Helped", (Algorithm,), {f"_{name}": function, name: lambda self, other: None})
-    first = type(
-        "First", (Algorithm,), {"my_loss": lambda self, params, batch, ctx: 0.0}
-    )
-    type("Second", (first,), {"my_loss": lambda self, params, batch, ctx: 1.0})
 
 
 def test_options_that_are_no_dataclass_are_refused():
@@ -256,19 +237,13 @@ class Through(AlgorithmWrapper):
     name = "through"
 
 
-@pytest.mark.parametrize(
-    "below",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name in BELOW)) for name in ALL],
-)
+@pytest.mark.parametrize("below", every_other(ALL))
 def test_laid_over_another_without_a_change_it_is_that_one(below):
-    """Bit for bit, with all that it keeps and records; over the others a schedule that freezes nothing says so too."""
-    common = {
-        "rounds": 2,
-        "participation": 0.5,
-        "model": network(kind_for(below, "plain")),
-    }
-    wanted = play(algorithm=below, **common)
-    found = play(algorithm=f"{__name__}:Through", options={"base": below}, **common)
+    """Bit for bit, with all that it keeps and records."""
+    keys = {"rounds": 2, "participation": 0.5, "momentum": 0.9, "weight_decay": 0.05}
+    keys["model"] = network(kind_for(below, "norm"))
+    wanted = play(algorithm=below, **keys)
+    found = play(algorithm=f"{__name__}:Through", options={"base": below}, **keys)
     assert found.everything() == wanted.everything()
     assert [row | {"algorithm": ""} for row in found.rows] == [
         row | {"algorithm": ""} for row in wanted.rows

@@ -73,7 +73,6 @@ def test_bytes_of_a_client_in_a_round(name, rounds, options):
 def test_playerfl_downloads_all_once_and_uploads_one_number_a_layer(name, shared):
     played = play(algorithm=name, eval_every=3)
     plan = played.engine.algorithm.plan
-    assert plan is not None
     assert 4 * sum(SIZES[layer.name] for layer in plan.body) == shared
     assert moved(played) == [
         (P, 4 * len(LAYERS) + shared),
@@ -120,96 +119,68 @@ A, B, C = 36 * 8, 8 * 6, 6 * 3  # multiply-adds of the three layers
 FORWARD = 2 * (A + B + C)
 
 
-@pytest.mark.parametrize(
-    ("trained", "backward"),
-    [
-        ((), 0),
-        (
-            ("fc1", "fc2", "fc3"),
-            (A + B + C) + (B + C),
-        ),  # every weight gradient; errors down to the first output
-        (("fc2", "fc3"), (B + C) + C),
-        (("fc3",), C),
-        (("fc1",), A + (B + C)),  # errors pass through frozen layers
-        (("fc2",), B + C),
-        (("fc1", "fc3"), A + C + (B + C)),
-    ],
-)
-def test_flops_of_a_perceptron_by_hand(trained, backward):
+def full(*layers):
+    """FLOPs of training these layers, of one sample."""
     names = frozenset(
-        f"{layer}.{kind}" for layer in trained for kind in ("weight", "bias")
-    )
-    assert (
-        training_flops(Workspace(network("plain")), TOY.shape, names)
-        == FORWARD + 2 * backward
-    )
-
-
-def full(plan=("fc1", "fc2", "fc3")):
-    names = frozenset(
-        f"{layer}.{kind}" for layer in plan for kind in ("weight", "bias")
+        f"{layer}.{each}" for layer in layers for each in ("weight", "bias")
     )
     return training_flops(Workspace(network("plain")), TOY.shape, names)
+
+
+def test_flops_of_a_perceptron_by_hand():
+    """Errors go down to the first output that trains, also through frozen layers."""
+    for trained, backward in (
+        ((), 0),
+        (("fc1", "fc2", "fc3"), (A + B + C) + (B + C)),
+        (("fc2", "fc3"), (B + C) + C),
+        (("fc3",), C),
+        (("fc1",), A + (B + C)),
+        (("fc1", "fc3"), A + C + (B + C)),
+    ):
+        assert full(*trained) == FORWARD + 2 * backward
+
+
+WHOLE, HEAD, LOWER = full("fc1", "fc2", "fc3"), full("fc3"), full("fc1", "fc2")
 
 
 @pytest.mark.parametrize(
     ("name", "options", "per_sample"),
     [
-        ("fedavg", {}, full()),
-        ("fedper", {}, full()),
-        ("local", {}, full()),
-        ("fedbabu", {}, full(("fc1", "fc2"))),
-        ("fedrep", {"head_epochs": 3}, 3 * full(("fc3",)) + full(("fc1", "fc2"))),
-        ("fedrep", {"head_epochs": 0}, full(("fc1", "fc2"))),
-        ("ditto", {}, 2 * full()),
-        ("ditto", {"personal_epochs": 3}, 4 * full()),
-        ("playerfl", {}, full()),
+        ("fedavg", {}, WHOLE),
+        ("local", {}, WHOLE),
+        ("fedbabu", {}, LOWER),
+        ("fedrep", {"head_epochs": 3}, 3 * HEAD + LOWER),
+        ("fedrep", {"head_epochs": 0}, LOWER),
+        ("ditto", {"personal_epochs": 3}, 4 * WHOLE),
+        ("playerfl", {}, WHOLE),
     ],
 )
 def test_flops_of_a_round(name, options, per_sample):
-    played = play(
-        CONFIG.with_keys(algorithm=name, options=options, eval_every=2), rounds=2
-    )
-    flops = played.values("flops", variant="")
-    assert flops == {
-        (k, c): n * per_sample
-        for k in (1, 2)
-        for c, n in zip(CLIENTS, TOY.weights, strict=True)
-    }
-    assert {r["unit"] for r in played.rows if r["metric"] == "flops"} == {"FLOP"}
+    played = play(algorithm=name, options=options, eval_every=2, rounds=2)
+    counts = list(zip(CLIENTS, TOY.weights, strict=True))
+    wanted = {(k, c): n * per_sample for k in (1, 2) for c, n in counts}
+    assert played.values("flops", variant="", unit="FLOP") == wanted
 
 
 @pytest.mark.parametrize(
     "name", ["fedavg", "fedper", "fedrep", "fedbabu", "vanilla", "anti", "playerfl"]
 )
 def test_costs_of_rounds_are_what_a_run_records(name):
-    plan = LayerPlan.prefix(
-        runner.assemble(CONFIG, data=TOY, model=network("plain")).layers, 2
-    )
-    played = play(algorithm=name, plan=plan if name == "playerfl" else None)
-    made, config = played.engine.algorithm, played.task.config
-    each = round_costs(
-        made,
-        played.engine.clients.client_runner.workspace,
-        TOY.shape,
-        int(config.training.batch_size or 1),
-    )
-    assert len(each) == config.federation.rounds
-    rounds = range(1, len(each) + 1)
-    flops, down, up = (
+    plan = LayerPlan.prefix(LAYERS, 2) if name == "playerfl" else None
+    played = play(algorithm=name, plan=plan)
+    space = played.engine.clients.client_runner.workspace
+    costs = round_costs(played.engine.algorithm, space, TOY.shape, 8)
+    assert len(costs) == 3
+    flops, down, up, steps = (
         played.values(metric, variant="")
-        for metric in ("flops", "bytes_down", "bytes_up")
+        for metric in ("flops", "bytes_down", "bytes_up", "steps")
     )
-    steps = played.values("steps", variant="")
-    for k, cost in zip(rounds, each, strict=True):
+    for k, cost in enumerate(costs, 1):
+        each = [(k, client) for client in CLIENTS]
         if name == "fedavg":
-            assert cost.naive == sum(SIZES.values()) * sum(
-                steps[k, client] for client in CLIENTS
-            )
-        assert cost.flops == pytest.approx(
-            sum(flops[k, client] for client in CLIENTS), rel=1e-12
-        )
-        assert cost.moved == sum(down[k, client] + up[k, client] for client in CLIENTS)
+            assert cost.naive == sum(SIZES.values()) * sum(steps[key] for key in each)
+        assert cost.flops == pytest.approx(sum(flops[key] for key in each), rel=1e-12)
+        assert cost.moved == sum(down[key] + up[key] for key in each)
 
 
 @pytest.mark.parametrize(

@@ -1,31 +1,20 @@
 """Lost replies: whose are lost, and what every algorithm does without them."""
 
 import pytest
+import torch
 from hypothesis import given, strategies as st
 
 from diagnostics.measure import instruments
-from fl_core import models, tree
-from fl_core.algorithms import TaskInfo, registry
+from fl_core import tree
+from fl_core.algorithms import registry
 from fl_core.clients import is_lost
 from fl_core.engine import Instruments
-from fl_core.layers import layers_of
 from fl_core.plan import LayerPlan
 from fl_core.recorder import CHANCE, REPLY_LOST
-from tests.conftest import TOY, every_other, network, play
+from tests.conftest import TOY, every_other, play
 
 ALL = sorted(registry())
-PROBLEM = TaskInfo(
-    layers_of(network("plain"), models.example(TOY.shape)),
-    frozenset(),
-    TOY.weights,
-    1,
-    0,
-)
-DECIDING = [
-    name
-    for name in ALL
-    if registry()[name].uses_plan and registry()[name](PROBLEM).decides
-]
+DECIDING = [name for name in ALL if name.startswith("playerfl")]
 EVERYONE = range(len(TOY.clients))
 TRACE = ((1, 1), *((2, client) for client in EVERYONE), (3, 0), (3, 2))
 
@@ -90,9 +79,6 @@ def test_without_replies_nothing_moves_with_some_the_others_go_on_and_both_are_r
         )
     for news in ("bytes_up", "train_loss"):
         assert of(news) == of("steps") - set(missing), "nothing of it arrived"
-    assert {(r["round"], r["client"]) for r in rows if r["model"] == "local"} == of(
-        "steps"
-    ) - set(missing)
 
 
 @pytest.mark.parametrize("name", DECIDING)
@@ -110,18 +96,11 @@ def test_a_decision_waits_for_the_first_reply(name):
         algorithm=name, trace=(*nobody, (2, 3)), borrowed=Instruments(observers, decide)
     )
     assert seen == [0, 1, 2]
-    assert ["plan" in checkpoint.server.meta for checkpoint in played.checkpoints] == [
-        False,
-        True,
-        True,
-    ]
-    assert played.engine.algorithm.plan is not None
-    models = [checkpoint.server.trees["model"] for checkpoint in played.checkpoints]
+    assert ["plan" in each.server.meta for each in played.checkpoints] == [0, 1, 1]
+    first, _, last = (each.server.trees["model"] for each in played.checkpoints)
     head = played.engine.algorithm.plan.head_tensors
     assert head
-    assert tree.digest(tree.select(models[0], head)) == tree.digest(
-        tree.select(models[2], head)
-    )
+    assert all(torch.equal(first[name], last[name]) for name in head)
 
 
 def test_a_rate_touches_no_other_draw():
@@ -130,12 +109,3 @@ def test_a_rate_touches_no_other_draw():
     usual = play(model="drop")
     assert small.rows == usual.rows
     assert small.everything() == usual.everything()
-    some = play(model="drop", trace=((1, 1), (1, 2)))
-    for checkpoint, other in zip(
-        some.checkpoints[:1], usual.checkpoints[:1], strict=True
-    ):
-        assert set(checkpoint.models["local"]) == {"a", "d"}
-        for client in "ad":
-            assert tree.digest(checkpoint.models["local"][client]) == tree.digest(
-                other.models["local"][client]
-            )

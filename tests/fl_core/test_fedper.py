@@ -8,26 +8,10 @@ from torch import nn
 
 from fl_core import tree
 from fl_core.algorithms import Round
-from fl_core.plan import LayerPlan
 from fl_core.seeds import torch_seeded
 from tests.conftest import TOY, network, play
 
 CLIENTS = [client.name for client in TOY.clients]
-
-
-def test_lg_fedavg_is_fedper_with_the_last_layer_shared():
-    ours = play(algorithm="lg_fedavg", momentum=0.9, participation=0.5)
-    layers = ours.engine.task_info.layers
-    theirs = play(
-        algorithm="fedper",
-        plan=LayerPlan(layers, ("fc3",)),
-        momentum=0.9,
-        participation=0.5,
-    )
-    assert ours.everything() == theirs.everything()
-    assert [r | {"algorithm": ""} for r in ours.rows] == [
-        r | {"algorithm": ""} for r in theirs.rows
-    ]
 
 
 def disguised():

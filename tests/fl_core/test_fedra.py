@@ -1,7 +1,6 @@
 """Clients that hold some of the blocks: what they hold, train, send and cost, and how the server puts it together."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -223,9 +222,6 @@ def test_classifiers_teach_each_other_by_the_formula(index, weight, depth):
         assert torch.allclose(ours, theirs, atol=1e-6)
 
 
-# --- blocks that normalise over batches ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("own_heads", [False, True])
 @pytest.mark.parametrize(
     "sampled",
@@ -240,7 +236,7 @@ def test_momentum_and_own_heads_are_the_formula(sampled, own_heads):
     server = found.server_state(tree.clone(start))
     own = found.heads if own_heads else frozenset()
     heads = {d: {n: start[n].double() for n in own} for d in depths}
-    draws, last = torch.Generator().manual_seed(1), dict[int, Any]()
+    draws, last = torch.Generator().manual_seed(1), {}
     for index, clients in enumerate(sampled):
         rnd = Round(index, sampled=clients)
         before = {n: t.double() for n, t in server.trees["model"].items()}

@@ -1,29 +1,19 @@
 """Vanilla and anti scheduling: what thaws when, what it costs, and over which algorithms."""
 
-from functools import cache
-
 import pytest
 import torch
 
-from fl_core import models, runner, tree
-from fl_core.algorithms import Round, TaskInfo, find, registry
-from fl_core.algorithms.scheduling import WHOLE, Scheduled
-from fl_core.costs.layers import TrainingCost, round_costs
+from fl_core import models, tree
+from fl_core.algorithms import Round, TaskInfo, find
+from fl_core.algorithms.scheduling import Scheduled
+from fl_core.costs.layers import round_costs
 from fl_core.layers import layers_of
 from fl_core.plan import LayerPlan
 from fl_core.training.workspace import Workspace
-from tests.conftest import CONFIG, TOY, network, play
+from tests.conftest import TOY, network, play
 
 HARD = {"momentum": 0.9, "weight_decay": 0.05, "lr": 0.1}
 ORDER = {"vanilla": ("fc1", "fc2", "fc3"), "anti": ("fc3", "fc2", "fc1")}
-BELOW = sorted(
-    name
-    for name, kind in registry().items()
-    if name not in ORDER
-    and not name.startswith("playerfl")
-    and not kind.needs_blocks
-    and not issubclass(kind, WHOLE)
-)
 
 
 def layers():
@@ -87,8 +77,6 @@ def test_a_layer_stands_at_its_start_until_it_thaws_and_then_moves(
         **HARD,
     )
     made, start = played.engine.algorithm, tree.state_dict(network(kind))
-    assert isinstance(made, Scheduled)
-    assert made.plan is not None
     previous = start
     for checkpoint in played.checkpoints:
         index = checkpoint.round - 1
@@ -115,72 +103,6 @@ def test_a_layer_stands_at_its_start_until_it_thaws_and_then_moves(
     )
 
 
-def over(every, names):
-    """One of ``every`` pairs of a schedule and an algorithm below it, all schedules in turn; the others are slow."""
-    return [
-        pytest.param(
-            name, below, marks=[pytest.mark.slow] * ((k + j * every // 2) % every > 0)
-        )
-        for j, name in enumerate(ORDER)
-        for k, below in enumerate(names)
-    ]
-
-
-@pytest.mark.parametrize(("name", "below"), over(8, BELOW))
-def test_a_schedule_that_freezes_nothing_is_the_algorithm_below(name, below):
-    """Bit for bit, with all that it records."""
-    common = {
-        "model": "norm",
-        "rounds": 2,
-        "eval_every": 2,
-        "participation": 0.5,
-        **HARD,
-    }
-    wanted = play(algorithm=below, **common)
-    plan = runner.assemble(
-        CONFIG.with_keys(algorithm=name, options={"base": below}),
-        data=TOY,
-        model=network("norm"),
-    ).plan
-    assert plan is not None
-    found = play(
-        algorithm=name,
-        options={"base": below, "unfreeze": (0,) * len(plan.body)},
-        **common,
-    )
-    assert found.server() == wanted.server()
-    assert found.evaluated() == wanted.evaluated()
-    told = [r | {"algorithm": ""} for r in found.rows if r["metric"] != "trained"]
-    assert told == [r | {"algorithm": ""} for r in wanted.rows]
-
-
-def paper_cnn():
-    model = models.build("scheduling_cnn", (1, 28, 28), 10, seed=0)
-    return model, layers_of(model, models.example((1, 28, 28)))
-
-
-def training_cost(*arguments):
-    """The sum of all rounds."""
-    costs = round_costs(*arguments)
-    return TrainingCost(
-        *(
-            sum(getattr(cost, name) for cost in costs)
-            for name in ("naive", "flops", "moved")
-        )
-    )
-
-
-@cache
-def cost(name):
-    """Of 300 rounds, in each of which 100 clients pass once over 500 samples in batches of 10."""
-    model, found = paper_cnn()
-    problem = TaskInfo(found, frozenset(), (500,) * 100, 1, 0, rounds=300)
-    made = find(name)(
-        problem, LayerPlan.all_but_last(found) if name != "fedavg" else None
-    )
-    return training_cost(made, Workspace(model), (1, 28, 28), 10)
-
-
 @pytest.mark.parametrize(
     ("name", "thirds", "published"),
     [
@@ -191,5 +113,13 @@ def cost(name):
     ],
 )
 def test_naive_costs_are_those_of_the_papers_table_4(name, thirds, published):
-    assert cost(name).naive == sum(100 * trained * 50 * 100 for trained in thirds)
-    assert f"{cost(name).naive / 1e9:.2f}" == published
+    """Of 300 rounds, in each of which 100 clients pass once over 500 samples in batches of 10."""
+    shape = (1, 28, 28)
+    model = models.build("scheduling_cnn", shape, 10, seed=0)
+    found = layers_of(model, models.example(shape))
+    plan = LayerPlan.all_but_last(found) if name != "fedavg" else None
+    problem = TaskInfo(found, frozenset(), (500,) * 100, 1, 0, rounds=300)
+    costs = round_costs(find(name)(problem, plan), Workspace(model), shape, 10)
+    naive = sum(each.naive for each in costs)
+    assert naive == sum(100 * trained * 50 * 100 for trained in thirds)
+    assert f"{naive / 1e9:.2f}" == published

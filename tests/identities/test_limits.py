@@ -1,8 +1,5 @@
 """Algorithms at the limits where their definitions coincide: the same bits after every round."""
 
-from dataclasses import dataclass, field
-from typing import Any
-
 import pytest
 import torch
 
@@ -22,198 +19,126 @@ from tests.conftest import (
 )
 
 SGD = {"momentum": 0.9, "weight_decay": 0.01}
-ADAMW = {
-    "optimizer": "adamw",
-    "lr": 0.01,
-    "weight_decay": 0.01,
-    "amsgrad": True,
+ADAMW = {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.01, "amsgrad": True}
+HALF = {"participation": 0.5}
+SETTINGS = {  # a network and how it is trained
+    "unused layer with decay": ("unused", SGD),
+    "batch norm local": ("norm", ADAMW | {"batchnorm": "local"}),
+    "dropout, optimiser kept": ("drop", ADAMW | HALF | {"keep_optimizer": True}),
+    "batch norm, half": ("norm", SGD | HALF | {"lr": 0.1}),
+    "sgd": ("plain", {}),
+    "adamw, 2 epochs": ("plain", ADAMW | {"epochs": 2}),
+    "batch norm drop": ("norm", SGD | {"batchnorm": "drop"}),
+    "half": ("plain", SGD | HALF),
 }
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A network and how it is trained."""
-
-    name: str
-    model: str = "plain"
-    options: dict[str, Any] = field(default_factory=dict, hash=False)
-
-    def __repr__(self):
-        return self.name
-
-
-SETTINGS = [
-    Setting("sgd"),
-    Setting("momentum and decay", options=SGD),
-    Setting("adamw, 2 epochs", options=ADAMW | {"epochs": 2}),
-    Setting("dropout", "drop", SGD),
-    Setting("unused layer with decay", "unused", SGD),
-    Setting("batch norm global", "norm", SGD),
-    Setting("batch norm local", "norm", ADAMW | {"batchnorm": "local"}),
-    Setting("batch norm drop", "norm", SGD | {"batchnorm": "drop"}),
-    Setting("two of four clients", options=SGD | {"participation": 0.5}),
-    Setting(
-        "dropout, optimiser kept, two of four",
-        "drop",
-        ADAMW | {"keep_optimizer": True, "participation": 0.5},
-    ),
-]
-QUICK = (
-    "unused layer with decay",
-    "batch norm local",
-    "dropout, optimiser kept, two of four",
-)
-
-
-def settings(quick):
-    """Parametrise by settings, all but one of which are slow."""
-    return pytest.mark.parametrize(
-        "setting",
-        [
-            pytest.param(
-                each,
-                marks=[pytest.mark.slow] * (each.name != QUICK[quick]),
-                id=each.name,
-            )
-            for each in SETTINGS
-        ],
-    )
-
-
+QUICK = list(SETTINGS)[:3]
+BOTH, APART = "server evaluated", {"adapt": False}
+LIMITS = {  # algorithm, options, plan, the algorithm that it is, and where
+    "fedprox, mu 0": ("fedprox", {"mu": 0}, "", "fedavg", BOTH),
+    "fedper, all shared": ("fedper", {}, "all", "fedavg", BOTH),
+    "fedrep, body": ("fedrep", {"head_epochs": 0}, "all", "fedavg", BOTH),
+    "fedrep, all shared": ("fedrep", {"head_epochs": 2}, "all", "fedavg", BOTH),
+    "fedbabu, all shared": ("fedbabu", {"finetune_epochs": 1}, "all", "fedavg", BOTH),
+    "playerfl, all shared": ("playerfl", {}, "all", "fedavg", BOTH),
+    "local_adaptation": ("local_adaptation", {}, "", "fedavg", BOTH),
+    "ditto": ("ditto", {"lam": 0.7}, "", "fedavg", "server global"),
+    "lg_fedavg, all shared": ("lg_fedavg", {}, "all", "fedavg", BOTH),
+    "fedlp, all kept": ("fedlp", {"keep": 1}, "", "fedavg", BOTH),
+    "fedlama, phi 1": ("fedlama", {"phi": 1}, "", "fedavg", BOTH),
+    "pfedsd, lam 0": ("pfedsd", {"lam": 0}, "", "fedavg", "server"),
+    "fedbn, no norms": ("fedbn", {}, "", "fedavg", BOTH),
+    "first order": ("per_fedavg", {"alpha": 0, "beta": "lr"}, "", "fedavg", "server"),
+    "hessian-free": ("per_fedavg", {"variant": "hf", "alpha": 0, "beta": "lr"}, "", "fedavg", "server"),
+    "ditto, no pull": ("ditto", {"lam": 0}, "", "local", "personal"),
+    "local_head, no body": ("local_head", {}, "none", "local", "evaluated"),
+    "fedamp, no pull": ("fedamp", {"lam": 0}, "", "local", "evaluated"),
+    "heurfedamp, itself": ("heurfedamp", {"self_weight": 1, "lam": 0}, "", "local", "evaluated"),
+    "heurfedamp, cloud": ("heurfedamp", {"self_weight": 1, "lam": 0, "start": "cloud"}, "", "local", "evaluated"),
+    "mr_mtl, no pull": ("mr_mtl", {"lam": 0}, "", "local", "evaluated"),
+    "apfl": ("apfl", {}, "", "fedavg", "server"),
+    "apfl, all of it": ("apfl", APART | {"alpha": 1.0}, "", "local", "evaluated"),
+    "apfl, no share": ("apfl", APART | {"alpha": 0.0}, "", "fedavg", "evaluated"),
+    "fedala, learns nothing": ("fedala", {"first": 0, "later": 0, "layers": 2}, "", "fedavg", "server"),
+    "playerfl, planned": ("playerfl", {}, "first", "fedper", "everything scores"),
+    "lg_fedavg": ("lg_fedavg", {}, "last", "fedper", "everything scores"),
+    "fedper, measured": ("fedper", {}, "auto", "playerfl", "everything"),
+}  # fmt: skip
+DRAWS = ("apfl", "apfl, all of it")
+"""Limits that hold without dropout: the second model draws, too."""
 PLAYED = {}
 
 
 def run(setting, algorithm, plan=None, **changes):
-    """A run, played once in this file; scores are of no interest here, so most are left out."""
+    """Play a run once in this file; most scores are left out."""
+    model, keys = SETTINGS[setting]
     key = repr((setting, algorithm, plan and plan.shared, sorted(changes.items())))
     if key not in PLAYED:
-        options = setting.options | changes
-        PLAYED[key] = play(
-            model=setting.model, algorithm=algorithm, plan=plan, eval_every=3, **options
-        )
+        keys = {"eval_every": 3, **keys, **changes}
+        PLAYED[key] = play(model=model, algorithm=algorithm, plan=plan, **keys)
     return PLAYED[key]
 
 
-def fedavg(setting):
-    return run(setting, "fedavg")
-
-
-def local(setting):
-    return run(setting, "local")
-
-
 def layers(setting):
-    return layers_of(fedavg(setting).task.model, models.example(TOY.shape))
+    return layers_of(run(setting, "fedavg").task.model, models.example(TOY.shape))
 
 
-FEDAVG_LIMITS = {  # algorithm, everything shared?, its options
-    "fedprox, mu 0": ("fedprox", False, {"mu": 0}),
-    "fedper, all shared": ("fedper", True, {}),
-    "fedrep, all shared, no head epochs": ("fedrep", True, {"head_epochs": 0}),
-    "fedrep, all shared": ("fedrep", True, {"head_epochs": 2}),
-    "fedbabu, all shared": ("fedbabu", True, {"finetune_epochs": 1}),
-    "playerfl, all shared": ("playerfl", True, {}),
-    "local_adaptation": ("local_adaptation", False, {"finetune_epochs": 1}),
-    "ditto's global model": ("ditto", False, {"lam": 0.7}),
-    "lg_fedavg, all shared": ("lg_fedavg", True, {}),
-    "fedlp, everything kept": ("fedlp", False, {"keep": 1}),
-    "fedlama, phi 1": ("fedlama", False, {"phi": 1}),
-    "pfedsd's global model, lam 0": ("pfedsd", False, {"lam": 0}),
-    "fedbn, nothing normalised": ("fedbn", False, {}),
-}
+def views(played, names):
+    for name in names.split():
+        if name == "scores":
+            yield [row | {"algorithm": ""} for row in played.rows]
+        elif name in ("global", "personal"):
+            yield played.models(name)
+        else:
+            yield getattr(played, name)()
 
 
-PAIRS = [  # in make test, each limit in one of the quick settings in turn
-    pytest.param(
-        limit,
-        each,
-        marks=[pytest.mark.slow] * (each.name != QUICK[k % 3]),
-        id=f"{limit}-{each.name}",
+@pytest.mark.parametrize(
+    ("limit", "setting"),
+    [
+        pytest.param(limit, each, marks=[pytest.mark.slow] * (each != QUICK[k % 3]))
+        for k, limit in enumerate(LIMITS)
+        for each in SETTINGS
+        if limit not in DRAWS or SETTINGS[each][0] != "drop"
+    ],
+)
+def test_the_limit_is_the_other_bit_for_bit(limit, setting):
+    """In ``make test`` each limit has one of three settings in turn."""
+    algorithm, options, shared, other, where = LIMITS[limit]
+    model, keys = SETTINGS[setting]
+    lr, every = keys.get("lr", CONFIG.training.lr), layers(setting)
+    options = {name: lr if v == "lr" else v for name, v in options.items()}
+    counts = {"all": len(every), "none": 0, "first": 1}
+    plan, given = None, {"config_plan": "auto"} if shared == "auto" else {}
+    if shared in counts:
+        plan = LayerPlan.prefix(every, counts[shared])
+    elif shared == "last":
+        plan = LayerPlan(every, [each.name for each in every if each.used][-1:])
+    found = run(
+        setting, algorithm, None if shared == "last" else plan, options=options, **given
     )
-    for k, limit in enumerate(FEDAVG_LIMITS)
-    for each in SETTINGS
-]
+    wanted = run(setting, other, plan if other == "fedper" else None)
+    same = algorithm != "fedbn" or model != "norm"
+    for ours, theirs in zip(views(found, where), views(wanted, where), strict=True):
+        assert (ours == theirs) == same
+    assert len({str(each) for each in wanted.everything()}) == 3, "each round moves"
 
 
-@pytest.mark.parametrize(("limit", "setting"), PAIRS)
-def test_the_limit_is_fedavg_bit_for_bit(limit, setting):
-    algorithm, shares, options = FEDAVG_LIMITS[limit]
-    if algorithm == "fedbn" and setting.model == "norm":
-        assert run(setting, algorithm).server() != fedavg(setting).server()
-        return
-    plan = LayerPlan.everything(layers(setting)) if shares else None
-    found, wanted = run(setting, algorithm, plan, options=options), fedavg(setting)
-    assert found.server() == wanted.server()
-    assert (
-        found.evaluated() == wanted.evaluated()
-    )  # with what clients keep to themselves
-    assert len(set(wanted.server())) == 3, "the model must move in every round"
-
-
-@settings(0)
-def test_ditto_without_a_pull_is_local(setting):
-    found = run(setting, "ditto", options={"lam": 0})
-    assert found.models("personal") == local(setting).models("personal")
-
-
-@settings(1)
-def test_local_head_without_a_body_is_local_bit_for_bit(setting):
-    plan = LayerPlan(layers(setting), ())
-    assert run(setting, "local_head", plan).evaluated() == local(setting).evaluated()
-
-
-@settings(0)
-def test_playerfl_with_a_plan_is_fedper_with_it(setting):
-    plan = LayerPlan.prefix(layers(setting), 1)
-    ours, theirs = run(setting, "playerfl", plan), run(setting, "fedper", plan)
-    assert ours.everything() == theirs.everything()
-    assert [r | {"algorithm": ""} for r in ours.rows] == [
-        r | {"algorithm": ""} for r in theirs.rows
-    ]
-
-
-@settings(2)
-def test_fedper_with_a_measured_plan_decides_and_trains_as_playerfl(
-    setting,
-):
-    ours, theirs = run(setting, "fedper", config_plan="auto"), run(setting, "playerfl")
-    assert ours.engine.algorithm.plan == theirs.engine.algorithm.plan
-    assert ours.server() == theirs.server()
-    assert ours.evaluated() == theirs.evaluated()
-    assert ours.everything() == theirs.everything()
-
-
-@settings(1)
 @pytest.mark.parametrize(
     ("variant", "by"), [("playerfl_minus", -1), ("playerfl_plus", 1)]
 )
-def test_one_layer_less_or_more_is_playerfl_with_that_plan(setting, variant, by):
+def test_one_layer_less_or_more_is_playerfl_with_that_plan(variant, by):
+    setting = "batch norm local"
     decided = run(setting, "playerfl").engine.algorithm.plan
-    assert decided is not None
-    assert decided.cut is not None
     count = min(max(decided.cut + by, 1), len(decided.layers) - 1)
-    ours = run(setting, variant)
-    assert ours.engine.algorithm.plan is not None
+    ours, plan = run(setting, variant), LayerPlan.prefix(decided.layers, count)
     assert ours.engine.algorithm.plan.cut == count
-    assert (
-        ours.server()
-        == run(setting, "playerfl", LayerPlan.prefix(decided.layers, count)).server()
-    )
+    assert ours.server() == run(setting, "playerfl", plan).server()
 
 
-@settings(2)
-def test_fedavg_of_one_client_is_local_training(setting):
-    options = setting.options | {"participation": 1.0}
-    common = {
-        "data": federation(sizes=(45,)),
-        "model": setting.model,
-        "eval_every": 3,
-        **options,
-    }
-    assert (
-        play(algorithm="fedavg", **common).evaluated()
-        == play(algorithm="local", **common).evaluated()
-    )
+def test_fedavg_of_one_client_is_local_training():
+    one = {"data": federation(sizes=(45,)), "model": "drop", **ADAMW}
+    ours, theirs = (play(algorithm=name, **one) for name in ("fedavg", "local"))
+    assert ours.evaluated() == theirs.evaluated()
 
 
 @pytest.mark.parametrize("name", every_other(sorted(registry().keys() - {"pfedhn"})))
@@ -245,12 +170,9 @@ def test_the_common_start_does_not_depend_on_the_algorithm(name):
 
 def test_the_networks_are_as_their_settings_say():
     """Dropout draws, batch normalisation has buffers: otherwise the settings above would test nothing."""
-    assert [layer.name for layer in layers(SETTINGS[0])] == ["fc1", "fc2", "fc3"]
-    assert any(layer.buffers for layer in layers(SETTINGS[5]))
-    assert not any(layer.buffers for layer in layers(SETTINGS[7]))
-    assert layers(SETTINGS[4])[-1].used is False
-    assert (
-        fedavg(SETTINGS[3]).server()
-        != play(model=network("plain"), algorithm="fedavg", **SGD).server()
-    )
-    assert fedavg(SETTINGS[8]).server() != fedavg(SETTINGS[1]).server()
+    assert [layer.name for layer in layers("sgd")] == ["fc1", "fc2", "fc3"]
+    assert any(layer.buffers for layer in layers("batch norm, half"))
+    assert not any(layer.buffers for layer in layers("batch norm drop"))
+    assert layers("unused layer with decay")[-1].used is False
+    drop, plain = (play(model=kind, algorithm="fedavg") for kind in ("drop", "plain"))
+    assert drop.server() != plain.server()

@@ -21,7 +21,6 @@ from tests.identities.plainly import (
     played as run_exact,
     states,
 )
-from tests.identities.test_limits import run, settings
 
 
 def moved_along(weights, along, by):
@@ -48,20 +47,6 @@ def test_pfedme_is_its_definition():
     mean, start = average(copies), initial()
     wanted = {n: (1 - beta) * start[n] + beta * mean[n] for n in mean}
     check_close(played.checkpoints[0].server.trees["model"], wanted)
-
-
-@pytest.mark.parametrize("variant", ["fo", "hf"])
-@settings(1)
-def test_per_fedavg_without_adaptation_is_fedavg(setting, variant):
-    """Bit for bit, at rate beta."""
-    rate = setting.options.get("lr", CONFIG.training.lr)
-    found = run(
-        setting, "per_fedavg", options={"alpha": 0, "beta": rate, "variant": variant}
-    )
-    wanted = run(setting, "fedavg")
-    assert found.server() == wanted.server()
-    assert found.models("global") == wanted.models("global")
-    assert len(set(found.server())) == 3
 
 
 @pytest.mark.parametrize("variant", ["fo", "hf"])
