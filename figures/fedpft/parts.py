@@ -15,22 +15,20 @@ from diagnostics.plots.drawing import COLOURS, style
 from figures import items
 from figures.differences import difference
 from figures.fedpft import fitted
-from figures.fedpft.fitted import ALPHA, HALF, ORIGIN, OURS, Table
+from figures.fedpft.fitted import ALPHA, ORIGIN, Table
+from figures.fedpft.insides import BASE
 from figures.items import Drawing, Finding, Item, set_apart
 from figures.page import markdown, missing_runs, percent
-from figures.recipe import labels, scored_at_end, tested, trained, where
+from figures.recipe import labels, tested, trained, where
 from figures.verdicts import LEVEL, MARGIN, judged
 from fl_core import rows, runner
 from fl_core.algorithms.fedpft import SETTINGS
-from fl_core.config import RunConfig
 from fl_core.statistics import mean_interval
 
-NAME = "fedpft.parts"
-SHARED = {"III": HALF, "V": OURS}
-"""Settings of the ablation that are runs of :mod:`figures.fedpft.fitted`, whose rows are drawn with these."""
+NAME, OURS = "fedpft.parts", "setting_V"
 COUNTS = (1, 5, 10, 20, 40)
 """Numbers of prompts; the paper's are lost from its text, but for the default, 10."""
-_WHOLE = scored_at_end(fitted.RUNS[OURS])
+_WHOLE = BASE.with_keys(alpha=ALPHA, algorithm="fedpft")
 _EPOCHS = int(_WHOLE.training.epochs or 0)
 
 
@@ -66,22 +64,14 @@ SWEEPS = {
 }  # fmt: skip
 
 
-def _with(options: Mapping[str, Any]) -> RunConfig:
-    return _WHOLE.with_keys(options=dict(options))
-
-
+_OPTIONS: dict[str, Mapping[str, Any]] = {
+    f"setting_{name}": options for name, options in SETTINGS.items()
+} | {
+    sweep.run(value): {sweep.option: value}
+    for sweep in SWEEPS.values() for value in sweep.values if value != sweep.usual
+}  # fmt: skip
 RUNS = {
-    **{
-        f"setting_{name}": _with(options)
-        for name, options in SETTINGS.items()
-        if name not in SHARED
-    },
-    **{
-        sweep.run(value): _with({sweep.option: value})
-        for sweep in SWEEPS.values()
-        for value in sweep.values
-        if value != sweep.usual
-    },
+    run: _WHOLE.with_keys(options=dict(options)) for run, options in _OPTIONS.items()
 }
 
 
@@ -98,18 +88,10 @@ def measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     ])  # fmt: skip
 
 
-STUDY = items.register(Item(
+items.register(Item(
     NAME, "What FedPFT's parts, prompts and epochs do to its accuracy on CIFAR-10", RUNS, seeds=3,
     budget="some ten hours of one core; a run takes 3 to 17 minutes", measure=measure,
 ))  # fmt: skip
-
-
-def joined(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of this study, and from the other study those of FedPFT with and without contrast."""
-    other = fitted.STUDY.read(fitted.STUDY.path())[1]
-    return pd.concat(
-        [frame, other[other["run"].isin(list(SHARED.values()))]], ignore_index=True
-    )
 
 
 # --- Table 3 ---------------------------------------------------------------------------------------------------
@@ -126,16 +108,12 @@ PARTS = {
 }
 
 
-def _line(name: str) -> str:
-    return SHARED.get(name, f"setting_{name}")
-
-
 TABLE = Table(
     "Table 3",
-    {_line(name): name.lower() for name in PARTS},
+    {f"setting_{name}": name.lower() for name in PARTS},
     (ORIGIN,),
     tuple(
-        (_line(more), [_line(less)])
+        (f"setting_{more}", [f"setting_{less}"])
         for more, less in (
             ("II", "I"),
             ("III", "II"),
@@ -145,20 +123,17 @@ TABLE = Table(
         )
     ),
     dataset="cifar100",
-    names={_line(name): f"{name}: {words}" for name, words in PARTS.items()},
+    usual=OURS,
+    names={f"setting_{name}": f"{name}: {words}" for name, words in PARTS.items()},
     whole="every part adds accuracy",
 )
-
-
-def _ablation(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    return fitted.draw(header, joined(frame), TABLE)
 
 
 # --- Figs. 7 and 9 ---------------------------------------------------------------------------------------------
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawing:
-    values = fitted.measured(joined(frame))
+    values = fitted.measured(frame)
     names = {value: (sweep.run(value), ORIGIN) for value in sweep.values}
     drawn = values.loc[[names[value] for value in sweep.values]]
     found = {
@@ -206,7 +181,9 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, sweep: Sweep) -> Drawi
         figure,
         shown,
         caption,
-        set_apart([_finding(values, sweep)], fitted.far(joined(frame))),
+        set_apart(
+            [_finding(values, sweep)], fitted.far(frame, BASE.data.dataset, OURS)
+        ),
         page,
     )
 
@@ -242,11 +219,11 @@ _TITLES = {
 }
 items.register(Item(
     "fedpft.table3", f"Ablation of FedPFT's parts, CIFAR-10 for CIFAR-100 (FedPFT, Table 3, α = {ALPHA:g})",
-    source=NAME, draw=_ablation, shown=[f"setting_{name}" for name in SETTINGS if name not in SHARED],
+    source=NAME, draw=partial(fitted.draw, table=TABLE), shown=[f"setting_{name}" for name in SETTINGS],
 ))  # fmt: skip
 for _name, _sweep in SWEEPS.items():
     _title = f"{_TITLES[_name]}, CIFAR-10 (FedPFT, {_sweep.place}, α = {ALPHA:g})"
-    _drawn = [_sweep.run(value) for value in _sweep.values if value != _sweep.usual]
+    _drawn = [_sweep.run(value) for value in _sweep.values]
     items.register(
         Item(
             _name, _title, source=NAME, draw=partial(_draw, sweep=_sweep), shown=_drawn

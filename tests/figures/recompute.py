@@ -360,26 +360,36 @@ def significant() -> list[str]:
 # --- FedPFT ---------------------------------------------------------------------------------------------------
 
 
-def fedavg_leads(ours: str, theirs: str) -> list[str]:
-    """Return the leads of FedAvg after 80 rounds: means over clients and the last three evaluations."""
-    frame = rows("fedpft.longer")
-    found = []
-    for name in ("FedPer", "FedBN", "FedCAC"):
-        sides = []
-        for run, metric in (("fedavg", ours), (name.lower(), theirs)):
-            own = frame[(frame["run"] == run) & (frame["metric"] == metric)]
-            means = own.groupby(["round", "seed"])["value"].mean().unstack("seed")
-            sides.append(means.sort_index().tail(3).mean())
-        found.append(f"{name} {interval(sides[0] - sides[1])}")
-    return found
+OWN_WAY, NEW, MAPPED = "origin_accuracy", "probe_accuracy", "match_accuracy"
+OTHERS = {"fedper": "FedPer", "fedbn": "FedBN", "fedcac": "FedCAC"}
+ALL = {"fedavg": "FedAvg", **OTHERS, "no_contrast": "FedPFT w/o contrast"}
 
 
-LINES["fedpft.fedavg_extractor"] = partial(
-    fedavg_leads, "probe_accuracy", "probe_accuracy"
-)
-LINES["fedpft.fedavg_linear_map"] = partial(
-    fedavg_leads, "match_accuracy", "origin_accuracy"
-)
+@cache
+def after_80_rounds(run: str, metric: str) -> pd.Series:
+    """Return means over clients and the last three evaluations, by seed."""
+    frame = rows("fedpft.longer", run)
+    own = frame[(frame["metric"] == metric) & (frame["variant"] == "")]
+    means = own.groupby(["round", "seed"])["value"].mean().unstack("seed")
+    return means.sort_index().tail(3).mean()
+
+
+def fedpft_leads(
+    run: str, ours: str, others: dict[str, str], theirs: str, level: float = 0.95
+) -> list[str]:
+    gaps = {
+        name: after_80_rounds(run, ours) - after_80_rounds(other, theirs)
+        for other, name in others.items()
+    }
+    return [f"{name} {interval(gap, level)}" for name, gap in gaps.items()]
+
+
+LINES |= {
+    "fedpft.best": partial(fedpft_leads, "fedpft", OWN_WAY, ALL, OWN_WAY),
+    "fedpft.matched": partial(fedpft_leads, "fedpft", NEW, {"fedpft": "points more:"}, OWN_WAY, 0.9),
+    "fedpft.fedavg_extractor": partial(fedpft_leads, "fedavg", NEW, OTHERS, NEW),
+    "fedpft.fedavg_linear_map": partial(fedpft_leads, "fedavg", MAPPED, OTHERS, OWN_WAY),
+}  # fmt: skip
 
 
 @covers("fedpft.modules_sent")
