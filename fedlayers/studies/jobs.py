@@ -49,6 +49,7 @@ from fl_core.errors import (
     as_list,
     check_known,
     listing,
+    plural,
     warn,
 )
 from fl_core.models.registry import wants_weights
@@ -320,7 +321,7 @@ def train(
             place.live.add(str(job.path), frame.assign(algorithm=job.label))
         quarter = count * PROGRESS_LINES // len(jobs)
         if tell is not None and quarter > (count - 1) * PROGRESS_LINES // len(jobs):
-            tell(f"{count} of {len(jobs)} runs: {job.words}")
+            tell(f"{count} of {plural(len(jobs), 'run')}: {job.words}")
 
     works: Iterable[TrainingJob] = jobs
     if isinstance(place, WorkerPool):

@@ -192,10 +192,12 @@ def _add_race(page: Page, out: Path, choice: Choice, found: Answers) -> None:
     main = choice.main
     page.text("## How sure the decision is")
     page.points(found.lines)
-    seeds = choice.standing.judged["seed"].nunique()
+    seeds, later = choice.standing.judged["seed"].nunique(), ""
+    if choice.inference.early is not None:
+        later = " Only the kept one trained to its own end."
     page.text(
         f"Candidates with the same data, start and batches were trained up to round {choice.until} with "
-        f"{plural(seeds, 'seed')} each, and judged on validation samples."
+        f"{plural(seeds, 'seed')} each, and judged on validation samples.{later}"
     )
     words = {arm.name: arm.words for arm in choice.arms}
     table = choice.shown()
