@@ -37,22 +37,32 @@ def main(out: Path, rounds: int) -> None:
             f"{out} must be new, or hold an earlier federation; got another folder. Choose a new one."
         )
     shutil.rmtree(out, ignore_errors=True)
-    files = {}
-    for name in HOSPITALS:
-        files[name] = out / name / "site.toml"
-        files[name].parent.mkdir(parents=True)
-        files[name].write_text(f'name = "{name}"\npath = "heart"\n')
+    files = hospital_files(out)
     with LocalFederation(out / "processes", files) as federation:
         tell(f"superlink on 127.0.0.1:{federation.port}, supernodes of {len(files)}")
         for algorithm in ALGORITHMS:
-            server = out / f"{algorithm}.toml"
-            server.write_text(
-                f'out = "{(out / algorithm).absolute()}"\nsites = {len(files)}\n'
-                f'[config]\nalgorithm = "{algorithm}"\nrounds = {rounds}\n'
-            )
-            federation.run(server)
+            federation.run(server_file(out, algorithm, rounds))
             tell(f"{algorithm} is done")
     tell(f"report: {report(out)}")
+
+
+def hospital_files(out: Path) -> dict[str, Path]:
+    """Write each hospital's site file in a folder of its own, and return them by name."""
+    files = {name: out / name / "site.toml" for name in HOSPITALS}
+    for name, file in files.items():
+        file.parent.mkdir(parents=True)
+        file.write_text(f'name = "{name}"\npath = "heart"\n')
+    return files
+
+
+def server_file(out: Path, algorithm: str, rounds: int) -> Path:
+    """Write the server's file of a run over all hospitals, and return it."""
+    file = out / f"{algorithm}.toml"
+    file.write_text(
+        f'out = "{(out / algorithm).absolute()}"\nsites = {len(HOSPITALS)}\n'
+        f'[config]\nalgorithm = "{algorithm}"\nrounds = {rounds}\n'
+    )
+    return file
 
 
 def report(out: Path) -> Path:

@@ -10,6 +10,7 @@ from typing import Any
 from flwr.app import Context, Message as FlowerMessage
 from flwr.clientapp import ClientApp
 
+import fl_core
 from fedlayers.flower.federation import federated
 from fedlayers.flower.packets import Packet, error_packet, packet_of
 from fedlayers.flower.site import Site, States
@@ -52,6 +53,16 @@ def answer(
         reply = error_packet(error)
         print(f"fedlayers: {reply.head['text']}", flush=True)
     return FlowerMessage(reply.records(), reply_to=message)
+
+
+def facts(site: Site, packet: Packet) -> Packet:
+    """Return what the server needs to know first, if it has the same version."""
+    version = packet.head.get("version")
+    if version != fl_core.__version__:
+        raise UsageError(
+            f"fedlayers must be the server's version, {version}; got {fl_core.__version__}. Install the same."
+        )
+    return Packet(site.facts())
 
 
 def begin(site: Site, packet: Packet) -> Packet:
@@ -182,7 +193,7 @@ def client_app(mods: Sequence[Any] = ()) -> ClientApp:
         mods: Flower's modifiers of training, such as a clipped update with noise.
     """
     made = ClientApp()
-    made.query("facts")(partial(answer, lambda site, _: Packet(site.facts())))
+    made.query("facts")(partial(answer, facts))
     made.query("describe")(
         partial(answer, lambda site, asked: Packet(site.describe(**asked.head)))
     )

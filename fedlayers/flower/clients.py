@@ -19,7 +19,6 @@ from fedlayers.flower import checks
 from fedlayers.flower.federation import (
     DESCRIPTION,
     FACTS,
-    check_alike,
     checked,
     common,
 )
@@ -35,7 +34,7 @@ from fl_core.client_runner import (
 )
 from fl_core.clients import LocalClients
 from fl_core.config import AUTO
-from fl_core.errors import RunError, about, listing, warn
+from fl_core.errors import RunError, UsageError, about, as_list, listing, warn
 from fl_core.task import Task
 from fl_core.tree import Tree
 
@@ -85,13 +84,16 @@ class Sites:
         while len(found := sorted(self.grid.get_node_ids())) < self.count:
             time.sleep(POLL)
         self.nodes = {f"node {node}": node for node in found}
-        asked = dict.fromkeys(self.nodes, Packet({}))
+        version = Packet({"version": fl_core.__version__})
+        asked = dict.fromkeys(self.nodes, version)
         facts = [
             (checked(node, packet.head, FACTS), self.nodes[node])
             for node, packet in self.ask("query.facts", asked, FACT_BYTES).items()
         ]
         facts.sort(key=lambda each: each[0]["name"])
-        check_alike([each for each, _ in facts], fl_core.__version__)
+        names = as_list("sites", [each["name"] for each, _ in facts], distinct=True)
+        if not all(map(str.strip, names)):
+            raise UsageError("a site's name must have signs; got none.")
         self.facts = facts[0][0]
         self.nodes = {each["name"]: node for each, node in facts}
 
@@ -99,7 +101,7 @@ class Sites:
         """Return the kind and the preparation of the sites' data for the splits of a seed. They are asked once."""
         if seed not in self._common:
             asked = {
-                name: Packet({"number": number, "seed": seed})
+                name: Packet({"number": number, "seed": seed, "alike": self.facts})
                 for number, name in enumerate(self.nodes)
             }
             replies = self.ask("query.describe", asked, FACT_BYTES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from fl_core.data import FederatedData, Partition
 from fl_core.data.federated import ClientData, Split, digest_of
 from fl_core.data.partitions import SPLITS
 from fl_core.data.preprocessing import Preprocessing, width
-from fl_core.errors import UsageError, as_list, listing
+from fl_core.errors import UsageError, listing
 from fl_core.rows import CLASSIFICATION, REGRESSION
 from fl_core.tokens import TokenShape
 
@@ -21,7 +21,6 @@ OWN = "own"
 """The name of data that are not a registered dataset."""
 FACTS = {
     "name": str,
-    "version": str,
     "dataset": str,
     "task": str,
     "classes": [str],
@@ -59,24 +58,6 @@ def checked(site: str, found: Mapping[str, Any], form: Any) -> dict[str, Any]:
     if wrong:
         raise UsageError(f"site {site!r}: {wrong}.")
     return dict(found)
-
-
-def check_alike(facts: Sequence[Mapping[str, Any]], version: str) -> None:
-    """Check that sites have different names, one version, and data of one kind.
-
-    Raises:
-        UsageError: names the site that differs.
-    """
-    as_list("sites", [each["name"] for each in facts], distinct=True)
-    for each in facts:
-        if not each["name"].strip():
-            raise UsageError("a site's name must have signs; got none.")
-        for key, first in {**facts[0], "version": version}.items():
-            if key != "name" and each[key] != first:
-                raise UsageError(
-                    f"{key} of site {each['name']!r} must be {str(first)[:60]}; got {str(each[key])[:60]}. "
-                    "Let the server and all sites have the same."
-                )
 
 
 def common(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,9 +176,13 @@ def diagnose(sites: Sites, task: Task, metrics: Sequence[str]) -> Report:
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the federation that the run config names. An error is one line."""
+    """Run the federation that the run config names.
+
+    Flower prints what this raises, and marks the run as failed. Without its frames an error is one line.
+    """
     try:
         path = Path(str(context.run_config.get(RUN_KEY, "")))
         federate(grid, read_keys(path.absolute(), ServerFile))
     except (UsageError, RuntimeError, OSError) as error:
-        raise SystemExit(f"fedlayers: {error}") from error
+        sys.tracebacklimit = 0
+        raise RunError(f"fedlayers: {error}") from None

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
-import fl_core
 from fedlayers.flower.packets import read_keys
 from fl_core import storage, tree
 from fl_core.algorithms.base import State
@@ -149,7 +148,6 @@ class Site:
         words = source.words
         return {
             "name": self.name,
-            "version": fl_core.__version__,
             "dataset": self.file.path if self.file.path in DATASETS else "",
             "tokens": getattr(source.shape, "tokens", 0),
             "words": "" if words is None else sha("\n".join(words).encode()),
@@ -159,8 +157,23 @@ class Site:
             **{key: getattr(source, key) for key in OF_SOURCE},
         }
 
-    def describe(self, number: int, seed: int) -> dict[str, Any]:
-        """Return the sizes of the client's splits, their digest and classes, and what a table's preparation needs."""
+    def describe(
+        self, number: int, seed: int, alike: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the sizes of the client's splits, their digest and classes, and what a table's preparation needs.
+
+        Args:
+            alike: facts that the other sites have.
+
+        Raises:
+            UsageError: this site has others.
+        """
+        for key, own in self.facts().items():
+            if key != "name" and json_bytes(own) != json_bytes(alike[key]):
+                raise UsageError(
+                    f"{key} must be {str(alike[key])[:60]}, as at other sites; got {str(own)[:60]}. "
+                    "Let all sites have the same."
+                )
         source, parts = self.source, self._split(number, seed)
         several = source.task == CLASSIFICATION
         return {

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from flwr.app import Message
 
 import fedlayers as fl
-from fedlayers.flower import packets
+from fedlayers.flower import clients, packets
 from fedlayers.flower.clients import Sites
 from fedlayers.flower.federation import federated
 from fedlayers.flower.packets import read_keys
@@ -78,8 +79,6 @@ FORGED = [
         lambda p: p.head["sizes"].insert(0, -1),
     ),
     ("must have 1 to", "query.describe", lambda p: p.head.update(sizes=[10**10, 1, 1])),
-    ("version of site", "query.facts", lambda p: p.head.update(version="0.1")),
-    ("classes of site", "query.facts", lambda p: p.head.update(classes=["a", "b"])),
     (
         "must have moments",
         "query.describe",
@@ -151,9 +150,30 @@ def test_bad_files_are_one_line(tmp_path):
         assert words in str(caught.value)
 
 
+def test_a_site_that_differs_says_so_and_so_does_the_server(
+    tmp_path, monkeypatch, capsys
+):
+    files = site_files(tmp_path)
+    plain = files[2].read_text()
+    files[2].write_text(f'classes = ["ill", "well", "dead"]\n{plain}')
+    with pytest.raises(UsageError, match=r"^site .west.: classes must be"):
+        over_sites(tmp_path / "run", LocalGrid(files))
+    files[2].write_text(plain)
+    monkeypatch.setattr(clients, "fl_core", SimpleNamespace(__version__="0.1"))
+    with pytest.raises(UsageError, match=r"the server.s version, 0\.1"):
+        over_sites(tmp_path / "run", LocalGrid(files))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:27] for line in lines] == [
+        "fedlayers: classes must be ",
+        *["fedlayers: fedlayers must b"] * 3,
+    ]
+    assert not (tmp_path / "run").exists()
+
+
 ORPHAN = """
 import sys, time
 from pathlib import Path
+from types import SimpleNamespace
 from fedlayers.flower.site import States
 from fl_core.algorithms.base import State
 folder = Path(sys.argv[1])

@@ -132,12 +132,3 @@ def over_sites(out: Path, grid: LocalGrid, sites: int = 3, **keys: Any) -> Any:
     }
     file = ServerFile(str(out), sites, config={**PLAIN, **keys}, **own)
     return federate(grid, file)
-
-
-def heart_files(folder: Path, names: Iterable[str]) -> list[Path]:
-    """Write site files of hospitals of the heart dataset."""
-    folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / f"{name}.toml" for name in names]
-    for file in files:
-        file.write_text(f'name = "{file.stem}"\npath = "heart"\n')
-    return files

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
+from examples.four_hospitals import hospital_files, server_file as hospital_run
 from examples.local_federation import LocalFederation
 from fl_core.records.store import Run
 from tests.fedlayers.flower.grid import PLAIN, WARDS, site_files
@@ -55,6 +59,10 @@ def has_round(out: Path, number: int) -> bool:
 def test_a_real_round_of_two_sites_has_the_bits_of_one_process(tmp_path: Path) -> None:
     file = server_file(tmp_path / "run", "fedper", rounds=1, sites=2)
     with federation(tmp_path, sites=2) as found:
+        (tmp_path / "bad.toml").write_text('ot = "x"')
+        shown = found.run(tmp_path / "bad.toml")
+        assert shown.count("unknown key 'ot': did you mean 'out'?") == 1, shown
+        assert "line " not in shown
         found.run(file)
     tables = ",".join(str(tmp_path / "sites" / f"{ward}.csv") for ward in WARDS[:2])
     home = {"algorithm": "fedper", "rounds": 1, "dataset": tables}
@@ -108,3 +116,18 @@ def test_kills_of_a_supernode_and_of_the_server_change_no_bit(
     sites = wards.folder.parent / "sites"
     at_home(sites, tmp_path / "home", algorithm="fedper", rounds=3)
     assert_same(out, tmp_path / "home")
+
+
+@pytest.mark.federation
+def test_a_stage_of_four_sites_costs_little_more_than_empty_messages(tmp_path):
+    """With ``-s`` it prints the seconds that the page on federations states."""
+    with LocalFederation(tmp_path / "f", hospital_files(tmp_path)) as found:
+        found.run(hospital_run(tmp_path, "fedavg", rounds=4))
+        app = str(Path(__file__).parent / "empty_app")
+        shown = found.call(["flwr", "run", app, "here", "--stream"])
+    empty = [float(each) for each in re.findall(r"empty messages: (\S+) s", shown)]
+    timing = pd.read_json(tmp_path / "fedavg" / "timing.jsonl", lines=True)
+    seconds = timing[["train", "evaluate"]].median()
+    print(f"\nempty {np.median(empty)}", seconds.to_string(), sep="\n")
+    assert len(empty) == 4
+    assert seconds.max() < 8 * np.median(empty)

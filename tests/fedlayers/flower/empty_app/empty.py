@@ -1,0 +1,34 @@
+"""A Flower app that sends empty messages to all nodes, and prints how long the replies take."""
+
+from __future__ import annotations
+
+import time
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+TIMES = 4
+POLL = 0.3
+client = ClientApp()
+server = ServerApp()
+
+
+@client.query()
+def reply(message: Message, context: Context) -> Message:
+    """Reply with nothing."""
+    return Message(RecordDict(), reply_to=message)
+
+
+@server.main()
+def main(grid: Grid, context: Context) -> None:
+    """Ask all nodes at once, some times."""
+    for _ in range(TIMES):
+        began = time.monotonic()
+        nodes = grid.get_node_ids()
+        asked = [Message(RecordDict(), node, "query") for node in nodes]
+        ids, replies = grid.push_messages(asked), 0
+        while replies < len(asked):
+            time.sleep(POLL)
+            replies += len(list(grid.pull_messages(ids)))
+        print(f"empty messages: {time.monotonic() - began:.1f} s", flush=True)
