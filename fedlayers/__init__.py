@@ -65,7 +65,7 @@ if TYPE_CHECKING:
         register as register,
     )
     from fl_core.config import RunConfig as RunConfig
-    from fl_core.costs.layers import cost_steps as cost_steps, plan_cost as plan_cost
+    from fl_core.costs import cost_steps as cost_steps, plan_cost as plan_cost
     from fl_core.data.federated import FederatedData as FederatedData
     from fl_core.data.loading import load as load
     from fl_core.data.partitions.base import partition as partition

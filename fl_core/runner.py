@@ -18,7 +18,7 @@ from fl_core import restore, storage, tree
 from fl_core.client_runner import ClientRunner
 from fl_core.clients import Executor, LocalClients, MakesExecutor, Serial, executor
 from fl_core.config import AUTO, RunConfig
-from fl_core.costs.flops import training_flops
+from fl_core.costs import training_flops
 from fl_core.data import FederatedData
 from fl_core.engine import Engine, Instruments, PlanSelection, first_models
 from fl_core.errors import RunError, UsageError, as_list, check_known, listing, warn

@@ -14,7 +14,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from fl_core.costs.layers import nodes
+from fl_core.costs import nodes
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.model_contexts import Hook, with_hooks

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 GROUPS = {
     "Decide": {
-        "choose": "decide:Choose",
-        "study": "decide:Study",
-        "compare": "decide:Compare",
-        "tune": "decide:Tune",
-        "regret": "decide:Regret",
+        "choose": "train:Choose",
+        "study": "train:Study",
+        "compare": "train:Compare",
+        "tune": "train:Tune",
+        "regret": "train:Regret",
     },
     "Train": {
         "run": "train:Run",

@@ -1,14 +1,19 @@
-"""Commands that train one algorithm: run, resume."""
+"""Commands that train: one algorithm (run, resume), or many runs (choose, compare, tune, regret, study)."""
 
 from __future__ import annotations
 
 import dataclasses
 import shlex
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fedlayers.cli.options import Command, ConfiguredCommand
-from fl_core.errors import plural
+from fedlayers import catalogue
+from fedlayers.cli.options import OF_RACE, Command, ConfiguredCommand, by_name, texts
+from fl_core.bounds import at_least, check_value
+from fl_core.config import AUTO, RunConfig
+from fl_core.errors import UsageError, plural
+from fl_core.progress import say
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,3 +129,351 @@ def print_result(engine: Any, out: Path) -> None:
     print(tables.scores(stored.rows()[1], engine.done, best))
     print("", *notes, sep="\n")
     check_end(stored, engine.done if rule is None else best.get(rule.main, engine.done))
+
+
+ARMS = ("nothing", "half", "all_but_last", "all")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ManyRuns(ConfiguredCommand):
+    """The base of commands that train many runs. They can be interrupted and started again."""
+
+    seeds: int
+    """Number of seeds, counted from --seed."""
+    backend: str = ""
+    """Where runs train: local:N (N processes), ray or ray:HOST:PORT (a Ray cluster). Default: this process."""
+
+    def interrupted(self) -> str:
+        return "the same command continues"
+
+    def own_defaults(self) -> Collection[str]:
+        return ("checkpoint_every",)
+
+    def asked_config(self) -> RunConfig:
+        check_value("--seeds", self.seeds, at_least(1))
+        if self.backend:
+            from fedlayers.backends.local import check_backend
+
+            check_backend(self.backend)
+        return super().asked_config()
+
+    @property
+    def all_seeds(self) -> tuple[int, ...]:
+        """Return the seeds of the runs."""
+        first = self.keys.execution.seed
+        return tuple(range(first, first + self.seeds))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OneAlgorithm(ManyRuns):
+    """Base of commands whose runs all train one algorithm with the plans under study."""
+
+    algorithm: str = "fedper"
+    """Algorithm that trains all runs. It must use a plan."""
+
+    without: ClassVar[Collection[str]] = ("algorithm", "plan", "rule", "monitor")
+
+    def asked_config(self) -> RunConfig:
+        config = super().asked_config()
+
+        from fl_core.algorithms.base import find
+
+        if not find(self.algorithm).uses_plan:
+            raise UsageError(
+                f"--algorithm must use a plan; got {self.algorithm}, which uses no plan. Use fedper."
+            )
+        return config
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SeveralAlgorithms(ManyRuns):
+    """The base of commands that run several algorithms, each with options of its own."""
+
+    algorithms: tuple[str, ...]
+    """Algorithms to train: see fedlayers list algorithms."""
+    option: tuple[str, ...] = ()
+    """An option of one algorithm, such as --option fedprox.mu=0.1. Repeatable."""
+
+    without: ClassVar[Collection[str]] = ("algorithm", "options")
+
+    def own_options(self) -> dict[str, dict[str, Any]]:
+        """Return the algorithms' own options, after checks."""
+        for name in self.algorithms:
+            catalogue.check("algorithm", name)
+        return by_name(self.option, "algorithm", self.algorithms)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compare(SeveralAlgorithms):
+    """Train several algorithms, and compare their scores.
+
+    If it stops, type the same command again: it continues.
+
+    Next: fedlayers plot OUT/rows.jsonl
+
+    Examples:
+        fedlayers compare --algorithms local fedavg playerfl --seeds 5
+        fedlayers compare --algorithms fedprox ditto --option fedprox.mu=0.01
+        fedlayers tune --algorithms fedavg fedprox --search lr=0.01,0.1 --trials 2
+        fedlayers compare --algorithms fedavg fedprox --tuned out/tune/tuned.json --out out/tuned
+    """
+
+    algorithms: tuple[str, ...] = ("local", "fedavg", "fedper", "playerfl")
+    seeds: int = 3
+    tuned: Path | None = None
+    """Settings that fedlayers tune found: its tuned.json."""
+    score: str = ""
+    """Score that decides, such as auroc or loss. Default: the main score of the task."""
+    baselines: bool = False
+    """Also score the base rate, linear models and gradient boosting."""
+    out: Path = Path("out/compare")
+    """Folder for the results."""
+
+    def own_defaults(self) -> Collection[str]:
+        from fedlayers.studies.tune import TRAINING
+
+        return *super().own_defaults(), *(() if self.tuned is None else TRAINING)
+
+    def main(self, line: str) -> None:
+        config, options = self.asked_config(), self.own_options()
+
+        from fedlayers.studies import report
+        from fedlayers.studies.compare import compare
+        from fl_core.plan import LayerPlan
+
+        report.to_files()
+        plan = None
+        if config.federation.plan not in (None, AUTO):
+            plan = LayerPlan.load(str(config.federation.plan))
+            config = config.with_keys(plan=None)
+        comparison = compare(
+            config,
+            self.algorithms,
+            self.all_seeds,
+            self.out,
+            options=options,
+            plan=plan,
+            tuned=self.tuned,
+            score=self.score,
+            baselines=self.baselines,
+            backend=self.backend,
+            command=line,
+        )
+        for name, figure in report.draw_comparison(comparison).items():
+            report.save(figure, self.out / f"{name}.png", command=line)
+        print(comparison.text())
+        print(f"\nrows, table and pictures: {self.out}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tune(SeveralAlgorithms):
+    """Search learning rates and options of algorithms.
+
+    All algorithms have the same number of trials. Validation samples score them. The estimated cost is printed first.
+    If it stops, type the same command again: it continues.
+
+    Next: fedlayers compare --tuned OUT/tuned.json
+
+    Examples:
+        fedlayers tune --algorithms fedavg fedprox --search lr=1e-4..0.1:log mu=0.01,1
+        fedlayers tune --algorithms fedper ditto --search lr=0.01,0.1 ditto.lam=0.1..10:log
+    """
+
+    search: tuple[str, ...]
+    """Values to try: KEY=VALUE,VALUE or KEY=LOW..HIGH or KEY=LOW..HIGH:log. KEY is lr, momentum, weight_decay,
+    max_grad_norm, or an option of the algorithms. ALGORITHM.KEY is for one algorithm."""
+    trials: int = 8
+    """Trials per algorithm, at most the number of combinations."""
+    seeds: int = 1
+    """Number of seeds, counted from --seed + 1000, so that compare uses others."""
+    score: str = ""
+    """Score that decides, such as auroc or loss. Default: the main score of the task."""
+    out: Path = Path("out/tune")
+    """Folder for runs, trials.csv and tuned.json."""
+
+    def own_defaults(self) -> Collection[str]:
+        from fedlayers.studies.tune import TRAINING
+
+        searched = {text.partition("=")[0].rpartition(".")[2] for text in self.search}
+        return *super().own_defaults(), *searched.intersection(TRAINING)
+
+    def main(self, line: str) -> None:
+        config, options = self.asked_config(), self.own_options()
+
+        from fedlayers.studies.tune import APART, tune
+
+        result = tune(
+            config,
+            self.algorithms,
+            texts("search", self.search),
+            self.out,
+            trials=self.trials,
+            seeds=[APART + seed for seed in self.all_seeds],
+            score=self.score,
+            options=options,
+            backend=self.backend,
+            tell=say,
+        )
+        print(
+            f"\n{result.text()}\n\nto compare by it: fedlayers compare --tuned {self.out / 'tuned.json'}"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choose(OneAlgorithm):
+    """Try a few ways to share layers, and say which to use.
+
+    Each candidate (arm) shares some layers and keeps the others local. All arms train on the same data and batches.
+    Validation samples choose the winner. Three or more seeds show how certain the choice is.
+
+    Next: fedlayers run --algorithm fedper --plan OUT/plan.json, if the winner has a plan
+
+    Examples:
+        fedlayers choose --dataset heart --seeds 3
+        fedlayers choose --dataset digits --arms nothing half all --out out/digits
+        fedlayers choose --dataset heart --arms half all local_adaptation --out out/finetuning
+    """
+
+    arms: tuple[str, ...] = ARMS
+    """Layers to share, one candidate each: nothing, half, all_but_last, all, first_K, last_K, lora_A, lora_B,
+    PLAN.json, an algorithm, or ALGORITHM:CUT."""
+    seeds: int = 1
+    thorough: bool = False
+    """Train all arms fully. Without it, --patience with one seed stops losing arms early."""
+    score: str = ""
+    """Score of the task that alone selects rates, best rounds and arms, such as auroc. A name that the task lacks lists
+    those that it has. Default: macro-F1 and loss together, then the calibrated loss."""
+    tune_rates: int | None = None
+    """Number of learning rates to try first: 2 to 5, or 0 for none. Default: 4 for your own data on this machine, else
+    0; none with --lr."""
+    baselines: bool = True
+    """For tables, fit linear models and gradient boosting, too, or not."""
+    out: Path = Path("out/choose")
+    """Folder for the results."""
+
+    def own_defaults(self) -> Collection[str]:
+        return *super().own_defaults(), *OF_RACE
+
+    def main(self, line: str) -> None:
+        config = self.asked_config()
+
+        from fedlayers.studies.choose import choose
+
+        choice = choose(
+            config,
+            self.out,
+            arms=self.arms,
+            seeds=self.all_seeds,
+            thorough=self.thorough,
+            score=self.score,
+            tune_rates=self.tune_rates,
+            baselines=self.baselines,
+            backend=self.backend,
+        )
+        print(
+            f"\n{choice.text()}\n\nthe recommended model: {choice.run or 'none'}; "
+            f"the report: {self.out / 'report.html'}"
+        )
+
+        from fedlayers.studies.report import to_files, write_page
+
+        to_files()
+        write_page(choice, self.out, line)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Regret(OneAlgorithm):
+    """Train all cuts, and measure what each rule loses.
+
+    A cut shares the first layers and keeps the others local. Regret is the score of the best cut minus that of the
+    rule's cut. It is measured on samples that no rule has seen: the test split, and unused samples of the dataset.
+    If it stops, type the same command again: it continues.
+
+    Examples:
+        fedlayers regret --dataset heart --rules sensitivity_ratio largest_jump --rounds 10
+        fedlayers regret --dataset heart --rules cka=largest_jump --rounds 10
+    """
+
+    rules: tuple[str, ...] = ("sensitivity_ratio", "largest_jump", "change_point")
+    """Rules to test, as RULE or METRIC=RULE: see fedlayers list rules. METRIC defaults to federation_sensitivity."""
+    seeds: int = 3
+    score: str = ""
+    """Score that decides, such as auroc or loss. Default: the main score of the task."""
+    out: Path = Path("out/regret")
+    """Folder for the results."""
+
+    def main(self, line: str) -> None:
+        config = self.asked_config()
+
+        from diagnostics import plots
+        from diagnostics.plots.page import figure_of
+        from fedlayers.studies import report
+        from fedlayers.studies.regret import regret
+
+        report.to_files()
+        result = regret(
+            config,
+            self.rules,
+            self.all_seeds,
+            self.out,
+            score=self.score,
+            backend=self.backend,
+            command=line,
+        )
+        figure = figure_of(plots.regret(result.scores, result.decisions, result.score))
+        report.save(figure, self.out / "regret.png", command=line)
+        print(result.text())
+        print(f"\ntables and picture: {self.out}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Study(SeveralAlgorithms):
+    """Choose layers, compare algorithms, and write a report.
+
+    In each seed it trains a few ways of sharing layers (arms). Validation samples choose the winner. Test samples
+    compare it with the algorithms. The result is OUT/report.html. If it stops, type the same command again: it
+    continues.
+
+    Examples:
+        fedlayers study
+        fedlayers study --dataset digits --rounds 10 --seeds 3 --out out/digits
+    """
+
+    algorithms: tuple[str, ...] = (
+        *("local", "fedavg", "fedbabu", "playerfl", "playerfl_random"),
+    )
+    arms: tuple[str, ...] = ARMS
+    """Layers to share, one candidate each: nothing, half, all_but_last, all, first_K, last_K, lora_A, lora_B,
+    PLAN.json, an algorithm, or ALGORITHM:CUT."""
+    seeds: int = 5
+    tune_rates: int | None = None
+    """Number of learning rates to try first: 2 to 5, or 0 for none. Default: 4 for your own data on this machine, else
+    0; none with --lr."""
+    out: Path = Path("out/study")
+    """Folder for the results."""
+
+    without = ("algorithm", "options", "plan", "rule", "monitor")
+
+    def own_defaults(self) -> Collection[str]:
+        return *super().own_defaults(), *OF_RACE
+
+    def main(self, line: str) -> None:
+        config, options = self.asked_config(), self.own_options()
+
+        import matplotlib as mpl  # alone, which is quick: what draws is imported after the outcome
+
+        from fedlayers.studies.study import study
+
+        mpl.use("Agg")
+        study(
+            config,
+            self.algorithms,
+            self.all_seeds,
+            self.out,
+            arms=self.arms,
+            tune_rates=self.tune_rates,
+            options=options,
+            backend=self.backend,
+            command=line,
+            say=say,
+        )

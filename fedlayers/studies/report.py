@@ -16,7 +16,7 @@ from fedlayers.studies.choice import ALL_DIVERGED, DECIDED, Answers, Choice
 from fedlayers.studies.comparison import Comparison, display_name
 from fl_core import __version__, rows, statistics
 from fl_core.config import resolve
-from fl_core.costs.layers import layer_bytes
+from fl_core.costs import layer_bytes
 from fl_core.data.partitions.base import SPLITS
 from fl_core.display import in_order, printable
 from fl_core.errors import listing, plural

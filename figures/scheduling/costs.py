@@ -21,7 +21,7 @@ from figures.recipe import labels, where
 from fl_core import rows, runner
 from fl_core.algorithms.base import Round
 from fl_core.config import RunConfig
-from fl_core.costs.layers import cost_steps
+from fl_core.costs import cost_steps
 
 NAME = "scheduling.costs"
 COST, TRAINED, PARAMETERS = "round_cost", "trained", "parameters"

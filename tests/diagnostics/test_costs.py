@@ -15,8 +15,7 @@ from diagnostics import plots
 from diagnostics.measure import diagnose
 from diagnostics.measurement import ClientModel
 from fl_core import runner, tree
-from fl_core.costs.flops import count_flops
-from fl_core.costs.layers import cost_steps, plan_cost, round_costs, step_work
+from fl_core.costs import cost_steps, count_flops, plan_cost, round_costs, step_work
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import LayerPlan

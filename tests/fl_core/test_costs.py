@@ -3,8 +3,7 @@
 import pytest
 
 from fl_core import runner
-from fl_core.costs.flops import training_flops
-from fl_core.costs.layers import round_costs
+from fl_core.costs import round_costs, training_flops
 from fl_core.errors import UsageError
 from fl_core.layers import sizes
 from fl_core.plan import LayerPlan

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from fl_core import tree
 from fl_core.algorithms import Round
-from fl_core.algorithms.fedcac import (
+from fl_core.algorithms.fedamp import (
     COLLABORATORS,
     FedCAC,
     collaborators,
