@@ -38,17 +38,22 @@ def wired():
 
 
 def snapshot(model):
-    hooks = [
-        (len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks))
-        for m in model.modules()
+    """Return everything that a measurement must leave alone, by value, and what holds it."""
+    ways = [
+        f"_{way}{kind}_hooks"
+        for way in ("forward", "backward")
+        for kind in ("", "_pre")
     ]
+    own = [*model.parameters()]
     return [
+        {name: t.tolist() for name, t in model.state_dict().items()},
+        [None if p.grad is None else p.grad.tolist() for p in own],
+        [(id(p), id(p.grad), p.requires_grad) for p in own],
+        [id(buffer) for buffer in model.buffers()],
         [m.training for m in model.modules()],
-        [
-            (p.requires_grad, None if p.grad is None else p.grad.tolist(), id(p.grad))
-            for p in model.parameters()
-        ],
-        [(id(b), b.tolist()) for b in model.buffers()],
-        hooks,
+        [len(getattr(m, name)) for m in model.modules() for name in ways],
         torch.get_rng_state().tolist(),
+        torch.is_grad_enabled(),
+        torch.backends.cudnn.enabled,
+        torch.backends.mkldnn.enabled,
     ]

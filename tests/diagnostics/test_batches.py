@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
 
 from diagnostics.measurement import batches
 from fl_core.errors import UsageError
@@ -19,16 +18,6 @@ def test_batches_of_a_pair_cover_it_in_order(batch: int | None) -> None:
     assert torch.equal(torch.cat([x for x, _ in parts]), X)
     assert torch.equal(torch.cat([y for _, y in parts]), Y)
     assert max(len(y) for _, y in parts) == min(batch or 6, 6)
-
-
-def test_batches_of_other_sources() -> None:
-    class Split:
-        x, y = X, Y
-
-    loader = DataLoader(TensorDataset(X, Y), batch_size=4)
-    for source in (loader, [(X[:4], Y[:4]), (X[4:], Y[4:])], Split(), [X, Y]):
-        assert torch.equal(torch.cat([x for x, _ in batches(source, 5)]), X)
-    assert [len(y) for _, y in batches(loader, 2)] == [4, 2]
 
 
 NAN = torch.full_like(X, float("nan"))
@@ -54,8 +43,3 @@ NAN = torch.full_like(X, float("nan"))
 def test_batches_refuses(data: object, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         list(batches(data, 4))
-
-
-def test_batch_size_must_be_positive() -> None:
-    with pytest.raises(UsageError, match=r"batch.*0"):
-        batches((X, Y), 0)

@@ -145,12 +145,3 @@ def test_labels_may_be_integers_of_any_type() -> None:
             for y in (labels, labels.to(dtype))
         )
         assert found.equals(expected)
-
-
-def test_a_checkpoint_of_the_other_kind_and_metrics_without_gradients_are_fine() -> (
-    None
-):
-    two = [nn.Sequential(Block(kind), nn.Linear(8, 3)) for kind in (False, True)]
-    for models, metric in ((two[0], "grad_norm"), (two, "cka")):
-        frame = diagnose(models, (X, Y), metric, progress=False).frame
-        assert set(frame["status"]) == {"ok"}

@@ -123,21 +123,8 @@ def test_work_belongs_to_the_layer_that_runs_or_ran_last() -> None:
         ("head", "forward_flops", 2 * 6 * N),
         ("spare", "parameters", 90),
         ("spare", "forward_flops", "unused in the forward pass"),
-        ("spare", "backward_flops", "unused in the forward pass"),
-        ("spare", "activation_bytes", "unused in the forward pass"),
     ):
         assert found[layer][variant] == value
-    outer = Wired(  # it works with a tensor of its own after a module inside it
-        lambda m, x: m.inner(x) @ m.own,
-        inner=nn.Linear(4, 6),
-        own=nn.Parameter(torch.ones(6, N)),
-    )
-    names = {"inner": ("0.inner.weight", "0.inner.bias"), "outer": ("0.own",)}
-    layers = [Layer(name, tensors) for name, tensors in names.items()]
-    work = step_work(nn.Sequential(outer), torch.randn(2, 4), layers)
-    first, second = 2 * 2 * 4 * 6, 2 * 2 * 6 * N
-    assert work.forward_flops == {"inner": first, "outer": second}
-    assert work.backward_flops == {"inner": first, "outer": 2 * second}
 
 
 def test_work_with_a_tied_weight_belongs_to_its_layer_unless_its_module_has_a_tensor() -> (
@@ -158,16 +145,6 @@ def test_work_with_a_tied_weight_belongs_to_its_layer_unless_its_module_has_a_te
             # of the first product there is no gradient of the input
             backward = 2 * forward[name] - (name == "0")
             assert own["backward_flops"] == backward * product
-
-
-def test_frozen_layers_cost_as_if_they_trained_and_one_sample_is_enough() -> None:
-    model, frozen = net(), net()
-    for p in frozen[0].parameters():
-        p.requires_grad_(False)
-    assert table(frozen) == table(model) == table(model, X[:1])
-    assert [p.requires_grad for p in frozen[0].parameters()] == [False, False]
-    train = table(model, X[:1], mode="train")
-    assert train["0"]["forward_flops"] == table(model)["0"]["forward_flops"]
 
 
 def test_a_plan_sends_its_body_and_saves_its_head() -> None:
@@ -203,7 +180,6 @@ def test_costs_that_do_not_fit_a_plan_are_named() -> None:
     for which, costs, words in (
         (plan, frame, "'other'"),
         (plan, frame[frame["metric"] == "weight_magnitude"], "layer_cost"),
-        (plan, {"other": {"parameters": 1.0}}, "bytes"),
         (own, pd.concat([frame, first]), "two .*'0'"),
     ):
         with pytest.raises(UsageError, match=words):
@@ -241,17 +217,12 @@ def test_picture_of_steps_holds_every_round_and_the_sums() -> None:
     axes: Any = plots.cost_steps(table)
     for ax, kind in zip(axes, ("naive", "flops", "moved"), strict=True):
         for run, drawn in zip(("fedavg", "vanilla"), ax.patches, strict=True):
-            values, edges, _ = drawn.get_data()
-            assert list(values) == list(table[table["run"] == run][kind])
-            assert list(edges) == [0.5, 1.5, 2.5, 3.5, 4.5]
+            assert list(drawn.get_data().values) == list(
+                table[table["run"] == run][kind]
+            )
         sums = table.groupby("run")[kind].sum()
         shown = [text.get_text() for text in ax.get_legend().get_texts()]
         share = sums["vanilla"] / sums["fedavg"]
         assert shown == ["fedavg  1.00", f"vanilla  {share:.2f}"]
-    for bad, said in (
-        (table.drop(columns="flops"), "flops"),
-        (table.iloc[:0], "rounds"),
-        (pd.concat([table, table]), "round.*two"),
-    ):
-        with pytest.raises(UsageError, match=said):
-            plots.cost_steps(bad)
+    with pytest.raises(UsageError, match=r"round.*two"):
+        plots.cost_steps(pd.concat([table, table]))

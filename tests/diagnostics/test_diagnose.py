@@ -6,7 +6,6 @@ import copy
 import gc
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,23 +25,21 @@ from diagnostics.measurement import ClientModel
 from diagnostics.metrics.base import METRICS
 from diagnostics.report import Report
 from fl_core.errors import UsageError
-from fl_core.layers import layers_of
+from fl_core.layers import Layer, layers_of
 from fl_core.plan import LayerPlan
 from fl_core.training import losses
 from tests.bounds import forbidden
 from tests.diagnostics.calls import call
-from tests.networks import Wired
+from tests.networks import Wired, snapshot
 
 mpl.use("agg")
 C = 3
 ALL = tuple(METRICS)
-CE = losses.build("cross_entropy")
 CHEAP: dict[str, dict[str, Any]] = {
     "linear_probe": {"folds": 2, "samples": 12},
     "knn_probe": {"folds": 2},
     "hessian_spectrum": {"k": 1, "tol": 0.1},
 }
-SIMPLE = {bool, int, float, str, int | None, float | None, str | None}
 OF_CLASSES = ("linear_probe", "knn_probe", "separability")
 
 
@@ -108,24 +105,15 @@ def test_the_report_s_tables() -> None:
     assert list(table.columns) == ["a", "b", "c"]
     own = frame[frame["metric"] == "grad_variance"].set_index(["client", "layer"])
     assert table.loc["4", "b"] == own.loc[("b", "4"), "value"]
-    assert (report.values("federation_sensitivity").loc["0"] == 1).all()
-    assert (report.values("federation_sensitivity", "importance").loc["0"] < 1).all()
     pairs = frame[(frame["metric"] == "cka") & (frame["layer"] == "4")]
     mean = pairs.loc[(pairs[["client", "client_b"]] == "b").any(axis=1), "value"].mean()
     assert report.values("cka").loc["4", "b"] == pytest.approx(mean)
-    for wrong, words in (
-        (lambda: report.values("grad_varianc"), "mean 'grad_variance'"),
-        (lambda: report.values("grad_variance", "batch"), "epoch"),
+    for asked, words in (
+        (["grad_varianc"], "mean 'grad_variance'"),
+        (["grad_variance", "batch"], "epoch"),
     ):
         with pytest.raises(UsageError, match=words):
-            wrong()
-    broken = net(1)
-    nn.init.zeros_(broken[4].weight)
-    nn.init.zeros_(broken[4].bias)
-    report = run({"a": net(0), "b": broken, "c": net(2)}, metrics=["cka"])
-    missing = report.values("cka").isna().to_numpy().tolist()
-    assert missing == [[False] * 3, [True] * 3, [True] * 3]
-    assert "4 rows" in repr(report)
+            report.values(*asked)
 
 
 def test_a_report_survives_the_disk_and_a_plan_can_be_made_from_it(
@@ -179,15 +167,12 @@ def test_models_and_data_in_every_form() -> None:
     metrics = ["grad_variance", "hessian_trace", "federation_sensitivity"]
     plain = run(net(), metrics=["grad_variance"]).values("grad_variance")["client_0"]
     for models, data, clients in (
-        (one, pair(), names[:1]),
         (one, list(pair()), names[:1]),
         (one, split(), names[:1]),
         (one, loader(), names[:1]),
         (two, pair(), names),
-        (two, [pair(), pair()], names),
         (tuple(two), (loader(), loader()), names),
         (named, [pair(), pair()], ["x", "y"]),
-        (named, {"y": pair(seed=2), "x": split()}, ["x", "y"]),
         (two, {"x": pair(), "y": pair()}, ["x", "y"]),
         (one, {"x": pair(), "y": loader()}, ["x", "y"]),
     ):
@@ -197,9 +182,10 @@ def test_models_and_data_in_every_form() -> None:
         assert set(report.frame["status"]) == {"ok"}
         assert set(report.frame.loc[report.frame["client"] != "", "n_train"]) == {12}
         assert found[clients[0]].tolist() == pytest.approx(plain.tolist(), rel=1e-4)
-        if isinstance(data, dict) and models is named:  # data follow their names
-            alone = run(named["y"], data["y"], metrics).values("grad_variance")
-            assert found["y"].tolist() == alone["client_0"].tolist()
+    data = {"y": pair(seed=2), "x": split()}  # data follow their names
+    found = run(named, data, metrics).values("grad_variance")
+    alone = run(named["y"], data["y"], metrics).values("grad_variance")
+    assert found["y"].tolist() == alone["client_0"].tolist()
 
 
 def test_weights_of_clients() -> None:
@@ -259,10 +245,6 @@ def test_options_reach_their_metric() -> None:
     assert report.frame.equals(again.frame)
 
 
-def wider() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 7), nn.Linear(7, C))
-
-
 def test_bad_requests_are_named() -> None:
     x, y = pair()
     options = lambda **of: {"options": of}  # noqa: E731
@@ -270,7 +252,6 @@ def test_bad_requests_are_named() -> None:
     for change, words in (
         ({"metrics": ["grad_varience"]}, "mean 'grad_variance'"),
         ({"layers": ["40"]}, "layer '40'"),
-        ({"layers": [""]}, "layer ''"),
         ({"by": "blocks"}, "mean 'block'"),
         ({"mode": "evaluation"}, "mode"),
         ({"batch": 0}, "batch.*0"),
@@ -278,7 +259,6 @@ def test_bad_requests_are_named() -> None:
         ({"loss": nn.CrossEntropyLoss}, "CrossEntropyLoss"),
         (options(ckaa={}), "mean 'cka'"),
         (options(cka={"estimater": "full"}), "mean 'estimator'"),
-        (options(cka={"subjects": []}), "option of cka 'subjects'"),
         ({"metrics": ["cka"], **options(grad_norm={})}, "options 'grad_norm'"),
         (options(cka={"against": "7"}), "layer .*'7'"),
         (options(cca={"against": "4", "positions": "samples"}), "against.*'samples'"),
@@ -291,22 +271,15 @@ def test_bad_requests_are_named() -> None:
         ({"models": [net()] * 3, "data": [pair()] * 2}, "3 models .*2"),
         ({"models": {"a": net()}, "data": {"b": pair()}}, "data 'a'"),
         ({"models": {"a": net()}, "data": others}, "same clients"),
-        ({"models": {"a": net()}, "data": {"a": pair(), **others}}, "same clients"),
-        (
-            {"models": dict.fromkeys("abc", net()), "data": {"d": pair()}},
-            "same clients",
-        ),
         ({"models": [net(), nn.Linear(4, C)]}, "'client_0'"),
         ({"models": {"a": net()}, "n_train": {"b": 1}}, "n_train 'a'"),
         ({"data": (x, y + C)}, "label"),
-        ({"data": (x, y - 3)}, "label -"),
         ({"data": (x * torch.nan, y)}, "NaN"),
         ({"data": pair(0)}, "samples"),
     ):
         with pytest.raises(UsageError, match=words) as caught:
             run(**{"metrics": ["grad_norm", *change.get("options", {})], **change})
         assert "\n" not in str(caught.value)
-    assert set(run(net(), others, ["grad_norm"]).frame["client"]) >= set(others)
 
 
 @pytest.mark.parametrize("metric", ALL)
@@ -315,15 +288,9 @@ def test_an_option_out_of_range_is_refused_before_anything_is_measured(
 ) -> None:
     """By the types and bounds that options declare, and by what no annotation says."""
     monkeypatch.setattr(passes, "one_pass", None)
-    member = METRICS[metric]
-    unlikely: dict[type, Any] = {str: "nonsense", int: -1, float: -1.0}
-    wrong = [*forbidden(member.options_type)]
-    for name, kind in member.option_types.items():
-        default = member.options[name]
-        if kind in SIMPLE:
-            wrong.append((name, object()))
-        if type(default) in unlikely:
-            wrong.append((name, unlikely[type(default)]))
+    models = [used(net(k)) for k in range(2)]
+    before = [snapshot(model) for model in models]
+    wrong = [*forbidden(METRICS[metric].options_type), ("choice", "nearly")]
     wrong += {
         "hessian_trace": [("probes", 1)],
         "linear_probe": [("holdout", 1.0), ("samples", 1), ("folds", 1)],
@@ -331,50 +298,11 @@ def test_an_option_out_of_range_is_refused_before_anything_is_measured(
     }.get(metric, [])
     for option, value in wrong:
         with pytest.raises(UsageError, match=rf"(?s){metric}.*{option}") as caught:
-            run(metrics=["grad_norm", metric], options={metric: {option: value}})
-        if "object at" not in str(caught.value):
-            assert "\n" not in str(caught.value)
-        with pytest.raises(UsageError):
-            member.settings(**{option: value})
-
-
-def state(model: nn.Module) -> dict[str, Any]:
-    """Everything a diagnosis must leave alone, by value, and the gradients' identities."""
-    hooks = [
-        f"_{way}_{kind}"
-        for way in ("forward", "backward")
-        for kind in ("hooks", "pre_hooks")
-    ]
-    own = [*model.parameters()]
-    return {
-        "tensors": {name: t.detach().clone() for name, t in model.state_dict().items()},
-        "grads": [None if p.grad is None else p.grad.clone() for p in own],
-        "identities": [(id(p), id(p.grad)) for p in own],
-        "flags": [p.requires_grad for p in own],
-        "modes": [module.training for module in model.modules()],
-        "hooks": [len(getattr(m, name)) for m in model.modules() for name in hooks],
-        "random": torch.get_rng_state(),
-        "backends": [
-            torch.is_grad_enabled(),
-            torch.backends.cudnn.enabled,
-            torch.backends.mkldnn.enabled,
-        ],
-    }
-
-
-def assert_same(a: Any, b: Any) -> None:
-    if isinstance(a, dict):
-        assert a.keys() == b.keys()
-        for key in a:
-            assert_same(a[key], b[key])
-    elif isinstance(a, list):
-        assert len(a) == len(b)
-        for one, other in zip(a, b, strict=True):
-            assert_same(one, other)
-    elif isinstance(a, Tensor):
-        assert torch.equal(a, b)
-    else:
-        assert a == b
+            run(
+                models, metrics=["grad_norm", metric], options={metric: {option: value}}
+            )
+        assert "\n" not in str(caught.value)
+        assert [snapshot(model) for model in models] == before
 
 
 class Raising(nn.Module):
@@ -409,7 +337,7 @@ def test_nothing_is_left_on_the_models(metric: str) -> None:
     models = [used(net(k)) for k in range(2)]
     layers = layers_of(models[0], pair()[0])
     subjects = [ClientModel(str(k), m, loader(), 12) for k, m in enumerate(models)]
-    before, alive = [state(model) for model in models], []
+    before, alive = [snapshot(model) for model in models], []
     for mode in ("train", "eval", "eval") if metric != "all" else ("train",):
         if metric == "all":
             run(models, loader(), ALL, mode=mode)
@@ -417,7 +345,7 @@ def test_nothing_is_left_on_the_models(metric: str) -> None:
             call(metric, subjects, layers, batch=5, mode=mode, **CHEAP.get(metric, {}))
         gc.collect()
         alive.append(sum(issubclass(type(each), Tensor) for each in gc.get_objects()))
-        assert_same(before, [state(model) for model in models])
+        assert [snapshot(model) for model in models] == before
     assert alive[-1] == alive[-2:][0]
 
 
@@ -456,9 +384,9 @@ def test_what_a_forward_pass_writes_is_restored(kind: str) -> None:
     ]
     x = torch.randint(7, (12, 3)) if kind == "max_norm" else torch.randn(12, 3)
     data = (x, torch.arange(12) % C)
-    before = [state(model) for model in models]
+    before = [snapshot(model) for model in models]
     found = run(models, data, mode="train").frame
-    assert_same(before, [state(model) for model in models])
+    assert [snapshot(model) for model in models] == before
     alone = run(models, data, ["weight_magnitude"]).frame["value"]
     among = found.loc[found["metric"] == "weight_magnitude", "value"]
     assert among.tolist() == alone.tolist()
@@ -476,12 +404,12 @@ def test_a_last_batch_of_one_joins_the_batch_before_it() -> None:
     data, parts = TensorDataset(*samples), [[0, 1, 2, 3], [4, 5, 6, 7, 8]]
     joined = DataLoader(data, batch_sampler=parts, generator=own)
     how = {"batch": 4, "mode": "train", "probe": samples}
-    expected = run(models, joined, metrics, **how).frame
-    for given in (samples, DataLoader(data, 4, generator=own)):
-        found = run(models, given, metrics, **how).frame
-        assert found["status"].tolist() == expected["status"].tolist()
-        values = [each["value"].astype(float) for each in (found, expected)]
-        assert np.allclose(*values, rtol=1e-6, equal_nan=True)
+    expected, *others = (
+        run(models, given, metrics, **how).frame[["status", "value"]]
+        for given in (joined, samples, DataLoader(data, 4, generator=own))
+    )
+    for found in others:
+        pd.testing.assert_frame_equal(found, expected, rtol=1e-6, check_dtype=False)
 
 
 def test_one_sample_alone_cannot_be_normalised() -> None:
@@ -492,42 +420,24 @@ def test_one_sample_alone_cannot_be_normalised() -> None:
             run({"a": net(0), "b": net(1)}, pair(1), [metric], mode="train")
 
 
-def test_nothing_is_left_after_a_bad_argument() -> None:
-    models = [used(net(k)) for k in range(2)]
-    before = [state(model) for model in models]
-    for metric, member in METRICS.members().items():
-        hows: list[dict[str, Any]] = [{"options": {metric: {"choice": "nearly"}}}]
-        if member.requires == "losses":
-            hows.append({"data": (pair()[0], pair()[1] + 9)})
-        for how in hows:
-            with pytest.raises(UsageError):
-                run(models, **{"metrics": [metric], **how})
-            assert_same(before, [state(model) for model in models])
-
-
 @pytest.mark.parametrize(
     "metric", [name for name in METRICS if METRICS[name].requires != "weights"]
 )
 def test_nothing_is_left_after_a_forward_pass_that_fails(metric: str) -> None:
-    layers = tuple(
-        replace(
-            layer,
-            parameters=tuple(f"body.{n}" for n in layer.parameters),
-            output=f"body.{layer.output}",
-        )
-        for layer in layers_of(net(), pair()[0])
-    )
     for after in (0, 2) if metric != "layer_cost" else (0,):  # costs take one pass
         model = used(Raising(after))
         models = [model, copy.deepcopy(model)]
-        before = [state(model) for model in models]
+        before = [snapshot(each) for each in models]
+        layers = [
+            Layer(name, (f"body.{name}.weight",), output=f"body.{name}")
+            for name in ("0", "4", "6")
+        ]
         subjects = [ClientModel(str(k), m, loader(), 12) for k, m in enumerate(models)]
         with pytest.raises((RuntimeError, UsageError), match="on purpose"):
             call(metric, subjects, layers, batch=5, mode="train")
-        assert_same(before, [state(model) for model in models])
         with pytest.raises((RuntimeError, UsageError), match="on purpose"):
             run(models, loader(), [metric])
-        assert_same(before, [state(model) for model in models])
+        assert [snapshot(each) for each in models] == before
 
 
 @pytest.mark.parametrize(
@@ -591,13 +501,3 @@ def test_unused_modules_and_tuples_by_every_metric() -> None:
     by_layer = frame.groupby("layer")["status"].agg(set).to_dict()
     assert by_layer["lstm"] == by_layer["head"] == {"ok"}
     assert all("unused" in status for status in by_layer["unused"])
-
-
-def test_progress_counts_every_metric_and_client(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fl_core.progress.SECONDS", 0.0)
-    diagnose([net(), net(1)], pair(), progress=True)
-    assert "6 of 6" in capsys.readouterr().err  # two gradient metrics share a pass
-    run()
-    assert capsys.readouterr().err == ""

@@ -48,22 +48,6 @@ def blobs(
     return rng.normal(size=(n, d)) + gap * rng.normal(size=(classes, d))[y], y
 
 
-def test_outputs_are_those_of_the_modules_although_a_relu_works_in_place() -> None:
-    model, (x, y) = cnn().eval(), images()
-    with torch.no_grad():
-        conv = model[0](x)
-        norm = model[1](conv)
-        flat = norm.clamp(min=0).flatten(1)
-        expected = {"0": conv.flatten(1), "1": norm.flatten(1), "4": model[4](flat)}
-    for batch in (None, 7, 3):
-        found = collect(model, [*expected], (x, y), batch=batch)
-        for path, value in expected.items():
-            np.testing.assert_allclose(found.at(path), value.numpy(), atol=1e-6)
-        assert found.y.tolist() == y.tolist()
-    inputs = collect(model, ["4"], (x, y), at="input").at("4")
-    np.testing.assert_allclose(inputs, flat.numpy(), atol=1e-6)
-
-
 def test_a_loader_keeps_features_and_labels_together_and_a_subset_is_of_the_whole() -> (
     None
 ):
@@ -75,13 +59,10 @@ def test_a_loader_keeps_features_and_labels_together_and_a_subset_is_of_the_whol
     order = [int(np.abs(whole - row).sum(1).argmin()) for row in found.at("4")]
     assert sorted(order) == y.tolist()
     assert found.y.tolist() == [k % 4 for k in order]
-    some, other = (
-        collect(model, ["4"], (x, y % 4), samples=9, batch=4, seed=k) for k in (3, 4)
-    )
+    some = collect(model, ["4"], (x, y % 4), samples=9, batch=4, seed=3)
     assert len(some.y) == len(set(some.sample)) == 9
     np.testing.assert_allclose(some.at("4"), whole[some.sample], atol=1e-6)
     assert some.y.tolist() == (some.sample % 4).tolist()
-    assert other.sample.tolist() != some.sample.tolist()
 
 
 def odd() -> Wired:
@@ -106,13 +87,14 @@ def test_what_has_no_features_says_why() -> None:
     for path, words in why.items():
         with pytest.raises(NoValue, match=words):
             found.at(path)
-    for how, words in (
-        ({"paths": ["5"]}, "module '5'"),
-        ({"at": "side"}, "side"),
-        ({"data": (images()[0], images()[1] + 1)}, "label 4"),
+    for x, words in (
+        (np.ones((4, 2)), "constant"),
+        (np.full((4, 2), np.nan), "finite"),
     ):
-        with pytest.raises(UsageError, match=words):
-            collect(**{"model": cnn(), "paths": ["0"], "data": images(), **how})
+        with pytest.raises(NoValue, match=words):
+            scatter_ratio(x, np.array([0, 1, 0, 1]))
+    with pytest.raises(UsageError, match="module '5'"):
+        collect(cnn(), ["5"], images())
 
 
 def test_reduced_features_keep_all_inner_products() -> None:
@@ -212,18 +194,6 @@ def test_the_error_of_the_scatter_is_that_of_a_jackknife_and_of_the_right_size()
         assert (error is not None) == known
 
 
-def test_where_there_is_no_scatter_the_reason_is_given() -> None:
-    two, rng = np.array([[0.0], [1.0], [0.0], [1.0]]), np.random.default_rng(0)
-    for x, y, words in (
-        (np.ones((4, 2)), [0, 1, 0, 1], "constant"),
-        (rng.normal(size=(4, 2)), [1, 1, 1, 1], "one class"),
-        (two, [0, 1, 0, 1], "scatter"),
-        (two[:2] * np.nan, [0, 1], "finite"),
-    ):
-        with pytest.raises(NoValue, match=words):
-            scatter_ratio(x, np.array(y))
-
-
 def rows(
     subjects: list[ClientModel], **how: Any
 ) -> dict[tuple[str, str, str], dict[str, Any]]:
@@ -239,14 +209,11 @@ def test_separability_of_each_client_and_of_all_together() -> None:
     assert own == pytest.approx(dense(x[0], a[1].numpy()))
     together = dense(np.concatenate(x), torch.cat([a[1], b[1]]).numpy())
     assert found["pooled", "", "4"]["value"] == pytest.approx(together)
-    assert found["pooled", "", "4"]["n_samples"] == 36
     (x, y), one = a, a[1] == 0
     parts = [
         ClientModel(n, model, (x[m], y[m]), 9) for n, m in (("a", one), ("b", ~one))
     ]
     found, whole = rows(parts), rows([ClientModel("all", model, a, 20)])
     assert found["own", "a", "4"]["value"] is None
-    start = "output of layer '4' at client 'a': "
-    assert found["own", "a", "4"]["status"].startswith(start)
     pooled = found["pooled", "", "4"]["value"]  # a client of one class counts there
     assert pooled == pytest.approx(whole["own", "all", "4"]["value"], rel=1e-6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,11 @@ from torch import nn
 
 from diagnostics.decide.curve import curve_of
 from diagnostics.decide.select import explain, select
-from diagnostics.measure import diagnose, diagnose_task, instruments
+from diagnostics.measure import diagnose, instruments
 from fl_core import models, runner
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of
 from fl_core.plan import LayerPlan
-from fl_core.recorder import Recorder
 from tests.conftest import CONFIG, TOY, network
 from tests.networks import Wired
 
@@ -81,26 +79,6 @@ def test_a_frozen_layer_is_left_out_of_the_curve_and_shared(which: str) -> None:
     assert lines[0].endswith("frozen")
 
 
-def test_frozen_layers_that_are_shared_travel_in_every_round_so_that_they_have_a_price() -> (
-    None
-):
-    model = frozen("fc2")
-    report = diagnose_task(
-        runner.assemble(CONFIG, data=TOY, model=model), ["layer_cost"], progress=False
-    )
-    sizes = report.header["bytes"]
-    assert set(report.values("layer_cost", "parameters").loc["fc2"]) == {
-        sizes["fc2"] / 4
-    }
-    plan = select(report, "manual", layers="fc1,fc2")
-    config = CONFIG.with_keys(algorithm="fedper", rounds=2)
-    engine = runner.run(config, data=TOY, model=model, plan=plan, progress=False)
-    rows = engine.listener(Recorder).frame()
-    assert set(rows.query("metric == 'bytes_up'")["value"]) == {
-        plan.why.detail["cost"]["shared"]
-    }
-
-
 @pytest.mark.parametrize("which", ["fc1", "fc2", "fc4"])
 def test_playerfl_decides_among_the_layers_that_train(which: str) -> None:
     sizes, names = [36, 8, 7, 6, 5, 3], [f"fc{k + 1}" for k in range(5)]
@@ -124,19 +102,6 @@ def test_playerfl_decides_among_the_layers_that_train(which: str) -> None:
             tree = engine.models(client)["personal"]
             assert torch.equal(tree[f"{which}.weight"], weight)
         assert weight.requires_grad is False
-
-
-def test_what_a_run_decides_is_what_the_diagnosis_decides() -> None:
-    model = frozen("fc1", kind="drop")
-    config = CONFIG.with_keys(algorithm="playerfl", rounds=1)
-    how = {"instruments": instruments(), "progress": False}
-    engine = runner.run(config, data=TOY, model=copy.deepcopy(model), **how)
-    task = runner.assemble(config, data=TOY, model=model)
-    plan = select(diagnose_task(task, ["federation_sensitivity"], progress=False))
-    theirs = engine.algorithm.plan
-    assert theirs.shared == plan.shared
-    assert theirs.why.values == pytest.approx(plan.why.values)
-    assert "fc1" in plan.shared
 
 
 def biased() -> Wired:

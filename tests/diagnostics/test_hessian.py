@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,12 +18,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from diagnostics.curvature import exact as curvature_exact
 from diagnostics.curvature.formulas import draw_of
 from diagnostics.curvature.trace import TraceResult, hessian_trace
-from diagnostics.measure import diagnose
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.training.losses import Loss, build
 from tests.diagnostics.dense import CE, FOCAL, block, images, loose, mlp, pair, tokens
-from tests.networks import Wired
+from tests.networks import Wired, snapshot
 
 LOSSES = [CE, build("focal"), FOCAL, build("focal", gamma=0.5, alpha=[0.2, 1.0, 3.0])]
 Network = tuple[Callable[[], nn.Module], tuple[Tensor, Tensor]]
@@ -176,10 +174,8 @@ PLAIN = pair(7, 4)
 EXACT: dict[str, Network] = {
     "cnn, in-place": (lambda: conv_net(inplace=True), pair(*IMAGES)),
     "leaky": (lambda: mlp(nn.LeakyReLU), PLAIN),
-    "relu6": (lambda: mlp(nn.ReLU6), PLAIN),
     "residual, in-place": (lambda: residual(nn.Identity, True), pair(7, 2, 4, 4)),
     "residual, batch norm": (residual, pair(7, 2, 4, 4)),
-    "single layer": (lambda: nn.Sequential(nn.Linear(4, 3)), PLAIN),
     "embedding": (
         lambda: nn.Sequential(
             nn.Embedding(5, 4, padding_idx=0), Wired(lambda m, x: x.mean(1)), mlp()
@@ -203,7 +199,6 @@ EXACT: dict[str, Network] = {
         pair(7, 4, 5, 2),
     ),
     "frozen norms": (lambda: before_norm(nn.BatchNorm1d(5, affine=False)), PLAIN),
-    "two classes": (lambda: mlp(classes=2), pair(7, 4, classes=2)),
     "no gradients": (
         lambda: wired(lambda m, x: m.head(torch.no_grad()(m.unused)(x)), "unused"),
         PLAIN,
@@ -211,10 +206,7 @@ EXACT: dict[str, Network] = {
 }
 VERDICTS: dict[str, tuple[Any, Any, set[str], str]] = {
     "gelu": (lambda: mlp(nn.GELU), PLAIN, {"4"}, ""),
-    "silu": (lambda: mlp(nn.SiLU), PLAIN, {"4"}, ""),
-    "gelu cnn": (lambda: conv_net(nn.GELU), pair(*IMAGES), {"7"}, ""),
     "layer norm": (lambda: before_norm(nn.LayerNorm(5)), PLAIN, {"1", "3"}, ""),
-    "rms norm": (lambda: before_norm(nn.RMSNorm(5)), PLAIN, {"1", "3"}, ""),
     "group norm": (lambda: images(nn.ReLU), pair(7, 2, 5, 5), {"1", "3", "6"}, ""),
     "attention": (attention, pair(7, 5, tokens=6), {"v", "o", "head"}, ""),
     "fused": (
@@ -252,12 +244,6 @@ VERDICTS: dict[str, tuple[Any, Any, set[str], str]] = {
     "time first": (
         lambda: wired(time_first, "body"),
         pair(7, 5, 4),
-        {"head"},
-        "body",
-    ),
-    "as many steps as samples": (
-        lambda: wired(time_first, "body"),
-        pair(4, 4, 4),
         {"head"},
         "body",
     ),
@@ -328,13 +314,11 @@ def test_every_loss(name: str) -> None:
 
 CONVOLUTIONS = {
     "grouped": nn.Conv2d(4, 6, 3, groups=2, padding=1),
-    "depth-wise": nn.Conv2d(4, 8, 2, groups=4),
     "strided": nn.Conv2d(4, 3, (3, 2), stride=(2, 3), padding=(1, 2)),
     "dilated": nn.Conv2d(4, 3, 2, dilation=(2, 3), bias=False),
     "same": nn.Conv2d(4, 3, (2, 3), padding="same", dilation=2),
     "circular": nn.Conv2d(4, 3, 3, padding=(1, 2), padding_mode="circular"),
     "reflect": nn.Conv2d(4, 3, 3, padding=1, padding_mode="reflect"),
-    "pointwise": nn.Conv2d(4, 3, 1),
     "1d": nn.Conv1d(4, 3, 3, stride=2, padding=1, groups=1),
     "3d": nn.Conv3d(4, 2, 2, stride=(1, 2, 1)),
 }
@@ -420,53 +404,22 @@ class Once(torch.autograd.Function):
 def test_what_has_no_value_says_why() -> None:
     once = nn.Sequential(mlp(nn.Tanh)[:3], Wired(lambda m, x: Once.apply(x)), mlp()[4])
     once.insert(1, nn.Linear(5, 5))
-    spoiled, vast = mlp(), mlp()
+    spoiled = mlp()
     with torch.no_grad():
         spoiled.get_parameter("2.bias")[0] = torch.nan
-        vast.get_parameter("2.weight").fill_(1e308)
-    large = (PLAIN[0].abs() * 100, PLAIN[1])
-    lost = "the loss is not finite"
-    for model, data, how, statuses in (
-        (mlp(), PLAIN, {"layers": [Layer("none", ())]}, {"none": "no parameters"}),
-        (
-            mlp(nn.GELU),
-            PLAIN,
-            {"estimator": "exact"},
-            {"0": "no exact value: 0.weight: Gelu ", "4": "ok"},
-        ),
-        (once, PLAIN, {}, {"0.0": "no second derivative: ", "3": "ok"}),
-        (
-            spoiled,
-            large,
-            {},
-            dict.fromkeys("024", lost),
-        ),
-        (
-            vast,
-            large,
-            {},
-            dict.fromkeys("024", lost),
-        ),
+    lost = dict.fromkeys("024", "the loss is not finite")
+    exact = {"0": "no exact value: 0.weight: Gelu ", "4": "ok"}
+    for model, how, statuses in (
+        (mlp(), {"layers": [Layer("none", ())]}, {"none": "no parameters"}),
+        (mlp(nn.GELU), {"estimator": "exact"}, exact),
+        (once, {}, {"0.0": "no second derivative: ", "3": "ok"}),
+        (spoiled, {}, lost),
     ):
-        found = measure(model, data, **how)
+        found = measure(model, PLAIN, **how)
         for name, status in statuses.items():
             assert found[name].status.startswith(status)
             assert math.isnan(found[name].trace) == (status != "ok")
             assert found[name].n_samples == 7
-
-
-def repeats(
-    model: nn.Module, data: Any, times: int, **how: Any
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """The values and the stated errors of each layer with so many seeds."""
-    runs = [measure(model, data, seed=seed, **how) for seed in range(times)]
-    return {
-        name: (
-            np.array([r[name].trace for r in runs]),
-            np.array([r[name].stderr for r in runs]),
-        )
-        for name in runs[0]
-    }
 
 
 SMOOTH: dict[str, Network] = {
@@ -493,7 +446,6 @@ def test_activation_against_dense_blocks(name: str) -> None:
 
 MODULES: dict[str, tuple[nn.Module, Tensor]] = {
     "linear": (nn.Linear(3, 2), torch.randn(3, 3)),
-    "few tokens": (nn.Linear(4, 2), torch.randn(3, 2, 4)),
     "many tokens": (nn.Linear(2, 2), torch.randn(3, 2, 2, 2)),
     "long grid": (nn.Conv2d(1, 2, 2), torch.randn(3, 1, 4, 4)),
     "short grid": (nn.Conv2d(4, 4, 2, groups=2, stride=2), torch.randn(3, 4, 4, 4)),
@@ -534,9 +486,13 @@ def test_draws_have_the_covariance_of_the_jacobian(
 def test_one_product_of_all_layers_has_the_error_that_it_states(estimator: str) -> None:
     model, data = mlp(nn.Tanh), pair(20, 4)
     model.get_parameter("4.weight").data.mul_(30)  # so that the layers' traces differ
-    found = repeats(model, data, 60, batch=4, estimator=estimator, probes=4)
-    truths = traces(model, data, loose(model))
-    for (values, errors), truth in zip(found.values(), truths, strict=True):
+    how = {"batch": 4, "estimator": estimator, "probes": 4}
+    runs = [measure(model, data, seed=seed, **how) for seed in range(60)]
+    layers = loose(model)
+    for layer, truth in zip(layers, traces(model, data, layers), strict=True):
+        values, errors = np.array(
+            [(run[layer.name].trace, run[layer.name].stderr) for run in runs]
+        ).T
         assert abs(values.mean() - truth) <= 4 * values.std() / math.sqrt(60)
         assert 0.7 <= np.sqrt(np.mean(errors**2)) / values.std() <= 1.4
 
@@ -554,25 +510,6 @@ def test_activation_where_samples_mix_has_no_value() -> None:
     alone = measure(mlp(nn.GELU), pair(1, 4))["0"]
     assert alone.estimator == "hutchinson(probes=32)"
     assert "one sample" in alone.note
-
-
-def test_the_rows_of_a_model_and_of_a_single_module_say_how() -> None:
-    model, (x, y) = mlp(nn.GELU).float(), pair(8, 4)
-    frame = diagnose(model, (x.float(), y), "hessian_trace", progress=False).frame
-    said = dict(zip(frame["layer"], frame["estimator"], strict=True))
-    assert said["0"].startswith("activation(probes=32); not exact: 0.weight: Gelu ")
-    assert said["4"] == "exact"
-    single = nn.Linear(4, 3)
-    truth = traces(single, (x, y), loose(single))[0] / 15
-    for name, probes, begins in (
-        ("auto", None, "exact"),
-        ("activation", 60, "activation(probes=60)"),
-    ):
-        how = {"hessian_trace": {"estimator": name, "probes": probes}}
-        report = diagnose(single, (x, y), "hessian_trace", options=how, progress=False)
-        own = report.frame[report.frame["variant"] == "per_parameter"].iloc[0]
-        assert own.estimator.startswith(begins)
-        assert abs(own.value - truth) <= 4 * own.stderr + 1e-9
 
 
 def test_pyhessian_agrees_and_does_not_stop_early_on_a_negative_trace() -> None:
@@ -598,39 +535,12 @@ def test_pyhessian_leaves_nothing_and_what_it_cannot_do_is_refused() -> None:
     for how, words in (
         ({"mode": "train"}, "mode .*'eval'"),
         ({"estimator": "exact"}, "weight-space"),
-        ({"backend": "pyhesian"}, "mean 'pyhessian'"),
     ):
         with pytest.raises(UsageError, match=words):
             measure(model, data, **{"backend": "pyhessian", **how})
-    model.add_module("extra", Wired(lambda m, x: x, unused=nn.Linear(2, 2)))
-    model.get_parameter("0.bias").grad = torch.ones(6)
-    counts = []
-    for _ in range(3):
-        found = measure(model, data, backend="pyhessian", probes=2)
-        gc.collect()
-        counts.append(sum(issubclass(type(each), Tensor) for each in gc.get_objects()))
-    assert counts[1] == counts[2]
-    assert found["extra.unused"].status == "unused in the forward pass"
-    assert found["0"].status == "ok"
-    assert model.training
-    assert model.get_parameter("0.bias").grad.tolist() == [1.0] * 6
-
-
-def test_batch_norm_is_measured_in_another_type_than_the_model_s() -> None:
-    types = (torch.float32, torch.float64)
-    for own, computed in (types, types[::-1]):
-        model = before_norm(nn.BatchNorm1d(5)).to(own).eval()
-        model[2] = nn.GELU()
-        model[1].running_mean.normal_()
-        model[1].running_var.uniform_(0.5, 2)
-        x, y = pair(9, 4)
-        found = measure(model, (x.to(own), y), dtype=computed, probes=60)
-        layers = loose(model)
-        truths = traces(model.double(), (x.to(own).double(), y), layers)
-        for result, truth in zip(found.values(), truths, strict=True):
-            assert abs(result.trace - truth) <= 4 * result.stderr + 1e-5
-            assert result.status == "ok"
-        assert found["1"].estimator == "activation(probes=60)"
+    before = snapshot(model)
+    measure(model, data, backend="pyhessian", probes=2)
+    assert snapshot(model) == before
 
 
 @pytest.mark.gpu

@@ -18,7 +18,6 @@ from fl_core import runner, tree
 from fl_core.config import RunConfig, in_memory
 from fl_core.data.federated import Split
 from fl_core.errors import UsageError
-from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
 from fl_core.restore import load_models
 
@@ -104,20 +103,6 @@ def test_adapters_are_measured_as_other_layers_are():
         assert rows["value"].nunique() > 4
 
 
-def test_the_training_rows_are_what_a_run_decides_on(task, report, tmp_path):
-    config = RunConfig(dataset="heart", algorithm="playerfl", rounds=1, seed=3)
-    runner.run(
-        config, tmp_path / "run", instruments=measure.instruments(), progress=False
-    )
-    theirs = LayerPlan.load(tmp_path / "run" / "plan.json")
-    table = report.values(SENSITIVITY, "training")
-    for client, values in theirs.why.clients.items():
-        assert list(values) == pytest.approx(table[client].tolist(), rel=1e-6)
-    ours = select.select(report, metric=SENSITIVITY, variant="training")
-    assert ours.digest == theirs.digest
-    assert ours.why.weights == theirs.why.weights
-
-
 def test_a_decision_weights_clients_by_their_samples_however_models_are_averaged():
     for chosen in (
         {"algorithm": "playerfl"},
@@ -153,26 +138,14 @@ def test_rows_and_header_say_where_they_are_from(task, report):
     assert {name: report.header[name] for name in expected} == expected
 
 
-def test_measuring_leaves_the_task_as_it_was(task):
-    before = tree.clone(tree.state_dict(task.model))
-    torch.manual_seed(5)
-    expected = torch.rand(1)
-    torch.manual_seed(5)
-    measure.diagnose_task(task, [SENSITIVITY], progress=False)
-    assert torch.equal(torch.rand(1), expected)
-    after = tree.state_dict(task.model)
-    assert all(torch.equal(before[name], after[name]) for name in before)
-
-
 def test_only_what_is_asked_is_measured(task):
     def measured(*metrics, **how):
         return measure.diagnose_task(task, [*metrics], progress=False, **how)
 
-    report = measured("cka")
-    assert set(report.frame["metric"]) == {"cka"}
+    report = measured("cka", SENSITIVITY)
+    assert set(report.frame["metric"]) == {"cka", SENSITIVITY}
     assert measure.shown_variants(report, "cka") == ["flatten"]
-    both = measured(SENSITIVITY)
-    assert measure.shown_variants(both, SENSITIVITY) == ["after", "training"]
+    assert measure.shown_variants(report, SENSITIVITY) == ["after", "training"]
     only = measured(SENSITIVITY, layers=["fc2"])
     assert list(only.values(SENSITIVITY, "training").index) == ["fc2"]
     assert set(only.frame["layer"]) == {"fc2"}
@@ -181,7 +154,6 @@ def test_only_what_is_asked_is_measured(task):
     assert names == list(found.values("grad_variance").index)
     assert found.layers != tuple(task.layers)
     assert "training" not in set(found.frame["variant"])  # of other layers than these
-    assert select.select(found).names == tuple(names)
 
 
 PROBE = (torch.eye(5, 10), torch.zeros(5).long())
@@ -191,9 +163,7 @@ def test_a_metric_s_own_samples_are_used_and_named(task):
     for metric, options, given, split, count in (
         ("cka", {"samples": 20}, {}, "validation", 20),
         ("cka", {"probe": PROBE}, {"probe": PROBE[0][:3]}, "probe", 5),
-        ("cka", {}, {"probe": PROBE}, "probe", 5),
         ("knn_probe", {}, {}, "validation", 120),
-        ("knn_probe", {"holdout": 0.25}, {}, "train", 118),
         ("knn_probe", {"folds": 3}, {}, "train", 470),
     ):
         how = {"options": {metric: options}, "progress": False, **given}
@@ -279,7 +249,6 @@ def test_what_a_run_or_a_task_does_not_have_is_refused(run, task, monkeypatch):
         ({"which": "globl"}, "mean 'global'"),
         ({"round": 1, "which": "personal"}, r"local, global.*'personal'"),
         ({"round": 9}, "1, 2.*got 9"),
-        ({"metrics": ["x"]}, "metric 'x'"),
     ):
         with pytest.raises(UsageError, match=words):
             measure.diagnose_run(run, **how)
@@ -292,13 +261,9 @@ def test_what_a_run_or_a_task_does_not_have_is_refused(run, task, monkeypatch):
     with pytest.raises(UsageError, match="client 'nobody'"):
         measure.diagnose_init(task, ["grad_norm"], clients=[first.name, "nobody"])
     monkeypatch.setattr(runner, "train_first_round", None)
-    cka = lambda **options: {"options": {"cka": options}}  # noqa: E731
     for how, words in (
         ({"metrics": ["ckaa"]}, "mean 'cka'"),
-        (cka(samples=1), "1 samples .*4"),
-        (cka(against="fc1") | {"by": "module"}, "layer .*'fc1'"),
-        (cka(samples=40) | {"probe": torch.zeros(4, 13)}, "probe.*samples=40"),
-        ({"by": "modul"}, "mean 'module'"),
+        ({"options": {"cka": {"samples": 1}}}, "1 samples .*4"),
         ({"resamples": -1}, "resamples.*-1"),
     ):
         with pytest.raises(UsageError, match=words):
@@ -316,7 +281,7 @@ def test_training_is_measured_in_its_first_epoch_however_many_follow() -> None:
     assert frames[0][columns].equals(frames[1][columns])
 
 
-@pytest.mark.parametrize("null", ["", "labels", "fresh"])
+@pytest.mark.parametrize("null", ["", "labels"])
 def test_a_start_that_is_not_the_run_s_is_not_used(tmp_path, null):
     """An own model's start is not stored: another one of its architecture has other weights."""
 
@@ -333,16 +298,12 @@ def test_a_start_that_is_not_the_run_s_is_not_used(tmp_path, null):
     moved, nulls = "update_magnitude", {"null": null or ()}
     known = measured(moved, seed=0, **nulls)
     assert set(known.frame["status"]) == {"ok"}
-    if null == "fresh":
-        words = r"model must have the weights that .*run started from.*'fresh'"
-        with pytest.raises(UsageError, match=words):
-            measured(moved, **nulls)
-        return
+    with pytest.raises(UsageError, match="model must have the weights"):
+        measured(moved, null="fresh")
     other = measured(moved, "weight_magnitude", **nulls)
     frame = pd.concat([other.frame, other.nulls]) if null else other.frame
     found = frame["metric"] == moved
     assert set(frame[~found]["status"]) == {"ok"}
-    assert frame[found]["value"].isna().all()
     assert frame[found]["status"].str.contains("common start is not known").all()
     again = measured(moved, options={moved: {"start": own(0)}})
     pd.testing.assert_frame_equal(again.frame, known.frame)

@@ -22,8 +22,6 @@ from diagnostics.null import (
     null_data,
     null_samples,
     nulls_in,
-    of_null,
-    split_resamples,
     untrained_copy,
 )
 from diagnostics.plots.page import album
@@ -75,7 +73,6 @@ def test_what_each_null_shuffles_and_what_it_keeps():
         shuffled = null_data(TOY, null, seed=0)
         dealt = null == "clients"
         assert [c.name for c in shuffled.clients] == [c.name for c in TOY.clients]
-        assert shuffled.digest != TOY.digest
         assert shuffled.source_digest == TOY.source_digest
         assert (shuffled.partition.digest == TOY.partition.digest) != dealt
         for split in SPLITS:
@@ -83,19 +80,15 @@ def test_what_each_null_shuffles_and_what_it_keeps():
                 old, new = one.split(split), two.split(split)
                 for a, b in ((old.x, new.x), (old.y, new.y)):
                     assert (a.shape, a.dtype) == (b.shape, b.dtype)
-                assert new.x.is_contiguous()
                 assert torch.equal(old.x, new.x) != dealt
                 assert split == "test" or not torch.equal(old.y, new.y)
             counts, own = (data.class_counts(split) for data in (shuffled, TOY))
             assert counts.sum().equals(own.sum())
             assert split != "train" or counts.equals(own) == (null == "labels_within")
-        first, again = (null_data(TOY, null, seed=3) for _ in range(2))
-        assert first.digest == again.digest
-        assert_equal(tree_of(first), tree_of(again))
-        for how in ({"seed": 4}, {"seed": 3, "draw": 2}):
-            other = null_data(TOY, null, **how)
-            assert other.digest != first.digest
-            assert not torch.equal(*(tree_of(d)["a train y"] for d in (first, other)))
+        draws = [{"seed": 3}, {"seed": 3}, {"seed": 4}, {"seed": 3, "draw": 2}]
+        first, again, *others = (null_data(TOY, null, **how).digest for how in draws)
+        assert first == again
+        assert len({TOY.digest, first, *others}) == 4
     assert_equal(before, tree_of(TOY))
     assert null_data(TOY, "fresh", seed=0) is TOY
     with pytest.raises(UsageError, match="mean 'labels'"):
@@ -156,8 +149,6 @@ def test_nulls_stand_beside_the_values_and_change_none(plain, report, tmp_path):
     pd.testing.assert_frame_equal(report.frame, plain.frame)
     assert report.header == plain.header
     assert plain.nulls.empty
-    assert of_null(report.nulls).all()
-    assert not of_null(report.frame).any()
     keys = ["client", "client_b", "layer", "metric", "variant", "split"]
     keys += ["n_params", "n_train"]
     own, nulls = plain.frame[keys], nulls_in(report.table)
@@ -171,10 +162,8 @@ def test_nulls_stand_beside_the_values_and_change_none(plain, report, tmp_path):
     report.write(tmp_path / "rows.jsonl")
     read = Report.read(tmp_path / "rows.jsonl")
     pd.testing.assert_frame_equal(read.nulls, report.nulls, check_dtype=False)
-    assert len(read.frame) == len(plain.frame)
     assert read.values("cka").equals(plain.values("cka"))
     _, table = rows.read(tmp_path / "rows.jsonl")
-    assert len(split_resamples(table)[0]) == len(plain.frame)
     curve = curve_of(plain.layers, plain.frame, "cka")
     assert curve_of(read.layers, table, "cka") == curve
     assert album(table).keys() == album(plain.frame).keys()
@@ -194,23 +183,18 @@ def test_a_null_is_what_measuring_its_data_gives(task, report):
 
 
 def test_the_picture_of_a_curve_has_a_grey_line_for_each_draw(plain, report):
-    """The same lines and axis labels as without nulls, and the mean over clients of each draw beside them."""
+    """The mean over clients of each draw stands beside the lines without nulls."""
     for metric in ("cka", SENSITIVITY):
         alone, beside = (album(e.table)[metric]().axes[0] for e in (plain, report))
-        for label in ("get_xlabel", "get_ylabel"):
-            assert getattr(alone, label)() == getattr(beside, label)()
         before, after = (
             {tuple(line.get_ydata()) for line in ax.lines} for ax in (alone, beside)
         )
-        draws = len(report.nulls["model"].unique())
-        assert len(beside.lines) - len(alone.lines) == len(after - before) == draws
+        assert len(after - before) == len(report.nulls["model"].unique())
         second = nulls_in(report.table)["labels"][1]
         expected = curve_of(report.layers, second, metric).combined
         assert any(np.allclose(curve, expected) for curve in after - before)
-        texts = [text.get_text() for text in beside.get_legend().get_texts()]
-        for null in NULLS.values():
-            assert sum(null.title in text for text in texts) == 1
-        assert len(report.plot(metric).lines) > len(plain.plot(metric).lines)
+        texts = " ".join(text.get_text() for text in beside.get_legend().get_texts())
+        assert all(texts.count(null.title) == 1 for null in NULLS.values())
 
 
 @pytest.mark.parametrize("how", [{}, {"metric": "cka", "rule": "largest_jump"}])
@@ -265,41 +249,16 @@ def test_what_follows_from_each_null_is_said_in_words(tmp_path):
     plan = select.select(given, metric="m")
     assert plan.shared == ("l1",)
     plan.save(tmp_path / "plan.json")
-    plan = LayerPlan.load(tmp_path / "plan.json")
-    short, full = select.explain(plan), select.explain(plan, full=True)
-    for text, part in (
-        (short, "the same plan comes from permuted labels;"),
-        (short, "another plan comes from labels permuted within each client;"),
-        (short, "the same plan comes from 1 of 2 draws of samples dealt to"),
-        (short, "no plan comes from the untrained common start"),
-        (full, "within each client: it shares l1, l2"),
-        (full, "layer 'l1' has a m of 0"),
+    text = select.explain(LayerPlan.load(tmp_path / "plan.json"))
+    for part in (
+        "the same plan comes from permuted labels;",
+        "another plan comes from labels permuted within each client;",
+        "the same plan comes from 1 of 2 draws of samples dealt to",
+        "no plan comes from the untrained common start",
     ):
         assert text.count(part) == 1
-    alone = select.select(table(((), early)), metric="m")
-    assert "null" not in select.explain(alone, full=True).lower()
     manual = select.select(given, "manual", layers=["l1"])
     assert "null" not in manual.why.detail
-
-
-def test_a_null_that_was_measured_by_another_variant_is_said_in_both_forms():
-    header, own = table(((), [1.0, 2.0, 2.0]))
-    own = own.assign(metric=SENSITIVITY, variant="after")
-    fresh = mark_null(own, "fresh", 1)
-    found = [own.assign(variant="training"), own, fresh]
-    given = header, pd.concat(found, ignore_index=True)
-    start = "plan comes from the untrained common start"
-    for full in (False, True):
-        for variant, part, other in (
-            (None, f"same {start} (variant after)", ""),
-            ("training", f"no {start}", ""),
-            ("after", f"same {start}", "variant after"),
-        ):
-            plan = select.select(given, variant=variant)
-            assert plan.why.variant == variant or variant is None
-            text = select.explain(plan, full=full)
-            assert part in text
-            assert not other or other not in text
 
 
 def test_the_command_measures_nulls_and_select_reads_them(
@@ -311,9 +270,7 @@ def test_the_command_measures_nulls_and_select_reads_them(
         ([*heart, "--null", "label"], "mean 'labels'"),
         ([*heart, "--null", "labels", "--null-draws", "0"], "null_draws must be at"),
         ([*heart, "--null-draws", "2"], "--null-draws must"),
-        (["runs/one", "--null-draws", "3"], "such as --null labels"),
         ([*heart, "--allow-code", "mine:net"], "--allow-code is"),
-        (["runs/one", "--null", "label"], "mean 'labels'"),
     ):
         with pytest.raises(SystemExit):
             cli.main(["diagnose", *words])
@@ -322,11 +279,10 @@ def test_the_command_measures_nulls_and_select_reads_them(
     asked = ["--metrics", SENSITIVITY, "--null", "labels", "fresh"]
     cli.main(["diagnose", *heart, *asked])
     assert "permuted labels; " in capsys.readouterr().out
-    names = {"labels", "fresh"}
-    assert set(nulls_in(rows.read(tmp_path / "diagnosis/rows.jsonl")[1])) == names
     cli.main(["select", "diagnosis"])
     assert "permuted labels" in capsys.readouterr().out
-    assert set(LayerPlan.load(tmp_path / "plan.json").why.detail["null"]) == names
+    null = LayerPlan.load(tmp_path / "plan.json").why.detail["null"]
+    assert set(null) == {"labels", "fresh"}
 
 
 # --- models that were trained elsewhere ------------------------------------------------------------------------
@@ -399,15 +355,10 @@ def test_models_that_are_trained_anew_are_those_that_are_measured():
 def test_an_untrained_model_is_the_one_given_or_draws_its_weights_anew():
     """Normalisations have untrained statistics. Constants stay, and so do frozen modules."""
     models, data = silos()
-    north = models["north"]
-    start = untrained_copy(north, seed=5)
-    for given, fresh in (
-        ({"start": start}, start),
-        ({}, untrained_copy(north, seed=3)),
-    ):
-        report = measured(models, data, null=Nulls("fresh", **given))
-        expected = measured(dict.fromkeys(models, fresh), data).frame
-        same_values(nulls_in(report.nulls)["fresh"][0], expected)
+    start = untrained_copy(models["north"], seed=5)
+    report = measured(models, data, null=Nulls("fresh", start=start))
+    expected = measured(dict.fromkeys(models, start), data).frame
+    same_values(nulls_in(report.nulls)["fresh"][0], expected)
     model = nn.Sequential(
         nn.Linear(4, 4).requires_grad_(False),
         nn.BatchNorm1d(4, affine=False),
@@ -420,12 +371,8 @@ def test_an_untrained_model_is_the_one_given_or_draws_its_weights_anew():
     fresh = untrained_copy(model, seed=3)
     assert_equal(before, model.state_dict())
     drawn = {n for n, t in fresh.state_dict().items() if not torch.equal(t, before[n])}
-    statistics = {
-        f"1.{n}" for n in ("running_mean", "running_var", "num_batches_tracked")
-    }
-    assert drawn == {"2.weight", "2.bias", *statistics}
-    assert fresh[1].running_mean.tolist() == [0.0] * 4
-    assert fresh[1].running_var.tolist() == [1.0] * 4
+    statistics = ("running_mean", "running_var", "num_batches_tracked")
+    assert drawn == {"2.weight", "2.bias", *(f"1.{name}" for name in statistics)}
     unknown = Wired(lambda m, x: x * m.scale, scale=nn.Parameter(torch.ones(4)))
     with pytest.raises(UsageError, match="'0', a Wired"):
         untrained_copy(nn.Sequential(unknown, nn.Linear(4, 3)), seed=0)
@@ -440,43 +387,17 @@ def test_loaders_keep_their_batches_and_what_cannot_be_dealt_is_refused():
         assert torch.equal(torch.cat([x for x, _ in parts]), whole[name][0])
     with pytest.raises(UsageError, match="at least 2"):
         measured(models["north"], data["north"], null="clients")
+    odd = {"a": data["north"], "b": (torch.randn(3, 5), torch.zeros(3).long())}
     with pytest.raises(UsageError, match="shapes"):
-        null_samples(
-            {"a": data["north"], "b": (torch.randn(3, 5), torch.zeros(3).long())},
-            "labels",
-            0,
-        )
-    with pytest.raises(UsageError, match="mean 'labels'"):
-        measured(models, data, null="label")
+        null_samples(odd, "labels", 0)
 
 
-def test_a_probe_s_tests_are_shuffled_too_and_one_set_of_data_serves_many_models():
-    models, data = silos()
-    tests = {name: (x + 0.1, y) for name, (x, y) in data.items()}
-
-    def probed(data, tests, **how):
-        options = {"linear_probe": {"test": tests}}
-        return measured(models, data, options=options, **how)
-
-    report = probed(data, tests, null="labels")
-    held = null_samples(tests, "labels", 3, split="validation")
-    again = probed(null_samples(data, "labels", 3), held)
-    same_values(nulls_in(report.nulls)["labels"][0], again.frame)
-    one = measured(models, data["north"], null="labels")
-    permuted = null_samples({"": data["north"]}, "labels", 3)[""]
-    same_values(nulls_in(one.nulls)["labels"][0], measured(models, permuted).frame)
-
-
-def test_a_runs_models_are_measured_on_nulls(tmp_path, capsys):
-    path, config = (
-        tmp_path / "run",
-        RunConfig(dataset="heart", algorithm="fedper", rounds=1),
-    )
+def test_a_runs_models_are_measured_on_nulls(tmp_path):
+    path = tmp_path / "run"
+    config = RunConfig(dataset="heart", algorithm="fedper", rounds=1)
     runner.run(config, path, progress=False)
     how = {"which": "personal", "progress": False}
-    plain = measure.diagnose_run(path, [SENSITIVITY], **how)
     report = measure.diagnose_run(path, [SENSITIVITY], null=("labels", "fresh"), **how)
-    pd.testing.assert_frame_equal(report.frame, plain.frame)
     models, task = load_models(path, which="personal")
     starts = dict.fromkeys(models, task.model)
     how = {"loss": task.criterion, "options": {"layering": task.layers}}
@@ -489,15 +410,17 @@ def test_a_runs_models_are_measured_on_nulls(tmp_path, capsys):
         drawn = nulls_in(report.nulls)[null][0]
         assert drawn["value"].tolist() == again.frame["value"].tolist()
     assert kept_in(report.nulls) == {"labels"}
-    asked = [
-        "--metrics",
-        SENSITIVITY,
-        "--null",
-        "labels",
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    cli.main(["diagnose", str(path), *asked])
-    assert "permuted labels" in capsys.readouterr().out
-    found = Report.read(tmp_path / "out/rows.jsonl").nulls["model"]
-    assert set(found) == {"null labels 1, models kept"}
+
+
+def test_the_tests_of_a_probe_are_shuffled_too():
+    models, data = silos()
+    tests = {name: (x + 0.1, y) for name, (x, y) in data.items()}
+
+    def probed(data, tests, **how):
+        options = {"linear_probe": {"test": tests}}
+        return measured(models, data, options=options, **how)
+
+    report = probed(data, tests, null="labels")
+    held = null_samples(tests, "labels", 3, split="validation")
+    again = probed(null_samples(data, "labels", 3), held)
+    same_values(nulls_in(report.nulls)["labels"][0], again.frame)

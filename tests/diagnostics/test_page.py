@@ -6,7 +6,6 @@ import base64
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings, strategies as st
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from diagnostics.plots.page import Page, in_words
@@ -112,14 +110,15 @@ def test_a_page_shows_its_parts_in_order_and_fetches_nothing(full: Page) -> None
 
 def test_pictures_are_whole_described_and_scroll_if_they_are_wide(full: Page) -> None:
     drawn, ax = plt.subplots(figsize=(6, 2))
+    ax.plot([1, 2], label="fedavg")
+    ax.set(xlabel="round", ylabel="macro F1\n(higher is better)")
     full.figure(drawn, "<i>x</i>", 'a "quoted" <b>')
+    full.figure(drawn, "c")
     tree = Tree(full.html())
     images = tree.all("img")
-    assert [image["alt"] for image in images] == [
-        "boxes",
-        "more boxes",
-        'a "quoted" <b>',
-    ]
+    said = "macro F1, (higher is better) over round: fedavg"
+    names = ["boxes", "more boxes", 'a "quoted" <b>', said]
+    assert [image["alt"] for image in images] == names
     assert not tree.all("i")
     for image in images:
         kind, _, data = image["src"].partition(",")
@@ -128,46 +127,12 @@ def test_pictures_are_whole_described_and_scroll_if_they_are_wide(full: Page) ->
         assert png.startswith(b"\x89PNG")
         assert png.rstrip().endswith(b"IEND\xaeB`\x82")
         assert image["style"] == f"--width: {image['width']}px"
-    assert 250 < int(images[0]["width"]) < 400
     wide = [each["class"] for each in tree.all("figure") if "class" in each]
-    assert wide.count("scrolled") == 1
+    assert wide.count("scrolled") == 2
     ax.remove()
+    assert in_words(drawn) == "a picture without axes"
     with pytest.raises(UsageError, match="figure"):
         full.figure(ax, "c", "a")
-
-
-def test_a_picture_without_a_description_is_described_from_what_is_drawn(
-    figure: Figure,
-) -> None:
-    ax = figure.axes[0]
-    ax.lines[0].set_label("fedavg")
-    ax.set(xlabel="round", ylabel="macro F1\n(higher is better)")
-    page = Page("t")
-    page.figure(figure, "c")
-    said = "macro F1, (higher is better) over round: fedavg"
-    assert Tree(page.html()).all("img")[0]["alt"] == said
-    assert in_words(plt.subplots(1, 2)[0]) == "a picture without axes"
-
-
-def _luminance(colour: str) -> float:
-    parts = np.array(to_rgb(colour))
-    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
-    return float(linear @ (0.2126, 0.7152, 0.0722))
-
-
-def test_the_page_is_legible_by_day_and_in_the_dark(full: Page) -> None:
-    """Text has at least the contrast of 4.5 that WCAG 2 asks for, on the page's ground and in code."""
-    style = full.html().partition("<style>")[2].partition("</style>")[0]
-    blocks = re.findall(r":root \{([^}]*--[^}]*)\}", style)
-    day, dark = (dict(re.findall(r"--(\w+): (#\w+);", block)) for block in blocks)
-    for colours in (day, dark):
-        for ink, ground in product(("ink", "soft"), ("paper", "inset")):
-            pair = sorted(_luminance(colours[name]) + 0.05 for name in (ink, ground))
-            assert pair[1] / pair[0] > 4.5
-    assert _luminance(dark["ink"]) > 0.5 > _luminance(dark["paper"])
-    assert "screen and (prefers-color-scheme: dark)" in style
-    used = set(re.findall(r"var\(--(\w+)\)", style)) - {"width"}
-    assert used == set(day) == set(dark)
 
 
 def test_numbers_are_to_the_right_and_missing_ones_a_dash() -> None:
@@ -189,15 +154,12 @@ def test_numbers_are_to_the_right_and_missing_ones_a_dash() -> None:
 def test_index_is_shown_unless_it_only_counts() -> None:
     for index, head in (
         (pd.RangeIndex(2), ["n"]),
-        (pd.Index(["x", "y"]), ["", "n"]),
         (pd.Index([3, 5], name="seed"), ["seed", "n"]),
         (pd.MultiIndex.from_tuples([("a", 1), ("b", 2)]), ["", "", "n"]),
     ):
-        page, table = Page("t"), pd.DataFrame({"n": [1, 2]}, index=index)
-        copy = table.copy()
-        page.table(table, "c")
+        page = Page("t")
+        page.table(pd.DataFrame({"n": [1, 2]}, index=index), "c")
         assert re.findall(r"<th(?: class=.number.)?>(.*?)</th>", page.html()) == head
-        pd.testing.assert_frame_equal(table, copy)
 
 
 @settings(max_examples=60, deadline=None)
@@ -241,8 +203,3 @@ def test_folded_parts_and_the_glossary(full: Page) -> None:
     tree = Tree(full.html())
     assert len(tree.all("dt")) == 3
     assert "three & four" in tree.text
-    assert "five" not in tree.text
-    assert "six" not in tree.text
-    page = Page("t")
-    page.glossary({"client": "one"})
-    assert not Tree(page.html()).all("details")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -101,37 +102,23 @@ def test_values_are_those_of_a_reference_sample_by_sample(way: str, held: str) -
             out = draw(y, given, 0) == number
             return x[~out], y[~out], x[out], y[out]
 
-        hits: dict[str, list[np.ndarray]] = {client: [] for client in models}
-        own: dict[str, list[np.ndarray]] = {client: [] for client in models}
+        hits: dict[tuple[str, str], list[np.ndarray]] = defaultdict(list)
         for k in range(4 if held == "folds" else 1):
             parts = [split(client, k) for client in models]
             train = [np.concatenate([part[j] for part in parts]) for j in (0, 1)]
             for client, (x, y, test, labels) in zip(models, parts, strict=True):
-                own[client].append(reference(x, y, test) == labels)
-                hits[client].append(reference(*train, test) == labels)
-        for client in models:
-            right = np.concatenate(own[client])
-            row = only(found, variant="own", client=client, layer=layer)
+                pooled = reference(*train, test) == labels
+                hits["own", client].append(reference(x, y, test) == labels)
+                hits["pooled", client].append(pooled)
+                hits["pooled", ""].append(pooled)
+        for (variant, client), each in hits.items():
+            right = np.concatenate(each)
+            row = only(found, variant=variant, client=client, layer=layer)
             assert row["value"] == right.mean()
             assert row["n_samples"] == len(right)
             assert row["stderr"] == accuracy_error(right)
-            row = only(found, variant="pooled", client=client, layer=layer)
-            assert row["value"] == np.concatenate(hits[client]).mean()
-        whole = only(found, variant="pooled", client="", layer=layer)
-        assert whole["value"] == np.concatenate([*hits["a"], *hits["b"]]).mean()
-        assert whole["estimator"].endswith(ends)
-        assert said in whole["estimator"]
-
-
-def test_reducing_the_features_changes_no_prediction() -> None:
-    rng = np.random.default_rng(0)
-    for d in (5, 80):
-        y = np.arange(40) % 4
-        x = rng.normal(size=(40, d)) + rng.normal(size=(4, d))[y]
-        test = rng.normal(size=(200, d))
-        plain = logistic(x, y, test, reduce=False, tol=1e-9)
-        assert (logistic(x, y, test, reduce=True, tol=1e-9) == plain).all()
-        assert (logistic(x, y, test) == plain).mean() > 0.99
+            assert row["estimator"].endswith(ends)
+            assert said in row["estimator"]
 
 
 def test_separable_classes_are_all_right_and_drawn_labels_are_chance() -> None:
@@ -143,8 +130,6 @@ def test_separable_classes_are_all_right_and_drawn_labels_are_chance() -> None:
         assert only(report(metric, net(), (apart, y)), **own)["value"] == 1
         row = only(report(metric, net(), (x, drawn)), **own)
         assert abs(row["value"] - 1 / C) < 4 * row["stderr"]
-        assert row["stderr"] == pytest.approx(np.sqrt(2 / 9 / 300), rel=0.1)
-    assert 0 < accuracy_error(np.ones(20, dtype=bool)) < 0.06
     right = np.random.default_rng(0).random((2000, 50)) < 0.8
     stated = np.mean([accuracy_error(row) for row in right])
     assert stated == pytest.approx(right.mean(1).std(), rel=0.05)
@@ -187,16 +172,6 @@ def test_the_pool_s_part_of_a_client_is_held_out_in_folds_of_its_own(
         assert sizes == [held] * folds * 2 * 3  # two layers; two clients and the pool
 
 
-def test_one_model_on_many_clients_data_is_probed_on_each_and_on_all() -> None:
-    found = report("linear_probe", net(), {"x": pair(30), "y": pair(30, 2)})
-    assert set(found.frame["client"]) == {"x", "y", ""}
-    alone = report("linear_probe", net(), {"x": pair(30)})
-    value = only(found, variant="own", layer="2", client="x")["value"]
-    for variant, client in (("own", "x"), ("pooled", "")):
-        row = only(alone, variant=variant, layer="2", client=client)
-        assert row["value"] == value
-
-
 def test_a_fit_that_stops_early_is_said_in_the_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -210,30 +185,21 @@ def test_a_fit_that_stops_early_is_said_in_the_row(
 
 
 def test_what_cannot_be_probed_says_at_which_layer_and_client() -> None:
-    start = "output of layer '2' at client 'client_0'"
-    for data, words in (
-        (pair(1), "1 samples, at least 2"),
-        ((pair(6)[0], torch.ones(6).long()), "samples of one class"),
-    ):
-        for metric in ("linear_probe", "knn_probe"):
-            found = report(metric, [net(), net(1)], [data, pair()])
-            row = only(found, variant="own", client="client_0", layer="2")
-            assert np.isnan(row["value"])
-            assert row["status"].startswith(start)
-            assert words in row["status"]
-            pooled = found.frame[found.frame["variant"] == "pooled"]
-            assert set(pooled["status"]) == {"ok"}  # its few samples count there
-    for sizes, samples, ends in (
-        ((1, 30), 2000, "ok"),
-        ((2, 3), 2, "no held-out samples"),
-    ):  # a client's one sample trains the pooled probe, and nothing of it is held out
-        data = {name: pair(n, n) for name, n in zip("ab", sizes, strict=True)}
-        found = report(data=data, holdout=0.3, samples=samples)
-        row = only(found, variant="pooled", client="a", layer="2")
+    data = (pair(6)[0], torch.ones(6).long())
+    for metric in ("linear_probe", "knn_probe"):
+        found = report(metric, [net(), net(1)], [data, pair()])
+        row = only(found, variant="own", client="client_0", layer="2")
         assert np.isnan(row["value"])
-        assert row["status"].endswith("no held-out samples")
-        whole = only(found, variant="pooled", client="", layer="2")
-        assert whole["status"].endswith(ends)
+        assert row["status"].startswith("output of layer '2' at client 'client_0'")
+        assert "samples of one class" in row["status"]
+        pooled = found.frame[found.frame["variant"] == "pooled"]
+        assert set(pooled["status"]) == {"ok"}  # its few samples count there
+    # a client's one sample trains the pooled probe, and nothing of it is held out
+    found = report(data={"a": pair(1, 1), "b": pair(30, 30)}, holdout=0.3)
+    row = only(found, variant="pooled", client="a", layer="2")
+    assert np.isnan(row["value"])
+    assert row["status"].endswith("no held-out samples")
+    assert only(found, variant="pooled", client="", layer="2")["status"] == "ok"
 
 
 def test_a_dead_layer_gives_the_most_frequent_class_and_no_neighbours() -> None:
@@ -241,17 +207,15 @@ def test_a_dead_layer_gives_the_most_frequent_class_and_no_neighbours() -> None:
     nn.init.zeros_(dead[2].weight)
     y = torch.where(torch.arange(40) < 28, 0, y)
     own = {"variant": "own", "layer": "2"}
-    share = float((y == 0).double().mean())
     row = only(report("linear_probe", dead, (x, y)), **own)
-    assert row["value"] == pytest.approx(share)
+    assert row["value"] == pytest.approx(float((y == 0).double().mean()))
     status = only(report("knn_probe", dead, (x, y)), **own)["status"]
     assert status.startswith("output of layer '2' at client 'client_0': constant")
     dead[0].bias.data[0] = torch.inf
     found = report("linear_probe", {"a": net(), "b": dead})
     assert only(found, variant="own", client="a", layer="0")["status"] == "ok"
-    for variant, client in (("own", "b"), ("pooled", "a"), ("pooled", "")):
-        status = only(found, variant=variant, client=client, layer="0")["status"]
-        assert status == "output of layer '0' at client 'b': not finite"
+    status = only(found, variant="pooled", client="", layer="0")["status"]
+    assert status == "output of layer '0' at client 'b': not finite"
 
 
 def test_a_patient_s_rows_do_not_train_and_test_one_probe() -> None:

@@ -15,18 +15,13 @@ import pytest
 import torch
 from torch import nn
 
-from diagnostics import measure
-from diagnostics.decide.rules import RULES, curve_rule, rule
-from diagnostics.decide.select import explain, select
+from diagnostics.decide.rules import RULES, rule
+from diagnostics.decide.select import select
 from diagnostics.measure import diagnose
 from diagnostics.metrics.base import METRICS, PlotStyle, metric
-from diagnostics.plots.page import FURTHER, album
+from diagnostics.plots.page import FURTHER
 from diagnostics.report import Report
-from fedlayers.cli.app import main
-from fl_core import runner
-from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError
-from fl_core.plan import LayerPlan
 from fl_core.rows import row
 
 mpl.use("agg")
@@ -181,33 +176,6 @@ class _forgotten:  # noqa: N801
 
 
 @pytest.mark.usefixtures("_own")
-def test_a_metric_and_a_rule_from_outside_are_measured_decided_drawn_and_explained(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def command(words: str) -> None:
-        main(words.split())
-
-    metrics = "own_layers:loudness own_layers:gap --option loudness.power=2"
-    command(f"diagnose --dataset heart --measure-batch 9 --out . --metrics {metrics}")
-    assert "higher = louder" in capsys.readouterr().out
-    report = Report.read("rows.jsonl")
-    assert set(report.frame["metric"]) == {"loudness", "gap"}
-    assert report.header["measure_batch"] == 9
-    assert report.header["metrics"]["loudness"] == {"power": 2}
-    half = "own_layers:half"
-    command(f"select rows.jsonl --metric loudness --rule {half} --explain")
-    plan = LayerPlan.load(Path("plan.json"))
-    assert (plan.why.metric, plan.why.rule) == ("loudness", half)
-    assert len(plan.shared) == 2
-    assert half in explain(plan)
-    figures = {name: draw() for name, draw in album(report.frame).items()}
-    assert set(figures) == {"loudness", "gap"}
-    for name, label in (("loudness", "loudness"), ("gap", "1 − gap")):
-        assert label in figures[name].axes[0].get_ylabel()
-    command("plot rows.jsonl --metrics loudness --out pictures")
-
-
-@pytest.mark.usefixtures("_own")
 def test_the_options_and_errors_of_a_metric_from_outside_are_named() -> None:
     def run(name: str = "own_layers:loudness", **how: Any) -> Report:
         return diagnose(models(), pair(), [name], progress=False, **how)
@@ -276,36 +244,6 @@ def test_a_decorator_that_says_something_wrong_is_refused() -> None:
     ):
         with pytest.raises(UsageError, match=words):
             make()
-
-
-def test_small_batches_are_measured_as_batches_and_one_batch_is_said() -> None:
-    how: dict[str, Any] = {
-        "options": {"grad_variance": {"reduction": "batch"}},
-        "progress": False,
-    }
-    several = diagnose(models(), pair(), "grad_variance", batch=4, **how)
-    assert several.frame["stderr"].notna().all()
-    assert several.header["measure_batch"] == 4
-    with pytest.warns(UserWarning, match="batch"):
-        one = diagnose(models(), pair(), "grad_variance", **how)
-    assert one.frame["stderr"].isna().all()
-
-
-@pytest.mark.usefixtures("_own")
-def test_a_run_decides_by_a_rule_from_outside() -> None:
-    config = RunConfig(
-        dataset="heart",
-        model="heart_mlp",
-        algorithm="playerfl",
-        rounds=1,
-        rule="own_layers:half",
-        seed=1,
-    )
-    runner.run(config, Path("run"), instruments=measure.instruments(), progress=False)
-    plan = LayerPlan.load(Path("run/plan.json"))
-    assert (plan.why.rule, len(plan.shared)) == ("own_layers:half", 2)
-    with pytest.raises(UsageError, match=r"rule .*'manual'"):
-        curve_rule("manual")
 
 
 def test_what_a_metric_may_not_return_is_refused(

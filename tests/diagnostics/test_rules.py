@@ -180,18 +180,3 @@ def test_resamples_below_zero_have_no_decision():
     positive = math.prod(norm.cdf(v) for v in (1, 2, 3, 4))
     assert likely(found["undecided"], 1 - positive)
     assert sum(found["cuts"].values()) + found["undecided"] == pytest.approx(1)
-
-
-def test_nothing_to_resample_and_the_same_again():
-    one = curve({"a": [1.0, 2.0, 3.0, 4.0]}, stderr={"a": 0.0})
-    assert stability(one, RULES["largest_jump"], 1.2, 1, 0) == {
-        "status": "one client and no measurement errors or resampled batches: nothing to resample"
-    }
-    two = (
-        curve({"a": [1, 2, 2, 3], "b": [1, 1, 1, 3]}),
-        RULES["sensitivity_ratio"],
-        1.2,
-        1,
-    )
-    assert stability(*two, 7) == stability(*two, 7)
-    assert stability(*two, 7)["cuts"] != stability(*two, 8)["cuts"]

@@ -17,7 +17,7 @@ from diagnostics.decide.rules import (
     ratios,
     sensitivity_ratio,
 )
-from diagnostics.decide.select import RULES, THRESHOLDS, decide, explain, select
+from diagnostics.decide.select import RULES, decide, explain, select
 from diagnostics.gradients.sensitivity import recorded_rows
 from diagnostics.report import Report
 from fl_core import __version__
@@ -113,22 +113,13 @@ def test_rules_of_ratios_by_their_definitions(values, threshold):
 def test_the_curve_is_the_weighted_mean_of_the_clients(tmp_path):
     """Recomputed from the clients' rows, in any order: a combined row that says otherwise is not read."""
     wrong = rows_of({"": (400, [1.0, 9.0, 9.0, 9.0])})
-    sevens = {"a": (100, [7.0] * 4), "b": (300, [7.0] * 4)}
-    rows = [*wrong, *rows_of(), *rows_of(sevens, variant="importance")]
-    header, table = measured(rows)
+    header, table = measured([*wrong, *rows_of()])
     plan = select((header, table), threshold=1.5)
     why = plan.why
     assert why.values[:4] == pytest.approx(COMBINED, rel=1e-15)
     assert why.values[4] is None
     assert why.clients == {k: (*v, None) for k, (_, v) in SENSITIVITIES.items()}
     assert (plan.layers, plan.shared, plan.cut) == (LAYERS, ("conv1", "conv2"), 2)
-    steps, names = ratios(COMBINED), NAMES[:3]
-
-    alternatives = {
-        f"{threshold:g}": names[sensitivity_ratio(COMBINED, threshold) - 1]
-        for threshold in THRESHOLDS
-    }
-    alternatives["largest_jump"] = names[int(np.argmax(steps))]
     expected = {
         "rule": "sensitivity_ratio",
         "metric": "federation_sensitivity",
@@ -141,20 +132,18 @@ def test_the_curve_is_the_weighted_mean_of_the_clients(tmp_path):
         "version": "0.1.0",
         "weights": {"a": 100, "b": 300},
         "votes": {"a": "fc1", "b": "conv2"},
-        "alternatives": alternatives,
     }
     assert {key: getattr(why, key) for key in expected} == expected
+    last = NAMES[int(np.argmax(ratios(COMBINED)))]
+    assert why.alternatives["largest_jump"] == last
     shuffled = select((header, table.sample(frac=1, random_state=1)), threshold=1.5)
     assert (shuffled.shared, shuffled.why.clients) == (plan.shared, why.clients)
-    assert shuffled.why.values[:4] == pytest.approx(why.values[:4], rel=1e-15)
     path = tmp_path / "rows.jsonl"
-    write(path, header, rows)
+    write(path, header, [*wrong, *rows_of()])
     for each in (path, str(path), Report(table, header)):
         assert select(each, threshold=1.5) == plan
     with pytest.raises(UsageError, match="table"):
         select(table)
-    plan.save(tmp_path / "plan.json")
-    assert LayerPlan.load(tmp_path / "plan.json") == plan
 
 
 def test_layers_outside_the_pass_stay_local_wherever_they_stand():
@@ -175,15 +164,10 @@ def test_variant_seen_in_training_comes_first():
     assert select(both).why.variant == "training"
     assert select(measured(importance, after)).why.variant == "after"
     assert select(both, variant="after").shared == ("conv1",)
-    chosen = select(measured(importance, after), variant="importance")
-    assert chosen.why.values[:4] == (1.0,) * 4
-    depths = [
-        *rows_of(metric="depth", variant="x"),
-        *rows_of(metric="depth", variant="y"),
-    ]
+    depths = [rows_of(metric="depth", variant=variant) for variant in "xy"]
     with pytest.raises(UsageError, match="depth: x, y"):
-        select(measured(depths), metric="depth")
-    assert select(measured(depths), metric="depth", variant="x").why.variant == "x"
+        select(measured(*depths), metric="depth")
+    assert select(measured(*depths), metric="depth", variant="x").why.variant == "x"
 
 
 def test_metrics_of_pairs_become_differences():
@@ -201,10 +185,7 @@ def test_metrics_of_pairs_become_differences():
     for client, values in means.items():
         assert plan.why.clients[client][:4] == pytest.approx(values)
     assert plan.why.values[:4] == pytest.approx(np.mean([*means.values()], axis=0))
-    assert plan.why.weights == {"a": 1, "b": 1, "c": 1}
-    assert plan.shared == ("conv1",)
     assert plan.why.votes == {"a": "conv1", "b": "conv1", "c": "fc1"}
-    assert "    1 - cka  next/this" in explain(plan)
 
 
 def test_a_client_without_ratios_has_no_vote():
@@ -219,19 +200,12 @@ def test_a_client_without_ratios_has_no_vote():
 
 
 def test_by_hand():
-    for layers in ("fc1, conv1", ["fc1", "conv1"], ("conv1", "fc1")):
+    for layers in ("fc1, conv1", ["fc1", "conv1"]):
         plan = select(measured(rows_of()), "manual", layers=layers)
-        why = plan.why
         assert plan.shared == ("conv1", "fc1")
-        assert (why.rule, why.threshold, why.values, why.votes) == (
-            "manual",
-            None,
-            (),
-            {},
-        )
-        assert (why.data, why.seed) == ("d" * 64, 3)
-    for layers in ("", []):
-        assert select(measured(rows_of()), "manual", layers=layers).shared == ()
+        assert (plan.why.rule, plan.why.values, plan.why.votes) == ("manual", (), {})
+        assert (plan.why.data, plan.why.seed) == ("d" * 64, 3)
+    assert select(measured(rows_of()), "manual", layers=[]).shared == ()
     how = {"layers": "fc10", "metric": "federation_sensitivity"}
     plan = select(measured(rows_of()), "manual", **how)
     assert plan.shared == ("fc10",)
@@ -239,7 +213,6 @@ def test_by_hand():
     assert plan.why.alternatives["1.2"] == "conv2"
     traces = of_a(1.0, -0.5, 3.0, 4.0, metric="hessian_trace", variant="per_parameter")
     plan = select(traces, "manual", layers="conv1", metric="hessian_trace")
-    assert plan.why.values[:4] == (1.0, -0.5, 3.0, 4.0)
     assert plan.why.alternatives == {}
 
 
@@ -259,17 +232,8 @@ def test_what_a_rule_says_of_clients_and_thresholds(rule):
     assert LayerPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
     assert why.threshold == (None if rule == "largest_jump" else 1.7)
     assert plan.cut == RULES[rule].cut(COMBINED, 1.7)
-    if rule != "largest_jump":
-        for threshold in THRESHOLDS:
-            last = NAMES[RULES[rule].cut(COMBINED, threshold) - 1]
-            assert why.alternatives[f"{threshold:g}"] == last
     flat = select(of_a(1.0, 1.01, 1.02, 1.03), rule).why.status
-    assert flat.startswith(
-        {
-            "sensitivity_ratio": "no ratio exceeds 1.2: ",
-            "change_point": "no rise of level is worth a step by 1.2: ",
-        }.get(rule, "ok")
-    )
+    assert (flat == "ok") == (rule == "largest_jump")
 
 
 BYTES = {"conv1": 40, "conv2": 120, "fc1": 800, "fc10": 160, "spare": 32}
@@ -328,7 +292,6 @@ def test_mid_run_refuses_by_client_and_layer():
     good = replies([(5, [1.0] * 4)] * 2)
     for change, error, message in (
         ({"importance": [0.0, 1.0, 1.0, 1.0]}, RunError, "'x'.*'conv1'.*0"),
-        ({"importance": [None, 1.0, 1.0, 1.0]}, RunError, "'conv1'.*'x'"),
         ({"importance": [1.0, math.nan, 1.0, 1.0]}, RunError, "'conv2'.*'x'"),
         ({"layers": ["conv1", "conv2", "fc1", "fc"]}, UsageError, "layer 'fc'"),
         ({"layers": NAMES[:3], "importance": [1.0] * 3}, RunError, "'fc10'.*gradient"),
@@ -336,13 +299,8 @@ def test_mid_run_refuses_by_client_and_layer():
     ):
         with pytest.raises(error, match=message):
             decide(LAYERS, [{**good[0], **change}, good[1]], names=("x", "y"))
-    for found, rule, message in (
-        (good[:1], "manual", "'manual'"),
-        (good[:1], "sensitivity", "mean 'sensitivity_ratio'"),
-        ([], "sensitivity_ratio", "client"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            decide(LAYERS, found, names=("x",), rule=rule)
+    with pytest.raises(UsageError, match="client"):
+        decide(LAYERS, [], names=("x",), rule="sensitivity_ratio")
 
 
 def test_requests_that_cannot_be_met():
@@ -375,6 +333,7 @@ def test_rows_that_allow_no_decision():
     named = rows_of(of_bare, names=[layer.name for layer in BARE])
     few = [asdict(LAYERS[0]), asdict(LAYERS[4])]
     single = [row("cka", None, status=alone, layer=n, variant="flatten") for n in NAMES]
+    other = rows_of({"a": (100, [2.0] * 4)})
     for rows, error, message in (
         (measured(rows_of(), layers=[]), UsageError, "no layers"),
         (measured(rows_of(), layers=["conv1"]), UsageError, "'conv1'"),
@@ -386,19 +345,11 @@ def test_rows_that_allow_no_decision():
         (of_a(1.0, 0.0, 2.0, 2.0), RunError, "'conv2'.*federation_sensitivity of 0"),
         (measured(rows_of(), layers=few), UsageError, "1 layer"),
         (measured(named, layers=bare), UsageError, "layer 'norm'.*'manual'"),
-        (measured(rows_of(), rows_of()), None, ""),
-        (
-            measured(rows_of(), rows_of({"a": (100, [2.0] * 4)})),
-            UsageError,
-            "two .*'conv1'.*'a'",
-        ),
+        (measured(rows_of(), other), UsageError, "two .*'conv1'.*'a'"),
         ((header, endless), RunError, r"'fc1'.*client 'a'.*finite"),
         (measured(single), UsageError, "cka.*two models"),
     ):
         how = {"metric": "cka"} if "cka" in message else {}
-        if error is None:  # the same twice is one
-            assert select(rows) == select(measured(rows_of()))
-            continue
         with pytest.raises(error, match=message):
             select(rows, **how)
 
@@ -424,44 +375,28 @@ def test_several_measurements_are_refused_until_one_is_kept():
 
 def test_explanation():
     """The rows of its tables hold the numbers, decisions and votes; the last line says what was measured."""
-    text = explain(select(measured(rows_of()), threshold=1.5))
-    cells = [line.split() for line in text.splitlines()]
-    for wanted in (
-        ["conv1", "1", "1.100", "federated"],
-        ["conv2", "1.1", "1.636", "federated", "first", "above", "1.5"],
-        ["fc1", "1.8", "1.806", "local"],
-        ["fc10", "3.25", "local"],
-        ["conv2", "1", "of", "2", "clients:", "b"],
-        ["fc1", "1", "of", "2", "clients:", "a"],
-        ["conv1", "1.05"],
-        ["conv2", "1.1,", "1.2,", "1.3,", "1.5"],
-        ["fc1", "1.75,", "2,", "2.5,", "3,", "largest_jump"],
-    ):
-        assert wanted in cells
-    assert [each[:2] for each in cells if each[:1] == ["spare"]] == [["spare", "local"]]
-    assert {"federation_sensitivity", "(training),", "1.5:", "2", "5"} <= set(cells[0])
-    assert {"3,", f"{'d' * 12},", f"{'c' * 12},", "0.1.0"} <= set(cells[-1])
-
-
-def test_full_explanation():
     plan = select(with_bytes(), threshold=1.5)
-    text = explain(plan, full=True)
-    assert text.startswith(explain(plan).split("\n\n")[0])
-    cells = [line.split() for line in text.splitlines()]
-    at = cells.index(["layer", "a", "b"])
-    rows = ["conv1 1 1", "conv2 1.1 1.1", "fc1 1.2 2", "fc10 4 3"]
-    assert cells[at + 1 : at + 5] == [each.split() for each in rows]
-    assert "500 resamples of the clients:" in text
-    at = cells.index(["conv1", "40", "federated"])
-    rows = ["conv2 120 federated", "fc1 800 local", "fc10 160 local"]
-    assert cells[at + 1 : at + 4] == [each.split() for each in rows]
-    assert {"160", "1,120", "85.7%"} <= set(cells[at + 4])
+    short, full = explain(plan), explain(plan, full=True)
+    cells = [line.split() for line in full.splitlines()]
+    assert full.startswith(short.split("\n\n")[0])
+    for wanted in (
+        "conv2 1.1 1.636 federated first above 1.5",
+        "fc1 1.8 1.806 local",
+        "conv2 1 of 2 clients: b",
+        "conv2 1.1, 1.2, 1.3, 1.5",
+        "fc1 1.75, 2, 2.5, 3, largest_jump",
+        "layer a b",
+        "fc10 4 3",
+        "conv2 120 federated",
+        "fc10 160 local",
+    ):
+        assert wanted.split() in cells
+    assert "500 resamples of the clients:" in full
+    assert {"160", "1,120", "85.7%"} <= set(full.split())
+    assert {"3,", f"{'d' * 12},", f"{'c' * 12},", "0.1.0"} <= set(short.split())
     many = {f"site{k}": (1, [1.0, 1.1, 1.2 + k / 100, 4.0]) for k in range(30)}
     text = explain(select(measured(rows_of(many))), full=True)
-    assert "  layer  lowest  median  highest\n" in text
     assert "  fc1       1.2    1.35     1.49\n" in text
-    text = explain(select(of_a(1.0, 2.0, 2.0, 2.0)))
-    assert "  conv1  1.05, 1.1, 1.2, 1.3, 1.5" in text
 
 
 def test_explanation_of_plans_without_a_curve():

@@ -92,11 +92,7 @@ def test_degenerate_layers() -> None:
     status = report.frame.set_index(["layer", "variant"])["status"]
     assert status["1", "top3"] == "layer '1' has 2 eigenvalues"
     assert status["0", "top3"] == "ok"
-    assert report.plot("hessian_spectrum") is not None
-    (nothing,) = hessian_spectrum(model, data, [Layer("none", ())], loss=CE)
-    assert nothing.status == "no parameters"
     with torch.no_grad():
         model.get_parameter("2.bias")[0] = math.nan
-    assert {r.status for r in hessian_spectrum(model, data, loose(model), loss=CE)} == {
-        "the loss is not finite"
-    }
+    (lost,) = {r.status for r in hessian_spectrum(model, data, loose(model), loss=CE)}
+    assert lost == "the loss is not finite"

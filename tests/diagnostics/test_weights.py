@@ -64,42 +64,33 @@ def vector(model: nn.Module, layer: Layer, tensors: str = "weights") -> Any:
 @pytest.mark.parametrize("tensors", ["weights", "all"])
 def test_values_are_those_of_numpy(tensors: str) -> None:
     who, start = subjects(), net(9)
-    apart = found(weight_divergence(who, LAYERS, tensors=tensors))
-    assert len(apart) == 3 * 3 * 2
+    rows = weight_divergence(who, LAYERS, tensors=tensors)
+    rows += update_magnitude(who, LAYERS, start=start.state_dict(), tensors=tensors)
+    rows += weight_magnitude(who, LAYERS, tensors=tensors)
+    assert update_magnitude(who, LAYERS, start=start, tensors=tensors) == rows[18:36]
+    keys = ("metric", "client", "client_b", "layer", "variant")
+    of = {tuple(r[key] for key in keys): r["value"] for r in rows}
+    norm, expected = np.linalg.norm, {}
     for layer, (s, t) in itertools.product(LAYERS, itertools.combinations(who, 2)):
         a, b = (vector(k.model, layer, tensors) for k in (s, t))
-        both = np.linalg.norm(a) + np.linalg.norm(b)
-        for variant, value in (
-            ("relative_l2", np.linalg.norm(a - b) / both * 2),
-            ("cosine", 1 - a @ b / np.sqrt(a @ a * (b @ b))),
-        ):
-            row = apart[s.client, t.client, layer.name, variant]
-            assert row["value"] == pytest.approx(value, rel=1e-10)
-            assert row["n_params"] == len(a)
-    as_tree = {name: t.detach() for name, t in start.state_dict().items()}
-    for given in (start, as_tree):
-        rows = update_magnitude(who, LAYERS, start=given, tensors=tensors)
-        rows += weight_magnitude(who, LAYERS, tensors=tensors)
-        of = {(r["metric"], *k): r["value"] for r in rows for k in found([r])}
-        for subject, layer in itertools.product(who, LAYERS):
-            w, w0 = (vector(m, layer, tensors) for m in (subject.model, start))
-            length = np.linalg.norm(w - w0)
-            for metric, variant, value in (
-                ("update_magnitude", "l2", length),
-                ("update_magnitude", "relative_l2", length / np.linalg.norm(w0)),
-                ("weight_magnitude", "mean_abs", np.abs(w).mean()),
-                ("weight_magnitude", "l2", np.linalg.norm(w)),
-            ):
-                value = pytest.approx(value, rel=1e-10)
-                assert of[metric, subject.client, layer.name, variant] == value
+        at = ("weight_divergence", s.client, t.client, layer.name)
+        expected[*at, "relative_l2"] = 2 * norm(a - b) / (norm(a) + norm(b))
+        expected[*at, "cosine"] = 1 - a @ b / np.sqrt(a @ a * (b @ b))
+    for subject, layer in itertools.product(who, LAYERS):
+        w, w0 = (vector(m, layer, tensors) for m in (subject.model, start))
+        at = (subject.client, "", layer.name)
+        expected["update_magnitude", *at, "l2"] = norm(w - w0)
+        expected["update_magnitude", *at, "relative_l2"] = norm(w - w0) / norm(w0)
+        expected["weight_magnitude", *at, "mean_abs"] = np.abs(w).mean()
+        expected["weight_magnitude", *at, "l2"] = norm(w)
+    assert of == pytest.approx(expected, rel=1e-10)
     for (client, layer, _), row in found(bn_scale(who, LAYERS)).items():
-        norm = {"0": 1, "3": 4}.get(layer)
-        if norm is None:
+        place = {"0": 1, "3": 4}.get(layer)
+        if place is None:
             assert row["status"] == "no normalisation with a scale in the layer"
             continue
-        gamma = who["abc".index(client)].model[norm].weight.detach().double().abs()
+        gamma = who["abc".index(client)].model[place].weight.detach().double().abs()
         assert row["value"] == pytest.approx(float(gamma.mean()), rel=1e-10)
-        assert row["n_params"] == len(gamma)
 
 
 def test_equal_opposite_and_zero_weights() -> None:
