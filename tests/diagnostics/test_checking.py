@@ -130,18 +130,3 @@ def test_targets_and_outputs_of_numbers_are_one_a_sample() -> None:
             for metric in metrics:
                 with pytest.raises(UsageError, match=r"\[n, 1\]"):
                     diagnose(model(), (x, targets), metric, **how)
-
-
-def test_labels_may_be_integers_of_any_type() -> None:
-    metrics = ["grad_norm", "grad_noise", "hessian_trace", "linear_probe"]
-    network, labels = model(), Y.clamp(max=1)
-    for dtype, loss in (
-        (torch.int32, "cross_entropy"),
-        (torch.bool, "cross_entropy"),
-        (torch.uint8, "focal"),
-    ):
-        expected, found = (
-            diagnose(network, (X, y), metrics, loss=loss, progress=False).frame
-            for y in (labels, labels.to(dtype))
-        )
-        assert found.equals(expected)

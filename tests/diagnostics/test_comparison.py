@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch_cka import CKA
 
-from diagnostics import plots
-from diagnostics.decide.curve import curve_of
 from diagnostics.measure import diagnose
 from diagnostics.measurement import ClientModel
 from diagnostics.metrics.base import METRICS
@@ -191,42 +189,6 @@ def test_layers_against_another_layer(metric: str) -> None:
             assert r["status"].startswith(f"output of layer '{r['layer']}'")
         else:
             assert r["value"] == pytest.approx(expected, abs=1e-4)
-
-
-def test_the_report_keeps_both_kinds_apart() -> None:
-    models, variant = [net(0), net(1)], "flatten, against 6"
-    how = {"options": {"cka": {"against": ["6"]}}, "progress": False}
-    report = diagnose(models, pair(), ["cka"], **how)
-    across = report.frame[report.frame["variant"] == variant]
-    across = across.set_index(["client", "client_b", "layer"])["value"]
-    table, clients = report.values("cka", variant), ["client_0", "client_1"]
-    assert list(report.values("cka").index) == ["0", "4", "6"]
-    assert list(table.index) == ["0", "4"]
-    ax: Any = plots.metric(report.frame, "cka", variant=variant)
-    curve = curve_of(report.layers[:2], report.frame, "cka", variant)
-    for one, other in (clients, clients[::-1]):
-        expected = [across[one, other, layer] for layer in table.index]
-        assert table[one].tolist() == expected
-        apart = pytest.approx([1 - value for value in expected])
-        drawn = next(line for line in ax.lines if line.get_label() == one)
-        assert drawn.get_ydata() == apart
-        assert curve.clients[one] == apart
-
-
-def test_too_few_samples_are_said() -> None:
-    """With positions as rows a single sample can be compared; as features it cannot."""
-    models = [net(0), net(1)]
-    for metric, n, how, layer, fine in (
-        ("procrustes", 1, {"positions": "samples"}, "0", True),
-        ("procrustes", 1, {}, "0", False),
-        ("procrustes", 1, {"positions": "released"}, "6", False),
-        ("cka", 2, {}, "6", False),
-        ("cka", 3, {}, "6", True),
-        ("cka", 3, {"estimator": "minibatch"}, "6", False),
-        ("cka", 4, {"estimator": "minibatch"}, "6", True),
-    ):
-        found = by_layer(measured(metric, models, pair(n), **how))[layer]
-        assert isinstance(found, float) if fine else f"{n} samples, at least" in found
 
 
 def test_each_client_gives_its_own_samples_to_a_probe_that_all_share() -> None:

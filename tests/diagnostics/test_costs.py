@@ -127,26 +127,6 @@ def test_work_belongs_to_the_layer_that_runs_or_ran_last() -> None:
         assert found[layer][variant] == value
 
 
-def test_work_with_a_tied_weight_belongs_to_its_layer_unless_its_module_has_a_tensor() -> (
-    None
-):
-    product = 2 * 6 * 4
-    for bias, parameters, forward in (
-        (True, {"0": 24, "1": 30, "2": 4}, {"0": 1, "1": 1, "2": 1}),
-        (False, {"0": 24, "1": 30}, {"0": 2, "1": 1}),
-    ):
-        first, last = nn.Linear(6, 4, bias=False), nn.Linear(6, 4, bias=bias)
-        last.weight = first.weight
-        model = nn.Sequential(first, nn.Linear(4, 6), last)
-        found = table(model, torch.randn(7, 6))
-        assert {name: own["parameters"] for name, own in found.items()} == parameters
-        for name, own in found.items():
-            assert own["forward_flops"] == forward[name] * product
-            # of the first product there is no gradient of the input
-            backward = 2 * forward[name] - (name == "0")
-            assert own["backward_flops"] == backward * product
-
-
 def test_a_plan_sends_its_body_and_saves_its_head() -> None:
     report = diagnose(net(), dict.fromkeys("ab", DATA), "layer_cost", progress=False)
     plan, own = LayerPlan.prefix(report.layers, 1), tree.state_dict(net())

@@ -27,7 +27,6 @@ from diagnostics.report import Report
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import LayerPlan
-from fl_core.training import losses
 from tests.bounds import forbidden
 from tests.diagnostics.calls import call
 from tests.networks import Wired, snapshot
@@ -168,6 +167,7 @@ def test_models_and_data_in_every_form() -> None:
     plain = run(net(), metrics=["grad_variance"]).values("grad_variance")["client_0"]
     for models, data, clients in (
         (one, list(pair()), names[:1]),
+        (one, (pair()[0], pair()[1].int()), names[:1]),
         (one, split(), names[:1]),
         (one, loader(), names[:1]),
         (two, pair(), names),
@@ -223,26 +223,6 @@ def test_some_layers_have_the_values_they_have_among_all() -> None:
             kept = values.loc[values.index.isin(["4", "6"])]
             pd.testing.assert_frame_equal(some.values(name, variant), kept)
     assert some.layers == every.layers
-
-
-def test_options_reach_their_metric() -> None:
-    options = {
-        "grad_variance": {"tensors": "all"},
-        "cka": {"estimator": "minibatch"},
-        "federation_sensitivity": {"reduce": "mean_of_tensors"},
-    }
-    report, again = (
-        run(metrics=[*options], loss=loss, options=options)
-        for loss in ("focal", losses.build("focal"))
-    )
-    said = report.frame.groupby("metric")["estimator"].agg(set).to_dict()
-    assert said == {
-        "grad_variance": {"full_gradient, all tensors"},
-        "cka": {"minibatch"},
-        "federation_sensitivity": {"batch_mean, mean of tensors"},
-    }
-    assert report.header["loss"] == "focal"
-    assert report.frame.equals(again.frame)
 
 
 def test_bad_requests_are_named() -> None:

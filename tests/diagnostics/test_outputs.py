@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from torch.autograd.functional import hessian
 from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
-from diagnostics import diagnosis
 from diagnostics.measure import diagnose
 from fl_core.errors import UsageError
 from fl_core.models.adapter import IGNORED, output_of
@@ -309,31 +307,6 @@ def test_samples_and_budget_bound_a_measurement() -> None:
     ).frame
     assert out["status"].str.contains("budget of 0 s").all()
     assert set(out["metric"]) == {"hessian_trace", "cka"}
-
-
-def test_removed_and_misplaced_arguments_say_what_to_write() -> None:
-    model, data = mlp(4, 5, 3), (torch.randn(6, 4), torch.arange(6) % 3)
-    for name, words in (
-        ("null_draws", r"was removed. Pass null=fl.Nulls"),
-        ("retrain", r"was removed. Pass null=fl.Nulls"),
-        ("by", r"options=\{'by'"),
-        ("sample", "did you mean 'samples'"),
-    ):
-        with pytest.raises(UsageError, match=words):
-            diagnose(model, data, "grad_norm", **{name: 1})
-
-
-def test_the_time_is_announced_with_the_dear_metric(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model, data = mlp(4, 5, 3), (torch.randn(6, 4), torch.arange(6) % 3)
-    how: dict[str, Any] = {"metrics": ["grad_norm", "hessian_spectrum"]}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # it is below 10 s
-        diagnose(model, data, progress=False, **how)
-    monkeypatch.setattr(diagnosis, "ANNOUNCED", 0)
-    with pytest.warns(UserWarning, match=r"takes about 0 s, \d+% of it hessian_spectr"):
-        diagnose(model, data, progress=False, **how)
 
 
 def test_models_of_other_architectures_are_compared_at_layers_of_one_name() -> None:

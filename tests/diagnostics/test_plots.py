@@ -16,7 +16,7 @@ from matplotlib.colors import to_rgb
 
 from diagnostics import plots
 from diagnostics.plots.costs import FEDERATED, LOCAL
-from diagnostics.plots.drawing import MOST, weighted_mean
+from diagnostics.plots.drawing import weighted_mean
 from fl_core import rows as schema
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
@@ -125,21 +125,6 @@ def test_missing_values_leave_gaps_with_their_reasons() -> None:
     assert "constant features" in axes[0].figure.get_supxlabel()
 
 
-def test_negative_traces_are_drawn_on_symlog() -> None:
-    frame = diagnosis()
-    frame.loc[(frame["client"] == "VA") & (frame["layer"] == "fc2"), "value"] = -0.02
-    ax: Any = plots.metric(frame, "hessian_trace")
-    assert ax.get_yscale() == "symlog"
-    assert lines(ax)["VA"][1] == -0.02
-
-
-def test_many_clients_share_one_legend_entry() -> None:
-    clients = {f"c{k}": 10 for k in range(MOST + 15)}
-    ax: Any = plots.metric(diagnosis(clients), "grad_variance")
-    assert len(ax.lines) == len(clients) + 1
-    assert entries(ax) == [f"each of {len(clients)} clients", "mean of clients"]
-
-
 def test_matrices_are_symmetric_with_ones_and_one_colour_bar() -> None:
     axes: list[Any] = plots.cka_matrices(diagnosis())
     assert [ax.get_title() for ax in axes] == LAYERS
@@ -180,16 +165,6 @@ def test_plan_shows_boxes_values_ratios_and_votes() -> None:
     assert list(cut.get_xdata()) == [2, 2]
     for words in ("2 of 4", "threshold 1.9", "clipped"):
         assert words in ax.get_title()
-
-
-def test_plan_marks_ratios_that_do_not_exist() -> None:
-    for values, shown in (
-        ((None, 1.0, 2.0, None), "–2–"),
-        ((-1.0, 1.0, 0.0, 3.0), "–––"),
-    ):
-        ax: Any = plots.plan(decision(LAYERS, 1, values=values, metric="hessian_trace"))
-        between = [t.get_text() for t in ax.texts if t.get_position()[0] in (1, 2, 3)]
-        assert "".join(between) == shown
 
 
 def test_plan_with_frozen_layers_has_its_cut_and_its_ratios_where_they_are() -> None:

@@ -19,7 +19,6 @@ from diagnostics.report import Report
 from diagnostics.representation.features import collect, folds_of, holdout_of
 from diagnostics.representation.probes import accuracy_error, logistic
 from fl_core.data.federated import Split
-from fl_core.errors import UsageError
 
 C = 3
 
@@ -133,21 +132,6 @@ def test_separable_classes_are_all_right_and_drawn_labels_are_chance() -> None:
     right = np.random.default_rng(0).random((2000, 50)) < 0.8
     stated = np.mean([accuracy_error(row) for row in right])
     assert stated == pytest.approx(right.mean(1).std(), rel=0.05)
-
-
-def test_a_subset_is_drawn_from_each_client_and_the_pool_holds_equally_many() -> None:
-    found = report(samples=20)
-    assert only(found, variant="own", client="a", layer="0")["n_samples"] == 20
-    pooled = [
-        only(found, variant="pooled", client=c, layer="0")["n_samples"]
-        for c in ("a", "b", "")
-    ]
-    assert pooled == [10, 10, 20]
-    assert report(samples=20).frame.equals(found.frame)
-    tests = {"a": pair(), "b": (pair()[0], pair()[1] + 5)}
-    for wrong, words in (({"a": pair()}, "client .*'b'"), (tests, "label 7")):
-        with pytest.raises(UsageError, match=words):
-            report(test=wrong)
 
 
 def test_the_pool_s_part_of_a_client_is_held_out_in_folds_of_its_own(

@@ -112,10 +112,9 @@ def test_a_symmetric_fault_is_found_by_differences_of_gradients(
 
 def test_kinks_and_entries_without_a_gradient_are_no_fault() -> None:
     """Dark pixels under a zero bias sit on ReLU's kink; the row of padding is a constant to autograd."""
-    convs = [nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU()]
-    images = nn.Sequential(*convs, nn.Flatten(), nn.Linear(64, 3))
-    for module in (images[0], images[2]):
-        nn.init.zeros_(module.bias)
+    parts = [nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)]
+    images = nn.Sequential(*parts)
+    nn.init.zeros_(images[0].bias)
     x = torch.zeros(6, 1, 8, 8)
     x[:, :, 2:4, 2:4] = torch.randn(6, 1, 2, 2)
     words = Wired(

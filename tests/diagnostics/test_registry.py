@@ -200,38 +200,6 @@ def test_the_options_and_errors_of_a_metric_from_outside_are_named() -> None:
         select(run(), "own_layers:none", metric="loudness")
 
 
-@pytest.mark.usefixtures("_own")
-def test_a_distance_stays_one_where_its_code_is_not_known() -> None:
-    with _forgotten():
-        report = diagnose(models(), pair(), ["own_layers:far"], progress=False)
-        known = select(report, "largest_jump", metric="far")
-    assert "far" not in METRICS
-    unknown = select(report, "largest_jump", metric="far")
-    assert unknown.why.values == known.why.values == pytest.approx((0.1, 0.2, 0.3))
-
-
-def test_a_decorated_function_of_a_notebook_is_known_at_once() -> None:
-    with _forgotten():
-
-        @metric(description="number of tensors", direction="more", requires="weights")
-        def tensor_count(measurement):
-            return [
-                row("tensor_count", len(layer.tensors), layer=layer.name, client=s.client, n_train=1)
-                for s in measurement.subjects
-                for layer in measurement.layers
-            ]  # fmt: skip
-
-        @rule(summary="share the first layer")
-        def first(values):
-            return 1
-
-        report = diagnose(models(), pair(), "tensor_count", progress=False)
-        assert len(select(report, "first", metric="tensor_count").shared) == 1
-        twin = type(tensor_count)(tensor_count.__code__, globals(), "cka")
-        with pytest.raises(UsageError, match="'cka'"):
-            metric(description="x", direction="y")(twin)
-
-
 def test_a_decorator_that_says_something_wrong_is_refused() -> None:
     said = {"description": "x", "direction": "y"}
     for make, words in (

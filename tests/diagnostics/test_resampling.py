@@ -162,33 +162,6 @@ def test_training_is_resampled_by_its_steps() -> None:
         assert training == pytest.approx([1, 1 + 1 / mean])
 
 
-def test_a_resample_of_an_embedding_table_is_what_the_steps_drawn_give() -> None:
-    """Also where a short last batch looks up far fewer rows than the others."""
-    layers = [Layer("table", ("table",), tables=("table",)), Layer("fc", ("weight",))]
-    g = torch.Generator().manual_seed(0)
-
-    def drawn(rows: int = 40) -> dict[str, Tensor]:
-        table = torch.randn(40, 3, generator=g)
-        table[torch.randperm(40, generator=g)[rows:]] = 0
-        return {"table": table, "weight": torch.randn(3, 2, generator=g)}
-
-    params, grads = drawn(), [drawn(25 if k < 12 else 2) for k in range(13)]
-
-    def fed(reduce: str, steps: list[int]) -> SensitivityAccumulator:
-        to = SensitivityAccumulator(layers, reduce=reduce)
-        for k in steps:
-            to.update(params, grads[k])
-        return to
-
-    for reduce in ("pooled", "mean_of_tensors"):
-        seen = fed(reduce, list(range(13)))
-        for times in ([1] * 10, *draws(10, 4, 1, "a")):
-            steps = [k for k in range(13) for _ in range(times[k % 10])]
-            found, again = seen.redraw(times).result(), fed(reduce, steps).result()
-            expected = pytest.approx(again["importance"], rel=1e-12)
-            assert found["importance"] == expected
-
-
 LAYERS = tuple(
     Layer(name, (f"{name}.weight",), (), name) for name in ("l1", "l2", "l3")
 )

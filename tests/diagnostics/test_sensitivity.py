@@ -18,7 +18,6 @@ from diagnostics.gradients.sensitivity import combine, cumulative
 from diagnostics.measurement import ClientModel
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
-from fl_core.plan import LayerPlan
 from fl_core.rows import Row
 from fl_core.training import losses
 from tests.diagnostics.calls import federation_sensitivity
@@ -135,8 +134,7 @@ def test_the_accumulator_over_an_epoch_of_training_equals_brute_force() -> None:
     layers = layers_of(model, x)
     seen, expected = SensitivityAccumulator(layers), []
     optimiser = torch.optim.SGD(model.parameters(), lr=0.5)
-    for start in range(0, 20, 6):
-        batch = x[start : start + 6], y[start : start + 6]
+    for batch in zip(x.split(6), y.split(6), strict=True):
         expected.append(brute(model, *batch, layers))
         params, grads = gradients(model, *batch)
         seen.update(params, grads)
@@ -267,8 +265,6 @@ def test_a_table_counts_with_the_rows_that_a_batch_touches() -> None:
     y = torch.randint(2, (12,), generator=g)
     layers, tables = layers_of(model, x[:2]), ("table.weight", "place.weight")
     assert [layer.tables for layer in layers] == [tables[:1], tables[1:], ()]
-    plan = LayerPlan.prefix(layers, 1)
-    assert LayerPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
     both = Layer("both", tables, tables=tables)
     sums, sizes = dict.fromkeys(tables, 0.0), dict.fromkeys(tables, 0)
     for part in zip(x.split(5), y.split(5), strict=True):
@@ -282,7 +278,6 @@ def test_a_table_counts_with_the_rows_that_a_batch_touches() -> None:
         ("mean_of_tensors", sum(sums[n] / sizes[n] for n in tables) / 2),
     ):
         rows = of_a(model, (x, y), [both, layers[2]], batch=5, reduce=reduce)
-        found = {r["layer"]: r for r in rows if r["variant"] == "importance"}
-        assert found["both"]["value"] == pytest.approx(expected, rel=1e-10)
-        assert "touched rows" in found["both"]["estimator"]
-        assert "touched rows" not in found["head"]["estimator"]
+        first, *_ = (r for r in rows if r["variant"] == "importance")
+        assert first["value"] == pytest.approx(expected, rel=1e-10)
+        assert "touched rows" in first["estimator"]

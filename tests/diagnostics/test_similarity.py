@@ -122,36 +122,26 @@ def test_values_are_those_of_the_definitions() -> None:
             value = MEASURES[name]
             assert value(x, y) == pytest.approx(expected, abs=1e-7)
             assert value(x.float(), y.float()) == pytest.approx(expected, abs=1e-3)
-        for width in (0.2, 0.4, 2.0):
+        for width in (0.2, 2.0):
             expected = kernel_cka(kernel(x, width), kernel(y, width))
             assert rbf_cka(x, y, width) == pytest.approx(expected, rel=1e-10)
-    for n, d in ((12, 3), (60, 5), (300, 20)):
+    for n, d in ((12, 3), (300, 20)):
         x, y = mixed(n, d)
         y = y[:, : d - 1]
         assert mean_cca(x, y) == pytest.approx(correlations(x, y), abs=1e-9)
-        assert svcca(x, y, 1.0) == pytest.approx(mean_cca(x, y), abs=1e-9)
         x = x * torch.logspace(0, -2, d, dtype=torch.float64)
-        for variance in (0.5, 0.9, 0.99):
+        for variance in (0.5, 0.99, 1.0):
             expected = of_variance(x, y, variance)
             assert svcca(x, y, variance) == pytest.approx(expected, abs=1e-9)
     x, many = features(30, 9000), features(30, 5, 2)
     few = x @ torch.linalg.qr(x.T)[0]  # the same inner products, with fewer features
     assert procrustes_distance(x, many) == pytest.approx(angle(few, many), abs=1e-7)
-    base = features(30, 3)
-    x, y = (
-        base @ features(3, 200, k) + 1e-3 * features(30, 200, k + 5) for k in (1, 2)
-    )
-    assert svcca(x, y) == pytest.approx(of_variance(x, y, 0.99), abs=1e-8)
-    assert math.isnan(mean_cca(x, y))
 
 
 def test_minibatches_are_unbiased_and_a_small_last_one_joins_the_one_before() -> None:
     for n, batch, sizes in (
         (4, 4, [4]),
-        (12, 4, [4, 4, 4]),
         (21, 7, [7, 7, 7]),
-        (300, 100, [100, 100, 100]),
-        (21, 10, [10, 11]),
         (23, 10, [10, 13]),
         (25, 10, [10, 10, 5]),
     ):
@@ -161,9 +151,8 @@ def test_minibatches_are_unbiased_and_a_small_last_one_joins_the_one_before() ->
             found = linear_cka(x, y, "minibatch", batch, width)
             expected = unbiased(x, y, sizes, width)
             assert found == pytest.approx(expected, rel=1e-8)
-    for batch in (1, 2, 3):
-        with pytest.raises(UsageError, match="least 4"):
-            linear_cka(x, x, "minibatch", batch)
+    with pytest.raises(UsageError, match="least 4"):
+        linear_cka(x, x, "minibatch", 3)
 
 
 @pytest.mark.parametrize("name", [*MEASURES, "minibatch"])
@@ -187,55 +176,17 @@ def test_identities(name: str, seed: int, n: int, d: int, scale: float) -> None:
         assert value(alike, x) == pytest.approx(same, abs=1e-6)
 
 
-def test_cca_alone_ignores_every_invertible_map() -> None:
-    x, y = mixed(40, 5)
-    scales = torch.tensor([100.0, 10, 1, 1, 0.1]).double()
-    bent = x * scales @ features(5, 5, 7)
-    assert mean_cca(bent, y) == pytest.approx(mean_cca(x, y), abs=1e-8)
-    assert procrustes_distance(bent, x) > 0.3
-    assert rbf_cka(bent, x) < 0.9
-
-
-def test_float32_survives_scale_and_offset() -> None:
-    x, y = (side.float() for side in mixed(40, 6))
-    for estimator in ("full", "minibatch"):
-        plain = linear_cka(x, y, estimator)
-        for changed in (x * 1e30, x * 1e-30, x * 1e12, x + 100):
-            value = linear_cka(changed, y, estimator)
-            assert value == pytest.approx(plain, abs=1e-4)
-            assert linear_cka(changed, changed, estimator) == pytest.approx(1, abs=1e-6)
-
-
 def test_features_without_variation_have_no_value() -> None:
-    x, none = features(12, 3).float(), torch.empty(0, 3)
+    x = features(12, 3).float()
     constant = torch.full((12, 3), 0.1)
     for value in MEASURES.values():
         for dead in (constant * 0, constant, constant / 0):
             assert math.isnan(value(x, dead))
             assert math.isnan(value(dead, dead))
-    for value in (linear_cka, rbf_cka):
-        for how in ({"estimator": "minibatch"}, {}):
-            assert math.isnan(value(none, none, **how))
-            assert math.isnan(value(x, constant, **how))
+    assert math.isnan(linear_cka(x, constant, estimator="minibatch"))
     assert math.isnan(rbf_cka(x[[0, 0, 0, 0, 0, 0, 1, 2]], x[:8]))  # median distance 0
-    for n, fine in ((4, False), (5, True), (6, True)):  # one side spans everything
+    for n, fine in ((4, False), (5, True)):  # one side spans everything
         assert math.isnan(mean_cca(features(n, 3), features(n, 2, 1))) != fine
-
-
-def test_the_rank_of_cca_leaves_out_rounding() -> None:
-    x, y = mixed(300, 4)
-    expected = mean_cca(x, y)
-    doubled = torch.cat([x, x @ features(4, 3, 3)], 1)  # seven features of rank four
-    assert mean_cca(doubled, y) == pytest.approx(expected, abs=1e-8)
-    single = mean_cca(doubled.float(), y.float())
-    assert single == pytest.approx(expected, abs=1e-4)
-    for dtype, offset in itertools.product((torch.bfloat16, torch.float16), (0.0, 3.0)):
-        wide = [s @ features(s.shape[1], 40, k) + offset for k, s in enumerate((x, y))]
-        half = [side.to(dtype) for side in wide]
-        assert mean_cca(*wide) == pytest.approx(expected, abs=1e-8)
-        assert mean_cca(*half) == pytest.approx(expected, abs=0.01)
-        # taken for float32, the rounding would be directions of its own
-        assert mean_cca(*(side.float() for side in half)) < expected - 0.1
 
 
 @pytest.mark.parametrize("rank", [12, 24])
@@ -280,7 +231,7 @@ def maps(seed: int, *shape: int) -> Tensor:
 def test_least_angle_against_every_shift(
     n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for size, d in (((4, 5), (3, 3)), ((7,), (3, 2)), ((1, 6), (1, 1))):
+    for size, d in (((4, 5), (3, 3)), ((7,), (3, 2))):
         axes = tuple(range(1, 1 + len(size)))
         x = maps(1, n, *size, d[0])
         noise = maps(2, n, *size, d[1])
@@ -293,7 +244,4 @@ def test_least_angle_against_every_shift(
             monkeypatch.setattr("figures.player_fl.shifts._SHIFTS", pieces)
             assert shifted_procrustes(x, y) == pytest.approx(min(angles), abs=1e-7)
             assert shifted_procrustes(y, x) == pytest.approx(min(angles), abs=1e-7)
-        assert min(angles) < max(angles) - 1e-3
-    moved = 3 * x.roll((0, 4), (1, 2)) + 7
-    assert shifted_procrustes(x, moved) == pytest.approx(0, abs=1e-6)
     assert math.isnan(shifted_procrustes(x, torch.ones_like(x)))

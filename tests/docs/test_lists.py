@@ -8,7 +8,6 @@ import pytest
 
 from docs import lists
 from fedlayers import catalogue
-from fl_core.errors import UsageError
 
 TEXTS = {
     path.name: path.read_text(encoding="utf-8")
@@ -32,17 +31,3 @@ def test_a_list_names_everything_once(kind):
     )
     for name in catalogue.registry(kind.removesuffix("s")).own:
         assert table.count(f"`{name}`") == 1, name
-
-
-def test_all_that_can_be_named_stands_on_a_page():
-    text = "".join(LISTED.values())
-    for kind in lists.LISTS:
-        for name in catalogue.registry(kind.removesuffix("s")).own:
-            assert f"`{name}`" in text, name
-
-
-def test_a_page_without_a_list_or_with_an_unknown_one_is_refused():
-    with pytest.raises(UsageError, match="<!--"):
-        lists.updated("nothing")
-    with pytest.raises(UsageError, match=r"'algorithm'.*'algorithms'"):
-        lists.updated("<!-- list:algorithm -->\n<!-- end -->")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from docs import interface, links, narrow, sources
+from docs import links, narrow, sources
 from fedlayers import catalogue
 from figures import scorecard
 
@@ -106,19 +106,6 @@ def test_every_member_of_a_registry_has_its_place(site: Path, kind: str) -> None
     )
 
 
-def test_the_interface_has_signatures_and_examples() -> None:
-    pages = interface.pages(sources.ROOT)
-    doors = {name for name, *_ in interface.doors(sources.ROOT)}
-    assert (
-        {"run", "diagnose", "select", "LayerPlan", "Algorithm"}
-        <= set(pages)
-        <= doors | {"index"}
-    )
-    assert ".. py:function:: fl.run(" in pages["run"]
-    assert ">>> " in pages["run"]
-    assert ".. py:method:: " in pages["Algorithm"]
-
-
 def test_the_check_of_links_finds_what_leads_nowhere(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text(
         '<a href="other.html#there">fine</a><a href="other.html#gone">a</a><a href="lost.html">b</a>'
@@ -131,13 +118,6 @@ def test_the_check_of_links_finds_what_leads_nowhere(tmp_path: Path) -> None:
         "index.html: lost.html leads nowhere",
         "index.html: <script> fetches https://example.org/x.js",
     ]
-
-
-def test_every_public_name_with_a_page_has_a_topic() -> None:
-    made = set(interface.pages(sources.ROOT)) - {"index"}
-    topics = [name for names in interface.TOPICS.values() for name in names.split()]
-    assert made <= set(topics)
-    assert len(topics) == len(set(topics))
 
 
 HEAD = '<meta name="viewport" content="width=device-width,initial-scale=1">'

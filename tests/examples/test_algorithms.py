@@ -10,11 +10,9 @@ from fl_core import runner, tree
 from fl_core.algorithms.base import ALGORITHMS
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
-from fl_core.initial import start
-from fl_core.models import build, example
 from fl_core.records import store
 from fl_core.restore import load_models
-from tests.conftest import CONFIG, TOY, network, play
+from tests.conftest import play
 from tests.faults.injected import contents, cut_back
 
 HALF_WAY = "examples.algorithms.half_way:HalfWay"
@@ -45,40 +43,6 @@ def test_it_runs_is_verified_and_goes_on_to_the_same_bits(tmp_path: Path) -> Non
     assert {k: tree.digest(tree.state_dict(m)) for k, m in ours.items()} == {
         k: tree.digest(tree.state_dict(m)) for k, m in theirs.items()
     }
-
-
-def test_a_directory_does_not_choose_what_is_imported_below_a_schedule_or_for_a_start(
-    tmp_path: Path,
-) -> None:
-    config = CONFIG.with_keys(algorithm="vanilla", rounds=1, options={"base": HALF_WAY})
-    runner.run(
-        config, tmp_path / "run", data=TOY, model=network("plain"), progress=False
-    )
-    with pytest.raises(UsageError, match=rf"'{HALF_WAY}'.*option base"):
-        load_models(tmp_path / "run", data=TOY, model=network("plain"))
-    load_models(
-        tmp_path / "run", data=TOY, model=network("plain"), allow_code=[HALF_WAY]
-    )
-
-
-@pytest.mark.filterwarnings("ignore:client")
-def test_a_run_of_an_outside_algorithm_with_a_global_model_can_be_started_from(
-    tmp_path: Path,
-) -> None:
-    runner.run(
-        HEART.with_keys(algorithm=HALF_WAY, rounds=1), tmp_path / "half", progress=False
-    )
-    model = build("heart_mlp", (10,), 5, seed=3)
-    start(model, tmp_path / "half", example((10,)))
-    wanted = store.Run(tmp_path / "half").checkpoint().server.trees["model"]
-    assert tree.digest(tree.state_dict(model)) == tree.digest(wanted)
-    runner.run(
-        HEART.with_keys(algorithm="fedala", rounds=1),
-        tmp_path / "fedala",
-        progress=False,
-    )
-    with pytest.raises(UsageError, match="global model"):
-        start(model, tmp_path / "fedala", example((10,)))
 
 
 @pytest.mark.parametrize("kind", ["plain", "unused"])

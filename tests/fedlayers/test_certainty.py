@@ -111,12 +111,6 @@ def test_wrong_exclusions_stay_below_five_percent(draws: int) -> None:
         assert max(map(np.mean, np.split(np.array(wrong), 9))) <= 0.05
 
 
-def test_one_seed_without_samples_excludes_nothing() -> None:
-    seen = infer(judged_of([0.2, 0.8, 0.5], 0.0, 1))
-    assert (seen.verdict, len(seen.remaining)) == (UNDECIDED, 3)
-    assert math.isnan(seen.at_stake())
-
-
 def test_arms_that_failed_or_are_refused_cannot_lead() -> None:
     judged = judged_of([0.4, 0.9, 0.5, 0.6], 0.01, 4)
     judged.loc[

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from diagnostics.measure import instruments
 from fedlayers.studies import hint, jobs
-from fedlayers.studies.arms import CUTS, DEFAULT, arms_of
-from fedlayers.studies.choice import ALL_DIVERGED
+from fedlayers.studies.arms import DEFAULT, arms_of
 from fedlayers.studies.choose import choose
 from fedlayers.studies.harmless import Bench
-from fl_core import runner, tree
+from fl_core import runner
 from fl_core.client_runner import ClientRunner
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError
@@ -120,39 +117,20 @@ def test_a_base_rate_is_that_of_the_seed_in_its_line(raced: Raced) -> None:
 
 
 def test_the_judgement_is_that_of_the_formula(raced: Raced) -> None:
+    """The weighted mean over clients, of the last three evaluated rounds."""
     out, choice, _ = raced
-    lines = []
-    for path in sorted((out / "arms").iterdir()):
-        arm, _, seed = path.name.rpartition("-")
-        frame = Run(path).rows()[1]
-        frame = frame[
-            (frame["split"] == "validation")
-            & (frame["model"] == "personal")
-            & frame["round"].between(3, 5)
-        ]
-        for (index, metric), part in frame.groupby(["round", "metric"]):
-            value = np.average(
-                part["value"].astype(float), weights=part["n_train"].astype(float)
-            )
-            lines.append(
-                {
-                    "arm": arm,
-                    "seed": int(seed),
-                    "round": index,
-                    "metric": metric,
-                    "value": value,
-                }
-            )
-    table = pd.DataFrame(lines).groupby(["arm", "seed", "metric"])["value"].mean()
     for _, line in choice.standing.judged.iterrows():
-        own = table[line["arm"], line["seed"]]
-        assert line["macro_f1"] == pytest.approx(own["macro_f1"])
-        assert line["loss"] == pytest.approx(own["loss"])
-        bench = Bench(runner.assemble(CONFIG.with_keys(seed=int(line["seed"]))))
         path = out / "arms" / f"{line['arm']}-{line['seed']}"
-        assert line["score"] == pytest.approx(
-            bench.rank_value(bench.of_run(path, path.name))
-        )
+        frame = Run(path).rows()[1]
+        frame = frame[(frame["split"] == "validation") & (frame["model"] == "personal")]
+        frame = frame[frame["round"].between(3, 5)]
+        for metric in ("macro_f1", "loss"):
+            part = frame[frame["metric"] == metric]
+            value = np.average(part["value"], weights=part["n_train"])
+            assert line[metric] == pytest.approx(value)
+        bench = Bench(runner.assemble(CONFIG.with_keys(seed=int(line["seed"]))))
+        score = bench.rank_value(bench.of_run(path, path.name))
+        assert line["score"] == pytest.approx(score)
     assert choice.inference.leader == choice.table["arm"].iloc[0]
     assert choice.winner.name == choice.inference.leader
 
@@ -177,29 +155,6 @@ def test_its_decision_and_its_cost_are_kept(raced: Raced) -> None:
     )
     assert choice.measured.n_bytes == sent == choice.cost.n_bytes
     assert choice.measured.rounds == choice.cost.rounds
-    assert choice.measured.seconds > 0
-
-
-def test_what_is_foreseen_is_the_time_of_a_clients_round(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """All of it: batches, optimiser and messages, not a step's gradient alone. Nothing of it is kept."""
-    run, jobs = ClientRunner.run, []
-
-    def slow(self: ClientRunner, job: Any) -> Any:
-        time.sleep(0.1)
-        jobs.append(result := run(self, job))
-        return result
-
-    monkeypatch.setattr(ClientRunner, "run", slow)
-    task = runner.assemble(
-        CONFIG.with_keys(epochs=50, lr=1e30)
-    )  # which would diverge at once
-    before, drawn = tree.digest(tree.state_dict(task.model)), torch.get_rng_state()
-    assert hint.seconds_a_step(task) >= 0.1 / hint.STEPS
-    assert [result.work["train/steps"] for result in jobs] == [hint.STEPS] * 2
-    assert tree.digest(tree.state_dict(task.model)) == before
-    assert torch.equal(torch.get_rng_state(), drawn)
 
 
 @pytest.mark.parametrize(
@@ -263,15 +218,9 @@ def test_a_named_score_alone_selects_rates_rounds_runs_and_arms(
     tmp_path: Path, score: str
 ) -> None:
     config = RunConfig(dataset="heart", rounds=4, eval_every=1, patience=2)
-    choice = choose(
-        config,
-        tmp_path,
-        arms=("nothing", "all_but_last"),
-        score=score,
-        tune_rates=2,
-        thorough=True,
-        baselines=False,
-    )
+    how = {"tune_rates": 2, "thorough": True, "baselines": False}
+    arms = ("nothing", "all_but_last")
+    choice = choose(config, tmp_path, arms=arms, score=score, **how)
     sign = 1 if SCORES[score] else -1
     runs = sorted((tmp_path / "arms").iterdir())
     assert {Run(path).stopping_rule().metrics for path in runs} == {(score,)}
@@ -281,9 +230,8 @@ def test_a_named_score_alone_selects_rates_rounds_runs_and_arms(
         for path in runs
     }
     tried = choice.rates.table
-    expected = [
-        values[tmp_path / "arms" / f"all_but_last-lr{lr:g}-0"] for lr in tried["lr"]
-    ]
+    names = [f"all_but_last-lr{lr:g}-0" for lr in tried["lr"]]
+    expected = [values[tmp_path / "arms" / name] for name in names]
     assert tried["ranked"].tolist() == pytest.approx(expected)
     assert choice.rates.lr == tried["lr"][int(np.argmax(expected))]
     base = bench.base_rate()
@@ -294,13 +242,6 @@ def test_a_named_score_alone_selects_rates_rounds_runs_and_arms(
     ]
     assert choice.run == max(sound, key=values.__getitem__)
     assert (choice.main, choice.plan.why.metric) == (score, score)
-    assert score in choice.trials
-    table = choice.standing.rounds.drop_duplicates(["arm", "round"])
-    frame = Run(tmp_path / "arms" / f"nothing-lr{choice.rates.lr:g}-0").rows()[1]
-    part = frame.query(f"split == 'validation' and metric == '{score}' and round == 2")
-    part = part[part["model"] == "personal"]
-    shown = table.query("arm == 'nothing' and round == 2")[score].item()
-    assert shown == pytest.approx(np.average(part["value"], weights=part["n_train"]))
 
 
 def test_beside_an_arm_that_fine_tunes_at_the_end_the_last_round_decides(
@@ -310,20 +251,10 @@ def test_beside_an_arm_that_fine_tunes_at_the_end_the_last_round_decides(
     choice = choose(CONFIG, tmp_path, arms=("half", "fedbabu:half", "local_adaptation"))
     for _, line in choice.standing.judged.iterrows():
         frame = Run(tmp_path / "arms" / f"{line['arm'].replace(':', '_')}-0").rows()[1]
-        last = frame.query(
-            "split == 'validation' and model == 'personal' and round == 5"
-        )
-        for metric in ("macro_f1", "loss"):
-            part = last[last["metric"] == metric]
-            assert line[metric] == pytest.approx(
-                np.average(part["value"], weights=part["n_train"])
-            )
-    rounds = choice.standing.rounds.groupby("arm")["round"].agg(list)
-    assert (rounds["fedbabu:half"], rounds["local_adaptation"], rounds["half"]) == (
-        [5],
-        [5],
-        [1, 2, 3, 4, 5],
-    )
+        last = "split == 'validation' and model == 'personal' and round == 5"
+        part = frame.query(f"{last} and metric == 'macro_f1'")
+        value = np.average(part["value"], weights=part["n_train"])
+        assert line["macro_f1"] == pytest.approx(value)
 
 
 def test_files_of_an_earlier_decision_do_not_stay(tmp_path: Path) -> None:
@@ -333,29 +264,3 @@ def test_files_of_an_earlier_decision_do_not_stay(tmp_path: Path) -> None:
     choose(config, tmp_path, arms=("local", "fedavg"))
     assert json.loads((tmp_path / "choice.json").read_text())["shared"] is None
     assert not (tmp_path / "plan.json").exists()
-
-
-@pytest.mark.slow
-def test_a_race_whose_arms_all_diverged_with_some_seed_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    diverged = ["nothing-0", "nothing-1", "half-0", "all-1"]
-
-    def train(*args: Any) -> dict[str, str]:
-        return {**jobs.train(*args), **dict.fromkeys(diverged, "it diverged")}
-
-    monkeypatch.setattr("fedlayers.studies.choose.train", train)
-    config = RunConfig(dataset="heart", rounds=2, eval_every=1)
-    choice = choose(config, tmp_path, arms=("nothing", "half", "all"), seeds=(0, 1))
-    leader, other, last = choice.table["arm"]
-    assert {leader, other} == {"half", "all"}
-    assert last == "nothing"
-    assert choice.winner.name == leader
-    assert choice.run.name == {"half": "half-1", "all": "all-0"}[leader]
-    assert choice.answers.head.startswith("Every arm diverged")
-    assert json.loads((tmp_path / "choice.json").read_text())["verdict"] == ALL_DIVERGED
-
-
-def test_every_named_cut_is_one_of_any_model() -> None:
-    for layers in range(2, 20):
-        assert all(0 <= count(layers) <= layers for count in CUTS.values())

@@ -266,20 +266,11 @@ def test_a_wrong_configuration_file_is_one_line(fedlayers, tmp_path, text, says)
 
 @pytest.mark.parametrize(
     ("words", "kept"),
-    [
-        ("", None),
-        ("--keep-optimizer", True),
-        ("--keep-optimizer True", True),
-        ("--keep-optimizer False", False),
-    ],
+    [("", None), ("--keep-optimizer", True), ("--keep-optimizer False", False)],
 )
 def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
-    assert (
-        cli.parse_command(
-            f"run --seed 1 {words} --rounds 2".split()
-        ).keys.training.keep_optimizer
-        is kept
-    )
+    line = f"run --seed 1 {words} --rounds 2"
+    assert cli.parse_command(line.split()).keys.training.keep_optimizer is kept
 
 
 @pytest.mark.parametrize(
@@ -289,26 +280,19 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
         ("run --dataset heat", "mean 'heart'?"),
         ("run --dataset heart.npz", "heart.npz"),
         ("run --model heart_ml", "mean 'heart_mlp'?"),
-        ("run --model timm:resnet81 --dataset digits", "'resnet81'"),
         ("run --model nowhere:network", "got 'nowhere'"),
-        ("run --model json:lods", "mean 'loads'?"),
         ("run --algorithm playrfl", "mean 'playerfl'?"),
         ("run --algorithm playerfl --rule manual", "'manual'"),
         ("run --algorithm fedprox --option nu=1", "fedprox 'nu'"),
-        ("run --algorithm fedprox --option mu", "KEY=VALUE; got 'mu'"),
-        ("run --algorithm local --option mu=1", "got 'mu'"),
         ("run --model-option width=3", "got 'width'"),
         ("run --device cuda:99", "'cuda:99'"),
-        ("run --rounds 0", "rounds"),
         ("run --dataset mnist", "FEDLAYERS_DATA_ROOT"),
         ("run --dataset mnist --data-root nowhere", "data root"),
         ("run --algorithm fedavg --plan auto", "(anti, fedbabu"),
         ("run --algorithm fedper --plan nope.json", "nope.json"),
         ("verify nowhere", "got nowhere"),
         ("diagnose", "or --dataset"),
-        ("diagnose nowhere --dataset heart", "or --dataset"),
         ("diagnose nowhere", "got nowhere"),
-        ("diagnose --dataset heart --metrics cak", "mean 'cka'?"),
         ("diagnose --dataset heart --round 3", "--round"),
         ("diagnose nowhere --groups", "--groups goes with --dataset"),
         (
@@ -320,10 +304,6 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
             "diagnose --dataset heart --option hessian_trace.probes=many",
             "int or none; got 'many'",
         ),
-        (
-            "diagnose --dataset heart --option hessian_trace.dtype=float63",
-            "mean 'float64'?",
-        ),
         ("diagnose --dataset heart --option cka.probe=3", "cka.probe"),
         (
             "diagnose --dataset heart --metrics update_magnitude --option update_magnitude.start=x",
@@ -332,15 +312,8 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
         ("select nowhere.jsonl", "nowhere.jsonl"),
         ("list metric", "mean 'metrics'?"),
         ("compare --algorithms local fedavgg", "mean 'fedavg'?"),
-        ("compare --algorithms local local", "got local twice"),
-        ("compare --algorithms", "algorithms must have"),
         ("compare --algorithms fedprox --option mu=1", "--option ALGORITHM.mu=..."),
-        (
-            "compare --algorithms fedavg --option fedprox.mu=1",
-            "of --algorithms 'fedprox'",
-        ),
         ("compare --algorithms local fedavg --plan auto", "local, fedavg"),
-        ("study --seeds 0", "--seeds"),
         ("choose --algorithm fedprox", "fedprox, which uses no plan"),
         (
             "run --memory-format contiguous",
@@ -391,11 +364,9 @@ def test_a_run_with_patience_shows_its_best_rounds(fedlayers):
     ("given", "value"),
     [
         ("a=1", 1),
-        ("a=0.5", 0.5),
         ("a=true", True),
         ("a=64,32", [64, 32]),
         ("a=x", "x"),
-        ("a=x=y", "x=y"),
         ("a=", ""),
     ],
 )
@@ -502,16 +473,6 @@ def test_a_run_that_ends_diverged_is_a_failure(fedlayers):
     assert store.Run("steep").rounds[-1] == 2, "all of it is there"
 
 
-def test_divergence_is_noted(fedlayers):
-    steep = "--optimizer adam --lr 3 --clients 2 --dataset digits --partition iid"
-    fedlayers("run", SMALL, steep, "--out steep")
-    (line,) = (
-        line for line in fedlayers.err.splitlines() if "training diverges" in line
-    )
-    assert line.startswith("fedlayers: note: fedavg, round 1, client ")
-    assert store.Run("steep").rounds == [1, 2]
-
-
 def test_diagnose_reads_options_and_shows_the_variants_that_they_make(fedlayers):
     options = (
         "hessian_trace.dtype=float64 hessian_trace.probes=null grad_norm.reduction=batch "
@@ -532,45 +493,26 @@ def test_diagnose_reads_options_and_shows_the_variants_that_they_make(fedlayers)
 
 def test_a_run_is_diagnosed_and_decided_on(fedlayers, finished_runs):
     only = "--metrics federation_sensitivity --out"
-    fedlayers(
-        "diagnose",
-        finished_runs / "fedavg",
-        "--round 1 --model global",
-        only,
-        "one",
-    )
-    fedlayers("diagnose", finished_runs / "fedavg", only, "last")
+    run = finished_runs / "fedavg"
+    fedlayers("diagnose", run, "--round 1 --model global", only, "one")
+    fedlayers("diagnose", run, only, "last")
     _, one = rows.read(Path("one/rows.jsonl"))
-    header, last = rows.read(Path("last/rows.jsonl"))
+    _, last = rows.read(Path("last/rows.jsonl"))
     assert {*one["round"], *one["model"]} == {1, "global"}
     assert {*last["round"], *last["model"], *last["algorithm"]} == {
         2,
         "local",
         "fedavg",
     }
-    assert header["dataset"] == "heart"
     assert "federation_sensitivity (after)" in fedlayers("select last")
     assert LayerPlan.load("plan.json").names == ("fc1", "fc2", "fc3", "fc4")
-
-
-def test_clients_without_a_model_are_named(fedlayers):
-    fedlayers("run --participation 0.5", SMALL, "--out half")
-    out = fedlayers("diagnose half --metrics federation_sensitivity")
-    header, frame = rows.read(Path("diagnosis/rows.jsonl"))
-    assert len(header["absent"]) == 2
-    assert f": {', '.join(header['absent'])}" in out
-    assert not set(header["absent"]) & set(frame["client"])
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
         ("--round 7", "(1, 2); got 7"),
-        ("--round first", "got 'first'"),
-        ("--model personal", "got 'personal'"),
-        ("--model globl", "mean 'global'?"),
         ("--lr 0.1", "--lr goes"),
-        ("--loss-option gamma=1", "--loss-option goes"),
         ("--metrics kca", "mean 'cka'?"),
     ],
 )
@@ -594,24 +536,6 @@ def test_names_of_others_print_no_control_characters(
         assert said.count("\n") > 1
 
 
-@pytest.mark.parametrize("command", ["diagnose", "select"])
-def test_files_of_a_run_are_not_overwritten(
-    fedlayers, finished_runs, measured, command
-):
-    shutil.copytree(finished_runs / "fedavg", "run")
-    subject = "run" if command == "diagnose" else measured
-    out = "run" if command == "diagnose" else "run/plan.json"
-    assert "run directory" in fedlayers.refused(command, subject, "--out", out)
-
-
-@pytest.mark.parametrize("command", ["diagnose", "select"])
-def test_other_files_are_not_overwritten(fedlayers, measured, command):
-    Path("mine").write_text("my thesis")
-    subject = "--dataset heart" if command == "diagnose" else measured
-    assert "--out" in fedlayers.refused(command, subject, "--out mine")
-    assert Path("mine").read_text() == "my thesis"
-
-
 def test_an_earlier_diagnosis_is_replaced_and_named(fedlayers):
     words = "diagnose --dataset heart --metrics weight_magnitude"
     fedlayers(words)
@@ -633,30 +557,16 @@ def test_a_plan_that_is_replaced_is_named(fedlayers, measured):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("--rule ratio", "unknown rule 'ratio'"),
-        ("--metric hessian_trace", "'hessian_trace'"),
-        ("--variant trainin", "mean 'training'?"),
-        ("--threshold -1", "threshold must be above 0"),
-        ("--rule manual", "the names"),
         ("--rule manual --layers fc1,fc22", "mean 'fc2'?"),
-        ("--layers fc1", "'manual'"),
         (
             "--rule largest_jump --threshold 1.2",
             "change_point, sensitivity_ratio; got 'largest_jump'",
         ),
-        ("--rule manual --layers fc1 --metric cka --threshold 3", "got 'manual'"),
         ("--out nowhere/plan.json", "folder; got nowhere"),
     ],
 )
 def test_what_select_refuses(fedlayers, measured, line, said):
     assert said in fedlayers.refused("select", measured, line)
-
-
-def test_select_by_hand_and_by_another_variant(fedlayers, measured):
-    fedlayers("select", measured, "--rule manual --layers fc1,fc3")
-    assert LayerPlan.load("plan.json").shared == ("fc1", "fc3")
-    assert "(after)" in fedlayers("select", measured, "--variant after")
-    assert "cka" in fedlayers("select", measured, "--metric cka --rule largest_jump")
 
 
 def test_rows_that_are_none_are_refused(fedlayers, measured):
@@ -675,3 +585,16 @@ def test_options_of_somebodys_own_algorithm_are_told_by_its_place():
         [own, "fedprox"],
     )
     assert given == {own: {"mu": 1}, "fedprox": {"mu": 2}}
+
+
+@pytest.mark.parametrize("command", ["diagnose", "select"])
+def test_files_of_others_are_not_overwritten(
+    fedlayers, finished_runs, measured, command
+):
+    shutil.copytree(finished_runs / "fedavg", "run")
+    Path("mine").write_text("my thesis")
+    subject, taken = (
+        ("run", "run") if command == "diagnose" else (measured, "run/plan.json")
+    )
+    assert "run directory" in fedlayers.refused(command, subject, "--out", taken)
+    assert "--out" in fedlayers.refused(command, subject, "--out mine")

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from fedlayers.backends.local import InProcessBackend
-from fedlayers.studies.jobs import TrainingJob, train
 from fl_core import runner, tree
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
@@ -130,24 +128,6 @@ def test_a_clean_that_was_stopped_is_finished_by_the_next(
         entry["blob"] for entry in Run(interrupted).manifest(3)["states"].values()
     } - {""}
     assert {path.stem for path in (interrupted / "blobs").iterdir()} == named
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("every", "kept"), [(None, [4]), (2, [2, 4])])
-def test_runs_of_a_study_keep_the_last_checkpoint_or_those_asked_for(
-    tmp_path: Path, every: int | None, kept: list[int]
-) -> None:
-    jobs = [
-        TrainingJob(
-            tmp_path / str(seed), CONFIG.with_keys(checkpoint_every=every, seed=seed)
-        )
-        for seed in (0, 1)
-    ]
-    train(jobs, InProcessBackend())
-    assert [Run(job.path).rounds for job in jobs] == [kept, kept]
-    before = size(tmp_path)
-    train(jobs, InProcessBackend())  # nothing is left to do
-    assert size(tmp_path) == before
 
 
 def test_a_study_writes_few_checkpoints(tmp_path: Path, interrupted: Path) -> None:

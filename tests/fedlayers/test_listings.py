@@ -69,18 +69,3 @@ def test_algorithms_show_what_is_trained_travels_stays_and_costs_and_their_keys(
             f"{field.name}={field.default}" for field in fields(kind.Config)
         )
         assert line.endswith(f"--option {keys}") if keys else "--option" not in line
-
-
-@pytest.mark.parametrize("width", [80, 100, 200])
-def test_algorithms_stand_once_under_their_family_and_fit(monkeypatch, width):
-    monkeypatch.setenv("COLUMNS", str(width))
-    text = listings.algorithms()
-    assert max(map(len, text.splitlines())) <= min(width, 120)
-    blocks = [block.splitlines() for block in text.split("\n\n")[1:]]
-    families = {}
-    for block in blocks:
-        names = [line.split()[0] for line in block if re.match(r"  \S", line)]
-        heading = " ".join(line for line in block if not line.startswith("  "))
-        families |= dict.fromkeys(names, heading)
-    known = ALGORITHMS.families()
-    assert families == {name: family for family in known for name in known[family]}

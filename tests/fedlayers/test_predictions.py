@@ -44,6 +44,8 @@ def test_roc_curves_are_of_clients_with_both_classes_and_of_all() -> None:
     ax = plots.roc(curves, positive="died")
     assert len(ax.lines) == 4
     assert "died" in ax.get_ylabel()
+    with pytest.raises(UsageError):
+        plots.roc(curves.iloc[:0])
     plt.close("all")
 
 
@@ -52,23 +54,16 @@ def test_calibrated_probabilities_lie_at_the_line() -> None:
     assert len(groups) == BINS
     assert groups["n"].sum() == sum(SIZES.values())
     assert groups["predicted"].is_monotonic_increasing
-    assert (
-        (groups["low"] <= groups["share"]) & (groups["share"] <= groups["high"])
-    ).all()
+    assert groups["share"].between(groups["low"], groups["high"]).all()
     assert (groups["share"] - groups["predicted"]).abs().max() < 0.25
     patients = samples()
     wider = calibration(patients.assign(group=patients.index // 20))
     assert (wider["high"] - wider["low"]).sum() > (groups["high"] - groups["low"]).sum()
     ax = plots.calibration(groups)
     np.testing.assert_allclose(ax.lines[1].get_ydata(), groups["share"])
+    with pytest.raises(UsageError):
+        plots.calibration(groups.iloc[:0])
     plt.close("all")
-
-
-def test_nothing_to_draw_is_refused() -> None:
-    with pytest.raises(UsageError):
-        plots.roc(roc_curves(samples().query("client == 'one class'")))
-    with pytest.raises(UsageError):
-        plots.calibration(calibration(samples()).iloc[:0])
 
 
 def test_the_table_of_clients_has_the_scores_of_the_runs_rows(tmp_path: Path) -> None:

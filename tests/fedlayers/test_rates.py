@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +14,6 @@ from fedlayers.studies import race
 from fedlayers.studies.choose import choose
 from fedlayers.studies.jobs import TrainingJob
 from fedlayers.studies.race import validation_scores
-from fedlayers.studies.study import study
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 from fl_core.records import store
@@ -40,63 +38,20 @@ def test_rates_are_tried_without_the_probe_among_the_arms(tmp_path: Path) -> Non
     assert set(choice.table["arm"]) == {"nothing", "all"}
 
 
-def wards() -> dict[str, Any]:
-    draw = np.random.default_rng(0)
-    return {
+def test_rates_are_tuned_for_own_data_by_default(tmp_path: Path) -> None:
+    draw, few = np.random.default_rng(0), RunConfig(rounds=1)
+    wards = {
         ward: (draw.normal(size=(40, 5)), np.arange(40) % 2)
         for ward in ("north", "south")
     }
-
-
-def test_rates_are_tuned_for_own_data_by_default(tmp_path: Path) -> None:
-    few = RunConfig(rounds=1)
-    own = choose(few, tmp_path / "own", data=wards(), model="mlp", arms=ARMS)
-    assert own.rates is not None
-    assert list(own.rates.table["lr"]) == [0.001, 0.003, 0.01, 0.03]
-    assert (
-        choose(
-            few, tmp_path / "none", data=wards(), model="mlp", arms=ARMS, tune_rates=0
-        ).rates
-        is None
-    )
-    assert (
-        choose(
-            few.with_keys(lr=0.1),
-            tmp_path / "given",
-            data=wards(),
-            model="mlp",
-            arms=ARMS,
-        ).rates
-        is None
-    )
-    assert (
-        choose(CONFIG.with_keys(rounds=1), tmp_path / "named", arms=ARMS).rates is None
-    )
-
-
-@pytest.mark.slow
-def test_a_study_tunes_one_rate_for_all_its_runs(
-    tmp_path: Path,
-) -> None:
-    config = RunConfig(rounds=1)
-    asked: dict[str, Any] = {
-        "data": wards(),
-        "model": "mlp",
-        "arms": ARMS,
-        "tune_rates": 2,
-        "progress": False,
-    }
-    made = study(config, ["fedavg"], (0,), tmp_path, **asked)
-    lr = {
-        store.Run(path.parent).config["lr"]
-        for path in tmp_path.glob("[rc][ao][cm]*/*/*/config.json")
-    }
-    assert len(lr) == 1, "of the race and the comparison"
-    assert lr < set(made.choice.rates.table["lr"]) == {0.001, 0.003}
-    assert study(config, ["fedavg"], (0,), tmp_path, **asked).choice is not None, (
-        "the same call resumes"
-    )
-    assert made.page.is_file()
+    own = {"data": wards, "model": "mlp"}
+    for name, config, asked, rates in (
+        ("own", few, own, [0.001, 0.003, 0.01, 0.03]),
+        ("given", few.with_keys(lr=0.1), own, None),
+        ("named", CONFIG.with_keys(rounds=1), {}, None),
+    ):
+        found = choose(config, tmp_path / name, arms=ARMS, **asked).rates
+        assert (None if found is None else list(found.table["lr"])) == rates
 
 
 @pytest.mark.parametrize(

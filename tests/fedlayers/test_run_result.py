@@ -30,20 +30,16 @@ def result(request, tmp_path_factory):
 
 def check_models(result: fl.RunResult) -> None:
     """The scores that a result reports are those that its models have."""
-    kind = (
-        "personal"
-        if "personal" in result.scores.index.get_level_values("model")
-        else "global"
-    )
+    kinds = result.scores.index.get_level_values("model")
+    kind = "personal" if "personal" in kinds else "global"
     for client in TOY.clients:
         with torch.no_grad():
             logits = result.models[client.name](client.test.x)
         criterion = result.engine.clients.client_runner.criterion
         expected = evaluate.scores(logits, client.test.y, criterion, TOY.positive_index)
+        found = result.scores.loc[(kind, client.name)]
         for metric in ("accuracy", "macro_f1", "loss"):
-            assert result.scores.loc[(kind, client.name), metric] == pytest.approx(
-                expected[metric]
-            )
+            assert found[metric] == pytest.approx(expected[metric])
 
 
 def test_its_scores_are_those_of_its_models(result):
@@ -64,18 +60,16 @@ def test_its_picture_is_of_the_main_score(result):
 def test_a_stopped_run_returns_scores_and_models_of_the_best_round(
     algorithm, stored, tmp_path
 ):
-    result = fl.run(
-        out=tmp_path / "run" if stored else None, algorithm=algorithm, rounds=10, patience=1, eval_every=1,
-        batch_size=8, data=TOY, model=network("plain"), lr=2.0, optimizer="sgd", progress=False,
-    )  # fmt: skip
+    how = {"rounds": 10, "patience": 1, "eval_every": 1, "batch_size": 8, "lr": 2.0}
+    how |= {"optimizer": "sgd", "out": tmp_path / "run" if stored else None}
+    net = network("plain")
+    result = fl.run(data=TOY, model=net, algorithm=algorithm, progress=False, **how)
     rule = rule_of(result.engine)
-    assert rule.best[rule.main] < result.done
-    frame = result.to_frame()
-    rows = frame[
-        (frame["round"] == rule.best[rule.main])
-        & (frame["split"] == "test")
-        & (frame["model"] == rule.main)
-    ]
+    best = rule.best[rule.main]
+    assert best < result.done
+    rows = result.to_frame().query(
+        f"round == {best} and split == 'test' and model == '{rule.main}'"
+    )
     expected = rows[rows["metric"] == "macro_f1"].set_index("client")["value"]
     assert result.scores.loc[rule.main]["macro_f1"].to_dict() == expected.to_dict()
     check_models(result)

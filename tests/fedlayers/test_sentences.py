@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -12,12 +10,9 @@ from fedlayers.studies.choice import Answers
 from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.study import (
     AGAINST,
-    Outcome,
-    study,
     with_gains,
 )
 from fl_core import rows
-from fl_core.config import RunConfig
 
 
 def comparison(**macro_f1: list[float]) -> Comparison:
@@ -99,50 +94,3 @@ def test_the_intervals_hold_together() -> None:
     assert table[["value", "low", "high"]].iloc[0].to_numpy() == pytest.approx(
         [difference.mean(), difference.mean() - half, difference.mean() + half]
     )
-
-
-def studied(
-    tmp_path: Path, silos: dict[str, tuple[np.ndarray, np.ndarray]], **changes
-) -> Outcome:
-    x, y = (np.concatenate([pair[k] for pair in silos.values()]) for k in (0, 1))
-    client = np.repeat(list(silos), [len(pair[1]) for pair in silos.values()])
-    np.savez(tmp_path / "data.npz", x=x.astype(np.float32), y=y, client=client)
-    how = {
-        "rounds": 6,
-        "eval_every": 1,
-        "checkpoint_every": 6,
-        "batch_size": 16,
-        "lr": 0.02,
-        "optimizer": "adamw",
-    }
-    config = RunConfig(
-        dataset=str(tmp_path / "data.npz"),
-        model="mlp",
-        loss="cross_entropy",
-        **{**how, **changes},
-    )
-    return study(
-        config, ("local", "fedavg"), (0, 1, 2), tmp_path / "out", progress=False
-    )
-
-
-@pytest.fixture
-def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Studies write no page, which takes most of their time here."""
-    monkeypatch.setattr("fedlayers.studies.report.write_page", lambda out, *rest: out)
-
-
-@pytest.mark.usefixtures("unpainted")
-@pytest.mark.slow
-def test_clients_whose_inputs_are_turned_share_nothing(tmp_path: Path) -> None:
-    """Each reads its label in a direction of its own, and a first layer of two units cannot keep four of them."""
-    random = np.random.default_rng(2)
-    silos = {}
-    for name in "abcd":
-        x = random.normal(size=(240, 8))
-        turn = np.linalg.qr(random.normal(size=(8, 8)))[0]
-        silos[name] = (x @ turn, (x[:, 0] > 0).astype(int))
-    found = studied(tmp_path, silos, lr=0.03, model_options={"sizes": [2, 8]})
-    assert found.choice.winner.name == "nothing"
-    assert found.choice.inference.verdict in ("decided", "no significant difference")
-    assert found.lead.gains[0].startswith("over sharing every layer: +")

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import inspect
-import io
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
-from PIL import Image
 
 import fedlayers as fl
 from fedlayers.cli.app import COMMANDS
-from fl_core.algorithms.base import ALGORITHMS
 from fl_core.config import KEYS
-from fl_core.errors import RunError, UsageError, check_known
+from fl_core.errors import RunError
 from notebooks import __main__ as command, execute
 from tests.conftest import on_first_use
 
@@ -117,19 +112,6 @@ def test_opens_with_what_one_will_learn_and_ends_with_what_to_try(name: str) -> 
 
 
 @pytest.mark.parametrize("name", execute.names())
-def test_lists_of_names_in_stored_outputs_are_current(name: str) -> None:
-    own = [
-        each
-        for each in ALGORITHMS
-        if ALGORITHMS[each].__module__.startswith("fl_core.")
-    ]  # tests register others
-    for wrong in re.findall(r"unknown algorithm '(\w+)'", printed(stored(name))):
-        with pytest.raises(UsageError) as caught:
-            check_known("algorithm", wrong, own)
-        assert str(caught.value) in printed(stored(name))
-
-
-@pytest.mark.parametrize("name", execute.names())
 def test_what_to_try_next_names_what_there_is(name: str) -> None:
     """Every call with keywords that a closing list proposes, and every command."""
     (text,) = (
@@ -208,36 +190,6 @@ def test_what_should_not_be_stored_leaves_the_old_one(
     assert command.main(["small"]) == 1
     assert said in capsys.readouterr().err
     assert (folder / "small.ipynb").read_bytes() == before
-
-
-def test_paths_are_found_in_text_and_tables_but_not_in_prose() -> None:
-    notebook = small("1", "2")
-    text = "warned at /home/me/x.py:3, and/or 3/4, out/plan.json"
-    notebook.cells[1].outputs = [nbformat.v4.new_output("stream", text=text)]
-    notebook.cells[2].outputs = [
-        nbformat.v4.new_output("execute_result", {"text/html": "<td>/tmp/a-b/c</td>"})
-    ]
-    assert execute.paths_in(notebook) == ["/home/me/x.py", "/tmp/a-b/c"]
-
-
-def test_pictures_keep_their_size_and_look() -> None:
-    ramp = np.linspace(0, 255, 200)[None, :, None] * np.ones((80, 1, 3))
-    ramp[:, :, 1] = ramp[:, ::-1, 1]
-    out = io.BytesIO()
-    Image.fromarray(ramp.astype(np.uint8)).save(out, "PNG")
-    notebook = small("1")
-    data = {
-        "image/png": base64.b64encode(out.getvalue()).decode(),
-        "text/plain": "<Figure>",
-    }
-    notebook.cells[1].outputs = [nbformat.v4.new_output("display_data", data)]
-    (again,) = pictures(execute.tidied(notebook))
-    shown = np.asarray(
-        Image.open(io.BytesIO(base64.b64decode(again))).convert("RGB"), dtype=float
-    )
-    assert shown.shape == ramp.shape
-    assert np.abs(shown - ramp.astype(np.uint8)).max() <= 4
-    assert len(again) <= len(data["image/png"])
 
 
 def test_a_cell_that_fails_and_a_path_of_the_machine_are_errors(

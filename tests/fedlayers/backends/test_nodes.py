@@ -17,7 +17,6 @@ from fedlayers.backends import cluster
 from fedlayers.studies.jobs import open_backend
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError
-from fl_core.records.store import Run
 from tests.faults.injected import contents
 
 pytestmark = pytest.mark.filterwarnings("ignore:client", "ignore:node .* is lost")
@@ -114,30 +113,29 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
     return found
 
 
+def compare(out: Path, **how: Any) -> None:
+    algorithms = ["local", "playerfl"]
+    fl.compare(CONFIG, algorithms, [0], out, command="typed", progress=False, **how)
+
+
+def race(out: Path, **how: Any) -> None:
+    fl.choose(CONFIG, out, arms=["nothing", "half"], baselines=False, **how)
+
+
+@pytest.mark.parametrize("study", [compare, pytest.param(race, marks=pytest.mark.slow)])
 def test_a_lost_nodes_run_goes_on_from_its_last_checkpoint_to_the_same_files(
-    tmp_path: Path, nodes: Nodes
+    study: Any, tmp_path: Path, nodes: Nodes
 ) -> None:
     nodes.lost = 1
-    algorithms = ["local", "playerfl"]
-    fl.compare(
-        CONFIG,
-        algorithms,
-        [0],
-        tmp_path / "there",
-        backend="ray",
-        command="typed",
-        progress=False,
-    )
+    study(tmp_path / "there", backend="ray")
     for unheard in nodes.gone:
         list(unheard)
     assert sorted(nodes.begun)[:2] == [0, 0]
     assert max(nodes.begun) > 0, "it went on from what had arrived"
     assert (len(nodes.begun), nodes.open) == (3, set())
-    fl.compare(
-        CONFIG, algorithms, [0], tmp_path / "here", command="typed", progress=False
-    )
-    assert contents(tmp_path / "there") == contents(tmp_path / "here")
-    assert Run(tmp_path / "there/runs/local-0").verify()[-1].startswith("3 of 3")
+    study(tmp_path / "here")
+    runs = "runs" if study is compare else "arms"
+    assert contents(tmp_path / "there" / runs) == contents(tmp_path / "here" / runs)
 
 
 def test_a_node_of_another_version_is_refused_by_name_and_nothing_goes_on(
