@@ -1,7 +1,5 @@
 """Every block of CONTRIBUTING.md does what it says: files are written, commands run, tests pass, in this order."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys
@@ -18,7 +16,7 @@ PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
 EXAMPLES = PAGE.parent / "examples" / "README.md"
 
 
-def blocks(page: Path) -> list[tuple[str, str]]:
+def blocks(page):
     """Language and text of a page's blocks."""
     return re.findall(
         r"^```(\w*)\n(.*?)^```$",
@@ -27,7 +25,7 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     )
 
 
-def run_lines(text: str) -> None:
+def run_lines(text):
     for line in text.splitlines():
         program, *words = shlex.split(line)
         assert program == "fedlayers", line
@@ -41,14 +39,14 @@ REGISTRIES = (fl.METRICS, fl.RULES, *Registry.of_kind.values())
 class Folder:
     """A folder that somebody works in, whose modules and their members can be forgotten as in a new process."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.path = path
         self.before = [
             (dict(registry._members), dict(registry._origins))
             for registry in REGISTRIES
         ]
 
-    def forget(self) -> None:
+    def forget(self):
         files = {
             name: str(getattr(module, "__file__", ""))
             for name, module in sys.modules.items()
@@ -62,7 +60,7 @@ class Folder:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     for registry in REGISTRIES:
@@ -74,14 +72,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.filterwarnings("ignore:client")
 def test_every_block_does_what_it_says(
-    folder: Folder,
-) -> None:
+    folder,
+):
     done = []
     for language, text in BLOCKS:
         if language == "python":
             name = text.partition("\n")[0].removeprefix("# ")
             (folder.path / name).write_text(text)
-            namespace: dict[str, object] = {"__name__": name.removesuffix(".py")}
+            namespace = {"__name__": name.removesuffix(".py")}
             if name.startswith("test_"):
                 exec(compile(text, name, "exec"), namespace)
                 tests = [
@@ -99,7 +97,7 @@ def test_every_block_does_what_it_says(
 
 
 @pytest.mark.filterwarnings("ignore:client")
-def test_the_examples_are_run_as_their_page_says(folder: Folder) -> None:
+def test_the_examples_are_run_as_their_page_says(folder):
     ((language, text),) = blocks(EXAMPLES)
     assert language == "sh"
     run_lines(text)
@@ -110,7 +108,7 @@ def test_the_examples_are_run_as_their_page_says(folder: Folder) -> None:
     }
 
 
-def test_each_kind_has_its_row_and_its_example() -> None:
+def test_each_kind_has_its_row_and_its_example():
     rows = re.findall(
         r"^\| (\w+) \| `([\w/]+)(?:/|\.py)`.*?\| `--(\w+)`",
         PAGE.read_text(encoding="utf-8"),
@@ -124,7 +122,7 @@ def test_each_kind_has_its_row_and_its_example() -> None:
         assert re.search(rf"--{flag} my_\w+:\w+", shown), kind
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_lead_somewhere():
     for page in (
         PAGE,
         EXAMPLES,

@@ -1,7 +1,5 @@
 """The lock pins the contents of what constraints.txt pins the versions of, and names no host."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -18,12 +16,12 @@ PINS = dict(re.findall(r"^([\w.-]+)(?:\[[\w,]+\])?==(\S+)", LOCK, re.MULTILINE))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def pinned(lock: str) -> list[str]:
+def pinned(lock):
     """Return a lock's entries: a version and its hashes each."""
     return [part.strip() for part in re.split(r"^(?=\w)", lock, flags=re.MULTILINE)[1:]]
 
 
-def test_every_line_is_a_version_or_a_hash() -> None:
+def test_every_line_is_a_version_or_a_hash():
     known = re.compile(
         r"[\w.-]+(\[[\w,-]+\])?==[\w.!+]+( ; [^/@]+)? \\|    --hash=sha256:[0-9a-f]{64}( \\)?"
     )
@@ -33,9 +31,7 @@ def test_every_line_is_a_version_or_a_hash() -> None:
     assert all("--hash=sha256:" in part for part in parts)
 
 
-def test_it_has_the_versions_of_the_constraints_and_all_that_the_project_needs() -> (
-    None
-):
+def test_it_has_the_versions_of_the_constraints_and_all_that_the_project_needs():
     constraints = dict(
         re.findall(
             r"^([\w.-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE
@@ -64,9 +60,7 @@ def test_it_has_the_versions_of_the_constraints_and_all_that_the_project_needs()
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
 @pytest.mark.parametrize("locked", [True, False])
-def test_setup_asks_for_hashes_where_it_is_told_to(
-    locked: bool, tmp_path: Path
-) -> None:
+def test_setup_asks_for_hashes_where_it_is_told_to(locked, tmp_path):
     command = [
         "make",
         "-n",

@@ -1,7 +1,5 @@
 """Each place in the code that the glossary names exists."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -24,7 +22,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize(("term", "place"), sorted(PLACES), ids=lambda text: text)
-def test_what_a_term_is_called_in_the_code_is_there(term: str, place: str) -> None:
+def test_what_a_term_is_called_in_the_code_is_there(term, place):
     if "/" in place:
         assert (ROOT / place).exists()
     elif place.startswith("--"):

@@ -1,23 +1,19 @@
 """Small networks in float64, samples for them, and dense Hessian blocks of their layers."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fl_core.layers import Layer
-from fl_core.training.losses import Loss, build
+from fl_core.training.losses import build
 from tests.networks import Wired
 
 CE, FOCAL = build("cross_entropy"), build("player_focal")
 
 
-def pair(*shape: int, classes: int = 3, tokens: int = 0) -> tuple[Tensor, Tensor]:
+def pair(*shape, classes=3, tokens=0):
     """Return samples of a shape, or of token ids, with labels."""
     g = torch.Generator().manual_seed(7)
     x = torch.randn(shape, generator=g, dtype=torch.float64)
@@ -26,13 +22,13 @@ def pair(*shape: int, classes: int = 3, tokens: int = 0) -> tuple[Tensor, Tensor
     return x, torch.randint(classes, shape[:1], generator=g)
 
 
-def mlp(activation: Any = nn.ReLU, classes: int = 3) -> nn.Sequential:
+def mlp(activation=nn.ReLU, classes=3):
     """Return three linear layers on samples of four numbers."""
     parts = [nn.Linear(4, 6), activation(), nn.Linear(6, 5), activation()]
     return nn.Sequential(*parts, nn.Linear(5, classes)).double()
 
 
-def images(activation: Any = nn.GELU) -> nn.Sequential:
+def images(activation=nn.GELU):
     """Return a long output grid, then a short one; grouped; a normalisation between."""
     return nn.Sequential(
         nn.Conv2d(2, 4, 2, padding=1),
@@ -45,10 +41,10 @@ def images(activation: Any = nn.GELU) -> nn.Sequential:
     ).double()
 
 
-def tokens() -> Wired:
+def tokens():
     """Return an embedding with padding, layer norm, products over tokens and softmax attention."""
 
-    def run(m: Any, given: Tensor) -> Tensor:
+    def run(m, given):
         x = m.norm(m.embed(given))
         return m.head(F.gelu(m.wide((m.mix(x) @ x.mT).softmax(-1) @ x)).mean(1))
 
@@ -57,25 +53,25 @@ def tokens() -> Wired:
     return Wired(run, **parts).double()
 
 
-def loose(model: nn.Module) -> list[Layer]:
+def loose(model):
     """Return a layer for each module that owns parameters, in the model's own order."""
-    found: dict[str, list[str]] = {}
+    found = {}
     for name, _ in model.named_parameters():
         found.setdefault(name.rpartition(".")[0], []).append(name)
     return [Layer(o, tuple(names), output=o) for o, names in found.items()]
 
 
 def block(
-    model: nn.Module,
-    data: tuple[Tensor, Tensor],
-    names: tuple[str, ...],
-    loss: Loss = CE,
-) -> Tensor:
+    model,
+    data,
+    names,
+    loss=CE,
+):
     """Return the dense Hessian block of the mean loss in the named parameters together."""
     own = {n: p.detach() for n, p in model.named_parameters()}
     own |= {n: b.detach().clone() for n, b in model.named_buffers()}
 
-    def of(vector: Tensor) -> Tensor:
+    def of(vector):
         parts = vector.split([own[n].numel() for n in names])
         new = {n: v.reshape(own[n].shape) for n, v in zip(names, parts, strict=True)}
         return loss(functional_call(model, {**own, **new}, (data[0],)), data[1])

@@ -1,11 +1,7 @@
 """Similarities of two sets of features, by the parts that the metrics of similarity are made of."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
-
-from torch import Tensor
 
 from diagnostics.representation.comparison import batch_bounds
 from diagnostics.representation.features import NoValue
@@ -15,7 +11,6 @@ from diagnostics.representation.similarity import (
     LEAST,
     PROCRUSTES,
     VARIANCE,
-    Measure,
     cka_matrix,
     gram_entries,
     svcca_measure,
@@ -24,12 +19,12 @@ from figures.player_fl.shifts import least_angle, unit_maps
 
 
 def linear_cka(
-    x: Tensor,
-    y: Tensor,
-    estimator: str = "full",
-    batch: int | None = None,
-    bandwidth: float | None = None,
-) -> float:
+    x,
+    y,
+    estimator="full",
+    batch=None,
+    bandwidth=None,
+):
     """Return CKA of features x [n, d1] and y [n, d2]; NaN where there is none. A bandwidth makes it radial."""
     places = None
     if estimator == "minibatch":
@@ -41,12 +36,12 @@ def linear_cka(
     return float(cka_matrix(sides)[0, 1])
 
 
-def rbf_cka(x: Tensor, y: Tensor, bandwidth: float = BANDWIDTH, **how: object) -> float:
+def rbf_cka(x, y, bandwidth=BANDWIDTH, **how):
     """Return CKA with a radial kernel, of this width in median distances."""
     return linear_cka(x, y, bandwidth=bandwidth, **how)
 
 
-def _between(x: Tensor, y: Tensor, measure: Measure) -> float:
+def _between(x, y, measure):
     try:
         value = measure.between(measure.side(x), measure.side(y))
     except NoValue:
@@ -59,12 +54,12 @@ procrustes_distance = partial(_between, measure=PROCRUSTES)
 mean_cca = partial(_between, measure=CCA)
 
 
-def svcca(x: Tensor, y: Tensor, variance: float = VARIANCE) -> float:
+def svcca(x, y, variance=VARIANCE):
     """Return the mean canonical correlation of the principal directions that hold ``variance``."""
     return _between(x, y, svcca_measure(variance))
 
 
-def shifted_procrustes(x: Tensor, y: Tensor) -> float:
+def shifted_procrustes(x, y):
     """Return the smallest Procrustes angle between maps [n, *positions, d] over shifts of y, or NaN."""
     try:
         return least_angle(unit_maps(x), unit_maps(y))

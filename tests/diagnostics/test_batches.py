@@ -1,7 +1,5 @@
 """Batches of a pair or a loader, and what cannot be read."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -13,7 +11,7 @@ Y = torch.tensor([0, 1, 2, 0, 1, 2])
 
 
 @pytest.mark.parametrize("batch", [1, 4, 6, 100, None])
-def test_batches_of_a_pair_cover_it_in_order(batch: int | None) -> None:
+def test_batches_of_a_pair_cover_it_in_order(batch):
     parts = list(batches((X, Y), batch))
     assert torch.equal(torch.cat([x for x, _ in parts]), X)
     assert torch.equal(torch.cat([y for _, y in parts]), Y)
@@ -40,6 +38,6 @@ NAN = torch.full_like(X, float("nan"))
         (3, "int"),
     ],
 )
-def test_batches_refuses(data: object, message: str) -> None:
+def test_batches_refuses(data, message):
     with pytest.raises(UsageError, match=message):
         list(batches(data, 4))

@@ -1,12 +1,8 @@
 """What cannot be measured is refused by name, before anything is measured."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset
 
@@ -20,45 +16,45 @@ X, Y = (
 )
 
 
-def model() -> nn.Module:
+def model():
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
 class Block(nn.Module):
     """A layer whose activation is computed anew in the backward pass."""
 
-    def __init__(self, reentrant: bool) -> None:
+    def __init__(self, reentrant):
         super().__init__()
         self.layer, self.reentrant = nn.Linear(4, 8), reentrant
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return checkpoint(
             lambda z: self.layer(z).relu(), x, use_reentrant=self.reentrant
-        )  # type: ignore[no-any-return]
+        )
 
 
 class Last(nn.Module):
     """A network whose output has another form."""
 
-    def __init__(self, form: Any) -> None:
+    def __init__(self, form):
         super().__init__()
         self.net, self.form = model(), form
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x):
         return self.form(self.net(x))
 
 
 class Unread(Dataset[Any]):
     """A dataset whose samples cannot be joined."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 3
 
-    def __getitem__(self, k: int) -> Any:
+    def __getitem__(self, k):
         return X[0, : k + 1], 0
 
 
-CASES: tuple[tuple[Any, Any, str], ...] = (
+CASES = (
     (
         model(),
         {"north": (X, Y), "south": (X.long(), Y)},
@@ -101,14 +97,14 @@ CASES: tuple[tuple[Any, Any, str], ...] = (
 )
 
 
-def hooks(models: Any) -> list[int]:
+def hooks(models):
     modules = models.modules() if isinstance(models, nn.Module) else ()
     return [len(each._forward_hooks) + len(each._forward_pre_hooks) for each in modules]
 
 
 def test_what_cannot_be_measured_is_refused_by_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(diagnosis.passes, "one_pass", None)
     for models, data, said in CASES:
         before = hooks(models)
@@ -118,11 +114,11 @@ def test_what_cannot_be_measured_is_refused_by_name(
         assert hooks(models) == before
 
 
-def test_targets_and_outputs_of_numbers_are_one_a_sample() -> None:
+def test_targets_and_outputs_of_numbers_are_one_a_sample():
     """Else each output would be held against every target, or an output against the target of another sample."""
     one = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
     metrics = ["grad_norm", "grad_noise", "hessian_trace", "hessian_spectrum"]
-    how: dict[str, Any] = {"loss": "mse", "progress": False}
+    how = {"loss": "mse", "progress": False}
     for n in (3, 40):
         x, y = X[:n], X[:n].sum(1)
         assert set(diagnose(one, (x, y), metrics, **how).frame["status"]) == {"ok"}

@@ -1,10 +1,5 @@
 """Every picture that rows allow is found by name; costs are drawn as they were measured."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -29,21 +24,21 @@ LAYERS = ["0", "2"]
 pytestmark = pytest.mark.usefixtures("closed")
 
 
-def network(seed: int = 0) -> nn.Module:
+def network(seed=0):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3))
 
 
-def samples(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def samples(seed=0):
     drawn = torch.Generator().manual_seed(seed)
     return torch.randn(40, 4, generator=drawn), torch.randint(
         0, 3, (40,), generator=drawn
     )
 
 
-def test_costs_are_shares_from_input_to_output() -> None:
+def test_costs_are_shares_from_input_to_output():
     report = diagnose(network(), samples(), "layer_cost", progress=False)
-    ax: Any = plots.costs(report.frame)
+    ax = plots.costs(report.frame)
     kinds = ["bytes", "forward_flops", "backward_flops", "activation_bytes"]
     table = report.frame.pivot(index="variant", columns="layer", values="value")
     share = table.div(table.sum(axis=1), axis=0).loc[kinds, LAYERS]
@@ -60,7 +55,7 @@ def test_costs_are_shares_from_input_to_output() -> None:
             plots.costs(schema.frame(rows))
 
 
-def test_every_metric_that_is_measured_is_in_the_album() -> None:
+def test_every_metric_that_is_measured_is_in_the_album():
     models, data = (
         {n: make(k) for k, n in enumerate("ab")} for make in (network, samples)
     )
@@ -84,23 +79,23 @@ def test_every_metric_that_is_measured_is_in_the_album() -> None:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def command(words: str) -> None:
+def command(words):
     main(words.split())
 
 
-def refused(capsys: pytest.CaptureFixture[str], words: str) -> str:
+def refused(capsys, words):
     with pytest.raises(SystemExit) as left:
         command(words)
     assert left.value.code == 2
     return capsys.readouterr().err
 
 
-def test_plot_draws_what_is_kept_at_the_asked_resolution(here: Path) -> None:
+def test_plot_draws_what_is_kept_at_the_asked_resolution(here):
     both = [*norms(here, seed=0), *norms(here, seed=1)]
     schema.write(here / "rows.jsonl", {}, both)
     widths = []
@@ -112,7 +107,7 @@ def test_plot_draws_what_is_kept_at_the_asked_resolution(here: Path) -> None:
     assert widths[1] == pytest.approx(2 * widths[0], abs=2)
 
 
-def norms(folder: Path, clients: str = "ab", **columns: Any) -> list[Any]:
+def norms(folder, clients="ab", **columns):
     """Rows of one layer's gradients, written to a folder."""
     rows = [
         schema.row("grad_norm", 1.0, client=c, layer="l", **columns) for c in clients
@@ -122,13 +117,11 @@ def norms(folder: Path, clients: str = "ab", **columns: Any) -> list[Any]:
     return rows
 
 
-def run_of_heart() -> None:
+def run_of_heart():
     command("run --dataset heart --rounds 1 --workers 0 --out run")
 
 
-def test_what_plot_and_metric_options_refuse(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_plot_and_metric_options_refuse(here, capsys):
     both = [*norms(here, seed=0), *norms(here, seed=1)]
     schema.write(here / "rows.jsonl", {}, both)
     layers = tuple(Layer(name, (f"{name}.weight",)) for name in ("fc1", "fc2"))
@@ -151,9 +144,7 @@ def test_what_plot_and_metric_options_refuse(
     assert sorted(here.iterdir()) == before
 
 
-def test_a_client_is_not_chosen_from_rows_of_pairs(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_client_is_not_chosen_from_rows_of_pairs(here, capsys):
     """A pair has one row, so that its second client would lose it."""
     rows = norms(here, "abc")
     for a, b in ("ab", "ac", "bc"):
@@ -168,9 +159,7 @@ def test_a_client_is_not_chosen_from_rows_of_pairs(
         assert f"Leave {where} out" in message
 
 
-def test_plot_reads_a_run_and_leaves_its_folder_alone(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plot_reads_a_run_and_leaves_its_folder_alone(here, capsys):
     """Also one that was killed in mid line."""
     run_of_heart()
     before = {path: path.stat().st_mtime_ns for path in (here / "run").rglob("*")}
@@ -187,9 +176,7 @@ def test_plot_reads_a_run_and_leaves_its_folder_alone(
     assert (here / "again/macro_f1.png").is_file()
 
 
-def test_plot_follows_no_link_out_of_a_folder(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plot_follows_no_link_out_of_a_folder(here, capsys):
     norms(here / "folder")  # such as a study's
     command("plot folder --dpi 40")
     assert [each.name for each in (here / "pictures").iterdir()] == ["grad_norm.png"]

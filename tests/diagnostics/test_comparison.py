@@ -1,15 +1,11 @@
 """Similarity of clients' layers on one probe: positions, any two layers, samples, and layers that have no value."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch_cka import CKA
 
@@ -18,8 +14,7 @@ from diagnostics.measurement import ClientModel
 from diagnostics.metrics.base import METRICS
 from diagnostics.representation.comparison import by_position, probe_set, shared_probe
 from fl_core.errors import UsageError
-from fl_core.layers import Layer, layers_of
-from fl_core.rows import Row
+from fl_core.layers import layers_of
 from tests.diagnostics.calls import call
 from tests.diagnostics.similarities import (
     linear_cka,
@@ -33,7 +28,7 @@ from tests.networks import Wired
 
 C, N = 3, 48
 RELEASED = "figures.player_fl.released"
-REFERENCES: dict[str, Any] = {
+REFERENCES = {
     "cka": linear_cka,
     "rbf_cka": rbf_cka,
     "procrustes": procrustes_distance,
@@ -44,7 +39,7 @@ WAYS = [(name, way) for name in REFERENCES for way in METRICS[name].variants]
 WAYS += [("procrustes", "released")]
 
 
-def net(seed: int = 0) -> Any:
+def net(seed=0):
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Conv2d(1, 4, 3),
@@ -57,18 +52,18 @@ def net(seed: int = 0) -> Any:
     )
 
 
-def pair(n: int = N, seed: int = 1) -> tuple[Tensor, Tensor]:
+def pair(n=N, seed=1):
     g = torch.Generator().manual_seed(seed)
     return torch.randn(n, 1, 6, 6, generator=g), torch.randint(C, (n,), generator=g)
 
 
 def measured(
-    metric: str,
-    models: Sequence[nn.Module],
-    data: Any = None,
-    layers: Sequence[Layer] = (),
-    **how: Any,
-) -> list[Row]:
+    metric,
+    models,
+    data=None,
+    layers=(),
+    **how,
+):
     data = pair() if data is None else data
     if how.get("positions") == "released":
         metric = f"{RELEASED}:{metric}"
@@ -77,7 +72,7 @@ def measured(
     return call(metric, clients, layers or layers_of(models[0], x), **how)
 
 
-def by_layer(rows: Sequence[Row], a: str = "c0", b: str = "c1") -> dict[str, Any]:
+def by_layer(rows, a="c0", b="c1"):
     return {
         r["layer"]: r["value"] if r["status"] == "ok" else r["status"]
         for r in rows
@@ -85,7 +80,7 @@ def by_layer(rows: Sequence[Row], a: str = "c0", b: str = "c1") -> dict[str, Any
     }
 
 
-def outputs(model: nn.Sequential, x: Tensor) -> dict[str, Tensor]:
+def outputs(model, x):
     """The layers' own outputs, computed module by module; clones, because a ReLU here works in place."""
     found = {}
     with torch.no_grad():
@@ -95,7 +90,7 @@ def outputs(model: nn.Sequential, x: Tensor) -> dict[str, Tensor]:
     return found
 
 
-TREATED: dict[str, Callable[[Tensor], Tensor]] = {
+TREATED = {
     "flatten": lambda x: x.flatten(1),
     "samples": lambda x: x.flatten(0, 2),
     "mean": lambda x: x.mean((1, 2)),
@@ -103,9 +98,7 @@ TREATED: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize(("metric", "positions"), WAYS)
-def test_all_pairs_and_positions_against_the_definition(
-    metric: str, positions: str
-) -> None:
+def test_all_pairs_and_positions_against_the_definition(metric, positions):
     models = [net(k).double() for k in range(3)]
     data = (pair()[0].double(), pair()[1])
     seen = [outputs(model, data[0]) for model in models]
@@ -132,7 +125,7 @@ def test_all_pairs_and_positions_against_the_definition(
             assert r["n_params"] == {"0": 40, "4": 85, "6": 18}[r["layer"]]
 
 
-def test_options_change_values_and_estimators() -> None:
+def test_options_change_values_and_estimators():
     models = [net(0), net(1)]
     for metric, how, estimator in (
         ("rbf_cka", {"bandwidth": 0.8}, "full, bandwidth 0.8 x median distance"),
@@ -162,9 +155,7 @@ def test_options_change_values_and_estimators() -> None:
         (nn.BatchNorm2d(5), (2, 5, 3, 4), (2, 3, 4, 5)),
     ],
 )
-def test_where_the_features_are(
-    module: nn.Module, shape: tuple[int, ...], expected: tuple[int, ...]
-) -> None:
+def test_where_the_features_are(module, shape, expected):
     x = torch.randn(shape)
     placed = by_position(module, x)
     assert tuple(placed.shape) == expected
@@ -173,7 +164,7 @@ def test_where_the_features_are(
 
 
 @pytest.mark.parametrize("metric", REFERENCES)
-def test_layers_against_another_layer(metric: str) -> None:
+def test_layers_against_another_layer(metric):
     models = [net(0), net(1)]
     rows = measured(metric, models, against="4", samples=N)
     plain = [r["value"] for r in rows if r["variant"] == "flatten"]
@@ -191,7 +182,7 @@ def test_layers_against_another_layer(metric: str) -> None:
             assert r["value"] == pytest.approx(expected, abs=1e-4)
 
 
-def test_each_client_gives_its_own_samples_to_a_probe_that_all_share() -> None:
+def test_each_client_gives_its_own_samples_to_a_probe_that_all_share():
     models, own = [net(0), net(1)], [pair(seed=1), pair(seed=2)]
     x = torch.cat([data[0][:5] for data in own])
     layers = layers_of(models[0], x)
@@ -208,8 +199,8 @@ def test_each_client_gives_its_own_samples_to_a_probe_that_all_share() -> None:
     }
 
 
-def test_a_probe_takes_equally_many_of_each_client() -> None:
-    def federated(*sizes: int) -> Any:
+def test_a_probe_takes_equally_many_of_each_client():
+    def federated(*sizes):
         """Clients whose validation samples are numbered client * 100 + position."""
         splits = [torch.arange(n)[:, None] + 100.0 * k for k, n in enumerate(sizes)]
         held = [SimpleNamespace(x=x, y=x[:, 0].long()) for x in splits]
@@ -230,7 +221,7 @@ def test_a_probe_takes_equally_many_of_each_client() -> None:
 
 
 @pytest.mark.parametrize("metric", REFERENCES)
-def test_a_loader_that_shuffles_is_read_once_for_all_models(metric: str) -> None:
+def test_a_loader_that_shuffles_is_read_once_for_all_models(metric):
     loader = DataLoader(TensorDataset(*pair()), batch_size=10, shuffle=True)
     rows = measured(metric, [net(), net(), net(1)], loader, positions="mean")
     same = 0.0 if METRICS[metric].distance else 1.0
@@ -239,10 +230,10 @@ def test_a_loader_that_shuffles_is_read_once_for_all_models(metric: str) -> None
     assert min(abs(value - same) for value in others) > 1e-3
 
 
-def maps_of(views: bool) -> Any:
+def maps_of(views):
     """Maps that are flattened by a view, which needs them to lie channel by channel, or by reshape."""
 
-    def run(m: Any, x: Tensor) -> Tensor:
+    def run(m, x):
         maps = m.conv(x)
         m.seen.append(maps.is_contiguous())
         return m.fc(maps.view(len(x), -1) if views else maps.reshape(len(x), -1))
@@ -250,7 +241,7 @@ def maps_of(views: bool) -> Any:
     return Wired(run, conv=nn.Conv2d(1, 3, 3), fc=nn.Linear(48, 4), seen=[])
 
 
-def test_images_lie_channels_last_unless_the_model_takes_a_view() -> None:
+def test_images_lie_channels_last_unless_the_model_takes_a_view():
     torch.manual_seed(0)
     x, y = torch.randn(12, 1, 6, 6).double(), torch.zeros(12)
     for views in (True, False):
@@ -262,7 +253,7 @@ def test_images_lie_channels_last_unless_the_model_takes_a_view() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_minibatches_are_those_of_torch_cka() -> None:
+def test_minibatches_are_those_of_torch_cka():
     torch.manual_seed(0)
     models = [nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4)) for _ in range(2)]
     x, y, names = torch.randn(48, 6), torch.arange(48) % 4, ["0", "1"]

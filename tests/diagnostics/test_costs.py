@@ -1,15 +1,12 @@
 """Costs of layers against counts by hand, and what a plan saves."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import astuple
-from typing import Any
 
 import pandas as pd
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from diagnostics import plots
 from diagnostics.measure import diagnose
@@ -26,7 +23,7 @@ from tests.networks import Wired
 N = 3
 
 
-def net() -> nn.Module:
+def net():
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(1, 4, 3),  # 1x6x6 -> 4x4x4
@@ -43,14 +40,12 @@ X = torch.randn(7, 1, 6, 6)
 DATA = (X, torch.zeros(7).long())
 
 
-def table(
-    model: nn.Module, x: Tensor = X, by: str = "block", mode: str = "eval"
-) -> dict[str, dict[str, Any]]:
+def table(model, x=X, by="block", mode="eval"):
     layers = layers_of(model, x[:2], by=by)
     rows = layer_cost(
         [ClientModel("a", model, (x, torch.zeros(len(x)).long()), 7)], layers, mode=mode
     )
-    found: dict[str, dict[str, Any]] = {}
+    found = {}
     for r in rows:
         found.setdefault(r["layer"], {})[r["variant"]] = (
             r["value"] if r["status"] == "ok" else r["status"]
@@ -58,7 +53,7 @@ def table(
     return found
 
 
-def test_counts_by_hand() -> None:
+def test_counts_by_hand():
     found = table(net())
     forward = {"0": 2 * 16 * 4 * 9, "4": 2 * 64 * 5, "6": 2 * 5 * N}
     for variant, expected in {
@@ -78,10 +73,10 @@ def test_counts_by_hand() -> None:
         assert {name: own[variant] for name, own in found.items()} == expected
 
 
-def residual() -> Wired:
+def residual():
     """Work outside every layer's module, a bypass, a fused recurrent layer, a tied weight and a module never called."""
 
-    def run(m: Any, x: Tensor) -> Tensor:
+    def run(m, x):
         h = m.lstm(x)[0]
         h = h + m.attention(h, h, h, need_weights=False)[0]
         h = m.mix(h) + h @ m.mix.weight
@@ -97,7 +92,7 @@ def residual() -> Wired:
 
 
 @pytest.mark.parametrize("kind", ["plain", "residual"])
-def test_the_layers_sum_to_the_whole(kind: str) -> None:
+def test_the_layers_sum_to_the_whole(kind):
     model, x = (net(), X) if kind == "plain" else (residual(), torch.randn(4, 5, 4))
     for by, mode in itertools.product(("block", "module"), ("eval", "train")):
         layers = layers_of(model, x[:2], by=by)
@@ -113,7 +108,7 @@ def test_the_layers_sum_to_the_whole(kind: str) -> None:
         assert set(work.forward_flops) == set(work.backward_flops) <= used
 
 
-def test_work_belongs_to_the_layer_that_runs_or_ran_last() -> None:
+def test_work_belongs_to_the_layer_that_runs_or_ran_last():
     found = table(residual(), torch.randn(4, 5, 4))
     mixed = 2 * (2 * 5 * 6 * 6) + 2 * (2 * 5 * 5 * 6)
     for layer, variant, value in (
@@ -127,7 +122,7 @@ def test_work_belongs_to_the_layer_that_runs_or_ran_last() -> None:
         assert found[layer][variant] == value
 
 
-def test_a_plan_sends_its_body_and_saves_its_head() -> None:
+def test_a_plan_sends_its_body_and_saves_its_head():
     report = diagnose(net(), dict.fromkeys("ab", DATA), "layer_cost", progress=False)
     plan, own = LayerPlan.prefix(report.layers, 1), tree.state_dict(net())
     found = plan_cost(plan, report.frame)
@@ -152,7 +147,7 @@ def test_a_plan_sends_its_body_and_saves_its_head() -> None:
     assert "training_flops" not in plan_cost(plan, by_hand)
 
 
-def test_costs_that_do_not_fit_a_plan_are_named() -> None:
+def test_costs_that_do_not_fit_a_plan_are_named():
     report = diagnose(net(), DATA, ["layer_cost", "weight_magnitude"], progress=False)
     frame, own = report.frame, LayerPlan.prefix(report.layers, 1)
     plan = LayerPlan((Layer("other", ("w",)),), ())
@@ -168,7 +163,7 @@ def test_costs_that_do_not_fit_a_plan_are_named() -> None:
         cost_steps(tasks("playerfl"))
 
 
-def tasks(*names: str, **changes: Any) -> dict[str, runner.Task]:
+def tasks(*names, **changes):
     config = CONFIG.with_keys(rounds=4, **changes)
     return {
         name: runner.assemble(
@@ -178,7 +173,7 @@ def tasks(*names: str, **changes: Any) -> dict[str, runner.Task]:
     }
 
 
-def test_steps_of_several_runs_are_the_costs_of_their_rounds() -> None:
+def test_steps_of_several_runs_are_the_costs_of_their_rounds():
     made = tasks("fedavg", "vanilla", "anti")
     table = cost_steps(made)
     assert list(table["run"].unique()) == list(made)
@@ -192,9 +187,9 @@ def test_steps_of_several_runs_are_the_costs_of_their_rounds() -> None:
 
 
 @pytest.mark.usefixtures("closed")
-def test_picture_of_steps_holds_every_round_and_the_sums() -> None:
+def test_picture_of_steps_holds_every_round_and_the_sums():
     table = cost_steps(tasks("fedavg", "vanilla"))
-    axes: Any = plots.cost_steps(table)
+    axes = plots.cost_steps(table)
     for ax, kind in zip(axes, ("naive", "flops", "moved"), strict=True):
         for run, drawn in zip(("fedavg", "vanilla"), ax.patches, strict=True):
             assert list(drawn.get_data().values) == list(

@@ -1,14 +1,9 @@
 """From models and data to a report: forms of input, the report's views, and no trace left on any model."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import json
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -34,7 +29,7 @@ from tests.networks import Wired, snapshot
 mpl.use("agg")
 C = 3
 ALL = tuple(METRICS)
-CHEAP: dict[str, dict[str, Any]] = {
+CHEAP = {
     "linear_probe": {"folds": 2, "samples": 12},
     "knn_probe": {"folds": 2},
     "hessian_spectrum": {"k": 1, "tol": 0.1},
@@ -42,7 +37,7 @@ CHEAP: dict[str, dict[str, Any]] = {
 OF_CLASSES = ("linear_probe", "knn_probe", "separability")
 
 
-def net(seed: int = 0) -> Any:
+def net(seed=0):
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Linear(4, 6),
@@ -55,12 +50,12 @@ def net(seed: int = 0) -> Any:
     )
 
 
-def pair(n: int = 12, seed: int = 1) -> tuple[Tensor, Tensor]:
+def pair(n=12, seed=1):
     g = torch.Generator().manual_seed(seed)
     return torch.randn(n, 4, generator=g), torch.randint(C, (n,), generator=g)
 
 
-def run(models: Any = None, data: Any = None, metrics: Any = ALL, **how: Any) -> Report:
+def run(models=None, data=None, metrics=ALL, **how):
     models = {"a": net(0), "b": net(1), "c": net(2)} if models is None else models
     data = pair() if data is None else data
     options = dict(how.pop("options", {}))
@@ -71,7 +66,7 @@ def run(models: Any = None, data: Any = None, metrics: Any = ALL, **how: Any) ->
     return diagnose(models, data, metrics, options=options, progress=False, **how)
 
 
-def test_every_metric_gives_a_row_for_every_client_and_layer() -> None:
+def test_every_metric_gives_a_row_for_every_client_and_layer():
     report = run()
     frame, layers = report.frame, ["0", "4", "6"]
     assert [layer.name for layer in report.layers] == layers
@@ -97,7 +92,7 @@ def test_every_metric_gives_a_row_for_every_client_and_layer() -> None:
         assert set(rows["estimator"]) != {""}
 
 
-def test_the_report_s_tables() -> None:
+def test_the_report_s_tables():
     report = run()
     table, frame = report.values("grad_variance"), report.frame
     assert list(table.index) == ["0", "4", "6"]
@@ -116,8 +111,8 @@ def test_the_report_s_tables() -> None:
 
 
 def test_a_report_survives_the_disk_and_a_plan_can_be_made_from_it(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     data = {name: pair(seed=k) for k, name in enumerate("abc")}
     report = run(data=data, context={"round": 3, "algorithm": "fedavg"}, probe=pair(8))
     report.write(tmp_path / "rows.jsonl")
@@ -140,8 +135,8 @@ def test_a_report_survives_the_disk_and_a_plan_can_be_made_from_it(
         Report.read(tmp_path / "other.jsonl")
 
 
-def test_digests_name_what_was_measured() -> None:
-    def header(model: Any, data: Any = None) -> dict[str, Any]:
+def test_digests_name_what_was_measured():
+    def header(model, data=None):
         return run(model, data, metrics=["grad_variance"]).header
 
     first, same, other = (header(net(k)) for k in (0, 0, 1))
@@ -152,15 +147,15 @@ def test_digests_name_what_was_measured() -> None:
     assert header(net(), loader())["data"] == ""  # its samples come in any order
 
 
-def loader() -> DataLoader[Any]:
+def loader():
     return DataLoader(TensorDataset(*pair()), batch_size=5, shuffle=True)
 
 
-def split() -> Any:
+def split():
     return SimpleNamespace(x=pair()[0], y=pair()[1])
 
 
-def test_models_and_data_in_every_form() -> None:
+def test_models_and_data_in_every_form():
     one, two, names = net(), [net(), net(1)], ["client_0", "client_1"]
     named = dict(zip("xy", two, strict=True))
     metrics = ["grad_variance", "hessian_trace", "federation_sensitivity"]
@@ -188,7 +183,7 @@ def test_models_and_data_in_every_form() -> None:
     assert found["y"].tolist() == alone["client_0"].tolist()
 
 
-def test_weights_of_clients() -> None:
+def test_weights_of_clients():
     models, data = {"x": net(), "y": net(1)}, [pair(7), pair(8)]
     for given, weight in (
         ({}, 8),
@@ -199,9 +194,7 @@ def test_weights_of_clients() -> None:
         assert found.to_dict() == {"x": 7, "y": weight}
 
 
-def test_one_model_on_many_clients_data_has_no_pair_but_a_model_given_twice_is_its_own_twin() -> (
-    None
-):
+def test_one_model_on_many_clients_data_has_no_pair_but_a_model_given_twice_is_its_own_twin():
     data = {"x": pair(), "y": pair(seed=2)}
     report = run(net(), data, ["cka", "grad_variance"])
     assert set(report.frame.loc[report.frame["metric"] == "cka", "status"]) == {
@@ -214,7 +207,7 @@ def test_one_model_on_many_clients_data_has_no_pair_but_a_model_given_twice_is_i
     assert twins.frame["value"].tolist() == pytest.approx([1, 1, 1], abs=1e-6)
 
 
-def test_some_layers_have_the_values_they_have_among_all() -> None:
+def test_some_layers_have_the_values_they_have_among_all():
     every, some = run(), run(layers=["6", "4"])
     for name, own in every.frame.groupby("metric"):
         last = own.loc[own["client"] != "", "variant"].iloc[-1]
@@ -225,7 +218,7 @@ def test_some_layers_have_the_values_they_have_among_all() -> None:
     assert some.layers == every.layers
 
 
-def test_bad_requests_are_named() -> None:
+def test_bad_requests_are_named():
     x, y = pair()
     options = lambda **of: {"options": of}  # noqa: E731
     others = {name: pair() for name in "bcd"}
@@ -264,8 +257,8 @@ def test_bad_requests_are_named() -> None:
 
 @pytest.mark.parametrize("metric", ALL)
 def test_an_option_out_of_range_is_refused_before_anything_is_measured(
-    metric: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    metric, monkeypatch
+):
     """By the types and bounds that options declare, and by what no annotation says."""
     monkeypatch.setattr(passes, "one_pass", None)
     models = [used(net(k)) for k in range(2)]
@@ -288,11 +281,11 @@ def test_an_option_out_of_range_is_refused_before_anything_is_measured(
 class Raising(nn.Module):
     """The same tensors; the forward pass fails after some calls, between its layers."""
 
-    def __init__(self, after: int) -> None:
+    def __init__(self, after):
         super().__init__()
         self.body, self.left = net(), after
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         h = self.body[:4](x)
         self.left -= 1
         if self.left < 0:
@@ -300,7 +293,7 @@ class Raising(nn.Module):
         return self.body[4:](h)
 
 
-def used(model: nn.Module) -> nn.Module:
+def used(model):
     """In a state of its own: mixed modes, one frozen tensor, gradients that are there already."""
     model.train()
     parameters = list(model.parameters())
@@ -312,7 +305,7 @@ def used(model: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("metric", [*METRICS, "all"])
-def test_nothing_is_left_on_the_models(metric: str) -> None:
+def test_nothing_is_left_on_the_models(metric):
     """By each metric alone, whatever the mode, and by one diagnosis of all: neither a trace nor a tensor."""
     models = [used(net(k)) for k in range(2)]
     layers = layers_of(models[0], pair()[0])
@@ -332,19 +325,19 @@ def test_nothing_is_left_on_the_models(metric: str) -> None:
 class Rewritten(nn.Module):
     """A layer that writes its own parameter and buffer in each forward pass, in any mode."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(4, 4))
         self.register_buffer("passes", torch.zeros(()))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         with torch.no_grad():
             self.weight.mul_(0.9)
         self.passes += 1
         return x @ self.weight
 
 
-WRITERS: dict[str, Callable[[], nn.Module]] = {
+WRITERS = {
     "max_norm": lambda: nn.Sequential(
         nn.Embedding(7, 4, max_norm=0.5), nn.Flatten(), nn.Linear(12, 4)
     ),
@@ -356,7 +349,7 @@ WRITERS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_what_a_forward_pass_writes_is_restored(kind: str) -> None:
+def test_what_a_forward_pass_writes_is_restored(kind):
     """Weights are those of the model as passed, whatever was measured before."""
     torch.manual_seed(0)
     models = [
@@ -375,7 +368,7 @@ def test_what_a_forward_pass_writes_is_restored(kind: str) -> None:
         assert alone[0] == pytest.approx(float(weights.detach().abs().mean()))
 
 
-def test_a_last_batch_of_one_joins_the_batch_before_it() -> None:
+def test_a_last_batch_of_one_joins_the_batch_before_it():
     """As in training, where the model normalises over batches."""
     models, samples = {"a": net(0), "b": net(1)}, pair(9)
     metrics = ["grad_noise", "hessian_trace", "cka", "cca", "linear_probe"]
@@ -392,7 +385,7 @@ def test_a_last_batch_of_one_joins_the_batch_before_it() -> None:
         pd.testing.assert_frame_equal(found, expected, rtol=1e-6, check_dtype=False)
 
 
-def test_one_sample_alone_cannot_be_normalised() -> None:
+def test_one_sample_alone_cannot_be_normalised():
     for metric in ("grad_norm", "hessian_trace", "linear_probe", "cka"):
         with pytest.raises(
             UsageError, match=r"at least 2, since .* normalises over .*; got 1\."
@@ -403,7 +396,7 @@ def test_one_sample_alone_cannot_be_normalised() -> None:
 @pytest.mark.parametrize(
     "metric", [name for name in METRICS if METRICS[name].requires != "weights"]
 )
-def test_nothing_is_left_after_a_forward_pass_that_fails(metric: str) -> None:
+def test_nothing_is_left_after_a_forward_pass_that_fails(metric):
     for after in (0, 2) if metric != "layer_cost" else (0,):  # costs take one pass
         model = used(Raising(after))
         models = [model, copy.deepcopy(model)]
@@ -423,7 +416,7 @@ def test_nothing_is_left_after_a_forward_pass_that_fails(metric: str) -> None:
 @pytest.mark.parametrize(
     ("n", "one_class"), [(1, False), (2, False), (3, False), (2, True)]
 )
-def test_few_samples_and_one_class(n: int, one_class: bool) -> None:
+def test_few_samples_and_one_class(n, one_class):
     x, y = pair(n)
     data = (x, torch.zeros_like(y) if one_class else y)
     frame = run({"a": net(0), "b": net(1)}, data, batch=2).frame
@@ -446,7 +439,7 @@ def test_few_samples_and_one_class(n: int, one_class: bool) -> None:
     assert missing[~classes]["status"].str.contains(few).all()
 
 
-def test_no_value_is_the_same_for_any_models() -> None:
+def test_no_value_is_the_same_for_any_models():
     """With few samples a formula may give one number whatever the models are; then there is no value."""
     metrics = [n for n in METRICS if METRICS[n].pairs or n in OF_CLASSES]
     for n in (2, 3):
@@ -460,7 +453,7 @@ def test_no_value_is_the_same_for_any_models() -> None:
         assert set(found[0].frame.loc[~measured, "metric"]) >= {"cca", "knn_probe"}
 
 
-def rich(seed: int) -> Wired:
+def rich(seed):
     """A tuple from an LSTM, an in-place ReLU, a module that is never called."""
     torch.manual_seed(seed)
     parts = {
@@ -472,7 +465,7 @@ def rich(seed: int) -> Wired:
     return Wired(run, **parts, unused=nn.Linear(2, 2))
 
 
-def test_unused_modules_and_tuples_by_every_metric() -> None:
+def test_unused_modules_and_tuples_by_every_metric():
     report = run([rich(0), rich(1)])
     frame = report.frame  # what the weights say, they say of any layer
     of_weights = [name for name in METRICS if METRICS[name].requires == "weights"]

@@ -1,9 +1,5 @@
 """Features against dense float64 references: collecting, reducing, holding out, and the classes' scatter."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -27,29 +23,25 @@ from tests.diagnostics.calls import separability
 from tests.networks import Wired
 
 
-def cnn(seed: int = 0) -> nn.Sequential:
+def cnn(seed=0):
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(48, 4)
     )  # fmt: skip
 
 
-def images(n: int = 20, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def images(n=20, seed=0):
     g = torch.Generator().manual_seed(seed)
     return torch.randn(n, 1, 6, 6, generator=g), torch.arange(n) % 4
 
 
-def blobs(
-    n: int, d: int, classes: int = 3, gap: float = 1.0, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
+def blobs(n, d, classes=3, gap=1.0, seed=0):
     rng = np.random.default_rng(seed)
     y = np.arange(n) % classes
     return rng.normal(size=(n, d)) + gap * rng.normal(size=(classes, d))[y], y
 
 
-def test_a_loader_keeps_features_and_labels_together_and_a_subset_is_of_the_whole() -> (
-    None
-):
+def test_a_loader_keeps_features_and_labels_together_and_a_subset_is_of_the_whole():
     model, (x, _) = cnn().eval(), images()
     y = torch.arange(20)
     whole = collect(model, ["4"], (x, y % 4)).at("4")
@@ -64,8 +56,8 @@ def test_a_loader_keeps_features_and_labels_together_and_a_subset_is_of_the_whol
     assert some.y.tolist() == (some.sample % 4).tolist()
 
 
-def odd() -> Wired:
-    def run(m: Any, x: torch.Tensor) -> torch.Tensor:
+def odd():
+    def run(m, x):
         m.none(None)
         m.nan(x / 0)
         return m.head(x) + m.total(x.sum(0))
@@ -78,7 +70,7 @@ def odd() -> Wired:
     return Wired(run, **parts, none=nn.Identity(), nan=nn.Identity())
 
 
-def test_what_has_no_features_says_why() -> None:
+def test_what_has_no_features_says_why():
     data = (torch.randn(5, 4), torch.zeros(5, dtype=torch.long))
     why = {"total": "first", "spare": "computed", "none": "computed", "nan": "finite"}
     found = collect(odd(), [*why, "head"], data)
@@ -96,7 +88,7 @@ def test_what_has_no_features_says_why() -> None:
         collect(cnn(), ["5"], images())
 
 
-def test_reduced_features_keep_all_inner_products() -> None:
+def test_reduced_features_keep_all_inner_products():
     for n, d in ((12, 40), (12, 12), (20, 5)):
         x, _ = blobs(n, d)
         a, b = standardise(x, blobs(9, d, seed=1)[0])
@@ -115,9 +107,7 @@ def test_reduced_features_keep_all_inner_products() -> None:
     share=st.floats(0.05, 0.95),
     seed=st.integers(0, 5),
 )
-def test_folds_and_held_out_samples_are_even_in_every_class(
-    y: list[int], k: int, share: float, seed: int
-) -> None:
+def test_folds_and_held_out_samples_are_even_in_every_class(y, k, share, seed):
     labels = np.array(y)
     fold, held = folds_of(labels, k, seed), holdout_of(labels, share, seed) == 0
     sizes = np.bincount(fold, minlength=min(k, len(y)))
@@ -137,7 +127,7 @@ def test_folds_and_held_out_samples_are_even_in_every_class(
     assert np.bincount(of_groups).tolist() == [40] * 5
 
 
-def dense(x: np.ndarray, y: np.ndarray) -> float:
+def dense(x, y):
     """Trace of the two scatter matrices, as they are defined."""
     x, between, within = x.astype(np.float64), 0.0, 0.0
     for label in np.unique(y):
@@ -154,8 +144,8 @@ def dense(x: np.ndarray, y: np.ndarray) -> float:
     offset=st.sampled_from([0.0, 50.0]),
 )  # fmt: skip
 def test_scatter_is_that_of_the_matrices_under_any_scale_and_offset(
-    n: int, d: int, gap: float, scale: float, offset: float
-) -> None:
+    n, d, gap, scale, offset
+):
     x, y = blobs(n, d, gap=gap)
     turn, _ = np.linalg.qr(np.random.default_rng(5).normal(size=(d, d)))
     value, error = scatter_ratio(scale * (x @ turn + offset), y)
@@ -163,9 +153,7 @@ def test_scatter_is_that_of_the_matrices_under_any_scale_and_offset(
     assert error is None or error >= 0
 
 
-def test_the_error_of_the_scatter_is_that_of_a_jackknife_and_of_the_right_size() -> (
-    None
-):
+def test_the_error_of_the_scatter_is_that_of_a_jackknife_and_of_the_right_size():
     x, y = blobs(60, 4)
     groups = folds_of(y, 10, 0)
     left_out = np.array([dense(x[groups != k], y[groups != k]) for k in range(10)])
@@ -183,14 +171,12 @@ def test_the_error_of_the_scatter_is_that_of_a_jackknife_and_of_the_right_size()
         assert (error is not None) == known
 
 
-def rows(
-    subjects: list[ClientModel], **how: Any
-) -> dict[tuple[str, str, str], dict[str, Any]]:
+def rows(subjects, **how):
     found = separability(subjects, layers_of(subjects[0].model, images()[0][:2]), **how)
     return {(row["variant"], row["client"], row["layer"]): row for row in found}
 
 
-def test_separability_of_each_client_and_of_all_together() -> None:
+def test_separability_of_each_client_and_of_all_together():
     model, a, b = cnn().eval(), images(20, 1), images(16, 2)
     found = rows([ClientModel("a", model, a, 20), ClientModel("b", model, b, 16)])
     x = [collect(model, ["4"], data).at("4") for data in (a, b)]

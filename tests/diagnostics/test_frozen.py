@@ -1,10 +1,6 @@
 """Layers that the model's author froze: measured around, shared, and never asked to decide."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +17,7 @@ from tests.conftest import CONFIG, TOY, network
 from tests.networks import Wired
 
 
-def frozen(*names: str, kind: str = "plain") -> nn.Module:
+def frozen(*names, kind="plain"):
     model = network(kind)
     for name, parameter in model.named_parameters():
         if any(name.startswith(f"{layer}.") for layer in names):
@@ -29,11 +25,11 @@ def frozen(*names: str, kind: str = "plain") -> nn.Module:
     return model
 
 
-def layers(model: nn.Module) -> Any:
+def layers(model):
     return layers_of(model, models.example(TOY.shape))
 
 
-def test_layers_know_their_frozen_tensors_and_plans_count_those_that_train() -> None:
+def test_layers_know_their_frozen_tensors_and_plans_count_those_that_train():
     found = layers(frozen("fc1", "bn1", kind="norm"))
     norms = ("bn1.weight", "bn1.bias")
     assert [layer.frozen for layer in found] == [norms, ("fc1.weight",), ()]
@@ -53,7 +49,7 @@ def test_layers_know_their_frozen_tensors_and_plans_count_those_that_train() -> 
 
 
 @pytest.mark.parametrize("which", ["fc1", "fc2"])
-def test_a_frozen_layer_is_left_out_of_the_curve_and_shared(which: str) -> None:
+def test_a_frozen_layer_is_left_out_of_the_curve_and_shared(which):
     """Its row says why; the others are as if it were not there, relative to the first that trains."""
     model, sensitivity = frozen(which), "federation_sensitivity"
     data = {c.name: (c.train.x, c.train.y) for c in TOY.clients}
@@ -80,7 +76,7 @@ def test_a_frozen_layer_is_left_out_of_the_curve_and_shared(which: str) -> None:
 
 
 @pytest.mark.parametrize("which", ["fc1", "fc2", "fc4"])
-def test_playerfl_decides_among_the_layers_that_train(which: str) -> None:
+def test_playerfl_decides_among_the_layers_that_train(which):
     sizes, names = [36, 8, 7, 6, 5, 3], [f"fc{k + 1}" for k in range(5)]
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten())
@@ -101,14 +97,14 @@ def test_playerfl_decides_among_the_layers_that_train(which: str) -> None:
         assert torch.equal(tree[f"{which}.weight"], weight)
 
 
-def biased() -> Wired:
+def biased():
     """The second layer's weights are frozen, its bias trains."""
     parts = {"fc1": nn.Linear(36, 8), "fc2": nn.Linear(8, 6), "fc3": nn.Linear(6, 3)}
     parts["fc2"].weight.requires_grad_(False)
     return Wired(lambda m, x: m.fc3(m.fc2(m.fc1(x.flatten(1)).relu()).relu()), **parts)
 
 
-def test_what_cannot_be_decided_is_refused_first(tmp_path: Path) -> None:
+def test_what_cannot_be_decided_is_refused_first(tmp_path):
     config, path = CONFIG.with_keys(algorithm="playerfl"), tmp_path / "run"
     how = {"instruments": instruments(), "progress": False}
     for model, words in (

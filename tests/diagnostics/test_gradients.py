@@ -1,21 +1,16 @@
 """Variance, length and likeness of gradients against plain backward passes in float64, and where there is no value."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from diagnostics.gradients.statistics import cosine, variance
 from diagnostics.measure import diagnose
 from diagnostics.measurement import ClientModel
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
-from fl_core.rows import Row
 from fl_core.training import losses
 from tests.diagnostics.calls import grad_norm, grad_similarity, grad_variance
 from tests.networks import Wired
@@ -27,7 +22,7 @@ CE, FOCAL = (
 N, C = 23, 3
 
 
-def net(seed: int = 0) -> Any:
+def net(seed=0):
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Conv2d(1, 2, 3),
@@ -40,7 +35,7 @@ def net(seed: int = 0) -> Any:
     ).double()
 
 
-def pair(n: int = N, seed: int = 1) -> tuple[Tensor, Tensor]:
+def pair(n=N, seed=1):
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(n, 1, 6, 6, generator=g).double()
     return x, torch.randint(C, (n,), generator=g)
@@ -49,30 +44,28 @@ def pair(n: int = N, seed: int = 1) -> tuple[Tensor, Tensor]:
 LAYERS = layers_of(net(), pair()[0][:2])
 
 
-def clients(models: Sequence[nn.Module], data: Any = None) -> list[ClientModel]:
+def clients(models, data=None):
     data = data or [pair()] * len(models)
     parts = zip("abcd", models, data, strict=False)
     return [ClientModel(*each, N) for each in parts]
 
 
-def gradient(
-    model: nn.Module, layer: Layer, data: Any, tensors: str = "weights", loss: Any = CE
-) -> Tensor:
+def gradient(model, layer, data, tensors="weights", loss=CE):
     names = layer.weights if tensors == "weights" else layer.parameters
     own = [model.get_parameter(name) for name in names]
     found = torch.autograd.grad(loss(model.eval()(data[0]), data[1]), own)
     return torch.cat([g.reshape(-1) for g in found])
 
 
-def by_layer(rows: Sequence[Row], variant: str = "") -> dict[str, Row]:
+def by_layer(rows, variant=""):
     return {r["layer"]: r for r in rows if not variant or r["variant"] == variant}
 
 
 @pytest.mark.parametrize("tensors", ["weights", "all"])
 @pytest.mark.parametrize("loss", [CE, FOCAL], ids=lambda loss: loss.name)
 def test_variance_and_lengths_are_those_of_the_full_gradient_whatever_the_batch(
-    tensors: str, loss: losses.Loss
-) -> None:
+    tensors, loss
+):
     model, how = net(), {"loss": loss, "tensors": tensors}
     assert len(LAYERS[0].weights) == 2  # pooled over a convolution and its norm
     for batch in (1, 7, 100):
@@ -96,7 +89,7 @@ def test_variance_and_lengths_are_those_of_the_full_gradient_whatever_the_batch(
 
 
 @pytest.mark.parametrize("batch", [5, 23, 7])
-def test_by_batches_their_mean_with_its_standard_error(batch: int) -> None:
+def test_by_batches_their_mean_with_its_standard_error(batch):
     """A short last batch counts as its samples do."""
     model, (x, y) = net(), pair(21)
     how = {"loss": CE, "batch": batch, "reduction": "batch"}
@@ -125,7 +118,7 @@ def test_by_batches_their_mean_with_its_standard_error(batch: int) -> None:
 
 
 @pytest.mark.parametrize("tensors", ["weights", "all"])
-def test_similarity_is_the_cosine_of_the_clients_gradients(tensors: str) -> None:
+def test_similarity_is_the_cosine_of_the_clients_gradients(tensors):
     models, data = [net(k) for k in range(3)], [pair(seed=k) for k in range(3)]
     how = {"loss": CE, "batch": 4, "tensors": tensors}
     found = grad_similarity(clients(models, data), LAYERS, **how)
@@ -140,7 +133,7 @@ def test_similarity_is_the_cosine_of_the_clients_gradients(tensors: str) -> None
         assert stated == ("cosine", "ok", 2 * N)
 
 
-def test_one_model_has_pairs_of_data_and_scale_does_not_matter() -> None:
+def test_one_model_has_pairs_of_data_and_scale_does_not_matter():
     data = {"a": pair(), "b": pair(), "c": pair(seed=7)}
     table = diagnose(net(), data, "grad_similarity", progress=False)
     rows = table.frame.set_index(["client", "client_b", "layer"])["value"].sort_index()
@@ -157,14 +150,14 @@ def test_one_model_has_pairs_of_data_and_scale_does_not_matter() -> None:
             grad_variance(clients([net()], [(pair()[0], labels)]), LAYERS, loss=CE)
 
 
-def odd() -> Wired:
+def odd():
     """A layer of one weight, one that is cut off, and one that is never called."""
     sizes = {"cut": (2, 2), "single": (1, 1), "head": (2, C), "unused": (2, 2)}
     parts = {name: nn.Linear(*size) for name, size in sizes.items()}
     return Wired(lambda m, x: m.head(m.cut(x).detach() + m.single(x[:, :1])), **parts)
 
 
-def test_every_layer_without_a_value_says_why() -> None:
+def test_every_layer_without_a_value_says_why():
     models, data = [odd(), odd()], (torch.randn(5, 2), torch.arange(5) % C)
     layers = (*layers_of(models[0], data[0]), Layer("biases", ("head.bias",)))
     expected = {

@@ -1,9 +1,6 @@
 """Groups of clients: the grouping alone, planted groups, and federations in which there are none."""
 
-from __future__ import annotations
-
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,13 +11,12 @@ from diagnostics.groups import best_grouping, client_groups
 from fl_core import runner, tree
 from fl_core.config import RunConfig, in_memory
 from fl_core.errors import UsageError
-from fl_core.runner import Task
 
 
-def task_of(directions: list[int], seed: int = 0) -> Task:
+def task_of(directions, seed=0):
     """Clients whose two classes differ along an axis of their direction."""
     draw = np.random.default_rng(seed)
-    clients: dict[str, Any] = {}
+    clients = {}
     for place, direction in enumerate(directions):
         y = np.arange(60) % 2
         x = draw.normal(size=(60, 8))
@@ -31,7 +27,7 @@ def task_of(directions: list[int], seed: int = 0) -> Task:
     )
 
 
-def dense(similarity: np.ndarray, labels: list[int]) -> float:
+def dense(similarity, labels):
     """The mean silhouette by its definition: (b - a) / max(a, b)."""
     distance, own = 1 - similarity, np.array(labels)
     values = []
@@ -46,12 +42,12 @@ def dense(similarity: np.ndarray, labels: list[int]) -> float:
     return float(np.mean(values))
 
 
-def cosines(vectors: np.ndarray) -> np.ndarray:
+def cosines(vectors):
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     return unit @ unit.T
 
 
-def test_the_best_grouping_has_the_silhouette_of_its_definition() -> None:
+def test_the_best_grouping_has_the_silhouette_of_its_definition():
     """Whatever the order of the clients. Equal clients have no groups."""
     draw = np.random.default_rng(0)
     centres = np.repeat(np.eye(3), 3, axis=0) @ draw.normal(size=(3, 20))
@@ -72,7 +68,7 @@ def test_the_best_grouping_has_the_silhouette_of_its_definition() -> None:
     assert np.isnan(silhouette)
 
 
-def test_planted_groups_are_found_and_updates_are_those_of_the_first_training() -> None:
+def test_planted_groups_are_found_and_updates_are_those_of_the_first_training():
     task = task_of([0, 3, 0, 3, 0, 3])
     found = client_groups(task, draws=5)
     assert list(found.of.values()) == [1, 2, 1, 2, 1, 2]
@@ -92,8 +88,8 @@ def test_planted_groups_are_found_and_updates_are_those_of_the_first_training() 
 
 
 def test_clients_alike_are_one_group_and_the_shuffling_ends_early(
-    monkeypatch: Any,
-) -> None:
+    monkeypatch,
+):
     ended = [client_groups(task_of([0] * 6, seed), draws=20) for seed in range(3)]
     assert not any(found.significant for found in ended)
     for found in ended:
@@ -103,7 +99,7 @@ def test_clients_alike_are_one_group_and_the_shuffling_ends_early(
         assert found.text().startswith("No groups")
 
 
-def test_what_cannot_be_grouped_is_refused(monkeypatch: Any) -> None:
+def test_what_cannot_be_grouped_is_refused(monkeypatch):
     for clients, asked, message in (
         (3, {}, "at least 4.*got 3"),
         (4, {"draws": 0}, "at least 1.*got 0"),
@@ -114,7 +110,7 @@ def test_what_cannot_be_grouped_is_refused(monkeypatch: Any) -> None:
     task, train = task_of([0] * 4), runner.train_first_round
     weight = task.layers[0].weights[0]
 
-    def stand_still(task: Task, observers: Any) -> Any:
+    def stand_still(task, observers):
         """A client does not move the layer."""
         models, measured = train(task, observers)
         start = tree.named_tensors(task.model)[weight].detach()

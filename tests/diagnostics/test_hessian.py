@@ -1,40 +1,35 @@
 """Traces against dense Hessian blocks in float64: which layers are exact, and what the others' errors are worth."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, TensorDataset
 
 from diagnostics.curvature import exact as curvature_exact
-from diagnostics.curvature.trace import TraceResult, hessian_trace
+from diagnostics.curvature.trace import hessian_trace
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
-from fl_core.training.losses import Loss, build
+from fl_core.training.losses import build
 from tests.diagnostics.dense import CE, FOCAL, block, images, loose, mlp, pair, tokens
 from tests.networks import Wired, snapshot
 
 LOSSES = [CE, build("focal"), FOCAL, build("focal", gamma=0.5, alpha=[0.2, 1.0, 3.0])]
-Network = tuple[Callable[[], nn.Module], tuple[Tensor, Tensor]]
 
 
 @pytest.fixture(autouse=True)
-def _double() -> Iterator[None]:
+def _double():
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
     yield
     torch.set_default_dtype(torch.float32)
 
 
-def conv_net(activation: type[nn.Module] = nn.ReLU, **options: object) -> nn.Sequential:
+def conv_net(activation=nn.ReLU, **options):
     return nn.Sequential(
         nn.Conv2d(1, 3, 3),
         activation(**options),
@@ -47,10 +42,10 @@ def conv_net(activation: type[nn.Module] = nn.ReLU, **options: object) -> nn.Seq
     )
 
 
-def residual(norm: type[nn.Module] = nn.BatchNorm2d, inplace: bool = False) -> Wired:
+def residual(norm=nn.BatchNorm2d, inplace=False):
     """Two convolutions, each with a normalisation, a skip connection, global pooling, a head."""
 
-    def run(m: Any, x: Tensor) -> Tensor:
+    def run(m, x):
         x = m.relu(m.stem_norm(m.stem(x)))
         x = m.relu(m.norm(m.conv(x)) + x)
         return m.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
@@ -71,8 +66,8 @@ def residual(norm: type[nn.Module] = nn.BatchNorm2d, inplace: bool = False) -> W
     return model
 
 
-def attention(fused: bool = False) -> Wired:
-    def run(m: Any, tokens: Tensor) -> Tensor:
+def attention(fused=False):
+    def run(m, tokens):
         x = m.embed(tokens)
         q, k, v = m.q(x), m.k(x), m.v(x)
         if fused:
@@ -85,7 +80,7 @@ def attention(fused: bool = False) -> Wired:
     return Wired(run, **parts, unused=nn.LayerNorm(4), head=nn.Linear(4, 3))
 
 
-def wired(run: Callable[..., Tensor], *names: str, tie: bool = False) -> Wired:
+def wired(run, *names, tie=False):
     """Linear layers of four numbers by these names, and a head."""
     parts = {name: nn.Linear(4, 4) for name in names}
     if tie:
@@ -93,51 +88,47 @@ def wired(run: Callable[..., Tensor], *names: str, tie: bool = False) -> Wired:
     return Wired(run, **parts, head=nn.Linear(4, 3))
 
 
-def gated() -> Wired:
+def gated():
     """A product of two branches: linear in each layer alone, quadratic in the layer before both."""
 
-    def run(m: Any, x: Tensor) -> Tensor:
+    def run(m, x):
         x = m.before(x).relu()
         return m.head(m.a(x) * m.b(x))
 
     return wired(run, "before", "a", "b")
 
 
-def parallel(m: Any, x: Tensor) -> Tensor:
+def parallel(m, x):
     return m.head(m.first(x).relu() + m.first(x.flip(1)).relu() + m.second(x))
 
 
-def time_first(m: Any, x: Tensor) -> Tensor:
+def time_first(m, x):
     """Work on [time, sample, feature]: the samples are not along the layer's first dimension."""
     return m.head(m.body(x.transpose(0, 1)).relu().mean(0))
 
 
-def before_norm(norm: nn.Module) -> nn.Sequential:
+def before_norm(norm):
     return nn.Sequential(nn.Linear(4, 5), norm, nn.ReLU(), nn.Linear(5, 3))
 
 
-def measure(
-    model: nn.Module, data: Any, layers: Any = None, **options: Any
-) -> dict[str, TraceResult]:
+def measure(model, data, layers=None, **options):
     options = {"loss": CE, "batch": 3, **options}
     results = hessian_trace(model, data, layers or loose(model), **options)
     return {result.layer: result for result in results}
 
 
-def traces(
-    model: nn.Module, data: tuple[Tensor, Tensor], layers: Any, loss: Loss = CE
-) -> list[float]:
+def traces(model, data, layers, loss=CE):
     return [float(block(model, data, each.parameters, loss).trace()) for each in layers]
 
 
 def check(
-    model: nn.Module,
-    data: tuple[Tensor, Tensor],
-    exact: set[str] | None = None,
-    coupled: str = "",
-    loss: Loss = CE,
-    **options: Any,
-) -> None:
+    model,
+    data,
+    exact=None,
+    coupled="",
+    loss=CE,
+    **options,
+):
     """Exactly these layers (None: all) are exact, to rounding; the others' intervals cover the truth."""
     layers = loose(model)
     results = measure(model, data, layers, loss=loss, probes=24, **options)
@@ -169,7 +160,7 @@ def check(
 
 IMAGES = (7, 1, 9, 9)
 PLAIN = pair(7, 4)
-EXACT: dict[str, Network] = {
+EXACT = {
     "cnn, in-place": (lambda: conv_net(inplace=True), pair(*IMAGES)),
     "leaky": (lambda: mlp(nn.LeakyReLU), PLAIN),
     "residual, in-place": (lambda: residual(nn.Identity, True), pair(7, 2, 4, 4)),
@@ -202,7 +193,7 @@ EXACT: dict[str, Network] = {
         PLAIN,
     ),
 }
-VERDICTS: dict[str, tuple[Any, Any, set[str], str]] = {
+VERDICTS = {
     "gelu": (lambda: mlp(nn.GELU), PLAIN, {"4"}, ""),
     "layer norm": (lambda: before_norm(nn.LayerNorm(5)), PLAIN, {"1", "3"}, ""),
     "group norm": (lambda: images(nn.ReLU), pair(7, 2, 5, 5), {"1", "3", "6"}, ""),
@@ -275,12 +266,12 @@ VERDICTS: dict[str, tuple[Any, Any, set[str], str]] = {
 
 
 @pytest.mark.parametrize("name", [*EXACT, *VERDICTS])
-def test_only_these_layers_are_exact(name: str) -> None:
+def test_only_these_layers_are_exact(name):
     build_model, data, *layers = (EXACT | VERDICTS)[name]
     check(build_model(), data, *layers)
 
 
-def test_samples_that_a_batch_mixes_couple_the_layers_before() -> None:
+def test_samples_that_a_batch_mixes_couple_the_layers_before():
     centred = Wired(lambda m, x: x - x.mean(0))
     mixing = wired(lambda m, x: m.head(m.centred(m.body(x)).relu()), "body")
     mixing.centred = centred
@@ -299,7 +290,7 @@ def test_samples_that_a_batch_mixes_couple_the_layers_before() -> None:
 
 
 @pytest.mark.parametrize("name", ["leaky", "cnn, in-place", "residual, batch norm"])
-def test_every_loss(name: str) -> None:
+def test_every_loss(name):
     for loss, scale in zip(LOSSES, (0.1, 3.0, 2.0, 6.0), strict=True):
         build_model, (x, y) = EXACT[name]
         model = build_model().eval()
@@ -323,7 +314,7 @@ CONVOLUTIONS = {
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_convolutions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convolutions(name, monkeypatch):
     """Whether the intermediates are kept or are too large."""
     conv = CONVOLUTIONS[name].double()
     x = torch.randn(3, 4, *{"1d": (9,), "3d": (3, 3, 3)}.get(name, (5, 6)))
@@ -339,8 +330,8 @@ def test_convolutions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_graph_and_the_numerical_check_each_refuse_what_is_not_linear(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     for name, (build_model, (x, _), exact, _) in VERDICTS.items():
         model = build_model()
         with sdpa_kernel(SDPBackend.MATH):
@@ -362,7 +353,7 @@ def test_the_graph_and_the_numerical_check_each_refuse_what_is_not_linear(
         assert {n for n, r in found.items() if r.estimator == "exact"} == exact
 
 
-def test_batches_loaders_blocks_and_types_change_no_trace() -> None:
+def test_batches_loaders_blocks_and_types_change_no_trace():
     model, (x, y) = residual(), pair(7, 2, 4, 4)
     layers = layers_of(model, x[:2], by="block")
     truth = traces(model.eval(), (x, y), layers)
@@ -379,16 +370,16 @@ def test_batches_loaders_blocks_and_types_change_no_trace() -> None:
 
 class Once(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: object, x: Tensor) -> Tensor:
+    def forward(ctx, x):
         return x.clone()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: object, grad: Tensor) -> Tensor:
+    def backward(ctx, grad):
         return grad
 
 
-def test_what_has_no_value_says_why() -> None:
+def test_what_has_no_value_says_why():
     once = nn.Sequential(mlp(nn.Tanh)[:3], Wired(lambda m, x: Once.apply(x)), mlp()[4])
     once.insert(1, nn.Linear(5, 5))
     spoiled = mlp()
@@ -409,7 +400,7 @@ def test_what_has_no_value_says_why() -> None:
             assert found[name].n_samples == 7
 
 
-SMOOTH: dict[str, Network] = {
+SMOOTH = {
     "mlp": (lambda: mlp(nn.GELU), pair(9, 4)),
     "silu in place": (lambda: mlp(lambda: nn.SiLU(inplace=True)), pair(9, 4)),
     "images": (images, pair(9, 2, 5, 5)),
@@ -419,7 +410,7 @@ SMOOTH: dict[str, Network] = {
 
 
 @pytest.mark.parametrize("name", SMOOTH)
-def test_activation_against_dense_blocks(name: str) -> None:
+def test_activation_against_dense_blocks(name):
     build_model, data = SMOOTH[name]
     model = build_model()
     for layer in loose(model):
@@ -432,7 +423,7 @@ def test_activation_against_dense_blocks(name: str) -> None:
 
 
 @pytest.mark.parametrize("estimator", ["activation", "hutchinson"])
-def test_one_product_of_all_layers_has_the_error_that_it_states(estimator: str) -> None:
+def test_one_product_of_all_layers_has_the_error_that_it_states(estimator):
     model, data = mlp(nn.Tanh), pair(20, 4)
     model.get_parameter("4.weight").data.mul_(30)  # so that the layers' traces differ
     how = {"batch": 4, "estimator": estimator, "probes": 4}
@@ -446,7 +437,7 @@ def test_one_product_of_all_layers_has_the_error_that_it_states(estimator: str) 
         assert 0.7 <= np.sqrt(np.mean(errors**2)) / values.std() <= 1.4
 
 
-def test_activation_where_samples_mix_has_no_value() -> None:
+def test_activation_where_samples_mix_has_no_value():
     model, data = before_norm(nn.BatchNorm1d(5)), pair(8, 4)
     model[2] = nn.GELU()
     asked = measure(model, data, mode="train", estimator="activation", batch=4)
@@ -461,7 +452,7 @@ def test_activation_where_samples_mix_has_no_value() -> None:
     assert "one sample" in alone.note
 
 
-def test_pyhessian_agrees_and_does_not_stop_early_on_a_negative_trace() -> None:
+def test_pyhessian_agrees_and_does_not_stop_early_on_a_negative_trace():
     """Its own rule would stop after two probes."""
     bent = nn.Sequential(nn.Linear(1, 1), nn.Tanh(), nn.Linear(1, 2))
     with torch.no_grad():
@@ -479,7 +470,7 @@ def test_pyhessian_agrees_and_does_not_stop_early_on_a_negative_trace() -> None:
             assert 0 < result.stderr < 0.5
 
 
-def test_pyhessian_leaves_nothing_and_what_it_cannot_do_is_refused() -> None:
+def test_pyhessian_leaves_nothing_and_what_it_cannot_do_is_refused():
     model, data = mlp().train(), pair(6, 4)
     for how, words in (
         ({"mode": "train"}, "mode .*'eval'"),
@@ -495,7 +486,7 @@ def test_pyhessian_leaves_nothing_and_what_it_cannot_do_is_refused() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("name", ["residual, batch norm", "attention", "recurrent"])
-def test_on_a_gpu(name: str) -> None:
+def test_on_a_gpu(name):
     build_model, (x, y) = (EXACT | VERDICTS)[name][:2]
     model = build_model()
     truth = measure(model, (x, y), probes=4)

@@ -1,10 +1,5 @@
 """Dollar signs in names are drawn as they are, in every picture: they begin no formula and raise nothing."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -18,12 +13,12 @@ from tests.diagnostics.test_plots import counted, decision, diagnosis, results, 
 pytestmark = pytest.mark.usefixtures("closed")
 
 
-def named(text: object) -> str:
+def named(text):
     """A name that no formula can be."""
     return f"{text}$x^$" if text else ""
 
 
-def renamed(frame: pd.DataFrame) -> pd.DataFrame:
+def renamed(frame):
     """The same rows, and every client, layer and algorithm has a name with dollar signs."""
     names = ("client", "client_b", "layer", "algorithm", "class", "run", "rule", "last")
     return frame.assign(
@@ -31,7 +26,7 @@ def renamed(frame: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def cloud() -> pd.DataFrame:
+def cloud():
     draw = np.random.default_rng(0).normal(size=(12, 2))
     clients, classes = ["a", "b"] * 6, ["p", "p", "q", "q"] * 3
     return renamed(
@@ -41,7 +36,7 @@ def cloud() -> pd.DataFrame:
     )
 
 
-def groups() -> pd.DataFrame:
+def groups():
     return pd.DataFrame(
         {
             "predicted": [0.2, 0.8],
@@ -53,7 +48,7 @@ def groups() -> pd.DataFrame:
     )
 
 
-PICTURES: dict[str, Callable[[], Any]] = {
+PICTURES = {
     "calibration": lambda: plots.calibration(groups(), positive=named("died")),
     "cka_matrices": lambda: plots.cka_matrices(renamed(diagnosis())),
     "clients": lambda: plots.clients(renamed(results())),
@@ -71,7 +66,7 @@ PICTURES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_dollar_signs_in_names_are_drawn_as_they_are(name: str) -> None:
+def test_dollar_signs_in_names_are_drawn_as_they_are(name):
     figure = figure_of(PICTURES[name]())
     figure.canvas.draw()
     drawn = [
@@ -83,7 +78,7 @@ def test_dollar_signs_in_names_are_drawn_as_they_are(name: str) -> None:
     assert not any(text.get_parse_math() for text in drawn)
 
 
-def test_powers_of_ten_and_titles_of_the_user_stay_formulas() -> None:
+def test_powers_of_ten_and_titles_of_the_user_stay_formulas():
     with drawing.canvas(None) as axes:
         axes.set_yscale("log")
         axes.plot([1, 2], [1e-9, 1e3], label=named("a"))

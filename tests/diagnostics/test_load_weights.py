@@ -1,7 +1,5 @@
 """Weights of other frameworks: ten formats, and 50 files that try to run code."""
 
-from __future__ import annotations
-
 import copy
 import io
 import json
@@ -10,7 +8,6 @@ import types
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -45,11 +42,11 @@ class Note:
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def foreign() -> tuple[nn.Module, nn.Module]:
+def foreign():
     """Two modules of a class that exists while they are made and stored."""
     module = types.ModuleType("pfllib_models")
     exec(FOREIGN, module.__dict__)
@@ -59,12 +56,12 @@ def foreign() -> tuple[nn.Module, nn.Module]:
     return module.FedAvgCNN(), module.FedAvgCNN()
 
 
-def equal(a: nn.Module, b: nn.Module) -> bool:
+def equal(a, b):
     one, two = a.state_dict(), b.state_dict()
     return one.keys() == two.keys() and all(torch.equal(one[k], two[k]) for k in one)
 
 
-def test_ten_formats_give_the_weights_bit_for_bit() -> None:
+def test_ten_formats_give_the_weights_bit_for_bit():
     net, fresh = foreign()
     state = net.state_dict()
     save_file({k: v.contiguous() for k, v in state.items()}, "plain.safetensors")
@@ -72,7 +69,7 @@ def test_ten_formats_give_the_weights_bit_for_bit() -> None:
     save_file({k: v.contiguous() for k, v in state.items()}, "hf/model.safetensors")
     Path("hf/config.json").write_text("{}")
     np.savez("flower.npz", *[v.numpy() for v in state.values()])
-    stored: dict[str, Any] = {
+    stored = {
         "plain.pt": state,
         "wrapped.pth": {"state_dict": {f"module.{k}": v for k, v in state.items()}},
         "compiled.pt": {"model": {f"_orig_mod.module.{k}": v for k, v in state.items()}},
@@ -97,7 +94,7 @@ def test_ten_formats_give_the_weights_bit_for_bit() -> None:
     assert len(names) == 10
 
 
-def test_pickled_modules_are_their_state_dicts() -> None:
+def test_pickled_modules_are_their_state_dicts():
     for module in (
         nn.LSTM(3, 2, 2),
         nn.MultiheadAttention(4, 2),
@@ -114,7 +111,7 @@ def test_pickled_modules_are_their_state_dicts() -> None:
         assert equal(load_weights("module.pt", into=again), module), type(module)
 
 
-def test_adapters_of_peft_are_added_to_the_weights() -> None:
+def test_adapters_of_peft_are_added_to_the_weights():
     Path("peft").mkdir()
     low, high = torch.rand(2, 3), torch.rand(4, 2)
     start = "base_model.model.0.lora_"
@@ -128,7 +125,7 @@ def test_adapters_of_peft_are_added_to_the_weights() -> None:
     assert torch.allclose(net[0].weight, before + 3 * high @ low)
 
 
-def test_weights_that_do_not_fit_change_nothing() -> None:
+def test_weights_that_do_not_fit_change_nothing():
     net = nn.Linear(3, 2)
     before = {k: v.clone() for k, v in net.state_dict().items()}
     torch.save({"weight": torch.ones(2, 3)}, "less.pt")
@@ -193,7 +190,7 @@ TARGETS = (
 )
 
 
-def attack(target: str, inside: bool) -> bytes:
+def attack(target, inside):
     """A pickle that calls a name, alone or as a parameter of a module."""
     module, _, name = target.rpartition(".")
     call = b"c%s\n%s\n(V%s\ntR" % (
@@ -205,7 +202,7 @@ def attack(target: str, inside: bool) -> bytes:
     return b"\x80\x02cmine\nNet\n)\x81" + tables + b"b."
 
 
-def test_fifty_attack_files_run_nothing() -> None:
+def test_fifty_attack_files_run_nothing():
     net, tried = nn.Linear(3, 2), 0
     before = {k: v.clone() for k, v in net.state_dict().items()}
     for target in TARGETS:
@@ -223,7 +220,7 @@ def test_fifty_attack_files_run_nothing() -> None:
     assert all(torch.equal(before[k], v) for k, v in net.state_dict().items())
 
 
-def test_a_small_file_cannot_claim_much() -> None:
+def test_a_small_file_cannot_claim_much():
     """Neither by strides, nor by packing, nor by the sizes that its archive states."""
     vast = torch.as_strided(torch.ones(4), (10**6, 10**6), (0, 0))
     torch.save({"weight": vast}, "strides.pt")
@@ -241,13 +238,13 @@ def test_a_small_file_cannot_claim_much() -> None:
             load_weights(name, into=nn.Linear(1000, 1000))
 
 
-def test_models_of_a_folder_are_found_by_client_and_round() -> None:
+def test_models_of_a_folder_are_found_by_client_and_round():
     Path("out/a").mkdir(parents=True)
     nets = {(r, c): nn.Linear(3, 2) for r in (1, 2) for c in ("a", "b")}
     for (number, client), net in nets.items():
         torch.save(net.state_dict(), f"out/client_{client}_{number}.pt")
 
-    def build() -> nn.Module:
+    def build():
         return nn.Linear(3, 2)
 
     found = load_clients("out", "client_{client}_{round}.pt", build)
@@ -261,10 +258,10 @@ def test_models_of_a_folder_are_found_by_client_and_round() -> None:
             load_clients("out", pattern, build)
 
 
-def test_a_tensor_s_own_attributes_are_not_used() -> None:
+def test_a_tensor_s_own_attributes_are_not_used():
     """A pickle can set attributes on a tensor, such as a method of its own."""
     bad = torch.ones(2, 3)
-    bad.clone = "not a method"  # type: ignore[assignment,method-assign]
+    bad.clone = "not a method"
     torch.save({"weight": bad, "bias": torch.ones(2)}, "bad.pt")
     net = nn.Linear(3, 2)
     load_weights("bad.pt", into=net)
@@ -272,9 +269,7 @@ def test_a_tensor_s_own_attributes_are_not_used() -> None:
     assert torch.equal(net.weight, torch.ones(2, 3))
 
 
-def test_the_command_measures_a_folder_of_models(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_measures_a_folder_of_models(capsys, monkeypatch):
     Path("own_net.py").write_text(
         "from torch import nn\ndef net(n_classes): return nn.Linear(10, n_classes)\n"
     )

@@ -1,7 +1,5 @@
 """From a task or a run to rows: the same numbers as the steps taken by hand, and rows that say where they are from."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pandas as pd
@@ -253,7 +251,7 @@ def test_what_a_run_or_a_task_does_not_have_is_refused(run, task, monkeypatch):
             measure.diagnose_task(task, **{"metrics": "cka", "progress": False, **how})
 
 
-def test_training_is_measured_in_its_first_epoch_however_many_follow() -> None:
+def test_training_is_measured_in_its_first_epoch_however_many_follow():
     """Steps of later epochs are no part of the values, nor of what the rows say was seen."""
     frames = []
     for epochs in (1, 2):

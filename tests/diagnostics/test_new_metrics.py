@@ -1,7 +1,5 @@
 """Stable rank, disagreement of outputs, swapped layers and saved features, by definition."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np
@@ -19,20 +17,20 @@ X, Y = torch.randn(40, 5), torch.arange(40) % 3
 DATA = {name: (X + k, Y) for k, name in enumerate("abc")}
 
 
-def net() -> nn.Sequential:
+def net():
     return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
 
 
 MODELS = {name: net() for name in DATA}
 
 
-def values(metric: str, **how: object) -> dict[tuple[str, ...], float]:
+def values(metric, **how):
     frame = diagnose(MODELS, DATA, metric, progress=False, **how).frame
     keys = ["client", "client_b", "layer", "variant"]
     return dict(zip(map(tuple, frame[keys].values), frame["value"], strict=True))
 
 
-def test_stable_rank_is_that_of_the_singular_values() -> None:
+def test_stable_rank_is_that_of_the_singular_values():
     found = values("weight_spectrum")
     for name, model in MODELS.items():
         s = torch.linalg.svdvals(model[0].weight.double())
@@ -48,7 +46,7 @@ def test_stable_rank_is_that_of_the_singular_values() -> None:
     assert rank == pytest.approx(expected, rel=0.05)
 
 
-def test_disagreement_counts_other_predictions() -> None:
+def test_disagreement_counts_other_predictions():
     found = values("output_disagreement", options={"probe": (X, Y)})
     with torch.no_grad():
         p = {name: m.eval()(X).softmax(1) for name, m in MODELS.items()}
@@ -61,11 +59,11 @@ def test_disagreement_counts_other_predictions() -> None:
         assert found[a, b, "3", "chance"] == pytest.approx(1 - float(f @ g))
 
 
-def test_a_swap_is_the_loss_with_the_other_layer() -> None:
+def test_a_swap_is_the_loss_with_the_other_layer():
     second = {name: net() for name in MODELS}
     found = values("layer_swap", options={"layer_swap": {"second": second}})
 
-    def loss(model: nn.Module, name: str) -> float:
+    def loss(model, name):
         with torch.no_grad():
             return float(cross_entropy(model.eval()(DATA[name][0]), Y))
 
@@ -89,7 +87,7 @@ def test_a_swap_is_the_loss_with_the_other_layer() -> None:
     assert same["value"].abs().max() < 1e-6
 
 
-def test_saved_features_give_the_values_of_their_models() -> None:
+def test_saved_features_give_the_values_of_their_models():
     metrics = ["cka", "svcca", "procrustes", "linear_probe", "separability"]
     with torch.no_grad():
         saved = {
@@ -112,7 +110,7 @@ def test_saved_features_give_the_values_of_their_models() -> None:
         diagnose_features({"a": {"x": X, "y": X[:3]}}, progress=False)
 
 
-def test_blocks_of_transformers_are_layers_and_its_models_are_measured() -> None:
+def test_blocks_of_transformers_are_layers_and_its_models_are_measured():
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
         hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,

@@ -1,19 +1,14 @@
 """Per-sample gradient noise against a loop over single samples in float64, by every way of computing it."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from diagnostics.gradients.statistics import COUPLED
 from diagnostics.measurement import ClientModel
 from fl_core.layers import layers_of
-from fl_core.rows import Row
 from fl_core.training import losses
 from tests.diagnostics.calls import grad_noise
 from tests.networks import Wired
@@ -22,7 +17,7 @@ CE = losses.build("cross_entropy")
 N, C = 11, 3
 
 
-def conv_net() -> nn.Module:
+def conv_net():
     return nn.Sequential(
         nn.ReLU(inplace=True),  # on the input itself
         nn.Conv2d(1, 4, 3, padding=1, groups=1),
@@ -39,10 +34,10 @@ def conv_net() -> nn.Module:
     )
 
 
-def attending() -> Wired:
+def attending():
     """Tokens, an embedding used beside a tied output, attention with a formula for none of its own tensors."""
 
-    def run(m: Any, x: Tensor) -> Tensor:
+    def run(m, x):
         h = m.norm(m.table(x))
         h = h + m.attention(h, h, h, need_weights=False)[0]
         h = m.twice(torch.tanh(m.twice(h))).mean(1)
@@ -55,14 +50,14 @@ def attending() -> Wired:
     return Wired(run, **parts, twice=nn.Linear(4, 4), head=nn.Linear(4, C))
 
 
-def recurrent() -> Wired:
+def recurrent():
     lstm = nn.LSTM(4, 5, batch_first=True)
     return Wired(
         lambda m, x: m.head(m.lstm(x)[0][:, -1]), lstm=lstm, head=nn.Linear(5, C)
     )
 
 
-def samples(kind: Any, n: int = N) -> tuple[Tensor, Tensor]:
+def samples(kind, n=N):
     """Pictures, token ids or sequences, as a network takes them, with labels."""
     g = torch.Generator().manual_seed(1)
     shape = {conv_net: (1, 4, 4), attending: (5,), recurrent: (6, 4)}[kind]
@@ -72,7 +67,7 @@ def samples(kind: Any, n: int = N) -> tuple[Tensor, Tensor]:
     return x, torch.randint(C, (n,), generator=g)
 
 
-def built(kind: Any) -> Any:
+def built(kind):
     torch.manual_seed(0)
     model = kind().double()
     for module in model.modules():
@@ -83,9 +78,7 @@ def built(kind: Any) -> Any:
     return model
 
 
-def reference(
-    model: nn.Module, names: Sequence[str], data: tuple[Tensor, Tensor], loss: Any = CE
-) -> float:
+def reference(model, names, data, loss=CE):
     """Tr S of the gradients of single samples."""
     own = [model.eval().get_parameter(name) for name in names]
     vectors = []
@@ -98,19 +91,19 @@ def reference(
     return float(torch.stack(vectors).var(0).sum())
 
 
-def measured(model: nn.Module, data: Any, layers: Any = None, **how: Any) -> list[Row]:
+def measured(model, data, layers=None, **how):
     """The rows of one client, by module if nothing else is asked for."""
     layers = layers or layers_of(model, data[0][:2], by="module")
     subject = ClientModel("a", model, data, len(data[0]))
     return grad_noise([subject], layers, **{"loss": CE, **how})
 
 
-def by_layer(rows: Sequence[Row], variant: str = "trace") -> dict[str, Row]:
+def by_layer(rows, variant="trace"):
     return {r["layer"]: r for r in rows if r["variant"] == variant}
 
 
 @pytest.mark.parametrize("kind", [conv_net, attending, recurrent])
-def test_noise_is_the_trace_of_the_covariance(kind: Any) -> None:
+def test_noise_is_the_trace_of_the_covariance(kind):
     model, data = built(kind), samples(kind)
     layers, focal = (
         layers_of(model, data[0][:2], by="module"),
@@ -135,7 +128,7 @@ def test_noise_is_the_trace_of_the_covariance(kind: Any) -> None:
             assert made["n_samples"] == N
 
 
-def test_the_estimator_says_how() -> None:
+def test_the_estimator_says_how():
     model, data = built(attending), samples(attending)
     ways = {
         name: row["estimator"] for name, row in by_layer(measured(model, data)).items()
@@ -149,7 +142,7 @@ def test_the_estimator_says_how() -> None:
     assert "no formula" in found["lstm"]["status"]
 
 
-def test_samples_that_have_no_gradients_of_their_own_or_no_noise() -> None:
+def test_samples_that_have_no_gradients_of_their_own_or_no_noise():
     model, (x, y) = built(conv_net), samples(conv_net)
     found = by_layer(measured(model, (x, y), mode="train"))
     assert found["1"]["status"] == COUPLED  # before the batch normalisation
@@ -164,7 +157,7 @@ def test_samples_that_have_no_gradients_of_their_own_or_no_noise() -> None:
     assert lost == {"the loss of client 'a' is not finite"}
 
 
-def test_small_gradients_of_half_precision_do_not_vanish() -> None:
+def test_small_gradients_of_half_precision_do_not_vanish():
     """A head of small weights makes the gradients of the layers before it small."""
     for dtype in (torch.float16, torch.bfloat16):
         (x, y), model = samples(conv_net, 256), built(conv_net)

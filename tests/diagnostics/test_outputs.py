@@ -1,14 +1,11 @@
 """Models of several inputs and outputs, and losses of any kind, against dense references."""
 
-from __future__ import annotations
-
 import copy
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.autograd.functional import hessian
 from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
@@ -21,42 +18,42 @@ from fl_core.models.adapter import IGNORED, output_of
 class Last(nn.Module):
     """A network whose output has another form, or the classes at another axis."""
 
-    def __init__(self, net: nn.Module, form: Any) -> None:
+    def __init__(self, net, form):
         super().__init__()
         self.net, self.form = net, form
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x):
         return self.form(self.net(x))
 
 
 class Several(nn.Module):
     """A network of two inputs, one of them tokens, by position or by name."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.table, self.fc1 = nn.Embedding(9, 5), nn.Linear(4, 5)
         self.fc2 = nn.Linear(5, 3)
 
-    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+    def forward(self, x, tokens):
         return self.fc2((self.fc1(x) + self.table(tokens).mean(1)).relu())
 
 
-def mlp(*sizes: int, act: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+def mlp(*sizes, act=nn.ReLU):
     torch.manual_seed(0)
     a, b, c = sizes
     return nn.Sequential(nn.Linear(a, b), act(), nn.Linear(b, c))
 
 
-def references(model: nn.Module, batches: Any, loss: Any) -> dict[str, float]:
+def references(model, batches, loss):
     """The trace of each layer's dense Hessian of the whole data's loss, in float64."""
     model = model.double()
     parameters = {k: v.detach() for k, v in model.named_parameters()}
-    traces: dict[str, float] = {}
+    traces = {}
     total = sum(len(y) for _, y in batches)
     for name, value in parameters.items():
         for x, y in batches:
 
-            def of(w: Tensor, name: str = name, x: Tensor = x, y: Tensor = y) -> Tensor:
+            def of(w, name=name, x=x, y=y):
                 output = functional_call(model, {**parameters, name: w}, (double(x),))
                 return loss(output_of(output, model), double(y))
 
@@ -67,25 +64,25 @@ def references(model: nn.Module, batches: Any, loss: Any) -> dict[str, float]:
     return traces
 
 
-def double(part: Tensor) -> Tensor:
+def double(part):
     return part.double() if part.is_floating_point() else part
 
 
-def cases() -> dict[str, tuple[nn.Module, Any, Any]]:
+def cases():
     """The kinds of test cases of curvlinops: batches, losses, reductions, forms of outputs."""
-    made: dict[str, tuple[nn.Module, Any, Any]] = {}
+    made = {}
     g = torch.Generator().manual_seed(1)
 
-    def two(*shape: int, y: Any) -> Any:
+    def two(*shape, y):
         return [(torch.rand(n, *shape, generator=g), y(n)) for n in (3, 4)]
 
-    def labels(*shape: int) -> Any:
+    def labels(*shape):
         return lambda n: torch.randint(3, (n, *shape), generator=g)
 
-    def soft(n: int) -> Tensor:
+    def soft(n):
         return torch.rand(n, 3, generator=g).softmax(1)
 
-    def numbers(*shape: int) -> Any:
+    def numbers(*shape):
         return lambda n: torch.rand(n, *shape, generator=g)
 
     for reduction, act in (("mean", nn.ReLU), ("mean", nn.Tanh), ("sum", nn.ReLU)):
@@ -118,7 +115,7 @@ def cases() -> dict[str, tuple[nn.Module, Any, Any]]:
     return made
 
 
-def test_traces_are_those_of_the_dense_hessian_for_every_kind_of_output() -> None:
+def test_traces_are_those_of_the_dense_hessian_for_every_kind_of_output():
     different = {}
     found = cases()
     for name, (model, data, loss) in found.items():
@@ -141,7 +138,7 @@ def test_traces_are_those_of_the_dense_hessian_for_every_kind_of_output() -> Non
     assert not different
 
 
-def test_inputs_of_every_kind_give_the_same_values() -> None:
+def test_inputs_of_every_kind_give_the_same_values():
     torch.manual_seed(0)
     model, x, tokens = Several(), torch.randn(24, 4), torch.randint(9, (24, 6))
     y = torch.arange(24) % 3
@@ -168,14 +165,14 @@ def test_inputs_of_every_kind_give_the_same_values() -> None:
     assert type(model) is Several
 
 
-def test_positions_that_do_not_count_change_nothing() -> None:
+def test_positions_that_do_not_count_change_nothing():
     model = mlp(5, 4, 3)
     x, y = torch.randn(12, 7, 5), torch.randint(3, (12, 7))
     y[:, 4:] = IGNORED
     other = x.clone()
     other[:, 4:] += 1
 
-    def values(x: Tensor, y: Tensor, **how: Any) -> list[float]:
+    def values(x, y, **how):
         metrics = ["hessian_trace", "grad_norm"]
         frame = diagnose(model, (x, y), metrics, progress=False, **how).frame
         return frame["value"].tolist()
@@ -192,7 +189,7 @@ class TinyForCausalLM(nn.Sequential):
     """A language model by its name alone: labels are its inputs."""
 
 
-def test_labels_of_a_language_model_move_by_one_position_in_every_form() -> None:
+def test_labels_of_a_language_model_move_by_one_position_in_every_form():
     torch.manual_seed(0)
     model = TinyForCausalLM(nn.Embedding(9, 5), nn.Linear(5, 9))
     x = torch.randint(9, (8, 6))
@@ -210,7 +207,7 @@ def test_labels_of_a_language_model_move_by_one_position_in_every_form() -> None
         assert values.tolist() == pytest.approx(expected.tolist())
 
 
-def test_tasks_are_read_from_labels_and_what_needs_classes_says_so() -> None:
+def test_tasks_are_read_from_labels_and_what_needs_classes_says_so():
     x = torch.randn(20, 5)
     coded = nn.Sequential(nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 5))
     for model, y, loss in (
@@ -225,7 +222,7 @@ def test_tasks_are_read_from_labels_and_what_needs_classes_says_so() -> None:
         assert probes.str.startswith("not applicable").all() == (loss == "mse")
 
 
-def test_labels_and_losses_that_do_not_fit_are_refused() -> None:
+def test_labels_and_losses_that_do_not_fit_are_refused():
     model, x = mlp(5, 4, 3), torch.randn(12, 3, 5)
     y, flat = torch.randint(3, (12, 3)), (x[:, 0], torch.arange(12) % 3)
     axis = {"class_axis": -1}
@@ -248,7 +245,7 @@ def test_labels_and_losses_that_do_not_fit_are_refused() -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_wrapped_models_are_measured_as_the_plain_one() -> None:
+def test_wrapped_models_are_measured_as_the_plain_one():
     model, data = mlp(5, 4, 3), (torch.randn(12, 5), torch.arange(12) % 3)
     wanted = diagnose(model, data, progress=False).frame["value"]
     wrapped = diagnose(nn.DataParallel(model), data, progress=False).frame["value"]
@@ -258,18 +255,18 @@ def test_wrapped_models_are_measured_as_the_plain_one() -> None:
 class Twice(nn.Module):
     """A network that uses one layer twice, as a module of two names or as two modules."""
 
-    def __init__(self, same: bool) -> None:
+    def __init__(self, same):
         super().__init__()
         torch.manual_seed(0)
         self.a, self.c = nn.Linear(5, 5), nn.Linear(5, 3)
         self.b = self.a if same else nn.Linear(5, 5)
         self.b.weight, self.b.bias = self.a.weight, self.a.bias
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.c(self.b(self.a(x).relu()))
 
 
-def test_a_module_of_two_names_is_measured_as_two_of_one_tensor() -> None:
+def test_a_module_of_two_names_is_measured_as_two_of_one_tensor():
     data = torch.randn(12, 5), torch.arange(12) % 3
     found = []
     for same in (True, False):
@@ -283,7 +280,7 @@ def test_a_module_of_two_names_is_measured_as_two_of_one_tensor() -> None:
     assert found[0] == pytest.approx(found[1], nan_ok=True)
 
 
-def test_losses_of_torch_with_weights_and_without_second_derivatives() -> None:
+def test_losses_of_torch_with_weights_and_without_second_derivatives():
     model, data = mlp(5, 4, 3), (torch.randn(12, 5), torch.arange(12) % 3)
     weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, 1.0]))
     for loss, same in ((weighted, nn.CrossEntropyLoss()), (nn.MultiMarginLoss(), None)):
@@ -296,7 +293,7 @@ def test_losses_of_torch_with_weights_and_without_second_derivatives() -> None:
             assert frame["value"].tolist() == pytest.approx(wanted.tolist())
 
 
-def test_samples_and_budget_bound_a_measurement() -> None:
+def test_samples_and_budget_bound_a_measurement():
     model, data = mlp(5, 4, 3), (torch.randn(40, 5), torch.arange(40) % 3)
     some = diagnose(
         model, data, ["grad_norm", "hessian_trace"], samples=8, progress=False
@@ -309,7 +306,7 @@ def test_samples_and_budget_bound_a_measurement() -> None:
     assert set(out["metric"]) == {"hessian_trace", "cka"}
 
 
-def test_models_of_other_architectures_are_compared_at_layers_of_one_name() -> None:
+def test_models_of_other_architectures_are_compared_at_layers_of_one_name():
     data = torch.randn(30, 5), torch.arange(30) % 3
     models = {"a": mlp(5, 4, 3), "b": mlp(5, 20, 3)}
     metrics = ["cka", "rbf_cka", "cca", "svcca", "procrustes"]

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator
 from html.parser import HTMLParser
-from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -15,7 +12,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings, strategies as st
-from matplotlib.figure import Figure
 
 from diagnostics.plots.page import Page, in_words
 from fl_core.errors import UsageError
@@ -26,7 +22,7 @@ VOID = {"meta", "img", "br"}
 class Tree(HTMLParser):
     """Checks that tags close in order, and keeps tags with their attributes and the visible text."""
 
-    def __init__(self, html: str) -> None:
+    def __init__(self, html):
         super().__init__()
         self.open: list[str] = []
         self.tags: list[tuple[str, dict[str, str]]] = []
@@ -35,28 +31,28 @@ class Tree(HTMLParser):
         self.close()
         assert not self.open
 
-    def handle_starttag(self, tag: Any, attrs: Any) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append((tag, {k: v or "" for k, v in attrs}))
         if tag not in VOID:
             self.open.append(tag)
 
-    def handle_endtag(self, tag: Any) -> None:
+    def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
-    def handle_data(self, data: Any) -> None:
+    def handle_data(self, data):
         if "style" not in self.open:
             self.seen.append(data)
 
     @property
-    def text(self) -> str:
+    def text(self):
         return " ".join("".join(self.seen).split())
 
-    def all(self, tag: str) -> list[dict[str, str]]:
+    def all(self, tag):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
 @pytest.fixture
-def figure() -> Iterator[Figure]:
+def figure():
     mpl.use("Agg")
     drawn, ax = plt.subplots(figsize=(3, 2))
     ax.plot([1, 2, 3])
@@ -65,7 +61,7 @@ def figure() -> Iterator[Figure]:
 
 
 @pytest.fixture
-def full(figure: Figure) -> Page:
+def full(figure):
     page = Page("Which layers", "Share **fc1** only.")
     page.text(
         "## Measured\n\nAll of `fc1`.\n\n- one\n- two\n\n### Detail\n\nlast\nline"
@@ -84,7 +80,7 @@ def full(figure: Figure) -> Page:
     return page
 
 
-def test_a_page_shows_its_parts_in_order_and_fetches_nothing(full: Page) -> None:
+def test_a_page_shows_its_parts_in_order_and_fetches_nothing(full):
     html = full.html()
     assert not re.search(r"http(?!-equiv)|@import|url\(", html.lower())
     tree = Tree(html)
@@ -108,7 +104,7 @@ def test_a_page_shows_its_parts_in_order_and_fetches_nothing(full: Page) -> None
     assert html.count('<div class="wide"><table>') == html.count("<table>") == 2
 
 
-def test_pictures_are_whole_described_and_scroll_if_they_are_wide(full: Page) -> None:
+def test_pictures_are_whole_described_and_scroll_if_they_are_wide(full):
     drawn, ax = plt.subplots(figsize=(6, 2))
     ax.plot([1, 2], label="fedavg")
     ax.set(xlabel="round", ylabel="macro F1\n(higher is better)")
@@ -135,7 +131,7 @@ def test_pictures_are_whole_described_and_scroll_if_they_are_wide(full: Page) ->
         full.figure(ax, "c", "a")
 
 
-def test_numbers_are_to_the_right_and_missing_ones_a_dash() -> None:
+def test_numbers_are_to_the_right_and_missing_ones_a_dash():
     page, number = Page("t"), '<td class="number">'
     table = {"name": ["a", None], "score": [1 / 3, np.nan], "ok": [True, False]}
     page.table(pd.DataFrame({**table, "n": pd.array([4, pd.NA], "Int64")}), "c")
@@ -151,7 +147,7 @@ def test_numbers_are_to_the_right_and_missing_ones_a_dash() -> None:
             page.table(scores, "c", {column: ".3f"})
 
 
-def test_index_is_shown_unless_it_only_counts() -> None:
+def test_index_is_shown_unless_it_only_counts():
     for index, head in (
         (pd.RangeIndex(2), ["n"]),
         (pd.Index([3, 5], name="seed"), ["seed", "n"]),
@@ -169,7 +165,7 @@ def test_index_is_shown_unless_it_only_counts() -> None:
         max_size=40,
     )
 )
-def test_whatever_is_given_is_shown_as_text(text: Any) -> None:
+def test_whatever_is_given_is_shown_as_text(text):
     wild = f"<script>{text}</script>&<img src=x>"
     page = Page(wild, wild)
     page.text(wild)
@@ -180,7 +176,7 @@ def test_whatever_is_given_is_shown_as_text(text: Any) -> None:
     assert tree.text.count("<script>") == 7
 
 
-def test_written_at_once_and_the_same_each_time(full: Page, tmp_path: Path) -> None:
+def test_written_at_once_and_the_same_each_time(full, tmp_path):
     paths = [tmp_path / "again.html", tmp_path / "report.html"]
     full.write(paths[1])
     full.write(str(paths[0]))
@@ -188,7 +184,7 @@ def test_written_at_once_and_the_same_each_time(full: Page, tmp_path: Path) -> N
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
-def test_folded_parts_and_the_glossary(full: Page) -> None:
+def test_folded_parts_and_the_glossary(full):
     """The glossary has the terms that the page uses."""
     with full.fold("More <b>"):
         full.text("inside the <layer>, a Round")

@@ -1,17 +1,12 @@
 """Pictures show what the rows hold: the right lines at the right values, gaps with reasons, and refusals."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 from itertools import combinations, product
-from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 
 from diagnostics import plots
@@ -29,19 +24,17 @@ LAYERS = ["fc1", "fc2", "fc3", "fc4"]
 pytestmark = pytest.mark.usefixtures("closed")
 
 
-def diagnosis(
-    clients: dict[str, int] = HOSPITALS, layers: list[str] = LAYERS
-) -> pd.DataFrame:
+def diagnosis(clients=HOSPITALS, layers=LAYERS):
     """Rows as a diagnosis gives them, with different values for every client and layer."""
     found = []
 
-    def add(metric: str, variant: str, value: float, **columns: Any) -> None:
+    def add(metric, variant, value, **columns):
         found.append(schema.row(metric, value, variant=variant, **columns))
 
     for (c, (client, n)), (k, layer) in product(
         enumerate(clients.items()), enumerate(layers)
     ):
-        at: dict[str, Any] = {"client": client, "layer": layer, "n_train": n}
+        at = {"client": client, "layer": layer, "n_train": n}
         add("grad_variance", "epoch", 1e-6 * (c + 1) * 5**k, stderr=0.0, **at)
         add("grad_variance", "batch", 2e-6 * (c + 1) * 5**k, stderr=1e-7, **at)
         add("hessian_trace", "per_parameter", 0.01 * (c + k + 1), stderr=1e-3, **at)
@@ -56,7 +49,7 @@ def diagnosis(
     return schema.frame(found)
 
 
-def lines(ax: Axes) -> dict[str, np.ndarray]:
+def lines(ax):
     """The drawn values of each named line."""
     return {
         str(line.get_label()): np.asarray(line.get_ydata(), dtype=float)
@@ -64,16 +57,16 @@ def lines(ax: Axes) -> dict[str, np.ndarray]:
     }
 
 
-def entries(ax: Axes) -> list[str]:
+def entries(ax):
     legend = ax.get_legend()
     return [] if legend is None else [text.get_text() for text in legend.get_texts()]
 
 
-def texts(ax: Any) -> list[str]:
+def texts(ax):
     return [text.get_text() for text in ax.texts]
 
 
-def test_metric_draws_every_client_over_the_layers() -> None:
+def test_metric_draws_every_client_over_the_layers():
     frame, mean = diagnosis(), "mean of clients"
     for name, variant, together, scale, words in (
         ("grad_variance", "epoch", mean, "log", "gradient variance, epoch"),
@@ -81,7 +74,7 @@ def test_metric_draws_every_client_over_the_layers() -> None:
         ("federation_sensitivity", "after", "combined", "log", "first layer = 1"),
         ("cka", "flatten", mean, "linear", "0 = same representation"),
     ):
-        ax: Any = plots.metric(frame, name)
+        ax = plots.metric(frame, name)
         drawn = lines(ax)
         assert [*drawn] == entries(ax) == [*HOSPITALS, together]
         assert [tick.get_text() for tick in ax.get_xticklabels()] == LAYERS
@@ -103,12 +96,12 @@ def test_metric_draws_every_client_over_the_layers() -> None:
             np.testing.assert_allclose(drawn[mean], weights @ own, rtol=1e-12)
 
 
-def test_missing_values_leave_gaps_with_their_reasons() -> None:
+def test_missing_values_leave_gaps_with_their_reasons():
     frame = diagnosis()
     gone = (frame["client"] == "VA") & (frame["layer"] == "fc3")
     gone &= frame["variant"] != "batch"
     frame.loc[gone, ["value", "status"]] = [np.nan, "constant features"]
-    ax: Any = plots.metric(frame, "grad_variance")
+    ax = plots.metric(frame, "grad_variance")
     for name, missing in (
         ("VA", True),
         ("mean of clients", True),
@@ -120,13 +113,13 @@ def test_missing_values_leave_gaps_with_their_reasons() -> None:
     gone = (frame["client_b"] == "VA") & (frame["client"] == "Cleveland")
     gone &= frame["layer"] == "fc2"
     frame.loc[gone, ["value", "status"]] = [np.nan, "constant features"]
-    axes: list[Any] = plots.cka_matrices(frame)
+    axes = plots.cka_matrices(frame)
     assert np.ma.getmaskarray(axes[1].collections[0].get_array()).sum() == 2
     assert "constant features" in axes[0].figure.get_supxlabel()
 
 
-def test_matrices_are_symmetric_with_ones_and_one_colour_bar() -> None:
-    axes: list[Any] = plots.cka_matrices(diagnosis())
+def test_matrices_are_symmetric_with_ones_and_one_colour_bar():
+    axes = plots.cka_matrices(diagnosis())
     assert [ax.get_title() for ax in axes] == LAYERS
     for k, ax in enumerate(axes):
         shown = np.asarray(ax.collections[0].get_array(), dtype=float).reshape(4, 4)
@@ -139,17 +132,17 @@ def test_matrices_are_symmetric_with_ones_and_one_colour_bar() -> None:
     assert plots.cka_matrices(diagnosis(), list(given)) == list(given)
 
 
-def decision(names: list[str], cut: int, **why: Any) -> LayerPlan:
+def decision(names, cut, **why):
     layers = tuple(Layer(name, (f"{name}.weight",)) for name in names)
     return LayerPlan.prefix(layers, cut, Evidence(**why))
 
 
-def boxes(ax: Any) -> list[tuple[float, ...]]:
+def boxes(ax):
     return [tuple(patch.get_facecolor()[:3]) for patch in ax.patches]
 
 
-def test_plan_shows_boxes_values_ratios_and_votes() -> None:
-    ax: Any = plots.plan(
+def test_plan_shows_boxes_values_ratios_and_votes():
+    ax = plots.plan(
         decision(
             LAYERS, 2, rule="sensitivity_ratio", metric="federation_sensitivity", threshold=1.9,
             values=(1.0, 1.5, 3.0, 9.0), votes={"Cleveland": "fc2", "VA": "fc3"}, status="the cut was clipped",
@@ -167,19 +160,19 @@ def test_plan_shows_boxes_values_ratios_and_votes() -> None:
         assert words in ax.get_title()
 
 
-def test_plan_with_frozen_layers_has_its_cut_and_its_ratios_where_they_are() -> None:
+def test_plan_with_frozen_layers_has_its_cut_and_its_ratios_where_they_are():
     """Frozen layers have a box and no value, and no part in the cut."""
     first, second = (Layer(n, (n,), frozen=(n,)) for n in ("first", "second"))
     a, b, c = (Layer(name, (name,)) for name in "abc")
     why = Evidence(values=(None, 1.0, None, 2.0, 6.0))
     plan = LayerPlan((first, a, second, b, c), ("first", "a", "second"), why)
-    ax: Any = plots.plan(plan)
+    ax = plots.plan(plan)
     assert [list(line.get_xdata()) for line in ax.lines] == [[2, 2]]
     places = {t.get_position()[0]: t.get_text() for t in ax.texts}
     assert [places[k] for k in (1, 2, 3, 4)] == ["–", "–", "2", "3"]
 
 
-def counted(n_clients: int, n_classes: int) -> pd.DataFrame:
+def counted(n_clients, n_classes):
     table = np.random.default_rng(0).integers(0, 200, (n_clients, n_classes))
     return pd.DataFrame(
         table,
@@ -188,10 +181,10 @@ def counted(n_clients: int, n_classes: int) -> pd.DataFrame:
     )
 
 
-def test_partition_bars_add_up() -> None:
+def test_partition_bars_add_up():
     for clients, classes in ((1, 1), (5, 12), (40, 62)):
         counts = counted(clients, classes)
-        ax: Any = plots.partition(counts)
+        ax = plots.partition(counts)
         bars = np.array([(bar.get_x(), bar.get_width()) for bar in ax.patches])
         starts, widths = bars.reshape(classes, clients, 2).transpose(2, 1, 0)
         np.testing.assert_array_equal(widths, counts)
@@ -201,9 +194,7 @@ def test_partition_bars_add_up() -> None:
         assert len(ax.figure.axes) == (1 if classes <= 12 else 2)
 
 
-def results(
-    algorithms: tuple[str, ...] = ("local", "fedavg", "player_fl"), seeds: int = 2
-) -> pd.DataFrame:
+def results(algorithms=("local", "fedavg", "player_fl"), seeds=2):
     """Scores of runs; FedAvg has only a global model, Local only a personal one."""
     found = []
     only = {"fedavg": ["global"], "local": ["personal"]}
@@ -215,15 +206,15 @@ def results(
             for model in only.get(algorithm, ["global", "personal"]):
                 value = 0.1 + 0.05 * a + 0.02 * rnd + 0.01 * c + 0.03 * seed
                 value -= 0.05 * (model == "global")
-                at: dict[str, Any] = {"round": rnd, "model": model, "split": "test"}
+                at = {"round": rnd, "model": model, "split": "test"}
                 at |= {"client": client, "n_train": n, **run}
                 found.append(schema.row("macro_f1", value, **at))
     return schema.frame(found)
 
 
-def test_learning_is_the_weighted_mean_with_a_band_over_seeds() -> None:
+def test_learning_is_the_weighted_mean_with_a_band_over_seeds():
     frame = results()
-    ax: Any = plots.learning(frame)
+    ax = plots.learning(frame)
     names = ["local (personal)", "fedavg (global)", "player_fl (personal)"]
     assert entries(ax) == names
     weights = np.array(list(HOSPITALS.values())) / sum(HOSPITALS.values())
@@ -238,12 +229,10 @@ def test_learning_is_the_weighted_mean_with_a_band_over_seeds() -> None:
     assert ax.get_ylabel() == "test macro-F1 (higher is better)"
 
 
-def test_clients_are_drawn_by_their_numbers_and_a_run_without_the_model_is_named() -> (
-    None
-):
+def test_clients_are_drawn_by_their_numbers_and_a_run_without_the_model_is_named():
     frame = results()
     names = dict(zip(HOSPITALS, ("w1", "w10", "w2", "w3"), strict=True))
-    ax: Any = plots.clients(frame.assign(client=frame["client"].map(names)))
+    ax = plots.clients(frame.assign(client=frame["client"].map(names)))
     assert entries(ax)[:4] == ["w1", "w2", "w3", "w10"]
     for draw in (plots.learning, plots.clients):
         ax = draw(frame, model="global")
@@ -251,8 +240,8 @@ def test_clients_are_drawn_by_their_numbers_and_a_run_without_the_model_is_named
         assert "local" not in entries(ax)
 
 
-def test_clients_shows_everyone_after_the_last_round() -> None:
-    ax: Any = plots.clients(results())
+def test_clients_shows_everyone_after_the_last_round():
+    ax = plots.clients(results())
     assert entries(ax) == [*HOSPITALS, "mean"]
     dots = {str(line.get_label()): line.get_xdata() for line in ax.lines}
     own = np.stack([dots[client] for client in HOSPITALS])
@@ -264,11 +253,11 @@ def test_clients_shows_everyone_after_the_last_round() -> None:
     ax.figure.canvas.draw()
     inside = ax.get_window_extent()
     assert ax.get_legend().get_window_extent().y1 < inside.y1 + inside.height / 10
-    many: Any = plots.clients(results(tuple(f"a{k}" for k in range(9)), seeds=1))
+    many = plots.clients(results(tuple(f"a{k}" for k in range(9)), seeds=1))
     assert many.figure.get_figheight() > ax.figure.get_figheight()
 
 
-def test_rows_without_a_key_have_their_mean_too() -> None:
+def test_rows_without_a_key_have_their_mean_too():
     rows = results().assign(seed=float("nan"))
     means = weighted_mean(rows, ["algorithm", "seed"])
     assert list(means.index.get_level_values("algorithm")) == [
@@ -278,7 +267,7 @@ def test_rows_without_a_key_have_their_mean_too() -> None:
     ]
 
 
-def table(**changes: object) -> pd.DataFrame:
+def table(**changes):
     columns = {
         "algorithm": ["fedavg", "local"],
         "value": [0.5, 0.6],
@@ -288,8 +277,8 @@ def table(**changes: object) -> pd.DataFrame:
     return pd.DataFrame({**columns, "n": [10, 3], **changes})
 
 
-def test_comparison_keeps_the_order_and_writes_the_values() -> None:
-    ax: Any = plots.comparison(table(), "macro_f1")
+def test_comparison_keeps_the_order_and_writes_the_values():
+    ax = plots.comparison(table(), "macro_f1")
     assert [tick.get_text() for tick in ax.get_yticklabels()] == ["fedavg", "local"]
     first, second = "0.500  [0.450, 0.550]  n = 10", "0.600  [0.500, 0.700]  n = 3"
     assert texts(ax) == [first, second]
@@ -302,7 +291,7 @@ def test_comparison_keeps_the_order_and_writes_the_values() -> None:
     assert "lower is better" in ax.get_xlabel()
 
 
-def refusals() -> Iterator[tuple[str, Callable[[], Any]]]:
+def refusals():
     """What cannot be drawn, after words of the refusal."""
     both = pd.concat([diagnosis().assign(round=r) for r in (1, 20)], ignore_index=True)
     twice = pd.concat([results(), results().assign(run="again")], ignore_index=True)
@@ -325,13 +314,13 @@ def refusals() -> Iterator[tuple[str, Callable[[], Any]]]:
         yield "counts", lambda counts=counts: plots.partition(counts)
 
 
-def test_what_cannot_be_drawn_is_refused() -> None:
+def test_what_cannot_be_drawn_is_refused():
     for words, draw in refusals():
         with pytest.raises(UsageError, match=words):
             draw()
 
 
-EVERY: dict[str, tuple[Any, Callable[..., Any]]] = {
+EVERY = {
     "metric": (diagnosis(), lambda f, ax: plots.metric(f, "cka", ax)),
     "gradients": (diagnosis(), lambda f, ax: plots.metric(f, "grad_variance", ax)),
     "partition": (counted(4, 5), plots.partition),
@@ -343,8 +332,8 @@ EVERY: dict[str, tuple[Any, Callable[..., Any]]] = {
 
 @pytest.mark.parametrize("name", EVERY)
 def test_draws_on_the_given_axes_within_the_figure_and_leaves_the_rest(
-    name: str,
-) -> None:
+    name,
+):
     _, given = plt.subplots()
     before, (frame, draw) = dict(mpl.rcParams), EVERY[name]
     copy = frame.copy(deep=True)

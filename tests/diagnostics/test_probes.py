@@ -1,9 +1,6 @@
 """Probes of a layer's features against scikit-learn's own pipeline and brute force, sample by sample."""
 
-from __future__ import annotations
-
 from collections import defaultdict
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +9,9 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from torch import Tensor, nn
+from torch import nn
 
 from diagnostics.measure import diagnose
-from diagnostics.report import Report
 from diagnostics.representation.features import collect, folds_of, holdout_of
 from diagnostics.representation.probes import accuracy_error, logistic
 from fl_core.data.federated import Split
@@ -23,26 +19,24 @@ from fl_core.data.federated import Split
 C = 3
 
 
-def net(seed: int = 0, width: int = 40) -> nn.Sequential:
+def net(seed=0, width=40):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, C))
 
 
-def pair(n: int = 30, seed: int = 0) -> tuple[Tensor, Tensor]:
+def pair(n=30, seed=0):
     g = torch.Generator().manual_seed(seed)
     y = torch.arange(n) % C
     return torch.randn(n, 4, generator=g) + 1.2 * nn.functional.one_hot(y, 4), y
 
 
-def report(
-    metric: str = "linear_probe", models: Any = None, data: Any = None, **options: Any
-) -> Report:
+def report(metric="linear_probe", models=None, data=None, **options):
     models = {"a": net(0), "b": net(1)} if models is None else models
     data = {"a": pair(30, 0), "b": pair(21, 1)} if data is None else data
     return diagnose(models, data, metric, progress=False, options={metric: options})
 
 
-def only(found: Report, **where: str) -> dict[str, Any]:
+def only(found, **where):
     frame = found.frame
     for name, value in where.items():
         frame = frame[frame[name] == value]
@@ -50,21 +44,21 @@ def only(found: Report, **where: str) -> dict[str, Any]:
     return row
 
 
-def expected(x: np.ndarray, y: np.ndarray, test: np.ndarray) -> np.ndarray:
+def expected(x, y, test):
     """Standardise and regress, without any reduction, to a tight tolerance."""
     fit = LogisticRegression(C=1.0, tol=1e-9, max_iter=5000)
     model = make_pipeline(StandardScaler(), fit)
     return model.fit(x.astype(np.float64), y).predict(test.astype(np.float64))
 
 
-def brute(x: np.ndarray, y: np.ndarray, test: np.ndarray, distance: str) -> np.ndarray:
+def brute(x, y, test, distance):
     """The most frequent label of the five nearest."""
     apart = scipy.spatial.distance.cdist(test.astype(float), x.astype(float), distance)
     nearest = np.argsort(apart, axis=1, kind="stable")[:, :5]
     return np.array([np.bincount(y[row]).argmax() for row in nearest])
 
 
-WAYS: dict[str, tuple[str, dict[str, Any], Any, str]] = {
+WAYS = {
     "linear": ("linear_probe", {}, expected, "C=1"),
     "cosine": ("knn_probe", {}, lambda *d: brute(*d, "cosine"), "cosine"),
     "euclidean": (
@@ -78,7 +72,7 @@ WAYS: dict[str, tuple[str, dict[str, Any], Any, str]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("held", ["folds", "holdout", "test"])
-def test_values_are_those_of_a_reference_sample_by_sample(way: str, held: str) -> None:
+def test_values_are_those_of_a_reference_sample_by_sample(way, held):
     metric, options, reference, said = WAYS[way]
     models, data = {"a": net(0), "b": net(1)}, {"a": pair(30, 0), "b": pair(21, 1)}
     tests = {"a": pair(11, 7), "b": pair(13, 8)}
@@ -90,18 +84,18 @@ def test_values_are_those_of_a_reference_sample_by_sample(way: str, held: str) -
     found = report(metric, models, data, **{held: given}, **options)
     for layer in ("0", "2"):
 
-        def of(client: str, data: Any, layer: str = layer) -> Any:
+        def of(client, data, layer=layer):
             x = collect(models[client], [layer], data[client]).at(layer)
             return x, data[client][1].numpy()
 
-        def split(client: str, number: int, of: Any = of) -> Any:
+        def split(client, number, of=of):
             x, y = of(client, data)
             if draw is None:
                 return x, y, *of(client, tests)
             out = draw(y, given, 0) == number
             return x[~out], y[~out], x[out], y[out]
 
-        hits: dict[tuple[str, str], list[np.ndarray]] = defaultdict(list)
+        hits = defaultdict(list)
         for k in range(4 if held == "folds" else 1):
             parts = [split(client, k) for client in models]
             train = [np.concatenate([part[j] for part in parts]) for j in (0, 1)]
@@ -120,7 +114,7 @@ def test_values_are_those_of_a_reference_sample_by_sample(way: str, held: str) -
             assert said in row["estimator"]
 
 
-def test_separable_classes_are_all_right_and_drawn_labels_are_chance() -> None:
+def test_separable_classes_are_all_right_and_drawn_labels_are_chance():
     x, y = pair(300)
     apart = x + 20 * nn.functional.one_hot(y, 4)
     drawn = torch.randint(C, (300,), generator=torch.Generator().manual_seed(5))
@@ -135,12 +129,12 @@ def test_separable_classes_are_all_right_and_drawn_labels_are_chance() -> None:
 
 
 def test_the_pool_s_part_of_a_client_is_held_out_in_folds_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     """However many such parts a client's samples make: a part must not be one of the folds."""
-    sizes: list[tuple[int, int]] = []
+    sizes = []
 
-    def noted(x: Any, y: Any, test: Any, *rest: Any) -> Any:
+    def noted(x, y, test, *rest):
         sizes.append((len(x), len(test)))
         return logistic(x, y, test, *rest)
 
@@ -157,9 +151,9 @@ def test_the_pool_s_part_of_a_client_is_held_out_in_folds_of_its_own(
 
 
 def test_a_fit_that_stops_early_is_said_in_the_row(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def hasty(**how: Any) -> LogisticRegression:
+    monkeypatch,
+):
+    def hasty(**how):
         return LogisticRegression(**{**how, "max_iter": 1})
 
     monkeypatch.setattr("diagnostics.representation.probes.LogisticRegression", hasty)
@@ -168,7 +162,7 @@ def test_a_fit_that_stops_early_is_said_in_the_row(
     )
 
 
-def test_what_cannot_be_probed_says_at_which_layer_and_client() -> None:
+def test_what_cannot_be_probed_says_at_which_layer_and_client():
     data = (pair(6)[0], torch.ones(6).long())
     for metric in ("linear_probe", "knn_probe"):
         found = report(metric, [net(), net(1)], [data, pair()])
@@ -186,7 +180,7 @@ def test_what_cannot_be_probed_says_at_which_layer_and_client() -> None:
     assert only(found, variant="pooled", client="", layer="2")["status"] == "ok"
 
 
-def test_a_dead_layer_gives_the_most_frequent_class_and_no_neighbours() -> None:
+def test_a_dead_layer_gives_the_most_frequent_class_and_no_neighbours():
     dead, (x, y) = net(), pair(40)
     nn.init.zeros_(dead[2].weight)
     y = torch.where(torch.arange(40) < 28, 0, y)
@@ -202,7 +196,7 @@ def test_a_dead_layer_gives_the_most_frequent_class_and_no_neighbours() -> None:
     assert status == "output of layer '0' at client 'b': not finite"
 
 
-def test_a_patient_s_rows_do_not_train_and_test_one_probe() -> None:
+def test_a_patient_s_rows_do_not_train_and_test_one_probe():
     """Labels are coin tosses for each of 80 patients with five alike rows: only memory could tell them."""
     draw = np.random.default_rng(0)
     rows = np.repeat(np.arange(80), 5)

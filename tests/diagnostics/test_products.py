@@ -1,15 +1,12 @@
 """Hessian-vector products: weight normalisation from its parts, and the checks that find a wrong second derivative."""
 
-from __future__ import annotations
-
 import contextlib
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from diagnostics.curvature import model as curvature_model
 from diagnostics.curvature.spectrum import hessian_spectrum
@@ -22,11 +19,11 @@ DATA = pair(9, 4)
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> None:
+def _seed():
     torch.manual_seed(0)
 
 
-def normed(norm: Any, dim: int | None = 0) -> tuple[nn.Module, Layer]:
+def normed(norm, dim=0):
     """A network whose first layer is normalised, and that layer."""
     parts = [norm(nn.Linear(4, 5), dim=dim), nn.Tanh(), nn.Linear(5, 3)]
     model = nn.Sequential(*parts).double()
@@ -35,12 +32,12 @@ def normed(norm: Any, dim: int | None = 0) -> tuple[nn.Module, Layer]:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm`:FutureWarning")
-def test_weight_normalisation_against_a_dense_reference() -> None:
+def test_weight_normalisation_against_a_dense_reference():
     new = nn.utils.parametrizations.weight_norm
     for norm, dim in ((new, 0), (new, 1), (new, None), (nn.utils.weight_norm, 0)):
         model, layer = normed(norm, dim)
 
-        def written_out(m: Any, x: Tensor, dim: int | None = dim) -> Tensor:
+        def written_out(m, x, dim=dim):
             square = m.v.square()
             total = square.sum() if dim is None else square.sum(1 - dim, keepdim=True)
             return m.head((x @ (m.g * m.v / total.sqrt()).T + m.bias).tanh())
@@ -58,8 +55,8 @@ def test_weight_normalisation_against_a_dense_reference() -> None:
 
 
 def test_torchs_own_weight_normalisation_gets_no_value(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(curvature_model, "_WeightNormFromParts", contextlib.nullcontext)
     model, layer = normed(nn.utils.parametrizations.weight_norm)
     layers = [layer, Layer("2", ("2.weight", "2.bias"), output="2")]
@@ -76,21 +73,19 @@ class Cube(torch.autograd.Function):
     """x^3, whose derivative takes 3 x^2 for a constant: the Hessian stays symmetric, and is wrong."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx, x):
         ctx.save_for_backward(x)
         return x**3
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx, grad):
         (x,) = ctx.saved_tensors
         return grad * 3 * x.detach() ** 2
 
 
 @pytest.mark.parametrize("estimator", ["activation", "hutchinson"])
 @pytest.mark.parametrize("constant", [False, True], ids=["float64", "float32"])
-def test_a_symmetric_fault_is_found_by_differences_of_gradients(
-    estimator: str, constant: bool
-) -> None:
+def test_a_symmetric_fault_is_found_by_differences_of_gradients(estimator, constant):
     """Also in float32, for a model that cannot compute in float64."""
     fixed = torch.eye(5)
     parts = {"body": nn.Linear(4, 5), "head": nn.Linear(5, 3)}
@@ -98,7 +93,7 @@ def test_a_symmetric_fault_is_found_by_differences_of_gradients(
     data = (DATA[0].float(), DATA[1])
     for cube, status in ((Cube.apply, "gradient"), (lambda x: x**3, "ok")):
 
-        def run(m: Any, x: Tensor, cube: Any = cube) -> Tensor:
+        def run(m, x, cube=cube):
             h = m.body(x)
             return m.head(cube(h @ fixed if constant else h))
 
@@ -110,7 +105,7 @@ def test_a_symmetric_fault_is_found_by_differences_of_gradients(
         assert (spectrum.status == "ok") == (status == "ok")
 
 
-def test_kinks_and_entries_without_a_gradient_are_no_fault() -> None:
+def test_kinks_and_entries_without_a_gradient_are_no_fault():
     """Dark pixels under a zero bias sit on ReLU's kink; the row of padding is a constant to autograd."""
     parts = [nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)]
     images = nn.Sequential(*parts)

@@ -1,16 +1,10 @@
 """What holds of every metric and rule, and one of each added from outside in a single file."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
-import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -20,33 +14,32 @@ from diagnostics.decide.select import select
 from diagnostics.measure import diagnose
 from diagnostics.metrics.base import METRICS, PlotStyle, metric
 from diagnostics.plots.page import FURTHER
-from diagnostics.report import Report
 from fl_core.errors import RunError, UsageError
 from fl_core.rows import row
 
 mpl.use("agg")
 
 
-def models() -> dict[str, nn.Module]:
+def models():
     torch.manual_seed(0)
     sizes = [nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 6)]
     last = [nn.ReLU(), nn.Linear(6, 3)]
     return {name: nn.Sequential(*copy.deepcopy([*sizes, *last])) for name in "ab"}
 
 
-def pair(n: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
+def pair(n=16):
     g = torch.Generator().manual_seed(1)
     return torch.randn(n, 4, generator=g), torch.randint(3, (n,), generator=g)
 
 
 @pytest.fixture(scope="module")
-def frame() -> pd.DataFrame:
+def frame():
     start = {"update_magnitude": {"start": models()["a"]}}
     names = list(METRICS)
     return diagnose(models(), pair(), names, options=start, progress=False).frame
 
 
-def test_every_metric_says_what_it_is(frame: pd.DataFrame) -> None:
+def test_every_metric_says_what_it_is(frame):
     for name, member in METRICS.members().items():
         assert member.name == name == member.compute.__name__
         for text in (member.description, member.direction):
@@ -69,7 +62,7 @@ def test_every_metric_says_what_it_is(frame: pd.DataFrame) -> None:
             member.settings(nonsense=1)
 
 
-def test_every_rule_says_what_it_is() -> None:
+def test_every_rule_says_what_it_is():
     for name, member in RULES.members().items():
         assert member.name == name
         assert member.summary
@@ -155,7 +148,7 @@ def none(values):
 
 
 @pytest.fixture
-def _own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _own(tmp_path, monkeypatch):
     (tmp_path / "own_layers.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -167,17 +160,17 @@ def _own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 class _forgotten:  # noqa: N801
     """What is added to the registries inside the block is gone after it."""
 
-    def __enter__(self) -> None:
+    def __enter__(self):
         self.kept = [(r, dict(r._members), dict(r._origins)) for r in (METRICS, RULES)]
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_):
         for registry, members, origins in self.kept:
             registry._members, registry._origins = members, origins
 
 
 @pytest.mark.usefixtures("_own")
-def test_the_options_and_errors_of_a_metric_from_outside_are_named() -> None:
-    def run(name: str = "own_layers:loudness", **how: Any) -> Report:
+def test_the_options_and_errors_of_a_metric_from_outside_are_named():
+    def run(name="own_layers:loudness", **how):
         return diagnose(models(), pair(), [name], progress=False, **how)
 
     assert (
@@ -200,7 +193,7 @@ def test_the_options_and_errors_of_a_metric_from_outside_are_named() -> None:
         select(run(), "own_layers:none", metric="loudness")
 
 
-def test_a_decorator_that_says_something_wrong_is_refused() -> None:
+def test_a_decorator_that_says_something_wrong_is_refused():
     said = {"description": "x", "direction": "y"}
     for make, words in (
         (lambda: metric(**said, requires="labels"), "metric .*'labels'"),
@@ -215,8 +208,8 @@ def test_a_decorator_that_says_something_wrong_is_refused() -> None:
 
 
 def test_what_a_metric_may_not_return_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
     for given, said in (
         (None, "'odd_one'.*None"),
@@ -225,7 +218,7 @@ def test_what_a_metric_may_not_return_is_refused(
         ([row("odd_one", 1.0, layer="O")], "'odd_one' 'O'.*0, 1"),
         ([row("odd_one", 1.0)], "'odd_one' ''"),
     ):
-        how: dict[str, Any] = {"name": "odd_one", "compute": lambda *_, g=given: g}
+        how = {"name": "odd_one", "compute": lambda *_, g=given: g}
         odd = dataclasses.replace(METRICS["weight_magnitude"], **how)
         monkeypatch.setitem(METRICS._members, "odd_one", odd)
         with pytest.raises(UsageError, match=said):

@@ -1,17 +1,13 @@
 """Resampled batches against measurements of the redrawn data, and the decisions that are made of them."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from scipy.stats import binom
-from torch import Tensor, nn
+from torch import nn
 
 from diagnostics.decide.curve import curve_of
 from diagnostics.decide.evidence import stability
@@ -33,28 +29,28 @@ CE = losses.build("cross_entropy")
 C = 3
 
 
-def net(seed: int = 0) -> Any:
+def net(seed=0):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, C)).double()
 
 
-def pair(n: int, seed: int = 1) -> tuple[Tensor, Tensor]:
+def pair(n, seed=1):
     g = torch.Generator().manual_seed(seed)
     return torch.randn(n, 4, generator=g).double(), torch.randint(C, (n,), generator=g)
 
 
-def values(found: list[dict[str, Any]], variant: str) -> list[float]:
+def values(found, variant):
     return [r["value"] for r in found if r["variant"] == variant]
 
 
-def of_a(data: Any, metrics: Any, groups: Any = None, **how: Any) -> list[Any]:
+def of_a(data, metrics, groups=None, **how):
     """The rows of one client's model."""
     layers = layers_of(net(), data[0])
     subject = ClientModel("a", net(), data, 9, groups)
     return measure([subject], layers, metrics, loss=CE, **how)
 
 
-def test_draws_are_by_seed_and_client_and_one_part_has_none() -> None:
+def test_draws_are_by_seed_and_client_and_one_part_has_none():
     drawn = draws(4, 50, 7, "a")
     assert np.array(drawn).shape == (50, 4)
     assert {sum(times) for times in drawn} == {4}
@@ -64,7 +60,7 @@ def test_draws_are_by_seed_and_client_and_one_part_has_none() -> None:
 
 
 @pytest.mark.parametrize("n_batches", [2, 13])
-def test_a_resample_is_the_measurement_of_the_redrawn_batches(n_batches: int) -> None:
+def test_a_resample_is_the_measurement_of_the_redrawn_batches(n_batches):
     """Thirteen batches are dealt to ten parts: batches 0 and 10 are drawn together."""
     x, y = pair(3 * n_batches)
     parts = min(n_batches, PARTS)
@@ -75,7 +71,7 @@ def test_a_resample_is_the_measurement_of_the_redrawn_batches(n_batches: int) ->
         (GradVariance("batch"), "batch"),
         (GradNorm(), "mean_abs"),
     ):
-        how: dict[str, Any] = {"batch": 3, "seed": 5}
+        how = {"batch": 3, "seed": 5}
         found = of_a((x, y), [metric], resamples=4, **how)
         plain = [r["value"] for r in of_a((x, y), [metric], **how)]
         own, again = split_resamples(frame(found))
@@ -93,7 +89,7 @@ def test_a_resample_is_the_measurement_of_the_redrawn_batches(n_batches: int) ->
         assert again["stderr"].isna().all()
 
 
-def test_rows_of_one_patient_are_drawn_together() -> None:
+def test_rows_of_one_patient_are_drawn_together():
     """Each patient has two rows, far apart. A resample of one batch has both."""
     x, y = (torch.cat([part, part]) for part in pair(12))
     patients = np.arange(24) % 12
@@ -111,12 +107,12 @@ def test_rows_of_one_patient_are_drawn_together() -> None:
         assert values(grouped, variant) == pytest.approx(values(plain, variant))
 
 
-def test_metrics_of_one_pass_share_its_resamples_and_pairs_have_none() -> None:
+def test_metrics_of_one_pass_share_its_resamples_and_pairs_have_none():
     subjects = [
         ClientModel(name, net(k), pair(12, seed=k), 12) for k, name in enumerate("ab")
     ]
     layers, how = layers_of(net(), pair(2)[0]), {"loss": CE, "batch": 3}
-    metrics: list[Any] = [GradVariance(), GradNorm(), GradSimilarity(), Sensitivity()]
+    metrics = [GradVariance(), GradNorm(), GradSimilarity(), Sensitivity()]
     together = measure(subjects, layers, metrics, resamples=3, **how)
     for metric in metrics:
         alone = measure(subjects, layers, [metric], resamples=3, **how)
@@ -128,10 +124,10 @@ def test_metrics_of_one_pass_share_its_resamples_and_pairs_have_none() -> None:
     ].empty
 
 
-def test_clients_with_one_batch_are_named_by_the_measurement_and_by_the_plan() -> None:
+def test_clients_with_one_batch_are_named_by_the_measurement_and_by_the_plan():
     models = {name: net(k) for k, name in enumerate(("large", "small"))}
     data = {"large": pair(12, 0), "small": pair(4, 1)}
-    how: dict[str, Any] = {"options": {"resamples": 3}, "progress": False}
+    how = {"options": {"resamples": 3}, "progress": False}
     for batch, named, said in (
         (4, "small", "clients and batches of large"),
         (16, "large, small", "at least 2 batches"),
@@ -142,14 +138,14 @@ def test_clients_with_one_batch_are_named_by_the_measurement_and_by_the_plan() -
         assert said in explain(plan, full=True)
 
 
-def test_training_is_resampled_by_its_steps() -> None:
+def test_training_is_resampled_by_its_steps():
     layers = [Layer("l", ("w",)), Layer("m", ("v",))]
     seen, one = SensitivityAccumulator(layers), {"w": torch.ones(2), "v": torch.ones(3)}
     for k in range(12):
         seen.update(one, {**one, "w": (k + 1) * one["w"]})
     result = json.loads(json.dumps(seen.result()))
     assert [part["steps"] for part in result["parts"]] == [2, 2] + [1] * 8
-    how: dict[str, Any] = {"n_train": {"a": 7}, "resamples": 6, "seed": 3}
+    how = {"n_train": {"a": 7}, "resamples": 6, "seed": 3}
     found = recorded_rows({"a": result}, layers, **how)
     curve = [1, 1 + 1 / np.mean(np.arange(1, 13) ** 2)]
     assert values(found, "training") == pytest.approx(curve * 2)
@@ -168,10 +164,10 @@ LAYERS = tuple(
 N = 4000
 
 
-def table(clients: dict[str, list[list[float]]], stderr: float | None = None) -> Any:
+def table(clients, stderr=None):
     """Of each client its values, then those of its resamples."""
     found = []
-    shared: dict[str, Any] = {"variant": "x", "n_train": 1, "estimator": "e"}
+    shared = {"variant": "x", "n_train": 1, "estimator": "e"}
     for client, curves in clients.items():
         for number, curve in enumerate(curves):
             own = [
@@ -182,12 +178,12 @@ def table(clients: dict[str, list[list[float]]], stderr: float | None = None) ->
     return frame(found)
 
 
-def likely(share: float, probability: float) -> bool:
+def likely(share, probability):
     low, high = binom.interval(1 - 1e-6, N, probability)
     return bool(low <= round(share * N) <= high)
 
 
-def test_decisions_over_resamples_are_as_likely_as_their_draws() -> None:
+def test_decisions_over_resamples_are_as_likely_as_their_draws():
     """The errors of the rows are not counted beside resamples. A resample without a value decides nothing."""
     late, early = [1.0, 1.0, 2.0], [1.0, 2.0, 2.0]
     found = table({"a": [late, late, early, late, late]}, stderr=5.0)
@@ -213,12 +209,12 @@ def test_decisions_over_resamples_are_as_likely_as_their_draws() -> None:
 
 
 def test_resamples_go_to_disk_and_into_the_evidence_but_not_into_the_frame(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     models = {name: net(k) for k, name in enumerate("abc")}
     data = {name: pair(24, k) for k, name in enumerate("abc")}
     metrics = ("grad_variance", "federation_sensitivity", "weight_magnitude")
-    how: dict[str, Any] = {"metrics": metrics, "batch": 4, "progress": False}
+    how = {"metrics": metrics, "batch": 4, "progress": False}
     plain = diagnose(models, data, **how)
     how["options"] = {"resamples": 5}
     report, path = diagnose(models, data, **how), tmp_path / "rows.jsonl"

@@ -1,7 +1,5 @@
 """The rules against their definitions by brute force, and the bootstrap against every resample written out."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from itertools import product

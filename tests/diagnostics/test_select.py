@@ -1,7 +1,5 @@
 """A decision follows from the rows by a rule that can be read off the numbers, or is refused by name."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

@@ -1,24 +1,19 @@
 """Federation sensitivity by hand, by brute force, and where it has no value."""
 
-from __future__ import annotations
-
 import json
 import pickle
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from diagnostics.gradients.importance import SensitivityAccumulator
 from diagnostics.gradients.sensitivity import combine, cumulative
 from diagnostics.measurement import ClientModel
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
-from fl_core.rows import Row
 from fl_core.training import losses
 from tests.diagnostics.calls import federation_sensitivity
 from tests.networks import Wired
@@ -27,7 +22,7 @@ CE = losses.build("cross_entropy")
 C = 3
 
 
-def net(seed: int = 0) -> Any:
+def net(seed=0):
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Linear(4, 6),
@@ -39,28 +34,26 @@ def net(seed: int = 0) -> Any:
     ).double()
 
 
-def pair(n: int = 20, seed: int = 1) -> tuple[Tensor, Tensor]:
+def pair(n=20, seed=1):
     g = torch.Generator().manual_seed(seed)
     return torch.randn(n, 4, generator=g).double(), torch.randint(C, (n,), generator=g)
 
 
-def gradients(model: Any, x: Tensor, y: Tensor) -> tuple[dict[str, Tensor], ...]:
+def gradients(model, x, y):
     """The parameters and their gradients, by name."""
     params = dict(model.named_parameters())
     grads = torch.autograd.grad(CE(model(x), y), [*params.values()])
     return params, dict(zip(params, grads, strict=True))
 
 
-def of_a(model: Any, data: Any, layers: Sequence[Layer], **how: Any) -> list[Row]:
+def of_a(model, data, layers, **how):
     """The rows of one client's model."""
     return federation_sensitivity(
         [ClientModel("a", model, data, 20)], layers, loss=CE, **how
     )
 
 
-def brute(
-    model: Any, x: Tensor, y: Tensor, layers: Sequence[Layer], how: str = "pooled"
-) -> list[float]:
+def brute(model, x, y, layers, how="pooled"):
     """I_l tensor by tensor."""
     params, grads = gradients(model, x, y)
     values = []
@@ -73,13 +66,13 @@ def brute(
     return values
 
 
-def pick(rows: Sequence[Row], variant: str, client: str = "a") -> list[Any]:
+def pick(rows, variant, client="a"):
     return [
         r["value"] for r in rows if r["variant"] == variant and r["client"] == client
     ]
 
 
-def test_importance_against_brute_force() -> None:
+def test_importance_against_brute_force():
     model, (x, y) = net().eval(), pair()
     layers = layers_of(model, x)
     assert [len(layer.weights) for layer in layers] == [2, 1, 1]
@@ -101,9 +94,7 @@ def test_importance_against_brute_force() -> None:
 
 
 @given(st.lists(st.floats(1e-12, 1e12), min_size=1, max_size=8), st.floats(1e-6, 1e6))
-def test_cumulative_starts_at_one_never_falls_and_has_no_scale(
-    values: list[float], scale: float
-) -> None:
+def test_cumulative_starts_at_one_never_falls_and_has_no_scale(values, scale):
     s = cumulative(values)
     assert s[0] == 1
     assert np.all(np.diff(s) >= 0)
@@ -120,7 +111,7 @@ def test_cumulative_starts_at_one_never_falls_and_has_no_scale(
         np.testing.assert_array_equal(cumulative(given_), expected)
 
 
-def test_combine_is_the_weighted_mean_of_normalised_curves() -> None:
+def test_combine_is_the_weighted_mean_of_normalised_curves():
     s = [[1.0, 2.0, 5.0], [1.0, 4.0, np.nan]]
     np.testing.assert_allclose(combine(s, [3, 1]), [1.0, 2.5, np.nan])
     for bad in ([1.0], [0.0, 0.0], [1.0, -1.0]):
@@ -128,7 +119,7 @@ def test_combine_is_the_weighted_mean_of_normalised_curves() -> None:
             combine(s, bad)
 
 
-def test_the_accumulator_over_an_epoch_of_training_equals_brute_force() -> None:
+def test_the_accumulator_over_an_epoch_of_training_equals_brute_force():
     """At each step's weights, not at the last ones, and also if it moves to another process on the way."""
     model, (x, y) = net(), pair()
     layers = layers_of(model, x)
@@ -151,7 +142,7 @@ def test_the_accumulator_over_an_epoch_of_training_equals_brute_force() -> None:
     assert result["importance"] != pytest.approx(moved, rel=0.05)
 
 
-def test_only_layers_that_gradients_reach_are_in_the_result() -> None:
+def test_only_layers_that_gradients_reach_are_in_the_result():
     names = {"bias": "a.bias", "l": "w", "frozen": "f", "broken": "b", "idle": "t"}
     layers = [Layer(layer, (name,)) for layer, name in names.items()]
     layers[-1] = Layer("idle", ("t",), tables=("t",))  # no step touches the table
@@ -168,7 +159,7 @@ def test_only_layers_that_gradients_reach_are_in_the_result() -> None:
     assert [part["importance"] for part in found["parts"]] == [values]
 
 
-def test_curves_are_means_over_batches_and_over_clients_by_their_samples() -> None:
+def test_curves_are_means_over_batches_and_over_clients_by_their_samples():
     models, data = [net(0).eval(), net(1)], [pair(seed=1), pair(seed=2)]
     (x, y), layers = data[0], layers_of(net(), pair()[0])
     parts = zip(x.split(6), y.split(6), strict=True)
@@ -190,8 +181,8 @@ def test_curves_are_means_over_batches_and_over_clients_by_their_samples() -> No
     assert counts == [(40, 40)] * 3
 
 
-def detached(where: str) -> Wired:
-    def run(m: Any, x: Tensor) -> Tensor:
+def detached(where):
+    def run(m, x):
         h = m.first(x)
         h = h.detach() if where == "first" else h
         return m.head(h + m.second(x).detach() if where == "second" else m.second(h))
@@ -200,7 +191,7 @@ def detached(where: str) -> Wired:
     return Wired(run, **{name: nn.Linear(*size) for name, size in sizes.items()})
 
 
-def statuses(rows: Sequence[Row], variant: str, client: str = "a") -> dict[str, str]:
+def statuses(rows, variant, client="a"):
     return {
         r["layer"]: r["status"]
         for r in rows
@@ -208,7 +199,7 @@ def statuses(rows: Sequence[Row], variant: str, client: str = "a") -> dict[str, 
     }
 
 
-def test_a_layer_that_no_gradient_reaches_adds_nothing_unless_it_is_the_first() -> None:
+def test_a_layer_that_no_gradient_reaches_adds_nothing_unless_it_is_the_first():
     torch.manual_seed(0)
     data = (torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2]))
     layers, lost = layers_of(detached("second"), data[0]), "no gradient reaches the "
@@ -229,7 +220,7 @@ def test_a_layer_that_no_gradient_reaches_adds_nothing_unless_it_is_the_first() 
     assert statuses(rows, "after", "")["head"] == said
 
 
-def test_clients_without_values_are_said_and_leave_the_others_values() -> None:
+def test_clients_without_values_are_said_and_leave_the_others_values():
     model, broken = net(), net(1)
     layers = layers_of(model, pair()[0])
     with torch.no_grad():
@@ -247,7 +238,7 @@ def test_clients_without_values_are_said_and_leave_the_others_values() -> None:
         assert set(statuses(rows, "after", client).values()) == {status}
 
 
-def bag() -> Wired:
+def bag():
     torch.manual_seed(0)
     parts = {
         "table": nn.Embedding(50, 3, padding_idx=0),
@@ -259,7 +250,7 @@ def bag() -> Wired:
     )
 
 
-def test_a_table_counts_with_the_rows_that_a_batch_touches() -> None:
+def test_a_table_counts_with_the_rows_that_a_batch_touches():
     model, g = bag().double(), torch.Generator().manual_seed(3)
     x = torch.randint(0, 50, (12, 4), generator=g)
     y = torch.randint(2, (12,), generator=g)

@@ -1,17 +1,13 @@
 """CKA, the Procrustes angle, CCA and SVCCA: dense references in float64, what they ignore, where they have none."""
 
-from __future__ import annotations
-
 import itertools
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import scipy.linalg
 import torch
 from hypothesis import given, settings, strategies as st
-from torch import Tensor
 
 from diagnostics.representation.similarity import LINEAR_CKA, PROCRUSTES
 from fl_core.errors import UsageError
@@ -24,7 +20,7 @@ from tests.diagnostics.similarities import (
     svcca,
 )
 
-MEASURES: dict[str, Any] = {
+MEASURES = {
     "cka": linear_cka,
     "rbf_cka": rbf_cka,
     "cca": mean_cca,
@@ -33,36 +29,36 @@ MEASURES: dict[str, Any] = {
 }
 
 
-def features(n: int, d: int, seed: int = 0) -> Tensor:
+def features(n, d, seed=0):
     g = torch.Generator().manual_seed(seed)
     return torch.randn(n, d, generator=g, dtype=torch.float64)
 
 
-def mixed(n: int, d: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+def mixed(n, d, seed=0):
     """Two related sets of features."""
     x = features(n, d, seed)
     return x, x @ features(d, d + 1, seed + 1) + 2 * features(n, d + 1, seed + 2)
 
 
-def centred(x: Tensor) -> Any:
+def centred(x):
     return (x.double() - x.double().mean(0)).numpy()
 
 
-def kernel(x: Tensor, bandwidth: float) -> Tensor:
+def kernel(x, bandwidth):
     """The radial kernel."""
     apart = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
     pairs = [float(apart[i, j]) for i, j in itertools.combinations(range(len(x)), 2)]
     return torch.exp(-(apart**2) / (2 * (bandwidth * np.median(pairs)) ** 2))
 
 
-def kernel_cka(k: Tensor, m: Tensor) -> float:
+def kernel_cka(k, m):
     """Kornblith et al. 2019, Eq. 3 and 4."""
     h = torch.eye(len(k), dtype=torch.float64) - 1 / len(k)
     hsic = [float((a @ h @ b @ h).trace()) for a, b in ((k, m), (k, k), (m, m))]
     return hsic[0] / math.sqrt(hsic[1] * hsic[2])
 
 
-def song(k: Tensor, m: Tensor) -> float:
+def song(k, m):
     """Song et al. 2012, Eq. 5, term by term."""
     n = len(k)
     k, m = k - k.diag().diag(), m - m.diag().diag()
@@ -72,7 +68,7 @@ def song(k: Tensor, m: Tensor) -> float:
     return float(((k @ m).trace() + product - cross) / (n * (n - 3)))
 
 
-def unbiased(x: Tensor, y: Tensor, sizes: list[int], width: float | None) -> float:
+def unbiased(x, y, sizes, width):
     """Nguyen et al. 2021, Eq. 3, over batches of these sizes."""
     grams = [
         [kernel(part, width) if width else part @ part.T for part in side.split(sizes)]
@@ -85,7 +81,7 @@ def unbiased(x: Tensor, y: Tensor, sizes: list[int], width: float | None) -> flo
     return xy / math.sqrt(xx * yy)
 
 
-def angle(x: Tensor, y: Tensor) -> float:
+def angle(x, y):
     """The angle that is left after scipy's best orthogonal map; the narrower side is filled up with zeros."""
     a, b = centred(x), centred(y)
     width = max(a.shape[1], b.shape[1])
@@ -95,25 +91,25 @@ def angle(x: Tensor, y: Tensor) -> float:
     return math.acos(min(1.0, float((a @ rotation * b).sum())))
 
 
-def correlations(x: Tensor, y: Tensor) -> float:
+def correlations(x, y):
     """The mean of canonical correlations from the whitened covariance (Hotelling)."""
     a, b = centred(x), centred(y)
     left, right = (np.linalg.inv(scipy.linalg.sqrtm(side.T @ side)) for side in (a, b))
     return float(np.linalg.svd(left @ a.T @ b @ right, compute_uv=False).mean())
 
 
-def principal(x: Tensor, variance: float) -> Tensor:
+def principal(x, variance):
     u, s, _ = np.linalg.svd(centred(x), full_matrices=False)
     share = np.cumsum(s**2) / np.sum(s**2)
     rank = int(np.searchsorted(share, variance - 1e-12)) + 1
     return torch.tensor(u[:, :rank] * s[:rank])
 
 
-def of_variance(x: Tensor, y: Tensor, variance: float) -> float:
+def of_variance(x, y, variance):
     return correlations(principal(x, variance), principal(y, variance))
 
 
-def test_values_are_those_of_the_definitions() -> None:
+def test_values_are_those_of_the_definitions():
     """Also of a type of less precision."""
     for n, d in ((3, 3), (10, 20), (42, 3), (302, 7)):  # odd numbers of pairs
         x, y = mixed(n, d)
@@ -138,7 +134,7 @@ def test_values_are_those_of_the_definitions() -> None:
     assert procrustes_distance(x, many) == pytest.approx(angle(few, many), abs=1e-7)
 
 
-def test_minibatches_are_unbiased_and_a_small_last_one_joins_the_one_before() -> None:
+def test_minibatches_are_unbiased_and_a_small_last_one_joins_the_one_before():
     for n, batch, sizes in (
         (4, 4, [4]),
         (21, 7, [7, 7, 7]),
@@ -163,7 +159,7 @@ def test_minibatches_are_unbiased_and_a_small_last_one_joins_the_one_before() ->
     d=st.integers(1, 10),
     scale=st.sampled_from([1e-9, 1, 1e12]),
 )
-def test_identities(name: str, seed: int, n: int, d: int, scale: float) -> None:
+def test_identities(name, seed, n, d, scale):
     x, y = mixed(n, d, seed)
     value = MEASURES.get(name, lambda a, b: linear_cka(a, b, "minibatch", 8))
     same, most = (0.0, math.pi / 2) if name == "procrustes" else (1.0, 1.0)
@@ -176,7 +172,7 @@ def test_identities(name: str, seed: int, n: int, d: int, scale: float) -> None:
         assert value(alike, x) == pytest.approx(same, abs=1e-6)
 
 
-def test_features_without_variation_have_no_value() -> None:
+def test_features_without_variation_have_no_value():
     x = features(12, 3).float()
     constant = torch.full((12, 3), 0.1)
     for value in MEASURES.values():
@@ -190,20 +186,11 @@ def test_features_without_variation_have_no_value() -> None:
 
 
 @pytest.mark.parametrize("rank", [12, 24])
-def test_cca_of_nearly_constant_features_in_float32_is_that_in_float64(
-    rank: int,
-) -> None:
-    """So many of 24 features of that rank are scaled down, and all are moved far from 0 as they are after a bias."""
+def test_cca_of_nearly_constant_features_in_float32_is_that_in_float64(rank):
+    """Of 24 features of that rank some are scaled down, and all are moved far from 0 as they are after a bias."""
     base, noise = features(300, rank), features(300, rank, 1)
     maps = [torch.linalg.qr(features(24, rank, k))[0].T for k in (2, 3)]
-    for scale, offset, count in (
-        (1.0, 0.0, 24),
-        (1e-5, 0.0, 4),
-        (1e-3, 10.0, 4),
-        (1e-4, 1.0, 24),
-        (1e-5, 1.0, 24),
-        (1.0, 100.0, 24),
-    ):
+    for scale, offset, count in ((1e-5, 0.0, 4), (1e-4, 1.0, 24), (1.0, 100.0, 24)):
         small = torch.ones(24, dtype=torch.float64)
         small[:count] = scale
         sides = zip((base, base + 0.4 * noise), maps, strict=True)
@@ -214,7 +201,7 @@ def test_cca_of_nearly_constant_features_in_float32_is_that_in_float64(
         assert mean_cca(x.float(), y.float()) == pytest.approx(reference, abs=5e-5)
 
 
-def test_positions_are_rows() -> None:
+def test_positions_are_rows():
     x, y = (50 + features(60, 4, k) + 2 * features(60, 4, 9) for k in range(2))
     for name, measure in (("cka", LINEAR_CKA), ("procrustes", PROCRUSTES)):
         sides = (measure.side(side.reshape(10, 6, 4)) for side in (x, y))
@@ -223,14 +210,12 @@ def test_positions_are_rows() -> None:
         assert "40 rows" in measure.between(measure.side(x[:40]), measure.side(y))
 
 
-def maps(seed: int, *shape: int) -> Tensor:
+def maps(seed, *shape):
     return features(math.prod(shape[:-1]), shape[-1], seed).reshape(shape)
 
 
 @pytest.mark.parametrize("n", [3, 70])
-def test_least_angle_against_every_shift(
-    n: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_least_angle_against_every_shift(n, monkeypatch):
     for size, d in (((4, 5), (3, 3)), ((7,), (3, 2))):
         axes = tuple(range(1, 1 + len(size)))
         x = maps(1, n, *size, d[0])

@@ -1,33 +1,27 @@
 """Eigenvalues of layers' Hessian blocks against dense decompositions and curvlinops."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from curvlinops import HessianLinearOperator
 from scipy.sparse.linalg import eigsh
-from torch import Tensor, nn
+from torch import nn
 
 from diagnostics.curvature.spectrum import (
     hessian_spectrum,
 )
 from diagnostics.measure import diagnose
-from fl_core.layers import Layer
 from tests.diagnostics.dense import CE, block, images, loose, mlp, pair, tokens
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> None:
+def _seed():
     torch.manual_seed(0)
 
 
-def values_of(
-    model: nn.Module, data: tuple[Tensor, Tensor], layer: Layer
-) -> np.ndarray:
+def values_of(model, data, layer):
     return np.linalg.eigvalsh(block(model, data, layer.parameters).numpy())[::-1]
 
 
@@ -40,9 +34,7 @@ def values_of(
         (tokens, pair(9, 6, tokens=5), 0, 100),
     ],
 )
-def test_largest_eigenvalues(
-    build_model: Any, data: Any, dense: int, batch: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_largest_eigenvalues(build_model, data, dense, batch, monkeypatch):
     monkeypatch.setattr("diagnostics.curvature.spectrum.DENSE", dense)
     model = build_model()
     layers, how = loose(model), {"loss": CE, "tol": 1e-8, "batch": batch}
@@ -58,7 +50,7 @@ def test_largest_eigenvalues(
             assert np.abs(truth - value).min() <= error + 1e-12
 
 
-def test_curvlinops_finds_the_same() -> None:
+def test_curvlinops_finds_the_same():
     model, data = mlp(nn.Tanh), pair(12, 4)
     layer = loose(model)[0]
     (ours,) = hessian_spectrum(model, data, [layer], loss=CE, k=2, tol=1e-8)
@@ -68,7 +60,7 @@ def test_curvlinops_finds_the_same() -> None:
     assert ours.eigenvalues == pytest.approx(theirs[::-1], rel=1e-6)
 
 
-def test_train_mode_is_one_batch_s_own_hessian() -> None:
+def test_train_mode_is_one_batch_s_own_hessian():
     model, data = mlp(lambda: nn.Sequential(nn.ReLU())), pair(12, 4)
     model.insert(1, nn.BatchNorm1d(6).double())
     layer = loose(model)[0]
@@ -78,7 +70,7 @@ def test_train_mode_is_one_batch_s_own_hessian() -> None:
     assert ours.eigenvalues[0] == pytest.approx(truth[0], rel=1e-6)
 
 
-def test_degenerate_layers() -> None:
+def test_degenerate_layers():
     model, data = mlp(), pair(6, 4)
     with torch.no_grad():
         for name in ("2.weight", "2.bias"):

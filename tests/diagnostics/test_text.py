@@ -1,9 +1,6 @@
 """Diagnostics on a model of texts: token ids in, against dense references in float64."""
 
-from __future__ import annotations
-
 import torch
-from torch import nn
 
 from diagnostics.measure import diagnose
 from diagnostics.metrics.base import METRICS
@@ -14,20 +11,20 @@ SHAPE = TokenShape((7,), 12)
 LAYERS = {"embedding", "attention", "fc1", "fc2"}
 
 
-def model(seed: int = 0) -> nn.Module:
+def model(seed=0):
     return models.build(
         "text_transformer", SHAPE, 3, seed=seed, options={"width": 4, "hidden": 6}
     ).double()
 
 
-def samples(n: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
+def samples(n=10):
     ids = models.example(SHAPE, n)
     for row in range(n):
         ids[row, 3 + row % 5 :] = PAD
     return ids, torch.arange(n) % 3
 
 
-def test_every_metric_has_a_value_for_every_layer() -> None:
+def test_every_metric_has_a_value_for_every_layer():
     ids, y = samples(40)
     without = {"bn_scale", "update_magnitude", "cca", "output_disagreement"}
     frame = diagnose(

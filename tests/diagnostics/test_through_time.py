@@ -1,7 +1,5 @@
 """Layers through time, and their picture."""
 
-from __future__ import annotations
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -20,7 +18,7 @@ METRICS = ["weight_divergence", "grad_norm"]
 SMALL = {"algorithm": "fedavg", "rounds": 3, "epochs": 1, "progress": False}
 
 
-def hospitals(*, alike: bool) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def hospitals(*, alike):
     """Return four clients with one rule for all labels, or with a rule of their own each."""
     draw = np.random.default_rng(0)
     clients = {}
@@ -31,7 +29,7 @@ def hospitals(*, alike: bool) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return clients
 
 
-def net() -> nn.Module:
+def net():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
 

@@ -1,9 +1,6 @@
 """What the weights alone say, against numpy in float64."""
 
-from __future__ import annotations
-
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +18,7 @@ from tests.diagnostics.calls import (
 )
 
 
-def net(seed: int = 0) -> nn.Module:
+def net(seed=0):
     torch.manual_seed(seed)
     model = nn.Sequential(
         nn.Conv2d(1, 3, 3),
@@ -41,13 +38,13 @@ X = torch.randn(4, 1, 4, 4)
 LAYERS = layers_of(net(), X)
 
 
-def subjects(*models: nn.Module) -> list[ClientModel]:
+def subjects(*models):
     models = models or tuple(net(k) for k in range(3))
     data = (X, torch.zeros(4).long())
     return [ClientModel(n, m, data, 4) for n, m in zip("abcd", models, strict=False)]
 
 
-def found(rows: Any) -> dict[tuple[str, ...], Any]:
+def found(rows):
     """Each row by its clients, layer and variant."""
     keys = ("client", "client_b", "layer", "variant")
     of = {tuple(r[key] for key in keys if r[key]): r for r in rows}
@@ -55,14 +52,14 @@ def found(rows: Any) -> dict[tuple[str, ...], Any]:
     return of
 
 
-def vector(model: nn.Module, layer: Layer, tensors: str = "weights") -> Any:
+def vector(model, layer, tensors="weights"):
     names = layer.weights if tensors == "weights" else layer.parameters
     own = [model.get_parameter(name).detach().double().numpy() for name in names]
     return np.concatenate([values.ravel() for values in own])
 
 
 @pytest.mark.parametrize("tensors", ["weights", "all"])
-def test_values_are_those_of_numpy(tensors: str) -> None:
+def test_values_are_those_of_numpy(tensors):
     who, start = subjects(), net(9)
     rows = weight_divergence(who, LAYERS, tensors=tensors)
     rows += update_magnitude(who, LAYERS, start=start.state_dict(), tensors=tensors)
@@ -93,7 +90,7 @@ def test_values_are_those_of_numpy(tensors: str) -> None:
         assert row["value"] == pytest.approx(float(gamma.mean()), rel=1e-10)
 
 
-def test_equal_opposite_and_zero_weights() -> None:
+def test_equal_opposite_and_zero_weights():
     models = [net(), net(), net()]
     with torch.no_grad():
         for p in models[1].parameters():
@@ -118,7 +115,7 @@ def test_equal_opposite_and_zero_weights() -> None:
     assert alone == {("", "needs at least two models")}
 
 
-def test_without_a_start_or_with_another_model_s() -> None:
+def test_without_a_start_or_with_another_model_s():
     (status,) = {r["status"] for r in update_magnitude(subjects(), LAYERS)}
     assert "option start" in status
     own = net().state_dict()
@@ -132,13 +129,13 @@ def test_without_a_start_or_with_another_model_s() -> None:
     assert fine == {"relative_l2": False, "l2": True}
 
 
-def test_weights_that_are_missing_or_not_finite_have_a_status() -> None:
+def test_weights_that_are_missing_or_not_finite_have_a_status():
     bare, model = Layer("bare", ("0.bias",)), net()
     with torch.no_grad():
         model[5].weight[0, 0] = torch.inf
         model[1].weight[0] = torch.nan
     who, start = subjects(model, net()), {"start": net(1)}
-    computes: Any = (weight_divergence, update_magnitude, weight_magnitude)
+    computes = (weight_divergence, update_magnitude, weight_magnitude)
     for compute, how in zip(computes, ({}, start, {}), strict=True):
         for row in compute(who, [bare, LAYERS[2]], **how):
             if row["layer"] == "bare":

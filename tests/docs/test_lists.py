@@ -1,7 +1,5 @@
 """The lists on the pages are those that would be made now."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

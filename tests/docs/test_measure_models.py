@@ -1,7 +1,5 @@
 """Every block of the page on models of one's own runs."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -11,10 +9,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "measure_models.md"
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_every_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_block_runs(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {"__name__": "page"}
+    names = {"__name__": "page"}
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     assert len(blocks) == 10
     for block in blocks:

@@ -1,7 +1,5 @@
 """The first commands of each page run, and print what the page shows."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path
@@ -20,7 +18,7 @@ FIRST = {
 }
 
 
-def words(text: str) -> set[str]:
+def words(text):
     return set(re.findall(r"[a-zA-Z_]{3,}", text))
 
 
@@ -36,11 +34,11 @@ SLOW = ("README.md", "docs/choose_layers.md", "docs/parallel.md")
     ],
 )
 def test_first_commands(
-    page: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    page,
+    tmp_path,
+    monkeypatch,
+    capsys,
+):
     block = FIRST[page]
     assert block is not None
     assert not block["refused"]
@@ -66,8 +64,8 @@ def test_first_commands(
 
 
 def test_the_messy_folder_is_checked_as_shown_and_read_by_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     text = (outputs.ROOT / "docs/your_table.md").read_text("utf-8")
     block = next(each for each in outputs.BLOCK.finditer(text) if "messy" in each["text"])  # fmt: skip
     monkeypatch.chdir(outputs.folder(tmp_path, text))
@@ -84,7 +82,7 @@ def test_the_messy_folder_is_checked_as_shown_and_read_by_the_command(
 
 
 @pytest.mark.slow
-def test_every_command_of_the_first_ten_minutes(tmp_path: Path) -> None:
+def test_every_command_of_the_first_ten_minutes(tmp_path):
     text = (outputs.ROOT / "docs/first_ten_minutes.md").read_text("utf-8")
     outputs.folder(tmp_path, text)
     count = 0

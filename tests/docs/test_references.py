@@ -1,11 +1,8 @@
 """Every name that a docstring refers to exists."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import re
-from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +16,7 @@ DOTTED = re.compile(rf"(?<![:\w])``?((?:{'|'.join(PACKAGES)})(?:\.\w+)+)(?:\(\))
 
 
 @cache
-def trees() -> dict[str, ast.Module]:
+def trees():
     """Return all modules by name."""
     found = {}
     for package in PACKAGES:
@@ -31,7 +28,7 @@ def trees() -> dict[str, ast.Module]:
 
 
 @cache
-def bound(module: str) -> set[str]:
+def bound(module):
     """Return the names that a module binds anywhere, attributes among them."""
     found = set()
     for node in ast.walk(trees()[module]):
@@ -47,12 +44,12 @@ def bound(module: str) -> set[str]:
 
 
 @cache
-def everywhere() -> set[str]:
+def everywhere():
     """Return the names that any module binds: attributes may be inherited."""
     return set().union(*map(bound, trees()))
 
 
-def exists(dotted: str) -> bool:
+def exists(dotted):
     """Tell whether a module binds the first name behind its own; others may be inherited."""
     parts = dotted.split(".")
     for k in range(len(parts), 0, -1):
@@ -63,7 +60,7 @@ def exists(dotted: str) -> bool:
     return False
 
 
-def resolves(target: str, module: str) -> bool:
+def resolves(target, module):
     package, first = module.rpartition(".")[0], target.partition(".")[0]
     if not first:
         places = {*trees(), *PACKAGES}
@@ -75,7 +72,7 @@ def resolves(target: str, module: str) -> bool:
     return first not in PACKAGES and find_spec(first) is not None
 
 
-def texts() -> Iterator[tuple[str, str]]:
+def texts():
     """Yield each module with its docstrings, those of attributes among them."""
     for module, tree in trees().items():
         for node in ast.walk(tree):
@@ -83,7 +80,7 @@ def texts() -> Iterator[tuple[str, str]]:
                 yield module, str(node.value.value)
 
 
-def test_references_of_docstrings_resolve() -> None:
+def test_references_of_docstrings_resolve():
     lost = [
         f"{module}: {target}"
         for module, text in texts()

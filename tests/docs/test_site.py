@@ -1,10 +1,7 @@
 """The site's pages are made from what there is; their links lead somewhere, and the check finds those that do not."""
 
-from __future__ import annotations
-
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -18,13 +15,13 @@ TREE = re.compile(r"^```\{toctree\}\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     out = tmp_path_factory.mktemp("site")
     assert sources.write(out) > 100
     return out
 
 
-def places(text: str) -> set[str]:
+def places(text):
     """The anchors of a page's headings, as they are made of their words."""
     headings = re.findall(
         r"^#{1,4} (.+)$",
@@ -37,7 +34,7 @@ def places(text: str) -> set[str]:
     }
 
 
-def test_every_link_of_every_page_leads_to_a_page_and_a_place_on_it(site: Path) -> None:
+def test_every_link_of_every_page_leads_to_a_page_and_a_place_on_it(site):
     texts = {
         path.resolve(): path.read_text(encoding="utf-8") for path in site.rglob("*.md")
     }
@@ -62,7 +59,7 @@ def test_every_link_of_every_page_leads_to_a_page_and_a_place_on_it(site: Path) 
     assert checked > 150
 
 
-def test_every_page_is_in_the_table_of_contents(site: Path) -> None:
+def test_every_page_is_in_the_table_of_contents(site):
     listed = {
         re.sub(r"^.*<(.*)>$", r"\1", line).removeprefix("/")
         for page in ("index.md", "catalogue.md", "commands/index.md")
@@ -83,7 +80,7 @@ def test_every_page_is_in_the_table_of_contents(site: Path) -> None:
     assert listed - {"api/index.rst"} == own - {"index.md"}
 
 
-def test_the_scorecard_has_every_claim_and_can_be_filtered(site: Path) -> None:
+def test_the_scorecard_has_every_claim_and_can_be_filtered(site):
     text = (site / "scorecard.md").read_text(encoding="utf-8")
     rows = re.findall(r'<tr data-paper="([^"]+)" data-verdict="([^"]+)">', text)
     claims = scorecard.claims()
@@ -99,14 +96,14 @@ def test_the_scorecard_has_every_claim_and_can_be_filtered(site: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["algorithm", "metric", "rule"])
-def test_every_member_of_a_registry_has_its_place(site: Path, kind: str) -> None:
+def test_every_member_of_a_registry_has_its_place(site, kind):
     text = (site / f"{kind}s.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^##+ `(\w+)`$", text, re.M)) == set(
         catalogue.registry(kind).own
     )
 
 
-def test_the_check_of_links_finds_what_leads_nowhere(tmp_path: Path) -> None:
+def test_the_check_of_links_finds_what_leads_nowhere(tmp_path):
     (tmp_path / "index.html").write_text(
         '<a href="other.html#there">fine</a><a href="other.html#gone">a</a><a href="lost.html">b</a>'
         '<a href="https://example.org">elsewhere, if somebody clicks</a><img src="data:image/png;base64,xx">'
@@ -150,8 +147,8 @@ HEAD = '<meta name="viewport" content="width=device-width,initial-scale=1">'
     ],
 )
 def test_the_check_of_narrow_screens_finds_what_would_scroll_sideways(
-    body: str, wide: list[str], tmp_path: Path
-) -> None:
+    body, wide, tmp_path
+):
     (tmp_path / "index.html").write_text(body)
     found = list(narrow.too_wide(tmp_path))
     assert len(found) == len(wide)

@@ -1,9 +1,5 @@
 """The algorithms from outside: named by their place, run, resumed, verified, and equal to what they contain."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from fl_core import runner, tree
@@ -20,7 +16,7 @@ HEART = RunConfig(dataset="heart", rounds=3, epochs=1, eval_every=1, checkpoint_
 
 
 @pytest.mark.filterwarnings("ignore:client")
-def test_it_runs_is_verified_and_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+def test_it_runs_is_verified_and_goes_on_to_the_same_bits(tmp_path):
     whole = tmp_path / "whole" / "run"
     engine = runner.run(HEART.with_keys(algorithm=HALF_WAY), whole, progress=False)
     assert {
@@ -46,7 +42,7 @@ def test_it_runs_is_verified_and_goes_on_to_the_same_bits(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["plain", "unused"])
-def test_its_limits_are_fedavg_and_local(kind: str) -> None:
+def test_its_limits_are_fedavg_and_local(kind):
     received, own = (
         play(
             algorithm=HALF_WAY,

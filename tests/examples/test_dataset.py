@@ -1,9 +1,6 @@
 """The dataset from outside: named by its place, opened, trained on, and found again by who resumes."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 from examples.datasets.two_moons_silos import ANGLES
 from fl_core import rows, runner
@@ -12,7 +9,7 @@ from fl_core.config import RunConfig
 NAME = "examples.datasets.two_moons_silos:two_moons_silos"
 
 
-def test_a_run_names_it_by_its_place_and_takes_its_recipe(tmp_path: Path) -> None:
+def test_a_run_names_it_by_its_place_and_takes_its_recipe(tmp_path):
     runner.run(RunConfig(dataset=NAME, rounds=1), tmp_path / "run", progress=False)
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
     assert (stored["dataset"], stored["model"], stored["batch_size"]) == (

@@ -1,9 +1,6 @@
 """The metric and the rule from outside: named by their place, measured, stored, decided with, drawn."""
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
 
 import pytest
 
@@ -23,9 +20,7 @@ RULE = "examples.rules.knee:knee"
         ([2, 2], 1),
     ],
 )
-def test_the_knee_is_where_the_log_curve_sags_most(
-    values: list[float], shared: int
-) -> None:
+def test_the_knee_is_where_the_log_curve_sags_most(values, shared):
     logs = [math.log(value) for value in values]
     sag = [
         logs[0] + (logs[-1] - logs[0]) * k / (len(logs) - 1) - log
@@ -35,9 +30,7 @@ def test_the_knee_is_where_the_log_curve_sags_most(
     assert sag[shared - 1] == pytest.approx(max(sag[:-1]))
 
 
-def test_from_the_command_line_to_a_picture(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_from_the_command_line_to_a_picture(tmp_path, capsys):
     rows, plan = str(tmp_path / "diagnosis"), tmp_path / "plan.json"
     main(
         [

@@ -1,9 +1,5 @@
 """Jobs of submitit, in its mode without Slurm."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from examples import slurm_jobs
@@ -14,7 +10,7 @@ from fl_core.records import store
 CONFIG = RunConfig(dataset="heart", rounds=2, checkpoint_every=1)
 
 
-def test_a_job_continues_what_another_began(tmp_path: Path) -> None:
+def test_a_job_continues_what_another_began(tmp_path):
     whole, cut = str(tmp_path / "whole"), str(tmp_path / "cut")
     runner.run(CONFIG, cut, until=1, progress=False)
     assert slurm_jobs.train(CONFIG, whole) == slurm_jobs.train(CONFIG, cut) == 2
@@ -27,9 +23,7 @@ def test_a_job_continues_what_another_began(tmp_path: Path) -> None:
     )
 
 
-def test_submitit_trains_a_job_for_each_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_submitit_trains_a_job_for_each_run(tmp_path, capsys):
     pytest.importorskip("submitit", reason="submitit is not installed")
     argv = [
         "--algorithms",

@@ -3,6 +3,6 @@
 from fedlayers.cli import app
 
 
-def command(line: str) -> None:
+def command(line):
     """Run a line as a command in this process."""
     app.main(line.split())

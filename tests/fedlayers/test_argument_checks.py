@@ -1,12 +1,7 @@
 """Studies say where what they cannot take belongs."""
 
-from __future__ import annotations
-
 import inspect
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +14,7 @@ from tests.conftest import TOY
 from tests.fl_core.test_tables import frame, written
 
 TWO = {"algorithms": ["fedavg", "fedprox"]}
-STUDIES: dict[str, dict[str, Any]] = {
+STUDIES = {
     "choose": {},
     "compare": TWO,
     "regret": {},
@@ -27,7 +22,7 @@ STUDIES: dict[str, dict[str, Any]] = {
     "tune": {**TWO, "search": {"lr": "1e-4..1e-1:log", "mu": "0.01,0.1,1"}},
 }
 HEART = fl.RunConfig(dataset="heart", algorithm="fedper", rounds=1)
-REFUSED: list[tuple[str, dict[str, Any], str]] = [
+REFUSED = [
     ("choose compare regret study tune", {"seeds": ()}, "seeds .*one"),
     ("choose study", {"arms": []}, "arms .*one"),
     ("compare tune", {"seeds": (1, 1)}, "seeds .*1 twice"),
@@ -77,8 +72,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     [(name, given, said) for names, given, said in REFUSED for name in names.split()],
 )
 def test_what_a_study_cannot_take_is_refused_before_any_work(
-    name: str, given: dict[str, Any], said: str, tmp_path: Path
-) -> None:
+    name, given, said, tmp_path
+):
     asked = {"config": HEART, **STUDIES[name], "out": tmp_path / "out", **given}
     with pytest.raises(fl.UsageError, match=said):
         getattr(fl, name)(**asked)
@@ -87,7 +82,7 @@ def test_what_a_study_cannot_take_is_refused_before_any_work(
 
 NET = nn.Linear(2, 2)
 SAMPLES = {"north": (torch.zeros(4, 2), torch.arange(4) % 2)}
-OTHERS: dict[str, Callable[..., Any]] = {
+OTHERS = {
     "diagnose": lambda run, **given: fl.diagnose(NET, SAMPLES, **given),
     "diagnose_features": lambda run, **given: fl.diagnose_features(
         {client: {"a": torch.zeros(4, 2)} for client in "ab"}, **given
@@ -113,7 +108,7 @@ OTHERS: dict[str, Callable[..., Any]] = {
 """Calls of the functions that are no study, where a run is given."""
 
 
-def arguments_with_lists() -> list[tuple[str, str]]:
+def arguments_with_lists():
     """Return each public function with each argument that takes several names or numbers."""
     found = []
     for name in fl.__all__:
@@ -127,7 +122,7 @@ def arguments_with_lists() -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stored(tmp_path_factory):
     """A run, with an exported model next to it."""
     run = tmp_path_factory.mktemp("stored") / "run"
     fl.run(dataset="heart", rounds=1, out=run, progress=False)
@@ -136,12 +131,10 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("name", "argument"), arguments_with_lists())
-def test_one_value_is_a_list_of_one(
-    name: str, argument: str, stored: Path, tmp_path: Path
-) -> None:
+def test_one_value_is_a_list_of_one(name, argument, stored, tmp_path):
     wrong = 999 if argument == "rounds" else "no:where"
 
-    def outcome(value: Any) -> str:
+    def outcome(value):
         given = {argument: value}
         try:
             if name in STUDIES:
@@ -160,13 +153,13 @@ def test_one_value_is_a_list_of_one(
         assert outcome([]) == f"{argument} must have at least one value; got none. Name one."  # fmt: skip
 
 
-def test_one_value_of_a_key_is_a_list_of_one() -> None:
+def test_one_value_of_a_key_is_a_list_of_one():
     config = fl.RunConfig(measure="cka", columns="age")
     assert (config.execution.measure, config.data.columns) == (["cka"], ["age"])
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_a_run_and_a_file_are_no_folder_of_a_study(name: str, tmp_path: Path) -> None:
+def test_a_run_and_a_file_are_no_folder_of_a_study(name, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "file").write_text("mine")
     for out, said in ((tmp_path, "is a run"), (tmp_path / "file", "is a file")):
@@ -185,21 +178,17 @@ def test_a_run_and_a_file_are_no_folder_of_a_study(name: str, tmp_path: Path) ->
         ((fl.RunConfig(),), {"oot": "here"}, r".*'oot'.*'out'"),
     ],
 )
-def test_what_belongs_elsewhere_is_told(
-    name: str, args: Any, given: dict[str, Any], said: str
-) -> None:
+def test_what_belongs_elsewhere_is_told(name, args, given, said):
     with pytest.raises(fl.UsageError, match=rf"^(fl\.{name} )?{said}"):
         getattr(fl, name)(*args, **given)
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_the_configurations_seed_is_the_first_seed(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_configurations_seed_is_the_first_seed(name, tmp_path, monkeypatch):
     class Assembled(Exception):
         """The first task of a study."""
 
-    def assemble(config: fl.RunConfig, **_: Any) -> None:
+    def assemble(config, **_):
         raise Assembled(config.execution.seed)
 
     monkeypatch.setattr(runner, "assemble", assemble)
@@ -211,7 +200,7 @@ def test_the_configurations_seed_is_the_first_seed(
         )
 
 
-def test_a_warning_names_the_line_of_its_caller(tmp_path: Path) -> None:
+def test_a_warning_names_the_line_of_its_caller(tmp_path):
     config = fl.RunConfig(dataset="heart", rounds=1)
     with pytest.warns(UserWarning, match="switzerland") as of_run:
         fl.run(config, progress=False)
@@ -220,9 +209,7 @@ def test_a_warning_names_the_line_of_its_caller(tmp_path: Path) -> None:
     assert {note.filename for note in (*of_run, *of_race)} == {__file__}
 
 
-def test_the_columns_of_own_data_are_shown_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_columns_of_own_data_are_shown_once(tmp_path, caplog):
     config = fl.RunConfig(
         dataset=str(written(tmp_path / "t.csv", frame())), rounds=1, lr=0.1
     )
@@ -232,6 +219,6 @@ def test_the_columns_of_own_data_are_shown_once(
     assert len(shown) == 1
 
 
-def test_a_run_names_what_is_no_configuration() -> None:
+def test_a_run_names_what_is_no_configuration():
     with pytest.raises(fl.UsageError, match=r"fl\.RunConfig.*got str"):
-        fl.run("heart")  # type: ignore[arg-type]
+        fl.run("heart")

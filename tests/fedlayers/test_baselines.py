@@ -1,9 +1,6 @@
 """Baselines that need no federation: they are scikit-learn's, and have values for a single class."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -17,13 +14,13 @@ from fl_core.config import RunConfig
 
 
 @pytest.mark.parametrize("class_weights", ["none", "balanced", "1,3,1,2,4"])
-def test_linear_baselines_are_what_scikit_learn_says(class_weights: str) -> None:
+def test_linear_baselines_are_what_scikit_learn_says(class_weights):
     task = runner.assemble(
         RunConfig(dataset="heart", class_weights=class_weights, loss="cross_entropy")
     )
     train = [client.train for client in task.data.clients]
     x, y = (torch.cat([getattr(s, part) for s in train]).numpy() for part in "xy")
-    weights: Any = {
+    weights = {
         "none": None,
         "balanced": "balanced",
         "1,3,1,2,4": dict(enumerate((1.0, 3.0, 1.0, 2.0, 4.0))),
@@ -47,7 +44,7 @@ def test_linear_baselines_are_what_scikit_learn_says(class_weights: str) -> None
     assert any(found["value"].tolist() == pytest.approx(each) for each in known)
 
 
-def test_one_class_has_values_and_images_have_the_base_rate_alone() -> None:
+def test_one_class_has_values_and_images_have_the_base_rate_alone():
     digits = runner.assemble(RunConfig(dataset="digits", max_samples=200))
     assert {row["algorithm"] for row in baseline_rows(digits)} == {"base_rate"}
     task = runner.assemble(RunConfig(dataset="heart"))

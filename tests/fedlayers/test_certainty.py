@@ -1,7 +1,5 @@
 """How sure a race is, and its first line: numbers and words on scores whose truth is known."""
 
-from __future__ import annotations
-
 import math
 from itertools import product
 
@@ -9,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedlayers.studies.arms import Arm, arms_of
+from fedlayers.studies.arms import arms_of
 from fedlayers.studies.choice import (
     ALL_DIVERGED,
     DECIDED,
@@ -29,9 +27,7 @@ NAMES = ("nothing", "first_1", "first_2", "all")
 ARMS = arms_of(NAMES, LAYERS)
 
 
-def judged_of(
-    means: list[float], deviation: float | list[float], seeds: int, draw: int = 0
-) -> pd.DataFrame:
+def judged_of(means, deviation, seeds, draw=0):
     deviations = np.broadcast_to(deviation, len(means))[:, None]
     noise = np.random.default_rng(draw).normal(0, deviations, (len(means), seeds))
     return pd.DataFrame(
@@ -47,11 +43,11 @@ def judged_of(
     )
 
 
-def within_of(variance: float) -> pd.DataFrame:
+def within_of(variance):
     return pd.DataFrame(np.eye(4) * variance, index=NAMES, columns=NAMES)
 
 
-def test_the_verdict_follows_the_scatter() -> None:
+def test_the_verdict_follows_the_scatter():
     for means, deviation, verdict, left in (
         ([0.4, 0.6, 0.5], 0.01, DECIDED, 1),
         ([0.5] * 3, 0.002, UNDECIDED, 3),
@@ -62,7 +58,7 @@ def test_the_verdict_follows_the_scatter() -> None:
         assert verdict in VERDICTS
 
 
-def test_one_pair_has_students_interval_and_two_parts_of_variance() -> None:
+def test_one_pair_has_students_interval_and_two_parts_of_variance():
     """Tukey's interval of a single pair is Student's."""
     from scipy import stats
 
@@ -83,7 +79,7 @@ def test_one_pair_has_students_interval_and_two_parts_of_variance() -> None:
 
 
 @pytest.mark.parametrize("draws", [3, pytest.param(100, marks=pytest.mark.slow)])
-def test_wrong_exclusions_stay_below_five_percent(draws: int) -> None:
+def test_wrong_exclusions_stay_below_five_percent(draws):
     """Equal arms, one of them with another spread; splits of two seeds share a fifth of their samples.
 
     ``parts`` are the deviations between seeds and of sampling.
@@ -111,7 +107,7 @@ def test_wrong_exclusions_stay_below_five_percent(draws: int) -> None:
         assert max(map(np.mean, np.split(np.array(wrong), 9))) <= 0.05
 
 
-def test_arms_that_failed_or_are_refused_cannot_lead() -> None:
+def test_arms_that_failed_or_are_refused_cannot_lead():
     judged = judged_of([0.4, 0.9, 0.5, 0.6], 0.01, 4)
     judged.loc[
         (judged["arm"] == "first_1") & (judged["seed"] == 2), ["macro_f1", "score"]
@@ -124,13 +120,13 @@ def test_arms_that_failed_or_are_refused_cannot_lead() -> None:
     assert infer(judged).verdict == ALL_DIVERGED
 
 
-def head_of(means: list[float], seeds: int, refused: tuple[str, ...] = ()) -> str:
+def head_of(means, seeds, refused=()):
     judged = judged_of(means, 0.004, seeds)
     race = infer(judged, within_of(1e-5), refused)
     return answers(race, ARMS, "nothing").head
 
 
-def test_the_first_line_has_three_cases() -> None:
+def test_the_first_line_has_three_cases():
     split = "Federate fc1, fc2; keep fc3 local"
     assert head_of([0.3, 0.4, 0.6, 0.3], 4).startswith(f"{split}: every other arm is")
     line = head_of([0.3, 0.6, 0.6001, 0.3], 4)
@@ -159,6 +155,6 @@ def test_the_first_line_has_three_cases() -> None:
         ("ditto", ""),
     ],
 )
-def test_the_extremes_are_known_by_what_they_share(arm: str, extreme: str) -> None:
-    found: Arm = arms_of([arm, "first_2"], LAYERS)[0]
+def test_the_extremes_are_known_by_what_they_share(arm, extreme):
+    found = arms_of([arm, "first_2"], LAYERS)[0]
     assert found.extreme == extreme

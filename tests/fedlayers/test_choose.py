@@ -1,10 +1,7 @@
 """Choosing by a race: its arms, its judgement, how sure it is, and that it goes on after a stop."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,8 +23,7 @@ from fl_core.rows import SCORES
 
 LAYERS = tuple(Layer(name, (f"{name}.weight",)) for name in ("a", "b", "c", "d", "e"))
 CONFIG = RunConfig(dataset="heart", rounds=5, eval_every=1)
-SHORT: dict[str, Any] = {"arms": ("nothing", "half", "all_but_last")}
-Raced = tuple[Path, Any, list[str]]
+SHORT = {"arms": ("nothing", "half", "all_but_last")}
 
 
 SHARED = {
@@ -41,14 +37,14 @@ SHARED = {
 
 
 @pytest.mark.parametrize(("name", "shared"), [*SHARED.items(), ("fedrep:half", "ab")])
-def test_a_cut_shares_what_its_name_says(name: str, shared: str) -> None:
+def test_a_cut_shares_what_its_name_says(name, shared):
     arm, _ = arms_of([name, "fedavg"], LAYERS)
     assert arm.plan is not None
     assert arm.plan.shared == tuple(shared)
     assert arm.algorithm == ("fedrep" if ":" in name else "fedper")
 
 
-def test_the_factors_of_adapters_are_arms() -> None:
+def test_the_factors_of_adapters_are_arms():
     adapted = tuple(
         Layer(name, (name,))
         for name in ("a.lora_A", "a.lora_B", "b.lora_A", "b.lora_B", "head")
@@ -64,7 +60,7 @@ def test_the_factors_of_adapters_are_arms() -> None:
         arms_of(["lora_A", "nothing"], LAYERS)
 
 
-def test_a_plan_file_and_an_algorithm_are_arms(tmp_path: Path) -> None:
+def test_a_plan_file_and_an_algorithm_are_arms(tmp_path):
     LayerPlan(LAYERS, ("b", "d")).save(tmp_path / "mine.json")
     mine, ditto = arms_of([str(tmp_path / "mine.json"), "ditto"], LAYERS)
     assert mine.plan is not None
@@ -85,14 +81,12 @@ def test_a_plan_file_and_an_algorithm_are_arms(tmp_path: Path) -> None:
         (["half", "fedpr:half"], "algorithm 'fedpr'"),
     ],
 )
-def test_arms_that_cannot_race_are_refused(names: list[str], message: str) -> None:
+def test_arms_that_cannot_race_are_refused(names, message):
     with pytest.raises(UsageError, match=message):
         arms_of(names, LAYERS)
 
 
-def test_arms_with_one_folder_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_arms_with_one_folder_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("p").mkdir()
     LayerPlan(LAYERS, ()).save(Path("p/x.json"))
@@ -102,12 +96,12 @@ def test_arms_with_one_folder_are_refused(
 
 
 @pytest.fixture(scope="module")
-def raced(tmp_path_factory: pytest.TempPathFactory) -> Raced:
+def raced(tmp_path_factory):
     out, told = tmp_path_factory.mktemp("race") / "out", list[str]()
     return out, choose(CONFIG, out, seeds=(0, 1), progress=told.append, **SHORT), told
 
 
-def test_a_base_rate_is_that_of_the_seed_in_its_line(raced: Raced) -> None:
+def test_a_base_rate_is_that_of_the_seed_in_its_line(raced):
     trials = raced[1].trials
     assert trials["seed"].notna().all()
     for line in trials[trials["name"] == "base_rate"].itertuples():
@@ -116,7 +110,7 @@ def test_a_base_rate_is_that_of_the_seed_in_its_line(raced: Raced) -> None:
         assert (line.macro_f1, line.loss) == (found["macro_f1"], found["loss"])
 
 
-def test_the_judgement_is_that_of_the_formula(raced: Raced) -> None:
+def test_the_judgement_is_that_of_the_formula(raced):
     """The weighted mean over clients, of the last three evaluated rounds."""
     out, choice, _ = raced
     for _, line in choice.standing.judged.iterrows():
@@ -135,7 +129,7 @@ def test_the_judgement_is_that_of_the_formula(raced: Raced) -> None:
     assert choice.winner.name == choice.inference.leader
 
 
-def test_its_decision_and_its_cost_are_kept(raced: Raced) -> None:
+def test_its_decision_and_its_cost_are_kept(raced):
     """All clients take part and every plan is known, so what is foreseen is sent."""
     out, choice, told = raced
     assert told[0].startswith("6 runs, 30 rounds ")
@@ -160,12 +154,10 @@ def test_its_decision_and_its_cost_are_kept(raced: Raced) -> None:
 @pytest.mark.parametrize(
     "algorithm", ["fedavg", "ditto", "fedrep", "pfedme", "playerfl", "fedcac"]
 )
-def test_steps_that_are_foreseen_are_those_that_are_made(
-    algorithm: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_that_are_foreseen_are_those_that_are_made(algorithm, monkeypatch):
     run, made = ClientRunner.run, []
 
-    def counted(self: ClientRunner, job: Any) -> Any:
+    def counted(self, job):
         result = run(self, job)
         made.append(
             sum(value for name, value in result.work.items() if name.endswith("/steps"))
@@ -179,9 +171,7 @@ def test_steps_that_are_foreseen_are_those_that_are_made(
     assert foreseen == sum(made)
 
 
-def test_the_same_call_goes_on_and_another_is_refused(
-    raced: Raced, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_call_goes_on_and_another_is_refused(raced, monkeypatch):
     out, choice, _ = raced
     monkeypatch.setattr(runner, "run", None)  # everything is there
     again = choose(CONFIG, out, seeds=(0, 1), **SHORT)
@@ -194,7 +184,7 @@ def test_the_same_call_goes_on_and_another_is_refused(
         )
 
 
-def test_the_default_arms_of_a_model_with_few_layers_are_those_that_differ() -> None:
+def test_the_default_arms_of_a_model_with_few_layers_are_those_that_differ():
     assert [arm.name for arm in arms_of(DEFAULT, LAYERS[:2])] == [
         "nothing",
         "half",
@@ -203,7 +193,7 @@ def test_the_default_arms_of_a_model_with_few_layers_are_those_that_differ() -> 
     assert [arm.name for arm in arms_of(DEFAULT, LAYERS[:1])] == ["nothing", "half"]
 
 
-def test_an_arm_that_diverges_has_lost(tmp_path: Path) -> None:
+def test_an_arm_that_diverges_has_lost(tmp_path):
     config = RunConfig(
         dataset="heart", rounds=3, eval_every=1, lr=1e30, optimizer="sgd"
     )
@@ -214,9 +204,7 @@ def test_an_arm_that_diverges_has_lost(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "score", ["balanced_accuracy", pytest.param("loss", marks=pytest.mark.slow)]
 )
-def test_a_named_score_alone_selects_rates_rounds_runs_and_arms(
-    tmp_path: Path, score: str
-) -> None:
+def test_a_named_score_alone_selects_rates_rounds_runs_and_arms(tmp_path, score):
     config = RunConfig(dataset="heart", rounds=4, eval_every=1, patience=2)
     how = {"tune_rates": 2, "thorough": True, "baselines": False}
     arms = ("nothing", "all_but_last")
@@ -245,8 +233,8 @@ def test_a_named_score_alone_selects_rates_rounds_runs_and_arms(
 
 
 def test_beside_an_arm_that_fine_tunes_at_the_end_the_last_round_decides(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     """By its fine-tuned model; rounds in which it has none say nothing of it, nor of the others beside it."""
     choice = choose(CONFIG, tmp_path, arms=("half", "fedbabu:half", "local_adaptation"))
     for _, line in choice.standing.judged.iterrows():
@@ -257,7 +245,7 @@ def test_beside_an_arm_that_fine_tunes_at_the_end_the_last_round_decides(
         assert line["macro_f1"] == pytest.approx(value)
 
 
-def test_files_of_an_earlier_decision_do_not_stay(tmp_path: Path) -> None:
+def test_files_of_an_earlier_decision_do_not_stay(tmp_path):
     config = RunConfig(dataset="heart", rounds=1)
     choose(config, tmp_path, arms=("nothing", "half"))
     assert (tmp_path / "plan.json").exists()

@@ -1,10 +1,6 @@
 """`choose` and `tune` go to their ends with the main score of every task."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,14 +23,14 @@ from tests.fedlayers import command
 from tests.fl_core.test_survival_and_labels import TASKS, frame
 
 
-def each_task(quick: str) -> pytest.MarkDecorator:
+def each_task(quick):
     """Parametrise by tasks, all but one of which are slow."""
     tasks = (SURVIVAL, MULTILABEL)
     marked = [pytest.param(t, marks=[pytest.mark.slow] * (t != quick)) for t in tasks]
     return pytest.mark.parametrize("task", marked)
 
 
-def words(task: str, folder: Path) -> str:
+def words(task, folder):
     """Return the flags of a table for a task, in the working folder."""
     frame().to_csv(folder / "t.csv", index=False)
     label, excluded = (TASKS[task][key] for key in ("label_column", "exclude_columns"))
@@ -45,9 +41,7 @@ def words(task: str, folder: Path) -> str:
 
 
 @each_task(SURVIVAL)
-def test_choose_judges_by_the_main_score(
-    task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_choose_judges_by_the_main_score(task, tmp_path, capsys):
     out = tmp_path / "out"
     command(f"choose {words(task, tmp_path)} --arms nothing all --seeds 2")
     printed = capsys.readouterr().out
@@ -64,9 +58,7 @@ def test_choose_judges_by_the_main_score(
 
 
 @each_task(MULTILABEL)
-def test_tune_searches_for_the_main_score(
-    task: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tune_searches_for_the_main_score(task, tmp_path, capsys):
     out = tmp_path / "out"
     search = "--algorithms fedavg --search lr=0.01,0.1"
     command(f"tune {words(task, tmp_path)} {search}")
@@ -74,10 +66,10 @@ def test_tune_searches_for_the_main_score(
     assert json.loads((out / "tuned.json").read_text())["score"] == MAIN[task]
 
 
-def test_metrics_of_single_samples_say_that_survival_couples_them() -> None:
+def test_metrics_of_single_samples_say_that_survival_couples_them():
     model = torch.nn.Linear(4, 1)
     y = torch.stack([torch.rand(30), (torch.arange(30) % 2).float()], 1)
-    asked: Any = {"loss": "cox", "progress": False}
+    asked = {"loss": "cox", "progress": False}
     data = {"a": (torch.randn(30, 4), y)}
     report = fl.diagnose(model, data, ["hessian_trace", "grad_norm"], **asked)
     status = report.frame.groupby("metric")["status"].unique()
@@ -85,7 +77,7 @@ def test_metrics_of_single_samples_say_that_survival_couples_them() -> None:
     assert "not applicable" in status["hessian_trace"][0]
 
 
-def few(task: str, seed: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def few(task, seed=0):
     """Return samples of a task, of which the last client's validation gives no main score: it is one sample."""
     draw, made = np.random.default_rng(seed), {}
     for name, count in (("north", 60), ("south", 60), ("west", 6)):
@@ -98,9 +90,7 @@ def few(task: str, seed: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 @pytest.mark.parametrize("task", [REGRESSION, MULTILABEL])
-def test_a_client_without_a_main_score_is_left_out_for_all_arms_alike(
-    task: str, tmp_path: Path
-) -> None:
+def test_a_client_without_a_main_score_is_left_out_for_all_arms_alike(task, tmp_path):
     config = fl.RunConfig(task=task, rounds=3, epochs=30, lr=0.01, eval_every=1)
     more = {"arms": ("nothing", "all"), "seeds": (0, 1), "tune_rates": 0}
     config = config.with_keys(patience=0)
@@ -122,9 +112,7 @@ def test_a_client_without_a_main_score_is_left_out_for_all_arms_alike(
 
 
 @pytest.mark.parametrize("task", [REGRESSION, MULTILABEL])
-def test_a_race_without_any_main_score_is_refused_before_training(
-    task: str, tmp_path: Path
-) -> None:
+def test_a_race_without_any_main_score_is_refused_before_training(task, tmp_path):
     data = {
         name: few(task, seed)["west"] for seed, name in enumerate(("north", "south"))
     }

@@ -1,7 +1,5 @@
 """The command line as a newcomer meets it: what works, and what each mistake is answered with."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Comparisons: the table against sums written out, and runs that are reused, resumed or refused."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from pathlib import Path

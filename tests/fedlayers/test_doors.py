@@ -1,7 +1,5 @@
 """The one import that a newcomer makes: every door opens, says what it is, and shows a run of itself."""
 
-from __future__ import annotations
-
 import pytest
 
 import fedlayers as fl

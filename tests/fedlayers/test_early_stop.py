@@ -1,11 +1,7 @@
 """A race that a judge stops early: its forecasts, what it keeps, and that all its runs can be continued."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,7 +9,6 @@ import pytest
 
 from fedlayers.studies import race
 from fedlayers.studies.arms import DEFAULT, arms_of
-from fedlayers.studies.choice import Choice
 from fedlayers.studies.choose import choose
 from fedlayers.studies.jobs import TrainingJob
 from fedlayers.studies.race import (
@@ -43,22 +38,21 @@ CONFIG = RunConfig(
 )
 AT = 6
 TIMED = ("seconds", "foreseen", "measured")
-Raced = tuple[Path, Choice, list[str]]
 
 
 @pytest.fixture(scope="module")
-def raced(tmp_path_factory: pytest.TempPathFactory) -> Raced:
+def raced(tmp_path_factory):
     out, told = tmp_path_factory.mktemp("race") / "out", list[str]()
     return out, choose(CONFIG, out, progress=told.append), told
 
 
-def decided(out: Path) -> dict[str, Any]:
+def decided(out):
     """The decision without times."""
-    found: dict[str, Any] = json.loads((out / "choice.json").read_text())
+    found = json.loads((out / "choice.json").read_text())
     return {key: value for key, value in found.items() if key not in TIMED}
 
 
-def forecast(shallow: list[float], deep: list[float]) -> float:
+def forecast(shallow, deep):
     """The registered formula: what the deeper cut gains."""
     tops = [
         max(moving_mean(dict(enumerate(curve))).values()) for curve in (shallow, deep)
@@ -78,7 +72,7 @@ def forecast(shallow: list[float], deep: list[float]) -> float:
     )
 
 
-def test_the_judge_keeps_the_arm_of_the_registered_formula(raced: Raced) -> None:
+def test_the_judge_keeps_the_arm_of_the_registered_formula(raced):
     out, choice, told = raced
     curves = {}
     for arm in DEFAULT:
@@ -106,7 +100,7 @@ def test_the_judge_keeps_the_arm_of_the_registered_formula(raced: Raced) -> None
     assert kept in told[-2]
 
 
-def test_only_the_kept_arm_has_a_final_score(raced: Raced) -> None:
+def test_only_the_kept_arm_has_a_final_score(raced):
     out, choice, _ = raced
     judged = choice.standing.judged.set_index("arm")
     for arm in DEFAULT:
@@ -134,7 +128,7 @@ def test_only_the_kept_arm_has_a_final_score(raced: Raced) -> None:
     assert choice.cost.rounds == 3 * AT + 48
 
 
-def test_what_was_stopped_is_named_wherever_the_race_is_shown(raced: Raced) -> None:
+def test_what_was_stopped_is_named_wherever_the_race_is_shown(raced):
     out, choice, _ = raced
     stopped = [arm for arm in DEFAULT if arm != choice.winner.name]
     table = pd.read_csv(out / "standing.csv").drop_duplicates("arm").set_index("arm")
@@ -150,9 +144,7 @@ def test_what_was_stopped_is_named_wherever_the_race_is_shown(raced: Raced) -> N
 
 
 @pytest.mark.slow
-def test_thorough_continues_what_was_stopped_as_if_it_never_was(
-    raced: Raced, tmp_path: Path
-) -> None:
+def test_thorough_continues_what_was_stopped_as_if_it_never_was(raced, tmp_path):
     again = choose(CONFIG, tmp_path / "a")
     assert again.winner.name == raced[1].winner.name
     choose(CONFIG, tmp_path / "a", thorough=True)
@@ -175,12 +167,10 @@ def test_thorough_continues_what_was_stopped_as_if_it_never_was(
 @pytest.mark.parametrize(
     "job", [2, 5], ids=["while all train", "while the kept one trains"]
 )
-def test_a_race_that_was_cut_off_resumes(
-    job: int, raced: Raced, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_a_race_that_was_cut_off_resumes(job, raced, tmp_path, monkeypatch):
     carried_out, count = TrainingJob.carry_out, iter(range(1, 100))
 
-    def killed(self: TrainingJob) -> None:
+    def killed(self):
         if next(count) == job:
             replace(self, until=max(self.path.is_dir() * AT, 0) + 3).carry_out()
             raise KeyboardInterrupt
@@ -198,12 +188,10 @@ def test_a_race_that_was_cut_off_resumes(
 
 
 @pytest.mark.slow
-def test_if_the_kept_arm_diverges_the_next_is_kept(
-    raced: Raced, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_if_the_kept_arm_diverges_the_next_is_kept(raced, tmp_path, monkeypatch):
     kept, trained = raced[1].winner.name, race.train
 
-    def train(jobs: Any, *others: Any) -> dict[str, str]:
+    def train(jobs, *others):
         if [(job.arm, job.until) for job in jobs] == [(kept, None)]:
             return {f"{kept}-0": "it diverged"}
         return trained(jobs, *others)
@@ -226,9 +214,7 @@ def test_if_the_kept_arm_diverges_the_next_is_kept(
         ({"algorithm": "fedrep"}, DEFAULT, 1, "nothing"),
     ],
 )
-def test_where_the_judge_was_not_tested_all_are_trained(
-    changes: dict[str, Any], arms: tuple[str, ...], seeds: int, why: str
-) -> None:
+def test_where_the_judge_was_not_tested_all_are_trained(changes, arms, seeds, why):
     config = CONFIG.with_keys(**{"algorithm": "fedper", **changes})
     task = runner.assemble(config)
     raced = arms_of(arms, task.layers, config.federation.algorithm)
@@ -237,7 +223,7 @@ def test_where_the_judge_was_not_tested_all_are_trained(
     assert why in reason
 
 
-def test_the_judged_round_is_an_evaluated_one() -> None:
+def test_the_judged_round_is_an_evaluated_one():
     for rounds in range(48, 300):
         for every in (1, 2, 3):
             at = judged_round(rounds, every)

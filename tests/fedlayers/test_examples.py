@@ -1,7 +1,5 @@
 """Every ``>>>`` in the packages does what it shows."""
 
-from __future__ import annotations
-
 import doctest
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +12,7 @@ from fl_core.registry import Registry
 ROOT = Path(__file__).parents[2]
 
 
-def shown() -> list[str]:
+def shown():
     """The modules with examples."""
     found = []
     for package in ("fl_core", "diagnostics", "fedlayers"):

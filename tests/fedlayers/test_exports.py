@@ -1,7 +1,5 @@
 """Trained models and tuned settings by the command line: what is typed, and what each mistake is answered with."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +16,7 @@ def terminal(tmp_path, monkeypatch, capsys):
     """Runs a command line in a folder of its own; gives what it said, or the line with which it was refused."""
     monkeypatch.chdir(tmp_path)
 
-    def say(line: str, code: int = 0) -> str:
+    def say(line, code=0):
         capsys.readouterr()
         try:
             cli.main(line.split())
@@ -32,7 +30,7 @@ def terminal(tmp_path, monkeypatch, capsys):
     return say
 
 
-def test_a_model_leaves_its_run_and_labels_new_rows(terminal) -> None:
+def test_a_model_leaves_its_run_and_labels_new_rows(terminal):
     terminal("run --algorithm fedper --rounds 1 --out run")
     assert "va.safetensors.json" in terminal(
         "export run --client va --out va.safetensors"
@@ -70,7 +68,7 @@ def test_a_model_leaves_its_run_and_labels_new_rows(terminal) -> None:
     assert Path("new.csv").read_text().startswith("age,sex")
 
 
-def test_new_rows_may_have_their_columns_in_another_order(terminal) -> None:
+def test_new_rows_may_have_their_columns_in_another_order(terminal):
     draw = np.random.default_rng(0).normal([50, 25, 3], [10, 4, 1], (60, 3))
     rows = pd.DataFrame(draw, columns=["age", "bmi", "crp"])
     labels = {"client": np.arange(60) % 2, "label": rows["age"] > 50}

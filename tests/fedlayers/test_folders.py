@@ -1,9 +1,5 @@
 """``fedlayers runs`` lists runs with their scores, and ``fedlayers clean`` removes what resume does not need."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from fl_core import runner, tree
@@ -27,19 +23,17 @@ CONFIG = RunConfig(
 )
 
 
-def size(path: Path) -> int:
+def size(path):
     return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
 
 
 @pytest.fixture
-def interrupted(tmp_path: Path) -> Path:
+def interrupted(tmp_path):
     runner.run(CONFIG, tmp_path / "study/one", progress=False, until=3)
     return tmp_path / "study/one"
 
 
-def test_a_cleaned_run_is_verified_and_resumed_to_the_same_bits(
-    interrupted: Path, tmp_path: Path
-) -> None:
+def test_a_cleaned_run_is_verified_and_resumed_to_the_same_bits(interrupted, tmp_path):
     before, expected = (
         size(interrupted),
         runner.run(CONFIG, tmp_path / "whole", progress=False),
@@ -69,7 +63,7 @@ def test_a_cleaned_run_is_verified_and_resumed_to_the_same_bits(
     assert run.rounds == [4]
 
 
-def test_the_best_rounds_of_a_stopping_rule_stay(tmp_path: Path) -> None:
+def test_the_best_rounds_of_a_stopping_rule_stay(tmp_path):
     config = RunConfig(
         dataset="heart",
         algorithm="fedper",
@@ -92,7 +86,7 @@ def test_the_best_rounds_of_a_stopping_rule_stay(tmp_path: Path) -> None:
     assert (exported["model"], exported["round"]) == ("personal", rule.best["personal"])
 
 
-def test_a_damaged_run_is_left_as_it_is(interrupted: Path) -> None:
+def test_a_damaged_run_is_left_as_it_is(interrupted):
     blob = next(
         entry["blob"]
         for entry in Run(interrupted).manifest(3)["states"].values()
@@ -105,14 +99,12 @@ def test_a_damaged_run_is_left_as_it_is(interrupted: Path) -> None:
     assert size(interrupted) == before
 
 
-def test_a_clean_that_was_stopped_is_finished_by_the_next(
-    interrupted: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clean_that_was_stopped_is_finished_by_the_next(interrupted, monkeypatch):
     from fl_core.storage import Folder
 
     remove, left = Folder.remove, [3]
 
-    def stopped(self: Folder, path: str) -> None:
+    def stopped(self, path):
         left[0] -= 1
         if left[0] < 0:
             raise KeyboardInterrupt
@@ -130,7 +122,7 @@ def test_a_clean_that_was_stopped_is_finished_by_the_next(
     assert {path.stem for path in (interrupted / "blobs").iterdir()} == named
 
 
-def test_a_study_writes_few_checkpoints(tmp_path: Path, interrupted: Path) -> None:
+def test_a_study_writes_few_checkpoints(tmp_path, interrupted):
     """A run that ends or pauses within the least time has its last checkpoint alone, and the bits of any other."""
     path = tmp_path / "quick"
     runner.run(CONFIG, path, progress=False, until=3, save_seconds=1e9)
@@ -144,9 +136,7 @@ def test_a_study_writes_few_checkpoints(tmp_path: Path, interrupted: Path) -> No
     assert run.verify()
 
 
-def test_the_commands_go_through_a_folder(
-    interrupted: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_commands_go_through_a_folder(interrupted, capsys):
     study = interrupted.parent
     runner.run(
         RunConfig(dataset="heart", rounds=1, stack="off"),

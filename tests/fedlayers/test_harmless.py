@@ -1,9 +1,5 @@
 """Predictors next to the base rate: its definition, who is refused, and a recommendation on rare outcomes."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -26,7 +22,7 @@ UNITS = ("A", "B", "C", "D")
 COLUMNS, INFORMATIVE = 70, 12
 
 
-def rare_table(share: float, seed: int = 0, rows: int = 3000) -> pd.DataFrame:
+def rare_table(share, seed=0, rows=3000):
     """Draw a table of four units with an outcome that a given share of the rows has.
 
     Seventy correlated columns of numbers have a tenth of gaps. Twelve of them matter, in part not linearly. Their
@@ -49,11 +45,11 @@ def rare_table(share: float, seed: int = 0, rows: int = 3000) -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module", name="bench")
-def _bench() -> Bench:
+def _bench():
     return Bench(runner.assemble(READ, data=rare_table(0.14)))
 
 
-def test_the_base_rate_is_each_clients_smoothed_share(bench: Bench) -> None:
+def test_the_base_rate_is_each_clients_smoothed_share(bench):
     base = bench.base_rate()
     losses, sizes = [], []
     clients = bench.task.data.clients
@@ -70,11 +66,11 @@ def test_the_base_rate_is_each_clients_smoothed_share(bench: Bench) -> None:
     )
 
 
-def test_noise_is_above_the_base_rate_and_the_truth_below(bench: Bench) -> None:
+def test_noise_is_above_the_base_rate_and_the_truth_below(bench):
     draw = torch.Generator().manual_seed(0)
     base = bench.base_rate()
 
-    def noise(client: str, x: torch.Tensor) -> torch.Tensor:
+    def noise(client, x):
         return 5 * torch.randn(len(x), 2, generator=draw)
 
     loud = bench.predictor("noise", noise)
@@ -84,7 +80,7 @@ def test_noise_is_above_the_base_rate_and_the_truth_below(bench: Bench) -> None:
     assert bench.above(best, base, TEST).high < 0
 
 
-def test_the_temperature_is_cross_fitted(bench: Bench) -> None:
+def test_the_temperature_is_cross_fitted(bench):
     """Each half of a client's samples has the temperature of the other halves."""
     one = bench.predictor("one", lambda client, x: x[:, :2].double())
     found = bench.losses(one, VALIDATION)
@@ -100,7 +96,7 @@ def test_the_temperature_is_cross_fitted(bench: Bench) -> None:
             torch.testing.assert_close(losses[k::2], expected)
 
 
-def test_on_pure_noise_nothing_is_recommended(tmp_path: Path) -> None:
+def test_on_pure_noise_nothing_is_recommended(tmp_path):
     draw = np.random.default_rng(0)
     wards = {
         ward: (draw.normal(size=(200, 20)), (draw.random(200) < 0.1).astype(int))
@@ -116,7 +112,7 @@ def test_on_pure_noise_nothing_is_recommended(tmp_path: Path) -> None:
     assert set(choice.trials["name"]) >= {"nothing", "all", "base_rate"}
 
 
-def test_on_rare_outcomes_the_model_is_below_the_base_rate(tmp_path: Path) -> None:
+def test_on_rare_outcomes_the_model_is_below_the_base_rate(tmp_path):
     """The loss of the recommended model was 0.46 to 1.1 here, that of the base rate about 0.4."""
     config = READ.with_keys(rounds=24, patience=4)
     choice = choose(

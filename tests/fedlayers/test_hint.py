@@ -1,9 +1,6 @@
 """What is known before training: the label skew, what it meant elsewhere, and the cost."""
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +13,7 @@ from figures.decision.finished_page import whole
 from fl_core.errors import UsageError
 
 
-def test_the_skew_is_nothing_by_chance_and_one_if_clients_have_own_classes() -> None:
+def test_the_skew_is_nothing_by_chance_and_one_if_clients_have_own_classes():
     draw = np.random.default_rng(0)
     chance = [label_skew(draw.multinomial(60, [0.5, 0.3, 0.2], 5)) for _ in range(200)]
     raw = draw.multinomial(60, [0.5, 0.3, 0.2], 5)
@@ -29,8 +26,8 @@ def test_the_skew_is_nothing_by_chance_and_one_if_clients_have_own_classes() -> 
 
 
 def test_a_hint_has_the_sentence_the_counts_and_the_cost_of_the_race(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     found = fl.hint(dataset="heart", rounds=3, eval_every=1)
     assert found.counts.loc["va"].tolist() == [17, 25, 18, 19, 4]
@@ -46,7 +43,7 @@ def test_a_hint_has_the_sentence_the_counts_and_the_cost_of_the_race(
     )
 
 
-def test_without_classes_there_is_a_cost_alone_and_wrong_keys_are_refused() -> None:
+def test_without_classes_there_is_a_cost_alone_and_wrong_keys_are_refused():
     wards = {name: (np.ones((40, 2)), np.arange(40.0)) for name in ("a", "b")}
     found = fl.hint(data=wards, model="mlp", task="regression", rounds=2, lr=0.1)
     assert (math.isnan(found.skew), len(found.counts)) == (True, 0)
@@ -56,7 +53,7 @@ def test_without_classes_there_is_a_cost_alone_and_wrong_keys_are_refused() -> N
 
 
 @pytest.mark.slow
-def test_the_bands_are_those_of_the_stored_runs() -> None:
+def test_the_bands_are_those_of_the_stored_runs():
     item = items.find("decision.tuned")
     found = skew.bands(skew.table(whole(*item.read(item.path()))[0]))
     counts = [((low < 1.15).sum(), len(low)) for low in found[:1]]

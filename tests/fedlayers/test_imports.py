@@ -1,15 +1,11 @@
 """Imports go down only, and in no circle."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +14,7 @@ ORDER = ("fl_core", "diagnostics", "fedlayers", "figures", "notebooks")
 """From the bottom up."""
 
 
-def modules() -> dict[str, Path]:
+def modules():
     """Return all modules of the packages by name."""
     found = {}
     for package in ORDER:
@@ -32,10 +28,10 @@ MODULES = modules()
 
 
 @cache
-def imported(module: str, always: bool) -> set[str]:
+def imported(module, always):
     """The modules of the packages that a module imports: whenever it is imported itself, or at all."""
     tree = ast.parse(MODULES[module].read_text())
-    targets: set[str] = set()
+    targets = set()
     for node in _imports(tree.body, within=not always):
         if isinstance(node, ast.Import):
             targets |= {alias.name for alias in node.names}
@@ -54,7 +50,7 @@ def imported(module: str, always: bool) -> set[str]:
     return {name for name in targets if name in MODULES} - {module}
 
 
-def _imports(body: list[Any], within: bool) -> Iterator[ast.stmt]:
+def _imports(body, within):
     """The imports that are not for types only: those that run with a module, or also those within functions."""
     for node in body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -105,13 +101,13 @@ ROOMS = {
 """Rooms of each package from the bottom up: a room imports rooms of its own floor and below, never from above."""
 
 
-def room(module: str) -> str:
+def room(module):
     """Return the folder or module right below the package; an empty text for the package itself."""
     return ".".join(module.split(".")[1:2])
 
 
 @pytest.mark.parametrize("package", ROOMS)
-def test_rooms_import_downwards_only(package: str) -> None:
+def test_rooms_import_downwards_only(package):
     """Imports within functions count as well, those for types only do not."""
     floors = {
         name: floor
@@ -151,9 +147,9 @@ def test_imports_go_down_only(package):
 def test_no_circle_of_imports():
     """Imports within functions count as well, those for types only do not; a package's own table of names does not."""
     graph = {module: imported(module, always=False) - set(ORDER) for module in MODULES}
-    done: set[str] = set()
+    done = set()
 
-    def visit(module: str, path: tuple[str, ...]) -> None:
+    def visit(module, path):
         assert module not in path, " -> ".join([*path[path.index(module) :], module])
         if module not in done:
             for target in sorted(graph[module]):
@@ -171,7 +167,7 @@ def test_the_graph_is_seen():
     assert "fl_core.runner" not in imported("fedlayers.runs", always=True)
 
 
-def test_a_run_imports_neither_a_compiler_nor_what_draws(tmp_path: Path) -> None:
+def test_a_run_imports_neither_a_compiler_nor_what_draws(tmp_path):
     """Training, counting and scoring do without them. They cost seconds and 100 MB; threads that wait yield a core."""
     script = """
 import os, sys, fedlayers.__main__

@@ -1,9 +1,6 @@
 """The result of a command on a built-in dataset fits on a screen."""
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +16,7 @@ COMMANDS = {
 }
 
 
-def result(printed: str) -> list[str]:
+def result(printed):
     """Return the printed lines after those on progress."""
     lines = printed.rstrip("\n").splitlines()
     progress = [
@@ -36,11 +33,11 @@ def result(printed: str) -> list[str]:
     ],
 )
 def test_the_result_fits_on_a_screen(
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    name,
+    tmp_path,
+    monkeypatch,
+    capsys,
+):
     monkeypatch.chdir(tmp_path)
     command(f"{COMMANDS[name]} --dataset heart")
     printed = capsys.readouterr()

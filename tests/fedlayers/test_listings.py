@@ -1,7 +1,5 @@
 """What `fedlayers list` prints: everything that is registered, in columns that fit."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import fields
 

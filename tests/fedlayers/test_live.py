@@ -1,13 +1,6 @@
 """The picture that every long call draws again in a notebook's cell."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
-from matplotlib.axes import Axes
 
 import fedlayers as fl
 from fl_core import progress, runner
@@ -16,12 +9,12 @@ CONFIG = fl.RunConfig(dataset="heart", algorithm="fedper", rounds=2, eval_every=
 OUTSIDE = {"progress": False, "live": True}
 
 
-def resumed(out: Path) -> Any:
+def resumed(out):
     runner.run(CONFIG.with_keys(rounds=4), out, until=1, progress=False)
     return fl.resume(out, **OUTSIDE)
 
 
-CALLS: dict[str, Callable[[Path], Any]] = {
+CALLS = {
     "run": lambda out: fl.run(CONFIG, out, **OUTSIDE),
     "resume": lambda out: resumed(out),
     "choose": lambda out: fl.choose(
@@ -48,21 +41,21 @@ LINES = {
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("seconds", [0.0, 3600.0])
 def test_one_cell_shows_all_runs_and_is_drawn_no_oftener_than_due(
-    name: str, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown: list[list[str]] = []
-    handles: list[Handle] = []
+    name, seconds, tmp_path, monkeypatch
+):
+    shown = []
+    handles = []
 
     class Handle:
-        def display(self, contents: dict[str, Any], **how: Any) -> None:
+        def display(self, contents, **how):
             handles.append(self)
 
-        def update(self, contents: dict[str, Any], **how: Any) -> None:
+        def update(self, contents, **how):
             assert bytes(contents["image/png"]).startswith(b"\x89PNG")
 
     draw = progress.Cell.show_figure
 
-    def kept(cell: progress.Cell, axes: Axes) -> None:
+    def kept(cell, axes):
         shown.append([str(text) for text in axes.get_legend_handles_labels()[1]])
         draw(cell, axes)
 

@@ -1,7 +1,5 @@
 """Names of clients, classes and columns that others chose do nothing in reports, tables and file names."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re
@@ -28,7 +26,7 @@ CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2028\u2029]")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_page_shows_names_as_text(name: str) -> None:
+def test_a_page_shows_names_as_text(name):
     page = Page(name, name)
     figure = Figure()
     page.figure(figure, name, alt=name)
@@ -40,7 +38,7 @@ def test_a_page_shows_names_as_text(name: str) -> None:
     assert set(image) == {"src", "width", "style", "alt"}
 
 
-def csv_of(name: str) -> str:
+def csv_of(name):
     """Return a table of predictions of a class of this name."""
     logits = torch.tensor([[2.0, -1.0], [2.0, -1.0]])
     made = Predictions((name, "0"), (name, "other"), logits)
@@ -49,8 +47,8 @@ def csv_of(name: str) -> str:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_table_of_predictions_holds_no_formula_and_no_further_lines(
-    name: str,
-) -> None:
+    name,
+):
     lines = list(csv.reader(io.StringIO(csv_of(name))))
     assert [len(line) for line in lines] == [4, 4, 4]
     for cell in [cell for line in lines for cell in line]:
@@ -72,7 +70,7 @@ SPLIT = {
 
 
 @pytest.mark.parametrize("name", SPLIT)
-def test_a_table_holds_no_formula_after_another_separator(name: str) -> None:
+def test_a_table_holds_no_formula_after_another_separator(name):
     text = csv_of(name)
     assert "\t" not in text
     column = [line[1] for line in csv.reader(io.StringIO(text))]
@@ -81,7 +79,7 @@ def test_a_table_holds_no_formula_after_another_separator(name: str) -> None:
         assert all(cell.strip(' "')[:1] not in tuple("=@＝＋－＠") for cell in line)
 
 
-def test_numbers_and_plain_names_stay_as_they_are() -> None:
+def test_numbers_and_plain_names_stay_as_they_are():
     table = pd.DataFrame({"class": ["-1", "+1", None], "x": [-0.5, np.nan, 2.0]})
     assert csv_bytes(table) == table.to_csv(index=False).encode()
     how = {"float_format": "%.2f"}
@@ -90,7 +88,7 @@ def test_numbers_and_plain_names_stay_as_they_are() -> None:
         assert printable(name) == in_csv(name) == in_file_name(name) == name
 
 
-def test_every_table_is_written_by_the_one_that_escapes() -> None:
+def test_every_table_is_written_by_the_one_that_escapes():
     found = [
         path.relative_to(ROOT).as_posix()
         for folder in ("fl_core", "diagnostics", "fedlayers", "figures", "notebooks")
@@ -101,7 +99,7 @@ def test_every_table_is_written_by_the_one_that_escapes() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_markdown_table_keeps_its_cells(name: str) -> None:
+def test_a_markdown_table_keeps_its_cells(name):
     lines = markdown({"client": [name, "b"], name: [1, "[x](y.md)"]}).split("\n")
     assert len(lines) == 4
     for line in lines:
@@ -112,13 +110,13 @@ def test_a_markdown_table_keeps_its_cells(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*NAMES, "..", ".", "x" * 300, "ä" * 300])
-def test_a_file_name_stays_in_its_folder(name: str, tmp_path: Path) -> None:
+def test_a_file_name_stays_in_its_folder(name, tmp_path):
     path = tmp_path / f"{in_file_name(name)}.png"
     path.write_bytes(b"")
     assert path.resolve().parent == tmp_path
     assert not path.name.startswith("-")
 
 
-def test_file_names_differ_where_names_do() -> None:
+def test_file_names_differ_where_names_do():
     names = [*NAMES, "x", "..x", "_x", "../../x", "x" * 100, "x" * 101]
     assert len({in_file_name(name).lower() for name in names}) == len(names)

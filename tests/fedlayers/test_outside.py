@@ -1,7 +1,5 @@
 """Somebody's own algorithm, in one file of their working folder, from the command line."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,10 +1,7 @@
 """Studies and runs take data and models from Python, with the bits of the same data under a name."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +22,6 @@ from fl_core.data import load
 from fl_core.data.notes import notes
 from fl_core.data.registry import DATASETS
 from fl_core.models.registry import MODELS
-from fl_core.registry import Registry
 from tests.fedlayers import command
 
 CONFIG = fl.RunConfig(
@@ -41,7 +37,7 @@ TABLE = Path("fl_core/data/named/heart.csv")
 READING = {"client_column": "hospital", "label_column": "num", "impute": "median"}
 
 
-def samples(seed: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def samples(seed=0):
     """Three clients' samples with a learnable rule."""
     draw = np.random.default_rng(seed)
     found = {}
@@ -51,25 +47,25 @@ def samples(seed: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return found
 
 
-def network(shape: tuple[int, ...], n_classes: int) -> nn.Module:
+def network(shape, n_classes):
     return nn.Sequential(nn.Linear(shape[0], 5), nn.ReLU(), nn.Linear(5, n_classes))
 
 
 class Pairs(Dataset[Any]):
     """Samples one by one."""
 
-    def __init__(self, x: np.ndarray, y: np.ndarray) -> None:
+    def __init__(self, x, y):
         self.x, self.y = x, y
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.y)
 
-    def __getitem__(self, k: int) -> tuple[torch.Tensor, int]:
+    def __getitem__(self, k):
         return torch.from_numpy(self.x[k]), int(self.y[k])
 
 
 @pytest.fixture
-def named(own_members: Callable[[Registry[Any]], None]) -> fl.RunConfig:
+def named(own_members):
     """A configuration that names the same samples and network."""
     own_members(DATASETS)
     own_members(MODELS)
@@ -80,14 +76,14 @@ def named(own_members: Callable[[Registry[Any]], None]) -> fl.RunConfig:
     return CONFIG.with_keys(dataset="of_this_test", model="network")
 
 
-def rows(frame: pd.DataFrame) -> pd.DataFrame:
+def rows(frame):
     return frame.drop(columns=["run"])
 
 
 @pytest.mark.slow
 def test_every_study_gives_the_rows_of_the_same_data_under_a_name(named, tmp_path):
-    own: dict[str, Any] = {"data": samples(), "model": network}
-    calls: dict[str, Callable[..., Any]] = {
+    own = {"data": samples(), "model": network}
+    calls = {
         "choose": lambda config, **more: (
             fl.choose(
                 config, tmp_path / f"choose{len(more)}", seeds=(0,), **more
@@ -197,8 +193,8 @@ def test_what_is_no_data_is_refused_in_one_line(data, changes, said):
 
 
 def test_a_folder_goes_on_with_its_own_data_alone(tmp_path):
-    asked: dict[str, Any] = {"arms": ("nothing", "all")}
-    own: dict[str, Any] = {"data": samples(), "model": network}
+    asked = {"arms": ("nothing", "all")}
+    own = {"data": samples(), "model": network}
     first = fl.choose(CONFIG, tmp_path, **own, **asked)
     again = fl.choose(CONFIG, tmp_path, **own, **asked)
     pd.testing.assert_frame_equal(first.standing.rounds, again.standing.rounds)

@@ -1,7 +1,5 @@
 """What is installed: a wheel with the packages and nothing else, which works by itself in an empty folder."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -16,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("fl_core", "diagnostics", "fedlayers")
 
 
-def told(*command: object, cwd: Path) -> str:
+def told(*command, cwd):
     """What a command prints, of an environment that knows no checkout."""
     env = {
         name: value

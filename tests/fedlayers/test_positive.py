@@ -1,7 +1,5 @@
 """AUROC and AUPRC of two classes name their class: in rows, tables, the terminal and pictures; a flag chooses it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

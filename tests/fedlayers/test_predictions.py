@@ -1,9 +1,5 @@
 """Each client's test scores with intervals, ROC and calibration: against known values, and against a run's own rows."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -21,7 +17,7 @@ from fl_core.records import store
 SIZES = {"north": 200, "south": 60, "one class": 20}
 
 
-def samples() -> pd.DataFrame:
+def samples():
     """Two classes at three clients, with calibrated probabilities."""
     draw, parts = np.random.default_rng(0), []
     for name, n in SIZES.items():
@@ -32,7 +28,7 @@ def samples() -> pd.DataFrame:
     return found.assign(group=found.index)
 
 
-def test_roc_curves_are_of_clients_with_both_classes_and_of_all() -> None:
+def test_roc_curves_are_of_clients_with_both_classes_and_of_all():
     table = samples()
     curves = roc_curves(table)
     assert set(curves["client"]) == {"north", "south", ""}
@@ -49,7 +45,7 @@ def test_roc_curves_are_of_clients_with_both_classes_and_of_all() -> None:
     plt.close("all")
 
 
-def test_calibrated_probabilities_lie_at_the_line() -> None:
+def test_calibrated_probabilities_lie_at_the_line():
     groups = calibration(samples())
     assert len(groups) == BINS
     assert groups["n"].sum() == sum(SIZES.values())
@@ -66,7 +62,7 @@ def test_calibrated_probabilities_lie_at_the_line() -> None:
     plt.close("all")
 
 
-def test_the_table_of_clients_has_the_scores_of_the_runs_rows(tmp_path: Path) -> None:
+def test_the_table_of_clients_has_the_scores_of_the_runs_rows(tmp_path):
     config = RunConfig(dataset="heart", algorithm="fedper", rounds=2, eval_every=1)
     task = runner.assemble(config)
     runner.run(config, tmp_path / "run", progress=False)

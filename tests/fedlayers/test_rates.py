@@ -1,9 +1,6 @@
 """Rates tuned before a race: what is tried, which is used, and what is kept."""
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,13 +13,12 @@ from fedlayers.studies.jobs import TrainingJob
 from fedlayers.studies.race import validation_scores
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
-from fl_core.records import store
 
 CONFIG = RunConfig(dataset="heart", rounds=4, eval_every=1, epochs=1)
 ARMS = ("nothing", "all_but_last")
 
 
-def judged(run: store.Run) -> list[float]:
+def judged(run):
     """A run's macro-F1 and loss: means over the last three evaluated rounds."""
     lines = validation_scores(run.rows()[1])[-3:]
     return [
@@ -30,7 +26,7 @@ def judged(run: store.Run) -> list[float]:
     ]
 
 
-def test_rates_are_tried_without_the_probe_among_the_arms(tmp_path: Path) -> None:
+def test_rates_are_tried_without_the_probe_among_the_arms(tmp_path):
     choice = choose(
         CONFIG.with_keys(rounds=1), tmp_path, arms=("nothing", "all"), tune_rates=2
     )
@@ -38,7 +34,7 @@ def test_rates_are_tried_without_the_probe_among_the_arms(tmp_path: Path) -> Non
     assert set(choice.table["arm"]) == {"nothing", "all"}
 
 
-def test_rates_are_tuned_for_own_data_by_default(tmp_path: Path) -> None:
+def test_rates_are_tuned_for_own_data_by_default(tmp_path):
     draw, few = np.random.default_rng(0), RunConfig(rounds=1)
     wards = {
         ward: (draw.normal(size=(40, 5)), np.arange(40) % 2)
@@ -65,12 +61,12 @@ def test_rates_are_tuned_for_own_data_by_default(tmp_path: Path) -> None:
     ],
 )
 def test_a_rate_is_chosen_among_those_that_finished(
-    values: list[float | None],
-    failed: list[int],
-    best: float,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    values,
+    failed,
+    best,
+    tmp_path,
+    monkeypatch,
+):
     """By the runs' values, or by the ranks of their scores if one has none; the first has the best rank."""
     jobs = [
         TrainingJob(tmp_path / f"r{k}", CONFIG.with_keys(lr=3.0**k)) for k in range(3)
@@ -81,18 +77,18 @@ def test_a_rate_is_chosen_among_those_that_finished(
     ]
 
     class Values:
-        def of_run(self, path: Path, name: str) -> float:
+        def of_run(self, path, name):
             found = values[int(name[1:])]
             if found is None:
                 raise UsageError("its clients hold parts of the model")
             return found
 
-        def rank_value(self, one: float) -> float:
+        def rank_value(self, one):
             return one
 
     reasons = {jobs[k].name: "diverged" for k in failed}
     monkeypatch.setattr(race, "train", lambda *_: reasons)
     standing = SimpleNamespace(judged=pd.DataFrame(lines))
     monkeypatch.setattr(race, "standings", lambda *_: standing)
-    found = race.best_rate(jobs, None, lambda _: None, Values())  # type: ignore[arg-type]
+    found = race.best_rate(jobs, None, lambda _: None, Values())
     assert found.lr == best

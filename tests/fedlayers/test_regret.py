@@ -1,7 +1,5 @@
 """Regret: sums written out on made-up scores, and real runs whose scores, choices and files are looked up again."""
 
-from __future__ import annotations
-
 import math
 import sys
 from pathlib import Path

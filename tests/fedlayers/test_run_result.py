@@ -1,7 +1,5 @@
 """What a run returns: scores, plan, models, a picture, and a readable summary."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -28,7 +26,7 @@ def result(request, tmp_path_factory):
     )
 
 
-def check_models(result: fl.RunResult) -> None:
+def check_models(result):
     """The scores that a result reports are those that its models have."""
     kinds = result.scores.index.get_level_values("model")
     kind = "personal" if "personal" in kinds else "global"

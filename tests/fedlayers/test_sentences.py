@@ -1,7 +1,5 @@
 """The sentences of a race, of a study and of a report's first page, on scores whose truth is known."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -15,7 +13,7 @@ from fedlayers.studies.study import (
 from fl_core import rows
 
 
-def comparison(**macro_f1: list[float]) -> Comparison:
+def comparison(**macro_f1):
     """One client's scores: macro-F1 as given, a value a seed; accuracy the same, but the base rate's 0.85."""
     found = [
         rows.row(
@@ -45,11 +43,11 @@ NOISY = [0.99, 0.80, 0.92]
 RACE = Answers("Federate a; keep b local.", ("one", "two"))
 
 
-def combined(found: Comparison, seeds: int = 3) -> Answers:
+def combined(found, seeds=3):
     return with_gains(RACE, found.gains("choose", tuple(AGAINST)), seeds, found.score)
 
 
-def test_the_lead_claims_what_the_scores_support() -> None:
+def test_the_lead_claims_what_the_scores_support():
     for fedavg, local, chosen, useless, warned in (
         (FAIR, FAIR, GOOD, False, ()),
         (NOISY, NOISY, GOOD, False, ()),
@@ -68,14 +66,14 @@ def test_the_lead_claims_what_the_scores_support() -> None:
             assert any(words in line for line in lead.lines) == (name in warned)
 
 
-def test_the_gain_is_judged_by_the_comparisons_score() -> None:
+def test_the_gain_is_judged_by_the_comparisons_score():
     """By accuracy FAIR is below the base rate."""
     found = comparison(choose=FAIR, fedavg=BAD, local=BAD, base_rate=BAD)
     assert not combined(found).useless
     assert combined(Comparison(found.frame, score="accuracy")).useless
 
 
-def test_a_single_seed_has_no_uncertainty() -> None:
+def test_a_single_seed_has_no_uncertainty():
     lead = combined(comparison(choose=[0.9], fedavg=[0.6], base_rate=[0.4]), 1)
     assert "+30.0 points" in lead.gains[0]
     assert not any("[" in gain for gain in lead.gains)
@@ -83,7 +81,7 @@ def test_a_single_seed_has_no_uncertainty() -> None:
     assert "One seed" in lead.about
 
 
-def test_the_intervals_hold_together() -> None:
+def test_the_intervals_hold_together():
     """Student's t at 0.025 over as many comparisons as there are: three."""
     table = comparison(choose=GOOD, fedavg=NOISY, local=FAIR, base_rate=BAD).gains(
         "choose", tuple(AGAINST)

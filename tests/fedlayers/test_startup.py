@@ -1,11 +1,8 @@
 """What asks or is mistaken is answered at once: which modules that takes, how long, and how much memory."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from pathlib import Path
 from statistics import median
 
 import pytest
@@ -53,7 +50,7 @@ def run(tmp_path_factory):
     return path
 
 
-def loaded(*lines: str, code: str = MAIN, cwd: Path) -> list[tuple[int, set[str]]]:
+def loaded(*lines, code=MAIN, cwd):
     """The exit code of each command, and the top-level modules from elsewhere that one process has by then."""
     script = PROBE.format(lines=lines or ("",), code=code)
     done = subprocess.run(
@@ -121,7 +118,7 @@ print(used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
 """
 
 
-def usage(*words: str) -> tuple[float, float]:
+def usage(*words):
     """CPU seconds and peak bytes of a Python process, started by a small one: a child's peak begins at its parent's."""
     done = subprocess.run(
         [sys.executable, "-c", MEASURED, *words],

@@ -1,7 +1,5 @@
 """The whole loop on one dataset: what it leaves, what its report says, and that it goes on where it stopped."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

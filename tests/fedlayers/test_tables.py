@@ -1,9 +1,6 @@
 """What commands print of many clients: three of them and all together, the split and the round named."""
 
-from __future__ import annotations
-
 import numpy as np
-import pandas as pd
 import pytest
 
 import fedlayers as fl
@@ -13,7 +10,7 @@ from fl_core import rows, runner
 from fl_core.config import RunConfig
 
 
-def scored(n: int) -> pd.DataFrame:
+def scored(n):
     """Rows of a run whose client k has macro-F1 k / 100, accuracy 1 - k / 100, and k + 1 training samples."""
     found = []
     for k in range(n):
@@ -30,7 +27,7 @@ def scored(n: int) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("n", [1, 8, 9])
-def test_scores_of_many_clients_are_condensed(n: int) -> None:
+def test_scores_of_many_clients_are_condensed(n):
     text = tables.scores(scored(n), 3)
     assert text.startswith("test split, round 3")
     assert "9.0" not in text
@@ -48,7 +45,7 @@ def test_scores_of_many_clients_are_condensed(n: int) -> None:
 
 
 @pytest.mark.parametrize("clients", [8, 9])
-def test_a_diagnosis_of_many_clients_is_condensed(clients: int) -> None:
+def test_a_diagnosis_of_many_clients_is_condensed(clients):
     config = RunConfig(
         dataset="digits",
         clients=clients,
@@ -73,7 +70,7 @@ def test_a_diagnosis_of_many_clients_is_condensed(clients: int) -> None:
     assert first[1:-1] == shown
 
 
-def test_clients_without_a_value_are_counted_and_are_not_the_lowest() -> None:
+def test_clients_without_a_value_are_counted_and_are_not_the_lowest():
     values = {"fc1": [None, *range(2, 10)], "fc2": [None] * 9, "fc3": range(2, 11)}
     found = []
     for layer, each in values.items():
@@ -91,7 +88,7 @@ def test_clients_without_a_value_are_counted_and_are_not_the_lowest() -> None:
     }
 
 
-def test_a_metric_of_pairs_of_a_single_client_has_its_reason() -> None:
+def test_a_metric_of_pairs_of_a_single_client_has_its_reason():
     config = RunConfig(
         dataset="digits", clients=1, max_samples=60, model_options={"sizes": [8]}
     )

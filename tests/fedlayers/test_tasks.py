@@ -1,9 +1,6 @@
 """What is predicted: a number, one of two classes from one output, or classes of unequal weight."""
 
-from __future__ import annotations
-
 import re
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,9 +16,8 @@ from fedlayers.studies.study import study
 from fl_core import runner, tree
 from fl_core.algorithms import registry
 from fl_core.config import RunConfig
-from fl_core.data import FederatedData, from_clients, load
+from fl_core.data import from_clients, load
 from fl_core.data.partitions import PARTITIONS
-from fl_core.engine import Engine
 from fl_core.errors import UsageError
 from fl_core.recorder import Recorder
 from fl_core.records.store import Run
@@ -31,9 +27,7 @@ OF_NUMBERS = {name for name, score in TABLE.items() if score.task in ("", REGRES
 SLOW = {"rounds": 2, "eval_every": 1, "lr": 0.02}
 
 
-def numbers(
-    n: int = 90, flat: bool = False
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def numbers(n=90, flat=False):
     """Three silos with a linear target; with ``flat`` the last one's is always the same."""
     draw, silos = np.random.default_rng(0), {}
     for k, name in enumerate(("north", "south", "west")):
@@ -43,14 +37,14 @@ def numbers(
     return silos
 
 
-def federation(task: str = REGRESSION, **options: Any) -> FederatedData:
+def federation(task=REGRESSION, **options):
     silos = numbers(**options)
     if task != REGRESSION:
         silos = {name: (x, (y > 1.5).astype(int)) for name, (x, y) in silos.items()}
     return from_clients(silos, task=task)
 
 
-def played(data: FederatedData, **changes: Any) -> Engine:
+def played(data, **changes):
     return runner.run(RunConfig(**{**SLOW, **changes}), data=data, progress=False)
 
 
@@ -179,7 +173,7 @@ def test_what_needs_classes_is_refused_by_name(table, tmp_path):
             runner.assemble(RunConfig(**changes), data=data)
 
 
-def _refused(algorithm: str) -> bool:
+def _refused(algorithm):
     """Whether an algorithm does not take a table of classes either."""
     try:
         runner.assemble(
@@ -209,7 +203,7 @@ def test_algorithms_that_compare_classes_refuse_a_single_output_and_all_others_t
     algorithms = sorted(registry().items())[start::4]
     of_images = {name for name, _ in algorithms if _refused(name)}
     for name, algorithm in algorithms:
-        changes: dict[str, Any] = {"algorithm": name, "loss": loss, "rounds": 1}
+        changes = {"algorithm": name, "loss": loss, "rounds": 1}
         if algorithm.needs_logits:
             with pytest.raises(UsageError, match=rf"{name}\b.*output"):
                 played(data, **changes)
@@ -245,7 +239,7 @@ def test_balanced_weights_are_of_all_clients_training_samples():
     data = federation("classification")
     counts = data.class_counts().sum()
     for loss in ("cross_entropy", "bce", "focal"):
-        criterion: Any = runner.assemble(
+        criterion = runner.assemble(
             RunConfig(loss=loss, class_weights="balanced"), data=data
         ).criterion
         assert criterion.weights == pytest.approx(

@@ -1,7 +1,5 @@
 """Tuning: what is tried, that it is judged on validation samples alone, goes on after a stop, and is taken over."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -20,7 +18,7 @@ CONFIG = RunConfig(dataset="heart", rounds=4, eval_every=1)
 OVER = {"lr": "1e-4..1e-1:log", "mu": "0.01,0.1,1"}
 
 
-def test_algorithms_try_the_same_values_of_the_keys_that_they_share() -> None:
+def test_algorithms_try_the_same_values_of_the_keys_that_they_share():
     found = spaces({**OVER, "fedprox.max_grad_norm": "1,10"}, ["fedavg", "fedprox"])
     assert {name: list(space) for name, space in found.items()} == {
         "fedavg": ["lr"],
@@ -33,7 +31,7 @@ def test_algorithms_try_the_same_values_of_the_keys_that_they_share() -> None:
     assert points(found["fedavg"], 6, seed=1) != fedavg
 
 
-def test_lists_without_more_points_than_trials_are_a_grid() -> None:
+def test_lists_without_more_points_than_trials_are_a_grid():
     space = {
         "lr": parse_search("lr", "0.1,0.01,0.001"),
         "mu": parse_search("mu", [1, 2, 3, 4]),
@@ -46,7 +44,7 @@ def test_lists_without_more_points_than_trials_are_a_grid() -> None:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory) -> tuple[Path, Tuned, list[str]]:
+def done(tmp_path_factory):
     out, said = tmp_path_factory.mktemp("tune"), []
     with pytest.MonkeyPatch.context() as patch:
         rows = fl.Run.rows
@@ -72,7 +70,7 @@ def done(tmp_path_factory) -> tuple[Path, Tuned, list[str]]:
 
 def test_a_trial_is_worth_its_validation_score_over_clients_rounds_and_seeds(
     done,
-) -> None:
+):
     out, result, _ = done
     for _, line in result.table.iterrows():
         values = []
@@ -95,8 +93,8 @@ def test_a_trial_is_worth_its_validation_score_over_clients_rounds_and_seeds(
 
 
 def test_what_is_fine_tuned_at_the_end_is_worth_its_fine_tuned_models_score(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     result = fl.tune(
         CONFIG, ["local_adaptation"], {"lr": [0.01, 0.1]}, tmp_path, trials=2
     )
@@ -112,14 +110,14 @@ def test_what_is_fine_tuned_at_the_end_is_worth_its_fine_tuned_models_score(
         )
 
 
-def test_the_budget_is_equal_and_its_cost_is_said_first(done) -> None:
+def test_the_budget_is_equal_and_its_cost_is_said_first(done):
     _, result, said = done
     assert result.trials == {"fedavg": 2, "fedprox": 2}
     assert said[0].startswith("8 runs, 32 rounds ")
     assert len(said) == 1 + 4
 
 
-def test_the_same_call_trains_nothing_again_and_more_trials_go_on(done) -> None:
+def test_the_same_call_trains_nothing_again_and_more_trials_go_on(done):
     out, result, _ = done
     before = {
         path: path.stat().st_mtime_ns for path in (out / "trials").rglob("rows.jsonl*")
@@ -144,7 +142,7 @@ def test_the_same_call_trains_nothing_again_and_more_trials_go_on(done) -> None:
     result.save(out / "tuned.json")
 
 
-def test_trials_that_fail_are_told_and_never_chosen(tmp_path: Path) -> None:
+def test_trials_that_fail_are_told_and_never_chosen(tmp_path):
     result = fl.tune(
         CONFIG, ["fedavg"], {"lr": [0.01, 1e30]}, tmp_path, trials=5, score="loss"
     )
@@ -158,8 +156,8 @@ def test_trials_that_fail_are_told_and_never_chosen(tmp_path: Path) -> None:
     assert (tmp_path / "all" / "trials.csv").is_file()
 
 
-def test_of_losses_the_smallest_is_chosen(tmp_path: Path) -> None:
-    said: list[str] = []
+def test_of_losses_the_smallest_is_chosen(tmp_path):
+    said = []
     out = tmp_path / "out"
     config = RunConfig(dataset="heart", rounds=3, eval_every=1)
     result = fl.tune(
@@ -176,7 +174,7 @@ def test_of_losses_the_smallest_is_chosen(tmp_path: Path) -> None:
     assert any("local has 3 " in line for line in said)
 
 
-def test_a_comparison_takes_what_was_chosen(done, tmp_path: Path) -> None:
+def test_a_comparison_takes_what_was_chosen(done, tmp_path):
     out, result, _ = done
     with pytest.warns(UserWarning, match="local not"):
         found = fl.compare(
@@ -219,8 +217,8 @@ def test_a_comparison_takes_what_was_chosen(done, tmp_path: Path) -> None:
     ],
 )
 def test_comparisons_that_tuning_does_not_fit_are_refused(
-    done, tmp_path: Path, asked, message: str
-) -> None:
+    done, tmp_path, asked, message
+):
     keys = {
         "config": CONFIG,
         "algorithms": ["fedavg", "fedprox"],
@@ -233,7 +231,7 @@ def test_comparisons_that_tuning_does_not_fit_are_refused(
     assert not (tmp_path / "c").exists()
 
 
-def test_another_dataset_is_noted(done) -> None:
+def test_another_dataset_is_noted(done):
     with pytest.warns(UserWarning, match="heart.*digits"):
         done[1].apply(RunConfig(dataset="digits"), ["fedavg"], [0])
 
@@ -249,8 +247,8 @@ def test_another_dataset_is_noted(done) -> None:
     ],
 )
 def test_files_that_are_no_tuning_are_refused(
-    tmp_path: Path, text: str | None, message: str
-) -> None:
+    tmp_path, text, message
+):
     if text is not None:
         (tmp_path / "tuned.json").write_text(text)
     with pytest.raises(UsageError, match=message):

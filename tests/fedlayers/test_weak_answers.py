@@ -1,9 +1,6 @@
 """Wrong inputs that people make are answered with one line that says what to do."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,21 +14,21 @@ from tests.fl_core.test_tables import frame, written
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def changed(value: str) -> pd.DataFrame:
+def changed(value):
     return frame().assign(age=[value, *frame()["age"][1:]])
 
 
-def labelled(*names: str) -> pd.DataFrame:
+def labelled(*names):
     return frame().assign(label=["", "", *(names * 29)])
 
 
 FEW = [frame(), *(frame()[:k].assign(client=f"c{k}") for k in (1, 2))]
 HEART = "--dataset heart"
-ANSWERS: list[tuple[pd.DataFrame, str, tuple[str, ...]]] = [
+ANSWERS = [
     (pd.concat(FEW), "", ("at least 3", "c1", "c2", "Remove")),
     (changed("F"), "", ("got 'F' (1 of 60", "--exclude-columns age")),
     (changed("7,5"), "", ("decimal point",)),
@@ -54,11 +51,11 @@ ANSWERS: list[tuple[pd.DataFrame, str, tuple[str, ...]]] = [
 
 @pytest.mark.parametrize(("table", "words", "answers"), ANSWERS)
 def test_an_answer_is_one_line_that_says_what_to_do(
-    table: pd.DataFrame,
-    words: str,
-    answers: tuple[str, ...],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    table,
+    words,
+    answers,
+    capsys,
+):
     path = written(Path("t.csv"), table).absolute()
     with pytest.raises(SystemExit, match="2"):
         command(f"run --rounds 1 --dataset {path} {words}")
@@ -70,10 +67,10 @@ def test_an_answer_is_one_line_that_says_what_to_do(
 
 
 @pytest.mark.parametrize("way", ["file", "memory"])
-def test_one_hot_labels_are_refused_and_one_column_is_squeezed(way: str) -> None:
+def test_one_hot_labels_are_refused_and_one_column_is_squeezed(way):
     x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
 
-    def read(labels: np.ndarray) -> Any:
+    def read(labels):
         np.savez("a.npz", x=x, y=labels)
         if way == "file":
             return data.load("a.npz", clients=2)

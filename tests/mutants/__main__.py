@@ -4,8 +4,6 @@ A mutant is one small change of one function. It is killed if a test fails. Its 
 code is 1 if a mutant lives that was killed before.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from contextlib import ExitStack
@@ -15,7 +13,7 @@ from tests.mutants.changes import draw
 from tests.mutants.running import copied_tree, exists, load, reach, run_all, store
 
 
-def main() -> int:
+def main():
     """Draw mutants, or run the stored ones."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.mutants", description=__doc__

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import random
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +29,7 @@ class Mutant:
     tests: list[str]
     state: str = ""
 
-    def find(self, root: Path) -> tuple[Path, str, Function] | None:
+    def find(self, root):
         """Return the file that has the code today, its source, and the function; None if the code is gone."""
         others = sorted(
             path for package in PACKAGES for path in (root / package).rglob("*.py")
@@ -43,7 +42,7 @@ class Mutant:
                     return path, source, node
         return None
 
-    def applied(self, source: str, function: Function) -> str:
+    def applied(self, source, function):
         """Return the changed source."""
         start, end = span(source, function)
         return (
@@ -53,10 +52,10 @@ class Mutant:
         )
 
 
-def functions(source: str) -> Iterator[tuple[str, Function]]:
+def functions(source):
     """Yield each function of a source with its qualified name."""
 
-    def inside(node: ast.AST, prefix: str) -> Iterator[tuple[str, Function]]:
+    def inside(node, prefix):
         for child in ast.iter_child_nodes(node):
             if isinstance(child, Function):
                 yield prefix + child.name, child
@@ -70,13 +69,13 @@ def functions(source: str) -> Iterator[tuple[str, Function]]:
     return inside(ast.parse(source), "")
 
 
-def span(source: str, node: ast.expr | ast.stmt) -> tuple[int, int]:
+def span(source, node):
     """Return the first and the last position of a node in its source."""
     starts = [0]
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
 
-    def position(line: int, column: int) -> int:
+    def position(line, column):
         text = source[starts[line - 1] : starts[line]]
         return starts[line - 1] + len(text.encode()[:column].decode())
 
@@ -87,7 +86,7 @@ def span(source: str, node: ast.expr | ast.stmt) -> tuple[int, int]:
     )
 
 
-def changes(source: str, function: Function) -> Iterator[tuple[str, str, str]]:
+def changes(source, function):
     """Yield (kind, old, new) for each change of one line; the old text stands once in the function.
 
     It is the changed expression itself, or else its line.
@@ -111,7 +110,7 @@ def changes(source: str, function: Function) -> Iterator[tuple[str, str, str]]:
                     break
 
 
-def nodes(parent: ast.AST) -> Iterator[ast.expr | ast.stmt]:
+def nodes(parent):
     """Yield the expressions and statements of a function, without those of functions and formatted texts inside."""
     for child in ast.iter_child_nodes(parent):
         if isinstance(child, (Function, ast.ClassDef, ast.JoinedStr)):
@@ -121,7 +120,7 @@ def nodes(parent: ast.AST) -> Iterator[ast.expr | ast.stmt]:
         yield from nodes(child)
 
 
-def changed(source: str, node: ast.expr | ast.stmt) -> Iterator[tuple[str, str]]:
+def changed(source, node):
     """Yield (kind, text) for each change of a node."""
     low, high = span(source, node)
     match node:
@@ -154,7 +153,7 @@ def changed(source: str, node: ast.expr | ast.stmt) -> Iterator[tuple[str, str]]
             yield "Call", source[low:before] + source[last:high]
 
 
-def draw(root: Path, left_out: str, seed: int = 0) -> Iterator[Mutant]:
+def draw(root, left_out, seed=0):
     """Yield a mutant of each function in random order, without files that match ``left_out``.
 
     The kind of change is drawn first, among those that the function allows, then the change.
@@ -173,7 +172,7 @@ def draw(root: Path, left_out: str, seed: int = 0) -> Iterator[Mutant]:
     generator = random.Random(seed)
     generator.shuffle(pool)
     for file, name, source, node in pool:
-        kinds: dict[str, list[Mutant]] = {}
+        kinds = {}
         for kind, old, new in changes(source, node):
             mutant = Mutant(file, name, old, new, [])
             if compiles(mutant.applied(source, node)):
@@ -182,7 +181,7 @@ def draw(root: Path, left_out: str, seed: int = 0) -> Iterator[Mutant]:
             yield generator.choice(kinds[generator.choice(sorted(kinds))])
 
 
-def compiles(source: str) -> bool:
+def compiles(source):
     """Tell whether a source can be read."""
     try:
         ast.parse(source)

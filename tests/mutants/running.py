@@ -1,7 +1,5 @@
 """Run mutants in a copy of the tree, and find the tests that reach them."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
@@ -11,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -20,7 +17,7 @@ from itertools import accumulate
 from pathlib import Path
 from queue import Queue
 
-from tests.mutants.changes import PACKAGES, Function, Mutant, span
+from tests.mutants.changes import PACKAGES, Mutant, span
 
 ROOT = Path(__file__).parents[2]
 STORED = Path(__file__).with_name("mutants.json")
@@ -55,7 +52,7 @@ def hit(number):
 
 
 @contextmanager
-def copied_tree(root: Path = ROOT) -> Iterator[Path]:
+def copied_tree(root=ROOT):
     """Give a copy of the tree without its environment; mutants are made there alone."""
     with tempfile.TemporaryDirectory(prefix="mutants") as folder:
         copy = Path(folder) / "tree"
@@ -63,7 +60,7 @@ def copied_tree(root: Path = ROOT) -> Iterator[Path]:
         yield copy
 
 
-def pytest(tree: Path, *arguments: str, limit: float | None = LIMIT) -> tuple[int, str]:
+def pytest(tree, *arguments, limit=LIMIT):
     """Run pytest in a tree; return its exit code, or -1 if it took too long, and what it printed."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tree)}
     command = [
@@ -91,13 +88,13 @@ def pytest(tree: Path, *arguments: str, limit: float | None = LIMIT) -> tuple[in
     return done.returncode, done.stdout
 
 
-def write(path: Path, source: str) -> None:
+def write(path, source):
     """Write a module, and remove its compiled file: the old one may have the same size and time."""
     path.write_text(source, encoding="utf-8")
     Path(cache_from_source(str(path))).unlink(missing_ok=True)
 
 
-def exists(test: str, tree: Path) -> bool:
+def exists(test, tree):
     """Tell whether a tree has a test."""
     file, _, name = test.partition("::")
     path = tree / file
@@ -106,7 +103,7 @@ def exists(test: str, tree: Path) -> bool:
     )
 
 
-def run(mutant: Mutant, tree: Path) -> tuple[str, str]:
+def run(mutant, tree):
     """Return a mutant's state, and the test that failed.
 
     A mutant is killed or survived. It is gone if its code is no longer there, and untested if none of its tests is.
@@ -132,7 +129,7 @@ def run(mutant: Mutant, tree: Path) -> tuple[str, str]:
     )
 
 
-def run_all(mutants: Sequence[Mutant], trees: Sequence[Path]) -> bool:
+def run_all(mutants, trees):
     """Run mutants, one a tree at a time, and set their states; return whether none lives that was killed before.
 
     Such a mutant stays "killed", so that every run names it until a test kills it again.
@@ -140,19 +137,19 @@ def run_all(mutants: Sequence[Mutant], trees: Sequence[Path]) -> bool:
     Raises:
         RuntimeError: a test that kills a mutant also fails without it.
     """
-    free: Queue[Path] = Queue()
+    free = Queue()
     for tree in trees:
         free.put(tree)
 
-    def one(mutant: Mutant) -> tuple[str, str]:
+    def one(mutant):
         tree = free.get()
         try:
             return run(mutant, tree)
         finally:
             free.put(tree)
 
-    killers: set[str] = set()
-    states: Counter[tuple[str, str]] = Counter()
+    killers = set()
+    states = Counter()
     alive = 0
     with ThreadPoolExecutor(len(trees)) as pool:
         for mutant, (state, test) in zip(mutants, pool.map(one, mutants), strict=True):
@@ -188,7 +185,7 @@ def run_all(mutants: Sequence[Mutant], trees: Sequence[Path]) -> bool:
     return not alive
 
 
-def likely(mutant: Mutant, tree: Path, most: int = 2) -> list[str]:
+def likely(mutant, tree, most=2):
     """Return the test files that most likely reach a mutant: they are named as its module, or name its function."""
     module = Path(mutant.file).stem
     scores = {}
@@ -205,7 +202,7 @@ def likely(mutant: Mutant, tree: Path, most: int = 2) -> list[str]:
     return sorted(scores, key=lambda file: -scores[file])[:most]
 
 
-def reach(mutants: Sequence[Mutant], tree: Path) -> None:
+def reach(mutants, tree):
     """Set for each mutant the tests that reach its function: those of its module first, then the quickest.
 
     A statement at the top of each function reports the running test, also from processes that the test starts.
@@ -228,7 +225,7 @@ def reach(mutants: Sequence[Mutant], tree: Path) -> None:
     _, output = pytest(
         tree, "-n", "2", "--durations=0", "-vv", *sorted(files), limit=None
     )
-    seconds: defaultdict[str, float] = defaultdict(float)
+    seconds = defaultdict(float)
     for duration, test in re.findall(r"^([\d.]+)s \w+ +([^\s\[]+)", output, re.M):
         seconds[test] += float(duration)
     lines = sorted(set(reports.read_text().splitlines()))
@@ -250,7 +247,7 @@ def reach(mutants: Sequence[Mutant], tree: Path) -> None:
         ] or tests[:1]
 
 
-def with_call(source: str, function: Function, call: str) -> str:
+def with_call(source, function, call):
     """Return a source with a call at the top of a function, after its docstring."""
     body = function.body[ast.get_docstring(function) is not None :] or function.body
     first = span(source, body[0])[0]
@@ -263,12 +260,12 @@ def with_call(source: str, function: Function, call: str) -> str:
     )
 
 
-def load() -> list[Mutant]:
+def load():
     """Return the stored mutants."""
     return [Mutant(**entry) for entry in json.loads(STORED.read_text(encoding="utf-8"))]
 
 
-def store(mutants: Sequence[Mutant]) -> None:
+def store(mutants):
     """Write the list of mutants with their states."""
     STORED.write_text(
         json.dumps([asdict(mutant) for mutant in mutants], indent=1) + "\n",

@@ -1,10 +1,6 @@
 """Mutants are drawn, found again where their code stands, and killed by the tests that reach them."""
 
-from __future__ import annotations
-
 import ast
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,7 +22,7 @@ def test_other(): pass
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
+def tree(tmp_path):
     """A small project with one function and two tests."""
     for name, text in (
         ("fl_core/__init__.py", ""),
@@ -38,14 +34,14 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def mutant(old: str, new: str) -> Mutant:
+def mutant(old, new):
     """Return a mutant of the small project."""
     return Mutant(
         "fl_core/limits.py", "part", old, new, ["tests/test_limits.py::test_above"]
     )
 
 
-def test_changes_are_of_every_kind_and_can_be_read() -> None:
+def test_changes_are_of_every_kind_and_can_be_read():
     ((_, function),) = functions(SOURCE)
     found = {(old, new) for _, old, new in changes(SOURCE, function)}
     assert {
@@ -65,7 +61,7 @@ def test_changes_are_of_every_kind_and_can_be_read() -> None:
         ast.parse(mutant(old, new).applied(SOURCE, function))
 
 
-def test_code_that_has_moved_is_found_and_other_code_is_gone(tree: Path) -> None:
+def test_code_that_has_moved_is_found_and_other_code_is_gone(tree):
     moved = mutant("value - low", "value + low")
     (tree / "fl_core/limits.py").rename(tree / "fl_core/parts.py")
     found = moved.find(tree)
@@ -78,8 +74,8 @@ def test_code_that_has_moved_is_found_and_other_code_is_gone(tree: Path) -> None
 
 
 def test_a_mutant_is_killed_survives_or_has_no_test_and_leaves_the_tree_as_it_was(
-    tree: Path,
-) -> None:
+    tree,
+):
     killed = mutant("value - low", "value + low")
     assert run(killed, tree) == ("killed", "tests/test_limits.py::test_above")
     assert run(mutant("9", "10"), tree) == ("survived", "")
@@ -88,9 +84,7 @@ def test_a_mutant_is_killed_survives_or_has_no_test_and_leaves_the_tree_as_it_wa
     assert run(killed, tree) == ("untested", "")
 
 
-def test_tests_that_end_from_outside_or_take_too_long_kill_nothing(
-    tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tests_that_end_from_outside_or_take_too_long_kill_nothing(tree, monkeypatch):
     (tree / "tests/test_limits.py").write_text(
         "import os\ndef test_above(): os.kill(os.getpid(), 9)\n"
     )
@@ -100,8 +94,8 @@ def test_tests_that_end_from_outside_or_take_too_long_kill_nothing(
 
 
 def test_a_mutant_that_was_killed_and_lives_is_named_until_it_is_killed_again(
-    tree: Path, capsys: Any
-) -> None:
+    tree, capsys
+):
     lives = mutant("9", "10")
     lives.state = "killed"
     assert not run_all([lives], [tree])
@@ -113,14 +107,14 @@ def test_a_mutant_that_was_killed_and_lives_is_named_until_it_is_killed_again(
 
 
 @pytest.mark.slow
-def test_the_tests_that_reach_a_function_are_found(tree: Path) -> None:
+def test_the_tests_that_reach_a_function_are_found(tree):
     drawn = mutant("9", "10")
     drawn.tests = []
     reach([drawn], tree)
     assert drawn.tests == ["tests/test_limits.py::test_above"]
 
 
-def test_stored_mutants_have_tests_and_a_state() -> None:
+def test_stored_mutants_have_tests_and_a_state():
     mutants = load()
     assert len(mutants) == 60
     assert all(

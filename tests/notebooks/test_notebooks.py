@@ -1,10 +1,7 @@
 """Every notebook runs from a clean kernel and shows pictures; what is stored is whole, small, and of no machine."""
 
-from __future__ import annotations
-
 import inspect
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,16 +15,15 @@ from tests.conftest import on_first_use
 
 if TYPE_CHECKING:
     import nbformat
-    from nbformat import NotebookNode
 else:
     nbformat = on_first_use("nbformat")
 
 
-def stored(name: str) -> NotebookNode:
+def stored(name):
     return nbformat.read(execute.HERE / f"{name}.ipynb", as_version=4)
 
 
-def outputs(notebook: NotebookNode) -> list[NotebookNode]:
+def outputs(notebook):
     return [
         output
         for cell in notebook.cells
@@ -36,7 +32,7 @@ def outputs(notebook: NotebookNode) -> list[NotebookNode]:
     ]
 
 
-def pictures(notebook: NotebookNode) -> list[str]:
+def pictures(notebook):
     return [
         output.data["image/png"]
         for output in outputs(notebook)
@@ -44,13 +40,7 @@ def pictures(notebook: NotebookNode) -> list[str]:
     ]
 
 
-def printed(notebook: NotebookNode) -> str:
-    return "\n".join(
-        output.text for output in outputs(notebook) if output.output_type == "stream"
-    )
-
-
-def words(notebook: NotebookNode) -> list[str]:
+def words(notebook):
     """The words of the outputs in order, such as names of layers, metrics and candidates; numbers and times differ."""
     texts = [
         output.get("text", "") or output.get("data", {}).get("text/plain", "")
@@ -61,7 +51,7 @@ def words(notebook: NotebookNode) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", execute.names())
-def test_runs_twice_in_one_folder_without_any_data(name: str, tmp_path: Path) -> None:
+def test_runs_twice_in_one_folder_without_any_data(name, tmp_path):
     """As after "Restart and run all". The stored outputs are current."""
     for _ in range(2):
         notebook = execute.executed(name, tmp_path)
@@ -73,7 +63,7 @@ def test_runs_twice_in_one_folder_without_any_data(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", execute.names())
-def test_takes_own_data_in_one_cell_and_imports_public_names(name: str) -> None:
+def test_takes_own_data_in_one_cell_and_imports_public_names(name):
     code = [cell.source for cell in stored(name).cells if cell.cell_type == "code"]
     assert sum("# Your own data: edit this cell" in source for source in code) == 1
     imported = re.findall(r"^(?:import|from) (\w+)", "\n".join(code), re.MULTILINE)
@@ -83,7 +73,7 @@ def test_takes_own_data_in_one_cell_and_imports_public_names(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", execute.names())
-def test_what_is_stored_is_executed_in_order_and_tidy(name: str) -> None:
+def test_what_is_stored_is_executed_in_order_and_tidy(name):
     path = execute.HERE / f"{name}.ipynb"
     notebook = stored(name)
     nbformat.validate(notebook)
@@ -97,7 +87,7 @@ def test_what_is_stored_is_executed_in_order_and_tidy(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", execute.names())
-def test_opens_with_what_one_will_learn_and_ends_with_what_to_try(name: str) -> None:
+def test_opens_with_what_one_will_learn_and_ends_with_what_to_try(name):
     cells = stored(name).cells
     assert cells[0].cell_type == cells[-1].cell_type == "markdown"
     assert cells[0].source.startswith("# ")
@@ -112,7 +102,7 @@ def test_opens_with_what_one_will_learn_and_ends_with_what_to_try(name: str) -> 
 
 
 @pytest.mark.parametrize("name", execute.names())
-def test_what_to_try_next_names_what_there_is(name: str) -> None:
+def test_what_to_try_next_names_what_there_is(name):
     """Every call with keywords that a closing list proposes, and every command."""
     (text,) = (
         cell.source
@@ -126,14 +116,14 @@ def test_what_to_try_next_names_what_there_is(name: str) -> None:
         assert proposed in COMMANDS
 
 
-def test_the_site_names_every_notebook() -> None:
+def test_the_site_names_every_notebook():
     index = (execute.HERE.parent / "docs/index.md").read_text(encoding="utf-8")
     assert len(execute.names()) == 9
     for name in execute.names():
         assert f"notebooks/{name}.ipynb" in index
 
 
-def small(*sources: str) -> NotebookNode:
+def small(*sources):
     cells = [
         nbformat.v4.new_markdown_cell("# Small"),
         *map(nbformat.v4.new_code_cell, sources),
@@ -142,7 +132,7 @@ def small(*sources: str) -> NotebookNode:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """An empty folder in place of the notebooks'."""
     home = tmp_path / "notebooks"
     home.mkdir()
@@ -150,13 +140,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-def put(folder: Path, *sources: str) -> None:
+def put(folder, *sources):
     nbformat.write(small(*sources), folder / "small.ipynb")
 
 
 def test_the_command_stores_outputs_and_nothing_of_the_machine(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    folder, capsys, monkeypatch
+):
     monkeypatch.setenv("FEDLAYERS_DATA_ROOT", str(folder))
     put(
         folder,
@@ -182,9 +172,7 @@ def test_the_command_stores_outputs_and_nothing_of_the_machine(
         ("import sys; print('look out', file=sys.stderr)", "shows a warning: look out"),
     ],
 )
-def test_what_should_not_be_stored_leaves_the_old_one(
-    folder: Path, capsys: pytest.CaptureFixture[str], source: str, said: str
-) -> None:
+def test_what_should_not_be_stored_leaves_the_old_one(folder, capsys, source, said):
     put(folder, source)
     before = (folder / "small.ipynb").read_bytes()
     assert command.main(["small"]) == 1
@@ -192,9 +180,7 @@ def test_what_should_not_be_stored_leaves_the_old_one(
     assert (folder / "small.ipynb").read_bytes() == before
 
 
-def test_a_cell_that_fails_and_a_path_of_the_machine_are_errors(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_cell_that_fails_and_a_path_of_the_machine_are_errors(folder, tmp_path):
     put(folder, "1 / 0")
     with pytest.raises(Exception, match="ZeroDivisionError"):
         execute.executed("small", tmp_path)

@@ -6,7 +6,6 @@ import re
 import sys
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,26 +41,26 @@ class ObjectLostError(Exception):
 class Reference(list[Any]):
     """What an actor will have returned; told from others by itself."""
 
-    __hash__ = object.__hash__  # type: ignore[assignment]
+    __hash__ = object.__hash__
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other):
         return self is other
 
 
 class Method:
     """A method of an actor, called at once; what comes of it is kept until it is asked for."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call):
         self.call = call
 
-    def remote(self, *arguments: Any) -> Reference:
+    def remote(self, *arguments):
         return Reference([self.call(*arguments)])
 
 
 class Actor:
     """As Ray's handle of an actor."""
 
-    def __init__(self, cluster: Cluster, inner: Any) -> None:
+    def __init__(self, cluster, inner):
         self.hello, self.use = Method(inner.hello), Method(inner.use)
         self.run = Method(lambda packed: cluster.result(self, inner, packed))
 
@@ -85,17 +84,17 @@ class Cluster:
         RayActorError=RayActorError, ObjectLostError=ObjectLostError
     )
 
-    def result(self, actor: Actor, inner: Any, packed: bytes) -> Any:
+    def result(self, actor, inner, packed):
         if self.lost:
             self.lost -= 1
             return (RayActorError, ObjectLostError)[self.lost % 2]()
         return inner.run(packed)
 
-    def remote(self, **asked: Any) -> Any:
+    def remote(self, **asked):
         assert asked == {"num_cpus": 1, "num_gpus": 0, "max_restarts": 0}
 
-        def made(kind: Any) -> Any:
-            def start(packed: Any) -> Actor:
+        def made(kind):
+            def start(packed):
                 inner = kind(self.get(packed))
                 inner.hello = lambda: (
                     RayActorError(f"traceback\n{self.lacks}")
@@ -110,10 +109,10 @@ class Cluster:
 
         return made
 
-    def put(self, value: Any) -> Any:
+    def put(self, value):
         return [value]
 
-    def get(self, reference: Any) -> Any:
+    def get(self, reference):
         if isinstance(reference, list) and reference and isinstance(reference[0], list):
             return [self.get(each) for each in reference]
         (value,) = reference
@@ -121,23 +120,23 @@ class Cluster:
             raise value
         return value
 
-    def wait(self, references: list[Any]) -> tuple[list[Any], list[Any]]:
+    def wait(self, references):
         return references[-1:], references[
             :-1
         ]  # the last first: order is not Ray's to keep
 
-    def kill(self, actor: Actor) -> None:
+    def kill(self, actor):
         self.killed.append(actor)
 
-    def is_initialized(self) -> bool:
+    def is_initialized(self):
         return True
 
-    def available_resources(self) -> dict[str, float]:
+    def available_resources(self):
         return {"CPU": float(self.free)}
 
 
 @pytest.fixture
-def played(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def played(monkeypatch):
     found = Cluster()
     monkeypatch.setitem(sys.modules, "ray", found)
     monkeypatch.setitem(sys.modules, "ray.exceptions", found.exceptions)
@@ -145,7 +144,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def here(tmp_path_factory):
     out = tmp_path_factory.mktemp("here") / "run"
     fl.run(CONFIG, out, progress=False)
     return contents(out)
@@ -163,13 +162,13 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     ],
 )
 def test_a_run_has_the_same_files_whoever_trains_and_whoever_is_lost(
-    tmp_path: Path,
-    played: Cluster,
-    here: dict[str, bytes],
-    free: int,
-    lost: int,
-    made: int,
-) -> None:
+    tmp_path,
+    played,
+    here,
+    free,
+    lost,
+    made,
+):
     played.free, played.lost = free, lost
     began = time.perf_counter()
     fl.run(CONFIG, tmp_path / "run", backend="ray", progress=False)
@@ -180,9 +179,7 @@ def test_a_run_has_the_same_files_whoever_trains_and_whoever_is_lost(
     assert (len(played.made), len(played.killed)) == (made, made - lost)
 
 
-def test_when_all_are_lost_the_run_stops_and_goes_on_elsewhere(
-    tmp_path: Path, played: Cluster, here: dict[str, bytes]
-) -> None:
+def test_when_all_are_lost_the_run_stops_and_goes_on_elsewhere(tmp_path, played, here):
     played.lost = 2
     with pytest.raises(WorkerError, match=r"node far .*lost"):
         fl.run(CONFIG, tmp_path / "run", backend="ray", progress=False)
@@ -190,9 +187,7 @@ def test_when_all_are_lost_the_run_stops_and_goes_on_elsewhere(
     assert contents(tmp_path / "run") == here
 
 
-def test_an_error_where_a_client_is_trained_is_raised_here(
-    tmp_path: Path, played: Cluster
-) -> None:
+def test_an_error_where_a_client_is_trained_is_raised_here(tmp_path, played):
     with pytest.raises(DivergedError, match="client '"):
         fl.run(
             CONFIG,
@@ -206,16 +201,14 @@ def test_an_error_where_a_client_is_trained_is_raised_here(
     assert len(played.killed) == 2
 
 
-def test_another_version_is_refused_by_the_nodes_name(
-    tmp_path: Path, played: Cluster
-) -> None:
+def test_another_version_is_refused_by_the_nodes_name(tmp_path, played):
     played.version = "0.0.1"
     with pytest.raises(UsageError, match=r"node far .*0\.0\.1"):
         fl.run(CONFIG, backend="ray", progress=False)
     assert len(played.killed) == 2
 
 
-def test_an_actor_that_cannot_begin_is_told_in_one_line(played: Cluster) -> None:
+def test_an_actor_that_cannot_begin_is_told_in_one_line(played):
     played.lacks = "ModuleNotFoundError: No module named 'mine'"
     with pytest.raises(RunError, match=r"ModuleNotFoundError: .*'mine'"):
         fl.run(CONFIG, backend="ray", progress=False)
@@ -231,8 +224,8 @@ def test_an_actor_that_cannot_begin_is_told_in_one_line(played: Cluster) -> None
     ],
 )
 def test_places_that_do_not_train_clients_are_refused_before_anything_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: str, message: str
-) -> None:
+    tmp_path, capsys, flags, message
+):
     out = tmp_path / "run"
     with pytest.raises(SystemExit, match="2"):
         command(f"run --dataset heart --rounds 1 --out {out} {flags}")

@@ -1,18 +1,12 @@
 """Whole runs on a Ray cluster of two nodes of this machine, one of which is killed in the middle."""
 
-from __future__ import annotations
-
 import socket
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fedlayers.backends import cluster
 from fedlayers.studies.compare import compare
-from fedlayers.studies.jobs import TrainingJob
 from fl_core.config import RunConfig
 from fl_core.records.store import Run
 from tests.faults.injected import contents
@@ -26,7 +20,7 @@ PORTS = (
 )
 
 
-def free_ports() -> dict[str, int]:
+def free_ports():
     """Ports for a node, which starts sooner if it need not find them."""
     found = [socket.create_server(("", 0)) for _ in PORTS]
     ports = {
@@ -42,7 +36,7 @@ TRIES = 3
 
 
 @pytest.fixture
-def two_nodes() -> Iterator[Any]:
+def two_nodes():
     """A cluster of a head and another node, with a CPU each."""
     import ray
     from ray.cluster_utils import Cluster
@@ -72,13 +66,13 @@ def two_nodes() -> Iterator[Any]:
 
 
 @pytest.fixture
-def killed(two_nodes: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+def killed(two_nodes, monkeypatch):
     """Kill the other node once a run there has a checkpoint here. Name the run and its round."""
     (other,) = two_nodes.worker_nodes
-    found: list[tuple[str, int]] = []
+    found = []
     events = cluster.Cluster.events
 
-    def killing(self: cluster.Cluster, running: dict[int, TrainingJob]) -> Any:
+    def killing(self, running):
         for handle, run in running.items():
             there = self._nodes.get(handle, ("", "", ""))[1] == other.node_id
             done = (
@@ -87,7 +81,7 @@ def killed(two_nodes: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, i
             if there and done and not found:
                 two_nodes.remove_node(other, allow_graceful=False)
                 found.append((run.name, done[0]))
-        return events(self, running)  # type: ignore[arg-type]
+        return events(self, running)
 
     monkeypatch.setattr(cluster.Cluster, "events", killing)
     return found
@@ -95,8 +89,8 @@ def killed(two_nodes: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, i
 
 @pytest.mark.slow
 def test_a_lost_nodes_run_goes_on_elsewhere_to_the_same_bits(
-    tmp_path: Path, two_nodes: Any, killed: list[tuple[str, int]]
-) -> None:
+    tmp_path, two_nodes, killed
+):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         theirs = compare(

@@ -1,12 +1,7 @@
 """Whole runs in processes of this machine: the same files as in one, whatever happens to a process."""
 
-from __future__ import annotations
-
 import os
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +10,6 @@ from fedlayers.backends import cluster, local
 from fedlayers.backends.local import (
     InProcessBackend,
     Local,
-    Result,
     carry_out,
     changed_files,
     check_backend,
@@ -35,22 +29,22 @@ pytestmark = pytest.mark.filterwarnings("ignore:client")
 
 
 @pytest.fixture(scope="module")
-def two() -> Iterator[Local]:
+def two():
     """Two processes, started once."""
     with open_backend("local:2") as place:
         assert isinstance(place, Local)
         yield place
 
 
-def toys(tmp_path: Path, *given: dict[str, Any]) -> list[Toy]:
+def toys(tmp_path, *given):
     works = [Toy(tmp_path / str(k), **fields) for k, fields in enumerate(given)]
     for work in works:
         work.path.mkdir()
     return works
 
 
-def ended(place: local.Backend, works: list[Any]) -> dict[Path, Result]:
-    found: dict[Path, Result] = {}
+def ended(place, works):
+    found = {}
     carry_out(
         works,
         place,
@@ -61,9 +55,7 @@ def ended(place: local.Backend, works: list[Any]) -> dict[Path, Result]:
     return found
 
 
-def test_results_errors_and_warnings_come_from_processes_of_one_thread(
-    tmp_path: Path, two: Local
-) -> None:
+def test_results_errors_and_warnings_come_from_processes_of_one_thread(tmp_path, two):
     works = toys(
         tmp_path, {}, {"fails": "usage"}, {"fails": "run"}, {"fails": "other"}, {}
     )
@@ -84,8 +76,8 @@ def test_results_errors_and_warnings_come_from_processes_of_one_thread(
 
 
 def test_the_work_of_a_lost_process_is_begun_again_but_not_for_ever(
-    tmp_path: Path, two: Local, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, two, monkeypatch
+):
     monkeypatch.setattr(local, "TRIES", 2)
     works = toys(tmp_path, {"dies": 1}, {"dies": 9})
     with pytest.warns(UserWarning, match=r"code -9.*toy"):
@@ -96,9 +88,7 @@ def test_the_work_of_a_lost_process_is_begun_again_but_not_for_ever(
     assert "toy was lost 2 times" in str(error)
 
 
-def test_a_process_that_ends_itself_is_not_begun_again(
-    tmp_path: Path, two: Local
-) -> None:
+def test_a_process_that_ends_itself_is_not_begun_again(tmp_path, two):
     (work,) = toys(tmp_path, {"fails": "exit"})
     error = ended(two, [work])[work.path].error
     assert isinstance(error, WorkerError)
@@ -106,8 +96,8 @@ def test_a_process_that_ends_itself_is_not_begun_again(
     assert len(list(work.path.iterdir())) == 1
 
 
-def test_what_raises_ends_the_others(tmp_path: Path, two: Local) -> None:
-    def strict(result: Result, _: int) -> None:
+def test_what_raises_ends_the_others(tmp_path, two):
+    def strict(result, _):
         if result.error:
             raise result.error
 
@@ -125,9 +115,7 @@ def test_what_raises_ends_the_others(tmp_path: Path, two: Local) -> None:
 
 
 @pytest.mark.slow
-def test_a_comparison_and_a_race_have_the_same_files_as_in_one_process(
-    tmp_path: Path, two: Local
-) -> None:
+def test_a_comparison_and_a_race_have_the_same_files_as_in_one_process(tmp_path, two):
     """PLayer-FL decides in its first round there, too."""
     for folder, on in (("here", ""), ("there", two)):
         fl.compare(
@@ -144,7 +132,7 @@ def test_a_comparison_and_a_race_have_the_same_files_as_in_one_process(
         assert Run(tmp_path / "there/runs" / name).verify()[-1].startswith("3 of 3")
 
 
-def test_a_run_that_another_process_writes_is_not_sent(tmp_path: Path) -> None:
+def test_a_run_that_another_process_writes_is_not_sent(tmp_path):
     with (
         writing.create(tmp_path / "run", {}, {}, {}, {}),
         pytest.raises(BusyError),
@@ -157,8 +145,8 @@ def test_a_run_that_another_process_writes_is_not_sent(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_carried_after_every_checkpoint_goes_on_anywhere(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     """Begun in one folder, carried, gone on with in a second from what arrived, carried back: the undisturbed bits."""
     whole, first, second, home = (
         tmp_path / folder / "run" for folder in ("whole", "first", "second", "home")
@@ -168,7 +156,7 @@ def test_a_run_that_is_carried_after_every_checkpoint_goes_on_anywhere(
     for parcel in changed_files(first, {}, over=False):
         write_files(home, parcel)
     assert Run(home).verify()[-1].startswith("2 of 3")
-    sent: dict[str, str] = {}
+    sent = {}
     for parcel in changed_files(home, sent, over=True):
         write_files(second, parcel)
     assert not list(changed_files(second, sent, over=False)), (
@@ -180,7 +168,7 @@ def test_a_run_that_is_carried_after_every_checkpoint_goes_on_anywhere(
     assert contents(home) == contents(whole)
 
 
-def test_a_run_that_arrived_in_part_is_begun_or_goes_on(tmp_path: Path) -> None:
+def test_a_run_that_arrived_in_part_is_begun_or_goes_on(tmp_path):
     """The receiver is killed after each file. What it has can be sent on, and be trained to its end."""
     short = CONFIG.with_keys(rounds=1)
     TrainingJob(tmp_path / "run", short).carry_out()
@@ -201,9 +189,7 @@ def test_a_run_that_arrived_in_part_is_begun_or_goes_on(tmp_path: Path) -> None:
         assert contents(home.path) == contents(tmp_path / "run")
 
 
-def test_parcels_are_closed_when_they_are_large(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parcels_are_closed_when_they_are_large(tmp_path, monkeypatch):
     TrainingJob(tmp_path / "run", CONFIG, until=1).carry_out()
     monkeypatch.setattr(local, "BYTES", 1)
     parcels = list(changed_files(tmp_path / "run", {}, over=True))
@@ -215,7 +201,7 @@ def test_parcels_are_closed_when_they_are_large(
 
 
 @pytest.mark.parametrize("name", ["../config.json", "/etc/passwd", "blobs/x", "a.py"])
-def test_what_is_no_file_of_a_run_is_not_written(tmp_path: Path, name: str) -> None:
+def test_what_is_no_file_of_a_run_is_not_written(tmp_path, name):
     with pytest.raises(RunError, match="name of a file"):
         write_files(tmp_path / "run", {name: b""})
     assert not list((tmp_path / "run").iterdir())
@@ -237,12 +223,12 @@ def test_what_is_no_file_of_a_run_is_not_written(tmp_path: Path, name: str) -> N
         "slurm",
     ],
 )
-def test_what_is_no_place_is_refused(name: str) -> None:
+def test_what_is_no_place_is_refused(name):
     with pytest.raises(UsageError, match=r"backend.*local:N.*ray:HOST:PORT"):
         check_backend(name)
 
 
-def test_places_by_name() -> None:
+def test_places_by_name():
     with (
         open_backend("") as here,
         open_backend("local:1") as one,
@@ -255,13 +241,13 @@ def test_places_by_name() -> None:
         pass
 
 
-def test_ray_is_asked_for_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_is_asked_for_in_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r"'fedlayers\[ray\]'"), open_backend("ray"):
         pass
 
 
-def test_a_cluster_that_is_not_there_is_refused_at_once() -> None:
+def test_a_cluster_that_is_not_there_is_refused_at_once():
     pytest.importorskip("ray")
     with (
         pytest.raises(UsageError, match=r"127\.0\.0\.1:1"),
@@ -273,20 +259,20 @@ def test_a_cluster_that_is_not_there_is_refused_at_once() -> None:
 class LateRay:
     """Ray, whose parts are late a number of times."""
 
-    def __init__(self, late: int) -> None:
+    def __init__(self, late):
         self.late, self.ended = late, 0
 
-    def is_initialized(self) -> bool:
+    def is_initialized(self):
         return False
 
-    def init(self, address: str | None, **_: Any) -> None:
+    def init(self, address, **_):
         self.late -= 1
         if self.late >= 0:
             raise Exception(
                 "The current node timed out during startup.\nSecond line."
             )  # as Ray does
 
-    def shutdown(self) -> None:
+    def shutdown(self):
         self.ended += 1
 
 
@@ -295,8 +281,8 @@ class LateRay:
     [(2, "", True), (3, "", False), (1, "h:1", False)],
 )
 def test_a_late_cluster_is_started_again_and_given_up_in_one_line(
-    late: int, address: str, started: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    late, address, started, monkeypatch
+):
     ray = LateRay(late)
     monkeypatch.setattr(cluster, "reachable", lambda _: ray)
     if started:

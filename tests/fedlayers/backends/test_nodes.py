@@ -6,7 +6,6 @@ import pickle
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,14 +48,14 @@ class Nodes:
     gone: list[Iterator[Any]] = field(default_factory=list)
     exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
 
-    def remote(self, **asked: Any) -> Any:
+    def remote(self, **asked):
         assert asked == {"num_cpus": 1, "num_gpus": 0, "max_retries": 0}
         return lambda function: SimpleNamespace(
             options=lambda **_: SimpleNamespace(remote=self._started(function))
         )
 
-    def _started(self, function: Any) -> Any:
-        def start(*arguments: Any) -> Iterator[Any]:
+    def _started(self, function):
+        def start(*arguments):
             work, parcels, sent = pickle.loads(pickle.dumps(arguments))
             self.begun.append(
                 sum("checkpoints/" in name for parcel in parcels for name in parcel)
@@ -67,7 +66,7 @@ class Nodes:
 
         return start
 
-    def _items(self, said: Iterator[Any]) -> Iterator[Any]:
+    def _items(self, said):
         for item in said:
             if isinstance(item, cluster.Hello):
                 item = cluster.Hello((*item[:2], self.version))
@@ -81,31 +80,31 @@ class Nodes:
                 self.gone.append(said)
                 raise RayError("a node is gone")
 
-    def wait(self, items: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
+    def wait(self, items, **_):
         return items[:1], items[1:]
 
-    def get(self, item: Any) -> Any:
+    def get(self, item):
         return pickle.loads(pickle.dumps(item))
 
-    def cancel(self, items: Any, force: bool) -> None:
+    def cancel(self, items, force):
         self.open.discard(id(items))
         items.close()
 
-    def is_initialized(self) -> bool:
+    def is_initialized(self):
         return True
 
-    def cluster_resources(self) -> dict[str, float]:
+    def cluster_resources(self):
         return {"CPU": 1.0}
 
-    def nodes(self) -> list[dict[str, Any]]:
+    def nodes(self):
         return [{"Alive": True}]
 
-    def get_runtime_context(self) -> Any:
+    def get_runtime_context(self):
         return SimpleNamespace(get_node_id=lambda: "a node")
 
 
 @pytest.fixture
-def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
+def nodes(monkeypatch):
     found = Nodes()
     monkeypatch.setitem(sys.modules, "ray", found)
     monkeypatch.setitem(sys.modules, "ray.exceptions", found.exceptions)
@@ -113,19 +112,19 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
     return found
 
 
-def compare(out: Path, **how: Any) -> None:
+def compare(out, **how):
     algorithms = ["local", "playerfl"]
     fl.compare(CONFIG, algorithms, [0], out, command="typed", progress=False, **how)
 
 
-def race(out: Path, **how: Any) -> None:
+def race(out, **how):
     fl.choose(CONFIG, out, arms=["nothing", "half"], baselines=False, **how)
 
 
 @pytest.mark.parametrize("study", [compare, pytest.param(race, marks=pytest.mark.slow)])
 def test_a_lost_nodes_run_goes_on_from_its_last_checkpoint_to_the_same_files(
-    study: Any, tmp_path: Path, nodes: Nodes
-) -> None:
+    study, tmp_path, nodes
+):
     nodes.lost = 1
     study(tmp_path / "there", backend="ray")
     for unheard in nodes.gone:
@@ -139,8 +138,8 @@ def test_a_lost_nodes_run_goes_on_from_its_last_checkpoint_to_the_same_files(
 
 
 def test_a_node_of_another_version_is_refused_by_name_and_nothing_goes_on(
-    tmp_path: Path, nodes: Nodes
-) -> None:
+    tmp_path, nodes
+):
     nodes.version = "0.0.1"
     with pytest.raises(UsageError, match=r"node .* 0\.0\.1"):
         fl.compare(
@@ -149,12 +148,10 @@ def test_a_node_of_another_version_is_refused_by_name_and_nothing_goes_on(
     assert not nodes.open
 
 
-def test_what_a_node_cannot_import_is_told(
-    tmp_path: Path, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def failing(item: Any) -> Any:
+def test_what_a_node_cannot_import_is_told(tmp_path, nodes, monkeypatch):
+    def failing(item):
         error = RayTaskError("a long traceback")
-        error.cause = ModuleNotFoundError("No module named 'fedlayers'")  # type: ignore[attr-defined]
+        error.cause = ModuleNotFoundError("No module named 'fedlayers'")
         raise error
 
     monkeypatch.setattr(nodes, "get", failing)
@@ -162,7 +159,7 @@ def test_what_a_node_cannot_import_is_told(
         fl.compare(CONFIG, ["local"], [0], tmp_path, backend="ray", progress=False)
 
 
-def test_a_cluster_that_was_open_before_stays_open(nodes: Nodes) -> None:
+def test_a_cluster_that_was_open_before_stays_open(nodes):
     """Nothing here shuts it down: these nodes could not be."""
     with open_backend("ray") as place:
         assert place.side_by_side == 1

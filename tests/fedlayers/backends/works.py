@@ -22,7 +22,7 @@ class Toy:
     name = "toy"
     gpus = 0
 
-    def carry_out(self) -> tuple[int, str | None]:
+    def carry_out(self):
         tries = len(list(self.path.iterdir()))
         (self.path / str(tries)).touch()
         if tries < self.dies:

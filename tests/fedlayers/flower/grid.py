@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
 from itertools import count
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,7 +17,7 @@ from fedlayers.flower.server_app import ServerFile, federate
 NUMBERS = count()
 
 
-def new_message(content: RecordDict, node: int, kind: str) -> Message:
+def new_message(content, node, kind):
     """Return a message as Flower makes it in a process of its own, with a number."""
     metadata = Metadata(
         run_id=1,
@@ -36,7 +33,7 @@ def new_message(content: RecordDict, node: int, kind: str) -> Message:
     return Message(metadata=metadata, content=content)
 
 
-clients.FlowerMessage = new_message  # type: ignore[misc, assignment]
+clients.FlowerMessage = new_message
 
 
 class LocalGrid(Grid):
@@ -48,31 +45,31 @@ class LocalGrid(Grid):
 
     def __init__(
         self,
-        files: Iterable[Path],
-        change: Callable[[Message, Message], Message | None] = lambda _, reply: reply,
-    ) -> None:
+        files,
+        change=lambda _, reply: reply,
+    ):
         self.files = dict(enumerate(files, 1))
         self.change, self.app, self.simulated = change, app, False
         self.asked: list[str] = []
         self._sent: dict[str, Message] = {}
 
-    def set_run(self, run: Any) -> None:
+    def set_run(self, run):
         raise NotImplementedError
 
     @property
-    def run(self) -> Any:
+    def run(self):
         raise NotImplementedError
 
-    def create_message(self, *args: Any, **keys: Any) -> Message:
+    def create_message(self, *args, **keys):
         raise NotImplementedError
 
-    def send_and_receive(self, *args: Any, **keys: Any) -> Iterable[Message]:
+    def send_and_receive(self, *args, **keys):
         raise NotImplementedError
 
-    def get_node_ids(self) -> Iterable[int]:
+    def get_node_ids(self):
         return list(self.files)
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+    def push_messages(self, messages):
         ids = []
         for message in messages:
             ids.append(message.metadata.message_id)
@@ -80,7 +77,7 @@ class LocalGrid(Grid):
             self._sent[ids[-1]] = message
         return ids
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+    def pull_messages(self, message_ids):
         replies = []
         for name in message_ids:
             message = self._sent.pop(name, None)
@@ -89,7 +86,7 @@ class LocalGrid(Grid):
                 replies += [] if reply is None else [reply]
         return replies
 
-    def _answer(self, message: Message) -> Message:
+    def _answer(self, message):
         file = self.files.get(message.metadata.dst_node_id)
         if file is None:
             return Message(Error(5, "node is gone"), reply_to=message)
@@ -100,12 +97,10 @@ class LocalGrid(Grid):
 
 
 WARDS = ("east", "north", "west")
-PLAIN: dict[str, Any] = {"rounds": 2, "eval_every": 1, "lr": 0.1, "model": "mlp"}
+PLAIN = {"rounds": 2, "eval_every": 1, "lr": 0.1, "model": "mlp"}
 
 
-def site_files(
-    folder: Path, columns: str = 'scale = "none"', wards: tuple[str, ...] = WARDS
-) -> list[Path]:
+def site_files(folder, columns='scale = "none"', wards=WARDS):
     """Write a table and a site file for each ward, with two numbers and a column of words."""
     folder.mkdir(parents=True, exist_ok=True)
     files = []
@@ -123,7 +118,7 @@ def site_files(
     return files
 
 
-def over_sites(out: Path, grid: LocalGrid, sites: int = 3, **keys: Any) -> Any:
+def over_sites(out, grid, sites=3, **keys):
     """Federate as a server file says."""
     own = {
         key: keys.pop(key)

@@ -1,14 +1,10 @@
 """Federations of real processes: a superlink, supernodes, TLS, a key for each site, and kills."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -24,16 +20,14 @@ LONGEST = 500.0
 
 
 @contextmanager
-def federation(tmp_path: Path, sites: int = 3) -> Iterator[LocalFederation]:
+def federation(tmp_path, sites=3):
     files = site_files(tmp_path / "sites")
     named = dict(list(zip(WARDS, files, strict=True))[:sites])
     with LocalFederation(tmp_path / "f", named) as found:
         yield found
 
 
-def server_file(
-    out: Path, algorithm: str, more: str = "", rounds: int = 2, sites: int = 3
-) -> Path:
+def server_file(out, algorithm, more="", rounds=2, sites=3):
     file = out.with_suffix(".toml")
     config = {**PLAIN, "algorithm": algorithm, "rounds": rounds}
     lines = [
@@ -45,18 +39,18 @@ def server_file(
     return file
 
 
-def until(done: Callable[[], bool]) -> None:
+def until(done):
     end = time.monotonic() + LONGEST
     while not done():
         assert time.monotonic() < end
         time.sleep(0.3)
 
 
-def has_round(out: Path, number: int) -> bool:
+def has_round(out, number):
     return (out / "checkpoints" / f"{number:06d}.json").exists()
 
 
-def test_a_real_round_of_two_sites_has_the_bits_of_one_process(tmp_path: Path) -> None:
+def test_a_real_round_of_two_sites_has_the_bits_of_one_process(tmp_path):
     file = server_file(tmp_path / "run", "fedper", rounds=1, sites=2)
     with federation(tmp_path, sites=2) as found:
         (tmp_path / "bad.toml").write_text('ot = "x"')
@@ -71,16 +65,14 @@ def test_a_real_round_of_two_sites_has_the_bits_of_one_process(tmp_path: Path) -
 
 
 @pytest.fixture(scope="module")
-def wards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation]:
+def wards(tmp_path_factory):
     """Three sites and their superlink, which the tests below share."""
     with federation(tmp_path_factory.mktemp("wards")) as found:
         yield found
 
 
 @pytest.mark.federation
-def test_a_round_goes_on_without_a_site_that_stands_still(
-    wards: LocalFederation, tmp_path: Path
-) -> None:
+def test_a_round_goes_on_without_a_site_that_stands_still(wards, tmp_path):
     out = tmp_path / "run"
     file = server_file(out, "fedper", "timeout = 40\nmin_sites = 2")
     wards.start("run", wards.command(file))
@@ -98,9 +90,7 @@ def test_a_round_goes_on_without_a_site_that_stands_still(
 
 
 @pytest.mark.federation
-def test_kills_of_a_supernode_and_of_the_server_change_no_bit(
-    wards: LocalFederation, tmp_path: Path
-) -> None:
+def test_kills_of_a_supernode_and_of_the_server_change_no_bit(wards, tmp_path):
     out = tmp_path / "run"
     file = server_file(out, "fedper", rounds=3)
     wards.start("run", wards.command(file))

@@ -1,10 +1,7 @@
 """Runs over sites: bits, states at the sites, resume, time-outs, and what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,7 +20,7 @@ from fl_core.task import assemble
 from tests.fedlayers.flower.grid import PLAIN, WARDS, LocalGrid, over_sites, site_files
 
 
-def at_home(folder: Path, out: Path, **keys: Any) -> None:
+def at_home(folder, out, **keys):
     """Run in this process on the same tables, with one client a process."""
     tables = ",".join(str(folder / f"{ward}.csv") for ward in WARDS)
     own = {"stack": "off", "checkpoint_every": 1, "patience": 0, "scale": "none"}
@@ -31,7 +28,7 @@ def at_home(folder: Path, out: Path, **keys: Any) -> None:
     fl.run(out=out, progress=False, **{**PLAIN, **own, **keys})
 
 
-def assert_same(run: Path, other: Path) -> None:
+def assert_same(run, other):
     """Assert that two runs have the same rows and the same server, bit for bit."""
     one, two = Run(run), Run(other)
     rows = [each.rows()[1].drop(columns="run") for each in (one, two)]
@@ -42,7 +39,7 @@ def assert_same(run: Path, other: Path) -> None:
         assert all(tensors[name].equal(trees[1][kind][name]) for name in tensors)
 
 
-def compare(tmp_path: Path, algorithm: str, **keys: Any) -> None:
+def compare(tmp_path, algorithm, **keys):
     """Assert that an algorithm has the same bits over sites as at home."""
     folder, net, home = (tmp_path / algorithm / each for each in ("s", "net", "home"))
     over_sites(net, LocalGrid(site_files(folder)), algorithm=algorithm, **keys)
@@ -51,13 +48,13 @@ def compare(tmp_path: Path, algorithm: str, **keys: Any) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["playerfl", "apfl", "pfedsd"])
-def test_the_bits_are_those_of_one_process(tmp_path: Path, algorithm: str) -> None:
+def test_the_bits_are_those_of_one_process(tmp_path, algorithm):
     lost = {"client_dropout": 0.3} if algorithm == "apfl" else {}
     compare(tmp_path, algorithm, rounds=1 if algorithm == "playerfl" else 2, **lost)
 
 
 @pytest.mark.slow
-def test_all_algorithms_have_the_bits_of_one_process(tmp_path: Path) -> None:
+def test_all_algorithms_have_the_bits_of_one_process(tmp_path):
     compared = 0
     for name in sorted(registry()):
         try:
@@ -71,7 +68,7 @@ def test_all_algorithms_have_the_bits_of_one_process(tmp_path: Path) -> None:
     assert compared >= 30
 
 
-def test_a_class_that_nobody_has_is_left_out_as_at_home(tmp_path: Path) -> None:
+def test_a_class_that_nobody_has_is_left_out_as_at_home(tmp_path):
     """Weights as drawn predict it for some samples."""
     files = site_files(tmp_path)
     names = ("dead", "ill", "well")
@@ -87,7 +84,7 @@ def test_a_class_that_nobody_has_is_left_out_as_at_home(tmp_path: Path) -> None:
     assert_same(tmp_path / "run", tmp_path / "home")
 
 
-def test_a_federation_scales_as_one_table(tmp_path: Path) -> None:
+def test_a_federation_scales_as_one_table(tmp_path):
     files = site_files(tmp_path, 'scale = "standard"\nimpute = "mean"')
     table = pd.read_csv(tmp_path / "east.csv")
     table.loc[3, "age"] = np.nan
@@ -109,10 +106,10 @@ def test_a_federation_scales_as_one_table(tmp_path: Path) -> None:
     }
 
 
-def test_a_client_s_tensors_stay_at_its_site(tmp_path: Path) -> None:
+def test_a_client_s_tensors_stay_at_its_site(tmp_path):
     heads = []
 
-    def watch(asked: Message, reply: Message) -> Message:
+    def watch(asked, reply):
         for message in (asked, reply):
             packet = packets.packet_of(message.content, 10**9)
             heads.extend(name for tree in packet.trees.values() for name in tree)
@@ -130,7 +127,7 @@ def test_a_client_s_tensors_stay_at_its_site(tmp_path: Path) -> None:
     assert not any(held.trees.values())
 
 
-def test_a_killed_server_resumes_to_the_same_bits(tmp_path: Path) -> None:
+def test_a_killed_server_resumes_to_the_same_bits(tmp_path):
     files = site_files(tmp_path / "a")
     keys = {"algorithm": "fedper", "rounds": 4}
     grid = LocalGrid(files, stop_after(trains=8))
@@ -144,11 +141,11 @@ def test_a_killed_server_resumes_to_the_same_bits(tmp_path: Path) -> None:
         over_sites(tmp_path / "run", LocalGrid(files[:2]), sites=2, **keys)
 
 
-def stop_after(trains: int) -> Any:
+def stop_after(trains):
     """Return a change of replies that interrupts the server after some of training."""
     seen = []
 
-    def change(asked: Message, reply: Message) -> Message:
+    def change(asked, reply):
         seen.extend([1] * (asked.metadata.message_type == "train"))
         if len(seen) == trains:
             raise KeyboardInterrupt
@@ -157,8 +154,8 @@ def stop_after(trains: int) -> Any:
     return change
 
 
-def test_a_round_goes_on_without_a_late_site(tmp_path: Path) -> None:
-    def late(asked: Message, reply: Message) -> Message | None:
+def test_a_round_goes_on_without_a_late_site(tmp_path):
+    def late(asked, reply):
         trains = asked.metadata.message_type == "train"
         return None if trains and b"west" in name_of(asked, grid) else reply
 
@@ -178,15 +175,15 @@ def test_a_round_goes_on_without_a_late_site(tmp_path: Path) -> None:
         over_sites(tmp_path / "few", grid, min_sites=3, **keys)
 
 
-def name_of(message: Message, grid: LocalGrid) -> bytes:
+def name_of(message, grid):
     """Return the site file of a message's node."""
     return str(grid.files[message.metadata.dst_node_id]).encode()
 
 
-def test_a_lost_process_is_asked_again(tmp_path: Path) -> None:
-    seen: list[str] = []
+def test_a_lost_process_is_asked_again(tmp_path):
+    seen = []
 
-    def lose(asked: Message, reply: Message) -> Message:
+    def lose(asked, reply):
         seen.append(asked.metadata.message_type)
         if seen.count("train") == 2 and seen[-1] == "train":
             return Message(Error(5, "killed"), reply_to=asked)
@@ -198,7 +195,7 @@ def test_a_lost_process_is_asked_again(tmp_path: Path) -> None:
     assert_same(tmp_path / "run/out", tmp_path / "home/out")
 
 
-def test_sites_measure_what_one_process_measures(tmp_path: Path) -> None:
+def test_sites_measure_what_one_process_measures(tmp_path):
     names = ["federation_sensitivity", "grad_norm"]
     grid = LocalGrid(site_files(tmp_path))
     report = over_sites(tmp_path / "diagnosis", grid, metrics=names)
@@ -217,9 +214,9 @@ def test_sites_measure_what_one_process_measures(tmp_path: Path) -> None:
         over_sites(tmp_path / "pairs", grid, metrics=["cka"])
 
 
-def test_flower_adds_noise_as_the_page_shows(tmp_path: Path) -> None:
+def test_flower_adds_noise_as_the_page_shows(tmp_path):
     page = (Path(__file__).parents[3] / "docs/federation_privacy.md").read_text()
-    shown: dict[str, Any] = {}
+    shown = {}
     exec(page.partition("```python\n")[2].partition("```")[0], shown)
     models = []
     for name in ("noisy", "plain"):
@@ -231,7 +228,7 @@ def test_flower_adds_noise_as_the_page_shows(tmp_path: Path) -> None:
     assert 0 < max(apart) < 1
 
 
-def test_a_race_over_sites_trains_no_finished_arm_again(tmp_path: Path) -> None:
+def test_a_race_over_sites_trains_no_finished_arm_again(tmp_path):
     keys = {"arms": ["nothing", "half", "all"], "algorithm": "fedper"}
     grid = LocalGrid(site_files(tmp_path), stop_after(trains=14))
     with pytest.raises(UsageError, match="its own plans"):
@@ -252,7 +249,7 @@ def test_a_race_over_sites_trains_no_finished_arm_again(tmp_path: Path) -> None:
     assert_same(choice.run, tmp_path / "home")
 
 
-def written(folder: Path, kind: str) -> str:
+def written(folder, kind):
     """Write samples of a kind for each ward, and for all together. Return where those are."""
     draw = np.random.default_rng(0)
     parts = []
@@ -292,9 +289,7 @@ def written(folder: Path, kind: str) -> str:
         ("regression", "csv", '[columns]\ntask = "regression"\nscale = "none"'),
     ],
 )
-def test_other_samples_have_the_bits_of_one_process(
-    tmp_path: Path, kind: str, end: str, more: str
-) -> None:
+def test_other_samples_have_the_bits_of_one_process(tmp_path, kind, end, more):
     whole = written(tmp_path, kind)
     files = [tmp_path / f"{ward}.toml" for ward in WARDS]
     for ward, file in zip(WARDS, files, strict=True):
@@ -309,7 +304,7 @@ def test_other_samples_have_the_bits_of_one_process(
     assert_same(tmp_path / "run", tmp_path / "home")
 
 
-def test_simulated_nodes_are_the_clients_of_one_table(tmp_path: Path) -> None:
+def test_simulated_nodes_are_the_clients_of_one_table(tmp_path):
     site_files(tmp_path)
     tables = [pd.read_csv(tmp_path / f"{w}.csv").assign(client=w) for w in WARDS]
     pd.concat(tables).to_csv(tmp_path / "all.csv", index=False)
