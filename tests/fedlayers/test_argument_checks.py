@@ -83,27 +83,22 @@ def test_what_a_study_cannot_take_is_refused_before_any_work(
 NET = nn.Linear(2, 2)
 SAMPLES = {"north": (torch.zeros(4, 2), torch.arange(4) % 2)}
 OTHERS = {
-    "diagnose": lambda run, **given: fl.diagnose(NET, SAMPLES, **given),
-    "diagnose_features": lambda run, **given: fl.diagnose_features(
-        {client: {"a": torch.zeros(4, 2)} for client in "ab"}, **given
+    "diagnose": lambda run: (NET, SAMPLES),
+    "diagnose_features": lambda run: ({c: {"a": torch.zeros(4, 2)} for c in "ab"},),
+    "export": lambda run: (run, run),
+    "from_clients": lambda run: (SAMPLES,),
+    "hint": lambda run: (HEART,),
+    "layers_of": lambda run: (NET, torch.zeros(2)),
+    "load_models": lambda run: (run,),
+    "predict": lambda run: (run.parent / "m.safetensors", np.zeros((1, 10))),
+    "resume": lambda run: (run,),
+    "run": lambda run: (HEART,),
+    "select": lambda run: (
+        fl.diagnose(NET, SAMPLES, "grad_norm", progress=False),
+        "manual",
     ),
-    "export": lambda run, **given: fl.export(run, run, **given),
-    "from_clients": lambda run, **given: fl.from_clients(SAMPLES, **given),
-    "hint": lambda run, **given: fl.hint(HEART, **given),
-    "layers_of": lambda run, **given: fl.layers_of(NET, torch.zeros(2), **given),
-    "load_models": lambda run, **given: fl.load_models(run, **given),
-    "predict": lambda run, **given: fl.predict(
-        run.parent / "m.safetensors", np.zeros((1, 10)), **given
-    ),
-    "resume": lambda run, **given: fl.resume(run, **given),
-    "run": lambda run, **given: fl.run(HEART, **given),
-    "select": lambda run, **given: fl.select(
-        fl.diagnose(NET, SAMPLES, "grad_norm", progress=False), "manual", **given
-    ),
-    "through_time": lambda run, **given: fl.through_time(run, **given),
-    "train_first_round": lambda run, **given: fl.train_first_round(
-        fl.assemble(HEART), {}, **given
-    ),
+    "through_time": lambda run: (run,),
+    "train_first_round": lambda run: (fl.assemble(HEART), {}),
 }
 """Calls of the functions that are no study, where a run is given."""
 
@@ -132,15 +127,15 @@ def stored(tmp_path_factory):
 
 @pytest.mark.parametrize(("name", "argument"), arguments_with_lists())
 def test_one_value_is_a_list_of_one(name, argument, stored, tmp_path):
-    wrong = 999 if argument == "rounds" else "no:where"
+    wrong, call = 999 if argument == "rounds" else "no:where", getattr(fl, name)
 
     def outcome(value):
         given = {argument: value}
         try:
             if name in STUDIES:
                 asked = {"config": HEART, **STUDIES[name], "out": tmp_path / "out"}
-                return str(getattr(fl, name)(**{**asked, **given}))
-            return type(OTHERS[name](stored, **given)).__name__
+                return str(call(**asked | given))
+            return type(call(*OTHERS[name](stored), **given)).__name__
         except fl.UsageError as error:
             return str(error)
 
@@ -149,8 +144,8 @@ def test_one_value_is_a_list_of_one(name, argument, stored, tmp_path):
             assert outcome(alone).startswith("seeds must be a list of numbers; got 3.")
     assert outcome(wrong) == outcome([wrong])
     if argument in ("algorithms", "arms", "metrics", "rules", "seeds", "rounds"):
-        assert outcome(np.array([])) == outcome([])
-        assert outcome([]) == f"{argument} must have at least one value; got none. Name one."  # fmt: skip
+        none = f"{argument} must have at least one value; got none. Name one."
+        assert outcome(np.array([])) == outcome([]) == none
 
 
 def test_one_value_of_a_key_is_a_list_of_one():

@@ -1,8 +1,6 @@
 """Regret: sums written out on made-up scores, and real runs whose scores, choices and files are looked up again."""
 
 import math
-import sys
-from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
@@ -23,7 +21,6 @@ from fedlayers.studies.regret import (
 from fl_core import rows
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
-from fl_core.plan import LayerPlan
 from fl_core.records import store
 
 mpl.use("Agg")
@@ -193,30 +190,6 @@ def test_files(trained):
     ):
         stored = pd.read_csv(out / f"{name}.csv")[column].tolist()
         assert stored == pytest.approx(table[column].tolist(), nan_ok=True)
-
-
-@pytest.mark.slow
-def test_frozen_layers_are_shared_with_every_cut_and_are_none(tmp_path, monkeypatch):
-    """Of five layers two are frozen: a rule's choice is scored by the runs of the very plan that it made."""
-    (tmp_path / "frozen_of_a_test.py").write_text(
-        "from torch import nn\n\ndef make(shape, n_classes):\n"
-        "    sizes = [*shape, 8, 7, 6, 5, n_classes]\n"
-        "    layers = [nn.Linear(a, b) for a, b in zip(sizes, sizes[1:])]\n"
-        "    for k in (1, 3):\n        layers[k].requires_grad_(False)\n"
-        "    return nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())))[:-1]\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    config = HEART.with_keys(model="frozen_of_a_test:make", rounds=1)
-    result = regret(config, ("sensitivity_ratio",), (0,), Path("out"), progress=False)
-    plan = select.select(Path("out/measured/0.jsonl"))
-    assert {"2", "6"} < set(plan.shared)
-    assert result.layers == plan.trainable == ("0", "4", "8")
-    assert result.scores["last"].tolist() == ["", "0", "4", "8"]
-    cut = int(choice(result, "sensitivity_ratio", 0)["cut"])
-    assert cut == plan.cut
-    stored = store.Run(Path(f"out/cuts/{cut}-0"))
-    assert LayerPlan.from_json(stored.config["given"]).digest == plan.digest
 
 
 def test_picture_marks_each_choice_on_its_seeds_line():
