@@ -44,7 +44,7 @@ class Last(nn.Module):
         return self.form(self.net(x))
 
 
-class Unread(Dataset[Any]):
+class Unread(Dataset):
     """A dataset whose samples cannot be joined."""
 
     def __len__(self):

@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -51,7 +50,7 @@ def network(shape, n_classes):
     return nn.Sequential(nn.Linear(shape[0], 5), nn.ReLU(), nn.Linear(5, n_classes))
 
 
-class Pairs(Dataset[Any]):
+class Pairs(Dataset):
     """Samples one by one."""
 
     def __init__(self, x, y):
