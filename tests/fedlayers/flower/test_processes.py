@@ -5,6 +5,7 @@ import re
 import signal
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pandas as pd

@@ -1,12 +1,10 @@
 """A Flower app that sends empty messages to all nodes, and prints how long the replies take."""
 
-from __future__ import annotations
-
 import time
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import ServerApp
 
 TIMES = 4
 POLL = 0.3
@@ -15,13 +13,13 @@ server = ServerApp()
 
 
 @client.query()
-def reply(message: Message, context: Context) -> Message:
+def reply(message, context):
     """Reply with nothing."""
     return Message(RecordDict(), reply_to=message)
 
 
 @server.main()
-def main(grid: Grid, context: Context) -> None:
+def main(grid, context):
     """Ask all nodes at once, some times."""
     for _ in range(TIMES):
         began = time.monotonic()
