@@ -336,7 +336,7 @@ def form_of(kind: Any) -> Any:
         }
     if get_origin(kind) is UnionType:
         return tuple(form_of(part) for part in parts)
-    if get_origin(kind) is tuple:
+    if get_origin(kind) in (tuple, list):
         return [form_of(parts[0])]
     if get_origin(kind) is dict:
         return dict if parts[1] is Any else MapOf(form_of(parts[1]))

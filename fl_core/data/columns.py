@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from fl_core import bounds
-from fl_core.bounds import at_least, check_value
+from fl_core.bounds import OneOf, at_least, check_values
 from fl_core.data import spelling
 from fl_core.data.spelling import NumberFormat
 from fl_core.errors import UsageError, check_known, listing
@@ -114,12 +114,12 @@ class Reading:
     """Separator of your own .csv file: one character, or tab."""
     encoding: str = ENCODING
     """Encoding of your own .csv or .jsonl file, such as latin-1."""
-    scale: str | None = None
+    scale: Annotated[str | None, OneOf("scale", bounds.SCALES)] = None
     """Scaling of features, fitted on all clients' training samples: none, standard, minmax or robust. imagenet is for
     colour images. Default: standard for your own table, else none."""
-    impute: str = bounds.IMPUTES[0]
+    impute: Annotated[str, OneOf("impute", bounds.IMPUTES)] = bounds.IMPUTES[0]
     """Fill missing numbers with the training samples' mean, median or most_frequent. With none they are an error."""
-    task: str = CLASSIFICATION
+    task: Annotated[str, OneOf("task", TASKS)] = CLASSIFICATION
     """Task of your own data: classification, regression, survival or multilabel."""
     keep_ids: bool = False
     """Use a column that numbers the records, such as record_id, as a feature."""
@@ -139,7 +139,7 @@ class Reading:
     """Leave out rows without a label."""
     fill_missing_columns: bool = False
     """Fill columns that a client lacks, by --impute."""
-    image_size: int | None = None
+    image_size: Annotated[int | None, at_least(1)] = None
     """Crop the images of your own folder to squares, and scale them to this many pixels a side."""
 
     def __post_init__(self) -> None:
@@ -182,10 +182,7 @@ class Reading:
                 "encoding must be one that Python knows, such as utf-8, utf-16, latin-1 or cp1252; "
                 f"got {self.encoding!r}."
             ) from error
-        check_known("scale", self.scale or bounds.SCALES[0], bounds.SCALES)
-        check_known("impute", self.impute, bounds.IMPUTES)
-        check_known("task", self.task, TASKS)
-        check_value("image_size", self.image_size or 1, at_least(1))
+        check_values(vars(self), Reading)
         if self.fill_missing_columns and not self.may_be_missing:
             raise UsageError(
                 "fill_missing_columns must come with impute mean, median or most_frequent; got none. Add --impute."

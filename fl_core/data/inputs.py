@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from fl_core.bounds import COUNT, NUMBER
+from fl_core.bounds import form_of
 from fl_core.data import (
     arrays,
     files,
@@ -38,27 +38,6 @@ from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, as_list, check_known, listing, warn
 from fl_core.tokens import SPECIAL, TokenShape
-
-_TEXTS, _NUMBERS = ([str], None), [NUMBER]
-FORM = {
-    "shape": [COUNT],
-    "images?": bool,
-    "mean?": _NUMBERS,
-    "std?": _NUMBERS,
-    "words?": _TEXTS,
-    "tokens?": int,
-    "preprocessing?": (dict, None),
-    "reading?": {
-        **dict.fromkeys(
-            ("columns?", "exclude_columns?", "word_columns?", "date_columns?"), _TEXTS
-        ),
-        **dict.fromkeys(("separator?", "encoding?", "decimal?"), str),
-        "thousands?": (str, None),
-        "fill_missing_columns?": bool,
-        "image_size?": (COUNT, None),
-    },
-}
-"""The form of :meth:`Inputs.to_json`, as :func:`fl_core.bounds.validate` takes it."""
 
 
 class Samples(NamedTuple):
@@ -392,3 +371,7 @@ def _check_no_ids(ids: Sequence[str] | None, where: str) -> None:
         raise UsageError(
             f"ids must name columns of a table; got {listing(ids)} for {where}. Leave --id-columns out."
         )
+
+
+FORM = form_of(Inputs)
+"""The form of :meth:`Inputs.to_json`, as :func:`fl_core.bounds.validate` takes it."""

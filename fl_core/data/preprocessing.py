@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fl_core.bounds import NUMBER, validate
+from fl_core.bounds import form_of, validate
 from fl_core.data.arrays import Array, Cells, texts_of
 from fl_core.data.columns import DataFault
 from fl_core.errors import UsageError, check_known, listing
@@ -103,17 +104,6 @@ def width(columns: int, words: Collection[Sequence[str]]) -> int:
 FIXED = "fixed"
 ODD = 0.05
 """Share of a column's new values from which they are reported as odd."""
-FORM: dict[str, Any] = {
-    "columns?": [str],
-    "scale?": str,
-    "impute?": str,
-    "categories?": [[str]],
-}
-FORM |= {
-    name: [NUMBER]
-    for name in ("fill?", "centre?", "spread?", "low?", "high?", "target?")
-}
-"""The form of :meth:`Preprocessing.to_json`, as :func:`fl_core.bounds.validate` takes it."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +226,7 @@ class Preprocessing:
         """
         for key in values:
             check_known("key of a preprocessing", key, cls.__dataclass_fields__)
-        if wrong := validate(values, FORM, "preprocessing"):
+        if wrong := validate(values, form_of(cls), "preprocessing"):
             raise UsageError(f"{wrong}. Store it again.")
         found: dict[str, Any] = {
             key: tuple(v) if isinstance(v, list) else v for key, v in values.items()
@@ -244,22 +234,11 @@ class Preprocessing:
         made = cls(
             **{**found, "categories": tuple(map(tuple, values.get("categories", ())))}
         )
-        parts = (
-            made.columns,
-            made.fill,
-            made.centre,
-            made.spread,
-            made.categories,
-            made.low,
-            made.high,
-        )
+        pairs = ((made.centre, made.spread), (made.low, made.high))
+        parts = (made.columns, made.fill, made.categories, *sum(pairs, ()))
         widths = {len(part) for part in parts if part}
-        if (
-            len(widths) > 1
-            or bool(made.centre) != bool(made.spread)
-            or bool(made.low) != bool(made.high)
-            or len(made.target) not in (0, 2)
-        ):
+        whole = all(bool(one) == bool(other) for one, other in pairs)
+        if len(widths) > 1 or not whole or len(made.target) not in (0, 2):
             raise UsageError(
                 f"parts of a preprocessing must have one number for each column; got {sorted(widths)} numbers. "
                 "Store it again."
@@ -299,7 +278,9 @@ def fitted(
     values[:, [k for k, words in enumerate(categories) if words]] = (
         0.0  # words are neither filled nor scaled
     )
-    low, high = (tuple(_quantiles(values, share)) for share in (0.01, 0.99))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a column without values
+        quantiles = np.nan_to_num(np.nanquantile(values, (0.01, 0.99), axis=0))
     fill: list[float] = []
     if impute != "none":
         empty = np.flatnonzero(np.isnan(values).all(axis=0)).tolist()
@@ -316,8 +297,8 @@ def fitted(
         impute,
         tuple(fill),
         categories=categories,
-        low=low,
-        high=high,
+        low=tuple(quantiles[0].tolist()),
+        high=tuple(quantiles[1].tolist()),
     )
     if scale == "none":
         return found
@@ -334,11 +315,3 @@ def fitted(
         )  # the same mean, so that filled values become 0
         spread = scaler.scale_
     return replace(found, centre=tuple(centre.tolist()), spread=tuple(spread.tolist()))
-
-
-def _quantiles(values: NDArray[np.float64], share: float) -> list[float]:
-    """Return a quantile of each column without its missing values. A column without values has 0."""
-    return [
-        float(np.quantile(known, share)) if len(known) else 0.0
-        for known in (v[~np.isnan(v)] for v in values.T)
-    ]

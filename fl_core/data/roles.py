@@ -13,39 +13,18 @@ from numpy.typing import NDArray
 from fl_core.data.arrays import Cells, Integers, lacks_value, texts_of
 
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
-_IDENTIFIERS = ("ids", "identifier", "mrn", "ssn", "barcode")
 _COUNTED = (
-    *("record", "case", "fall", "patient", "pat", "subject", "subj", "person"),
-    *("participant", "proband", "individual", "customer", "user", "member", "animal"),
-    *("sample", "specimen"),
+    "record|case|fall|patient|pat|subject|subj|person|participant|proband|individual|customer|user|member|animal|"
+    "sample|specimen"
 )
-"""Words for what a table has rows of."""
-_COUNTERS = ("no", "nr", "num", "number", "nummer", "index", "idx", "code", "key")
+"""What a table has rows of."""
+_NUMBERED = "no|nr|num|number|nummer|index|idx|code|key"
 """Words after these, or alone, that make a column of numbers for rows."""
-_OTHER = (
-    "solid",
-    "rapid",
-    "said",
-    "mid",
-    "aid",
-    "paid",
-    "humid",
-    "valid",
-    "invalid",
-    "grid",
+_IDENTIFIER = re.compile(
+    rf"(.*_)?(ids?|oid|identifier|mrn|ssn|barcode|({_COUNTED}|item|stay|visit|encounter|admission|hadm|event)s?id)(_.*)?"
+    rf"|({_COUNTED})|(.*_)?({_COUNTED})s?_?({_NUMBERED})"
 )
-_ENDINGS = (
-    "acid",
-    "lipid",
-    "fluid",
-    "liquid",
-    "covid",
-    "rotid",
-    "cerid",
-    "peptid",
-    "chlorid",
-)
-"""Ends of words, most of them medical, that do not end in ``id`` for an identifier; so are those in ``oid``."""
+_NUMBER = re.compile(rf"(.*_)?(|#|unnamed|{_NUMBERED}|.*(number|nummer))")
 
 
 _LIKELY = {
@@ -159,26 +138,13 @@ def is_named_as_identifier(name: str) -> bool:
     >>> [is_named_as_identifier(each) for each in ("patientid", "Fall-Nr", "subject", "number_of_visits", "acid")]
     [True, True, True, False, False]
     """
-    words = _words(name)
-    if any(word in _IDENTIFIERS or _ends_in_id(word) for word in words):
-        return True
-    if len(words) == 1:
-        counted = words[0].startswith(_COUNTED) and words[0].endswith(_COUNTERS)
-        return words[0] in _COUNTED or counted
-    return len(words) > 1 and words[-2] in _COUNTED and words[-1] in _COUNTERS
-
-
-def _ends_in_id(word: str) -> bool:
-    other = word in _OTHER or word.endswith(_ENDINGS)
-    return word.endswith("id") and not other and (word == "oid" or word[-3:] != "oid")
+    return _IDENTIFIER.fullmatch("_".join(_words(name))) is not None
 
 
 def is_named_as_number(name: str) -> bool:
     """Return whether a name is that of any number, such as ``Nr`` and ``row_index``, or that of a stored index."""
-    *_, last = _words(name) or [name.strip()]
-    return last in ("", "#", "unnamed", *_COUNTERS) or last.endswith(
-        ("number", "nummer")
-    )
+    words = "_".join(_words(name)) or name.strip()
+    return _NUMBER.fullmatch(words) is not None
 
 
 def _words(name: str) -> list[str]:
