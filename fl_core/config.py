@@ -392,6 +392,7 @@ OF_RECIPE = (
     "keep_optimizer",
     "loss",
     "patience",
+    "scale",
 )
 
 
@@ -421,9 +422,6 @@ def resolve(config: RunConfig) -> RunConfig:
             data_root=config.data.data_root,
             download=config.data.download,
             **keys,
-        )
-        config = config.with_keys(
-            scale=config.data.scale or datasets.default_scale(named, **keys)
         )
     root = config.data.data_root or os.environ.get(ROOT_VARIABLE)
     own_model = (

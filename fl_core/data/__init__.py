@@ -14,7 +14,6 @@ if TYPE_CHECKING:
         gather as gather,
     )
     from fl_core.data.loading import (
-        default_scale as default_scale,
         extra_test_samples as extra_test_samples,
         load as load,
         open_named as open_named,

@@ -24,6 +24,8 @@ TEXT_COLUMN = "text"
 SEPARATOR = ","
 ENCODING = "utf-8"
 _TAB = ("tab", "\\t")
+STANDARD = bounds.SCALES[1]
+"""The default scaling of your own table."""
 PARQUET = ".parquet"
 TABLES = (".csv", ".tsv", PARQUET)
 """The suffixes of tables."""

@@ -15,7 +15,7 @@ import numpy as np
 from fl_core import storage
 from fl_core.data import arrays, frames, image_folders, tables, text
 from fl_core.data.arrays import Array
-from fl_core.data.columns import PLAIN, DataFault, Reading, located
+from fl_core.data.columns import PLAIN, STANDARD, DataFault, Reading, located
 from fl_core.data.python_data import check_lengths, joined
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing
@@ -85,8 +85,8 @@ def _check_size(path: Path) -> None:
             storage.check_size(file, file.stat().st_size)
 
 
-def peek_shape(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], bool]:
-    """Return the shape of a sample and whether there are natural clients, from names and headers alone.
+def peek(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], bool, str]:
+    """Return the shape of a sample, whether there are natural clients, and the scaling, from names and headers alone.
 
     These do not show the number of token ids of a text.
 
@@ -94,6 +94,7 @@ def peek_shape(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], b
         UsageError: the path is not one of the kinds that :func:`read` takes.
     """
     _check_size(path)
+    scale = "none"
     if frames.is_table(path) or path.suffix.lower() == ".jsonl":
         try:
             header = frames.open_table(path, reading).header
@@ -101,25 +102,27 @@ def peek_shape(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], b
         except DataFault:
             read(path, reading)  # names all faults at once
             raise
-        return _tokens() if features is None else (
-            len(features),
-        ), reading.client_column in header
+        shape: tuple[int, ...] = TokenShape((text.LENGTH,), len(SPECIAL))
+        if features is not None:
+            shape, scale = (len(features),), STANDARD
+        return shape, reading.client_column in header, scale
     if path.is_dir():
-        return image_folders.peek(path, reading.image_size)
-    if path.suffix.lower() == ".npz":
-        there = headers(path)
-        key = "x" if "x" in there else "x_train"
-        if key not in there:
-            raise UsageError(
-                f"{path} must have an array 'x' or 'x_train'; got {listing(there) or 'none'}."
-            )
-        shape, dtype = there[key]
-        owner = bool({*OWNER_KEYS} & {*there})
-        if dtype == np.uint8 and len(shape) > 2:
-            return (shape[3] if len(shape) > 3 else 1, *shape[1:3]), owner
-        with located(f"{path}, array {key!r}"):
-            return arrays.channels_first(shape[1:]), owner
-    raise _refuse_kind(path)
+        return *image_folders.peek(path, reading.image_size), scale
+    if path.suffix.lower() != ".npz":
+        raise _refuse_kind(path)
+    there = headers(path)
+    key = "x" if "x" in there else "x_train"
+    if key not in there:
+        raise UsageError(
+            f"{path} must have an array 'x' or 'x_train'; got {listing(there) or 'none'}."
+        )
+    (_, *sides), dtype = there[key]
+    owner = bool({*OWNER_KEYS} & {*there})
+    if dtype == np.uint8 and len(sides) > 1:
+        height, width, *channels = sides
+        return (channels[0] if channels else 1, height, width), owner, scale
+    with located(f"{path}, array {key!r}"):
+        return arrays.channels_first(tuple(sides)), owner, scale
 
 
 def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> Source:
@@ -231,7 +234,3 @@ def _bytes_each(dtype: np.dtype, dimensions: int) -> int:
     if dtype.kind in "USO":
         return max(dtype.itemsize, 64)
     return dtype.itemsize if dimensions > 2 else max(dtype.itemsize, 8)
-
-
-def _tokens() -> TokenShape:
-    return TokenShape((text.LENGTH,), len(SPECIAL))

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from fl_core import seeds
-from fl_core.bounds import SCALES
-from fl_core.data import files, frames, tables
-from fl_core.data.columns import Reading
+from fl_core.data import files
+from fl_core.data.columns import STANDARD, Reading
 from fl_core.data.federated import FederatedData, Split, gather
 from fl_core.data.partitions import PARTITIONS, Partition, make
 from fl_core.data.partitions.papers import rounded
@@ -116,16 +115,14 @@ def opened(
     """
     how = Reading.with_keys(reading)
     if isinstance(dataset, Source):
-        source, defaults = dataset, recipe(dataset, **reading)
+        source, defaults = dataset, recipe(dataset)
     elif _is_named(dataset):
         how.check_plain(str(dataset))
         source, defaults = _open(str(dataset), data_root, download, how.task)
     else:
         source = files.read(path_of(dataset), how)
-        defaults = general(source.shape, source.owner is not None, how.task)
-    source = source.with_methods(
-        how.scale or default_scale(dataset, **reading), how.impute
-    )
+        defaults = recipe(source)
+    source = source.with_methods(how.scale or defaults.scale, how.impute)
     if max_samples is None:  # a file may hold fewer samples than the published pool
         max_samples = min(defaults.max_samples or len(source), len(source))
     source = source.first(max_samples)
@@ -149,29 +146,17 @@ def recipe(
     """
     how = Reading.with_keys(reading)
     if isinstance(dataset, Source):
-        return general(dataset.shape, dataset.owner is not None, dataset.task)
+        raw = dataset.columns and dataset.preprocessing is None
+        scale = STANDARD if raw else "none"
+        has_clients = dataset.owner is not None
+        return general(dataset.shape, has_clients, dataset.task, scale=scale)
     if _is_named(dataset):
         return (
             DATASETS[str(dataset)].recipe
             or _open(str(dataset), data_root, download, how.task)[1]
         )
-    return general(*files.peek_shape(path_of(dataset), how), how.task)
-
-
-def default_scale(dataset: Location | Source, **reading: Any) -> str:
-    """Return the default scaling: ``standard`` for your own tables, ``none`` for other data. Only headers are read."""
-    none, standard, *_ = SCALES
-    if isinstance(dataset, Source):
-        return standard if dataset.columns and dataset.preprocessing is None else none
-    if _is_named(dataset) or not frames.is_table(path_of(dataset)):
-        return none
-    how, path = Reading.with_keys(reading), path_of(dataset)
-    return (
-        none
-        if tables.feature_columns(path, frames.open_table(path, how).header, how)
-        is None
-        else standard
-    )
+    shape, has_clients, scale = files.peek(path_of(dataset), how)
+    return general(shape, has_clients, how.task, scale=scale)
 
 
 def open_named(

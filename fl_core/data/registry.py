@@ -45,6 +45,7 @@ class Recipe:
         patience: evaluations without a better score after which a run stops; 0: never.
         lr, optimizer, optimizer_options: local optimiser. keep_optimizer: keep its state between rounds.
         loss, loss_options: training criterion.
+        scale: scaling of features, of :data:`fl_core.bounds.SCALES`.
         mean, std: normalisation of images by channel after scaling to 0..1. Empty means none.
         note: source of the values.
     """
@@ -67,6 +68,7 @@ class Recipe:
     keep_optimizer: bool = False
     loss: str = "cross_entropy"
     loss_options: dict[str, Any] = field(default_factory=dict)
+    scale: str = "none"
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     note: str = ""
@@ -96,6 +98,7 @@ def general(
     has_clients: bool,
     task: str = CLASSIFICATION,
     stops: bool = True,
+    scale: str = "none",
 ) -> Recipe:
     """Return the default settings for data without any of their own.
 
@@ -108,8 +111,10 @@ def general(
         has_clients: whether the data name natural clients.
         task: of :data:`fl_core.rows.TASKS`.
         stops: whether a run stops when validation no longer improves (:class:`fl_core.stopping.StoppingRule`).
+        scale: of the features.
     """
     own: dict[str, Any] = {"patience": PATIENCE} if stops else {"rounds": 50}
+    own["scale"] = scale
     own |= {} if task == CLASSIFICATION else {"loss": LOSS_OF[task], "partition": "iid"}
     own |= {"clients": None, "partition": "natural"} if has_clients else {}
     if isinstance(shape, TokenShape):

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,18 +73,22 @@ def read_table(
         columns, place = drop_missing_labels(path, columns, place, reading.labels)
     source = Source(name or str(path), np.empty((0, 0)), np.empty(0), ())
     faults: list[UsageError] = []
-    with _collected(faults):
-        y, classes = _answers(path, header, columns, place, reading)
-        source = replace(source, y=y, classes=classes)
-    client = reading.client_column
-    with _collected(faults), located(f"{path}, column {client!r}", place):
-        if client in columns:
-            owner, clients = arrays.owners(columns[client])
+    column = partial(_column, faults, path, place)
+    answers = []
+    for label in reading.labels:
+        with column(label):
+            answers.append(_answer(columns[label], reading))
+    if len(answers) == len(reading.labels):
+        with column(reading.label_column):
+            y, classes = _targets(header, answers, reading)
+            source = replace(source, y=y, classes=classes)
+    if reading.client_column in columns:
+        with column(reading.client_column):
+            owner, clients = arrays.owners(columns[reading.client_column])
             source = replace(source, owner=owner, owner_names=clients)
-    group = reading.group_column
-    with _collected(faults), located(f"{path}, column {group!r}", place):
-        if group:
-            groups = _groups(columns[group], source.owner)
+    if reading.group_column:
+        with column(reading.group_column):
+            groups = _groups(columns[reading.group_column], source.owner)
             source = replace(source, groups=groups)
     odd = {}
     for name in aside:
@@ -98,8 +103,7 @@ def read_table(
                 )
     if names is None:
         texts: list[str] = list(columns[reading.text_column])
-        where = f"{path}, column {reading.text_column!r}"
-        with _collected(faults), located(where, place):
+        with column(reading.text_column):
             text.check(texts)
         _refuse(faults)
         text.warn_of_losses(texts, str(path))
@@ -111,9 +115,7 @@ def read_table(
         ids = _identifiers(path, features, source.owner, reading)
         faults += ids.values()
         features = {name: features[name] for name in names if name not in ids}
-    lacking: dict[str, str] = {}
-    with _collected(faults):
-        lacking = _lacking(path, features, source, reading)
+    lacking = _lacking(path, features, source, reading)
     odd |= lacking
     words: dict[str, tuple[str, ...]] = {}
     made: dict[str, Array] = {}
@@ -121,7 +123,7 @@ def read_table(
         if name in lacking and not reading.fill_missing_columns:
             del columns[name]
             continue
-        with _collected(faults), located(f"{path}, column {name!r}", place):
+        with column(name):
             if holds_words(name, cells, reading):
                 words[name] = preprocessing.words_of(name, cells)
                 made[name] = preprocessing.codes(cells, words[name])
@@ -131,6 +133,11 @@ def read_table(
             if name not in (reading.date_columns or ()):
                 columns[name] = made[name]
     _refuse(faults)
+    if not made:
+        raise UsageError(
+            f"{path} must have a column with values at each client; got none. Fill them: --fill-missing-columns "
+            "--impute median."
+        )
     dates = reading.date_columns or ()
     return replace(
         source,
@@ -142,10 +149,13 @@ def read_table(
 
 
 @contextmanager
-def _collected(faults: list[UsageError]) -> Iterator[None]:
-    """Append an error to others, instead of raising it."""
+def _column(
+    faults: list[UsageError], path: Path, place: Place, name: str
+) -> Iterator[None]:
+    """Append the fault of a column to others, with its place, instead of raising it."""
     try:
-        yield
+        with located(f"{path}, column {name!r}", place):
+            yield
     except UsageError as fault:
         faults.append(fault)
 
@@ -282,27 +292,22 @@ def _lacking(
     path: Path, columns: Mapping[str, Cells], source: Source, reading: Reading
 ) -> dict[str, str]:
     """Return what the table says of columns without a value at some clients, and warn of those that are left out."""
-    if source.owner is None:
+    holes = {name: arrays.lacks_value(cells) for name, cells in columns.items()}
+    holes = {name: lacking for name, lacking in holes.items() if lacking.any()}
+    if source.owner is None or not holes:
         return {}
+    everywhere = pd.DataFrame(holes).groupby(source.owner).all()
     done = "filled" if reading.fill_missing_columns else "left out"
-    clients, found = np.array(source.owner_names), {}
-    for name, cells in columns.items():
-        known = ~arrays.lacks_value(cells)
-        if not known.all():
-            counts = np.bincount(source.owner[known], minlength=len(clients))
-            if counts.any() and not counts.all():
-                some = listing(clients[counts == 0], 4)
-                found[name] = f"no value at {some}: {done}"
+    found = {}
+    for name, empty in everywhere.items():
+        if empty.any() and not empty.all():
+            some = listing([source.owner_names[k] for k in empty.index[empty]], 4)
+            found[str(name)] = f"no value at {some}: {done}"
     if found and not reading.fill_missing_columns:
         warn(
             f"{path}: columns without a value at some client are left out: {listing(map(repr, found), 6)}. "
             "To fill them: --fill-missing-columns --impute median"
         )
-        if len(found) == len(columns):
-            raise UsageError(
-                f"{path} must have a column with values at each client; got none. Fill them: --fill-missing-columns "
-                "--impute median."
-            )
     return found
 
 
@@ -382,30 +387,25 @@ def _plain_numbers(cells: Cells, reading: Reading) -> NDArray[np.float64]:
     return arrays.numbers(cells, form or spelling.PLAIN)
 
 
-def _answers(
-    path: Path,
-    header: Sequence[str],
-    columns: Mapping[str, Cells],
-    place: Place,
-    reading: Reading,
+def _answer(cells: Cells, reading: Reading) -> Cells:
+    """Return a column of labels, as numbers unless they name classes."""
+    targets.check_present(cells)
+    if reading.task == CLASSIFICATION and not reading.label_numbers:
+        return cells
+    words = () if isinstance(cells, np.ndarray) else cells.categories
+    if not spelling.format_of(words, reading.numbers):
+        _check_spelling(cells)
+    return _plain_numbers(cells, reading)
+
+
+def _targets(
+    header: Sequence[str], answers: Sequence[Cells], reading: Reading
 ) -> tuple[Array, tuple[str, ...]]:
-    """Return the targets in a table's label columns, with the names of classes (:func:`targets.answers`)."""
-    answers: list[Cells] = []
-    for name in reading.labels:
-        cells = columns[name]
-        with located(f"{path}, column {name!r}", place):
-            targets.check_present(cells)
-            if reading.label_numbers or reading.task != CLASSIFICATION:
-                words = () if isinstance(cells, np.ndarray) else cells.categories
-                if not spelling.format_of(words, reading.numbers):
-                    _check_spelling(cells)
-                cells = _plain_numbers(cells, reading)
-        answers.append(cells)
+    """Return the targets in label columns, with the names of classes (:func:`targets.answers`)."""
     y: Any = answers[0] if len(answers) == 1 else np.column_stack(answers)
-    with located(f"{path}, column {reading.label_column!r}", place):
-        found = targets.answers(y, reading.task, reading.names)
-        if reading.task == CLASSIFICATION:
-            _check_classes(header, *found, reading)
+    found = targets.answers(y, reading.task, reading.names)
+    if reading.task == CLASSIFICATION:
+        _check_classes(header, *found, reading)
     return found
 
 
