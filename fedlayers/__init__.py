@@ -45,13 +45,13 @@ if TYPE_CHECKING:
     from fedlayers.run_result import RunResult as RunResult
     from fedlayers.runs import resume as resume, run as run
     from fedlayers.studies.choice import Choice as Choice
-    from fedlayers.studies.choose import choose as choose, hint as hint
+    from fedlayers.studies.choose import choose as choose
     from fedlayers.studies.compare import compare as compare
     from fedlayers.studies.comparison import (
         Comparison as Comparison,
         display_name as display_name,
     )
-    from fedlayers.studies.hint import Hint as Hint
+    from fedlayers.studies.hint import Hint as Hint, hint as hint
     from fedlayers.studies.regret import Regret as Regret, regret as regret
     from fedlayers.studies.study import study as study
     from fedlayers.studies.tune import Tuned as Tuned, tune as tune

@@ -2,60 +2,60 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from fedlayers.backends.local import Backend, no_progress
 from fedlayers.studies import arms as candidates
-from fedlayers.studies.arms import Arm, arms_of
-from fedlayers.studies.baselines import is_table
-from fedlayers.studies.choice import Choice
-from fedlayers.studies.harmless import Bench
+from fedlayers.studies.baselines import is_table, predictors
+from fedlayers.studies.choice import NOTHING, Choice, compared, infer
+from fedlayers.studies.harmless import (
+    BASE_RATE,
+    TEST,
+    VALIDATION,
+    Bench,
+    Predictor,
+)
 from fedlayers.studies.hint import (
-    Cost,
-    Hint,
-    estimate_cost,
+    Race,
+    bytes_a_round,
     in_words,
     measured_cost,
+    planned,
     skew_of,
 )
 from fedlayers.studies.jobs import (
     Tell,
     TrainingJob,
-    assembled,
     checked_call,
-    jobs_of,
     open_backend,
-    seeds_of,
+    samples_of,
     task_kind,
     train,
 )
 from fedlayers.studies.race import (
-    at_rate,
+    KEPT,
+    EarlyStop,
+    Rates,
+    Standing,
     best_rate,
-    check_scored,
-    judged_at,
-    rate_jobs,
-    rates_of,
     run_judged,
     standings,
-    with_evaluations,
-    with_plan_algorithm,
 )
-from fedlayers.studies.recommend import recommend
-from fl_core import __version__, runner, tree
+from fl_core import __version__, tree
 from fl_core.config import RunConfig, in_memory
 from fl_core.display import csv_bytes
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.plan import LayerPlan
 from fl_core.progress import say
-from fl_core.rows import CLASSIFICATION, check_score
+from fl_core.rows import CLASSIFICATION, SCORES, check_score
 from fl_core.storage import write_atomically, write_json
 from fl_core.task import Task
 
@@ -185,139 +185,12 @@ def stored(choice: Choice, out: Path) -> Choice:
     return choice
 
 
-def hint(
-    config: RunConfig | None = None,
-    *,
-    data: Any = None,
-    model: Any = None,
-    arms: str | Sequence[str] = candidates.DEFAULT,
-    seeds: Sequence[int] | None = None,
-    tune_rates: int | None = None,
-    **keys: Any,
-) -> Hint:
-    """Return the label skew of a federation, and what :func:`choose` would cost.
-
-    Nothing is trained but a few timed steps.
-
-    >>> import fedlayers as fl
-    >>> found = fl.hint(dataset="heart", rounds=10)
-    >>> round(found.skew, 2), found.cost.runs
-    (0.31, 4)
-
-    Args:
-        config, data, model, keys: as of :func:`fedlayers.run <fedlayers.runs.run>`.
-        arms, seeds, tune_rates: as of :func:`choose`.
-
-    Raises:
-        UsageError: an unknown name or an invalid value.
-    """
-    config = in_memory((config or RunConfig()).with_keys(**keys), data, model)
-    with TemporaryDirectory() as folder:
-        out = Path(folder)
-        race = planned(config, out, arms, seeds, tune_rates, False, no_progress)
-    data, counts = race.task.data, pd.DataFrame()
-    if data.task == CLASSIFICATION:
-        counts = data.class_counts()
-    return Hint(skew_of(race.task), counts, race.cost(config.execution.workers))
-
-
 def save_plan(plan: LayerPlan | None, out: Path) -> None:
     """Write ``plan.json``. Without a plan, remove that of an earlier decision."""
     if plan is None:
         (out / "plan.json").unlink(missing_ok=True)
     else:
         plan.save(out / "plan.json")
-
-
-# --- before anything is trained --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Race:
-    """A race before its start.
-
-    Attributes:
-        config: of its runs, except algorithm and seed.
-        out: the folder of its runs.
-        task: of the first seed.
-        jobs: its runs at the configuration's rate; ``tasks`` what each arm trains, by its name.
-        of_seed: the first task of each seed.
-        probes: the runs of a search over rates, if any.
-        at: the round after which a judge keeps one arm; 0, and ``why``, if all train to the end.
-    """
-
-    config: RunConfig
-    out: Path
-    seeds: tuple[int, ...]
-    task: Task
-    arms: tuple[Arm, ...]
-    jobs: list[TrainingJob]
-    tasks: dict[str, Task]
-    of_seed: dict[int, Task]
-    probes: list[TrainingJob]
-    at: int
-    why: str
-
-    @property
-    def rounds(self) -> int:
-        """The planned maximum of rounds."""
-        return int(self.task.config.federation.rounds or 1)
-
-    def at_rate(self, lr: float) -> list[TrainingJob]:
-        """Return the runs of all arms at a learning rate."""
-        return at_rate(self.arms, self.config, self.seeds, self.out / "arms", lr)
-
-    def trained(self, jobs: Sequence[TrainingJob]) -> list[TrainingJob]:
-        """Return the probes and the arms' runs. One run may be both."""
-        return list({job.path: job for job in (*self.probes, *jobs)}.values())
-
-    def cost(self, side_by_side: int) -> Cost:
-        """Estimate what all runs cost, with a number of them at a time. It is the same for any best rate."""
-        jobs = self.jobs
-        if self.probes:
-            jobs = self.at_rate(float(self.probes[0].config.training.lr or 0))
-        if not self.at:
-            return estimate_cost(self.tasks, self.trained(jobs), side_by_side)
-        whole = {job.path for job in self.probes}
-        judged = [replace(job, until=self.at) for job in jobs if job.path not in whole]
-        rest = self.rounds - self.at
-        return estimate_cost(self.tasks, [*self.probes, *judged], side_by_side, rest)
-
-
-def planned(
-    config: RunConfig,
-    out: Path,
-    arms: str | Sequence[str],
-    seeds: Sequence[int] | None,
-    tune_rates: int | None,
-    thorough: bool,
-    tell: Tell,
-) -> Race:
-    """Make a race's tasks, so that errors are found before any training. Arguments are those of :func:`choose`."""
-    seeds = seeds_of(config, seeds, 1)
-    if config.federation.plan is not None:
-        raise UsageError("A race makes its own plans. Name a plan among the arms.")
-    config = with_evaluations(with_plan_algorithm(config)).with_keys(workers=0)
-    task = runner.assemble(config.with_keys(seed=seeds[0]))
-    task.announce()
-    check_scored(task)
-    racing = arms_of(arms, task.layers, config.federation.algorithm)
-    jobs = jobs_of(racing, config, seeds, out / "arms")
-    tasks: dict[str, Task] = {}
-    of_seed: dict[int, Task] = {}
-    for job, each in zip(jobs, assembled(jobs, task), strict=True):
-        tasks.setdefault(job.arm, each)
-        of_seed.setdefault(job.config.execution.seed, each)
-    rates = rates_of(config, float(task.config.training.lr or 0), tune_rates, tell)
-    first = config.with_keys(seed=seeds[0])
-    probes = rate_jobs(first, rates, task.layers, out / "arms")
-    for job, each in zip(probes, assembled(probes, task), strict=True):
-        tasks.setdefault(job.arm, each)
-    at, why = (0, "") if thorough else judged_at(task, racing, seeds)
-    race = Race(config, out, seeds, task, racing, jobs, tasks, of_seed, probes, at, why)
-    begun = [job for lr in rates for job in race.at_rate(lr) if job.path.exists()]
-    list(assembled(begun, task))  # which checks them
-    return race
 
 
 def _with_evidence(choice: Choice) -> LayerPlan | None:
@@ -339,3 +212,207 @@ def _with_evidence(choice: Choice) -> LayerPlan | None:
         version=__version__,
         race=(f"race up to round {choice.until}, seeds {seeds}", head, *lines),
     )
+
+
+# --- the recommendation: all finished runs next to the base rate and the baselines ------------------------------
+
+REFUSED = "refused: above the base rate"
+UNSHOWN = "not shown to be better than the base rate"
+
+
+def recommend(
+    race: Race,
+    jobs: Sequence[TrainingJob],
+    stands: Standing,
+    rates: Rates | None,
+    early: EarlyStop | None,
+    with_baselines: bool,
+) -> Choice:
+    """Return the recommendation of a race whose runs are finished."""
+    main, names = stands.main, [arm.name for arm in race.arms]
+    benches = {seed: Bench(task) for seed, task in race.of_seed.items()}
+    bases = {seed: bench.base_rate() for seed, bench in benches.items()}
+    finished = [job for job in jobs if job.name not in stands.failed]
+    if early is not None:
+        finished = [job for job in finished if job.arm == early.kept]
+    probes = () if rates is None else rates.jobs
+    finished += [job for job in probes if job.arm in names]
+    by_run = {job.name: job for job in finished}
+    runs, models = _ranked(by_run, race.rounds, benches, bases)
+    by_rate = runs.groupby(["arm", "lr"], dropna=False)["above"].mean() > 0
+    refused = [name for name in names if name in by_rate and by_rate[name].all()]
+    raced = runs[runs.index.isin([job.name for job in jobs])]
+    several = len(race.seeds) > 1
+    shown = (raced if several else runs).drop_duplicates(["arm", "seed"])
+    judged = _judged(stands.judged, shown, main)
+    sound = judged[~judged["arm"].isin(refused)]
+    tables = []
+    for seed, bench in benches.items():
+        part = sound[(sound["seed"] == seed) & sound["run"].isin(list(models))]
+        if len(part) > 1:
+            tables.append(bench.covariance([models[k] for k in part["run"]], main))
+    within = sum(tables[1:], tables[0]) / len(tables) if tables else None
+    overlap = _overlap(list(race.of_seed.values()))
+    found = replace(infer(judged, within, refused, main, overlap), early=early)
+    own = runs.index[runs["arm"] == found.leader]
+    run = str(own[0]) if len(own) else None
+    seed = by_run[run].config.execution.seed if run else race.seeds[0]
+    bench, base, model = benches[seed], bases[seed], models.get(run or "")
+    began = time.monotonic()
+    others = list(predictors(bench)) if with_baselines else [base]
+    fitting = time.monotonic() - began if with_baselines else 0.0
+    notes, clients, positives = [], pd.DataFrame(), pd.DataFrame()
+    if model is not None and model.test:
+        notes = _on_test(bench, model, base, others, main)
+        alone = [arm.name for arm in race.arms if arm.extreme == "nothing"]
+        same = runs.index[runs["arm"].isin(alone) & (runs["seed"] == seed)]
+        rival = next((models[k] for k in same if k in models), None)
+        columns = {"model": model, BASE_RATE: base}
+        if rival is not None and found.leader not in alone:
+            columns["alone"] = rival
+        clients = bench.of_clients(columns)
+        if bench.kind == CLASSIFICATION and len(race.task.data.classes) == 2:
+            positives = bench.positives(model)
+    elif found.verdict == NOTHING and base.test:
+        told = (f"{one.name} {bench.scores(one)['loss']:.3f}" for one in others)
+        notes = [f"Loss on test samples: {', '.join(told)}."]
+    led = found.leader == shown["arm"]
+    best = sound.dropna(subset="score").sort_values(
+        ["score", main], ascending=[False, not SCORES[main]], kind="stable"
+    )
+    leaders = best.drop_duplicates("seed") if early is None else best[:0]
+    sent = {name: bytes_a_round(race.tasks[name]) for name in found.remaining}
+    return Choice(
+        next((arm for arm in race.arms if arm.name == found.leader), None),
+        race.arms,
+        stands._replace(judged=judged),
+        found,
+        by_run[run].path if run else None,
+        {int(line.seed): by_run[line.run] for line in leaders.itertuples()},
+        race.rounds if early is None else early.round,
+        race.task,
+        baseline_seconds=fitting,
+        rates=rates,
+        trials=_table(
+            runs.loc[[*by_run]], stands.judged, refused, bench, base, others, main
+        ),
+        clients=clients,
+        positives=positives,
+        notes=tuple(notes),
+        cheapest=min(sent, key=sent.__getitem__, default=""),
+        recommended={
+            by_run[k].config.execution.seed: by_run[k] for k in shown[led].index
+        },
+    )
+
+
+def _ranked(
+    by_run: Mapping[str, TrainingJob],
+    rounds: int,
+    benches: Mapping[int, Bench],
+    bases: Mapping[int, Predictor],
+) -> tuple[pd.DataFrame, dict[str, Predictor]]:
+    """Return all finished runs with their scores, the best first, and their predictors.
+
+    ``tempered`` is the calibrated validation loss, ``above`` the same minus the base rate's, with its interval. Runs
+    are ranked by ``place``: :meth:`Bench.rank_value`, or minus a sum of ranks if clients hold parts of the model. Runs
+    above the base rate come last.
+    """
+    runs = standings(list(by_run.values()), rounds, {}).judged.set_index("run")
+    columns = ["place", "tempered", "above", "low", "high"]
+    runs[columns] = math.nan
+    models = {}
+    for name, job in by_run.items():
+        seed = job.config.execution.seed
+        bench, base = benches[seed], bases[seed]
+        try:
+            one = models[name] = bench.of_run(job.path, job.arm)
+        except UsageError:  # its clients hold parts of the model
+            continue
+        loss = bench.scores(one, VALIDATION)["loss"]
+        above = bench.above(one, base, VALIDATION)
+        runs.loc[name, columns] = [bench.rank_value(one), loss, *above]
+    if runs["place"].isna().any():
+        runs["place"] = runs["score"]
+    runs["worse"] = runs["above"] > 0
+    order = {"worse": True, "place": False, "loss": True}
+    ranked = runs.sort_values([*order], ascending=[*order.values()], kind="stable")
+    return ranked, models
+
+
+def _judged(judged: pd.DataFrame, shown: pd.DataFrame, main: str) -> pd.DataFrame:
+    """Return the table of arms and seeds with the scores of the run that is shown for each."""
+    values = (
+        shown.reset_index()
+        .set_index(["arm", "seed"])
+        .assign(score=shown["place"].to_numpy())
+    )
+    if main == "loss":
+        values["loss"] = values["tempered"]
+    columns = list(dict.fromkeys(("run", "lr", main, "loss", "score")))
+    found = judged.set_index(["arm", "seed"])
+    found[columns] = values[columns].reindex(found.index)
+    return found.reset_index()
+
+
+def _overlap(tasks: Sequence[Task]) -> float:
+    """Return the share of its validation samples that the first seed has in common with the second."""
+    first, other = (
+        samples_of(task.data.partition, VALIDATION) for task in (tasks[0], tasks[-1])
+    )
+    return len(first & other) / max(1, len(first))
+
+
+def _table(
+    runs: pd.DataFrame,
+    judged: pd.DataFrame,
+    refused: Sequence[str],
+    bench: Bench,
+    base: Predictor,
+    others: Sequence[Predictor],
+    main: str,
+) -> pd.DataFrame:
+    """Return a line for each finished run, then for each arm that a judge stopped, then for each baseline."""
+    trials = runs.assign(name=runs["arm"], loss=runs["tempered"])
+    stopped = pd.DataFrame()
+    if "status" in judged:
+        told = judged["status"] + " at round " + judged["trained"].astype(str)
+        stopped = judged[["lr", "seed"]].assign(name=judged["arm"], note=told)
+        stopped = stopped[(judged["status"] != KEPT) & ~judged["run"].isin(runs.index)]
+    lines, seed = [], bench.task.config.execution.seed
+    for one in others:
+        scores = bench.scores(one, VALIDATION)
+        above = bench.above(one, base, VALIDATION)._asdict()
+        above["above"] = above.pop("value")
+        own = {name: scores.get(name, math.nan) for name in (main, "loss")}
+        lines.append({"name": one.name, "seed": seed, **own, **above})
+    columns = ("name", "lr", "seed", main, "loss", "above", "low", "high", "note")
+    table = pd.concat([trials, stopped, pd.DataFrame(lines)], ignore_index=True)
+    table = table.reindex(columns=list(dict.fromkeys(columns))).astype({"note": object})
+    worse = table["name"].isin(refused) | (table["above"] > 0)
+    table.insert(len(table.columns) - 1, "refused", worse & table["note"].isna())
+    note = np.select([worse, table["high"] > 0], [REFUSED, UNSHOWN], "")
+    return table.assign(note=table["note"].where(table["note"].notna(), note))
+
+
+def _on_test(
+    bench: Bench,
+    model: Predictor,
+    base: Predictor,
+    others: Sequence[Predictor],
+    main: str,
+) -> list[str]:
+    """Compare the model with the base rate and the best baseline by validation, on test samples."""
+    scores = {"the model": bench.scores(model), base.name: bench.scores(base)}
+    better = ""
+    rivals = [one for one in others if one.name != BASE_RATE]
+    if rivals:
+        rival = min(
+            rivals,
+            key=lambda one: bench.scores(one, VALIDATION)["loss"],
+        )
+        scores[rival.name] = bench.scores(rival)
+        if bench.above(model, rival, TEST).low > 0:
+            better = rival.name
+    missing = {score: bench.without(score, TEST) for score in (main, "auroc")}
+    return compared(scores, main, better, base.name, missing)

@@ -8,19 +8,41 @@ import operator
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from fedlayers.studies.jobs import TrainingJob
-from fl_core import recorder, tree
+from fedlayers.backends.local import no_progress
+from fedlayers.studies import arms as candidates
+from fedlayers.studies.arms import Arm, arms_of
+from fedlayers.studies.jobs import (
+    Tell,
+    TrainingJob,
+    assembled,
+    jobs_of,
+    seeds_of,
+)
+from fedlayers.studies.race import (
+    at_rate,
+    check_scored,
+    judged_at,
+    rate_jobs,
+    rates_of,
+    with_evaluations,
+    with_plan_algorithm,
+)
+from fl_core import recorder, runner, tree
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import Round
 from fl_core.client_runner import TrainRequest
+from fl_core.config import RunConfig, in_memory
 from fl_core.display import Displayed, Summary
-from fl_core.errors import plural
+from fl_core.errors import UsageError, plural
 from fl_core.records import store
 from fl_core.rows import CLASSIFICATION
 from fl_core.storage import format_bytes
@@ -98,6 +120,133 @@ def label_skew(counts: NDArray[np.float64]) -> float:
     beyond = max(0.0, association - (rows - 1) * (columns - 1) / (n - 1))
     most = min(size - (size - 1) ** 2 / (n - 1) for size in (rows, columns)) - 1
     return float(min(1.0, math.sqrt(beyond / most)))
+
+
+def hint(
+    config: RunConfig | None = None,
+    *,
+    data: Any = None,
+    model: Any = None,
+    arms: str | Sequence[str] = candidates.DEFAULT,
+    seeds: Sequence[int] | None = None,
+    tune_rates: int | None = None,
+    **keys: Any,
+) -> Hint:
+    """Return the label skew of a federation, and what :func:`choose` would cost.
+
+    Nothing is trained but a few timed steps.
+
+    >>> import fedlayers as fl
+    >>> found = fl.hint(dataset="heart", rounds=10)
+    >>> round(found.skew, 2), found.cost.runs
+    (0.31, 4)
+
+    Args:
+        config, data, model, keys: as of :func:`fedlayers.run <fedlayers.runs.run>`.
+        arms, seeds, tune_rates: as of :func:`choose`.
+
+    Raises:
+        UsageError: an unknown name or an invalid value.
+    """
+    config = in_memory((config or RunConfig()).with_keys(**keys), data, model)
+    with TemporaryDirectory() as folder:
+        out = Path(folder)
+        race = planned(config, out, arms, seeds, tune_rates, False, no_progress)
+    data, counts = race.task.data, pd.DataFrame()
+    if data.task == CLASSIFICATION:
+        counts = data.class_counts()
+    return Hint(skew_of(race.task), counts, race.cost(config.execution.workers))
+
+
+# --- the race before its start ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Race:
+    """A race before its start.
+
+    Attributes:
+        config: of its runs, except algorithm and seed.
+        out: the folder of its runs.
+        task: of the first seed.
+        jobs: its runs at the configuration's rate; ``tasks`` what each arm trains, by its name.
+        of_seed: the first task of each seed.
+        probes: the runs of a search over rates, if any.
+        at: the round after which a judge keeps one arm; 0, and ``why``, if all train to the end.
+    """
+
+    config: RunConfig
+    out: Path
+    seeds: tuple[int, ...]
+    task: Task
+    arms: tuple[Arm, ...]
+    jobs: list[TrainingJob]
+    tasks: dict[str, Task]
+    of_seed: dict[int, Task]
+    probes: list[TrainingJob]
+    at: int
+    why: str
+
+    @property
+    def rounds(self) -> int:
+        """The planned maximum of rounds."""
+        return int(self.task.config.federation.rounds or 1)
+
+    def at_rate(self, lr: float) -> list[TrainingJob]:
+        """Return the runs of all arms at a learning rate."""
+        return at_rate(self.arms, self.config, self.seeds, self.out / "arms", lr)
+
+    def trained(self, jobs: Sequence[TrainingJob]) -> list[TrainingJob]:
+        """Return the probes and the arms' runs. One run may be both."""
+        return list({job.path: job for job in (*self.probes, *jobs)}.values())
+
+    def cost(self, side_by_side: int) -> Cost:
+        """Estimate what all runs cost, with a number of them at a time. It is the same for any best rate."""
+        jobs = self.jobs
+        if self.probes:
+            jobs = self.at_rate(float(self.probes[0].config.training.lr or 0))
+        if not self.at:
+            return estimate_cost(self.tasks, self.trained(jobs), side_by_side)
+        whole = {job.path for job in self.probes}
+        judged = [replace(job, until=self.at) for job in jobs if job.path not in whole]
+        rest = self.rounds - self.at
+        return estimate_cost(self.tasks, [*self.probes, *judged], side_by_side, rest)
+
+
+def planned(
+    config: RunConfig,
+    out: Path,
+    arms: str | Sequence[str],
+    seeds: Sequence[int] | None,
+    tune_rates: int | None,
+    thorough: bool,
+    tell: Tell,
+) -> Race:
+    """Make a race's tasks, so that errors are found before any training. Arguments are those of :func:`choose`."""
+    seeds = seeds_of(config, seeds, 1)
+    if config.federation.plan is not None:
+        raise UsageError("A race makes its own plans. Name a plan among the arms.")
+    config = with_evaluations(with_plan_algorithm(config)).with_keys(workers=0)
+    task = runner.assemble(config.with_keys(seed=seeds[0]))
+    task.announce()
+    check_scored(task)
+    racing = arms_of(arms, task.layers, config.federation.algorithm)
+    jobs = jobs_of(racing, config, seeds, out / "arms")
+    tasks: dict[str, Task] = {}
+    of_seed: dict[int, Task] = {}
+    for job, each in zip(jobs, assembled(jobs, task), strict=True):
+        tasks.setdefault(job.arm, each)
+        of_seed.setdefault(job.config.execution.seed, each)
+    rates = rates_of(config, float(task.config.training.lr or 0), tune_rates, tell)
+    first = config.with_keys(seed=seeds[0])
+    probes = rate_jobs(first, rates, task.layers, out / "arms")
+    for job, each in zip(probes, assembled(probes, task), strict=True):
+        tasks.setdefault(job.arm, each)
+    at, why = (0, "") if thorough else judged_at(task, racing, seeds)
+    race = Race(config, out, seeds, task, racing, jobs, tasks, of_seed, probes, at, why)
+    begun = [job for lr in rates for job in race.at_rate(lr) if job.path.exists()]
+    list(assembled(begun, task))  # which checks them
+    return race
 
 
 # --- cost ------------------------------------------------------------------------------------------------------
