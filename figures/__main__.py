@@ -192,7 +192,7 @@ class Figures:
             return
         out = self.out or items.PICTURES
         drawn, refused = 0, None
-        for each in items.drawings(item) or [item]:
+        for each in items.drawings(item) or [item] * (not self.train):
             try:
                 drawing = items.redraw(each, path, out)
             except UsageError as error:

@@ -60,8 +60,7 @@ class Entry:
 
 def _data(item: items.Item) -> str:
     """The datasets of the runs that it shows; of more than :data:`MANY` their number."""
-    _, runs = items.runs_behind(item)
-    names = list(dict.fromkeys(config.data.dataset for config in runs))
+    names = list(dict.fromkeys(config.data.dataset for config in item.drawn))
     return f"{len(names)} datasets" if len(names) > MANY else ", ".join(names)
 
 
@@ -70,7 +69,7 @@ def _scale(item: items.Item, papers: str) -> str:
 
     A pretraining counts only without other runs. It is the run of a single client.
     """
-    study, runs = items.runs_behind(item)
+    study, runs = item.study, item.drawn
     if "nothing is trained" in study.budget:
         return "nothing trained"
     federated = [config for config in runs if config.data.clients != 1]

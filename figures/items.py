@@ -65,7 +65,6 @@ class Item:
             a run, to provide what it starts from.
         source: name of the item whose rows are drawn; empty for its own.
         shown: runs of the source without which there is nothing to draw; default all.
-        beside: name of another item whose rows stand beside, those of training where the source's trains nothing.
         partial: whether it is drawn although some of its runs have no rows at all.
     """
 
@@ -81,7 +80,6 @@ class Item:
     prepare: Callable[[RunConfig, str, Path], RunConfig] = unchanged
     source: str = ""
     shown: Collection[str] = ()
-    beside: str = ""
     partial: bool = False
 
     @property
@@ -92,6 +90,12 @@ class Item:
             UsageError: there is no such item.
         """
         return find(self.source) if self.source else self
+
+    @property
+    def drawn(self) -> list[RunConfig]:
+        """Return the configurations of the runs that it shows."""
+        runs = self.study.runs
+        return [runs[run] for run in self.shown or runs]
 
     @property
     def command(self) -> str:
@@ -320,20 +324,10 @@ def _settings(item: Item, header: Mapping[str, Any]) -> dict[str, str]:
     return page.settings(configs, drawn or page.seeds_behind(header, runs))
 
 
-def runs_behind(item: Item) -> tuple[Item, list[RunConfig]]:
-    """Return the study behind an item, and the runs of it that the item shows."""
-    study = find(item.beside) if item.beside else item.study
-    shown = () if item.beside else item.shown
-    return study, [
-        each for run, each in study.runs.items() if not shown or run in shown
-    ]
-
-
 def _notes(item: Item) -> list[str]:
     """Return notes on the data that an item was trained on."""
-    study, runs = runs_behind(item)
-    trained = "nothing is trained" not in study.budget
-    recoded = any(each.data.dataset == "cifar10" for each in runs)
+    trained = "nothing is trained" not in item.study.budget
+    recoded = any(each.data.dataset == "cifar10" for each in item.drawn)
     return [f"CIFAR-10 here: {RECODED}."] if trained and recoded else []
 
 

@@ -1,5 +1,3 @@
 """Compare ways of choosing the shared layers over many federations, by their regret."""
 
-from figures.decision import finished_page
-
-__all__ = ["finished_page"]
+from figures.decision import finished_page  # noqa: F401

@@ -1,5 +1,3 @@
 """Figures and tables of FedPFT: its feature transformation, its parts, its data, and what it sends."""
 
-from figures.fedpft import class_shares, counts, fitted, insides, parts
-
-__all__ = ["class_shares", "counts", "fitted", "insides", "parts"]
+from figures.fedpft import class_shares, counts, fitted, insides, parts  # noqa: F401

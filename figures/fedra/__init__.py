@@ -1,5 +1,3 @@
 """Figures and tables of FedRA: clients of unequal depth."""
 
-from figures.fedra import depth, features, further, tables
-
-__all__ = ["depth", "features", "further", "tables"]
+from figures.fedra import depth, features, further, tables  # noqa: F401

@@ -56,8 +56,6 @@ HELD = {"4": (4,), "6": (6,), "10": (10,), "mixed": (10, 10, 6, 4)}
 COVER = {"allocation": "cover"}
 BLOCKS = "blocks_held"
 """Metric of the rows that say what a client held in a round: the number of blocks, and as the variant which."""
-FAR = "PACS from a short pretraining on Tiny-ImageNet, few images and rounds; the paper: NICO++, ImageNet's weights"
-"""Why accuracies are not comparable with the paper's."""
 LAST_LAYER = "the last layer alone learns in so few steps: FedRA's accuracies are the same wherever adapters sit"
 """Why methods are not compared with the paper either: what they do with the adapters does not show yet."""
 
@@ -305,10 +303,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame, table: Table) -> Drawi
     shown = (
         styles.stack().rename("value").reset_index()[["run", "style", "seed", "value"]]
     )
-    level = f"accuracies are those of {table.place}"
     findings = [
         *set_apart(_findings(means, before, published, table), LAST_LAYER),
-        Finding(level, "see the table", None, FAR),
     ]
     if "fedra_cover" in table.methods:
         findings.append(_covered(frame))

@@ -1,5 +1,3 @@
 """Figures and tables of pFedLA: its methods, its weights against classes and layers, and bytes saved by retention."""
 
-from figures.pfedla import costs, methods, overlap, retained_layers, weights
-
-__all__ = ["costs", "methods", "overlap", "retained_layers", "weights"]
+from figures.pfedla import costs, methods, overlap, retained_layers, weights  # noqa: F401

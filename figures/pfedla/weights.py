@@ -268,7 +268,7 @@ items.register(Item(
     "pfedla.fig5", "A client's mixing weights by layer, through training", source=NAME, draw=_draw_periods,
     seeds=1,
 ))  # fmt: skip
-FIG6 = items.register(
+items.register(
     Item(
         "pfedla.fig6",
         "Mixing weights of each pair of clients, CIFAR-10",
@@ -276,7 +276,7 @@ FIG6 = items.register(
         draw=_draw_pairs,
     )
 )
-FIG7 = items.register(
+items.register(
     Item(
         "pfedla.fig7",
         "The clients' weight on themselves by layer, CIFAR-10",

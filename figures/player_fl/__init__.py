@@ -1,6 +1,6 @@
 """Figures and tables of PLayer-FL: layer-wise measurements, scores, and the choices behind them."""
 
-from figures.player_fl import (
+from figures.player_fl import (  # noqa: F401
     epoch,
     layers,
     rests_on,
@@ -10,14 +10,3 @@ from figures.player_fl import (
     tuned,
     views,
 )
-
-__all__ = [
-    "epoch",
-    "layers",
-    "rests_on",
-    "runs",
-    "tables",
-    "transitions",
-    "tuned",
-    "views",
-]

@@ -97,15 +97,17 @@ class Table:
         return self.metric if self.kind == SCORE else f"{self.metric} {self.kind}"
 
     @property
+    def word(self) -> str:
+        """What the metric is called."""
+        return "macro-F1" if self.metric == "macro_f1" else self.metric
+
+    @property
     def label(self) -> str:
         """The axis label: the quantity in its printed unit."""
-        word = {"macro_f1": "macro-F1", "accuracy": "accuracy", "loss": "loss"}[
-            self.metric
-        ]
         return {
-            SCORE: f"{word} × 100" if self.metric == "loss" else f"{word} %",
-            FAIRNESS: f"variance of {word}",
-            INCENTIVE: f"clients with better {word} %",
+            SCORE: f"{self.word} × 100" if self.metric == "loss" else f"{self.word} %",
+            FAIRNESS: f"variance of {self.word}",
+            INCENTIVE: f"clients with better {self.word} %",
         }[self.kind]
 
     def printed(self, values: str = "value") -> pd.DataFrame:

@@ -282,10 +282,7 @@ def _draw_ranks(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 def _title(table: Table) -> str:
-    word = {"macro_f1": "macro-F1", "accuracy": "accuracy", "loss": "loss"}[
-        table.metric
-    ]
-    text = TITLES[table.kind].format(word=word)
+    text = TITLES[table.kind].format(word=table.word)
     return f"{text[0].upper()}{text[1:]} (PLayer-FL, {table.place})"
 
 

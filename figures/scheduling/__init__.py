@@ -1,5 +1,3 @@
 """Figures and tables of layer scheduling: runs, accuracies, data and costs."""
 
-from figures.scheduling import costs, pictures, runs, tables
-
-__all__ = ["costs", "pictures", "runs", "tables"]
+from figures.scheduling import costs, pictures, runs, tables  # noqa: F401
