@@ -18,12 +18,13 @@ FIRST, CHANGES = items.HERE / "first_verdicts.csv", items.HERE / "changed_verdic
 PAGE = items.HERE / "changed_verdicts.md"
 NEW, LEFT = "new", "left"
 """Stand for the verdict before a line's entry, and after its exit."""
-CAUSES = ("repair", "runs")
-"""Causes of a change: a repair of what is asked or how it is judged, or new rows."""
 
 
 class Change(NamedTuple):
-    """A change of one line of the scorecard."""
+    """A change of one line of the scorecard.
+
+    Its cause is a ``repair`` of what is asked or how it is judged, or new ``runs``.
+    """
 
     line: str
     date: str

@@ -112,11 +112,6 @@ def dataset(name: str) -> str:
     return DATASETS.get(name, name)
 
 
-def optimiser(name: str) -> str:
-    """An optimiser's name; of one that is not listed its own."""
-    return OPTIMISERS.get(name, name)
-
-
 def network(name: str) -> str:
     """A network in words; of one that is not listed its own name."""
     return NETWORKS.get(name, name)

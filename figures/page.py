@@ -115,7 +115,7 @@ def _in_one_cell(key: str, values: Collection[Any]) -> str:
         "dataset": names.dataset,
         "algorithm": names.title,
         "model": names.network,
-        "optimizer": names.optimiser,
+        "optimizer": names.OPTIMISERS.get,
     }
     words = spelt.get(key, str)
     shown = sorted(

@@ -261,7 +261,7 @@ def _said(gap: float, until: int = -1) -> str:
     )
 
 
-ITEM = items.register(Item(
+items.register(Item(
     NAME, "A second witness: PFLlib and this project", recipes(), seeds=1,
     budget="some minutes of one core, with a checkout of PFLlib", measure=_measure, draw=_draw,
 ))  # fmt: skip

@@ -10,7 +10,7 @@ import pandas as pd
 
 from figures.differences import LEAST, Difference, difference, joint
 from figures.items import Finding
-from figures.page import markdown, missing_runs
+from figures.page import markdown, missing_runs, span
 from figures.player_fl.runs import (
     ABSENT,
     BESIDE,
@@ -59,18 +59,10 @@ def sizes(header: Mapping[str, Any], frame: pd.DataFrame) -> str:
         seeds = [len(header["had"][name]) for name in runs]
         parts.append(
             f"{case.title[0].upper()}{case.title[1:]}: {len(counts)} clients × {counts.min():.0f}-{counts.max():.0f} "
-            f"training samples and {_between(seeds)} seeds. They train {network(config)} in {config['rounds']} rounds "
+            f"training samples and {span(seeds)} seeds. They train {network(config)} in {config['rounds']} rounds "
             f"with batch {config['batch_size']}."
         )
     return " ".join(parts)
-
-
-def _between(counts: Sequence[int]) -> str:
-    return (
-        f"{min(counts)}"
-        if min(counts) == max(counts)
-        else f"{min(counts)}-{max(counts)}"
-    )
 
 
 def placeholder_client(shown: Sequence[str]) -> str:

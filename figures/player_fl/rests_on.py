@@ -17,7 +17,7 @@ from figures.layerwise import curves, dissimilarity, lines_beside, read_off
 from figures.page import markdown, numbers, seeds_in_words
 from figures.player_fl.expectations import OFFSET, seed_by_seed
 from figures.player_fl.layers import FIRST, NAME, NETWORKS, Network, run_of
-from figures.player_fl.scores import SCORE
+from figures.player_fl.scores import SCORE, friedman_printed
 from figures.player_fl.tables import TABLES
 from figures.ranking import ALPHA
 
@@ -49,6 +49,7 @@ def both_ways_round() -> pd.DataFrame:
         ends = said[["low", "high"]].fillna(said["value"])
         lines[table.place] = {
             "words": word if table.kind == SCORE else f"{word}, {table.kind}",
+            "printed": friedman_printed(table) or "–",
             "p": again.friedman.p_value,
             "transposed": again.transposed.p_value,
             **ends,
@@ -157,7 +158,7 @@ def _text(networks: Mapping[str, Curves], tests: pd.DataFrame) -> str:
                 "table": [
                     f"{place} ({row['words']})" for place, row in tests.iterrows()
                 ],
-                "printed p": [_printed(row) for _, row in tests.iterrows()],
+                "printed p": list(tests["printed"]),
                 "algorithms compared": numbers(tests["p"], ".2g"),
                 "datasets compared": numbers(tests["transposed"], ".2g"),
             }
@@ -197,12 +198,6 @@ def _text(networks: Mapping[str, Curves], tests: pd.DataFrame) -> str:
         ),
     ]
     return "\n\n".join(parts)
-
-
-def _printed(row: pd.Series) -> str:
-    if pd.isna(row["high"]):
-        return "–"
-    return f"{row['high']:g}" if row["low"] == row["high"] else f"< {row['high']:g}"
 
 
 def _step(values: pd.DataFrame) -> str:
