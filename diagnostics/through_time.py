@@ -191,7 +191,7 @@ class Measuring(Listener):
         names = spaced(list(trees), WATCHED)
         if not names:
             return
-        with engine.listener(Timer).clock.charge("evaluate"):
+        with engine.listener(Timer).charge("evaluate"):
             models = {name: copy_with(self.task.model, trees[name]) for name in names}
             report = diagnose_models(
                 self.task,

@@ -136,7 +136,7 @@ class BatchedClients:
         return trained_phases
 
     def _allows(self, part: Part) -> bool:
-        phase, algorithm = part.phase, self.client_runner.loaded()
+        phase, algorithm = part.phase, self.client_runner.algorithm
         plain = (
             not (phase.step or phase.observe or phase.groups) and phase.steps is None
         )
@@ -264,7 +264,7 @@ class _Batches:
             ctx, n, most = parts[k].ctx, len(splits[k]), per_epoch[k]
             where = (ctx.round, ctx.client, parts[k].phase.batch_stream)
             draws = seeds.torch_generator(
-                client_runner.loaded().task_info.seed, "batches", *where
+                client_runner.algorithm.task_info.seed, "batches", *where
             )
             filled = torch.full((epochs, most * size), first)
             shares = torch.zeros(most * size, dtype=x.dtype)

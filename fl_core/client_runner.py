@@ -134,7 +134,7 @@ class ClientRunner:
         self.workspace = Workspace(model, device, memory)
         self.data, self.training, self.criterion = data, training, criterion
         self.layers, self.makers = layers, observers
-        self.algorithm: Algorithm | None = None
+        self.algorithm: Algorithm
 
     def made_of(self) -> dict[str, Any]:
         """Return the arguments with which another process builds a runner that gives the same bits."""
@@ -152,12 +152,6 @@ class ClientRunner:
     def use(self, algorithm: Algorithm) -> None:
         """Load an algorithm for later requests."""
         self.algorithm = algorithm
-
-    def loaded(self) -> Algorithm:
-        """Return the loaded algorithm."""
-        if self.algorithm is None:
-            raise RuntimeError("no algorithm was loaded where clients run")
-        return self.algorithm
 
     def run(self, request: ClientRequest) -> ClientReply:
         """Do what one request asks. It holds what its client's backend adds.
@@ -194,7 +188,7 @@ class ClientRunner:
         split = self.data.clients[part.ctx.client].train
         return train(
             self.workspace,
-            self.loaded(),
+            self.algorithm,
             part.phase,
             part.source,
             split,
@@ -205,7 +199,7 @@ class ClientRunner:
         )
 
     def _train(self, request: TrainRequest) -> Parts:
-        algorithm = self.loaded()
+        algorithm = self.algorithm
         state = State(dict(request.state.trees), dict(request.state.meta))
         optimizer = state.trees.pop(OPTIMIZER_TREE, {})
         ctx = self._context(
@@ -267,7 +261,7 @@ class ClientRunner:
             )
 
     def _finetune(self, request: FinetuneRequest) -> Parts:
-        algorithm = self.loaded()
+        algorithm = self.algorithm
         (tree,) = request.models.values()
         ctx = self._context(
             algorithm, request.client, request.done, tree, finetuning=True
@@ -285,7 +279,7 @@ class ClientRunner:
             reply.scores[name] = self._scores(
                 request.client, tree, SCORED, name, request.done
             )
-            if self.algorithm is not None and name == self.algorithm.evaluates:
+            if name == self.algorithm.evaluates:
                 x = self.workspace.place(self.data.clients[request.client].test.x)
                 rnd = Round(request.done)
                 reply.observations += self.algorithm.client_observations(
@@ -392,7 +386,7 @@ class ClientRunner:
                     self.data.absent,
                 )
             except NonFiniteError as error:
-                who = f"{self.loaded().name}, round {done}, client {self.data.clients[client].name!r}"
+                who = f"{self.algorithm.name}, round {done}, client {self.data.clients[client].name!r}"
                 raise NonFiniteError(
                     f"{who}, scoring the {model} model on {name}: {error}"
                 ) from error

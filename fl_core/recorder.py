@@ -41,51 +41,6 @@ CHANCE, TIMEOUT = "chance", "timeout"
 """The variants of a row about a lost reply: it was lost by chance, or did not come in time."""
 
 
-class Clock:
-    """A clock that charges every second to one part: the innermost active one, or ``other``."""
-
-    def __init__(self) -> None:
-        self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._on: list[str] = []
-        self._since = time.perf_counter()
-
-    def begin(self, part: str) -> None:
-        """Charge the time from now on to a part, until :meth:`end`."""
-        self._charge()
-        self._on.append(part)
-
-    def end(self) -> None:
-        """Go back to the part before."""
-        self._charge()
-        self._on.pop()
-
-    @contextmanager
-    def charge(self, part: str) -> Iterator[None]:
-        """Charge the time inside the block to a part. Time in nested parts is charged to the inner one alone."""
-        self.begin(part)
-        try:
-            yield
-        finally:
-            self.end()
-
-    def shift(self, source: str, target: str, seconds: float) -> None:
-        """Move seconds from one part to another."""
-        self._seconds[source] -= seconds
-        self._seconds[target] += seconds
-
-    def take(self) -> dict[str, float]:
-        """Return the seconds since the last call, by part."""
-        self._charge()
-        found = {part: max(self._seconds[part], 0.0) for part in PARTS}
-        self._seconds.clear()
-        return found
-
-    def _charge(self) -> None:
-        now = time.perf_counter()
-        self._seconds[self._on[-1] if self._on else "other"] += now - self._since
-        self._since = now
-
-
 @dataclass
 class Pace:
     """The time of some rounds: ``steps`` of all clients together, and ``seconds`` by part."""
@@ -169,15 +124,22 @@ class Timer(Listener):
     """
 
     def __init__(self, writer: Writer | None = None) -> None:
-        self.clock, self.pace = Clock(), Pace()
-        self._writer, self._steps, self._part = writer, 0, "other"
-        self._before = (0.0, 0.0)
+        self.pace, self.seconds = Pace(), dict.fromkeys(PARTS, 0.0)
+        self._writer, self._steps = writer, 0
+        self._began = time.perf_counter()
+        self._before: tuple[float, ...] = ()
+
+    @contextmanager
+    def charge(self, part: str) -> Iterator[None]:
+        """Charge the time inside the block to a part."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[part] += time.perf_counter() - began
 
     def before_exchange(self, engine: Engine, rnd: Round) -> None:
-        self._part = "evaluate" if _is_evaluation(engine, rnd) else "aggregate"
-        self.clock.begin(self._part)
-        clients = engine.clients
-        self._before = clients.work_seconds, clients.transfer_seconds
+        self._before = self._readings(engine)
 
     def on_reply(self, engine: Engine, rnd: Round, reply: ClientReply) -> None:
         self._steps += sum(
@@ -185,23 +147,30 @@ class Timer(Listener):
         )
 
     def after_exchange(self, engine: Engine, rnd: Round) -> None:
-        self.clock.end()
-        work = engine.clients.work_seconds - self._before[0]
-        moving = engine.clients.transfer_seconds - self._before[1]
-        if self._part == "aggregate":
-            self.clock.shift("aggregate", "train", work - moving)
-        self.clock.shift(self._part, "move", moving)
+        pairs = zip(self._readings(engine), self._before, strict=True)
+        elapsed, work, moving, saving = (now - before for now, before in pairs)
+        if _is_evaluation(engine, rnd):
+            self.seconds["evaluate"] += elapsed - moving - saving
+        else:
+            self.seconds["train"] += work - moving
+            self.seconds["aggregate"] += elapsed - work - saving
+        self.seconds["move"] += moving
 
     def after_round(self, engine: Engine) -> None:
-        record = {
-            "round": engine.done,
-            "steps": self._steps,
-            **self.clock.take(),
-        }
+        seconds, now = self.seconds, time.perf_counter()
+        seconds["other"] = max(0.0, now - self._began - sum(seconds.values()))
+        record = {"round": engine.done, "steps": self._steps, **seconds}
         self.pace.add(record)
-        self._steps = 0
         if self._writer:
             self._writer.add_timing(record)
+        self._began, self._steps = now, 0
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+
+    def _readings(self, engine: Engine) -> tuple[float, ...]:
+        """Return the time, and the seconds so far of clients' work, of moving it, and of saving."""
+        clients = engine.clients
+        times = clients.work_seconds, clients.transfer_seconds
+        return time.perf_counter(), *times, self.seconds["save"]
 
 
 @dataclass(frozen=True)
@@ -333,7 +302,7 @@ class Recorder(Listener):
     def flush(self) -> None:
         """Write the rows so far into the run directory, if there is one."""
         if self._writer:
-            with self._timer.clock.charge("save"):
+            with self._timer.charge("save"):
                 self._writer.add_rows(self.rows)
             self.rows = []
 
@@ -486,7 +455,7 @@ class Saver(Listener):
         if saves:
             clients = engine.clients
             found = Checkpoint(done, engine.server, clients.states, clients.kept)
-            with self._timer.clock.charge("save"):
+            with self._timer.charge("save"):
                 self._writer.checkpoint(found, clients.states.changed)
             clients.states.changed.clear()
             self._since = time.monotonic()

@@ -114,26 +114,24 @@ def metrics() -> str:
     return _entries(_members(catalogue.registry("metric"), about))
 
 
-def _summaries(kind: str) -> Callable[[], str]:
-    """Return the list of a kind's members with one line each."""
-    return lambda: _entries(_members(catalogue.registry(kind)))
-
-
 def _members(
-    known: Registry[Any], about: Callable[[Any], list[str]] | None = None
+    known: Registry[Any], about: Callable[[Any], list[str]]
 ) -> dict[str, list[str]]:
     """Return texts about each member."""
-    if about is None:
-        return {name: [line] for name, line in known.summaries().items()}
     return {name: about(member) for name, member in known.members().items()}
+
+
+def _lines(about: Mapping[str, str]) -> str:
+    """Format each name with its line."""
+    return _entries({name: [line] for name, line in about.items()})
 
 
 LISTINGS: dict[str, Callable[[], str]] = {
     "algorithms": algorithms,
     "datasets": datasets,
-    "models": lambda: _entries({name: [line] for name, line in describe().items()}),
+    "models": lambda: _lines(describe()),
     "metrics": metrics,
-    "rules": _summaries("rule"),
+    "rules": lambda: _lines(catalogue.registry("rule").summaries()),
 }
 
 

@@ -257,14 +257,9 @@ class Run:
                     f"{self.path} must have a checkpoint; got none yet. Resume the run first."
                 )
             which = self.rounds[-1]
-        try:
-            manifest = self.manifest(int(which))
-        except ValueError as error:
-            if isinstance(error, UsageError):
-                raise
-            raise UsageError(
-                f"round must be a number or 'last'; got {which!r}."
-            ) from error
+        if not str(which).removeprefix("-").isdecimal():
+            raise UsageError(f"round must be a number or 'last'; got {which!r}.")
+        manifest = self.manifest(int(which))
         entries: dict[str, dict[str, Any]] = {}
         for name, entry in manifest["states"].items():
             kind, _, client = name.partition("/")

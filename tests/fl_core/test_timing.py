@@ -1,13 +1,15 @@
-"""Where the time goes: every second is charged once, and a run's file says what its progress bar said."""
+"""Where the time goes: the parts of a round add up, and a run's file says what its progress bar said."""
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 
 from fl_core import recorder, runner
+from fl_core.algorithms.base import Round
 from fl_core.errors import CorruptError, UsageError
-from fl_core.recorder import Clock, Timer
+from fl_core.recorder import Timer
 from tests.conftest import CONFIG, TOY, network
 
 
@@ -19,25 +21,28 @@ def _hands(monkeypatch):
     return now
 
 
-def test_a_second_is_charged_to_the_innermost_part(hands):
-    clock = Clock()
+def test_the_parts_of_a_round_add_up_to_its_time(hands):
+    clients = SimpleNamespace(work_seconds=0.0, transfer_seconds=0.0)
+    engine = SimpleNamespace(clients=clients, done=1)
+    timer = Timer()
     hands[0] += 1
-    with clock.charge("train"):
-        hands[0] += 2
-        with clock.charge("aggregate"):
-            hands[0] += 4
-        hands[0] += 8
+    timer.before_exchange(engine, Round(0))
+    hands[0] += 8
+    clients.work_seconds += 5
+    clients.transfer_seconds += 2
+    with timer.charge("save"):
+        hands[0] += 4
+    timer.after_exchange(engine, Round(0))
     hands[0] += 16
-    assert clock.take() == {
-        "train": 10,
-        "move": 0,
-        "aggregate": 4,
+    timer.after_round(engine)
+    assert timer.pace.seconds == {
+        "train": 3,
+        "move": 2,
+        "aggregate": 3,
         "evaluate": 0,
-        "save": 0,
+        "save": 4,
         "other": 17,
     }
-    hands[0] += 1
-    assert sum(clock.take().values()) == 1
 
 
 def test_a_run_writes_where_its_time_went(tmp_path):
