@@ -115,7 +115,7 @@ def _in_one_cell(key: str, values: Collection[Any]) -> str:
         "dataset": names.dataset,
         "algorithm": names.title,
         "model": names.network,
-        "optimizer": names.OPTIMISERS.get,
+        "optimizer": names.OPTIMISERS.__getitem__,
     }
     words = spelt.get(key, str)
     shown = sorted(

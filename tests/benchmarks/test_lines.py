@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from benchmarks import lines
@@ -23,19 +21,6 @@ from benchmarks import lines
 )
 def test_tokens_of_code_are_counted(source: str, count: int) -> None:
     assert lines.tokens(source) == count
-
-
-def test_every_part_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for k, name in enumerate((*lines.PARTS, *lines.OTHERS), 1):
-        assert (lines.ROOT / name / "__init__.py").is_file()
-        (tmp_path / name / "inner").mkdir(parents=True)
-        (tmp_path / name / "__init__.py").write_text('"""About."""\n')
-        (tmp_path / name / "inner" / "a.py").write_text("pass\n" * k)
-    monkeypatch.setattr(lines, "ROOT", tmp_path)
-    assert lines.counts() == {
-        **{name: k for k, name in enumerate(lines.PARTS, 1)},
-        "all else": 6 + 7 + 8 + 9,
-    }
 
 
 def test_no_part_has_more_tokens_than_stored() -> None:

@@ -39,14 +39,6 @@ def test_registered_figures_of_a_paper_are_in_the_catalogue() -> None:
         assert item.study.name in items.REGISTRY  # of a view, its source
 
 
-def test_the_readme_is_short_and_links_a_page_for_each_paper() -> None:
-    text = (items.HERE / "README.md").read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 150
-    for paper in (*PAPERS, "decision"):
-        assert f"]({paper}.md)" in text
-        assert (items.HERE / f"{paper}.md").is_file()
-
-
 def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[list[str]]:
     main(["list", *arguments])
     return [re.split(r" {2,}", line) for line in capsys.readouterr().out.splitlines()]
