@@ -2,7 +2,6 @@
 
 import errno
 import itertools
-import os
 import shutil
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 
 from fl_core import rows, storage
 from fl_core.algorithms import State
-from fl_core.errors import CorruptError
 from fl_core.records import writing
 from fl_core.records.store import Checkpoint, Run
 from tests.faults.injected import CALLS, FailingOS, contents, read_all
@@ -150,28 +148,3 @@ def test_the_file_layer_fails_when_it_is_told_to(tmp_path):
     assert counting.counts["replace"] == len(named) + 1  # and once the rows' header
     assert counting.counts["fsync"] > counting.counts["replace"]
     assert not counting.failed
-
-
-def test_a_damaged_disk_is_no_reason_to_lose_the_error(tmp_path, monkeypatch):
-    """If the unfinished file cannot be removed either, the first error is reported."""
-    path = tmp_path / "run"
-    path.mkdir()
-
-    class Broken(FailingOS):
-        def act(self, name, real, *given, **named):
-            if name == "fsync":
-                raise OSError(errno.EIO, "Input/output error")
-            if (
-                name == "unlink"
-                and given[0].endswith(".part")
-                and os.path.exists(given[0])
-            ):
-                raise OSError(errno.EROFS, "Read-only file system")
-            return real(*given, **named)
-
-    monkeypatch.setattr(storage, "os", Broken())
-    with pytest.raises(OSError, match="Input/output error") as caught:
-        storage.Folder(path).write("x", b"much")
-    assert caught.value.filename == str(path / "x")
-    with pytest.raises(CorruptError, match="missing"):
-        storage.Folder(path).read("x")

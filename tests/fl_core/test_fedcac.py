@@ -1,7 +1,5 @@
 """FedCAC: which parameters are critical, who collaborates, and what each client is sent."""
 
-from functools import cache
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,6 @@ from fl_core import tree
 from fl_core.algorithms import Round
 from fl_core.algorithms.fedamp import (
     COLLABORATORS,
-    FedCAC,
     collaborators,
     critical_mask,
 )
@@ -82,33 +79,21 @@ SETTINGS = {
         "rounds": 5,
         "options": {"until": 4, "critical": 0.3},
     },
-    "batch norm": {"model": "norm", "options": {"until": 2}},
     "batch norm, local": {
         "model": "norm",
         "batchnorm": "local",
         "options": {"until": 2},
     },
 }
-settings = pytest.mark.parametrize("setting", SETTINGS)
 
 
-@cache
-def played(setting):
-    return play(algorithm="fedcac", momentum=0.9, eval_every=9, **SETTINGS[setting])
-
-
-def cac(run):
-    assert isinstance(run.engine.algorithm, FedCAC)
-    return run.engine.algorithm
-
-
-@settings
+@pytest.mark.parametrize("setting", SETTINGS)
 def test_each_client_is_sent_its_critical_parameters_of_like_clients_over_the_average(
     setting,
 ):
     """Two or more rounds by hand, from the models that local training gave."""
-    run = played(setting)
-    algorithm = cac(run)
+    run = play(algorithm="fedcac", momentum=0.9, eval_every=9, **SETTINGS[setting])
+    algorithm = run.engine.algorithm
     initial = tree.state_dict(network(SETTINGS[setting].get("model", "plain")))
     travelling = algorithm.shared(Round(0), 0)
     parameters = travelling & algorithm.task_info.parameters

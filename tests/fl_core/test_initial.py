@@ -132,23 +132,20 @@ def test_a_run_stands_on_its_own_copy_of_the_start(
 def test_runs_without_a_global_model_or_a_checkpoint_are_refused(
     tmp_path, trained, threes
 ):
-    runner.run(
-        RunConfig(dataset="digits", algorithm="fedamp", partition="iid", **SHORT),
-        tmp_path / "amp",
-        progress=False,
-    )
-    with pytest.raises(UsageError, match="fedamp"):
-        assemble(three_config(threes, tmp_path / "amp"))
+    amp = DIGITS.with_keys(algorithm="fedamp")
+    runner.run(amp, tmp_path / "fedamp", progress=False)
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(UsageError, match=r"run.*nothing"):
-        assemble(three_config(threes, tmp_path / "nothing"))
-    with pytest.raises(UsageError, match=r"weights.*nowhere"):
-        assemble(three_config(threes, tmp_path / "nowhere"))
     shutil.copytree(trained, tmp_path / "early")
     for checkpoint in (tmp_path / "early" / "checkpoints").iterdir():
         checkpoint.unlink()
-    with pytest.raises(UsageError, match="checkpoint"):
-        assemble(three_config(threes, tmp_path / "early"))
+    for name, message in (
+        ("fedamp", "fedamp"),
+        ("nothing", "run.*nothing"),
+        ("nowhere", "weights.*nowhere"),
+        ("early", "checkpoint"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            assemble(three_config(threes, tmp_path / name))
 
 
 HERE, THERE = ("good", "bad", "slow", "the"), ("the", "cabin", "good")

@@ -44,16 +44,11 @@ def heavy(*spreads):
 SHAPES = {
     "equal": normal(0.02, 0.02, 0.02, 0.02),
     "one loud": normal(0.005, 0.005, 0.005, 0.08),
-    "two loud": normal(0.005, 0.005, 0.06, 0.06),
-    "mixed": normal(0.002, 0.03, 0.03, 0.06),
     "seven": normal(0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06),
-    "correlated": correlated(0.9, 0.02, 0.02, 0.02, 0.02),
     "correlated, mixed": correlated(0.7, 0.005, 0.01, 0.03, 0.06),
     "heart": together(np.array(HEART) * 1e-6),
-    "t3": heavy(0.02, 0.02, 0.02, 0.02),
     "t3, one loud": heavy(0.005, 0.005, 0.005, 0.08),
     "skewed": lambda draw, size: 0.02 * draw.exponential(size=size),
-    "rounded": lambda draw, size: draw.normal(scale=0.02, size=size).round(2),
 }
 
 

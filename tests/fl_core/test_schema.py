@@ -24,14 +24,11 @@ def test_a_sound_file():
 def test_what_cannot_be_loaded_is_refused():
     for stored, expected in (
         (b"", "too small"),
-        (b"\0" * 8, "invalid JSON"),
         ((4).to_bytes(8, "little") + b"{{{{", "invalid JSON"),
         ((2**43).to_bytes(8, "little") + b"{}", "16,777,216 bytes; got 8,796,093"),
         (file(x=("F32", [3], [0, 8])), "invalid shape"),
         (file(x=("F32", [2**40, 2**40], [0, 8])), "overflow"),
         (file(x=("F32", [4], [0, 16])), "fully covered"),
-        (file(x=("F32", [1], [0, 4])), "fully covered"),
-        (file(x=("F32", [1], [4, 8])), "offset.*`x`"),
         (file(x=("F32", [2], [0, 8]), y=("F32", [1], [4, 8])), "`y`"),
         (file(x=("F33", [2], [0, 8])), "`F33`"),
         (file(x=("F4", [16], [0, 8])), "'F4'"),
