@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from fl_core.errors import UsageError, listing, warn
 from fl_core.models.adapter import plain
 
+from .measurement import one_line
+
 WRAPPERS = ("model", "state_dict", "model_state", "model_state_dict", "net")
 """Keys under which a checkpoint holds its weights."""
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.")
@@ -167,15 +169,10 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file of ``torch.save``, by name."""
     names = _foreign_names(path)
     stubs = {name: type(name.rpartition(".")[2], (Stub,), {}) for name in names}
-    try:
-        with torch.serialization.safe_globals([(s, n) for n, s in stubs.items()]):
-            stored = torch.load(path, map_location="cpu", weights_only=True)
+    known = torch.serialization.safe_globals([(s, n) for n, s in stubs.items()])
+    with one_line(f"{path} must be a file of torch.save"), known:
+        stored = torch.load(path, map_location="cpu", weights_only=True)
         found = dict(_tensors(_unwrap(stored), "", 0))
-    except UsageError:
-        raise
-    except Exception as error:  # of torch, on whatever a damaged or forged file holds
-        why = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UsageError(f"{path} must be a file of torch.save: {why:.200}") from error
     whole = path.stat().st_size
     if sum(tensor.nbytes for tensor in found.values()) > whole:
         raise UsageError(
@@ -199,7 +196,7 @@ def _foreign_names(path: Path) -> list[str]:
             f"{path} must be a file of torch.save since torch 1.6; got another. Load it "
             "where it was made, and save its state_dict() again."
         )
-    try:
+    with one_line(f"{path} must be a file of torch.save"):
         with zipfile.ZipFile(path) as stored:
             parts = stored.infolist()
             if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
@@ -221,12 +218,6 @@ def _foreign_names(path: Path) -> list[str]:
                 if code.name == "GLOBAL"
             }
         names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-    except UsageError:
-        raise
-    except Exception as error:  # of zipfile, pickletools and torch, on forged files
-        raise UsageError(
-            f"{path} must be a file of torch.save: {error!s:.100}"
-        ) from error
     for name in sorted(every):
         if name.partition(".")[0] in REFUSED and name not in ALLOWED:
             raise UsageError(f"{path} must not name {name}. It is no file of weights.")

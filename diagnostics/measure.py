@@ -568,9 +568,7 @@ def _for_task(
         ):  # a probe is judged on what its client did not train on
             if given.get("test") is not None:
                 splits[name] = "probe"
-            elif not given.keys() & {"holdout", "folds"} and all(
-                len(y) for _, y in held.values()
-            ):
+            elif "folds" not in given and all(len(y) for _, y in held.values()):
                 given["test"], splits[name] = held, "validation"
     own = task.config.model.layer_granularity
     by, loss, seed = request.by or own, request.loss, request.seed

@@ -11,7 +11,7 @@ from fl_core.bounds import check_fields, check_type
 from fl_core.errors import UsageError, about, check_known
 from fl_core.layers import Layer
 from fl_core.registry import Registry
-from fl_core.rows import CLASSIFICATION, SURVIVAL, Row
+from fl_core.rows import CLASSIFICATION, SURVIVAL, Row, row
 
 from ..measurement import Measurement
 
@@ -186,20 +186,29 @@ class Metric:
                 settings.check(measurement)
 
     def measure(self, measurement: Measurement, settings: Any) -> list[Row]:
-        """Return the rows, for options already made by :meth:`settings` and checked by :meth:`check`."""
+        """Return the rows, for options already made by :meth:`settings` and checked by :meth:`check`.
+
+        A metric of pairs needs two models, unless it compares layers of one model.
+        """
+        alone = self.pairs and len(measurement.subjects) < 2
+        if alone and not getattr(settings, "reference_layers", ()):
+            return [
+                row(self.name, None, status="needs at least two models", layer=layer.name, variant=self.variant)
+                for layer in measurement.layers
+            ]  # fmt: skip
         rows = (
             self.compute(measurement)
             if self.options_type is NoOptions
             else self.compute(measurement, settings)
         )
         if not isinstance(rows, list) or any(
-            not isinstance(row, dict) or "metric" not in row for row in rows
+            not isinstance(each, dict) or "metric" not in each for each in rows
         ):
             raise UsageError(
                 f"metric {self.name!r} must return a list of rows, as fl.row makes them; got {rows!r:.80}."
             )
-        for row in rows:
-            if row["metric"] != self.name:
+        for each in rows:
+            if each["metric"] != self.name:
                 raise UsageError(
                     f"rows of metric {self.name!r} must be named after it; got a row of metric {row['metric']!r}."
                 )

@@ -270,14 +270,14 @@ class LinearProbe(ProbeOptions):
     price="dear",
     description="accuracy of a logistic regression on a layer's output, on samples that it was not trained on",
     direction="higher = a linear classifier tells the classes apart better; 1 = all right",
-    how="judged on validation samples, a holdout or folds; for each client and for all together",
+    how="judged on validation samples or by folds; for each client and for all together",
     look={"label": "accuracy of a linear probe", "meaning": "1 = all right"},
 )
 def linear_probe(measurement: Measurement, options: LinearProbe) -> list[Row]:
     """Return the accuracy, from 0 to 1, of a logistic regression on each layer's flattened output.
 
     Higher means that a linear classifier separates the classes better. The probe is never tested on samples that
-    trained it. The samples of ``test`` are used if given, else a held-out fraction. Else each sample is tested once in
+    trained it. The samples of ``test`` are used if given. Else each sample is tested once in
     cross-validation over folds that are stratified by class. The estimator names the way. For variants and error see
     :func:`diagnostics.representation.probes.probe_rows`. The error does not include the variation of the training
     samples.
@@ -325,7 +325,7 @@ class KnnProbe(ProbeOptions):
     price="middle",
     description="accuracy of the vote of the nearest neighbours by a layer's output",
     direction="higher = neighbours are of one class more often; 1 = all right",
-    how="judged on validation samples, a holdout or folds; for each client and for all together",
+    how="judged on validation samples or by folds; for each client and for all together",
     look={"label": "accuracy of nearest neighbours", "meaning": "1 = all right"},
 )
 def knn_probe(measurement: Measurement, options: KnnProbe) -> list[Row]:
@@ -436,7 +436,9 @@ def output_disagreement(
         UsageError: the probe does not fit the models.
     """
     subjects, rows = measurement.subjects, []
-    last = [layer.name for layer in measurement.layers if layer.used][-1:]
+    last = ([each for each in measurement.layers if each.used] or measurement.layers)[
+        -1
+    ]
     variants = ("classes", "probabilities", "chance")
     comparison = LayerComparison("output_disagreement", measurement, options)
 
@@ -448,11 +450,7 @@ def output_disagreement(
     outputs, _ = comparison.sides(probabilities, [""], flattened)
     for subject in subjects:
         measurement.tick(subject.client)
-    common: dict[str, Any] = {"layer": (last or [""])[0], "estimator": "full"}
-    if len(subjects) < 2 or not last:
-        common["status"] = "needs at least two models"
-        name = comparison.metric
-        return [row(name, None, variant=v, **common) for v in variants]
+    common: dict[str, Any] = {"layer": last.name, "estimator": "full"}
     for a, b in itertools.combinations(range(len(subjects)), 2):
         p, q = (outputs.get(("", client)) for client in (a, b))
         found = dict.fromkeys(variants, torch.empty(0))

@@ -288,17 +288,7 @@ def weight_divergence(measurement: Measurement, options: WeightOptions) -> list[
     """
     for subject in measurement.subjects:
         measurement.tick(subject.client)
-    subjects, name = measurement.subjects, "weight_divergence"
-    if len(subjects) < 2:
-        lacking = dict.fromkeys(
-            ("relative_l2", "cosine"), (0.0, "needs at least two models")
-        )
-        return [
-            made
-            for layer in measurement.layers
-            for made in weight_rows(name, lacking, 0, options.tensors, layer=layer.name)
-        ]
-    rows = []
+    subjects, rows = measurement.subjects, []
     params = [dict(subject.model.named_parameters()) for subject in subjects]
     for layer in measurement.layers:
         vectors = [
@@ -330,7 +320,9 @@ def weight_divergence(measurement: Measurement, options: WeightOptions) -> list[
                 "relative_l2": (distance, status or ("" if both else whose)),
                 "cosine": (angle, status or whose),
             }
-            rows += weight_rows(name, values, len(a), options.tensors, **where)
+            rows += weight_rows(
+                "weight_divergence", values, len(a), options.tensors, **where
+            )
     return rows
 
 
@@ -507,8 +499,8 @@ def layer_swap(measurement: Measurement, options: LayerSwap) -> list[Row]:
         UsageError: ``test`` or ``second`` lacks a client.
     """
     subjects = measurement.subjects
-    trees = [tree.named_tensors(s.model) for s in subjects]
-    weights = [s.n_train / sum(s.n_train for s in subjects) for s in subjects]
+    trees = [tree.state_dict(s.model) for s in subjects]
+    weights = [s.n_train for s in subjects]
     rows = []
     for k, subject in enumerate(subjects):
         data = subject.data
@@ -518,33 +510,20 @@ def layer_swap(measurement: Measurement, options: LayerSwap) -> list[Row]:
         own, n = _loss_with(measurement, subject, data, {})
         for layer in measurement.layers:
             used = layer.tensors if layer.used else ()
-            others = [
-                _loss_with(measurement, subject, data, {t: other[t] for t in used})[0]
-                - own
-                for j, other in enumerate(trees)
-                if j != k and used
-            ]
-            mean = {
-                t: torch.stack(
-                    [w * other[t] for w, other in zip(weights, trees, strict=True)]
-                ).sum(0)
-                if trees[k][t].is_floating_point()
-                else trees[k][t]
-                for t in used
-            }
+            others = [each for j, each in enumerate(trees) if j != k and used]
             found = {"swap": others, "average": []}
             if others:
-                found["average"] = [
-                    _loss_with(measurement, subject, data, mean)[0] - own
-                ]
+                parts = [tree.select(each, used) for each in trees]
+                found["average"] = [tree.mean(parts, weights)]
             if options.second is not None:
                 check_known("client of the second seed", subject.client, options.second)
-                again = tree.named_tensors(options.second[subject.client])
-                swapped = {t: again[t] for t in used}
-                found["second_seed"] = [
-                    _loss_with(measurement, subject, data, swapped)[0] - own
+                found["second_seed"] = [tree.state_dict(options.second[subject.client])]
+            for variant, sources in found.items():
+                values = [
+                    _loss_with(measurement, subject, data, tree.select(each, used))[0]
+                    - own
+                    for each in sources
                 ]
-            for variant, values in found.items():
                 status = "" if layer.used else "unused in the forward pass"
                 status = status or ("" if values else "needs at least two clients")
                 value = float(np.mean(values)) if values else math.nan

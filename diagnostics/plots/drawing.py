@@ -216,18 +216,8 @@ def weighted_mean(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
 
 
 def both_ways(pairs: pd.DataFrame) -> pd.DataFrame:
-    """Return rows of pairs in both directions, with the clients in the order of their first appearance."""
-    pairs = pairs[pairs["client_b"] != ""]
-    order = {
-        name: k
-        for k, name in enumerate(
-            pd.unique(pairs[["client", "client_b"]].to_numpy().ravel())
-        )
-    }
-    joined = curve.both_ways(pairs)
-    return joined.iloc[
-        np.argsort(joined["client"].map(order).to_numpy(dtype=int), kind="stable")
-    ]
+    """Return rows of pairs in both directions."""
+    return curve.both_ways(pairs[pairs["client_b"] != ""])
 
 
 def missing_notes(rows: pd.DataFrame, where: str) -> list[str]:

@@ -258,11 +258,6 @@ class LayerComparison:
         """The clients, in the order of the rows."""
         return self.measurement.subjects
 
-    @property
-    def empty(self) -> bool:
-        """True if there is nothing to compare: no model, or one model without reference layers."""
-        return len(self.subjects) < (1 if self.across else 2)
-
     @cached_property
     def x(self) -> Tensor:
         """The probe samples, the same for every model."""
@@ -299,22 +294,21 @@ class LayerComparison:
         kept: dict[Spot, Tensor] = {}
         faults: dict[Spot, str] = {}
         for client, subject in enumerate(self.subjects):
-            if not self.empty:
-                data = self.x, torch.zeros(len(self.x), dtype=torch.long)
-                seen = collect(
-                    subject.model,
-                    paths,
-                    data,
-                    batch=how.batch,
-                    seed=how.seed,
-                    mode=how.mode,
-                    arrange=arrange,
-                )
-                for path in paths:
-                    try:
-                        kept[path, client] = side(seen.tensor(path))
-                    except NoValue as reason:
-                        faults[path, client] = str(reason)
+            data = self.x, torch.zeros(len(self.x), dtype=torch.long)
+            seen = collect(
+                subject.model,
+                paths,
+                data,
+                batch=how.batch,
+                seed=how.seed,
+                mode=how.mode,
+                arrange=arrange,
+            )
+            for path in paths:
+                try:
+                    kept[path, client] = side(seen.tensor(path))
+                except NoValue as reason:
+                    faults[path, client] = str(reason)
             if paths[-1:] == self.paths[-1:]:
                 how.tick(subject.client)
         return kept, faults
@@ -326,21 +320,11 @@ class LayerComparison:
         common: dict[str, Any] = {
             "estimator": estimator,
             "unit": unit,
-            "n_samples": 0 if self.empty else len(self.x),
+            "n_samples": len(self.x),
         }
         rows = []
-        for layer in self.measurement.layers if self.subjects else ():
+        for layer in self.measurement.layers:
             columns = {**common, "layer": layer.name, "n_params": self._size(layer)}
-            if len(self.subjects) < 2:
-                rows.append(
-                    row(
-                        self.metric,
-                        None,
-                        status="needs at least two models",
-                        variant=self.options.positions,
-                        **columns,
-                    )
-                )
             for (a, b), other in self._pairs(layer):
                 result = self._value(layer, a, other, b, faults, value)
                 rows.append(
@@ -396,7 +380,7 @@ def by_grams(
 ) -> tuple[Faults, Value]:
     """Return values of CKA from Gram matrices."""
     places = None
-    if estimator == "minibatch" and not comparison.empty:
+    if estimator == "minibatch":
         n = len(comparison.x)
         places = batch_bounds(n, comparison.measurement.batch or max(n, LEAST))
     sides, faults = comparison.sides(lambda x: gram_entries(x, places, bandwidth))

@@ -272,33 +272,11 @@ def folds_of(y: Array, folds: int, seed: int, groups: Array | None = None) -> Ar
     if groups is not None:
         _, first, group = np.unique(groups, return_index=True, return_inverse=True)
         return folds_of(y[first], folds, seed)[group]
-    return _dealt(y, seed, np.arange(len(y)) % min(folds, len(y)))
-
-
-def holdout_of(
-    y: Array, fraction: float, seed: int, groups: Array | None = None
-) -> Array:
-    """Mark held-out samples [n] with 0 and the others with -1; each class keeps its share.
-
-    With ``groups`` [n] whole groups are held out, as in :func:`folds_of`.
-    """
-    if groups is not None:
-        _, first, group = np.unique(groups, return_index=True, return_inverse=True)
-        return holdout_of(y[first], fraction, seed)[group]
-    n = len(y)
-    held = min(max(round(n * fraction), 1), n - 1)
-    numbers = np.full(n, -1)
-    numbers[((np.arange(held) + 0.5) * n / max(held, 1)).astype(int)] = 0
-    return _dealt(y, seed, numbers)
-
-
-def _dealt(y: Array, seed: int, numbers: Array) -> Array:
-    """Return the given numbers assigned to samples in random order within each class, one class after another."""
     order = numpy_generator(seed, "diagnose", "folds").permutation(len(y))
     order = order[np.argsort(y[order], kind="stable")]
-    dealt = np.empty(len(y), dtype=np.int64)
-    dealt[order] = numbers
-    return dealt
+    fold = np.empty(len(y), dtype=np.int64)
+    fold[order] = np.arange(len(y)) % min(folds, len(y))
+    return fold
 
 
 _PARTS = 10

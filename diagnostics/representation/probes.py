@@ -12,9 +12,9 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import normalize
 
-from fl_core.bounds import INSIDE, at_least
+from fl_core.bounds import at_least
 from fl_core.data.arrays import nested_groups
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
 from fl_core.statistics import design_effect
@@ -25,7 +25,6 @@ from .features import (
     NoValue,
     features_of,
     folds_of,
-    holdout_of,
     reduce_to_span,
     standardise,
 )
@@ -43,28 +42,28 @@ Score = tuple[float, float | None, int, str]
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One client's features at one layer: training samples with their folds, and test samples if there are any."""
+    """One client's features at one layer, with the fold of each sample.
+
+    Attributes:
+        fold: the round that tests the sample; -1 for samples that only train.
+        groups: what each sample belongs to, such as a patient.
+    """
 
     client: str
     x: Array
     y: Array
     fold: Array
-    test: tuple[Array, Array] | None = None
     groups: Array | None = None
-    test_groups: Array | None = None
 
     def tested_groups(self) -> Array | None:
         """Return the groups of the samples that all rounds test, in their order."""
-        if self.test is not None or self.groups is None:
-            return self.test_groups
+        if self.groups is None:
+            return None
         order = np.argsort(self.fold, kind="stable")
         return self.groups[order[self.fold[order] >= 0]]
 
     def rounds(self, folds: int) -> Iterator[tuple[Array, Array, Array, Array]]:
         """Yield (x, y) to train on and (x, y) to test on, for each fold."""
-        if self.test is not None:
-            yield self.x, self.y, *self.test
-            return
         for number in range(folds):
             held = self.fold == number
             yield self.x[~held], self.y[~held], self.x[held], self.y[held]
@@ -117,45 +116,13 @@ class ProbeOptions:
 
     Attributes:
         test: {client: data} that the probe is tested on. The subjects' data then only train.
-        holdout: fraction of each client's samples to hold out.
-        folds: number of folds of the cross-validation, at most the number of samples.
+        folds: number of folds of the cross-validation without test data, at most the number of samples.
         samples: maximum number of samples of each client, drawn with the seed. The pooled set has equally many of each.
-
-    Raises:
-        UsageError: a number is out of its range, or both test data and a fraction to hold out are given.
     """
 
     test: Mapping[str, Data] | None = None
-    holdout: Annotated[float | None, INSIDE] = None
     folds: Annotated[int, at_least(2)] = 5
     samples: Annotated[int, at_least(2)] = SAMPLES
-
-    def __post_init__(self) -> None:
-        if self.test is not None and self.holdout is not None:
-            raise UsageError(
-                "test and holdout must not both be set; got both. Pass one of the two."
-            )
-
-    @property
-    def judged_by(self) -> str:
-        """The test samples, in words for the rows' estimator."""
-        if self.test is not None:
-            return "given test data"
-        return (
-            f"{self.folds} folds"
-            if self.holdout is None
-            else f"holdout {self.holdout:g}"
-        )
-
-    def folds_of(self, y: Array, seed: int, groups: Array | None) -> Array:
-        """Return the fold of each sample with labels y [n], as in :class:`Part`. A group is in one fold."""
-        if self.test is not None:
-            return np.full(len(y), -1)
-        return (
-            folds_of(y, self.folds, seed, groups)
-            if self.holdout is None
-            else holdout_of(y, self.holdout, seed, groups)
-        )
 
 
 def probe_rows(
@@ -186,7 +153,8 @@ def probe_rows(
         each = [_accuracy(*one, note) for one in zip(hits, groups, strict=True)]
         return _accuracy(np.concatenate(hits), together, note), each
 
-    how = f"{estimator}, {options.judged_by}"
+    tested = f"{options.folds} folds" if options.test is None else "given test data"
+    how = f"{estimator}, {tested}"
     return pooled_rows(metric, judge, how, measurement, options, options)
 
 
@@ -213,23 +181,27 @@ def pooled_rows(
     pool: dict[str, list[Part | str]] = {path: [] for path in paths}
     for subject in subjects:
         train = features_of(measurement, subject, paths, options.samples)
-        groups = None if subject.groups is None else subject.groups[train.sample]
-        given = None if probe is None else (probe.test or {}).get(subject.client)
-        tested = of_test = None
-        if given is not None:
+        y, groups = train.y, subject.groups
+        groups = None if groups is None else groups[train.sample]
+        fold, tested = np.full(len(y), -1), None
+        if probe is not None and probe.test is not None:
+            given = probe.test[subject.client]
             tested = features_of(measurement, subject, paths, options.samples, given)
-            if getattr(given, "groups", None) is not None:
-                of_test = given.groups[tested.sample]
-        fold = np.full(len(train.y), -1)
-        if probe is not None:
-            fold = probe.folds_of(train.y, seed, groups)
+            groups = getattr(given, "groups", None)
+            if groups is not None:  # those of training samples are not read
+                groups = np.concatenate([fold, groups[tested.sample]])
+            fold = np.concatenate([fold, np.zeros(len(tested.y), int)])
+            y = np.concatenate([y, tested.y])
+        elif probe is not None:
+            fold = folds_of(y, probe.folds, seed, groups)
         own.append({})
         for path in paths:
             part: Part | str
             try:
-                test = None if tested is None else (tested.at(path), tested.y)
-                x, y = train.at(path), train.y
-                part = Part(subject.client, x, y, fold, test, groups, of_test)
+                x = train.at(path)
+                if tested is not None:
+                    x = np.concatenate([x, tested.at(path)])
+                part = Part(subject.client, x, y, fold, groups)
             except NoValue as reason:
                 part = f"at client {subject.client!r}: {reason}"
             own[-1][path] = _judged(judge, [part])
@@ -270,28 +242,23 @@ def _judged(
 
 
 def _first(part: Part, count: int, probe: ProbeOptions | None, seed: int) -> Part:
-    """Return a client's first samples with folds, and its first test samples, at most ``count`` of each.
+    """Return a client's first samples with folds, at most ``count``, and as many of given test data.
 
     Each class keeps its share.
     """
-
-    def few(y: Array) -> Array:
-        fold = folds_of(y, -(-len(y) // count), seed)  # one of so many alike parts
-        return np.flatnonzero(fold == 0)[:count]
-
-    if len(part.y) <= count and (part.test is None or len(part.test[1]) <= count):
-        return part
-    rows = few(part.y)
-    test, test_groups = part.test, part.test_groups
-    if test is not None:
-        others = few(test[1])
-        test = test[0][others], test[1][others]
-        test_groups = None if test_groups is None else test_groups[others]
-    y, groups = part.y[rows], None if part.groups is None else part.groups[rows]
-    fold = part.fold[rows]
-    if probe is not None:
-        fold = probe.folds_of(y, seed, groups)
-    return Part(part.client, part.x[rows], y, fold, test, groups, test_groups)
+    given = probe is not None and probe.test is not None
+    rows = []
+    for number in (-1, 0) if given else (None,):
+        place = np.flatnonzero((part.fold == number) | (number is None))
+        # one of so many alike parts
+        alike = folds_of(part.y[place], -(-len(place) // count), seed)
+        rows.append(place[alike == 0][:count])
+    chosen = np.concatenate(rows)
+    y, groups = part.y[chosen], None if part.groups is None else part.groups[chosen]
+    fold = part.fold[chosen]
+    if probe is not None and not given:
+        fold = folds_of(y, probe.folds, seed, groups)
+    return Part(part.client, part.x[chosen], y, fold, groups)
 
 
 def _hits(parts: Sequence[Part], classify: Classify) -> tuple[list[Array], str]:
@@ -301,7 +268,7 @@ def _hits(parts: Sequence[Part], classify: Classify) -> tuple[list[Array], str]:
         NoValue: there is nothing to train on or to tell apart.
     """
     labels = np.concatenate([part.y for part in parts])
-    if len(labels) < 2 and parts[0].test is None:
+    if len(labels) < 2:
         raise NoValue(f"{len(labels)} samples, at least 2 are needed")
     if len(np.unique(labels)) < 2:
         raise NoValue("samples of one class")
@@ -329,8 +296,6 @@ def _hits(parts: Sequence[Part], classify: Classify) -> tuple[list[Array], str]:
 
 
 def _accuracy(hits: Array, groups: Array | None, note: str) -> Score:
-    if not len(hits):
-        return np.nan, None, 0, note
     return float(hits.mean()), accuracy_error(hits, groups), len(hits), note
 
 
@@ -357,8 +322,6 @@ def _row(
     else:
         score = found[0] if k is None else found[1][k]
         value, columns["stderr"], columns["n_samples"], note = score
-        if not score[2]:
-            status = "no held-out samples"
     how = estimator + note
     return row(metric, value, status=status, estimator=how, **columns)
 

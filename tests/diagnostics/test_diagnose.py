@@ -236,7 +236,6 @@ def test_bad_requests_are_named():
         (options(cka={"against": "7"}), "layer .*'7'"),
         (options(cca={"against": "4", "positions": "samples"}), "against.*'samples'"),
         ({"batch": 3, **options(cka={"estimator": "minibatch"})}, "least 4"),
-        (options(linear_probe={"holdout": 0.5, "test": pair()}), "one of the two"),
         ({"context": {"metric": "x"}}, "context"),
         ({"models": []}, "no models"),
         ({"data": []}, "no data"),
@@ -266,8 +265,7 @@ def test_an_option_out_of_range_is_refused_before_anything_is_measured(
     wrong = [*forbidden(METRICS[metric].options_type), ("choice", "nearly")]
     wrong += {
         "hessian_trace": [("probes", 1)],
-        "linear_probe": [("holdout", 1.0), ("samples", 1), ("folds", 1)],
-        "knn_probe": [("holdout", 0.0)],
+        "linear_probe": [("samples", 1), ("folds", 1)],
     }.get(metric, [])
     for option, value in wrong:
         with pytest.raises(UsageError, match=rf"(?s){metric}.*{option}") as caught:

@@ -12,7 +12,6 @@ from diagnostics.representation.features import (
     NoValue,
     collect,
     folds_of,
-    holdout_of,
     reduce_to_span,
     scatter_ratio,
     standardise,
@@ -104,26 +103,21 @@ def test_reduced_features_keep_all_inner_products():
 @given(
     y=st.lists(st.integers(0, 3), min_size=2, max_size=60),
     k=st.integers(2, 7),
-    share=st.floats(0.05, 0.95),
     seed=st.integers(0, 5),
 )
-def test_folds_and_held_out_samples_are_even_in_every_class(y, k, share, seed):
+def test_folds_are_even_in_every_class(y, k, seed):
     labels = np.array(y)
-    fold, held = folds_of(labels, k, seed), holdout_of(labels, share, seed) == 0
+    fold = folds_of(labels, k, seed)
     sizes = np.bincount(fold, minlength=min(k, len(y)))
     assert sizes.min() >= 1
     assert np.ptp(sizes) <= 1
-    assert held.sum() == min(max(round(len(y) * share), 1), len(y) - 1)
     for label in set(y):
         own = labels == label
         assert np.ptp(np.bincount(fold[own], minlength=len(sizes))) <= 1
-        assert abs(held[own].sum() - own.sum() * held.mean()) <= 2
     assert (fold == folds_of(labels, k, seed)).all()
     groups = np.repeat(np.arange(40), 5)[np.random.default_rng(seed).permutation(200)]
     of_groups = folds_of(groups % 3, 5, seed, groups)
-    for fold in (of_groups, holdout_of(groups % 3, 0.2, seed, groups)):
-        assert all(len(set(fold[groups == k])) == 1 for k in range(40))
-        assert np.bincount(fold + 1).max() <= 160
+    assert all(len(set(of_groups[groups == k])) == 1 for k in range(40))
     assert np.bincount(of_groups).tolist() == [40] * 5
 
 

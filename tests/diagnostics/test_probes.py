@@ -12,7 +12,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from diagnostics.measure import diagnose
-from diagnostics.representation.features import collect, folds_of, holdout_of
+from diagnostics.representation.features import collect, folds_of
 from diagnostics.representation.probes import accuracy_error, logistic
 from fl_core.data.federated import Split
 
@@ -71,14 +71,13 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("held", ["folds", "holdout", "test"])
+@pytest.mark.parametrize("held", ["folds", "test"])
 def test_values_are_those_of_a_reference_sample_by_sample(way, held):
     metric, options, reference, said = WAYS[way]
     models, data = {"a": net(0), "b": net(1)}, {"a": pair(30, 0), "b": pair(21, 1)}
     tests = {"a": pair(11, 7), "b": pair(13, 8)}
     given, ends, draw = {
         "folds": (4, "4 folds", folds_of),
-        "holdout": (0.3, "holdout 0.3", holdout_of),
         "test": (tests, "given test data", None),
     }[held]
     found = report(metric, models, data, **{held: given}, **options)
@@ -172,12 +171,6 @@ def test_what_cannot_be_probed_says_at_which_layer_and_client():
         assert "samples of one class" in row["status"]
         pooled = found.frame[found.frame["variant"] == "pooled"]
         assert set(pooled["status"]) == {"ok"}  # its few samples count there
-    # a client's one sample trains the pooled probe, and nothing of it is held out
-    found = report(data={"a": pair(1, 1), "b": pair(30, 30)}, holdout=0.3)
-    row = only(found, variant="pooled", client="a", layer="2")
-    assert np.isnan(row["value"])
-    assert row["status"].endswith("no held-out samples")
-    assert only(found, variant="pooled", client="", layer="2")["status"] == "ok"
 
 
 def test_a_dead_layer_gives_the_most_frequent_class_and_no_neighbours():
