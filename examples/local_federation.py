@@ -117,7 +117,7 @@ class LocalFederation:
             text=True,
             check=False,
         )
-        if done.returncode:
+        if done.returncode or "Exit Code:" in done.stdout:
             raise RunError(
                 f"{' '.join(command[:3])} failed: {done.stdout}{done.stderr}"
             )

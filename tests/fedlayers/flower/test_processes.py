@@ -13,6 +13,7 @@ import pytest
 
 from examples.four_hospitals import hospital_files, server_file as hospital_run
 from examples.local_federation import LocalFederation
+from fl_core.errors import RunError
 from fl_core.records.store import Run
 from tests.fedlayers.flower.grid import PLAIN, WARDS, site_files
 from tests.fedlayers.flower.test_run import assert_same, at_home
@@ -55,7 +56,9 @@ def test_a_real_round_of_two_sites_has_the_bits_of_one_process(tmp_path):
     file = server_file(tmp_path / "run", "fedper", rounds=1, sites=2)
     with federation(tmp_path, sites=2) as found:
         (tmp_path / "bad.toml").write_text('ot = "x"')
-        shown = found.run(tmp_path / "bad.toml")
+        with pytest.raises(RunError) as caught:
+            found.run(tmp_path / "bad.toml")
+        shown = str(caught.value)
         assert shown.count("unknown key 'ot': did you mean 'out'?") == 1, shown
         assert "line " not in shown
         found.run(file)
