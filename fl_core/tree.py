@@ -276,10 +276,12 @@ class Mean:
             if not tensor.is_floating_point():
                 self._total[key] = torch.maximum(self._total.get(key, tensor), tensor)
                 continue
-            if key in self._dtype and self._shape(key) != tensor.shape:
-                raise UsageError(
-                    f"tensor {key!r} must have the same shape; got {self._shape(key)} and {tuple(tensor.shape)}."
-                )
+            if key in self._dtype:
+                shape = (self._group if key in self._group else self._total)[key].shape
+                if shape != tensor.shape:
+                    raise UsageError(
+                        f"tensor {key!r} must have the same shape; got {shape} and {tuple(tensor.shape)}."
+                    )
             self._dtype.setdefault(key, tensor.dtype)
             self._weight[key] = self._weight.get(key, 0.0) + weight
             self._accumulate(key, tensor.detach(), weight)
@@ -323,9 +325,6 @@ class Mean:
         )
         for sums, values in parts:
             sums.add_(self._block[: len(values)].copy_(values).mul_(weight))
-
-    def _shape(self, key: str) -> torch.Size:
-        return (self._group if key in self._group else self._total)[key].shape
 
     def _close_group(self) -> None:
         for key in self._open:

@@ -183,9 +183,10 @@ class LimitedDepth(Blockwise):
     def depth(self, rnd: Round, client: int) -> int:
         """Return how many blocks the client can hold in this round."""
         if self.config.random_depths:
-            return random_depth(
-                len(self.task_info.blocks), self.task_info.seed, rnd.index, client
+            draw = seeds.numpy_generator(
+                self.task_info.seed, "depth", rnd.index, client
             )
+            return int(draw.integers(1, len(self.task_info.blocks) + 1))
         return self.fixed[client]
 
     def blocks_of(self, rnd: Round, client: int) -> tuple[int, ...]:
@@ -319,13 +320,6 @@ def fixed_depths(given: Sequence[int], clients: int, blocks: int) -> tuple[int, 
             f"depths must have at most one value for each of the {clients} clients; got {len(given)} values."
         )
     return tuple(depths[client * len(depths) // clients] for client in range(clients))
-
-
-def random_depth(blocks: int, seed: int, index: int, client: int) -> int:
-    """Draw a client's depth in a round, uniform over 1..blocks (FedRA, Table 4)."""
-    return int(
-        seeds.numpy_generator(seed, "depth", index, client).integers(1, blocks + 1)
-    )
 
 
 def draw_depths(
