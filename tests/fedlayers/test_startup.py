@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from statistics import median
 
 import pytest
 
@@ -23,8 +22,6 @@ HEAVY = {
     "safetensors",
     "timm",
 }
-TIMES_PASS = 15  # of the CPU time of an empty program; measured beside it: about 3
-PEAK = 80 * 2**20
 PROBE = """
 import json, sys
 before, answers = set(sys.modules), []
@@ -107,35 +104,3 @@ def test_what_draws_and_fits_is_not_imported_before_a_study_s_first_lines(tmp_pa
     [(status, modules)] = loaded(code="import fedlayers.studies.study", cwd=tmp_path)
     assert status == 0
     assert not modules & {"matplotlib", "seaborn", "sklearn", "scipy", "timm"}
-
-
-MEASURED = """
-import resource, subprocess, sys
-done = subprocess.run([sys.executable, *sys.argv[1:]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-assert done.returncode in (0, 2), done
-used = resource.getrusage(resource.RUSAGE_CHILDREN)
-print(used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
-"""
-
-
-def usage(*words):
-    """CPU seconds and peak bytes of a Python process, started by a small one: a child's peak begins at its parent's."""
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURED, *words],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    seconds, peak = map(float, done.stdout.split())
-    return seconds, peak
-
-
-@pytest.mark.parametrize("words", ["runn", "verify RUN"])
-def test_what_only_asks_or_is_mistaken_is_cheap(words, run):
-    command = ("-m", "fedlayers", *words.replace("RUN", str(run)).split())
-    pairs = [(usage(*command), usage("-c", "pass")) for _ in range(3)]
-    # other work on the machine only adds to the least
-    assert min(asked[0] for asked, _ in pairs) < TIMES_PASS * median(
-        empty[0] for _, empty in pairs
-    )
-    assert max(asked[1] for asked, _ in pairs) < PEAK

@@ -249,58 +249,45 @@ def test_a_race_over_sites_trains_no_finished_arm_again(tmp_path):
     assert_same(choice.run, tmp_path / "home")
 
 
-def written(folder, kind):
-    """Write samples of a kind for each ward, and for all together. Return where those are."""
-    draw = np.random.default_rng(0)
-    parts = []
-    for ward in WARDS:
-        y, own = draw.integers(2, size=30), folder / ward
-        if kind == "images":
-            x = draw.integers(256, size=(30, 6, 6), dtype=np.uint8)
-            np.savez(own.with_suffix(".npz"), x=x, y=y)
-            parts.append((x, y, [ward] * 30))
-            continue
-        table = pd.DataFrame({"label": y, "client": ward})
-        if kind == "texts":
-            table["text"] = [" ".join(draw.choice(["ill", "well", "x"], 5)) for _ in y]
-            table.to_json(own.with_suffix(".jsonl"), orient="records", lines=True)
-        else:
-            table = table.drop(columns="client").assign(age=y + draw.normal(size=30))
-            table.astype(float).to_csv(own.with_suffix(".csv"), index=False)
-        parts.append(table)
-    if kind == "images":
-        x, y, clients = map(np.concatenate, zip(*parts, strict=True))
-        np.savez(folder / "all.npz", x=x, y=y, client=clients)
-        return str(folder / "all.npz")
-    if kind == "texts":
-        table = pd.concat(parts)
-        table.to_json(folder / "all.jsonl", orient="records", lines=True)
-        words = fl.load(str(folder / "all.jsonl")).words or ()
-        (folder / "words").write_text("\n".join(words))
-        return str(folder / "all.jsonl")
-    return ",".join(str(folder / f"{ward}.csv") for ward in WARDS)
+def images(folder):
+    """Write pictures of each ward, and of all together. Return where those are."""
+    draw, own = np.random.default_rng(0), {"client": np.repeat(WARDS, 30)}
+    own["x"] = draw.integers(256, size=(90, 6, 6), dtype=np.uint8)
+    own["y"] = draw.integers(2, size=90)
+    for k, ward in enumerate(WARDS):
+        part = slice(30 * k, 30 * (k + 1))
+        np.savez(folder / f"{ward}.npz", x=own["x"][part], y=own["y"][part])
+    np.savez(folder / "all.npz", **own)
+    return str(folder / "all.npz")
+
+
+def texts(folder):
+    """Write texts of each ward, and of all together with their words. Return where those are."""
+    draw, how = np.random.default_rng(0), {"orient": "records", "lines": True}
+    words = draw.choice(["ill", "well", "x"], (90, 5))
+    table = pd.DataFrame({"text": map(" ".join, words)})
+    table = table.assign(label=draw.integers(2, size=90), client=np.repeat(WARDS, 30))
+    table.to_json(folder / "all.jsonl", **how)
+    for ward, part in table.groupby("client"):
+        part.to_json(folder / f"{ward}.jsonl", **how)
+    known = fl.load(str(folder / "all.jsonl")).words
+    (folder / "words").write_text("\n".join(known))
+    return str(folder / "all.jsonl")
 
 
 @pytest.mark.parametrize(
-    ("kind", "end", "more"),
-    [
-        ("images", "npz", ""),
-        ("texts", "jsonl", 'vocabulary = "words"'),
-        ("regression", "csv", '[columns]\ntask = "regression"\nscale = "none"'),
-    ],
+    ("written", "more"), [(images, ""), (texts, 'vocabulary = "words"')]
 )
-def test_other_samples_have_the_bits_of_one_process(tmp_path, kind, end, more):
-    whole = written(tmp_path, kind)
+def test_other_samples_have_the_bits_of_one_process(tmp_path, written, more):
+    whole = written(tmp_path)
+    end = whole.rpartition(".")[2]
     files = [tmp_path / f"{ward}.toml" for ward in WARDS]
     for ward, file in zip(WARDS, files, strict=True):
         file.write_text(f'name = "{ward}"\npath = "{ward}.{end}"\n{more}\n')
-    own = {"model": None} if kind == "texts" else {}
-    over_sites(tmp_path / "run", LocalGrid(files), algorithm="fedper", lr=0.001, **own)
-    if kind == "regression":
-        own = {"task": "regression"}
-    at_home(
-        tmp_path, tmp_path / "home", algorithm="fedper", lr=0.001, dataset=whole, **own
-    )
+    own = {"model": None} if written is texts else {}
+    own |= {"algorithm": "fedper", "lr": 0.001}
+    over_sites(tmp_path / "run", LocalGrid(files), **own)
+    at_home(tmp_path, tmp_path / "home", dataset=whole, **own)
     assert_same(tmp_path / "run", tmp_path / "home")
 
 
