@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import fedlayers as fl
-from fl_core import plan, rows, runner, storage
+from fl_core import plan, recorder, rows, runner, storage
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
 from fl_core.records import store, writing
@@ -258,3 +258,23 @@ def test_rows_and_plans_of_other_versions_are_refused_by_name(run, tmp_path):
         path.write_text(json.dumps({**data, "format": other}))
         with pytest.raises(UsageError, match=rf"plan\.json.*{other}.*{remedy}"):
             plan.LayerPlan.load(path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["blobs", "plan.json", "rows.jsonl", "checkpoints/000002.json", "timing.jsonl"],
+)
+def test_verify_and_reading_follow_none_either(run, tmp_path, name):
+    shutil.move(run / name, tmp_path / "elsewhere")
+    (run / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CorruptError, match=rf"{name} .*link"):
+        recorder.read_pace(run / name) if name == "timing.jsonl" else Run(run).verify()
+
+
+def test_the_directory_itself_may_be_a_link(run, sound, tmp_path):
+    (tmp_path / "by name").mkdir()
+    named = tmp_path / "by name" / "run"
+    named.symlink_to(run)
+    resume(named)
+    assert Run(named).verify()
+    assert contents(run) == contents(sound)

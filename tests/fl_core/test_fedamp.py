@@ -14,7 +14,7 @@ from fl_core.algorithms import (
     Update,
     registry,
 )
-from fl_core.algorithms.fedamp import FedFomo, Mixing
+from fl_core.algorithms.fedamp import FedAMP, FedFomo, HeurFedAMP, Mixing
 from fl_core.algorithms.pfedla import PFedHN
 from fl_core.layers import layers_of
 from tests.conftest import TOY, federation, network, play
@@ -171,3 +171,31 @@ def test_pfedhns_steps_are_torchs_sgd_client_after_client(clip):
         torch.testing.assert_close(
             server.trees["hypernetwork"][name], wanted.detach(), rtol=0, atol=1e-10
         )
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [(FedAMP, {}), (HeurFedAMP, {})],
+)
+def test_frozen_parameters_make_no_clients_alike(algorithm, options):
+    """One layer is frozen, 100 times as long as what trains: weights are as if it were not there."""
+    known = problem()
+    still = replace(known.layers[0], frozen=known.layers[0].parameters)
+    uploads = {c: noise(c) for c in range(N)}
+    short = {
+        c: {**upload, **dict.fromkeys(still.parameters, torch.zeros(()))}
+        for c, upload in uploads.items()
+    }
+    large = {
+        name: torch.full_like(uploads[0][name], 100.0) for name in still.parameters
+    }
+    made = algorithm(replace(known, layers=(still, *known.layers[1:])), None, options)
+    for client in range(N):
+        weights = [
+            made.weights(heard(made, each), client, Round(0)).tolist()
+            for each in (
+                short,
+                {c: {**upload, **large} for c, upload in uploads.items()},
+            )
+        ]
+        assert weights[0] == weights[1]

@@ -22,8 +22,10 @@ from fl_core.models.blocks import (
     tensors_below,
     with_optional_blocks,
 )
+from fl_core.seeds import torch_seeded
 from fl_core.training.workspace import Workspace
 from tests.conftest import BLOCKS, CONFIG, TOY, every_other, network, play
+from tests.networks import Wired
 
 DEPTH = sorted(name for name, kind in registry().items() if kind.needs_blocks)
 LIMITED = sorted(
@@ -282,3 +284,74 @@ def test_momentum_and_own_heads_are_the_formula(sampled, own_heads):
                 wanted = wanted + sum(weight[d] * moved[d][n] for d in holders) / total
             assert torch.allclose(now.double(), wanted, atol=1e-6), n
         last = change
+
+
+# --- blocks that normalise over batches ------------------------------------------------------------------------
+
+
+def normalising():
+    """A small model of three residual blocks, each with a batch normalisation."""
+
+    def block():
+        parts = {
+            "conv": nn.Conv2d(4, 4, 3, padding=1, bias=False),
+            "norm": nn.BatchNorm2d(4),
+        }
+        return Wired(lambda own, x: x + own.norm(own.conv(x)).relu(), **parts)
+
+    with torch_seeded(0):
+        blocks = nn.Sequential(block(), block(), block())
+        parts = {"stem": nn.Conv2d(1, 4, 3), "blocks": blocks, "head": nn.Linear(64, 3)}
+        return Wired(
+            lambda own, x: own.head(own.blocks(own.stem(x)).flatten(1)), **parts
+        )
+
+
+def test_inclusivefls_momentum_is_of_parameters_and_running_statistics_are_averaged():
+    options = {"lora_targets": "none", "depths": "1,2,3"}
+    plays = [
+        play(
+            algorithm="inclusivefl",
+            model=normalising(),
+            options=options | {"beta": beta},
+            rounds=2,
+        )
+        for beta in (0, 0.9)
+    ]
+    first, second = (played.checkpoints[-1].server.trees["model"] for played in plays)
+    averaged = [name for name in first if "running" in name or "tracked" in name]
+    assert len(averaged) == 9
+    assert all(torch.equal(first[name], second[name]) for name in averaged)
+    assert not torch.equal(
+        first["blocks.0.conv.weight"], second["blocks.0.conv.weight"]
+    )
+
+
+@pytest.mark.parametrize("name", ["fedra", "inclusivefl"])
+def test_statistics_that_stay_local_wait_at_a_client_for_their_block(name):
+    """A client that has other blocks in every round has the statistics of all of them, moved by its own training."""
+    options = {"lora_targets": "none", "random_depths": "true"}
+    played = play(
+        algorithm=name,
+        model=normalising(),
+        batchnorm="local",
+        options=options,
+        rounds=4,
+    )
+    algorithm, before = (
+        played.engine.algorithm,
+        {client: tree.state_dict(normalising()) for client in range(4)},
+    )
+    held = [
+        [algorithm.submodel(Round(k), client) for k in range(4)] for client in range(4)
+    ]
+    assert any(len(set(each)) > 1 for each in held)
+    for index, checkpoint in enumerate(played.checkpoints):
+        for client, state in enumerate(checkpoint.clients.values()):
+            own = state.trees["model"]
+            assert own.keys() == algorithm.task_info.never_sent
+            moved = {
+                key for key in own if not torch.equal(own[key], before[client][key])
+            }
+            assert moved == own.keys() & held[client][index]
+            before[client] = own
