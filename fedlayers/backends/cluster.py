@@ -14,19 +14,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedlayers.backends.local import (
     Answer,
     Event,
     FileBatch,
-    Job,
     Sent,
     WorkerPool,
     answer_job,
 )
 from fl_core import __version__
 from fl_core.errors import RunError, UsageError, needs_package
+
+if TYPE_CHECKING:
+    from fedlayers.studies.jobs import TrainingJob as Job
 
 PERIOD = 1.0
 """Seconds between checks for new files and events."""

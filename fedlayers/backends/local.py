@@ -6,8 +6,12 @@ name it is this process. Results have the same bits on every backend.
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import pickle
 import re
 import socket
+import threading
 import traceback
 import warnings
 from abc import ABC, abstractmethod
@@ -20,28 +24,23 @@ from collections.abc import (
     MutableMapping,
     Sequence,
 )
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from tqdm import tqdm
 
 from fl_core.data.root import local_root
 from fl_core.errors import CorruptError, RunError, UsageError, WorkerError, warn
-from fl_core.progress import progress_bar
+from fl_core.progress import delay_signals, end_with_parent, progress_bar
 from fl_core.records.store import BEGINNING
 from fl_core.storage import Folder, sha
 
 if TYPE_CHECKING:
     from fedlayers.live import Live
-import multiprocessing
-import os
-import pickle
-import threading
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
-
-from tqdm import tqdm
-
-from fl_core.progress import delay_signals, end_with_parent
+    from fedlayers.studies.jobs import TrainingJob as Job
 
 TRIES = 5
 """How often a job is started if its process or node is lost each time."""
@@ -55,47 +54,6 @@ RUN_FILES = re.compile(
     r"[a-z]+\.(json|jsonl|safetensors)|checkpoints/[0-9]{6,}\.json|blobs/[0-9a-f]{64}\.safetensors"
 )
 """The names of the files of a run directory."""
-
-
-class Job(Protocol):
-    """A unit of work that runs in one place. It can be sent elsewhere, and restarted if that place is lost.
-
-    Attributes:
-        name: its name in messages.
-        path: its output folder. It resumes from the files there.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def path(self) -> Path: ...
-
-    @property
-    def gpus(self) -> int:
-        """Return the number of GPUs that it needs."""
-
-    def carry_out(self) -> Any:
-        """Do the work in the current process. Its value is sent back."""
-
-    def sent_to(self, path: Path | None) -> Self:
-        """Return the same job for another machine, with its folder there if one is given."""
-
-    def held(self) -> AbstractContextManager[None]:
-        """Keep other writers out of its folder while it runs elsewhere.
-
-        Raises:
-            BusyError: another process writes there.
-        """
-
-    def outgoing(self, sent: Sent) -> Iterator[FileBatch]:
-        """Yield the files that another machine needs to resume the job."""
-
-    def incoming(self, sent: Sent, over: bool) -> Iterator[FileBatch]:
-        """Yield new files from its folder on the other machine. Called repeatedly."""
-
-    def accept(self, parcel: FileBatch) -> None:
-        """Write files from another machine to its folder."""
 
 
 class Result(NamedTuple):
@@ -296,8 +254,9 @@ class WorkerPool(Backend, Generic[H]):
     """
 
     def results(self, works: Iterable[Job], watch: Watch = no_progress) -> Results:
-        source, again = iter(works), deque[Job]()
-        running, lost = dict[H, Job](), Counter[int]()
+        source, lost = iter(works), Counter[int]()
+        again: deque[Job] = deque()
+        running: dict[H, Job] = {}
         with ExitStack() as ended:
             ended.callback(lambda: self.stop(running))
             while True:

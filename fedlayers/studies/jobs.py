@@ -131,7 +131,7 @@ class TrainingJob:
         last = self.until or resolve(self.config).federation.rounds or 1
         return run.finished or run.rounds[-1:] >= [last]
 
-    def carry_out(self) -> None:
+    def carry_out(self) -> Any:
         """Start or resume the run. A complete run is left as it is. Its notes are those of :func:`assembled`.
 
         Raises:
@@ -199,6 +199,7 @@ class TrainingJob:
         )
 
     def sent_to(self, path: Path | None) -> TrainingJob:
+        """Return the same job for another machine, with its folder there if one is given."""
         if path is not None:
             return replace(self, path=path)
         return replace(
@@ -207,17 +208,25 @@ class TrainingJob:
 
     @contextmanager
     def held(self) -> Iterator[None]:
+        """Keep other writers out of its folder while it runs elsewhere.
+
+        Raises:
+            BusyError: another process writes there.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         with Folder(self.path).locked():
             yield
 
     def outgoing(self, sent: Sent) -> Iterator[FileBatch]:
+        """Yield the files that another machine needs to resume the job."""
         return changed_files(self.path, sent, over=True)
 
     def incoming(self, sent: Sent, over: bool) -> Iterator[FileBatch]:
+        """Yield new files from its folder on the other machine. Called repeatedly."""
         return changed_files(self.path, sent, over)
 
     def accept(self, parcel: FileBatch) -> None:
+        """Write files from another machine to its folder."""
         write_files(self.path, parcel)
 
 

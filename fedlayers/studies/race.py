@@ -586,11 +586,9 @@ def run_judged(
         score=ended.judged["arm"].map(value),
         status=[_status(job, kept, failed, at) for job in jobs],
         trained=[max(store.Run(job.path).rounds, default=0) for job in jobs],
-        forecast=ended.judged["arm"].map((-lead).to_dict() | {kept.arm: 0.0}),
     )
     later = ended.rounds[ended.rounds["round"] > at]
-    about = judged[["run", "status", "trained", "forecast"]]
-    curves = pd.concat([begun.rounds, later], ignore_index=True).merge(about, on="run")
+    curves = pd.concat([begun.rounds, later], ignore_index=True)
     early = EarlyStop(at, rounds, kept.arm, lead.to_dict())
     return Standing(main, curves, judged, failed, ended.best, begun.left_out), early
 

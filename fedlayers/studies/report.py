@@ -248,16 +248,9 @@ def save(figure: Figure, path: Path, dpi: int = 200, **facts: str) -> None:
 def draw_race(rounds: pd.DataFrame, main: str) -> Figure:
     """Draw each arm's main score on validation samples over the rounds, with a band over the seeds.
 
-    The name of an arm that was stopped early tells its last round, and what the judge forecast in points.
-
     Args:
         rounds, main: as in :class:`~fedlayers.studies.race.Standing`.
     """
-    if "status" in rounds:
-        points = (100 * rounds["forecast"]).map("{:+.1f}".format)
-        told = rounds["arm"] + ", " + rounds["status"]
-        told += " at " + rounds["trained"].astype(str) + " (" + points + ")"
-        rounds = rounds.assign(arm=rounds["arm"].where(rounds["forecast"] == 0, told))
     columns = ("arm", "seed", "round", main)
     found = [
         rows.row(
