@@ -330,7 +330,7 @@ def test_inclusivefls_momentum_is_of_parameters_and_running_statistics_are_avera
 @pytest.mark.parametrize("name", ["fedra", "inclusivefl"])
 def test_statistics_that_stay_local_wait_at_a_client_for_their_block(name):
     """A client that has other blocks in every round has the statistics of all of them, moved by its own training."""
-    options = {"lora_targets": "none", "random_depths": "true"}
+    options = {"lora_targets": "none", "random_depths": True}
     played = play(
         algorithm=name,
         model=normalising(),
