@@ -1,6 +1,5 @@
 """Weights of other frameworks: ten formats, and 50 files that try to run code."""
 
-import copy
 import io
 import json
 import sys
@@ -92,23 +91,6 @@ def test_ten_formats_give_the_weights_bit_for_bit():
         assert equal(load_weights(name, into=fresh, by_position=True), net), name
         assert torch.equal(fresh.passing, passing)
     assert len(names) == 10
-
-
-def test_pickled_modules_are_their_state_dicts():
-    for module in (
-        nn.LSTM(3, 2, 2),
-        nn.MultiheadAttention(4, 2),
-        nn.TransformerEncoderLayer(4, 2, 8),
-        nn.Sequential(nn.Conv1d(2, 3, 3), nn.BatchNorm1d(3), nn.PReLU()),
-        nn.ModuleDict({"a": nn.Embedding(5, 3), "b": nn.GroupNorm(2, 4)}),
-        nn.ParameterList([nn.Parameter(torch.rand(2))]),
-        nn.ModuleList([nn.Bilinear(2, 3, 4), nn.RMSNorm(3)]),
-    ):
-        torch.save(module, "module.pt")
-        again = copy.deepcopy(module)
-        for parameter in again.parameters():
-            nn.init.zeros_(parameter)
-        assert equal(load_weights("module.pt", into=again), module), type(module)
 
 
 def test_adapters_of_peft_are_added_to_the_weights():

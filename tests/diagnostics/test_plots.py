@@ -160,18 +160,6 @@ def test_plan_shows_boxes_values_ratios_and_votes():
         assert words in ax.get_title()
 
 
-def test_plan_with_frozen_layers_has_its_cut_and_its_ratios_where_they_are():
-    """Frozen layers have a box and no value, and no part in the cut."""
-    first, second = (Layer(n, (n,), frozen=(n,)) for n in ("first", "second"))
-    a, b, c = (Layer(name, (name,)) for name in "abc")
-    why = Evidence(values=(None, 1.0, None, 2.0, 6.0))
-    plan = LayerPlan((first, a, second, b, c), ("first", "a", "second"), why)
-    ax = plots.plan(plan)
-    assert [list(line.get_xdata()) for line in ax.lines] == [[2, 2]]
-    places = {t.get_position()[0]: t.get_text() for t in ax.texts}
-    assert [places[k] for k in (1, 2, 3, 4)] == ["–", "–", "2", "3"]
-
-
 def counted(n_clients, n_classes):
     table = np.random.default_rng(0).integers(0, 200, (n_clients, n_classes))
     return pd.DataFrame(

@@ -186,17 +186,6 @@ def test_metrics_of_pairs_become_differences():
     assert plan.why.votes == {"a": "conv1", "b": "conv1", "c": "fc1"}
 
 
-def test_a_client_without_ratios_has_no_vote():
-    traces = {"a": (1, [1.0, 2.0, 3.0, 4.0]), "b": (1, [1.0, -0.5, 3.0, 4.0])}
-    plan = select(
-        measured(rows_of(traces, "hessian_trace", "per_parameter")),
-        metric="hessian_trace",
-    )
-    assert plan.why.votes == {"a": "conv1"}
-    assert "layer 'conv2' has a hessian_trace of -0.5" in plan.why.status
-    assert plan.shared == ("conv1", "conv2")
-
-
 def test_by_hand():
     for layers in ("fc1, conv1", ["fc1", "conv1"]):
         plan = select(measured(rows_of()), "manual", layers=layers)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from docs import links, narrow, sources
+from docs import links, sources
 from fedlayers import catalogue
 from figures import scorecard
 
@@ -115,41 +115,3 @@ def test_the_check_of_links_finds_what_leads_nowhere(tmp_path):
         "index.html: lost.html leads nowhere",
         "index.html: <script> fetches https://example.org/x.js",
     ]
-
-
-HEAD = '<meta name="viewport" content="width=device-width,initial-scale=1">'
-
-
-@pytest.mark.parametrize(
-    ("body", "wide"),
-    [
-        (HEAD + "<p>short</p>", []),
-        (
-            HEAD
-            + '<div class="table-wrapper container"><table width="900"></table></div><table></table>',
-            ["table"],
-        ),
-        (
-            HEAD
-            + '<div class="cell_output"><p><br><table></table></p></div><div style="width: 900px"></div>',
-            ["div"],
-        ),
-        (
-            HEAD
-            + '<img width="900"><pre><span style="white-space: nowrap">x</span></pre>',
-            [],
-        ),
-        (
-            HEAD + '<p style="min-width:391px"></p><p style="max-width:900px"></p>',
-            ["p"],
-        ),
-        ("<p>short</p>", ["viewport"]),
-    ],
-)
-def test_the_check_of_narrow_screens_finds_what_would_scroll_sideways(
-    body, wide, tmp_path
-):
-    (tmp_path / "index.html").write_text(body)
-    found = list(narrow.too_wide(tmp_path))
-    assert len(found) == len(wide)
-    assert all(word in line for word, line in zip(wide, found, strict=True))

@@ -1,6 +1,5 @@
 """Studies and runs take data and models from Python, with the bits of the same data under a name."""
 
-import json
 import re
 from pathlib import Path
 
@@ -305,29 +304,3 @@ def test_check_notes_clients_that_are_alike_or_made_up(tmp_path, capsys):
     assert "differ by case" in capsys.readouterr().out
     found = notes(load(path, client_column="ward"))
     assert all(any(repr(name) in note for note in found) for name in names)
-
-
-def test_check_lists_faults_and_columns_and_run_shows_the_table(
-    tmp_path, capsys, caplog
-):
-    path = tmp_path / "t.csv"
-    rows = [f"{k},h{k % 2},{k % 3 % 2},{k % 7}" for k in range(60)]
-    path.write_text("\n".join(["record_id,client,died,age", *rows]) + "\n")
-    command(f"check {path}")
-    lines = capsys.readouterr().out.splitlines()
-    works = [line for line in lines if line.startswith("This works: fedlayers ")][-1]
-    with pytest.raises(SystemExit):
-        command(f"diagnose --dataset {path} --out {tmp_path / 'no'}")
-    error = capsys.readouterr().err
-    assert "2 faults" in error
-    assert "This works: fedlayers diagnose --dataset" in error
-    with pytest.raises(fl.UsageError) as refused:
-        fl.hint(dataset=str(path))
-    assert "fedlayers run" not in str(refused.value)
-    assert not (tmp_path / "no").exists()
-    words = works.removeprefix("This works: fedlayers ")
-    command(f"{words} --rounds 1 --out {tmp_path / 'run'}")
-    assert re.search(r"record_id +left out", caplog.text)
-    stored = json.loads((tmp_path / "run" / "config.json").read_text())["table"]
-    inputs = {each["name"]: each["inputs"] for each in stored}
-    assert inputs == {"record_id": 0, "client": 0, "died": 0, "age": 1}
