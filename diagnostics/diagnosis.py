@@ -87,7 +87,7 @@ class Request:
     budget: Annotated[float | None, at_least(0)] = None
     progress: bool = True
     probe: Data | None = None
-    by: str | None = None
+    by: str = ""
     layering: Sequence[Layer] | None = None
     mode: Annotated[str, OneOf("mode", ("eval", "train"))] = "eval"
     n_train: Mapping[str, int] | None = None
@@ -250,10 +250,10 @@ def measure_models(
     )
 
     def on_draw(name: str, draw: int) -> pd.DataFrame:
-        *on, options = on_null(
+        own, on, options = on_null(
             whose, own_data, request.options, name, draw, seed=shared.seed, nulls=nulls
         )
-        return measure_models(*on, replace(again, options=options)).frame
+        return measure_models(own, on, replace(again, options=options)).frame
 
     return replace(
         report, nulls=rows_of_nulls(nulls, on_draw, kept=nulls.retrain is None)

@@ -128,29 +128,30 @@ def client_models(
         raise UsageError("data must be given with models; got none. Pass pairs (x, y).")
     data_names, own_data = _names_and_items("data", data, _is_one(data))
     m, d = len(own_models), len(own_data)
-    if m != d and 1 not in (m, d):
+    if m != d and (1 not in (m, d) or (model_names and data_names)):
         raise UsageError(
-            f"models and sets of data must be equally many, or one of either; got {m} models and {d}."
-        )
-    if model_names and data_names and m != d:
-        raise UsageError(
-            f"models and data by name must be of the same clients; got {listing(model_names)} and "
-            f"{listing(data_names)}. Pass one model, or one set of data, without a name to use it for all."
+            f"models and data must be of the same clients; got {m} models ({listing(model_names) or 'no names'}) and "
+            f"{d} sets of data ({listing(data_names) or 'no names'}). Pass one of either without a name."
         )
     if model_names and data_names:
         for name in model_names:
             check_known("client with data", name, data_names)
         own_data = [own_data[data_names.index(name)] for name in model_names]
     count = max(m, d)
-    names = next(
-        (own for own in (model_names, data_names) if own and len(own) == count),
-        [f"client_{k}" for k in range(count)],
-    )
+    own_models, own_data = own_models * (count // m), own_data * (count // d)
+    given = [own for own in (model_names, data_names) if len(own) == count]
+    names = given[0] if given else [f"client_{k}" for k in range(count)]
     labels = getattr(own_models[0], "label_names", ())
     if labels == tuple(map(str, range(len(labels)))):
         labels = ()  # a label is its index
+    first = tree.named_tensors(own_models[0])
     read: dict[int, tuple[Data, Layout | None]] = {}
-    for name, own in zip(names, own_data * (count // d), strict=True):
+    subjects = []
+    for name, model, own in zip(names, own_models, own_data, strict=True):
+        if not request.across_models:
+            mine = tree.named_tensors(model)
+            whose = f"the model of client {names[0]!r}", f"that of client {name!r}"
+            tree.check_same(first, mine, *whose)
         if id(own) not in read:
             with (
                 about(f"client {name!r}"),
@@ -158,36 +159,18 @@ def client_models(
                 torch_seeded(seed_of(seed, "diagnose", "read")),
             ):
                 read[id(own)] = _read(own, samples, seed, labels)
-    sets = [read[id(own)] for own in own_data * (count // d)]
-    own_models = own_models * (count // m)
-    first = tree.named_tensors(own_models[0])
-    for name, model in zip(names, own_models, strict=True):
-        if not request.across_models:
-            tree.check_same(
-                first,
-                tree.named_tensors(model),
-                f"the model of client {names[0]!r}",
-                f"that of client {name!r}",
-            )
-    layout = sets[0][1]
-    if any(other != layout for _, other in sets):
+        found, _ = read[id(own)]
+        n = n_train[check_known("client in n_train", name, n_train)] if n_train else 0
+        tokens, groups = _next_tokens(found, model), _groups(own, samples, seed)
+        subjects.append(ClientModel(name, model, tokens, n, groups))
+    layouts = {layout for _, layout in read.values()}
+    if len(layouts) > 1:
         raise UsageError("inputs must be of the same kind at all clients; got others.")
-    layout = layout or packed
-    adapted = {id(model): model for model in own_models}
+    layout = layouts.pop() or packed
     if layout is not None:
-        adapted = {key: adapt(model, layout) for key, model in adapted.items()}
-    return [
-        ClientModel(
-            name,
-            adapted[id(model)],
-            _next_tokens(own, model),
-            n_train[check_known("client in n_train", name, n_train)] if n_train else 0,
-            _groups(given, samples, seed),
-        )
-        for name, model, (own, _), given in zip(
-            names, own_models, sets, own_data * (count // d), strict=True
-        )
-    ], m
+        adapted = {id(model): adapt(model, layout) for model in own_models}
+        subjects = [replace(s, model=adapted[id(s.model)]) for s in subjects]
+    return subjects, m
 
 
 def fit_outputs(
@@ -203,7 +186,9 @@ def fit_outputs(
     """
     criterion: Loss | None = None
     seed, how = request.seed or 0, (request.class_axis, request.ignore_index)
-    axis, adapted, ready = None, {}, []
+    axis: int | None = None
+    adapted: dict[int, Any] = {}
+    ready: list[ClientModel] = []
     for subject in subjects:
         model, data = subject.model, subject.data
         with about(f"client {subject.client!r}"):
@@ -274,7 +259,7 @@ def _check_loss(
     model: nn.Module, x: Tensor, y: Tensor, loss: Loss, differentiates: bool
 ) -> None:
     """Refuse a model and a loss that cannot be computed on samples, or not differentiated in the parameters."""
-    inputs = [p for p in model.parameters() if p.is_floating_point()]
+    inputs: list[Tensor] = [p for p in model.parameters() if p.is_floating_point()]
     if differentiates and x.is_floating_point():
         # a reentrant checkpoint hides its parameters, but not x; the model may work in place on x
         x = x.detach().clone().requires_grad_() * 1

@@ -54,7 +54,9 @@ def batches(
     if pair is not None:
         x, y = pair
         size = batch or len(x)
-        parts = ((x[k : k + size], y[k : k + size]) for k in range(0, len(x), size))
+        parts: Iterator[Batch] = (
+            (x[k : k + size], y[k : k + size]) for k in range(0, len(x), size)
+        )
     elif not isinstance(data, Iterable):
         raise UsageError(
             f"data must be a pair (x, y) or a loader of such pairs; got {type(data).__name__}."

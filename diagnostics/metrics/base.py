@@ -210,7 +210,7 @@ class Metric:
         for each in rows:
             if each["metric"] != self.name:
                 raise UsageError(
-                    f"rows of metric {self.name!r} must be named after it; got a row of metric {row['metric']!r}."
+                    f"rows of metric {self.name!r} must be named after it; got a row of metric {each['metric']!r}."
                 )
         return rows
 
