@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -144,7 +144,7 @@ class Figures:
         Raises:
             RunError: something failed; names it.
         """
-        jobs = {
+        jobs: dict[str, Callable[[], object]] = {
             name: partial(items.redraw, item, item.path(), self.out or items.PICTURES)
             for name, item in sorted(items.REGISTRY.items())
             if item.draw is not None and item.state != "no rows"

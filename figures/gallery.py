@@ -90,7 +90,7 @@ def _drawn(frame: pd.DataFrame) -> pd.DataFrame:
     """The rows to draw: the variant that the album shows of each metric."""
     parts = []
     for name, part in frame.groupby("metric", sort=False):
-        if name == "hessian_spectrum" or name == WHOLE:
+        if name in ("hessian_spectrum", WHOLE):
             parts.append(part)
         else:
             variants = set(part["variant"])
@@ -169,7 +169,12 @@ def entries(header: Mapping[str, Any], frame: pd.DataFrame) -> list[Entry]:
         return Entry(picture, says, command, partial(plotted, metric, picture))
 
     images = frame[frame["run"] == "images"]
-    rule = {"rule": "sensitivity_ratio", "threshold": 1.2, "variant": "training"}
+    plan = partial(
+        select.select,
+        (header["runs"]["images"], images),
+        threshold=1.2,
+        variant="training",
+    )
     return [
         *(
             of_metric(name, name, _says(name, frame))
@@ -207,9 +212,7 @@ def entries(header: Mapping[str, Any], frame: pd.DataFrame) -> list[Entry]:
             "above the threshold (bold). Votes show each client's own choice. No unit.",
             f"{_diagnose('federation_sensitivity')}\n"
             "fedlayers select diagnosis --rule sensitivity_ratio --threshold 1.2\nfedlayers plot plan.json",
-            lambda: figure_of(
-                plots.plan(select.select((header["runs"]["images"], images), **rule))
-            ),
+            lambda: figure_of(plots.plan(plan())),
         ),
     ]
 

@@ -279,7 +279,7 @@ PAPERS = {
 
 def _draw_papers(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     scores, gaps = {}, {}
-    for run in (run for run in PAPERS if header["had"][run]):
+    for run in filter(header["had"].get, PAPERS):
         ours, theirs = (
             side(frame, run, which).mean(axis=1).unstack("seed")
             for which in (OURS, THEIRS)

@@ -64,7 +64,7 @@ SWEEPS = {
 }  # fmt: skip
 
 
-_OPTIONS: dict[str, Mapping[str, Any]] = {
+_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     f"setting_{name}": options for name, options in SETTINGS.items()
 } | {
     sweep.run(value): {sweep.option: value}
