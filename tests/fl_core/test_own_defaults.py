@@ -119,7 +119,9 @@ def test_a_number_of_any_name_is_an_identifier_if_it_counts_the_rows(
     assert is_identifier(name, values) == numbers
 
 
-@pytest.mark.parametrize(("name", "unique"), [("subject", False), ("Fall-Nr", True)])
+@pytest.mark.parametrize(
+    ("name", "unique"), [("subject", False), ("Fall-Nr", True), ("lab_nr", True)]
+)
 def test_an_identifier_is_refused_with_the_remedy_that_fits(
     tmp_path, capsys, name, unique
 ):
