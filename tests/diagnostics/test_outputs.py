@@ -1,6 +1,7 @@
 """Models of several inputs and outputs, and losses of any kind, against dense references."""
 
 import copy
+import warnings
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from torch.autograd.functional import hessian
 from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
+from diagnostics import diagnosis
 from diagnostics.measure import diagnose
 from fl_core.errors import UsageError
 from fl_core.models.adapter import IGNORED, output_of
@@ -314,3 +316,25 @@ def test_models_of_other_architectures_are_compared_at_layers_of_one_name():
     assert set(frame["status"]) == {"ok"}
     with pytest.raises(UsageError, match="same shape"):
         diagnose(models, data, ["cka", "grad_norm"], progress=False)
+
+
+def test_a_removed_argument_says_what_replaces_it():
+    data = torch.randn(6, 4), torch.arange(6) % 3
+    for name, words in (
+        ("null_draws", "was removed. Pass null=fl.Nulls"),
+        ("by", r"options=\{'by'"),
+        ("sample", "did you mean 'samples'"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            diagnose(mlp(4, 5, 3), data, "grad_norm", **{name: 1})
+
+
+def test_the_time_is_announced_with_the_dear_metric(monkeypatch):
+    how = {"metrics": ["grad_norm", "hessian_spectrum"], "progress": False}
+    asked = mlp(4, 5, 3), (torch.randn(6, 4), torch.arange(6) % 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it is below 10 s
+        diagnose(*asked, **how)
+    monkeypatch.setattr(diagnosis, "ANNOUNCED", 0)
+    with pytest.warns(UserWarning, match=r"takes about 0 s, \d+% of it hessian_spectr"):
+        diagnose(*asked, **how)
