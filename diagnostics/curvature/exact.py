@@ -25,12 +25,12 @@ from fl_core.training.losses import CrossEntropy, Loss
 
 from ..measurement import Batch, Data, batches
 from ..outputs import WIDEST
-from .formulas import has_formula, rademacher
+from .formulas import has_formula, rademacher, scale_of
 from .model import (
     Differentiable,
+    NoProduct,
     Tap,
     curvature,
-    no_second_derivative,
     owner,
     record_calls,
     squares,
@@ -379,9 +379,7 @@ def _check_linearity(
     chosen = [run.parameters[name] for name in one_each]
     gradients = torch.autograd.grad(logits, chosen, u, create_graph=True)
     for name, tensor, gradient in zip(one_each, chosen, gradients, strict=True):
-        v = rademacher(tensor, generator) * (
-            float(tensor.detach().square().mean().sqrt()) or 1.0
-        )
+        v = rademacher(tensor, generator) * scale_of(tensor)
         try:
             (second,) = curvature([gradient], [v], [tensor])
             large = not bool(second.norm() <= tolerance * gradient.detach().norm())
@@ -390,8 +388,8 @@ def _check_linearity(
                 if large
                 else ""
             )
-        except RuntimeError as error:
-            doubt = f"{name}: {no_second_derivative(error)}"
+        except NoProduct as reason:
+            doubt = f"{name}: {reason}"
         if doubt:
             doubts |= {other: doubt for other in names if owner(other) == owner(name)}
     return doubts

@@ -40,6 +40,11 @@ def rademacher(like: Tensor, generator: torch.Generator) -> Tensor:
     return bits.to(like.device).to(like.dtype).mul_(2).sub_(1).reshape(like.shape)
 
 
+def scale_of(tensor: Tensor) -> float:
+    """Return the root mean square of a tensor, so that a step is relative to it; 1 for zeros."""
+    return float(tensor.detach().square().mean().sqrt()) or 1.0
+
+
 def norms_of(module: nn.Module, a: Tensor, passes: int) -> Norms | None:
     """Return a function from output gradients to squared norms; None if there is no formula.
 

@@ -27,6 +27,10 @@ from .formulas import Norms, norms_of
 CUT = "no second derivative: an operation on the way is marked as differentiable once"
 
 
+class NoProduct(RuntimeError):
+    """Raised if there is no product with a layer's block of the Hessian. The reason becomes a status."""
+
+
 class LossNotFinite(Exception):
     """Raised if the loss of some sample is NaN or infinite. It becomes a status."""
 
@@ -162,6 +166,9 @@ def curvature(
     Args:
         gradients: gradients that keep their graph.
         tensors: tensors, or edges of the graph.
+
+    Raises:
+        NoProduct: an operation cannot be differentiated twice.
     """
     terms = [
         (g * w).sum()
@@ -171,9 +178,12 @@ def curvature(
     if not terms:
         return [torch.zeros_like(w) for w in v]
     total = torch.stack(terms).sum()
-    second = torch.autograd.grad(
-        total, list(tensors), retain_graph=True, allow_unused=True
-    )
+    try:
+        second = torch.autograd.grad(
+            total, list(tensors), retain_graph=True, allow_unused=True
+        )
+    except RuntimeError as error:
+        raise NoProduct(no_second_derivative(error)) from error
     return [
         torch.zeros_like(w) if h is None else h for w, h in zip(v, second, strict=True)
     ]

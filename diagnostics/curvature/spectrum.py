@@ -31,14 +31,14 @@ from fl_core.training.losses import Loss
 
 from ..measurement import Batch, Data, batches
 from .exact import verdicts
-from .formulas import rademacher
+from .formulas import rademacher, scale_of
 from .model import (
     CUT,
     Differentiable,
     LossNotFinite,
+    NoProduct,
     curvature,
     differentiable_once,
-    no_second_derivative,
     twice_differentiable,
 )
 
@@ -87,7 +87,7 @@ def _wrong(
     def direction(names: Sequence[str]) -> list[Tensor]:
         # an entry without a gradient stays as it is: an embedding's padding is a constant to autograd
         scales = [
-            _scale(run.parameters[name])
+            scale_of(run.parameters[name])
             * (gradients[name].detach() != 0).to(gradients[name])
             for name in names
         ]
@@ -191,11 +191,6 @@ def _gradients(
     return dict(zip(names, found, strict=True))
 
 
-def _scale(tensor: Tensor) -> float:
-    """Return the root mean square of a tensor, so that a step is relative to it; 1 for zeros."""
-    return float(tensor.detach().square().mean().sqrt()) or 1.0
-
-
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors]).double()
 
@@ -228,10 +223,6 @@ class SpectrumResult:
     n_params: int
     n_samples: int
     status: str = "ok"
-
-
-class NoProduct(Exception):
-    """Raised if a layer's block has no Hessian-vector product. The reason becomes a status."""
 
 
 class BlockHessian:
@@ -282,10 +273,7 @@ class BlockHessian:
         ]
         total = torch.zeros(self.size, dtype=torch.float64)
         for gradients in self._kept or self._gradients():
-            try:
-                product = curvature(gradients, v, self._block)
-            except RuntimeError as error:
-                raise NoProduct(no_second_derivative(error)) from error
+            product = curvature(gradients, v, self._block)
             total += torch.cat([part.reshape(-1) for part in product]).double().cpu()
         if not bool(torch.isfinite(total).all()):
             raise NoProduct("a product with the Hessian is not finite")
@@ -332,7 +320,8 @@ def hessian_spectrum(
         results = []
         reached, lost = set(), ""
         try:
-            reached = _reached(run, data, batch)
+            first = next(batches(data, batch, run.model))
+            reached = set(verdicts(run.forward(*first, 0)[0], run.parameters))
         except LossNotFinite as error:
             lost = str(error)
         for layer in layers:
@@ -343,7 +332,8 @@ def hessian_spectrum(
                 if names:
                     block = BlockHessian(run, data, names, batch)
                     values = _largest(block, k, tol, seed, layer.name)
-                    _check_products(run, data, names, batch)
+                    for wrong in wrong_products(run, first, {"": names}).values():
+                        raise NoProduct(wrong)
                     found = values
                 elif not layer.parameters:
                     status = "no parameters"
@@ -387,17 +377,3 @@ def _largest(
         for i in order
     ]
     return tuple(float(values[i]) for i in order), tuple(errors), how
-
-
-def _reached(run: Differentiable, data: Data, batch: int) -> set[str]:
-    x, y = next(batches(data, batch, run.model))
-    return set(verdicts(run.forward(x, y, 0)[0], run.parameters))
-
-
-def _check_products(
-    run: Differentiable, data: Data, names: Sequence[str], batch: int
-) -> None:
-    for reason in wrong_products(
-        run, next(batches(data, batch, run.model)), {"": names}
-    ).values():
-        raise NoProduct(reason)

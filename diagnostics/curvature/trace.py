@@ -54,6 +54,7 @@ from .model import (
     CUT,
     Differentiable,
     LossNotFinite,
+    NoProduct,
     Tap,
     curvature,
     differentiable_once,
@@ -127,7 +128,7 @@ def sampled_traces(
         }
         try:
             if cut:
-                raise _NoSecondDerivative(CUT)
+                raise NoProduct(CUT)
             draws = [
                 draw_of(
                     run.model.get_submodule(path),
@@ -146,14 +147,14 @@ def sampled_traces(
                     for draw, layer in zip(draws, whose, strict=True)
                 ]
                 terms = dict.fromkeys(layers, torch.zeros((), dtype=torch.float64))
-                products = _products(gradients, u, targets)
+                products = curvature(gradients, u, targets)
                 for k, (layer, a, b) in enumerate(zip(whose, u, products, strict=True)):
                     each = (a * b).double() * sizes[layer] ** 2
                     each = each.flatten(1).sum(1) if k < len(paths) else each.sum()
                     terms[layer] = terms[layer].to(each.device) + each
                 for layer, term in terms.items():
                     drawn[layer].append(term)
-        except _NoSecondDerivative as reason:
+        except NoProduct as reason:
             if len(layers) == 1:
                 return {}, dict.fromkeys(layers, str(reason))
             return _each_alone(run, data, layers, shared, batch, probes)
@@ -177,10 +178,6 @@ def _are_apart(run: Differentiable, x: Tensor, y: Tensor) -> bool:
     return torch.allclose(together, torch.cat(alone), rtol=tolerance, atol=tolerance)
 
 
-class _NoSecondDerivative(Exception):
-    """Raised if an operation after a layer cannot be differentiated twice. It becomes the layer's status."""
-
-
 def _each_alone(
     run: Differentiable,
     data: Data,
@@ -197,15 +194,6 @@ def _each_alone(
         found |= one
         failures |= failed
     return found, failures
-
-
-def _products(
-    gradients: Sequence[Tensor | None], u: Sequence[Tensor], targets: Sequence[Any]
-) -> list[Tensor]:
-    try:
-        return curvature(gradients, u, targets)
-    except RuntimeError as error:
-        raise _NoSecondDerivative(no_second_derivative(error)) from error
 
 
 @torch.no_grad()

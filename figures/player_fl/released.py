@@ -22,9 +22,9 @@ from diagnostics.curvature.model import (
     CUT,
     Differentiable,
     LossNotFinite,
+    NoProduct,
     curvature,
     differentiable_once,
-    no_second_derivative,
     twice_differentiable,
 )
 from diagnostics.curvature.spectrum import wrong_products
@@ -144,8 +144,8 @@ def by_batch(
                 continue
             try:
                 probe(layer, group, gradient)
-            except RuntimeError as error:
-                failures[layer] = no_second_derivative(error)
+            except NoProduct as reason:
+                failures[layer] = str(reason)
         n += len(y)
         del (
             losses,
