@@ -2,11 +2,6 @@
 
 import multiprocessing
 import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -129,53 +124,6 @@ def test_a_worker_that_dies_is_reported_with_its_exit_code():
             play(algorithm="failing", epochs=4, executor=workers)
     finally:
         workers.close()
-
-
-PARENT = """
-import sys, time
-from tests.conftest import CONFIG, TOY, network, client_runner_of
-from fl_core import runner
-from fl_core.workers import Workers
-if __name__ == "__main__":
-    workers = Workers(client_runner_of(runner.assemble(CONFIG, data=TOY, model=network("plain"))), 1)
-    print(*(process.pid for process in workers._processes), flush=True)
-    time.sleep(60)
-"""
-
-
-def _until(true, seconds):
-    end = time.monotonic() + seconds
-    while not true() and time.monotonic() < end:
-        time.sleep(0.05)
-    return bool(true())
-
-
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
-@pytest.mark.slow
-def test_workers_end_with_their_parent_however_it_ends(tmp_path):
-    script = tmp_path / "parent.py"
-    script.write_text(PARENT)
-    root = Path(__file__).parents[2]
-    environment = os.environ | {"PYTHONPATH": str(root)}
-    with subprocess.Popen(
-        [sys.executable, str(script)],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=root,
-        env=environment,
-    ) as parent:
-        try:
-            assert parent.stdout is not None
-            children = [int(word) for word in parent.stdout.readline().split()]
-            assert len(children) == 1
-            assert all(alive(pid) for pid in children)
-            time.sleep(
-                0.5
-            )  # it may still be importing, or wait for work already: it must end
-        finally:
-            parent.send_signal(signal.SIGKILL)
-        parent.wait()
-    assert _until(lambda: not any(alive(pid) for pid in children), seconds=20)
 
 
 class Link:

@@ -320,11 +320,6 @@ INPUTS = {
 }
 
 
-def test_words_that_training_did_not_know_are_the_unknown():
-    ids = INPUTS["texts"].samples(["Good GOOD unheard"]).x
-    assert ids[0, :5].tolist() == [2, 3, 3, 1, 0]
-
-
 def test_samples_without_a_finite_answer_are_told(model):
     x = X.copy()
     x[3] = 2.5e38

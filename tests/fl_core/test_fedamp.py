@@ -17,7 +17,7 @@ from fl_core.algorithms import (
 from fl_core.algorithms.fedamp import FedAMP, FedFomo, HeurFedAMP, Mixing
 from fl_core.algorithms.pfedla import PFedHN
 from fl_core.layers import layers_of
-from tests.conftest import TOY, federation, network, play
+from tests.conftest import TOY, network, play
 
 MIXING = sorted(name for name, kind in registry().items() if issubclass(kind, Mixing))
 CLIENTS = [client.name for client in TOY.clients]
@@ -79,14 +79,6 @@ def test_weights_are_recorded_whenever_all_clients_are_evaluated(name):
                 if server:
                     wanted = algorithm.weights(server, place, Round(done))[k]
                     assert row == wanted.tolist()
-
-
-@pytest.mark.parametrize("name", MIXING)
-def test_a_client_alone_weighs_itself(name):
-    played = play(algorithm=name, data=federation(sizes=(40,)), rounds=2)
-    values = [r["value"] for r in played.rows if r["metric"] == "aggregation_weight"]
-    assert values
-    assert values == pytest.approx([1.0] * len(values))
 
 
 def test_fedfomo_asks_for_those_who_helped_and_explores():

@@ -11,7 +11,6 @@ from fl_core import models, runner, seeds, tree
 from fl_core.algorithms import base
 from fl_core.algorithms.fedper import FedPer
 from fl_core.errors import UsageError
-from fl_core.layer_mapping import BaseModel, ExtendedModel
 from fl_core.layers import layers_of
 from fl_core.plan import Evidence, LayerPlan
 from fl_core.seeds import seed_of, torch_seeded
@@ -167,23 +166,3 @@ def test_personal_additions_stay_and_the_rest_travels():
     assert torch.equal(
         server["inner.fc1.base_layer.weight"], start["inner.fc1.base_layer.weight"]
     )
-
-
-def test_a_mistake_in_building_is_the_algorithms():
-    model = network("plain")
-    before = BaseModel(model)
-    with pytest.raises(TypeError, match="'gate'"):
-        ExtendedModel(
-            before, Gated(model, TOY.shape, 0), {"spare": "shared"}, X, "block"
-        )
-    with pytest.raises(UsageError, match="'privat'"):
-        ExtendedModel(
-            before,
-            Gated(model, TOY.shape, 0),
-            {"spare": "shared", "gate": "privat"},
-            X,
-            "block",
-        )
-    model.fc3 = nn.Linear(6, 3)
-    with pytest.raises(TypeError, match=r"'fc3\.weight'"):
-        ExtendedModel(before, model, {}, X, "block")

@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from fl_core import tree
-from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of, sizes
 from tests.conftest import on_first_use
 from tests.networks import Wired, snapshot
@@ -379,17 +378,3 @@ def test_declared_groups():
     ]
     # declared groups are of blocks; one layer a module is one layer a module
     assert len(of("groups", by="module")) == 7
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"by": "blok"}, "'blok'.*'block'"),
-        ({"groups": ["blok"]}, "module.*'blok'.*'block'"),
-    ],
-)
-def test_unknown_choices(options, message):
-    with pytest.raises(UsageError, match=message):
-        of("groups", **options)
-    with pytest.raises(UsageError, match=r"ReLU.*parameters"):
-        layers_of(nn.ReLU(), X3)

@@ -1,8 +1,5 @@
 """Loggers: they get a run's very rows, live, and nothing of them is imported unless one is asked for."""
 
-import subprocess
-import sys
-
 import pytest
 
 import fedlayers as fl
@@ -81,28 +78,3 @@ def test_a_logger_that_fails_ends_the_run_which_can_go_on_with_it(
         going_on.rows[0] == failing.rows[3]
     )  # repeated from the checkpoint, to the bit
     fl.Run(tmp_path / "run").verify()
-
-
-@pytest.mark.slow
-def test_a_logger_is_named_by_its_place_and_none_is_imported_unasked(
-    tmp_path,
-):
-    (tmp_path / "mine.py").write_text(
-        "import fedlayers as fl\nclass Dots(fl.Logger):\n"
-        "    def log(self, rows):\n        print('round', rows[0]['round'])\n"
-    )
-    code = (
-        "import sys; from fedlayers.cli.app import main\n"
-        "main('run --rounds 1 --out a'.split())\n"
-        "print('imported', [n for n in sys.modules if n.split('.')[0] in ('tensorboard', 'mine')])\n"
-        "main('run --rounds 1 --logger mine:Dots --out b'.split())\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "imported []\n" in done.stdout
-    assert done.stdout.index("imported") < done.stdout.index("round 0\nround 1\n")
