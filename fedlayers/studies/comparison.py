@@ -54,7 +54,8 @@ class Comparison(Displayed):
         table: one line per algorithm: each metric's mean and 95 % interval over seeds, then fairness, incentive and
             mean rank (by the score). Baselines (:mod:`fedlayers.studies.baselines`) have no rank.
         unranked: why there are no ranks; "" if there are.
-        clients: the mean over seeds for each algorithm, client and metric; NaN if a seed has no value.
+        clients: the mean over seeds for each algorithm, client and metric; NaN if a seed has no value,
+            and left out if the client's samples cannot give the score.
         left_out: a line for each shown score that some clients' samples cannot give. It is the mean over the others.
         positive: the class of two whose AUROC and AUPRC are scored, as in the rows; also in the table.
 
@@ -84,12 +85,14 @@ class Comparison(Displayed):
             "score in these rows", self.score or main_score(there), there
         )
         self.positive = positive_in(final)
-        means = final.groupby(["algorithm", "client", "metric"], sort=False)[
-            "value"
-        ].mean(skipna=False)
+        lacking = rows.without_score(final)
+        means = (
+            final[~lacking]
+            .groupby(["algorithm", "client", "metric"], sort=False)["value"]
+            .mean(skipna=False)
+        )
         self.clients = means.reset_index()
         keys = ["algorithm", "seed", "model", "metric"]
-        lacking = rows.without_score(final)
         self.left_out = rows.left_out(
             final[lacking & final["metric"].isin([*_scores_to_show(there), self.score])]
         )

@@ -81,6 +81,7 @@ def test_a_client_without_both_classes_is_left_out_of_the_mean_by_name(wards, tm
     both = own[own["client"] != "west"]
     mean = np.average(both["value"], weights=both["n_train"].astype(float))
     assert found.table.set_index("algorithm")["auroc"]["fedavg"] == pytest.approx(mean)
+    assert found.table["fairness"].notna().all()
     run = found.frame[found.frame["algorithm"] == "fedavg"]
     for text in (found.text(), tables.scores(run, 1)):
         assert "AUROC leaves out west" in text
