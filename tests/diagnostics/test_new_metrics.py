@@ -106,8 +106,14 @@ def test_saved_features_give_the_values_of_their_models():
     assert set(frame.loc[frame["status"] == "ok", "client"]) == {"a", "b"}
     with pytest.raises(UsageError, match="features alone"):
         diagnose_features(saved, Y, "grad_norm", progress=False)
-    with pytest.raises(UsageError, match="same samples"):
-        diagnose_features({"a": {"x": X, "y": X[:3]}}, progress=False)
+    for features, metric, words in (
+        ({"a": {"x": X, "y": X[:3]}}, "cka", "same samples"),
+        ({"a": X}, "cka", "'a': features must be"),
+        ({"a": {"x": np.array(["u", "v"])}}, "cka", "'a': .*numbers"),
+        (saved, "linear_probe", "must have y"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            diagnose_features(features, None, metric, progress=False)
 
 
 def test_blocks_of_transformers_are_layers_and_its_models_are_measured():

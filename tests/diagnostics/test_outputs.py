@@ -11,6 +11,7 @@ from torch.autograd.functional import hessian
 from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
+import fedlayers as fl
 from diagnostics import diagnosis
 from diagnostics.measure import diagnose
 from fl_core.errors import UsageError
@@ -338,3 +339,22 @@ def test_the_time_is_announced_with_the_dear_metric(monkeypatch):
     monkeypatch.setattr(diagnosis, "ANNOUNCED", 0)
     with pytest.warns(UserWarning, match=r"takes about 0 s, \d+% of it hessian_spectr"):
         diagnose(*asked, **how)
+
+
+def test_a_result_with_own_data_is_measured_as_its_run(tmp_path):
+    x, y = torch.randn(40, 5), torch.arange(40) % 3
+    data = {"a": (x[:20], y[:20]), "b": (x[20:], y[20:])}
+    how = {"data": data, "model": mlp(5, 4, 3), "rounds": 1, "progress": False}
+    result = fl.run(**how, out=tmp_path / "run")
+    found, again = (
+        diagnose(*given, metrics="grad_norm", progress=False, **own).frame
+        for given, own in (
+            ((result,), {}),
+            ((tmp_path / "run", data), {"own_model": mlp(5, 4, 3)}),
+        )
+    )
+    assert found.equals(again)
+    with pytest.raises(UsageError, match="Pass out="):
+        diagnose(fl.run(**how), metrics="grad_norm", model="personal", progress=False)
+    with pytest.raises(UsageError, match=r"fl\.tsne"):
+        diagnose(result, metrics="tsne", progress=False)
