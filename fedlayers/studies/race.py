@@ -46,7 +46,7 @@ from fl_core.stopping import moving_mean
 from fl_core.task import Task
 from fl_core.training.evaluate import scores
 
-EVALUATIONS = 20
+DEFAULT_EVALUATIONS = 20
 """Default number of evaluations of a race's runs."""
 FACTORS = (1.0, 3.0, 10.0, 30.0, 0.3)
 """The rates that are tried, times the default, in the order in which they are taken (``decision.tuned``)."""
@@ -105,7 +105,7 @@ def with_evaluations(config: RunConfig) -> RunConfig:
     if config.execution.eval_every is not None:
         return config
     federation = resolve(config).federation
-    every = max(1, int(federation.rounds or 1) // EVALUATIONS)
+    every = max(1, int(federation.rounds or 1) // DEFAULT_EVALUATIONS)
     if federation.patience:
         every = min(every, STOPPING_INTERVAL)
     return config.with_keys(eval_every=every)
