@@ -14,8 +14,6 @@ import fedlayers as fl
 from fedlayers.flower import clients, packets
 from fedlayers.flower.clients import Sites
 from fedlayers.flower.federation import federated
-from fedlayers.flower.packets import read_keys
-from fedlayers.flower.server_app import ServerFile
 from fedlayers.flower.site import States
 from fl_core.algorithms.base import Round, State
 from fl_core.engine import Engine
@@ -138,16 +136,6 @@ def test_bad_files_are_one_line(tmp_path):
         assert words in str(caught.value), str(caught.value)
         assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
-    server = tmp_path / "server.toml"
-    for words, changed in {
-        "unknown key 'ot'": 'ot = "x"\nsites = 1',
-        "sites must be int": 'out = "x"\nsites = "1"',
-        "out must be given": "sites = 1",
-    }.items():
-        server.write_text(changed)
-        with pytest.raises(UsageError) as caught:
-            read_keys(server, ServerFile)
-        assert words in str(caught.value)
 
 
 def test_a_site_that_differs_says_so_and_so_does_the_server(

@@ -60,22 +60,6 @@ def test_a_view_is_composed_as_mocos():
         torch.testing.assert_close(found[k], view, rtol=0, atol=5e-5)
 
 
-def test_views_depend_on_their_generator_alone():
-    x = images(5, (1, 8, 8)).float()
-    torch.manual_seed(1)
-    before = torch.get_rng_state()
-    first, again, other = (
-        MoCoViews()(x, draw()),
-        MoCoViews()(x, draw()),
-        MoCoViews()(x, draw(1)),
-    )
-    assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-    assert first.dtype == torch.float32
-    assert not torch.equal(MoCoViews()(x, draw()), x)
-
-
 def test_tables_have_no_views():
     with pytest.raises(UsageError, match=r"got.*\(4, 10\)"):
         MoCoViews()(torch.zeros(4, 10), draw())

@@ -13,8 +13,6 @@ from fl_core.client_runner import (
     TrainRequest,
 )
 from fl_core.errors import NonFiniteError
-from fl_core.training import evaluate
-from fl_core.training.losses import build
 from tests.conftest import CONFIG, TOY, client_runner_of, network
 
 
@@ -88,28 +86,3 @@ def test_one_thread_trains_and_the_setting_comes_back():
     finally:
         torch.set_num_threads(before)
     assert set(seen) == {1}
-
-
-@pytest.mark.parametrize("kind", ["plain", "drop", "norm"])
-def test_scores_are_those_of_the_tree_in_evaluation_mode(kind):
-    client_runner, _ = ready(kind)
-    model = network(kind, seed=5)
-    found = client_runner.run(
-        ScoreRequest(1, 0, models={"global": tree.state_dict(model)})
-    ).scores["global"]
-    model.eval()
-    for name, scores in found.items():
-        split = TOY.clients[1].split(name)
-        assert scores == evaluate.scores(
-            model(split.x), split.y, build("cross_entropy")
-        )
-
-
-def test_an_error_in_fine_tuning_says_after_which_round():
-    """There is no round after the last one to name."""
-    client_runner, start = ready(algorithm="local_adaptation")
-    start["fc1.weight"][0, 0] = torch.nan
-    with pytest.raises(
-        NonFiniteError, match=r"local_adaptation.*round 3.*'a'.*'finetune'.*'fc1'"
-    ):
-        client_runner.run(FinetuneRequest(0, 3, models={TUNED: start}))

@@ -9,9 +9,8 @@ from fl_core import runner, tree
 from fl_core.algorithms import Round
 from fl_core.algorithms.fedpft import ContrastiveBatch, FedPFT
 from fl_core.client_runner import Part, TrainRequest
-from tests.conftest import CONFIG, TOY, client_runner_of, network, play
+from tests.conftest import CONFIG, TOY, client_runner_of, network
 
-HARD = {"momentum": 0.9, "weight_decay": 0.05}
 PARTS = ("body", "transform", "head", "projection", "prompts", "contrast_prompts")
 
 
@@ -208,30 +207,3 @@ def test_the_key_branch_follows_the_query_branch():
     assert any(
         not torch.allclose(wanted[name], start[name], atol=1e-4) for name in start
     )
-
-
-def test_prompts_stay_with_their_client_and_begin_differently():
-    options = {"queue": 32, "personal_head": True}
-    played = play(
-        algorithm="fedpft", options=options, participation=0.5, model="norm", **HARD
-    )
-    start, algorithm = tree.state_dict(played.task.model), played.engine.algorithm
-    stays = {"prompts", "contrast_prompts", "head.weight", "head.bias"}
-    first = [
-        algorithm.client_state(start, c).trees["model"] for c in range(len(TOY.clients))
-    ]
-    assert all(own.keys() == stays for own in first)
-    prompts = {tree.digest(tree.select(own, ["prompts"])) for own in first}
-    assert len(prompts) == len(first)
-    drawn = torch.stack([own["contrast_prompts"] for own in first])
-    assert float(drawn.std()) == pytest.approx(0.02, rel=0.1)
-    last = played.checkpoints[-1]
-    found = [
-        algorithm.models(last.server, state, Round(3))["personal"]
-        for state in last.clients.values()
-    ]
-    for name in start:
-        same = all(torch.equal(found[0][name], other[name]) for other in found[1:])
-        assert same == (name not in stays), name
-        kept = torch.equal(last.server.trees["model"][name], start[name])
-        assert kept or name not in stays

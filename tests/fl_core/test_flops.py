@@ -67,7 +67,7 @@ def lstm(x, own):
 
 
 RNN = nn.LSTM(3, 4, bias=False)
-X, W, D, T = draw(2, 6, 7, 7), draw(8, 2, 3, 3), draw(6, 1, 3, 3), draw(6, 4, 3, 3)
+X, D, T = draw(2, 6, 7, 7), draw(6, 1, 3, 3), draw(6, 4, 3, 3)
 SAME = {
     "grouped": (
         lambda x, w: F.conv2d(x, w, groups=3),
@@ -79,11 +79,6 @@ SAME = {
         lambda x, w: grouped(x, w, 6, stride=2, padding=1),
         (X, D),
     ),
-    "dense": (
-        lambda x, w: F.conv2d(x, w),
-        lambda x, w: grouped(x, w, 1),
-        (X, draw(8, 6, 3, 3)),
-    ),
     "transposed": (
         lambda x, w: F.conv_transpose2d(x, w, stride=2),
         lambda x, w: transposed(x, w, 15, stride=2),
@@ -93,11 +88,6 @@ SAME = {
         F.scaled_dot_product_attention,
         attend,
         (draw(2, 3, 5, 8), draw(2, 3, 6, 8), draw(2, 3, 6, 8)),
-    ),
-    "einsum": (
-        lambda a, b: torch.einsum("nij,njk->nik", a, b),
-        lambda a, b: a @ b,
-        (draw(2, 3, 4), draw(2, 4, 5)),
     ),
     "baddbmm": (
         lambda c, a, b: torch.zeros_like(c).baddbmm_(a, b) + c,
