@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib import ticker
@@ -180,11 +179,8 @@ def costs(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
         for name in share.index
     ]
     notes = missing_notes(rows, "layer")
-    colours: Any = COLOURS[: len(layers)]
-    if len(layers) > len(COLOURS):
-        colours = mpl.colormaps["viridis"](np.linspace(0, 1, len(layers)))[:, :3]
     with canvas(ax, 6.4, 1.1 + 0.36 * len(share) + 0.13 * len(notes)) as axes:
-        stacked(axes, share, colours, "{:.0%}".format, linewidth=0.5)
+        stacked(axes, share, "{:.0%}".format, linewidth=0.5)
         axes.bar_label(axes.containers[-1], totals, padding=3, fontsize=7.5)  # type: ignore[arg-type]
         axes.set(xlim=(0, 1), yticklabels=[_KINDS[name][0] for name in share.index])
         axes.set_xlabel(

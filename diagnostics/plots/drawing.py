@@ -347,11 +347,14 @@ def set_scale(ax: Axes, values: pd.DataFrame, log: bool) -> None:
 def stacked(
     ax: Axes,
     table: pd.DataFrame,
-    colours: Sequence[Any],
     write: Callable[[float], str],
     **looks: Any,
 ) -> None:
     """Draw a bar a row and a colour a column, from the top, with numbers where they fit."""
+    count = table.shape[1]
+    colours: Any = COLOURS[:count]
+    if count > len(COLOURS):
+        colours = mpl.colormaps["viridis"](np.linspace(0, 1, count))[:, :3]
     table.plot.barh(
         stacked=True,
         ax=ax,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib import ticker
@@ -55,16 +54,12 @@ def partition(counts: pd.DataFrame, ax: Axes | None = None) -> Axes:
         )
     n_clients, n_classes = table.shape
     few, title = n_classes <= 12, str(counts.columns.name or "class")
-    colours: Any = COLOURS[:n_classes]
-    if n_classes > len(COLOURS):
-        colours = mpl.colormaps["viridis"](np.linspace(0, 1, n_classes))[:, :3]
     total = table.sum(axis=1)
     with canvas(ax, height=float(np.clip(1.0 + 0.26 * n_clients, 2, 9))) as axes:
         numbers = n_clients <= 30
         stacked(
             axes,
             counts,
-            colours,
             lambda count: f"{count:.0f}" if numbers else "",
             linewidth=0.4 * few,
         )
