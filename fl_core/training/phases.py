@@ -11,25 +11,18 @@ from typing import Annotated, Any, Protocol
 import torch
 from torch import Tensor
 
-from fl_core.bounds import (
-    ABOVE_0,
-    check_fields,
-)
+from fl_core.bounds import ABOVE_0, check_fields
 from fl_core.config import TrainingConfig
 from fl_core.training.losses import Loss
 from fl_core.tree import Tree, copy_to_cpu
 
 
 def _eager(kind: type[torch.optim.Optimizer]) -> type[Any]:
-    """Return an optimiser without the wrappers of ``torch.compile`` and of profilers.
-
-    They import 750 modules, and slow each step.
-    """
+    """Return an optimiser without the wrappers of ``torch.compile``. They import 750 modules, and slow each step."""
     names = ("add_param_group", "zero_grad", "step")
     methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
-    step = torch.no_grad()(methods["step"])
-    step.hooked = True  # so that torch does not wrap it again
-    return type(kind.__name__, (kind,), {**methods, "step": step})
+    methods["step"] = torch.no_grad()(methods["step"])
+    return type(kind.__name__, (kind,), methods)
 
 
 _SGD, _ADAM, _ADAMW = map(
