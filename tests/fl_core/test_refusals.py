@@ -13,8 +13,8 @@ from tests.conftest import BLOCKS, CONFIG, TOY, kind_for, network
 OF_OPTIONS = [
     ("fedavg", {"mu": 1}, "fedavg.*'mu'"),
     ("fedprox", {"nu": 1}, "'nu'.*'mu'"),
-    ("fedprox", {"mu": None}, "mu.*float.*none"),
-    ("fedrep", {"head_epochs": "1.5"}, "head_epochs.*int.*'1.5'"),
+    ("fedprox", {"mu": None}, "mu must be a number.*None"),
+    ("fedrep", {"head_epochs": "1.5"}, "head_epochs must be a whole"),
     ("heurpfedla", {"k": 4}, r"\bk\b.*3.*4"),
     ("fedra", {"depths": (4,)}, "depths.*3.*4"),
     ("fedra", {"depths": (1,), "random_depths": True}, "random_depths"),
