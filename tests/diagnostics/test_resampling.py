@@ -14,6 +14,7 @@ from diagnostics.decide.evidence import stability
 from diagnostics.decide.rules import RULES
 from diagnostics.decide.select import explain, select
 from diagnostics.gradients.importance import SensitivityAccumulator
+from diagnostics.gradients.passes import EpochMeter
 from diagnostics.gradients.sensitivity import Sensitivity, recorded_rows
 from diagnostics.measure import diagnose
 from diagnostics.measurement import ClientModel, whole_groups
@@ -230,3 +231,13 @@ def test_resamples_go_to_disk_and_into_the_evidence_but_not_into_the_frame(
     assert plan.shared == select(plain, "change_point").shared
     assert "the clients and batches:" in explain(plan, full=True)
     assert "--resamples" in explain(select(plain), full=True)
+
+
+def test_parts_of_an_epoch_have_the_gradient_of_the_whole():
+    layer, meters = layers_of(nn.Linear(2, 1), torch.zeros(1, 2))[0], []
+    for parts in (1, 3):
+        meters.append(EpochMeter(parts))
+        for k in range(1, 5):
+            meters[-1].update({}, {"weight": torch.full((1, 2), 1.0 / k)}, n=k)
+    for meter in meters:
+        assert meter.gradients(layer, "all")[0].tolist() == [pytest.approx([0.4, 0.4])]

@@ -1,7 +1,10 @@
 """``fedlayers runs`` lists runs with their scores, and ``fedlayers clean`` removes what resume does not need."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from fedlayers.cli import folders
 from fl_core import runner, tree
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
@@ -10,6 +13,7 @@ from fl_core.recorder import Recorder
 from fl_core.records.store import Run
 from fl_core.records.writing import clean
 from fl_core.restore import load_models
+from fl_core.rows import frame
 from tests.fedlayers import command
 
 CONFIG = RunConfig(
@@ -160,3 +164,7 @@ def test_the_commands_go_through_a_folder(interrupted, capsys):
     with pytest.raises(SystemExit):
         command(f"runs {study / 'nowhere'}")
     assert "nowhere" in capsys.readouterr().err
+
+
+def test_a_run_without_a_score_has_none_in_the_list():
+    assert folders._scores(SimpleNamespace(rows=lambda: (None, frame([])))) == {}

@@ -67,3 +67,13 @@ def test_predictions_carry_the_records_names(run, table, tmp_path):
             frame()[["age", "dose", "one"]].to_numpy(),
             ids=["bed"],
         )
+
+
+def test_an_unknown_id_column_is_refused_with_the_nearest(run, table, tmp_path, capsys):
+    exported_model.export(run, tmp_path / "a.safetensors")
+    with pytest.raises(SystemExit):
+        main([
+            "predict", str(tmp_path / "a.safetensors"), "--data", str(table),
+            "--id-columns", "bedd",
+        ])  # fmt: skip
+    assert "did you mean 'bed'?" in capsys.readouterr().err
