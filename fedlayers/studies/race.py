@@ -378,7 +378,7 @@ SHARE = 0.15
 """Share of the planned maximum of rounds after which the judge speaks."""
 LATEST = 8
 """Evaluations over which a slope is taken."""
-ROUNDS, EVALUATIONS = 48, 3
+ROUNDS, LEAST = 48, 3
 """The fewest planned rounds, and the fewest evaluations up to the judge's round, of the runs that it was fitted on."""
 SAMPLES, PIXELS = 10, 32
 """The fewest training samples a class and client, and the largest side of a picture, for which it may speak."""
@@ -461,7 +461,7 @@ def judged_round(rounds: int, every: int) -> int:
     (14, 6, 0, 0)
     """
     evaluations = int(SHARE * rounds / every + 1e-9)
-    return evaluations * every if rounds >= ROUNDS and evaluations >= EVALUATIONS else 0
+    return evaluations * every if rounds >= ROUNDS and evaluations >= LEAST else 0
 
 
 KEPT, STOPPED, NOT_KEPT, FAILED = "kept", "stopped", "not kept", "failed"
@@ -533,7 +533,7 @@ def judged_at(task: Task, arms: Sequence[Arm], seeds: Sequence[int]) -> tuple[in
             task.data.words is not None or max(task.data.shape[1:], default=0) > PIXELS
         ),
         "this needs runs that stop by --patience": not config.federation.patience,
-        f"this needs at least {ROUNDS} rounds and {EVALUATIONS} evaluations in the first "
+        f"this needs at least {ROUNDS} rounds and {LEAST} evaluations in the first "
         f"{100 * SHARE:.0f} % of them": not at,
     }
     why = next((reason for reason, holds in reasons.items() if holds), "")
