@@ -206,17 +206,21 @@ def diagnose_features(
             "features must be arrays [n, ...] of the same samples; got "
             f"{listing(map(str, sorted(sizes))) or 'no'} samples."
         )
+    given = None if y is None else tensor(y)
     for metric in chosen_metrics(metrics):
         if not metric.features:
             raise UsageError(
                 f"metrics of saved features must read features alone; got {metric.name!r}."
             )
-        if metric.classes and y is None:
+        if metric.classes and (given is None or given.is_floating_point()):
             raise UsageError(
-                f"{metric.name} must have y, the samples' labels; got none."
+                f"{metric.name} must have y, the samples' classes as whole numbers; got "
+                f"{'none' if given is None else given.dtype}."
             )
     count = sizes.pop()
-    labels = torch.zeros(count, dtype=torch.long) if y is None else tensor(y)
+    labels = torch.zeros(count if given is None else len(given), dtype=torch.long)
+    if given is not None and not given.is_floating_point():
+        labels = given.unique(return_inverse=True)[1]  # classes may have any numbers
     models = {
         client: _Saved(
             {k: own[n] for k, n in enumerate(names) if n in own}, len(names), labels

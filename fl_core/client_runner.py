@@ -13,7 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from fl_core import seeds
-from fl_core.algorithms.base import Algorithm, Message, Observation, Round, State
+from fl_core.algorithms.base import (
+    Algorithm,
+    Message,
+    Observation,
+    Round,
+    State,
+    freeze,
+)
 from fl_core.data import FederatedData, Split
 from fl_core.errors import NonFiniteError, check_known
 from fl_core.layers import Layer
@@ -150,7 +157,8 @@ class ClientRunner:
         }
 
     def use(self, algorithm: Algorithm) -> None:
-        """Load an algorithm for later requests."""
+        """Load an algorithm for later requests, and freeze it."""
+        freeze(algorithm)
         self.algorithm = algorithm
 
     def run(self, request: ClientRequest) -> ClientReply:
@@ -267,6 +275,7 @@ class ClientRunner:
             algorithm, request.client, request.done, tree, finetuning=True
         )
         for phase in algorithm.finetuning(request.done, request.client):
+            check_known(f"tree of phase {phase.name!r}", phase.state_key, ("model",))
             answer = yield Part(phase, tree, ctx, {})
             assert answer is not None
             tree = answer[0]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fl_core.display import MANY, in_order
+from fl_core.display import MANY, in_order, printable
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.plan import LayerPlan
 from fl_core.seeds import numpy_generator
@@ -203,7 +203,7 @@ def explain(plan: LayerPlan, *, full: bool = False) -> str:
         _table(plan),
     ]
     if why.race:
-        parts.append("\n".join(why.race))
+        parts.append("\n".join(map(printable, why.race)))
     if full and why.clients:
         parts.append("Each client's own values:\n" + _clients(plan))
     if why.votes:

@@ -386,7 +386,7 @@ class Regret(OneAlgorithm):
     """Train all cuts, and measure what each rule loses.
 
     A cut shares the first layers and keeps the others local. Regret is the score of the best cut minus that of the
-    rule's cut. It is measured on samples that no rule has seen: the test split, and unused samples of the dataset.
+    rule's cut. It is measured on test samples, which no rule has seen.
     If it stops, type the same command again: it continues.
 
     Examples:

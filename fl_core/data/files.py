@@ -116,13 +116,14 @@ def peek(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], bool, s
         raise UsageError(
             f"{path} must have an array 'x' or 'x_train'; got {listing(there) or 'none'}."
         )
-    (_, *sides), dtype = there[key]
+    shape, dtype = there[key]
+    sides = shape[1:]
     owner = bool({*OWNER_KEYS} & {*there})
     if dtype == np.uint8 and len(sides) > 1:
         height, width, *channels = sides
         return (channels[0] if channels else 1, height, width), owner, scale
     with located(f"{path}, array {key!r}"):
-        return arrays.channels_first(tuple(sides)), owner, scale
+        return arrays.channels_first(sides), owner, scale
 
 
 def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> Source:

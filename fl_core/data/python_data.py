@@ -309,9 +309,12 @@ def _dataset_of(loader: DataLoader[Any], where: str) -> Dataset[Any]:
 
 def check_lengths(x: Sized, y: Sized) -> None:
     """Refuse samples and labels, or other marks, that are not equally many."""
-    if len(x) != len(y):
+    count = (
+        len(y) if getattr(y, "ndim", 1) else 0
+    )  # an array without rows has no length
+    if len(x) != count:
         raise DataFault(
-            f"there must be one value for each sample; got {len(x)} samples and {len(y)} values."
+            f"there must be one value for each sample; got {len(x)} samples and {count} values."
         )
 
 

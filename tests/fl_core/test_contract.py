@@ -160,6 +160,19 @@ class Assigning(FedAvg):
         return super().loss(params, batch, ctx)
 
 
+class Finetuning(FedAvg):
+    name = "finetuning"
+
+    def finetuning(self, done, client):
+        return (Phase("fine", self.task_info.tensors, 1, state_key="head"),)
+
+
+def test_a_fine_tuning_phase_trains_the_model_alone():
+    config = CONFIG.with_keys(algorithm=f"{__name__}:Finetuning", rounds=1)
+    with pytest.raises(UsageError, match=r"tree.*'fine'.*'head'.*model"):
+        runner.run(config, data=TOY, model=network("plain"), progress=False)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_setting_an_attribute_during_a_run_is_refused(workers):
     """Wherever it happens: with workers, what a client's hook does happens in another process."""

@@ -232,6 +232,7 @@ BAD = [
     ({"y": np.zeros(30, int)}, "2 classes"),
     ({"y": np.zeros((30, 2), int)}, r"\[30, 2\]"),
     ({"y": labels(29)}, r"\b30 .*\b29\b"),
+    ({"y": np.int64(1)}, r"\b30 .*\b0\b"),
     ({"y": None}, "'y'"),
     ({"classes": np.array(["a", "b"])}, r"row 2 .*\b1\b.*got 2"),
     ({"classes": np.array(["a", "b", "a"])}, r"distinct.*'a'"),

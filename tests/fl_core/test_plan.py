@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -259,3 +260,5 @@ def test_a_plan_that_shares_nothing_or_all_is_noted(count, said):
 
 def test_a_plan_shows_the_sentences_of_its_race():
     assert str(PLAN).split("\n  ")[:3] == [repr(PLAN), *WHY.race]
+    forged = replace(PLAN, why=replace(WHY, race=("\x1b[31m",)))
+    assert "\x1b" not in str(forged) + explain(forged)
