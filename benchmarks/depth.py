@@ -9,12 +9,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import multiprocessing
 import os
 import time
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -241,8 +242,8 @@ def plan_of(job: Job, net: nn.Module, rows: pd.DataFrame) -> fl.LayerPlan:
     layers = fl.layers_of(net, torch.zeros(2, 3, PIXELS, PIXELS))
     blocks = [layer.name for layer in layers[:-1]]
     if job.arm == "cosine":
-        one = job._replace(arm=ONE)
-        found = json.loads(rows.loc[done(one, rows), "measured"].iloc[0])
+        one = rows[rows["arm"] == ONE].set_index(["source", "dose", "seed"])["measured"]
+        found = json.loads(one[job.source, job.dose, job.seed])
         cosine = {
             layer: value for name, *_, layer, value in found if name == METRICS[1]
         }
@@ -359,41 +360,11 @@ def trained(job: Job, rows: pd.DataFrame, device: str) -> dict[str, Any]:
     return {**job._asdict(), **row}
 
 
-def done(job: Job, rows: pd.DataFrame) -> Any:
-    """Return which rows are of a job."""
-    asked = job._asdict()
-    if not tuned(job):
-        asked.pop("lr")  # it has one rate
-    return (rows[list(asked)] == pd.Series(asked)).all(axis=1)
-
-
-def tuned(job: Job) -> bool:
-    """Return whether a job is one of several rates of its arm."""
-    return job.seed == TUNING and job.arm != ONE
-
-
 def stored(rows: pd.DataFrame) -> set[Job]:
     """Return the jobs with a row. A rate stands in those of several rates only."""
     its = {Job(*row) for row in rows[list(Job._fields)].itertuples(index=False)}
-    return {job if tuned(job) else job._replace(lr=None) for job in its}
-
-
-def ready(job: Job, rows: pd.DataFrame, have: set[Job]) -> bool | None:
-    """Return whether the rates and the measurement that a job needs are known. None means that its source failed."""
-    needed = [each for each in jobs() if each.source == job.source and tuned(each)]
-    if job.arm in LATER and job.lr is None:
-        mine = {job.arm}
-    elif job.arm in LATER or job.lr is None:
-        mine = set[str]()
-    else:
-        return True
-    if not have.issuperset(
-        each for each in needed if each.arm in {*HEADS, *FIRST, *mine}
-    ):
-        return False
-    if not passes(rows, job.source):
-        return None
-    return job.arm != "cosine" or job._replace(arm=ONE, lr=None) in have
+    several = {job for job in jobs() if job.lr}
+    return {job if job in several else job._replace(lr=None) for job in its}
 
 
 def attempted(job: Job, rows: pd.DataFrame, device: str) -> dict[str, Any]:
@@ -413,25 +384,18 @@ def main(processes: int = 1, device: str = "cpu") -> None:
     """
     rows = pd.read_parquet(ROWS) if ROWS.exists() else pd.DataFrame(columns=Job._fields)
     every = list(jobs())
-    left = [job for job in every if job not in stored(rows)]
-    running: dict[Future[dict[str, Any]], Job] = {}
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, spawn) as pool:
-        while True:
-            have = stored(rows)
-            over = rows.get("seconds", pd.Series()).sum() > SECONDS
-            for job in [] if over else list(left):
-                if len(running) == processes:
-                    break
-                can = ready(job, rows, have)
-                if can or can is None:
-                    left.remove(job)
-                if can:
-                    running[pool.submit(attempted, job, rows, device)] = job
-            if not running:
-                break
-            for ended in wait(running, return_when=FIRST_COMPLETED).done:
-                job, row = running.pop(ended), ended.result()
+    for _, group in itertools.groupby(every, lambda job: job.seed == TUNING):
+        left = [
+            job
+            for job in group
+            if job not in stored(rows)
+            and (job.arm in HEADS or (job.arm in FIRST and job.lr) or passes(rows, job.source))
+        ]  # fmt: skip
+        with ProcessPoolExecutor(processes, spawn) as pool:
+            begun = {pool.submit(attempted, job, rows, device): job for job in left}
+            for ended in as_completed(begun):
+                job, row = begun[ended], ended.result()
                 rows = pd.concat([rows, pd.DataFrame([row])], ignore_index=True)
                 part = ROWS.with_suffix(".part")
                 rows.to_parquet(part, index=False, compression="zstd")
@@ -441,6 +405,9 @@ def main(processes: int = 1, device: str = "cpu") -> None:
                     f"{row['validation_macro_f1']:.3f}, {row['seconds']:.0f} s",
                     flush=True,
                 )
+                if rows["seconds"].sum() > SECONDS:
+                    pool.shutdown(cancel_futures=True)
+                    return
 
 
 if __name__ == "__main__":
