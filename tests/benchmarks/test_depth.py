@@ -12,8 +12,8 @@ from benchmarks.depth import Job
 
 
 def test_seeds_share_test_samples_that_no_run_trains_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     n = 28 * 400
     x = np.arange(n, dtype=np.uint16).view(np.uint8).reshape(n, 1, 2)
     y, style = np.arange(n) % 7, np.arange(n) // 7 % 4
@@ -31,7 +31,7 @@ def test_seeds_share_test_samples_that_no_run_trains_on(
     assert not (train[0] | train[1]) & set(test[0])
 
 
-def test_arms_share_whole_blocks_and_statistics_stay() -> None:
+def test_arms_share_whole_blocks_and_statistics_stay():
     net = depth.network(3)
     before = {name: each.clone() for name, each in net.state_dict().items()}
     net.train()(torch.randn(4, 3, 64, 64)).sum().backward()

@@ -19,11 +19,11 @@ from benchmarks import lines
         ('TEXT = """two\nlines"""\n', 3),
     ],
 )
-def test_tokens_of_code_are_counted(source: str, count: int) -> None:
+def test_tokens_of_code_are_counted(source, count):
     assert lines.tokens(source) == count
 
 
-def test_no_part_has_more_tokens_than_stored() -> None:
+def test_no_part_has_more_tokens_than_stored():
     """Delete as much as you add. ``make budget`` stores today's numbers; a rise needs a reason in its commit."""
     limits = lines.stored()
     assert {

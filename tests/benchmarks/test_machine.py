@@ -11,24 +11,23 @@ from torch import nn
 from benchmarks import machine, training
 from benchmarks.machine import PRODUCTS, SIDE, Steps, counted
 from benchmarks.operations import least
-from fl_core.config import RunConfig
-from fl_core.data import FederatedData, Split
+from fl_core.data import Split
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 
 
-def job() -> tuple[RunConfig, FederatedData]:
+def job():
     return training.TINY.with_keys(workers=2), training.federation(
         4, 40, (10,), classes=5
     )
 
 
-def network() -> nn.Module:
+def network():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(10, 6), nn.ReLU(), nn.Linear(6, 5))
 
 
-def steps(layer: str = "") -> Steps:
+def steps(layer=""):
     return Steps(
         network(), Split(torch.randn(20, 10), torch.arange(20) % 5), 8, SGD, layer
     )
@@ -45,11 +44,11 @@ def steps(layer: str = "") -> Steps:
         ("0", 60 + 30 + 60 + 30),
     ],
 )
-def test_a_pass_counts_its_matrix_products(layer: str, products: int) -> None:
+def test_a_pass_counts_its_matrix_products(layer, products):
     assert steps(layer).operations() == 20 * 2 * products
 
 
-def test_only_the_layer_that_trains_changes() -> None:
+def test_only_the_layer_that_trains_changes():
     of_one = steps("2")
     model = of_one.model
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -59,16 +58,14 @@ def test_only_the_layer_that_trains_changes() -> None:
     ), "a copy trains"
 
 
-def test_the_measure_of_a_core_is_as_much_work_as_is_said() -> None:
+def test_the_measure_of_a_core_is_as_much_work_as_is_said():
     assert counted(machine.products()) == PRODUCTS * 2 * SIDE**3
 
 
 @pytest.mark.parametrize(
     ("layer", "share"), [("0", (60 + 30 + 60 + 30) / 210), ("2", (30 + 30) / 210)]
 )
-def test_what_a_layer_alone_cannot_save_begins_where_it_stands(
-    layer: str, share: float
-) -> None:
+def test_what_a_layer_alone_cannot_save_begins_where_it_stands(layer, share):
     model = network()
     frozen, *others = model.parameters()
     frozen.requires_grad_(False)

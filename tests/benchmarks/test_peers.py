@@ -33,7 +33,7 @@ ADAMW = SGD.with_keys(model=None, optimizer="adamw", lr=0.001, weight_decay=0.01
 SIDES = {peers.OURS: Peer(peers.ours), **PEERS}
 
 
-def network() -> nn.Sequential:
+def network():
     """Every kind of layer that the standard jobs have."""
     torch.manual_seed(0)
     convolution = (nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2))
@@ -51,7 +51,7 @@ SHARED = Job(
 )
 
 
-def reference(job: Job) -> list[Tensor]:
+def reference(job):
     """Every client's step from the start, and their mean, in float64."""
     data = job.data()
     sums: list[Tensor] = []
@@ -79,7 +79,7 @@ def reference(job: Job) -> list[Tensor]:
     ],
 )
 @pytest.mark.parametrize("job", ONE_STEP, ids=lambda job: job.name)
-def test_a_round_of_one_step_is_the_mean_of_the_steps(job: Job, name: str) -> None:
+def test_a_round_of_one_step_is_the_mean_of_the_steps(job, name):
     """The public packages where they are installed; the sources of PFLlib by the environment's PFLLIB."""
     checkout = (
         peers.sources(Path(os.environ["PFLLIB"])) if "PFLLIB" in os.environ else None
@@ -106,7 +106,7 @@ def test_a_round_of_one_step_is_the_mean_of_the_steps(job: Job, name: str) -> No
     )
 
 
-def test_this_package_and_the_loop_take_the_jobs_steps() -> None:
+def test_this_package_and_the_loop_take_the_jobs_steps():
     assert SHARED.steps == 2 * 2
     for start in (peers.ours, peers.bare):
         with start(SHARED, None) as side:
@@ -122,7 +122,7 @@ WITH_TARGETS = [
 
 
 @pytest.mark.parametrize("path", WITH_TARGETS, ids=lambda path: path.stem)
-def test_a_committed_target_holds_when_the_intervals_worse_end_does(path: Path) -> None:
+def test_a_committed_target_holds_when_the_intervals_worse_end_does(path):
     for row in (
         pd.read_csv(path, comment="#").dropna(subset=["target", "ratio"]).itertuples()
     ):
@@ -146,9 +146,7 @@ def test_a_committed_target_holds_when_the_intervals_worse_end_does(path: Path) 
     ("count", "probes", "holds"),
     [(939, 2, "no"), (948, 2, "yes"), (962, 2, "no")],
 )
-def test_coverage_holds_when_the_intervals_worse_end_does(
-    count: int, probes: int, holds: str
-) -> None:
+def test_coverage_holds_when_the_intervals_worse_end_does(count, probes, holds):
     from benchmarks.measurements import (
         covered,
     )  # which imports the packages that are compared
@@ -158,11 +156,11 @@ def test_coverage_holds_when_the_intervals_worse_end_does(
     assert row.holds == holds
 
 
-def test_compare_is_two_sides_of_it() -> None:
+def test_compare_is_two_sides_of_it():
     """The ratio, with a factor on the baseline, from a clock that only they move."""
     now = 0.0
 
-    def spend(seconds: float) -> None:
+    def spend(seconds):
         nonlocal now
         now += seconds
 

@@ -10,7 +10,7 @@ from benchmarks.curves import CURVES
 from diagnostics.metrics.base import METRICS
 
 
-def points(seconds: float, megabytes: float) -> pd.DataFrame:
+def points(seconds, megabytes):
     """As if every curve grew by these exponents, with a little noise from repeat to repeat."""
     return pd.DataFrame(
         {
@@ -26,7 +26,7 @@ def points(seconds: float, megabytes: float) -> pd.DataFrame:
     )
 
 
-def test_a_slope_is_the_exponent_and_its_interval_holds_it() -> None:
+def test_a_slope_is_the_exponent_and_its_interval_holds_it():
     sizes = [10, 10, 100, 100, 1000, 1000]
     exact = [3 * size**1.5 for size in sizes]
     assert scale.slope(sizes, exact) == pytest.approx((1.5, 1.5, 1.5))
@@ -41,13 +41,13 @@ def test_a_slope_is_the_exponent_and_its_interval_holds_it() -> None:
     ("seconds", "words"),
     [(0.3, "grows slower"), (1.0, "as theory"), (1.4, "grows faster")],
 )
-def test_growth_is_told_beside_theory(seconds: float, words: str) -> None:
+def test_growth_is_told_beside_theory(seconds, words):
     time, memory = scale.slopes("round-parameters", points(seconds, 1.0))
     assert (time.holds, memory.holds) == (words, "as theory")
     assert time.ratio == pytest.approx(seconds, abs=0.01)
 
 
-def test_what_is_below_the_grain_or_not_measured_has_no_slope() -> None:
+def test_what_is_below_the_grain_or_not_measured_has_no_slope():
     frame = points(1.0, 0.0)
     frame["megabytes"] = 0.01
     assert [row.holds for row in scale.slopes("round-clients", frame)] == [
@@ -60,11 +60,11 @@ def test_what_is_below_the_grain_or_not_measured_has_no_slope() -> None:
 
 
 def test_the_passes_of_a_diagnosis_are_each_counted_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     """From made-up seconds: 1 for a diagnosis itself, 100 for whatever a metric does."""
 
-    def made_up(sides: dict[str, object], turns: int) -> pd.DataFrame:
+    def made_up(sides, turns):
         members = METRICS.members()
         one = dict.fromkeys(members, 101.0) | {"bn_scale": 1.0}
         alone = sum(
@@ -86,7 +86,7 @@ def test_the_passes_of_a_diagnosis_are_each_counted_once(
     assert features.ratio == pytest.approx(1.0)
 
 
-def test_every_place_of_our_own_exists() -> None:
+def test_every_place_of_our_own_exists():
     outside = {"importlib", "matplotlib/", "seaborn/", "torch/optim/"}
     for place in {
         place for places in commands.PARTS.values() for place in places

@@ -6,7 +6,7 @@ from benchmarks import transformer
 from fl_core import models
 
 
-def test_the_transformer_has_the_parameters_that_the_page_names() -> None:
+def test_the_transformer_has_the_parameters_that_the_page_names():
     config = transformer.WHOLE
     model = models.build(
         str(config.model.model), (3, 64, 64), 7, options=config.model.model_options

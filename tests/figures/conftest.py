@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
 
 import matplotlib.pyplot as plt
-import pandas as pd
 import pytest
 from PIL import Image
 
@@ -20,10 +16,10 @@ from fl_core import runner
 from fl_core.config import RunConfig
 
 
-def forbid_training(patch: pytest.MonkeyPatch) -> None:
+def forbid_training(patch):
     """From here on, training is an error."""
 
-    def refuse(*args: object, **kwargs: object) -> None:
+    def refuse(*args, **kwargs):
         raise AssertionError("drawing must not train")
 
     for name in ("assemble", "run", "train_first_round"):
@@ -31,22 +27,22 @@ def forbid_training(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_training(monkeypatch):
     """Training is an error in this test."""
     forbid_training(monkeypatch)
 
 
 @pytest.fixture(scope="session")
-def rows_in_memory() -> dict[Path, Any]:
+def rows_in_memory():
     return {}
 
 
 @pytest.fixture
-def read_once(monkeypatch: pytest.MonkeyPatch, rows_in_memory: dict[Path, Any]) -> None:
+def read_once(monkeypatch, rows_in_memory):
     """The committed rows, which many views are drawn from, are read from their files once a session."""
 
-    def once(read: Callable[..., Any]) -> Callable[..., Any]:
-        def reading(item: items.Item, path: Path) -> Any:
+    def once(read):
+        def reading(item, path):
             if items.ROWS not in path.parents:
                 return read(item, path)
             if path not in rows_in_memory:
@@ -59,7 +55,7 @@ def read_once(monkeypatch: pytest.MonkeyPatch, rows_in_memory: dict[Path, Any]) 
     monkeypatch.setattr(items.Item, "read", once(items.Item.read))
 
 
-def check_picture(path: Path, least: int = 240) -> None:
+def check_picture(path, least=240):
     """A picture of at least so many pixels either way that is not empty."""
     with Image.open(path) as picture:
         assert min(picture.size) > least
@@ -82,14 +78,14 @@ TINY = RunConfig(
 NAME = "toy.check"
 
 
-def measured(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
+def measured(task, run, folder):
     """The clients' test accuracy after the last round."""
     found = tested(trained(task)[1])
     last = found["round"] == task.config.federation.rounds
     return found[last & found["model"].isin(["global", "personal"])]
 
 
-def plotted(header: Mapping[str, Any], frame: pd.DataFrame) -> items.Drawing:
+def plotted(header, frame):
     figure, ax = plt.subplots(figsize=(3, 2))
     ax.plot(frame["value"].to_numpy(float), label="value")
     ax.legend()
@@ -101,7 +97,7 @@ def plotted(header: Mapping[str, Any], frame: pd.DataFrame) -> items.Drawing:
 
 
 @pytest.fixture
-def check(monkeypatch: pytest.MonkeyPatch) -> items.Item:
+def check(monkeypatch):
     """A study of three small runs and two seeds, registered."""
     runs = {
         name: TINY.with_keys(algorithm=name) for name in ("local", "fedavg", "fedper")
@@ -113,5 +109,5 @@ def check(monkeypatch: pytest.MonkeyPatch) -> items.Item:
     return item
 
 
-def made(folder: Path) -> set[str]:
+def made(folder):
     return {path.stem for path in folder.glob("*.jsonl")}

@@ -24,10 +24,10 @@ LINES: dict[str, Callable[[], list[str]]] = {}
 THRESHOLDS = (1.05, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0)
 
 
-def covers(line: str) -> Callable[[Callable[[], list[str]]], Callable[[], list[str]]]:
+def covers(line):
     """Register what recomputes a line."""
 
-    def keep(function: Callable[[], list[str]]) -> Callable[[], list[str]]:
+    def keep(function):
         LINES[line] = function
         return function
 
@@ -35,7 +35,7 @@ def covers(line: str) -> Callable[[Callable[[], list[str]]], Callable[[], list[s
 
 
 @cache
-def rows(study: str, runs: str = "*") -> pd.DataFrame:
+def rows(study, runs="*"):
     """Return the rows of a study's runs."""
     frame = pd.read_parquet(ROWS / f"{study}.parquet")
     return frame[frame["run"].map(lambda run: fnmatchcase(run, runs))].reset_index(
@@ -44,11 +44,11 @@ def rows(study: str, runs: str = "*") -> pd.DataFrame:
 
 
 def interval(
-    values: pd.Series | np.ndarray,
-    level: float = 0.95,
-    factor: float = 100,
-    digits: int = 1,
-) -> str:
+    values,
+    level=0.95,
+    factor=100,
+    digits=1,
+):
     """Return a mean with half its t interval, as text."""
     x = factor * np.asarray(values, dtype=float)
     x = x[~np.isnan(x)]
@@ -56,7 +56,7 @@ def interval(
     return f"{x.mean():+.{digits}f} ± {half:.{digits}f}"
 
 
-def last_three(curves: pd.DataFrame, one: str, other: str) -> pd.Series:
+def last_three(curves, one, other):
     """Return the differences by seed, each the mean of the last three rounds that both runs have (runs, rounds)."""
     gap = curves.xs(one).sub(curves.xs(other)).dropna(how="all").sort_index()
     return gap[gap.index > 0].tail(3).mean()
@@ -68,7 +68,7 @@ BEFORE, AFTER = ("global", "personal"), ("local",)
 
 
 @cache
-def mixed(models: tuple[str, ...]) -> pd.DataFrame:
+def mixed(models):
     """Return accuracies of pFedLA's runs, (run, round) x seeds: of the last of these models that a run has."""
     frame = pd.concat([rows("algorithms.pfedla_overlap"), rows("pfedla.methods")])
     own = frame[(frame["metric"] == "accuracy") & frame["model"].isin(models)]
@@ -77,7 +77,7 @@ def mixed(models: tuple[str, ...]) -> pd.DataFrame:
 
 
 @cache
-def scheduled(study: str) -> pd.DataFrame:
+def scheduled(study):
     """Return pooled accuracies of the personal models, or of the global ones of runs without any."""
     frame = rows(study)
     own = frame[
@@ -121,7 +121,7 @@ DIFFERENCES = {
 """By line the curves, the pairs of runs that it compares, and how their interval is written."""
 
 
-def differences(line: str) -> list[str]:
+def differences(line):
     curves, pairs, how = DIFFERENCES[line]
     return [interval(last_three(curves(), *pair), **how) for pair in pairs]
 
@@ -133,7 +133,7 @@ LINES |= {line: partial(differences, line) for line in DIFFERENCES}
 
 
 @covers("pfedla.weights_follow_classes")
-def weights_follow_classes() -> list[str]:
+def weights_follow_classes():
     frame = rows("algorithms.pfedla_overlap", "pfedla")
     own = frame[
         (frame["metric"] == "overlap_correlation")
@@ -145,7 +145,7 @@ def weights_follow_classes() -> list[str]:
 
 
 @covers("pfedla.itself_most")
-def itself_most() -> list[str]:
+def itself_most():
     frame = rows("algorithms.pfedla_overlap", "pfedla")
     last = frame[(frame["round"] == frame["round"].max()) & (frame["layer"] != "")]
     pairs = last[(last["metric"] == "aggregation_weight") & (last["seed"] == 0)]
@@ -178,25 +178,25 @@ THIRDS = {
 """Layers that train in each third of the rounds."""
 
 
-def of_fedavg(cost: Callable[[list[str]], int]) -> list[str]:
+def of_fedavg(cost):
     """Return the costs of a run by what its layers cost in a round, over FedAvg's."""
     totals = {name: sum(map(cost, thirds)) for name, thirds in THIRDS.items()}
     return [f"{name} {total / totals['FedAvg']:.3f}" for name, total in totals.items()]
 
 
 @covers("scheduling.vanilla_fewest_parameters")
-def parameters_that_train() -> list[str]:
+def parameters_that_train():
     return of_fedavg(
         lambda layers: sum(WEIGHTS[layer] + BIASES[layer] for layer in layers)
     )
 
 
 @covers("scheduling.vanilla_fewest_operations")
-def operations() -> list[str]:
+def operations():
     products = {layer: WEIGHTS[layer] * PLACES[layer] for layer in WEIGHTS}
     order = list(products)
 
-    def cost(layers: list[str]) -> int:
+    def cost(layers):
         above = order[order.index(layers[0]) + 1 :]  # whose inputs get a gradient
         return sum(products.values()) + sum(
             products[each] for each in (*layers, *above)
@@ -215,7 +215,7 @@ TITLES = {
 
 
 @cache
-def tuned(dataset: str) -> pd.DataFrame:
+def tuned(dataset):
     """Return macro-F1 of each client's personal model, or of the global one: (seed, client) x methods."""
     frame = rows("player_fl.tuned", f"{dataset}.*")
     own = frame[(frame["metric"] == "macro_f1") & (frame["model"] != "local")].copy()
@@ -231,13 +231,13 @@ def tuned(dataset: str) -> pd.DataFrame:
     return own.pivot(index=["seed", "client"], columns="method", values="value")
 
 
-def weights(dataset: str) -> pd.Series:
+def weights(dataset):
     frame = rows("player_fl.tuned", f"{dataset}.local")
     return frame.groupby(["seed", "client"])["n_train"].first().astype(float)
 
 
 @cache
-def by_seed(dataset: str) -> pd.DataFrame:
+def by_seed(dataset):
     """Return the clients' mean by training samples, seeds x methods."""
     values, share = tuned(dataset), weights(dataset)
     share = share.reindex(values.index)
@@ -249,7 +249,7 @@ def by_seed(dataset: str) -> pd.DataFrame:
     )
 
 
-def leads(reference: str) -> list[str]:
+def leads(reference):
     return [
         f"{TITLES[data]} {interval(by_seed(data)['playerfl'] - by_seed(data)[reference])}"
         for data in TITLES
@@ -260,7 +260,7 @@ LINES["player_fl.above_fedavg"] = partial(leads, "fedavg")
 LINES["player_fl.above_local"] = partial(leads, "local")
 
 
-def layers(metric: str, variant: str) -> dict[int, pd.DataFrame]:
+def layers(metric, variant):
     """Return each seed's curves of Fashion-MNIST after one epoch, layers x clients, over their first layer."""
     frame = rows("player_fl.layers", "fashion_mnist-first")
     own = frame[
@@ -277,30 +277,28 @@ def layers(metric: str, variant: str) -> dict[int, pd.DataFrame]:
     }
 
 
-def seeds_that_hold(
-    curves: dict[int, pd.DataFrame], holds: Callable[[pd.Series], bool]
-) -> list[str]:
+def seeds_that_hold(curves, holds):
     return [
         f"in {sum(bool(holds(table.median(axis=1))) for table in curves.values())} of {len(curves)} seeds"
     ]
 
 
-def far(curve: pd.Series) -> bool:
+def far(curve):
     return bool(curve["fc1"] >= 10 * curve.min() and curve["fc2"] >= 100 * curve.min())
 
 
 @covers("player_fl.gradient_variance")
-def gradient_variance() -> list[str]:
+def gradient_variance():
     return seeds_that_hold(layers("grad_variance", "epoch"), far)
 
 
 @covers("player_fl.curvature")
-def curvature() -> list[str]:
+def curvature():
     return seeds_that_hold(layers("hessian_trace", "per_parameter"), far)
 
 
 @covers("player_fl.sensitivity_spike")
-def sensitivity_spike() -> list[str]:
+def sensitivity_spike():
     curves = layers("federation_sensitivity", "training")
     return seeds_that_hold(
         curves, lambda curve: curve["conv3"] < 1.1 < curve["fc1"] / curve["conv3"]
@@ -308,7 +306,7 @@ def sensitivity_spike() -> list[str]:
 
 
 @covers("player_fl.stable_threshold")
-def stable_threshold() -> list[str]:
+def stable_threshold():
     found = []
     for data in ("fashion_mnist", "heart"):
         frame = rows("player_fl.tableA2", data)
@@ -335,7 +333,7 @@ def stable_threshold() -> list[str]:
 
 
 @covers("player_fl.significant")
-def significant() -> list[str]:
+def significant():
     frame = pd.read_csv(ROWS.parent / "published" / "player_fl.csv")
     said = frame[
         (frame["quantity"] == "friedman p")
@@ -366,7 +364,7 @@ ALL = {"fedavg": "FedAvg", **OTHERS, "no_contrast": "FedPFT w/o contrast"}
 
 
 @cache
-def after_80_rounds(run: str, metric: str) -> pd.Series:
+def after_80_rounds(run, metric):
     """Return means over clients and the last three evaluations, by seed."""
     frame = rows("fedpft.longer", run)
     own = frame[(frame["metric"] == metric) & (frame["variant"] == "")]
@@ -374,9 +372,7 @@ def after_80_rounds(run: str, metric: str) -> pd.Series:
     return means.sort_index().tail(3).mean()
 
 
-def fedpft_leads(
-    run: str, ours: str, others: dict[str, str], theirs: str, level: float = 0.95
-) -> list[str]:
+def fedpft_leads(run, ours, others, theirs, level=0.95):
     gaps = {
         name: after_80_rounds(run, ours) - after_80_rounds(other, theirs)
         for other, name in others.items()
@@ -393,7 +389,7 @@ LINES |= {
 
 
 @covers("fedpft.modules_sent")
-def modules_sent() -> list[str]:
+def modules_sent():
     widths, norms = [64, 64, 128, 256, 512], [64, 64, 64]
     extractor, counts = 3 * 64 * 49, {}
     for below, width in pairwise(widths):
@@ -423,7 +419,7 @@ def modules_sent() -> list[str]:
 
 
 @covers("fedpft.prompt_kinds")
-def prompt_kinds() -> list[str]:
+def prompt_kinds():
     frame = rows("fedpft.insides", "fedpft")
     means = frame[frame["metric"] == "purity_client"].groupby("layer")["value"].mean()
     names = {
@@ -434,7 +430,7 @@ def prompt_kinds() -> list[str]:
 
 
 @covers("fedpft.class_separation")
-def class_separation() -> list[str]:
+def class_separation():
     frame = rows("fedpft.separation")
     means = frame[frame["metric"] == "silhouette_class"].groupby("run")["value"].mean()
     return [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
@@ -19,7 +18,7 @@ PUBLISHED = catalogue.published()
 NUMBERED = rf"({'|'.join(PAPERS)})\.(fig|table|sec)(A?\d+|K)"
 
 
-def test_each_name_stands_once_and_papers_stand_in_order() -> None:
+def test_each_name_stands_once_and_papers_stand_in_order():
     assert max(Counter(entry.name for entry in PUBLISHED).values()) == 1
     assert all(
         re.fullmatch(NUMBERED, entry.name) and entry.title for entry in PUBLISHED
@@ -29,7 +28,7 @@ def test_each_name_stands_once_and_papers_stand_in_order() -> None:
     assert papers == sorted(papers, key=PAPERS.index)
 
 
-def test_registered_figures_of_a_paper_are_in_the_catalogue() -> None:
+def test_registered_figures_of_a_paper_are_in_the_catalogue():
     known = {entry.name: entry for entry in PUBLISHED}
     begins = re.compile(rf"({'|'.join(PAPERS)})\.(fig|table|sec)")
     for name, item in items.REGISTRY.items():
@@ -39,14 +38,14 @@ def test_registered_figures_of_a_paper_are_in_the_catalogue() -> None:
         assert item.study.name in items.REGISTRY  # of a view, its source
 
 
-def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[list[str]]:
+def listed(capsys, *arguments):
     main(["list", *arguments])
     return [re.split(r" {2,}", line) for line in capsys.readouterr().out.splitlines()]
 
 
 def test_list_has_a_line_each_with_state_data_scale_title_and_reason(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    capsys,
+):
     lines = listed(capsys)
     entries = catalogue.entries()
     assert lines == [list(entry.told()) for entry in entries]
@@ -66,7 +65,7 @@ def test_list_has_a_line_each_with_state_data_scale_title_and_reason(
     assert told["fedra.table4"][1] == "5 of 100 rounds, 3 seeds"  # not its study's 10
 
 
-def test_every_page_begins_with_its_finding_and_ends_with_its_settings() -> None:
+def test_every_page_begins_with_its_finding_and_ends_with_its_settings():
     pages = list(items.PICTURES.glob("*.md"))
     assert len(pages) > 80
     for page in pages:
@@ -76,11 +75,11 @@ def test_every_page_begins_with_its_finding_and_ends_with_its_settings() -> None
 
 
 def test_all_goes_on_after_a_failure_names_it_and_exits_with_1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     heart = replace(items.find("player_fl.heart_sensitivity"), draw=plotted)
 
-    def broken(header: object, frame: object) -> items.Drawing:
+    def broken(header, frame):
         plt.figure()
         raise KeyError("a layer")
 
@@ -100,8 +99,8 @@ def test_all_goes_on_after_a_failure_names_it_and_exits_with_1(
 
 
 def test_a_study_that_has_ended_keeps_its_page_which_names_the_commit_of_its_code(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    capsys,
+):
     ended = [
         page for page in items.PICTURES.glob("*.md") if page.stem not in items.REGISTRY
     ]

@@ -10,7 +10,7 @@ from figures.decision import convert, families
 from fl_core import data
 
 
-def stays(n: int = 60) -> pd.DataFrame:
+def stays(n=60):
     draw = np.random.default_rng(0)
     return pd.DataFrame(
         {
@@ -21,7 +21,7 @@ def stays(n: int = 60) -> pd.DataFrame:
     )  # fmt: skip
 
 
-def wheel(path, frames: dict[str, pd.DataFrame]):
+def wheel(path, frames):
     with zipfile.ZipFile(path, "w") as archive:
         for name, frame in frames.items():
             archive.writestr(f"csv/{name}.csv", frame.to_csv(index=False))

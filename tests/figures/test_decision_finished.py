@@ -56,7 +56,7 @@ def simulated(
     seeds=3,
     validation=None,
     decided=2.0,
-) -> pd.DataFrame:
+):
     """Packed rows in which a score is ``scores(federation, seed, cut, rate)``, in two clients of unequal size."""
     validation = validation or scores
     lines = []

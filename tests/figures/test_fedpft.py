@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -20,7 +19,7 @@ from fl_core.seeds import torch_seeded
 pytestmark = pytest.mark.filterwarnings("ignore:client")
 
 
-def images(path: Path, n: int, side: int, classes: tuple[str, ...]) -> str:
+def images(path, n, side, classes):
     """Coloured noise, a little brighter in another place for each class."""
     generator = np.random.default_rng(0)
     y = np.arange(n) % len(classes)
@@ -31,8 +30,8 @@ def images(path: Path, n: int, side: int, classes: tuple[str, ...]) -> str:
 
 
 def test_labels_alone_are_dealt_as_the_partition_and_the_stored_rows_have_them(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     file, y = tmp_path / "own.npz", np.arange(3000) % 10
     np.savez(file, x=np.zeros((3000, 1), np.float32), y=y, classes=np.array([*"abcdefghij"]))  # fmt: skip
     held = data.load(
@@ -45,8 +44,8 @@ def test_labels_alone_are_dealt_as_the_partition_and_the_stored_rows_have_them(
 
 
 def test_modules_have_the_published_numbers_and_the_message_is_their_sum(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     file = images(tmp_path / "hundred.npz", 600, 32, tuple(str(k) for k in range(100)))
     item = fedpft_counts.TABLE10
     path = tmp_path / "rows"
@@ -75,7 +74,7 @@ def test_modules_have_the_published_numbers_and_the_message_is_their_sum(
     assert [finding.held for finding in drawing.findings] == [True, False]
 
 
-def prompted() -> Prompted:
+def prompted():
     with torch_seeded(0):
         tokens = {
             name: torch.randn(k, 8) for name, k in zip(PROMPTS, (2, 5), strict=True)
@@ -83,7 +82,7 @@ def prompted() -> Prompted:
         return Prompted(nn.Linear(3, 8), nn.Linear(8, 4), Transform(8), tokens, True)
 
 
-def test_the_classifier_takes_in_what_passed_the_prompts_asked_for() -> None:
+def test_the_classifier_takes_in_what_passed_the_prompts_asked_for():
     model, x = prompted(), torch.randn(6, 3)
     for name in PROMPTS:
         wanted = model.head(model.transform(model.body(x), getattr(model, name)))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 
-import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from figures.fedpft import mismatch
 from figures.fedpft.mismatch import MATCH, ORIGIN, PROBE, right_after
@@ -15,14 +14,14 @@ from fl_core.seeds import torch_generator
 D, C = 6, 3
 
 
-def data(n: int = 90, seed: int = 0) -> tuple[Tensor, Tensor]:
+def data(n=90, seed=0):
     """Three classes along three directions."""
     g = torch.Generator().manual_seed(seed)
     y = torch.arange(n) % C
     return 0.3 * torch.randn(n, D, generator=g) + 2.0 * nn.functional.one_hot(y, D), y
 
 
-def wrong_head() -> nn.Linear:
+def wrong_head():
     """Right but for the order of its classes."""
     head = nn.Linear(D, C)
     with torch.no_grad():
@@ -31,7 +30,7 @@ def wrong_head() -> nn.Linear:
     return head
 
 
-def test_a_mismatched_classifier_is_wrong_and_right_after_a_map_or_when_new() -> None:
+def test_a_mismatched_classifier_is_wrong_and_right_after_a_map_or_when_new():
     train, test, head = data(), data(60, 1), wrong_head()
     before = copy.deepcopy(head.state_dict())
     shares = {
@@ -44,8 +43,8 @@ def test_a_mismatched_classifier_is_wrong_and_right_after_a_map_or_when_new() ->
 
 
 def test_training_is_sgd_with_momentum_in_a_drawn_order(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(mismatch, "BATCH", 20)
     (x, y), head = data(50), wrong_head()
     head.requires_grad_(False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -41,9 +40,7 @@ HEART, LONGER = "player_fl.heart_sensitivity", "fedpft.longer"
     ],
 )
 @pytest.mark.usefixtures("no_training", "read_once")
-def test_redraw_from_stored_rows_gives_what_is_committed(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_redraw_from_stored_rows_gives_what_is_committed(name, tmp_path, capsys):
     main([name, "--out", str(tmp_path)])
     said = capsys.readouterr().out
     page = (tmp_path / f"{name}.md").read_text()
@@ -69,9 +66,7 @@ def test_redraw_from_stored_rows_gives_what_is_committed(
 
 
 @pytest.mark.slow
-def test_train_makes_rows_of_every_run_and_seed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_train_makes_rows_of_every_run_and_seed(tmp_path, capsys):
     item = items.find(HEART)
     before = items.packed_file(item.path()).read_bytes()
     main([HEART, "--train", "--seeds", "2", "--out", str(tmp_path)])
@@ -110,8 +105,8 @@ def test_train_makes_rows_of_every_run_and_seed(
     ],
 )
 def test_a_request_that_cannot_be_met_exits_with_2_and_writes_nothing(
-    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    arguments, said, tmp_path, capsys
+):
     with pytest.raises(SystemExit) as stopped:
         main([*arguments, "--out", str(tmp_path)])
     assert stopped.value.code == 2
@@ -119,7 +114,7 @@ def test_a_request_that_cannot_be_met_exits_with_2_and_writes_nothing(
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
-def test_stored_rows_name_no_machine() -> None:
+def test_stored_rows_name_no_machine():
     files = [
         path
         for path in sorted(items.ROWS.rglob("*.parquet"))

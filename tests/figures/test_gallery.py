@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,7 @@ STORED = gallery.STUDY.read(gallery.STUDY.path())
 
 
 @pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def drawn(tmp_path_factory):
     """The gallery drawn from the committed rows, where training is an error."""
     out = tmp_path_factory.mktemp("drawn")
     with pytest.MonkeyPatch.context() as patch:
@@ -31,7 +30,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_committed_page_and_pictures_are_of_the_stored_rows(drawn: Path) -> None:
+def test_the_committed_page_and_pictures_are_of_the_stored_rows(drawn):
     fresh = (
         (drawn / "gallery.md").read_text().replace("](gallery/", "](pictures/gallery/")
     )
@@ -46,7 +45,7 @@ def test_the_committed_page_and_pictures_are_of_the_stored_rows(drawn: Path) -> 
     )
 
 
-def test_each_picture_says_its_direction_and_how_it_is_made() -> None:
+def test_each_picture_says_its_direction_and_how_it_is_made():
     entries = {entry.name: entry for entry in gallery.entries(*STORED)}
     assert set(METRICS) < set(entries)
     units = "none (parameters), byte (bytes, activation_bytes), FLOP (forward_flops, backward_flops)"
@@ -68,9 +67,7 @@ def test_each_picture_says_its_direction_and_how_it_is_made() -> None:
 
 @pytest.mark.filterwarnings("ignore:client")
 @pytest.mark.slow
-def test_made_anew_on_small_data_and_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_made_anew_on_small_data_and_drawn(tmp_path, monkeypatch):
     small = RunConfig(dataset="digits", model="mlp", clients=2, max_samples=120)
     study = replace(gallery.STUDY, runs=dict.fromkeys(gallery.RUNS, small))
     monkeypatch.setattr(gallery, "STUDY", study)

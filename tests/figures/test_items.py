@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:client")
 
 
 @pytest.fixture
-def study(check: Item, monkeypatch: pytest.MonkeyPatch) -> Item:
+def study(check, monkeypatch):
     """A study of two runs without a drawing of its own, and two views of it."""
     runs = {name: check.runs[name] for name in ("local", "fedavg")}
     item = replace(check, runs=runs, draw=None)
@@ -35,9 +34,7 @@ def study(check: Item, monkeypatch: pytest.MonkeyPatch) -> Item:
     return item
 
 
-def test_a_study_is_drawn_by_its_views_from_its_rows(
-    study: Item, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_is_drawn_by_its_views_from_its_rows(study, tmp_path, monkeypatch):
     monkeypatch.setattr("figures.page.shown", lambda: {FIGURE})
     figure = items.find(FIGURE)
     assert figure.study is study
@@ -61,9 +58,7 @@ def test_a_study_is_drawn_by_its_views_from_its_rows(
         items.redraw(study, study.path(tmp_path), tmp_path)
 
 
-def test_a_view_waits_for_its_runs(
-    study: Item, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_view_waits_for_its_runs(study, tmp_path, monkeypatch):
     monkeypatch.setattr(items, "ROWS", tmp_path)
     some = replace(items.find(TABLE), shown=["fedavg"])
     assert items.find(TABLE).state == study.state == "no rows"
@@ -74,7 +69,7 @@ def test_a_view_waits_for_its_runs(
     assert items.find(TABLE).state == study.state == some.state == "ready"
 
 
-def test_equal_rows_give_equal_bytes(study: Item, tmp_path: Path) -> None:
+def test_equal_rows_give_equal_bytes(study, tmp_path):
     main([FIGURE, "--train", "--out", str(tmp_path)])
     first = {path.name: path.read_bytes() for path in tmp_path.glob(f"{FIGURE}.*")}
     assert len(first) == 3
@@ -102,15 +97,13 @@ def test_equal_rows_give_equal_bytes(study: Item, tmp_path: Path) -> None:
         (f"{'first ' * 20}of all. Then more.", f"{'first ' * 20}of all."),
     ],
 )  # fmt: skip
-def test_beneath_a_picture_stand_whole_sentences_of_its_caption(
-    caption: str, shown: str
-) -> None:
+def test_beneath_a_picture_stand_whole_sentences_of_its_caption(caption, shown):
     beneath = drawing.beneath(caption, 30)
     assert beneath.replace("\n", " ") == shown
     assert max(map(len, beneath.splitlines())) <= 30
 
 
-def test_names_are_those_of_the_papers() -> None:
+def test_names_are_those_of_the_papers():
     assert set(names.ALGORITHMS) <= set(registry()), (
         "a name of an algorithm that there is not"
     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import zlib
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,12 +22,12 @@ PARTS = [
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> Path:
+def stored(tmp_path):
     packing.write(tmp_path / "rows.parquet", PARTS)
     return tmp_path / "rows.parquet"
 
 
-def with_about(path: Path, about: bytes) -> None:
+def with_about(path, about):
     """Put other headers and lengths into a file."""
     table = parquet.read_table(path)
     parquet.write_table(
@@ -37,7 +35,7 @@ def with_about(path: Path, about: bytes) -> None:
     )
 
 
-def test_runs_come_back(stored: Path) -> None:
+def test_runs_come_back(stored):
     for (header, frame), (before, written) in zip(
         packing.read(stored), PARTS, strict=True
     ):
@@ -47,7 +45,7 @@ def test_runs_come_back(stored: Path) -> None:
         )
 
 
-def test_whole_numbers_stay_and_scores_are_float32(tmp_path: Path) -> None:
+def test_whole_numbers_stay_and_scores_are_float32(tmp_path):
     values = [2.0**40 + 1, 0.1, -1e-9]
     made = rows.frame([rows.row("flops", value) for value in values])
     packing.write(tmp_path / "rows.parquet", [({}, made)])
@@ -65,7 +63,7 @@ def test_whole_numbers_stay_and_scores_are_float32(tmp_path: Path) -> None:
         {"headers": [{"schema": 2}, {"schema": 2}], "lengths": [3, 1]},
     ],
 )
-def test_other_headers_are_damage(stored: Path, about: Any) -> None:
+def test_other_headers_are_damage(stored, about):
     with_about(stored, zlib.compress(rows.dumps(about).encode()))
     with pytest.raises(CorruptError, match=stored.name):
         packing.read(stored)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -17,7 +16,7 @@ PUBLISHED = {
 }
 
 
-def test_rows_made_now_are_the_stored_ones_and_count_right(tmp_path: Path) -> None:
+def test_rows_made_now_are_the_stored_ones_and_count_right(tmp_path):
     """Costs do not hang on what is in the images, so any of the datasets' shapes will do."""
     files = {}
     for name, shape in {"mnist": (28, 28, 1), "cifar10": (32, 32, 3)}.items():

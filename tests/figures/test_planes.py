@@ -8,7 +8,7 @@ from figures.planes import scores
 from tests.diagnostics.test_embedding import parted
 
 
-def test_the_scores_tell_what_stands_apart() -> None:
+def test_the_scores_tell_what_stands_apart():
     found = scores(parted())
     assert found["silhouette_class"] > 0.7
     assert found["purity_class"] == 1

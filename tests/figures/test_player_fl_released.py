@@ -22,7 +22,7 @@ HESSIAN, SENSITIVITY = (
 )
 
 
-def test_released_is_a_nuclear_norm_of_the_product_with_a_unit_vector() -> None:
+def test_released_is_a_nuclear_norm_of_the_product_with_a_unit_vector():
     model, data = images(), pair(9, 2, 5, 5)
     layers = loose(model)
     client = [ClientModel("a", model, data, 9)]
@@ -42,7 +42,7 @@ def test_released_is_a_nuclear_norm_of_the_product_with_a_unit_vector() -> None:
 
 
 @pytest.mark.parametrize("shape", [(5,), (4, 3), (4, 2, 3, 3)])
-def test_nuclear_norms(shape: tuple[int, ...]) -> None:
+def test_nuclear_norms(shape):
     x = torch.randn(shape, dtype=torch.float64)
     slices = [x] if x.ndim < 3 else list(x.transpose(0, 1))
     sums = [
@@ -53,7 +53,7 @@ def test_nuclear_norms(shape: tuple[int, ...]) -> None:
     assert math.isnan(nuclear_norm(x * math.nan))
 
 
-def test_a_table_is_averaged_over_the_batch_before_the_product() -> None:
+def test_a_table_is_averaged_over_the_batch_before_the_product():
     model = nn.Sequential(nn.Embedding(9, 3), nn.Flatten(), nn.Linear(6, 4)).double()
     client = ClientModel("a", model, (torch.randint(9, (5, 2)), torch.arange(5) % 4), 5)
     x, y = _draw(client, 3, 0)

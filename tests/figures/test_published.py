@@ -7,7 +7,6 @@ import math
 import re
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from figures.papers import (
@@ -47,7 +46,7 @@ LAYERS = {
 }  # fmt: skip
 
 
-def chosen(paper: str, **wanted: str) -> pd.DataFrame:
+def chosen(paper, **wanted):
     frame = published(paper)
     for column, name in wanted.items():
         frame = frame[frame[column] == name]
@@ -56,7 +55,7 @@ def chosen(paper: str, **wanted: str) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_schema(paper: str) -> None:
+def test_schema(paper):
     with (PUBLISHED / f"{paper}.csv").open(encoding="utf-8", newline="") as file:
         stored = list(csv.DictReader(file))
     assert tuple(stored[0]) == COLUMNS
@@ -95,7 +94,7 @@ def test_schema(paper: str) -> None:
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_every_row_has_its_number(paper: str) -> None:
+def test_every_row_has_its_number(paper):
     frame = published(paper)
     single, ranged = frame["value"].notna(), frame["low"].notna()
     dash = frame["note"].str.startswith("printed as a dash")
@@ -110,7 +109,7 @@ def test_every_row_has_its_number(paper: str) -> None:
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_names_are_the_registries_or_listed(paper: str) -> None:
+def test_names_are_the_registries_or_listed(paper):
     frame = published(paper)
     methods = set(frame["method"]) - {""}
     assert methods <= set(registry()) | OTHER_METHODS.get(paper, set())
@@ -124,7 +123,7 @@ def test_names_are_the_registries_or_listed(paper: str) -> None:
     )
 
 
-def test_read_off_curves_name_all_layers_in_order() -> None:
+def test_read_off_curves_name_all_layers_in_order():
     frame = published("player_fl")
     curves = frame[frame["low"].notna() & (frame["layer"] != "")]
     for (_, dataset, _), curve in curves.groupby(["place", "dataset", "quantity"]):
@@ -135,7 +134,7 @@ def test_read_off_curves_name_all_layers_in_order() -> None:
         assert LAYERS[row.dataset][int(row.value) - 1] == row.layer
 
 
-def test_fedra_prints_the_mean_of_the_domains() -> None:
+def test_fedra_prints_the_mean_of_the_domains():
     tables = ["place", "setting", "dataset", "model", "method"]
     frame = published("fedra").set_index(tables)
     for key, group in frame[frame["client"] != ""].groupby(level=tables):
@@ -145,7 +144,7 @@ def test_fedra_prints_the_mean_of_the_domains() -> None:
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_what_is_printed_twice_is_the_same(paper: str) -> None:
+def test_what_is_printed_twice_is_the_same(paper):
     frame = published(paper)
     printed = frame["place"].str.match("Table|Fig") & frame["value"].notna()
     other = ("mean rank", "friedman p")  # each table's own
@@ -173,9 +172,7 @@ def test_what_is_printed_twice_is_the_same(paper: str) -> None:
           for what, place in (("fairness", "Table A.5"), ("incentive", "Table A.6"))),
     ],
 )  # fmt: skip
-def test_tables_of_the_same_runs_agree(
-    paper: str, one: dict[str, str], other: dict[str, str]
-) -> None:
+def test_tables_of_the_same_runs_agree(paper, one, other):
     here, there = (
         chosen(paper, **each).set_index(["method", "dataset", "client"])["value"]
         for each in (one, other)
@@ -183,7 +180,7 @@ def test_tables_of_the_same_runs_agree(
     assert there.loc[here.index].tolist() == here.tolist()
 
 
-def test_what_is_not_there_is_refused() -> None:
+def test_what_is_not_there_is_refused():
     with pytest.raises(UsageError, match="mean 'Table 1'"):
         published_table("fedra", "Table 11")
     with pytest.raises(UsageError, match=r"method .*Table 4"):

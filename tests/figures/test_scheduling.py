@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -30,7 +29,7 @@ LITTLE = {
 
 
 @pytest.mark.parametrize("table", [SIZES, {"cifar10": HEADS_COLUMN}])
-def test_what_is_reported_is_evaluated(table: dict[str, Column]) -> None:
+def test_what_is_reported_is_evaluated(table):
     for name, column in table.items():
         assert all(done % column.every == 0 for done in column.at)
         assert max(column.unfreeze) < column.at[0] or name in ("mnist", "cifar10")
@@ -39,7 +38,7 @@ def test_what_is_reported_is_evaluated(table: dict[str, Column]) -> None:
         assert len({round(each, 9) for each in (*times, *thaws)}) == 1, "one factor"
 
 
-def test_a_run_is_measured_when_it_is_reported(tmp_path: Path) -> None:
+def test_a_run_is_measured_when_it_is_reported(tmp_path):
     base = SMALL.with_keys(clients=3, participation=0.7, batch_size=16)
     runs = scheduling.recipes(LITTLE, base)
     item = replace(STUDY, runs=runs, seeds=1, more_seeds={})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from figures.scheduling import costs
 
 
-def test_stored_rows_have_the_papers_numbers() -> None:
+def test_stored_rows_have_the_papers_numbers():
     _, frame = costs.STUDY.read(costs.STUDY.path())
     total = costs.sizes(frame).loc["total"]
     assert total.tolist() == [582_026, 878_538, 924_708]

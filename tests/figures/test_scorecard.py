@@ -18,7 +18,7 @@ from tests.figures import recompute
 CLAIMS = scorecard.claims()
 
 
-def test_every_paper_has_claims_of_figures_that_there_are() -> None:
+def test_every_paper_has_claims_of_figures_that_there_are():
     known = {entry.name: entry for entry in catalogue.entries()}
     assert tuple(dict.fromkeys(claim.paper for claim in CLAIMS)) == PAPERS
     assert len({claim.line for claim in CLAIMS}) == len(CLAIMS)
@@ -30,7 +30,7 @@ def test_every_paper_has_claims_of_figures_that_there_are() -> None:
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_each_claim_of_an_abstract_has_a_line_or_a_reason(paper: str) -> None:
+def test_each_claim_of_an_abstract_has_a_line_or_a_reason(paper):
     text = (items.HERE / f"{paper}.md").read_text(encoding="utf-8")
     part = re.search(r"## What its? (?:abstract )?claims\n.*?\n## ", text, re.DOTALL)
     assert part
@@ -41,7 +41,7 @@ def test_each_claim_of_an_abstract_has_a_line_or_a_reason(paper: str) -> None:
     assert len(CLAIMS) <= 48
 
 
-def test_the_readme_has_the_scorecard_of_now() -> None:
+def test_the_readme_has_the_scorecard_of_now():
     text = scorecard.README.read_text(encoding="utf-8")
     assert text.index(scorecard.BEGIN) < 1000, "the page opens with it"
     assert scorecard.renewed(text) == text, "make lists renews it"
@@ -53,7 +53,7 @@ def test_the_readme_has_the_scorecard_of_now() -> None:
         scorecard.renewed("a page")
 
 
-def test_what_a_page_says_is_read_back(tmp_path: Path) -> None:
+def test_what_a_page_says_is_read_back(tmp_path):
     said = [
         Finding("a: lies (on all) above b", "+1.0 ± 0.5 (undecided). So be it", True),
         Finding("a lies below c", "-2", False, "other data (not its own)"),
@@ -74,7 +74,7 @@ def test_what_a_page_says_is_read_back(tmp_path: Path) -> None:
             scorecard.judged(replace(claim, **wrong), tmp_path)
 
 
-def test_a_line_changes_only_with_an_entry_in_the_record() -> None:
+def test_a_line_changes_only_with_an_entry_in_the_record():
     assert scorecard.verdicts() == changes.verdicts(), (
         "add the change to changed_verdicts.csv"
     )
@@ -99,7 +99,7 @@ def test_a_line_changes_only_with_an_entry_in_the_record() -> None:
         "c,2026-01-02,runs,undecided,left,because",
     ],
 )
-def test_an_entry_must_fit_what_was_before_it(tmp_path: Path, entry: str) -> None:
+def test_an_entry_must_fit_what_was_before_it(tmp_path, entry):
     first, path = tmp_path / "first.csv", tmp_path / "changes.csv"
     first.write_text("line,verdict\na,undecided\nb,reproduced\n")
     head = "line,date,cause,before,after,reason\n"
@@ -117,7 +117,7 @@ def test_an_entry_must_fit_what_was_before_it(tmp_path: Path, entry: str) -> Non
 
 
 @pytest.mark.parametrize("line", recompute.LINES)
-def test_a_second_computation_gives_the_same_numbers(line: str) -> None:
+def test_a_second_computation_gives_the_same_numbers(line):
     (claim,) = (each for each in CLAIMS if each.line == line)
     _, number = scorecard.judged(claim)
     numbers = recompute.LINES[line]()
@@ -126,7 +126,7 @@ def test_a_second_computation_gives_the_same_numbers(line: str) -> None:
         assert each in number
 
 
-def test_the_second_computation_shares_nothing_with_the_first() -> None:
+def test_the_second_computation_shares_nothing_with_the_first():
     text = Path(recompute.__file__).read_text(encoding="utf-8")
     assert not re.search(
         r"^\s*(from|import) (figures|fedlayers|fl_core)\b", text, re.MULTILINE

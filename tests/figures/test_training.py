@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 
 from figures import items, training
 from figures.__main__ import main
-from figures.items import Item, rows_file
+from figures.items import rows_file
 from fl_core import rows, runner
 from fl_core.algorithms import find, registry
 from fl_core.algorithms.base import configurations
@@ -25,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:client")
 
 
 @pytest.mark.parametrize("name", sorted(STUDIES))
-def test_every_item_names_what_there_is(name: str) -> None:
+def test_every_item_names_what_there_is(name):
     item = STUDIES[name]
     for config in item.runs.values():
         if config.federation.algorithm in registry():
@@ -36,11 +34,11 @@ def test_every_item_names_what_there_is(name: str) -> None:
 
 
 def test_runs_are_made_once_and_a_partial_figure_says_what_is_missing(
-    check: Item,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    check,
+    tmp_path,
+    monkeypatch,
+    capsys,
+):
     folder, out = tmp_path / NAME, ["--out", str(tmp_path)]
     main([NAME, "--train", "--only", "local", "fedavg", "--seeds", "1", *out])
     said = capsys.readouterr().out
@@ -58,12 +56,10 @@ def test_runs_are_made_once_and_a_partial_figure_says_what_is_missing(
     main([NAME, "--train", *out])
 
 
-def test_budget_stops_between_runs(
-    check: Item, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_budget_stops_between_runs(check, tmp_path, monkeypatch):
     folder, clock = tmp_path / NAME, [0.0]
 
-    def ten_minutes(*args: Any) -> pd.DataFrame:
+    def ten_minutes(*args):
         clock[0] += 600
         return check.measure(*args)
 
@@ -77,10 +73,8 @@ def test_budget_stops_between_runs(
         training.train(slow, folder, budget=0, progress=False)
 
 
-def test_an_interrupted_run_leaves_nothing_and_the_others_stay(
-    check: Item, tmp_path: Path
-) -> None:
-    def failing(task: runner.Task, run: str, to: Path) -> pd.DataFrame:
+def test_an_interrupted_run_leaves_nothing_and_the_others_stay(check, tmp_path):
+    def failing(task, run, to):
         if run == "fedavg":
             raise KeyboardInterrupt
         return check.measure(task, run, to)
@@ -90,13 +84,11 @@ def test_an_interrupted_run_leaves_nothing_and_the_others_stay(
     assert made(tmp_path / NAME) == {"local-0"}
 
 
-def test_processes_share_a_study_and_make_no_run_twice(
-    check: Item, tmp_path: Path
-) -> None:
+def test_processes_share_a_study_and_make_no_run_twice(check, tmp_path):
     """Of two that begin at once, the second goes on with the next run."""
     begun: list[str] = []
 
-    def nested(task: runner.Task, run: str, to: Path) -> pd.DataFrame:
+    def nested(task, run, to):
         begun.append(f"{run}-{task.config.execution.seed}")
         if len(begun) == 1:
             training.train(item, to, seeds=1, progress=False)
@@ -108,9 +100,7 @@ def test_processes_share_a_study_and_make_no_run_twice(
     assert {path.suffix for path in (tmp_path / NAME).iterdir()} == {".jsonl"}
 
 
-def test_a_diverged_run_is_kept_with_its_reason_and_the_others_go_on(
-    check: Item, tmp_path: Path
-) -> None:
+def test_a_diverged_run_is_kept_with_its_reason_and_the_others_go_on(check, tmp_path):
     folder = tmp_path / NAME
     wild = check.runs["fedavg"].with_keys(lr=1e30, epochs=3)
     item = replace(check, runs={**check.runs, "fedavg": wild})
@@ -128,9 +118,7 @@ def test_a_diverged_run_is_kept_with_its_reason_and_the_others_go_on(
         item.read(folder)
 
 
-def test_packed_runs_are_read_resumed_and_packed_again(
-    check: Item, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_packed_runs_are_read_resumed_and_packed_again(check, tmp_path, capsys):
     folder, whole = tmp_path / NAME, tmp_path / f"{NAME}.parquet"
     pack = [NAME, "--pack", "--out", str(tmp_path)]
     with pytest.raises(SystemExit):
@@ -155,8 +143,8 @@ def test_packed_runs_are_read_resumed_and_packed_again(
 
 
 def test_another_configuration_is_refused_but_a_default_that_is_spelled_out(
-    check: Item, tmp_path: Path
-) -> None:
+    check, tmp_path
+):
     folder = tmp_path / NAME
     training.train(check, folder, only=["local"], seeds=1, progress=False)
     for keys, refused in (
@@ -174,8 +162,8 @@ def test_another_configuration_is_refused_but_a_default_that_is_spelled_out(
 
 @pytest.mark.parametrize("name", sorted(items.REGISTRY))
 def test_rows_that_are_missing_or_of_another_format_are_one_line_with_the_command(
-    name: str, tmp_path: Path
-) -> None:
+    name, tmp_path
+):
     item = items.find(name)
     path, command = item.path(tmp_path), f"python -m figures {item.study.name} --train"
     with pytest.raises(UsageError, match=f"got none.*{command}"):
@@ -192,7 +180,7 @@ def test_rows_that_are_missing_or_of_another_format_are_one_line_with_the_comman
                 read(path)
 
 
-def test_rows_of_another_item_are_refused(check: Item, tmp_path: Path) -> None:
+def test_rows_of_another_item_are_refused(check, tmp_path):
     training.train(check, tmp_path / NAME, only=["local"], seeds=1, progress=False)
     with pytest.raises(UsageError, match=r"rows of 'toy.check'.*figures toy.other"):
         replace(check, name="toy.other").read(tmp_path / NAME)

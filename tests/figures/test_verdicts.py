@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from figures.differences import EVALUATIONS, Difference, difference, joint, settled
+from figures.differences import EVALUATIONS, difference, joint, settled
 from figures.items import Finding, set_apart
 from figures.papers import published
 from figures.verdicts import (
@@ -33,7 +33,7 @@ from fl_core.errors import UsageError
 from fl_core.statistics import share_interval
 
 
-def test_wilsons_interval_is_its_formula() -> None:
+def test_wilsons_interval_is_its_formula():
     square = float(stats.norm.ppf(0.975)) ** 2
     for successes, trials in ((0, 3), (3, 3), (7, 15), (29, 30)):
         share = successes / trials
@@ -50,7 +50,7 @@ def test_wilsons_interval_is_its_formula() -> None:
 @pytest.mark.parametrize(
     ("holding", "verdict"), [(15, True), (8, None), (7, None), (1, False)]
 )
-def test_the_share_of_seeds_decides(holding: int, verdict: bool | None) -> None:
+def test_the_share_of_seeds_decides(holding, verdict):
     curves = pd.DataFrame(
         {k: [1.0, 2.0 if k < holding else 0.5] for k in range(15)}, index=["a", "b"]
     )
@@ -60,7 +60,7 @@ def test_the_share_of_seeds_decides(holding: int, verdict: bool | None) -> None:
     assert f"in {holding} of 15 seeds (1 more without a value)" in said
 
 
-def test_clients_of_a_seed_are_one_observation() -> None:
+def test_clients_of_a_seed_are_one_observation():
     columns = pd.MultiIndex.from_product([range(3), list("vwxyz")])
     curves = pd.DataFrame([[1.0] * 15, [2.0] * 15], index=["a", "b"], columns=columns)
     curves.loc["b", (0, "v")] = 0.0
@@ -77,9 +77,7 @@ def test_clients_of_a_seed_are_one_observation() -> None:
         (8, 9, False, "outside at b"),
     ],
 )
-def test_medians_are_within_ranges_by_their_intervals(
-    low: float, high: float, verdict: bool | None, said: str
-) -> None:
+def test_medians_are_within_ranges_by_their_intervals(low, high, verdict, said):
     values = pd.DataFrame([[1.0] * 9, [1.0, 2, 3, 4, 5, 5, 6, 6, 7]], index=["a", "b"])
     ends = (pd.Series({"a": 1.0, "b": end}) for end in (low, high))
     text, held = of_ranges(values, *ends)
@@ -87,17 +85,17 @@ def test_medians_are_within_ranges_by_their_intervals(
     assert said in text
 
 
-def between(values: list[float]) -> Difference:
+def between(values):
     both = pd.DataFrame([values, [0.0] * len(values)], index=["x", "y"])
     return difference(both, "x", "y")
 
 
-def held(check: object = LEAD, **values: list[float]) -> bool | None:
+def held(check=LEAD, **values):
     gaps = {name: between(each) for name, each in values.items()}
     return judged(gaps, check).held
 
 
-def test_an_equivalence_needs_two_one_sided_tests() -> None:
+def test_an_equivalence_needs_two_one_sided_tests():
     near, wide, far = [1e-3, -1e-3, 2e-3, 0], [0.03, -0.04, 0.01], [0.05, 0.051, 0.049]
     assert [held(LEVEL, x=each) for each in (near, wide, far)] == [True, None, False]
     assert [held(check, x=far) for check in (NO_LOWER, NO_HIGHER)] == [True, False]
@@ -115,7 +113,7 @@ def test_an_equivalence_needs_two_one_sided_tests() -> None:
     assert [joint(each) for each in cases] == [None, False, True, None]
 
 
-def test_not_comparable_goes_before_every_other_verdict() -> None:
+def test_not_comparable_goes_before_every_other_verdict():
     findings = [Finding("x", "y", each) for each in (True, False, None)]
     assert [each.verdict for each in findings] == ["held", "did not hold", "open"]
     apart = set_apart(findings, "other data")
@@ -124,7 +122,7 @@ def test_not_comparable_goes_before_every_other_verdict() -> None:
     assert set_apart(findings, "") == tuple(findings)
 
 
-def test_parts_of_a_joint_claim_are_named_and_corrected() -> None:
+def test_parts_of_a_joint_claim_are_named_and_corrected():
     sure, weak, good = (
         [5.0, 5.1, 4.9, 5.0],
         [1.0, 3.0, 2.0, 0.1],
@@ -147,7 +145,7 @@ def test_parts_of_a_joint_claim_are_named_and_corrected() -> None:
     assert held(x=[5.0, 5.1]) is None
 
 
-def test_an_order_fails_where_both_are_level() -> None:
+def test_an_order_fails_where_both_are_level():
     level, ahead = [0.001, -0.001, 0.002], [0.002, 0.0021, 0.0019]
     assert (held(x=level), held(TRAIL, x=level)) == (False, False)
     assert held(x=ahead) is True
@@ -155,7 +153,7 @@ def test_an_order_fails_where_both_are_level() -> None:
     assert judged({"x": between(level)}, show=plain).held is None  # no accuracies
 
 
-def test_holms_procedure_and_shares_of_few_seeds() -> None:
+def test_holms_procedure_and_shares_of_few_seeds():
     p = [0.001, 0.013, 0.02, 0.04, 0.9]
     adjusted = np.maximum.accumulate([min(1, p[k] * (5 - k)) for k in range(5)])
     verdicts = holm([Odds(each, 1 - each) for each in p])
@@ -167,15 +165,13 @@ def test_holms_procedure_and_shares_of_few_seeds() -> None:
     assert LEVEL.odds(between([0.0] * 3)) == Odds(0.0, 1.0)
 
 
-def curves(
-    *gaps: list[float], rounds: tuple[int, ...] = (0, 4, 8, 12, 16)
-) -> pd.DataFrame:
+def curves(*gaps, rounds=(0, 4, 8, 12, 16)):
     """Scores of x, and of y, which are 0, by round; a list a round."""
     index = pd.MultiIndex.from_product([["x", "y"], rounds], names=["run", "round"])
     return pd.DataFrame([*gaps, *([[0.0] * len(gaps[0])] * len(gaps))], index=index)
 
 
-def test_a_score_is_the_mean_of_the_last_three_evaluations() -> None:
+def test_a_score_is_the_mean_of_the_last_three_evaluations():
     found = settled(
         curves([9, 9, 9], [9, 9, 9], [1, 2, 3], [2, 3, 4], [3, 4, 5]), "x", "y"
     )
@@ -190,8 +186,8 @@ def test_a_score_is_the_mean_of_the_last_three_evaluations() -> None:
     assert judged({"": few}).held is None
 
 
-def test_a_difference_that_still_shrinks_is_evidence() -> None:
-    def moving(*last: float) -> tuple[bool | None, str]:
+def test_a_difference_that_still_shrinks_is_evidence():
+    def moving(*last):
         ends = [[value, value - 0.01, value + 0.01] for value in last]
         return judged({"": settled(curves([0] * 3, [9] * 3, *ends), "x", "y")})[1:]
 
@@ -202,7 +198,7 @@ def test_a_difference_that_still_shrinks_is_evidence() -> None:
     assert moving(-0.3, -0.3, -0.3) == (False, "")
 
 
-def test_what_has_learned_little_is_no_witness() -> None:
+def test_what_has_learned_little_is_no_witness():
     said = little_learned({"x": (0.39, 0.78), "y": (0.7, 0.78)}, (0.1, 0.1))
     assert "39 % where the paper has 78 %" in said
     assert "y" not in said
@@ -210,7 +206,7 @@ def test_what_has_learned_little_is_no_witness() -> None:
     assert little_learned(nothing, (0.1, 0.1)) == ""
 
 
-def test_the_margin_is_about_the_spread_that_papers_print() -> None:
+def test_the_margin_is_about_the_spread_that_papers_print():
     every = pd.concat([published(paper) for paper in ("player_fl", "fedpft", "pfedla")])
     scores = every["quantity"].isin(["accuracy", "macro_f1"])
     spread = every.loc[scores, "spread"].dropna()

@@ -6,12 +6,10 @@ import os
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-import pandas as pd
 import pytest
 
 from figures import pfllib, witness
 from fl_core import runner
-from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 
 TINY = witness.BASE.with_keys(
@@ -21,7 +19,7 @@ TINY = witness.BASE.with_keys(
 )  # fmt: skip
 
 
-def drawn(frame: pd.DataFrame) -> witness.Drawing:
+def drawn(frame):
     header = {"runs": {"fedavg": {"config": TINY.to_json()}}, "seeds": 1}
     drawing = witness._draw(header, frame)
     plt.close(drawing.figure)
@@ -29,8 +27,8 @@ def drawn(frame: pd.DataFrame) -> witness.Drawing:
 
 
 def test_without_a_checkout_the_row_says_absent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.delenv(pfllib.VARIABLE, raising=False)
     frame = witness._measure(
         runner.assemble(TINY.with_keys(algorithm="fedper")), "fedper", Path()
@@ -46,9 +44,7 @@ def test_without_a_checkout_the_row_says_absent(
     assert "| FedPer | PFLlib | 0 | absent | – |" in drawing.text
 
 
-def test_a_path_without_pfllib_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_without_pfllib_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv(pfllib.VARIABLE, str(tmp_path))
     with pytest.raises(UsageError, match="PFLlib"):
         pfllib.checkout()
@@ -60,7 +56,7 @@ def test_a_path_without_pfllib_is_refused(
 @pytest.mark.parametrize(
     "config", [pytest.param(each, id=name) for name, each in witness.recipes().items()]
 )
-def test_with_a_checkout_every_score_is_ours(config: RunConfig) -> None:
+def test_with_a_checkout_every_score_is_ours(config):
     options = {
         name: value
         for name, value in config.federation.options.items()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import unicodedata
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -22,9 +20,7 @@ from fl_core.errors import UsageError
 NUMBERS = [1000 + 50 * k for k in range(20)]
 
 
-def read(
-    tmp_path: Path, cells: list[str], labels: list[str] | None = None, **how: object
-) -> Source:
+def read(tmp_path, cells, labels=None, **how):
     """Return the source of a file with one column of cells."""
     labels = labels or [str(k % 2) for k in range(len(cells))]
     rows = [
@@ -37,7 +33,7 @@ def read(
     return files.read(tmp_path / "t.csv", Reading(separator=";", **how))
 
 
-def test_semicolons_and_decimal_commas_ask_for_the_separator(tmp_path: Path) -> None:
+def test_semicolons_and_decimal_commas_ask_for_the_separator(tmp_path):
     (tmp_path / "t.csv").write_text("client;v;label\nh0;1,5;0\nh1;2;1\n")
     with pytest.raises(UsageError, match=r"it has 3 columns: --separator ';'"):
         files.read(tmp_path / "t.csv", Reading())
@@ -64,8 +60,8 @@ def test_semicolons_and_decimal_commas_ask_for_the_separator(tmp_path: Path) -> 
     ],
 )
 def test_numbers_in_another_spelling_are_refused_with_the_way_to_read_them(
-    tmp_path: Path, spell: Callable[[int], str], way: str
-) -> None:
+    tmp_path, spell, way
+):
     cells = [spell(k) for k in NUMBERS] * 3
     with pytest.raises(
         UsageError, match="column 'v': cells must be numbers or words"
@@ -85,8 +81,8 @@ def test_numbers_in_another_spelling_are_refused_with_the_way_to_read_them(
 )
 @pytest.mark.parametrize("given", [{}, {"decimal": ","}])
 def test_a_column_in_two_spellings_is_refused_with_each_way_that_fits(
-    tmp_path: Path, words: str, way: str, given: dict[str, str]
-) -> None:
+    tmp_path, words, way, given
+):
     cells = [words.split()[k % 2].format(k) for k in range(110, 200)]
     for labels in (None, cells):
         values = cells if labels is None else [str(k) for k in range(90)]
@@ -101,7 +97,7 @@ def test_a_column_in_two_spellings_is_refused_with_each_way_that_fits(
     st.lists(st.integers(-(10**9), 10**9).map(lambda n: n / 100), min_size=1),
     st.sampled_from([".,", ",.", ",'"]),
 )
-def test_a_number_format_reads_what_it_writes(values: list[float], signs: str) -> None:
+def test_a_number_format_reads_what_it_writes(values, signs):
     decimal, thousands = signs
     written = [
         f"{v:,.2f}".replace(",", "T").replace(".", decimal).replace("T", thousands)
@@ -113,7 +109,7 @@ def test_a_number_format_reads_what_it_writes(values: list[float], signs: str) -
 
 
 @pytest.mark.parametrize("cell", ["10_20", "0x10", "\u0661", "1e", "1 000", "--1"])
-def test_only_plain_numbers_are_numbers(tmp_path: Path, cell: str) -> None:
+def test_only_plain_numbers_are_numbers(tmp_path, cell):
     assert not spelling.is_number(cell)
     with pytest.raises(UsageError, match="must be a number"):
         read(tmp_path, ["1", cell, "2"])
@@ -128,12 +124,12 @@ def test_only_plain_numbers_are_numbers(tmp_path: Path, cell: str) -> None:
         (["06:00", "18:00"], [0.25, 0.75]),
     ],
 )
-def test_dates_are_days(cells: list[str], days: list[float]) -> None:
+def test_dates_are_days(cells, days):
     assert arrays.dates(pd.Categorical(cells)) == pytest.approx(days, nan_ok=True)
 
 
 @pytest.mark.parametrize("cells", [["2024-01-01", "soon"], ["1/2/2024", "3/4/2024"]])
-def test_dates_of_no_form_or_of_two_are_refused(cells: list[str]) -> None:
+def test_dates_of_no_form_or_of_two_are_refused(cells):
     with pytest.raises(UsageError, match=r"dates must .* Write 2024-12-31"):
         arrays.dates(pd.Categorical(cells))
 
@@ -144,9 +140,7 @@ def test_dates_of_no_form_or_of_two_are_refused(cells: list[str]) -> None:
 @pytest.mark.parametrize(
     "codes", [("007", "7", "8"), ("250", "250.00", "401"), ("1E5", "100000", "2")]
 )
-def test_labels_are_never_one_number_in_two_spellings(
-    tmp_path: Path, codes: tuple[str, ...]
-) -> None:
+def test_labels_are_never_one_number_in_two_spellings(tmp_path, codes):
     labels, cells = [codes[k % 3] for k in range(30)], [str(k) for k in range(30)]
     with pytest.raises(
         UsageError,
@@ -160,9 +154,7 @@ def test_labels_are_never_one_number_in_two_spellings(
 
 @pytest.mark.parametrize("word", ["NA", "N/A", "null", "none", "?", "NaN", ""])
 @pytest.mark.parametrize("others", [("yes", "no"), ("0", "1")])
-def test_a_missing_label_is_refused_or_left_out(
-    tmp_path: Path, word: str, others: tuple[str, str]
-) -> None:
+def test_a_missing_label_is_refused_or_left_out(tmp_path, word, others):
     labels, cells = (
         [[*others, word][k % 3] for k in range(30)],
         [str(k) for k in range(30)],
@@ -183,7 +175,7 @@ def test_a_missing_label_is_refused_or_left_out(
 # --- names -----------------------------------------------------------------------------------------------------
 
 
-def test_one_name_has_one_form(tmp_path: Path) -> None:
+def test_one_name_has_one_form(tmp_path):
     """Names, classes, words and columns come in both Unicode forms of ü."""
     forms = [unicodedata.normalize(form, "m\u00fcde") for form in ("NFC", "NFD")]
     frame = pd.DataFrame({
@@ -202,7 +194,7 @@ def test_one_name_has_one_form(tmp_path: Path) -> None:
 # --- open quotation marks --------------------------------------------------------------------------------------
 
 
-def test_open_quotation_marks_are_found(tmp_path: Path) -> None:
+def test_open_quotation_marks_are_found(tmp_path):
     """One mark or two, in each column, with commas or tabs. Texts of several lines are no fault."""
     fault = r"line 12: (a quotation mark must be closed|every line must have)"
     for order in itertools.permutations(("client", "text", "label")):
@@ -229,7 +221,7 @@ def test_open_quotation_marks_are_found(tmp_path: Path) -> None:
 # --- rows that belong together ---------------------------------------------------------------------------------
 
 
-def visits(patients: int = 40, rows: int = 5) -> pd.DataFrame:
+def visits(patients=40, rows=5):
     """Return several rows of each patient. Two hospitals have the same numbers of patients."""
     draw, patient = np.random.default_rng(0), np.repeat(np.arange(patients), rows)
     base = draw.normal(size=(2, patients))
@@ -243,9 +235,7 @@ def visits(patients: int = 40, rows: int = 5) -> pd.DataFrame:
 
 @pytest.mark.parametrize("partition", ["natural", "iid"])
 @pytest.mark.parametrize("splits", [None, (0.4, 0.3, 0.3)])
-def test_a_group_is_in_one_split_of_one_client(
-    partition: str, splits: tuple[float, ...] | None
-) -> None:
+def test_a_group_is_in_one_split_of_one_client(partition, splits):
     frame = visits()
     reading = Reading(
         client_column="hospital", label_column="died", group_column="patient_id"
@@ -265,7 +255,7 @@ def test_a_group_is_in_one_split_of_one_client(
     assert federated.shape == (1,)
 
 
-def test_groups_need_a_partition_that_keeps_them() -> None:
+def test_groups_need_a_partition_that_keeps_them():
     source = as_data(
         visits(),
         Reading(
@@ -292,7 +282,7 @@ def test_groups_need_a_partition_that_keeps_them() -> None:
 # --- texts -----------------------------------------------------------------------------------------------------
 
 
-def test_long_texts_and_texts_without_spaces_are_noted(tmp_path: Path) -> None:
+def test_long_texts_and_texts_without_spaces_are_noted(tmp_path):
     for text, note in (
         (" ".join(["word"] * 120), "40 of 40 texts are cut after 63 tokens"),
         ("好很棒", "without spaces"),
@@ -304,7 +294,7 @@ def test_long_texts_and_texts_without_spaces_are_noted(tmp_path: Path) -> None:
     assert set(source.words or ()) == {"好", "很", "棒"}
 
 
-def test_bytes_in_no_encoding_end_with_the_faults_of_each(tmp_path: Path) -> None:
+def test_bytes_in_no_encoding_end_with_the_faults_of_each(tmp_path):
     path = tmp_path / "noise.csv"
     path.write_bytes(b"\xff\x81\n" * 40)
     with pytest.raises(UsageError, match=r"faults(.|\n)*no setting is certain"):

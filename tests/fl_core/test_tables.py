@@ -6,7 +6,6 @@ import json
 import sys
 import warnings
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import pandas as pd
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
-from numpy.typing import NDArray
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler, RobustScaler, StandardScaler
@@ -24,8 +22,7 @@ from fl_core import data, runner
 from fl_core.config import RunConfig
 from fl_core.data import frames, preprocessing, tables
 from fl_core.data.columns import Reading
-from fl_core.data.federated import FederatedData
-from fl_core.data.inputs import Inputs, Samples
+from fl_core.data.inputs import Inputs
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.python_data import as_data
 from fl_core.errors import UsageError
@@ -36,7 +33,7 @@ SPLITS = ("train", "validation", "test")
 WORDS = ("ill", "well")
 
 
-def read_features(path: Path, names: tuple[str, ...]) -> NDArray[np.float32]:
+def read_features(path, names):
     columns, _ = frames.open_table(path).read(names, ())
     made = [
         tables.numbers_of(name, cells, Reading()) for name, cells in columns.items()
@@ -44,7 +41,7 @@ def read_features(path: Path, names: tuple[str, ...]) -> NDArray[np.float32]:
     return np.stack(made, axis=1)
 
 
-def frame(n: int = 60, holes: bool = False) -> pd.DataFrame:
+def frame(n=60, holes=False):
     """Ages and doses of three wards whose scales differ, and a column that is the same everywhere."""
     draw = np.random.default_rng(0)
     table = pd.DataFrame({
@@ -59,12 +56,12 @@ def frame(n: int = 60, holes: bool = False) -> pd.DataFrame:
     return table
 
 
-def written(path: Path, table: pd.DataFrame, **how: Any) -> Path:
+def written(path, table, **how):
     table.to_csv(path, index=False, **how)
     return path
 
 
-def samples(federated: FederatedData, *splits: str) -> np.ndarray:
+def samples(federated, *splits):
     """Samples of all clients, in the order of the source."""
     indices = np.concatenate(
         [
@@ -79,7 +76,7 @@ def samples(federated: FederatedData, *splits: str) -> np.ndarray:
     return x[np.argsort(indices)]
 
 
-def test_what_cannot_be_read_so_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_read_so_is_refused(tmp_path):
     table = written(tmp_path / "t.csv", frame())
     for how, message in (
         ({"exclude_columns": ["doze"]}, r"--exclude-columns.*'doze'.*'dose'"),
@@ -113,7 +110,7 @@ def test_what_cannot_be_read_so_is_refused(tmp_path: Path) -> None:
                 data.load(tmp_path / name, **how)
 
 
-def test_another_separator_is_named_with_the_fix(tmp_path: Path) -> None:
+def test_another_separator_is_named_with_the_fix(tmp_path):
     for sign, named in ((";", "';'"), ("\t", "tab"), ("|", "'|'")):
         path = written(tmp_path / "t.csv", frame(), sep=sign)
         for read in (data.load, data.recipe):
@@ -127,7 +124,7 @@ def test_another_separator_is_named_with_the_fix(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16", "utf-16-le"])
-def test_another_encoding_is_named_with_the_fix(tmp_path: Path, encoding: str) -> None:
+def test_another_encoding_is_named_with_the_fix(tmp_path, encoding):
     town = "Köln “West”" if encoding == "cp1252" else "Köln"
     table = frame().replace({"ward_0": town})
     path = written(tmp_path / "t.csv", table, encoding=encoding)
@@ -146,8 +143,8 @@ SCALERS = {"standard": StandardScaler, "minmax": MinMaxScaler, "robust": RobustS
 @pytest.mark.parametrize("scale", ["none", *SCALERS])
 @pytest.mark.parametrize("impute", ["none", "mean", "median", "most_frequent"])
 def test_a_table_is_filled_and_scaled_as_scikit_learn_does_on_training_samples(
-    tmp_path: Path, scale: str, impute: str
-) -> None:
+    tmp_path, scale, impute
+):
     table = frame(holes=impute != "none")
     path = written(tmp_path / "t.csv", table)
     federated = data.load(path, scale=scale, impute=impute)
@@ -172,7 +169,7 @@ def test_a_table_is_filled_and_scaled_as_scikit_learn_does_on_training_samples(
     ).all()
 
 
-def test_what_is_fitted_does_not_see_other_splits(tmp_path: Path) -> None:
+def test_what_is_fitted_does_not_see_other_splits(tmp_path):
     table = frame()
     federated = data.load(written(tmp_path / "t.csv", table))
     outside = np.concatenate(
@@ -189,8 +186,8 @@ def test_what_is_fitted_does_not_see_other_splits(tmp_path: Path) -> None:
 
 
 def test_missing_numbers_are_named_by_row_and_column_if_nothing_fills_them(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     path = written(tmp_path / "t.csv", frame(holes=True))
     with pytest.raises(UsageError, match=r"'dose', line 2.*--impute.*columns dose"):
         data.load(path)
@@ -207,7 +204,7 @@ def test_missing_numbers_are_named_by_row_and_column_if_nothing_fills_them(
         assert (samples(filled, *SPLITS) == 1).all()
 
 
-def test_new_rows_must_have_the_columns_that_were_fitted() -> None:
+def test_new_rows_must_have_the_columns_that_were_fitted():
     made = Preprocessing(("age", "dose"))
     with pytest.raises(UsageError, match="2 columns"):
         made.transform(np.zeros((3, 4)))
@@ -217,9 +214,7 @@ def test_new_rows_must_have_the_columns_that_were_fitted() -> None:
         Preprocessing.from_json({"fil": [1.0]})
 
 
-def test_a_run_keeps_what_was_fitted_and_goes_on_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_keeps_what_was_fitted_and_goes_on_with_it(tmp_path, monkeypatch):
     path = written(tmp_path / "t.csv", frame(holes=True))
     config = RunConfig(
         dataset=str(path),
@@ -239,7 +234,7 @@ def test_a_run_keeps_what_was_fitted_and_goes_on_with_it(
     )
     assert stored.columns == ("age", "dose")
 
-    def again(*_: Any) -> None:
+    def again(*_):
         raise AssertionError("fitted once more")
 
     monkeypatch.setattr(preprocessing, "fitted", again)
@@ -249,9 +244,7 @@ def test_a_run_keeps_what_was_fitted_and_goes_on_with_it(
     assert abs(samples(task.data, "train").mean(axis=0)).max() < 1e-6
 
 
-def test_without_pyarrow_a_parquet_file_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_pyarrow_a_parquet_file_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "t.parquet").write_bytes(b"PAR1")
     for read in (data.load, data.recipe):
@@ -259,7 +252,7 @@ def test_without_pyarrow_a_parquet_file_says_what_to_install(
             read(tmp_path / "t.parquet")
 
 
-def test_a_parquet_table_is_read_as_the_same_csv(tmp_path: Path) -> None:
+def test_a_parquet_table_is_read_as_the_same_csv(tmp_path):
     pytest.importorskip("pyarrow", reason="pip install 'fedlayers[parquet]'")
     table = frame(holes=True).assign(
         whole=range(60), flag=[k % 3 == 0 for k in range(60)]
@@ -289,13 +282,13 @@ def test_a_parquet_table_is_read_as_the_same_csv(tmp_path: Path) -> None:
         data.load(path)
 
 
-def far(offset: float, spread: float) -> pd.DataFrame:
+def far(offset, spread):
     """Return a table whose column v has a large offset."""
     v = offset + spread * np.random.default_rng(0).normal(size=60)
     return pd.DataFrame({"client": ["a", "b"] * 30, "v": v, "label": np.arange(60) % 2})
 
 
-def test_columns_keep_their_digits_until_they_are_scaled(tmp_path: Path) -> None:
+def test_columns_keep_their_digits_until_they_are_scaled(tmp_path):
     """Seconds since 1970 to the half minute, pressures to 0.002 Pa."""
     draw = np.random.default_rng(0).normal(size=60)
     for values in (1.7e9 + 30 * draw, 101_325 + 0.002 * draw):
@@ -325,9 +318,7 @@ def test_columns_keep_their_digits_until_they_are_scaled(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("kind", "scale"), [("path", "standard"), ("frame", "none")])
-def test_new_rows_are_compared_with_the_training_samples(
-    tmp_path: Path, kind: str, scale: str
-) -> None:
+def test_new_rows_are_compared_with_the_training_samples(tmp_path, kind, scale):
     """Unknown words are refused if all are, and noted if many are; so are values far from the training samples'."""
     age = np.random.default_rng(0).normal(60, 9, 200)
     columns = {"client": ["a", "b"] * 100, "age": age, "sex": ["f", "m", "m", "f"] * 50}
@@ -335,7 +326,7 @@ def test_new_rows_are_compared_with_the_training_samples(
     federated = data.load(as_data(table.assign(label=[0, 1] * 100)), scale=scale)
     inputs = Inputs.from_federation(federated)
 
-    def samples_of(new: pd.DataFrame) -> Samples:
+    def samples_of(new):
         path = written(tmp_path / "new.csv", new)
         return inputs.samples(path if kind == "path" else new)
 
@@ -356,7 +347,7 @@ def test_new_rows_are_compared_with_the_training_samples(
         samples_of(table.assign(age="1,5"))
 
 
-def test_a_column_without_a_value_in_new_rows_is_noted() -> None:
+def test_a_column_without_a_value_in_new_rows_is_noted():
     table = frame(holes=True).assign(ward=["icu", "icu", "", "er"] * 15)
     source = as_data(table, Reading(impute="median"))
     inputs = Inputs.from_federation(data.load(source, impute="median"))
@@ -367,12 +358,12 @@ def test_a_column_without_a_value_in_new_rows_is_noted() -> None:
         assert set(found.notes) == {repr(*empty)}
 
 
-def rows_of(path: Path, header: str, rows: list[str]) -> Path:
+def rows_of(path, header, rows):
     path.write_text("\n".join([header, *rows]) + "\n")
     return path
 
 
-def test_short_and_long_lines_are_named(tmp_path: Path) -> None:
+def test_short_and_long_lines_are_named(tmp_path):
     for odd in ("a,0", "a,0,1,2"):
         lines = [*["a,0,1", "b,1,2"] * 9, odd, "a,1,3"]
         path = rows_of(tmp_path / "t.csv", "client,label,x", lines)
@@ -380,7 +371,7 @@ def test_short_and_long_lines_are_named(tmp_path: Path) -> None:
             data.files.read(path)
 
 
-def test_all_faults_are_listed_with_one_command_that_works(tmp_path: Path) -> None:
+def test_all_faults_are_listed_with_one_command_that_works(tmp_path):
     lines = [
         f"{1000 + k};h{k % 2};{'no' if k % 3 else 'yes'};{'' if k == 5 else 50 + k % 7};"
         f"{k % 9},5;text {k};2024-01-{1 + k % 28:02}"
@@ -399,7 +390,7 @@ def test_all_faults_are_listed_with_one_command_that_works(tmp_path: Path) -> No
     assert data.load(path, **asdict(found)).shape == (3,)
 
 
-def test_files_of_a_folder_have_their_own_signs(tmp_path: Path) -> None:
+def test_files_of_a_folder_have_their_own_signs(tmp_path):
     for name, sign, encoding in (("a", ",", "utf-8"), ("b", ";", "cp1252")):
         table = frame().drop(columns="client").replace({"ill": "müde"})
         written(tmp_path / f"{name}.csv", table, sep=sign, encoding=encoding)
@@ -410,9 +401,7 @@ def test_files_of_a_folder_have_their_own_signs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["folder", "table"])
-def test_a_column_that_a_client_lacks_is_left_out_or_filled(
-    tmp_path: Path, kind: str
-) -> None:
+def test_a_column_that_a_client_lacks_is_left_out_or_filled(tmp_path, kind):
     table = frame().assign(ward=["icu", "er"] * 30)
     table.loc[table.client == "ward_1", ["age", "ward"]] = np.nan
     path = written(tmp_path / "t.csv", table)
@@ -466,9 +455,7 @@ COLUMNS: dict[str, tuple[Any, str]] = {
     st.lists(st.sampled_from(sorted(COLUMNS)), min_size=1, max_size=6),
     st.integers(0, 99),
 )
-def test_the_printed_table_is_what_the_model_sees(
-    tmp_path: Path, kinds: list[str], seed: int
-) -> None:
+def test_the_printed_table_is_what_the_model_sees(tmp_path, kinds, seed):
     draw = np.random.default_rng(seed)
     made = {f"{kind} {k}": COLUMNS[kind][0](draw) for k, kind in enumerate(kinds)}
     table = pd.DataFrame({"client": ["a", "b"] * 30, **made, "label": [0, 1, 1] * 20})

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
 
 from benchmarks.leaderboard.methods import METHODS, SCORED
 from benchmarks.leaderboard.runs import KEYS
@@ -13,12 +12,12 @@ Score = Callable[[str, str, int, int], float]
 
 
 def row(
-    federation: str,
-    method: str,
-    seed: int,
-    clients: dict[str, list[Any]] | None,
-    **more: Any,
-) -> dict[str, Any]:
+    federation,
+    method,
+    seed,
+    clients,
+    **more,
+):
     """Return a row with these clients' scores, and costs of 1, 2 and 3."""
     empty = dict.fromkeys(sorted(KEYS))
     about = {
@@ -40,11 +39,11 @@ def row(
 
 
 def rows(
-    federations: Iterable[str],
-    score: Score,
-    sizes: tuple[int, ...] = (10, 30),
-    methods: Iterable[str] = METHODS,
-) -> list[dict[str, Any]]:
+    federations,
+    score,
+    sizes=(10, 30),
+    methods=METHODS,
+):
     """Return the scored rows of all methods. A client's accuracy is its macro-F1, its log loss 1 minus that."""
     found = []
     for federation in federations:

@@ -23,7 +23,7 @@ HARD: dict[str, Any] = {
 }
 
 
-def test_options_are_refused() -> None:
+def test_options_are_refused():
     for kind, options, message in (
         (FedSelect, {"rate": 2}, "rate .*2"),
         (KNNPer, {"k": 0}, "k .*at least 1.*0"),
@@ -35,7 +35,7 @@ def test_options_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["drop", "norm", "unused"])
-def test_fedselect_that_selects_nothing_is_fedavg(kind: str) -> None:
+def test_fedselect_that_selects_nothing_is_fedavg(kind):
     found, wanted = (
         play(algorithm=name, options=options, model=kind, **HARD)
         for name, options in ((FedSelect, {"rate": 0}), ("fedavg", {}))
@@ -45,7 +45,7 @@ def test_fedselect_that_selects_nothing_is_fedavg(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["drop", "plain"])
-def test_fedselect_that_selects_everything_is_local(kind: str) -> None:
+def test_fedselect_that_selects_everything_is_local(kind):
     everyone = HARD | {"participation": 1.0}
     found = play(
         algorithm=FedSelect, options={"rate": 1, "limit": 1}, model=kind, **everyone
@@ -55,7 +55,7 @@ def test_fedselect_that_selects_everything_is_local(kind: str) -> None:
     )
 
 
-def test_fedselect_keeps_the_entries_that_changed_most_and_never_sends_them() -> None:
+def test_fedselect_keeps_the_entries_that_changed_most_and_never_sends_them():
     options = {"rate": 0.25, "limit": 0.3}
     played = play(
         algorithm=FedSelect,
@@ -79,7 +79,7 @@ def test_fedselect_keeps_the_entries_that_changed_most_and_never_sends_them() ->
     ).any()  # above the limit
 
 
-def test_fedselects_mean_of_an_entry_is_over_the_clients_that_share_it() -> None:
+def test_fedselects_mean_of_an_entry_is_over_the_clients_that_share_it():
     task = runner.assemble(
         CONFIG.with_keys(algorithm=FedSelect), data=TOY, model=network("plain")
     )
@@ -99,8 +99,8 @@ def test_fedselects_mean_of_an_entry_is_over_the_clients_that_share_it() -> None
 
 @pytest.mark.parametrize("kind", ["drop", "norm", "unused"])
 def test_knn_pers_global_model_is_fedavgs_and_it_stores_each_clients_samples(
-    kind: str,
-) -> None:
+    kind,
+):
     found, wanted = (
         play(algorithm=name, model=kind, **HARD) for name in (KNNPer, "fedavg")
     )
@@ -120,7 +120,7 @@ def test_knn_pers_global_model_is_fedavgs_and_it_stores_each_clients_samples(
     } == sizes
 
 
-def test_the_neighbours_prediction_is_that_of_a_dense_reference() -> None:
+def test_the_neighbours_prediction_is_that_of_a_dense_reference():
     torch.manual_seed(0)
     head = torch.nn.Linear(4, 3)
     model = WithNeighbours(

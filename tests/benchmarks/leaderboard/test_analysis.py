@@ -17,7 +17,7 @@ from tests.benchmarks.leaderboard.planted import row, rows
 EIGHT = list(FEDERATIONS)[:8]
 
 
-def planted(federation: str, method: str, seed: int, client: int) -> float:
+def planted(federation, method, seed, client):
     """Ditto leads by 5 points, SCAFFOLD lacks 5; the advice is FedAvg fine-tuned; all federations differ in level."""
     shift = {
         "ditto": 0.05,
@@ -87,7 +87,7 @@ def test_differences_are_those_of_a_paired_t_test_over_families_with_holm():
 
 
 def test_scores_are_means_by_training_samples_with_the_worst_client_and_the_share_below_local():
-    def score(federation: str, method: str, seed: int, client: int) -> float:
+    def score(federation, method, seed, client):
         return {"local": (0.5, 0.5), "ditto": (0.4, 0.8)}.get(method, (0.5, 0.5))[
             client
         ]
@@ -156,7 +156,7 @@ def test_one_family_has_differences_without_intervals():
 
 
 def test_winners_and_how_badly_they_predict():
-    def score(federation: str, method: str, seed: int, client: int) -> float:
+    def score(federation, method, seed, client):
         best = {"heart": "ditto", "chile": "apfl"}.get(federation, "fedper")
         return 0.6 if method == best else 0.5
 
