@@ -178,8 +178,8 @@ def fit_outputs(
 ) -> tuple[list[ClientModel], Loss]:
     """Return the clients with models that return [n, outputs], and the loss that fits them.
 
-    All samples of a client are read once and counted. The first two, and those with the lowest and the highest label,
-    pass through its model and the loss.
+    All samples of a client are read once and counted. The first two pass through its model and the loss. If a metric
+    reads losses, so do those with the lowest and the highest label.
 
     Raises:
         UsageError: a model, the loss and the samples do not fit. The message names the client.
@@ -206,6 +206,8 @@ def fit_outputs(
                 if output is not raw or raw.ndim != 2 or axis is not None:
                     layout = getattr(model, "layout", None)
                     model = adapted.setdefault(id(model), adapt(model, layout, axis))
+                if not request.differentiates:
+                    ends = []  # no metric reads the labels' losses
                 for x, y in (first, *ends):
                     _check_loss(
                         model, x, y, criterion, request.differentiates and not ready

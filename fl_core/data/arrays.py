@@ -379,4 +379,6 @@ def refuse_where(
     """
     if bad.any():
         row = int(np.argmax(bad))
-        raise DataFault(f"{rule}; got {values[row]}.", way, row, **repair)
+        got = values[row]
+        shown = repr(str(got)) if isinstance(got, str) else got  # it may be empty
+        raise DataFault(f"{rule}; got {shown}.", way, row, **repair)

@@ -244,7 +244,7 @@ BAD = [
         r"'client', row 2",
     ),
     ({"client_names": np.array(["a"])}, "client_names.*'client'"),
-    ({"client": np.array(["a", " ", "c"] * 10)}, "row 1.*name"),
+    ({"client": np.array(["a", " ", "c"] * 10)}, "row 1.*name.*' '"),
     ({"client": labels() + 0.5}, "'client', row 0"),
     ({"is_train": np.ones(30, bool)}, "True"),
     ({"is_train": labels()}, "'is_train', row 2"),
