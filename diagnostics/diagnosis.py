@@ -90,7 +90,7 @@ class Request:
     by: str = ""
     layering: Sequence[Layer] | None = None
     mode: Annotated[str, OneOf("mode", ("eval", "train"))] = "eval"
-    n_train: Mapping[str, int] | None = None
+    n_train: dict[str, int] | None = None
     resamples: Annotated[int, at_least(0)] = 0
     context: Mapping[str, Any] | None = None
     class_axis: int | None = None

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from fl_core import tree
+from fl_core.bounds import at_least, check_value
 from fl_core.data.federated import FederatedData, Split
 from fl_core.errors import UsageError, about, check_known, listing
 from fl_core.model_contexts import first_tensor, set_mode
@@ -161,6 +162,7 @@ def client_models(
                 read[id(own)] = _read(own, samples, seed, labels)
         found, _ = read[id(own)]
         n = n_train[check_known("client in n_train", name, n_train)] if n_train else 0
+        check_value(f"n_train of {name}", n, at_least(0))
         tokens, groups = _next_tokens(found, model), _groups(own, samples, seed)
         subjects.append(ClientModel(name, model, tokens, n, groups))
     layouts = {layout for _, layout in read.values()}

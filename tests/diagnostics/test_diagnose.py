@@ -245,6 +245,8 @@ def test_bad_requests_are_named():
         ({"models": {"a": net()}, "data": others}, "same clients"),
         ({"models": [net(), nn.Linear(4, C)]}, "'client_0'"),
         ({"models": {"a": net()}, "n_train": {"b": 1}}, "n_train 'a'"),
+        ({"models": {"a": net()}, "n_train": {"a": "5"}}, "n_train of a.*'5'"),
+        ({"n_train": 5}, "n_train must be dict.*5"),
         ({"data": (x, y + C)}, "label"),
         ({"data": (x * torch.nan, y)}, "NaN"),
         ({"data": pair(0)}, "samples"),
