@@ -1,7 +1,5 @@
 """The study of depth: which samples a seed draws, which blocks an arm shares, and what stays frozen."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,7 +1,5 @@
 """The tokens of the code are counted without docstrings and comments, and no part grows."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks import lines

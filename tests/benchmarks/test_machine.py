@@ -1,7 +1,5 @@
 """Shares of the machine: what is counted, and that a job's row says what share its rounds reach."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

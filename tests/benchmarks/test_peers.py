@@ -1,7 +1,5 @@
 """Sides beside each other: every one takes the job's steps and ends with the same weights; who is absent is named."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

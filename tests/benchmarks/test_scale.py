@@ -1,13 +1,10 @@
 """Curves and their slopes, the sum of a diagnosis's passes, and parts of commands: each from numbers that are known."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 
-from benchmarks import commands, diagnosis, scale
+from benchmarks import scale
 from benchmarks.curves import CURVES
-from diagnostics.metrics.base import METRICS
 
 
 def points(seconds, megabytes):
@@ -57,41 +54,3 @@ def test_what_is_below_the_grain_or_not_measured_has_no_slope():
     assert {row.holds for row in scale.slopes("round-clients", frame.iloc[:0])} == {
         "not measured"
     }
-
-
-def test_the_passes_of_a_diagnosis_are_each_counted_once(
-    monkeypatch,
-):
-    """From made-up seconds: 1 for a diagnosis itself, 100 for whatever a metric does."""
-
-    def made_up(sides, turns):
-        members = METRICS.members()
-        one = dict.fromkeys(members, 101.0) | {"bn_scale": 1.0}
-        alone = sum(
-            name != "bn_scale" and not metric.uses_gradient_pass
-            for name, metric in members.items()
-        )
-        features = sum(bool(metric.features) for metric in members.values())
-        one |= {
-            diagnosis.GRADIENTS: 101.0,
-            "all of features": 1 + 100.0 * features,
-            "all": 1 + 100 + 100.0 * alone,
-        }
-        return pd.DataFrame([{name: one.get(name, 10.0) for name in sides}] * turns)
-
-    monkeypatch.setattr(diagnosis, "alternate", made_up)
-    distinct, singly, features = diagnosis.all_metrics(6)
-    assert (distinct.ratio, distinct.holds) == (pytest.approx(1.0), "yes")
-    assert singly.ratio < 1
-    assert features.ratio == pytest.approx(1.0)
-
-
-def test_every_place_of_our_own_exists():
-    outside = {"importlib", "matplotlib/", "seaborn/", "torch/optim/"}
-    for place in {
-        place for places in commands.PARTS.values() for place in places
-    } - outside:
-        assert any(
-            (commands.ROOT / folder / place).exists() for folder in ("", "fedlayers")
-        ), place
-    assert commands.part_of_file("/usr/lib/python3/json/decoder.py") is None

@@ -1,7 +1,6 @@
 """Studies and runs take data and models from Python, with the bits of the same data under a name."""
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -31,8 +30,6 @@ CONFIG = fl.RunConfig(
     eval_every=1,
     optimizer="sgd",
 )
-TABLE = Path("fl_core/data/named/heart.csv")
-READING = {"client_column": "hospital", "label_column": "num", "impute": "median"}
 
 
 def samples(seed=0):
@@ -168,13 +165,6 @@ def test_samples_may_come_in_any_usual_form(kind):
     assert fl.assemble(CONFIG, data=own).data.digest == expected
 
 
-def test_a_frame_is_read_like_its_file():
-    frame = pd.read_csv(TABLE)
-    by_file = fl.run(CONFIG, dataset=str(TABLE), progress=False, **READING).to_frame()
-    by_frame = fl.run(CONFIG, data=frame, progress=False, **READING).to_frame()
-    pd.testing.assert_frame_equal(by_file, by_frame)
-
-
 @pytest.mark.parametrize(
     ("data", "changes", "said"),
     [
@@ -263,8 +253,7 @@ def test_check_lists_all_faults_and_one_command_that_works(
 ):
     """One fault asks for a decision: a number as label, a time as label, a number that can be read in two ways."""
     path = tmp_path / "t.csv"
-    table = {"label": [0, 1] * 20, "at": ["10:30", "11:00"] * 20, **made}
-    table["at"] = [f"{k % 9}:30" for k in range(40)]
+    table = {"label": [0, 1] * 20, **made, "at": [f"{k % 9}:30" for k in range(40)]}
     label = "time" if "time" in made else "label"
     pd.DataFrame(table).to_csv(path, index=False)
     command(f"check {path} --label-column {label}")
@@ -288,9 +277,8 @@ def test_check_takes_the_table_of_each_client(tmp_path, capsys):
 
 def test_pairs_without_names_are_refused_with_the_call_that_names_them():
     pair = samples()["north"]
-    for pairs in ([pair, pair], [pair] * 3, (pair, pair)):
-        with pytest.raises(fl.UsageError, match="Name the clients"):
-            fl.run(data=pairs, rounds=1)
+    with pytest.raises(fl.UsageError, match="Name the clients"):
+        fl.run(data=[pair, pair], rounds=1)
 
 
 def test_check_notes_clients_that_are_alike_or_made_up(tmp_path, capsys):

@@ -1,7 +1,5 @@
 """What tests of figures share: no training while drawing, rows that are read once, and pictures."""
 
-from __future__ import annotations
-
 import copy
 
 import matplotlib.pyplot as plt

@@ -4,8 +4,6 @@ Nothing here is imported from the package that draws the figures, so that an err
 ``python tests/figures/recompute.py`` prints each line that is covered with its numbers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from fnmatch import fnmatchcase

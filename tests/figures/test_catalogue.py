@@ -1,7 +1,5 @@
 """The catalogue of the papers' figures and tables, its list, and everything drawn at once."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from dataclasses import replace
@@ -63,15 +61,6 @@ def test_list_has_a_line_each_with_state_data_scale_title_and_reason(
     assert told["pfedla.costs"][1] == "nothing trained"
     assert told["pfedla.table3"][1] == "40 of 600 rounds, 6 seeds"  # of its accuracies
     assert told["fedra.table4"][1] == "5 of 100 rounds, 3 seeds"  # not its study's 10
-
-
-def test_every_page_begins_with_its_finding_and_ends_with_its_settings():
-    pages = list(items.PICTURES.glob("*.md"))
-    assert len(pages) > 80
-    for page in pages:
-        lead, *_, settings = page.read_text(encoding="utf-8").split("\n\n")[1:]
-        assert lead.startswith("**"), page.name
-        assert settings.startswith("| setting | value |"), page.name
 
 
 def test_all_goes_on_after_a_failure_names_it_and_exits_with_1(

@@ -1,7 +1,5 @@
 """FedPFT: what is sent is counted right, and features pass the prompts asked for."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Origin, Probe and Match accuracy: what each trains, from where it starts, and what they say of a known mismatch."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

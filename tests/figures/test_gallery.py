@@ -1,7 +1,5 @@
 """The gallery: a picture of every metric from the committed rows, commands that parse, and rows made anew."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,14 +1,12 @@
 """Studies and their views, and files whose bytes the rows determine."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pandas as pd
 import pytest
 from PIL import Image
 
-from figures import drawing, items, names, training
+from figures import items, names, training
 from figures.__main__ import main
 from figures.items import Item
 from figures.page import read_expectations
@@ -87,20 +85,6 @@ def test_equal_rows_give_equal_bytes(study, tmp_path):
         items.redraw(items.find(FIGURE), study.path(tmp_path), tmp_path)
         again = {path.name: path.read_bytes() for path in tmp_path.glob(f"{FIGURE}.*")}
         assert again == first
-
-
-@pytest.mark.parametrize(
-    ("caption", "shown"),
-    [
-        ("All of it. Fits.", "All of it. Fits."),
-        (f"First, see Fig. A.1 of it. Then{' long' * 40}.", "First, see Fig. A.1 of it."),
-        (f"{'first ' * 20}of all. Then more.", f"{'first ' * 20}of all."),
-    ],
-)  # fmt: skip
-def test_beneath_a_picture_stand_whole_sentences_of_its_caption(caption, shown):
-    beneath = drawing.beneath(caption, 30)
-    assert beneath.replace("\n", " ") == shown
-    assert max(map(len, beneath.splitlines())) <= 30
 
 
 def test_names_are_those_of_the_papers():

@@ -1,7 +1,5 @@
 """Packed rows of figures: runs come back as they were, and a damaged file is refused by name."""
 
-from __future__ import annotations
-
 import base64
 import zlib
 

@@ -1,7 +1,5 @@
 """pFedLA's bytes: real messages are eight times as many as the published numbers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

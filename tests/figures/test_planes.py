@@ -1,7 +1,5 @@
 """Scores of pooled features tell whether classes and clients stand apart."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from figures.planes import scores

@@ -1,7 +1,5 @@
 """The quantities of PLayer-FL's released code: a nuclear norm, the angle over shifts, and one batch."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The papers' numbers: one schema, known names, and every number that is printed twice agrees with itself."""
 
-from __future__ import annotations
-
 import csv
 import math
 import re

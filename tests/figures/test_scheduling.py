@@ -1,7 +1,5 @@
 """Layer scheduling's runs: tiny runs are measured when they are reported, and a table says what is missing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

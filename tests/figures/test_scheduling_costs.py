@@ -1,7 +1,5 @@
 """Layer scheduling before training: the paper's counts come out exactly, of the committed rows."""
 
-from __future__ import annotations
-
 from figures.scheduling import costs
 
 

@@ -1,7 +1,5 @@
 """The scorecard: every claim is read off one expectation of a page, and the README has what would be made now."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

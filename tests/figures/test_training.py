@@ -1,7 +1,5 @@
 """Runs of an item are made once, resume, stop at their budget, are packed and refused."""
 
-from __future__ import annotations
-
 import json
 from contextlib import nullcontext
 from dataclasses import replace
@@ -71,17 +69,6 @@ def test_budget_stops_between_runs(check, tmp_path, monkeypatch):
     assert made(folder) == {"local-0", "fedavg-0", "fedper-0"}
     with pytest.raises(UsageError, match="budget"):
         training.train(slow, folder, budget=0, progress=False)
-
-
-def test_an_interrupted_run_leaves_nothing_and_the_others_stay(check, tmp_path):
-    def failing(task, run, to):
-        if run == "fedavg":
-            raise KeyboardInterrupt
-        return check.measure(task, run, to)
-
-    with pytest.raises(KeyboardInterrupt):
-        training.train(replace(check, measure=failing), tmp_path / NAME, progress=False)
-    assert made(tmp_path / NAME) == {"local-0"}
 
 
 def test_processes_share_a_study_and_make_no_run_twice(check, tmp_path):

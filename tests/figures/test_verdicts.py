@@ -1,7 +1,5 @@
 """Verdicts: shares of seeds, medians' intervals against ranges, joint claims, evidence of what is not comparable."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

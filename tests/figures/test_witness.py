@@ -1,7 +1,5 @@
 """The second witness: what is recorded without a checkout of PFLlib, and with one that it has our scores."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

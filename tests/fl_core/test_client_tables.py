@@ -10,7 +10,6 @@ from fedlayers.cli.app import main
 from fl_core import data
 from fl_core.data.columns import Reading
 from fl_core.data.python_data import as_data
-from fl_core.data.tables import find_faults
 from fl_core.errors import UsageError
 from fl_core.records.store import Run
 from tests.fl_core.test_tables import SPLITS, frame, written
@@ -111,17 +110,3 @@ def test_frames_by_client_are_refused_with_the_call_that_joins_them():
         as_data("t.csv", Reading(client_column="ward"))
     with pytest.raises(UsageError, match="got an empty one"):
         as_data({})
-
-
-def test_a_fault_that_no_setting_repairs_is_listed_once(tmp_path):
-    rows = range(40)
-    table = pd.DataFrame(
-        {"client": [k % 2 for k in rows], "label": [k % 3 % 2 for k in rows]}
-    )
-    table["v"] = [f"{k + 1},{k + 100}" for k in rows]
-    table["at"] = [f"{k % 9}:30" for k in rows]
-    path = written(tmp_path / "t.csv", table)
-    found = find_faults(path, Reading())
-    faults = found.faults
-    assert len(faults) == 2
-    assert sum("--decimal , or --thousands ," in fault for fault in faults) == 1

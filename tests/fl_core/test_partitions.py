@@ -1,7 +1,5 @@
 """Partitions: who gets which sample, as a function of labels, parameters and seed alone."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, fields
 

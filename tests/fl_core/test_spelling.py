@@ -1,7 +1,5 @@
 """Cells of a table in the spellings that people use: each is read right, or refused in one line."""
 
-from __future__ import annotations
-
 import itertools
 import unicodedata
 

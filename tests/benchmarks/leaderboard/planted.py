@@ -1,7 +1,5 @@
 """Planted rows of a leaderboard, whose scores are known."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from benchmarks.leaderboard.methods import METHODS, SCORED

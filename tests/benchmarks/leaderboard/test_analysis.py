@@ -1,7 +1,5 @@
 """The tables of the leaderboard find planted winners and ties."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import numpy as np

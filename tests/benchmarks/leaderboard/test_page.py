@@ -1,7 +1,5 @@
 """The leaderboard's page has the tables of the stored rows, and its picture names the critical difference."""
 
-from __future__ import annotations
-
 import math
 
 from benchmarks.leaderboard import analysis, page
