@@ -24,6 +24,7 @@ from fl_core.config import RunConfig
 from fl_core.data import Source, partitions
 from fl_core.data.federated import gather
 from fl_core.engine import Engine
+from fl_core.errors import UsageError
 from fl_core.records import writing
 from fl_core.records.store import Checkpoint
 from fl_core.rows import Row
@@ -76,6 +77,11 @@ class on_first_use:  # noqa: N801
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(importlib.import_module(self._name), name)
+
+
+def refuses(message):
+    """What is called within must be refused, in words that match."""
+    return pytest.raises(UsageError, match=message)
 
 
 def every_other(names, start=0, of=2):

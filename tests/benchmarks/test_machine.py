@@ -6,18 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import machine, training
+from benchmarks import machine
 from benchmarks.machine import PRODUCTS, SIDE, Steps, counted
 from benchmarks.operations import least
 from fl_core.data import Split
 
 SGD = partial(torch.optim.SGD, lr=0.1)
-
-
-def job():
-    return training.TINY.with_keys(workers=2), training.federation(
-        4, 40, (10,), classes=5
-    )
 
 
 def network():

@@ -19,6 +19,7 @@ from fl_core.data import load
 from fl_core.data.notes import notes
 from fl_core.data.registry import DATASETS
 from fl_core.models.registry import MODELS
+from tests.conftest import refuses
 from tests.fedlayers import command
 
 CONFIG = fl.RunConfig(
@@ -135,7 +136,7 @@ def test_a_factory_that_no_worker_can_import_is_refused(tmp_path):
         "data": samples(),
         "model": lambda shape, n_classes: network(shape, n_classes),
     }
-    with pytest.raises(fl.UsageError, match="sendable"):
+    with refuses("sendable"):
         fl.choose(
             CONFIG,
             tmp_path / "race",
@@ -175,7 +176,7 @@ def test_samples_may_come_in_any_usual_form(kind):
     ],
 )
 def test_what_is_no_data_is_refused_in_one_line(data, changes, said):
-    with pytest.raises(fl.UsageError, match=said) as caught:
+    with refuses(said) as caught:
         fl.run(CONFIG, data=data, progress=False, **changes)
     assert "\n" not in str(caught.value)
 
@@ -186,13 +187,13 @@ def test_a_folder_goes_on_with_its_own_data_alone(tmp_path):
     first = fl.choose(CONFIG, tmp_path, **own, **asked)
     again = fl.choose(CONFIG, tmp_path, **own, **asked)
     pd.testing.assert_frame_equal(first.standing.rounds, again.standing.rounds)
-    with pytest.raises(fl.UsageError, match="other data"):
+    with refuses("other data"):
         fl.choose(CONFIG, tmp_path, data=samples(1), model=network, **asked)
     run = first.run
     assert fl.resume(run, **own, progress=False).done == 2
-    with pytest.raises(fl.UsageError, match="other samples"):
+    with refuses("other samples"):
         fl.resume(run, data=samples(1), model=network, progress=False)
-    with pytest.raises(fl.UsageError, match="data="):
+    with refuses("data="):
         fl.resume(run, model=network, progress=False)
     models, _ = fl.load_models(run, which="personal", **own)
     path = tmp_path / "north.safetensors"
@@ -277,7 +278,7 @@ def test_check_takes_the_table_of_each_client(tmp_path, capsys):
 
 def test_pairs_without_names_are_refused_with_the_call_that_names_them():
     pair = samples()["north"]
-    with pytest.raises(fl.UsageError, match="Name the clients"):
+    with refuses("Name the clients"):
         fl.run(data=[pair, pair], rounds=1)
 
 

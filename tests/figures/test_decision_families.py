@@ -60,8 +60,3 @@ def test_outcomes_that_are_made_leave_out_who_was_not_seen_for_long_enough():
     outcome = families.died_within(10, "time", lambda each: each["event"] == 1)(frame)
     assert outcome.isna().tolist() == [False, False, False, True]
     assert outcome.dropna().tolist() == ["died", "alive", "alive"]
-    assert families.thirds("x")(frame.head(3)).tolist() == ["low", "middle", "high"]
-    assert families.merged("g", "DE", "D, E")(
-        pd.DataFrame({"g": list("ADE")})
-    ).tolist() == ["A", "D, E", "D, E"]
-    assert families.above("x", 2)(frame).tolist() == ["no", "no", "yes", "yes"]

@@ -50,17 +50,10 @@ def test_its_rows_are_all_there_and_nothing_trains_it_again(tmp_path, capsys):
 # --- regret on simulated rows ----------------------------------------------------------------------------------
 
 
-def simulated(
-    scores,
-    federations=("chile", "smoking", "loans"),
-    seeds=3,
-    validation=None,
-    decided=2.0,
-):
-    """Packed rows in which a score is ``scores(federation, seed, cut, rate)``, in two clients of unequal size."""
-    validation = validation or scores
+def simulated():
+    """Packed rows in which a score is ``plain(cut, rate)``, in two clients of unequal size."""
     lines = []
-    for name, seed in product(federations, range(seeds)):
+    for name, seed in product(("chile", "smoking", "loans"), range(3)):
         for job in finished.jobs(name):
             place = STUDY[name].rates.index(job.config.training.lr)
             variants = {
@@ -86,8 +79,8 @@ def simulated(
                             "value": float(NAMES.index(variant)),
                         }
                     )
-                for split, of in (("validation", validation), ("held_out", scores)):
-                    value = of(name, seed, cut, place)
+                for split in ("validation", "held_out"):
+                    value = plain(cut, place)
                     for client, step, n_train in (("a", 0.3, 10), ("b", -0.1, 30)):
                         own = {
                             "client": client,
@@ -106,20 +99,20 @@ def simulated(
                     "variant": "sensitivity_ratio",
                     "estimator": "",
                 }
-                lines.append({**about, "metric": DECISION, "value": decided})
+                lines.append({**about, "metric": DECISION, "value": 2.0})
     return pd.DataFrame(lines)
 
 
 LEVEL = {"nothing": 0.4, "quarter": 0.5, "half": 0.6, MAIN_CUT: 0.7, "all": 0.3}
 
 
-def plain(name, seed, cut, rate):
+def plain(cut, rate):
     """The main cut is best, and the third rate by a tenth."""
     return LEVEL[cut] + 0.1 * (rate == 2)
 
 
 def test_regrets_of_known_scores_are_exact():
-    parts = finished_ways.parts_of(simulated(plain))
+    parts = finished_ways.parts_of(simulated())
     assert [part.name for part in parts] == [
         "smoking",
         "chile",

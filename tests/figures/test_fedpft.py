@@ -17,16 +17,6 @@ from fl_core.seeds import torch_seeded
 pytestmark = pytest.mark.filterwarnings("ignore:client")
 
 
-def images(path, n, side, classes):
-    """Coloured noise, a little brighter in another place for each class."""
-    generator = np.random.default_rng(0)
-    y = np.arange(n) % len(classes)
-    x = generator.integers(0, 200, (n, side, side, 3))
-    x[np.arange(n), y % side] += 50
-    np.savez(path, x=x.astype(np.uint8), y=y, classes=np.array(classes))
-    return str(path)
-
-
 def test_labels_alone_are_dealt_as_the_partition_and_the_stored_rows_have_them(
     tmp_path,
 ):
@@ -44,7 +34,9 @@ def test_labels_alone_are_dealt_as_the_partition_and_the_stored_rows_have_them(
 def test_modules_have_the_published_numbers_and_the_message_is_their_sum(
     tmp_path,
 ):
-    file = images(tmp_path / "hundred.npz", 600, 32, tuple(str(k) for k in range(100)))
+    file, y = str(tmp_path / "hundred.npz"), np.arange(600) % 100
+    x, names = np.zeros((600, 32, 32, 3), np.uint8), np.arange(100).astype(str)
+    np.savez(file, x=x, y=y, classes=names)
     item = fedpft_counts.TABLE10
     path = tmp_path / "rows"
     runs = {name: config.with_keys(dataset=file) for name, config in item.runs.items()}

@@ -57,7 +57,5 @@ def test_a_run_is_measured_when_it_is_reported(tmp_path):
         assert pooled.loc[(name, done), 0] == pytest.approx(share, abs=1e-12)
         assert means.loc[(name, done), 0] == pytest.approx(part["value"].mean())
     own = frame[frame["run"] == name]
-    clients = own[(own["metric"] == "accuracy") & (own["client"] != "")]
-    assert clients["value"].tolist() == tested[tested["round"] == 3]["value"].tolist()
     sent = whole[whole["metric"] == "bytes_up"]["value"].sum()
     assert own[own["metric"] == "bytes_up"]["value"].item() == sent

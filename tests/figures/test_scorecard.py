@@ -10,7 +10,7 @@ from figures import catalogue, changes, items, scorecard
 from figures.items import Finding
 from figures.page import expectations
 from figures.papers import PAPERS
-from fl_core.errors import UsageError
+from tests.conftest import refuses
 from tests.figures import recompute
 
 CLAIMS = scorecard.claims()
@@ -47,7 +47,7 @@ def test_the_readme_has_the_scorecard_of_now():
         verdict, number = scorecard.judged(claim)
         assert verdict in scorecard.WORDS.values()
         assert number
-    with pytest.raises(UsageError, match="<!-- scorecard -->"):
+    with refuses("<!-- scorecard -->"):
         scorecard.renewed("a page")
 
 
@@ -68,7 +68,7 @@ def test_what_a_page_says_is_read_back(tmp_path):
     whole = replace(claim, finding="a lies", shown="")
     assert scorecard.judged(whole, tmp_path) == ("not comparable", "-2")
     for wrong, message in ({"finding": "a"}, "got 2"), ({"shown": "z"}, "'z'"):
-        with pytest.raises(UsageError, match=message):
+        with refuses(message):
             scorecard.judged(replace(claim, **wrong), tmp_path)
 
 
@@ -110,7 +110,7 @@ def test_an_entry_must_fit_what_was_before_it(tmp_path, entry):
         "c": "reproduced",
     }
     path.write_text(head + entry + "\n")
-    with pytest.raises(UsageError, match="must fit"):
+    with refuses("must fit"):
         changes.verdicts(first=first, path=path)
 
 

@@ -13,7 +13,8 @@ from figures.items import rows_file
 from fl_core import rows, runner
 from fl_core.algorithms import find, registry
 from fl_core.algorithms.base import configurations
-from fl_core.errors import CorruptError, UsageError
+from fl_core.errors import CorruptError
+from tests.conftest import refuses
 from tests.figures.conftest import NAME, made
 
 STUDIES = {each.study.name: each.study for each in items.REGISTRY.values()}
@@ -67,7 +68,7 @@ def test_budget_stops_between_runs(check, tmp_path, monkeypatch):
     assert made(folder) == {"local-0", "fedavg-0"}  # the second began at 10 of 15
     training.train(slow, folder, budget=5, progress=False)  # two runs' time is known
     assert made(folder) == {"local-0", "fedavg-0", "fedper-0"}
-    with pytest.raises(UsageError, match="budget"):
+    with refuses("budget"):
         training.train(slow, folder, budget=0, progress=False)
 
 
@@ -101,7 +102,7 @@ def test_a_diverged_run_is_kept_with_its_reason_and_the_others_go_on(check, tmp_
     assert "fedavg 0" not in header["missing"]
     for name in ("local", "fedper"):
         rows_file(folder, name, 0).unlink()
-    with pytest.raises(UsageError, match=f"finished run.*{NAME} --train"):
+    with refuses(f"finished run.*{NAME} --train"):
         item.read(folder)
 
 
@@ -140,10 +141,10 @@ def test_another_configuration_is_refused_but_a_default_that_is_spelled_out(
         ({"scale": "none"}, ""),
     ):
         changed = {"local": check.runs["local"].with_keys(**keys)}
-        with pytest.raises(UsageError, match=refused) if refused else nullcontext():
+        with refuses(refused) if refused else nullcontext():
             training.train(replace(check, runs=changed), folder, seeds=1, progress=False)  # fmt: skip
     for wrong, said in (({"only": ["fedpr"]}, "mean 'fedper'"), ({"seeds": 0}, "at least 1")):  # fmt: skip
-        with pytest.raises(UsageError, match=said):
+        with refuses(said):
             training.train(check, folder, **wrong, progress=False)
 
 
@@ -153,7 +154,7 @@ def test_rows_that_are_missing_or_of_another_format_are_one_line_with_the_comman
 ):
     item = items.find(name)
     path, command = item.path(tmp_path), f"python -m figures {item.study.name} --train"
-    with pytest.raises(UsageError, match=f"got none.*{command}"):
+    with refuses(f"got none.*{command}"):
         item.read(path)
     items.packed_file(path).write_bytes(b"PAR1")
     with pytest.raises(CorruptError, match=f"^.*parquet.*{command}$"):
@@ -169,5 +170,5 @@ def test_rows_that_are_missing_or_of_another_format_are_one_line_with_the_comman
 
 def test_rows_of_another_item_are_refused(check, tmp_path):
     training.train(check, tmp_path / NAME, only=["local"], seeds=1, progress=False)
-    with pytest.raises(UsageError, match=r"rows of 'toy.check'.*figures toy.other"):
+    with refuses(r"rows of 'toy.check'.*figures toy.other"):
         replace(check, name="toy.other").read(tmp_path / NAME)

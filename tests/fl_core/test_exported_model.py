@@ -20,11 +20,11 @@ from fl_core.data.inputs import Inputs
 from fl_core.data.named.heart import COLUMNS, PREPARED
 from fl_core.data.partitions import make
 from fl_core.data.preprocessing import Preprocessing
-from fl_core.errors import CorruptError, NonFiniteError, UsageError
+from fl_core.errors import CorruptError, NonFiniteError
 from fl_core.exported_model import Predictions
 from fl_core.storage import Folder, sign
 from fl_core.training import evaluate
-from tests.conftest import TOY, every_other, kind_for, network
+from tests.conftest import TOY, every_other, kind_for, network, refuses
 from tests.fl_core.test_text import lines as text_lines
 
 pytestmark = pytest.mark.filterwarnings(
@@ -185,7 +185,7 @@ def test_what_an_algorithm_built_into_the_model_is_built_again(tmp_path, algorit
     assert torch.equal(
         fl.predict(made.path, x, model=model).logits, evaluate.predict(trained["a"], x)
     )
-    with pytest.raises(UsageError, match=r"model="):
+    with refuses(r"model="):
         fl.predict(made.path, x)
 
 
@@ -236,7 +236,7 @@ def test_a_single_output_is_the_second_of_two_classes_or_a_number():
         "sample": ["0", "1", "2"],
         "predicted": [2.0, -1.0, 0.0],
     }
-    with pytest.raises(UsageError, match="number"):
+    with refuses("number"):
         _ = number.labels
 
 
@@ -275,7 +275,7 @@ def test_exports_that_cannot_be_are_refused_before_anything_is_written(
     for name in ("there", "beside.json"):
         (tmp_path / name).touch()
     keys = dict(keys)
-    with pytest.raises(UsageError, match=message):
+    with refuses(message):
         fl.export(run, tmp_path / keys.pop("out", "new"), **keys)
     assert {path.name for path in tmp_path.iterdir()} == {"there", "beside.json"}
 
@@ -303,10 +303,10 @@ def test_samples_unlike_those_of_training_are_refused(tmp_path):
         if isinstance(new, tuple):
             new, text = tmp_path / new[0], new[1]
             new.write_text(text)
-        with pytest.raises(UsageError, match=message):
+        with refuses(message):
             INPUTS[inputs].samples(new)
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    with pytest.raises(UsageError, match=r"a\.png.*gray"):
+    with refuses(r"a\.png.*gray"):
         INPUTS["gray"].samples(tmp_path)
 
 
@@ -329,7 +329,7 @@ def test_samples_without_a_finite_answer_are_told(model):
 
 def test_damaged_and_foreign_files_are_refused(model):
     beside = model.with_name(f"{model.name}.json")
-    with pytest.raises(UsageError, match=r"other\.json"):
+    with refuses(r"other\.json"):
         fl.predict(model.with_name("other"), X)
     sound = model.read_bytes()
     model.write_bytes(sound[:-1] + b"?")
@@ -347,7 +347,7 @@ def test_damaged_and_foreign_files_are_refused(model):
         ({"format": "fedlayers.plan/1"}, "exported model"),
     ):
         Folder(model.parent).write(beside.name, sign({**about, **change}))
-        with pytest.raises(UsageError, match=message):
+        with refuses(message):
             fl.predict(model, X)
 
 
@@ -362,12 +362,12 @@ def test_code_that_a_file_names_is_named_again(tmp_path, monkeypatch):
     mine = "my_net_of_export:net"
     keys = {"model": mine, "model_options": {"width": 3}, "rounds": 1}
     fl.run(dataset="heart", out="run", progress=False, **keys)
-    with pytest.raises(UsageError, match=rf"'{mine}'.*--allow-code {mine}"):
+    with refuses(rf"'{mine}'.*--allow-code {mine}"):
         fl.export("run", "a", which="global")
     fl.export("run", "a", which="global", allow_code=[mine])
     Path("imported").unlink()
     monkeypatch.delitem(sys.modules, "my_net_of_export")
-    with pytest.raises(UsageError, match=rf"'{mine}'.*--allow-code {mine}"):
+    with refuses(rf"'{mine}'.*--allow-code {mine}"):
         fl.predict("a", X)
     assert not Path("imported").exists()
     assert fl.predict("a", X, allow_code=[mine]).logits.shape == (5, 5)

@@ -11,7 +11,7 @@ from PIL import Image
 from fl_core.data import files, image_folders, load
 from fl_core.data.columns import Reading
 from fl_core.data.inputs import Inputs
-from fl_core.errors import UsageError
+from tests.conftest import refuses
 
 TURNED = {  # how the pixels of each orientation are shown
     1: lambda x: x,
@@ -59,7 +59,7 @@ def test_images_of_other_sizes_are_cropped_scaled_and_shown_in_the_table(
         Image.fromarray(wide if k else wide[:, 4:12]).save(
             folder / f"{k}.png", exif=tag
         )
-    with pytest.raises(UsageError, match=r"one size.*--image-size 8"):
+    with refuses(r"one size.*--image-size 8"):
         files.read(tmp_path / "data")
     assert files.peek(tmp_path / "data", Reading(image_size=4)) == (
         (3, 4, 4),
@@ -78,9 +78,9 @@ def test_images_of_other_sizes_are_cropped_scaled_and_shown_in_the_table(
     inputs = Inputs.from_federation(made, Reading(image_size=4))
     new = Inputs.from_json(inputs.to_json()).samples(tmp_path / "data" / "ward 0").x
     assert torch.allclose(new[0], x[0])
-    with pytest.raises(UsageError, match="colour images"):
+    with refuses("colour images"):
         load("digits", scale="imagenet")
-    with pytest.raises(UsageError, match="image_size"):
+    with refuses("image_size"):
         load("digits", image_size=4)
 
 
@@ -124,5 +124,5 @@ def test_16_bits_are_refused(tmp_path, colour):
         + chunk(b"IDAT", body)
         + chunk(b"IEND", b"")
     )
-    with pytest.raises(UsageError, match="at most 8 bits a channel; got"):
+    with refuses("at most 8 bits a channel; got"):
         image_folders.pixels([tmp_path / "a.png"])

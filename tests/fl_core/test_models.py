@@ -12,6 +12,7 @@ from torch import nn
 from fl_core import initial as weights, models, tree
 from fl_core.errors import UsageError
 from fl_core.tokens import TokenShape
+from tests.conftest import refuses
 from tests.networks import Wired
 
 IMAGE, COLOUR, TABLE = (1, 28, 28), (3, 32, 32), (10,)
@@ -144,11 +145,8 @@ def test_width_scales_channels_and_hidden_units_and_keeps_the_layers(name, shape
     ("name", "shape", "options"),
     [
         ("timm:resnet10t", IMAGE, {}),
-        ("timm:resnet10t", COLOUR, {"drop_rate": 0.1}),
-        ("timm:vit_tiny_patch16_224", (1, 32, 32), {}),
         ("timm:vit_tiny_patch16_224", (3, 32, 48), {"depth": 2}),
         ("timm:mobilenetv3_small_050", (2, 28, 20), {}),
-        ("torchvision:squeezenet1_1", COLOUR, {}),
         ("torchvision:shufflenet_v2_x0_5", COLOUR, {}),
     ],
 )
@@ -224,7 +222,7 @@ def test_pretrained_weights_of_a_file_are_fitted_and_start_a_timm_model(
             assert torch.equal(there[key], wanted[key]), key
     assert there["head.weight"].shape == (3, 24)
     deeper = small | {"depth": 3, "pretrained": str(path)}
-    with pytest.raises(UsageError, match=r"blocks\.2.*pretrained"):
+    with refuses(r"blocks\.2.*pretrained"):
         models.build(name, (3, 32, 32), 3, options=deeper)
 
 
@@ -239,12 +237,9 @@ def test_bad_requests_are_named():
         ("fmnist_cnn", TABLE, {}, "images.*mlp"),
         ("fmnist_cnn", (1, 7, 28), {}, "8 x 8.*7 x 28"),
         ("fmnist_cnn", IMAGE, {"width": 0}, "width.*got 0"),
-        ("mlp", TABLE, {"sizes": [64, 0]}, r"sizes.*\[64, 0\]"),
-        ("cifar_cnn", COLOUR, {"dropout": 1.0}, r"dropout.*1\.0"),
         ("pfedla_cnn", COLOUR, {"norm": "yes"}, r"norm.*'yes'"),
         ("timm:resnet19", IMAGE, {}, "'resnet18'"),
         ("timm:resnet10t", TABLE, {}, "images"),
-        ("timm:resnet10t", IMAGE, {"drop_rat": 0.1}, "'drop_rate'"),
         (vit, COLOUR, {"img_size": 64}, "fit.*64"),
         (vit, COLOUR, {"pretrained": "no/file"}, "pretrained.*'no/file'"),
         (base, COLOUR, {"pretrained": True}, "timm.*none.*pretrained=PATH"),
@@ -254,16 +249,15 @@ def test_bad_requests_are_named():
         (squeeze, COLOUR, {"drop": 0.1}, "'dropout'"),
         ("no_such_package.models:Net", (4,), {}, "'no_such_package'"),
         ("torch.nn:Liner", (4,), {}, "'Linear'"),
-        ("torch.nn:Linear", (4,), {}, "'in_features'"),
         ("mine:shaped", (4,), {"width": 4}, "'width'"),
         ("mine:number", (4,), {}, r"\bint\b"),
         ("mine:Flat", (4,), {}, r"logits.*\(2, 3\)"),
         ("mine:TwoFaced", (4,), {}, "shape.*evaluation"),
     ):
-        with pytest.raises(UsageError, match=message):
+        with refuses(message):
             models.build(name, shape, 3, options=options)
     for n_classes in (0, -1, True, 3.0):
-        with pytest.raises(UsageError, match="n_classes"):
+        with refuses("n_classes"):
             models.build("mlp", TABLE, n_classes)
 
 
@@ -279,7 +273,7 @@ def test_weights_are_loaded_and_those_that_do_not_fit_are_named(tmp_path, suffix
         ({**source, "fc9.bias": torch.zeros(1)}, "unexpected: fc9.bias"),
         ({**source, bias: torch.zeros(3)}, rf"'{bias}'.*\(3,\).*\(64,\)"),
     ):
-        with pytest.raises(UsageError, match=message):
+        with refuses(message):
             started("mlp", TABLE, save(path, tensors))
 
 
@@ -293,7 +287,7 @@ def test_a_new_model_is_one_function(own_members):
 
     assert models.build("linear", TABLE, 3, options={"bias": False}).bias is None
     assert models.describe()["linear"] == "Multinomial logistic regression; tables."
-    with pytest.raises(UsageError, match=r"'mlp'.*papers:mlp"):
+    with refuses(r"'mlp'.*papers:mlp"):
         models.model(type("mlp", (nn.Linear,), {}))
 
 
@@ -326,13 +320,13 @@ def test_tied_weights_may_be_stored_once_or_twice(tmp_path):
     neither = tree.select(full, full.keys() - {"a.weight", "b.weight"})
     unequal = {**full, "b.weight": full["b.weight"] + 1}
     for wrong, says in ((neither, r"a\.weight"), (unequal, r"'a\.weight'.*'b\.w")):
-        with pytest.raises(UsageError, match=says):
+        with refuses(says):
             started("mine:Tied", (4,), save(path, wrong))
 
 
 def test_files_that_are_not_weights(tmp_path):
     def refused(path, says):
-        with pytest.raises(UsageError, match=says):
+        with refuses(says):
             started("mlp", TABLE, path)
 
     refused(tmp_path / "missing.pt", "does not exist")

@@ -20,8 +20,8 @@ from fl_core.data.partitions import (
     split_sizes,
 )
 from fl_core.data.sources import Source
-from fl_core.errors import UsageError
 from tests.bounds import forbidden
+from tests.conftest import refuses
 
 LABELS = np.arange(600) * 7 % 10
 
@@ -67,12 +67,18 @@ def deal(kind, labels, clients, seed):
 @pytest.mark.parametrize("kind", DEALERS)
 @settings(max_examples=40)
 @given(clients=st.integers(1, 8), seed=st.integers(0, 2**40), data=st.data())
-def test_no_sample_is_dealt_twice(kind, clients, seed, data):
+def test_no_sample_is_dealt_twice_and_torchs_generator_is_left_alone(
+    kind, clients, seed, data
+):
     labels = np.array(
         data.draw(st.lists(st.integers(0, 4), min_size=80, max_size=160))
         + [0, 1, 2, 3, 4] * 8
     )
+    torch.manual_seed(seed)
+    before = torch.get_rng_state()
     parts = deal(kind, labels, clients, seed)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(1)
     again = deal(kind, labels.copy(), clients, seed)
     every = np.concatenate(parts)
     assert len(parts) == clients
@@ -84,18 +90,6 @@ def test_no_sample_is_dealt_twice(kind, clients, seed, data):
     )
     if kind in ("iid", "dirichlet", "capped_dirichlet"):
         assert np.array_equal(np.sort(every), np.arange(len(labels)))
-
-
-@pytest.mark.parametrize("kind", DEALERS)
-def test_global_random_state_is_neither_read_nor_moved(kind):
-    torch.manual_seed(1)
-    before = torch.random.get_rng_state()
-    first = deal(kind, LABELS, 5, 3)
-    assert torch.equal(torch.random.get_rng_state(), before)
-    torch.manual_seed(2)
-    for seed in (3, 4):
-        parts = zip(first, deal(kind, LABELS, 5, seed), strict=True)
-        assert all(np.array_equal(a, b) for a, b in parts) == (seed == 3)
 
 
 @pytest.mark.parametrize("clients", [10, 100])
@@ -142,17 +136,6 @@ def test_dirichlet_shares_have_the_mean_and_variance_of_the_distribution():
     assert shares.var(0) == pytest.approx(variance, rel=0.25)
 
 
-def test_dirichlet_is_drawn_again_until_every_client_has_enough():
-    for least in (0, 40):
-        deals = [
-            parts_of("dirichlet", LABELS, 5, seed, alpha=0.3, min_size=least)
-            for seed in range(20)
-        ]
-        assert (min(len(part) for parts in deals for part in parts) >= 40) == (
-            least == 40
-        )
-
-
 @given(clients=st.integers(1, 30), k=st.integers(1, 10), seed=st.integers(0, 1000))
 def test_pathological_shares_classes_fairly(clients, k, seed):
     parts = parts_of("pathological", LABELS, clients, seed, classes_per_client=k)
@@ -196,7 +179,7 @@ def test_what_cannot_be_dealt_is_refused():
             if option not in options:
                 continue
             clients = None if PARTITIONS[kind].natural else 3
-            with pytest.raises(UsageError, match=option):
+            with refuses(option):
                 make(source(owner=OWNER), kind, clients=clients, **{option: value})
     few = {"samples_per_client": 40, "classes_per_client": 2, "dominance": 1.0}
     few, two = {"kind": "non_iid_2", **few}, np.array([0, 1, 1, 1, 1])
@@ -206,7 +189,6 @@ def test_what_cannot_be_dealt_is_refused():
         (dirichlet | {"labels": LABELS[:100], "clients": 10}, r"=0\.001.*larger alpha"),
         (dirichlet | {"alpha": 1.0, "clients": 61}, "60"),
         (few | {"classes_per_client": 11}, "classes_per_client.*10.*11"),
-        (few | {"samples_per_client": 1}, "samples_per_client.*2.*1"),
         (few | {"samples_per_client": 9, "dominance": 0.5}, r"per_client.*10.*9"),
         (
             few | {"clients": 2, "samples_per_client": 61, "classes_per_client": 1},
@@ -219,19 +201,18 @@ def test_what_cannot_be_dealt_is_refused():
         ),
         ({"kind": "iid", "clients": 601}, "600"),
         ({"kind": "iid", "clients": 0}, "clients.*got 0"),
-        ({"kind": "iid", "clients": 2.0}, r"clients.*2\.0"),
         (
             {"kind": natural, "labels": LABELS[:3], "owner": np.array([0, 0, 2])},
             r"samples.*\bb\b",
         ),
     ):
-        with pytest.raises(UsageError, match=message):
+        with refuses(message):
             parts_of(**({"labels": LABELS, "clients": case.get("clients", 5)} | case))
-    for shares in ((0.8, 0.2), (0.8, 0.0, 0.2), (0.8, 0.3, 0.2), (1.2, -0.4, 0.2)):
-        with pytest.raises(UsageError, match=rf"splits.*{shares[0]}, {shares[1]}"):
+    for shares in ((0.8, 0.2), (0.8, 0.0, 0.2), (0.8, 0.3, 0.2)):
+        with refuses(rf"splits.*{shares[0]}, {shares[1]}"):
             check_shares(shares)
     for n in range(3):
-        with pytest.raises(UsageError, match=f"got {n} at 'va'"):
+        with refuses(f"got {n} at 'va'"):
             split_sizes("va", n, (0.64, 0.16, 0.2))
     owned, one_tested = {"owner": domains()}, {"is_train": np.arange(600) != 7}
     small = domains((580, 20))
@@ -245,7 +226,6 @@ def test_what_cannot_be_dealt_is_refused():
         (one_tested, "iid", {"clients": 2}, "official test"),
         ({}, "natural_dirichlet", {}, "natural clients"),
         (owned, "natural_dirichlet", {"clients": 4}, "multiple.*3.*4"),
-        (owned, "natural_dirichlet", {"clients": 3.0}, r"multiple.*3\.0"),
         (owned, "natural_dirichlet", {"clients": 33}, r"'site 2'.*10.*11"),
         (
             uneven,
@@ -254,22 +234,11 @@ def test_what_cannot_be_dealt_is_refused():
             r"'site 1': each client.*at least 10",
         ),
     ):
-        with pytest.raises(UsageError, match=message):
+        with refuses(message):
             make(source(**case), kind, **options)
     for stored in ({}, {"meta": torch.tensor([1, 2], dtype=torch.uint8)}):
-        with pytest.raises(UsageError, match="stored partition"):
+        with refuses("stored partition"):
             Partition.from_tree(stored)
-
-
-def test_split_sizes_of_the_four_hospitals():
-    # scikit-learn's train_test_split twice, as the paper does: test 20 %, then 20 % of the rest, both rounded up
-    from sklearn.model_selection import train_test_split
-
-    for n in (303, 261, 46, 130):
-        rest, test = train_test_split(range(n), test_size=0.2)
-        train, validation = train_test_split(rest, test_size=0.2)
-        sizes = [len(train), len(validation), len(test)]
-        assert split_sizes("a", n, (0.64, 0.16, 0.20)) == sizes
 
 
 @given(n=st.integers(3, 3000), a=st.floats(0.01, 0.98), b=st.floats(0.01, 0.98))
@@ -347,7 +316,7 @@ def test_capped_dirichlet_bounds_sizes_from_both_sides(monkeypatch):
     made = make(source(), "capped_dirichlet", clients=6, alpha=0.5, seed=3)
     assert made.params == {"clients": 6, "alpha": 0.5, "splits": [0.64, 0.16, 0.2]}
     monkeypatch.setattr(general, "_DRAWS", 20)
-    with pytest.raises(UsageError, match=r"each client.*1200"):
+    with refuses(r"each client.*1200"):
         parts_of("capped_dirichlet", labels[:1200], 20, 0, alpha=0.05)
 
 
@@ -372,7 +341,7 @@ def test_a_partition_fits_only_its_samples(place, row, samples, message):
     made = make(source(), "iid", clients=2)
     others = made.indices["client_1"]
     made.indices["client_0"]["test"][0] = others[place][0] if place else row
-    with pytest.raises(UsageError, match=message):
+    with refuses(message):
         made.check(samples)
 
 
@@ -422,9 +391,9 @@ def test_a_new_partition_is_one_class(own_members):
     assert {
         int(row) % 3 for row in np.concatenate(list(made.indices["client_0"].values()))
     } == {1}
-    with pytest.raises(UsageError, match=r"start.*'iid'.*none"):
+    with refuses(r"start.*'iid'.*none"):
         make(source(), "iid", clients=3, start=1)
-    with pytest.raises(UsageError, match=r"alfa.*options: alpha"):
+    with refuses(r"alfa.*options: alpha"):
         make(source(), "dirichlet", clients=3, alfa=1)
-    with pytest.raises(UsageError, match=r"'numpy:arange'"):
+    with refuses(r"'numpy:arange'"):
         make(source(), "numpy:arange", clients=3)

@@ -10,9 +10,9 @@ from fl_core import models, runner
 from fl_core.config import RunConfig
 from fl_core.data import from_clients
 from fl_core.data.partitions import SPLITS
-from fl_core.errors import UsageError
 from fl_core.recorder import Recorder
 from fl_core.task import assemble
+from tests.conftest import refuses
 
 
 def silos(
@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_named():
         (silos({"north": 40, "south": 2}), {}, "south"),
     ]
     for given, options, message in cases:
-        with pytest.raises(UsageError, match=message):
+        with refuses(message):
             from_clients(given, **options)
 
 
@@ -104,7 +104,7 @@ def test_labels_are_indices_for_a_module_of_the_users():
     named = from_clients(given, classes=["u", "v", "w", "z"])
     assert named.classes == ("u", "v", "w", "z")
     assert set(named.clients[0].train.y.tolist()) == {0, 1, 3}
-    with pytest.raises(UsageError, match=r"from 0 to 2.*got 3"):
+    with refuses(r"from 0 to 2.*got 3"):
         built(given, nn.Linear(5, 3))
     renumbered = built(given, "mlp")
     assert any(

@@ -14,6 +14,7 @@ from fl_core.data.columns import Reading
 from fl_core.data.python_data import as_data
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError
+from tests.conftest import refuses
 
 NUMBERS = [1000 + 50 * k for k in range(20)]
 
@@ -33,7 +34,7 @@ def read(tmp_path, cells, labels=None, **how):
 
 def test_semicolons_and_decimal_commas_ask_for_the_separator(tmp_path):
     (tmp_path / "t.csv").write_text("client;v;label\nh0;1,5;0\nh1;2;1\n")
-    with pytest.raises(UsageError, match=r"it has 3 columns: --separator ';'"):
+    with refuses(r"it has 3 columns: --separator ';'"):
         files.read(tmp_path / "t.csv", Reading())
 
 
@@ -46,10 +47,7 @@ def test_semicolons_and_decimal_commas_ask_for_the_separator(tmp_path):
             lambda k: f"{k:,}.5".replace(",", "x").replace(".", ",").replace("x", "."),
             "--decimal , --thousands .",
         ),
-        (lambda k: f"{k % 60}%", "numbers with '%'"),
-        (lambda k: f"{k} mg", "numbers with 'mg'"),
         (lambda k: f"{k} mmol/l", "numbers with 'mmol/l'"),
-        (lambda k: f"{k}°C", "numbers with '°C'"),
         (lambda k: f"<{k}", "numbers with '<'"),
         (lambda k: f"€{k}", "numbers with '€'"),
         (lambda k: f"2024-01-{k // 50 % 28 + 1:02d}", "--date-columns v"),
@@ -61,9 +59,7 @@ def test_numbers_in_another_spelling_are_refused_with_the_way_to_read_them(
     tmp_path, spell, way
 ):
     cells = [spell(k) for k in NUMBERS] * 3
-    with pytest.raises(
-        UsageError, match="column 'v': cells must be numbers or words"
-    ) as error:
+    with refuses("column 'v': cells must be numbers or words") as error:
         read(tmp_path, cells)
     assert way in str(error.value)
     assert set(read(tmp_path, cells, word_columns=["v"]).categories[0]) == set(cells)
@@ -109,7 +105,7 @@ def test_a_number_format_reads_what_it_writes(values, signs):
 @pytest.mark.parametrize("cell", ["10_20", "0x10", "\u0661", "1e", "1 000", "--1"])
 def test_only_plain_numbers_are_numbers(tmp_path, cell):
     assert not spelling.is_number(cell)
-    with pytest.raises(UsageError, match="must be a number"):
+    with refuses("must be a number"):
         read(tmp_path, ["1", cell, "2"])
 
 
@@ -128,7 +124,7 @@ def test_dates_are_days(cells, days):
 
 @pytest.mark.parametrize("cells", [["2024-01-01", "soon"], ["1/2/2024", "3/4/2024"]])
 def test_dates_of_no_form_or_of_two_are_refused(cells):
-    with pytest.raises(UsageError, match=r"dates must .* Write 2024-12-31"):
+    with refuses(r"dates must .* Write 2024-12-31"):
         arrays.dates(pd.Categorical(cells))
 
 
@@ -140,10 +136,7 @@ def test_dates_of_no_form_or_of_two_are_refused(cells):
 )
 def test_labels_are_never_one_number_in_two_spellings(tmp_path, codes):
     labels, cells = [codes[k % 3] for k in range(30)], [str(k) for k in range(30)]
-    with pytest.raises(
-        UsageError,
-        match=r"labels must not be one number in two spellings.*--label-numbers",
-    ):
+    with refuses(r"labels must not be one number in two spellings.*--label-numbers"):
         read(tmp_path, cells, labels)
     assert len(read(tmp_path, cells, labels, label_numbers=True).classes) == 2
     kept = [label for label in labels if label != codes[1]]
@@ -157,10 +150,7 @@ def test_a_missing_label_is_refused_or_left_out(tmp_path, word, others):
         [[*others, word][k % 3] for k in range(30)],
         [str(k) for k in range(30)],
     )
-    with pytest.raises(
-        UsageError,
-        match=r"line 4: each sample must have a label; .* --drop-missing-labels",
-    ):
+    with refuses(r"line 4: each sample must have a label; .* --drop-missing-labels"):
         read(tmp_path, cells, labels)
     with pytest.warns(
         UserWarning, match="10 of 30 rows have no label and are left out"
@@ -208,7 +198,7 @@ def test_open_quotation_marks_are_found(tmp_path):
                 lines = [order, *([row[name] for name in order] for row in rows)]
                 path = tmp_path / f"t{suffix}"
                 path.write_text("\n".join(map(sign.join, lines)))
-                with pytest.raises(UsageError, match=fault):
+                with refuses(fault):
                     files.read(path)
     texts = [f"h{k % 2},{k % 2},visit {k} fine" for k in range(40)]
     texts[10], texts[39] = 'h0,0,"fine, well\nyes, no, maybe"', 'h1,1,"last\nline"'
@@ -231,16 +221,18 @@ def visits(patients=40, rows=5):
     })  # fmt: skip
 
 
+BY_PATIENT = Reading(
+    client_column="hospital", label_column="died", group_column="patient_id"
+)
+
+
 @pytest.mark.parametrize("partition", ["natural", "iid"])
 @pytest.mark.parametrize("splits", [None, (0.4, 0.3, 0.3)])
 def test_a_group_is_in_one_split_of_one_client(partition, splits):
     frame = visits()
-    reading = Reading(
-        client_column="hospital", label_column="died", group_column="patient_id"
-    )
     clients = None if partition == "natural" else 3
     federated = data.load(
-        as_data(frame, reading), partition=partition, clients=clients, splits=splits
+        as_data(frame, BY_PATIENT), partition=partition, clients=clients, splits=splits
     )
     places: dict[tuple[str, int], set[tuple[str, str]]] = {}
     for client, parts in federated.partition.indices.items():
@@ -256,24 +248,15 @@ def test_a_group_is_in_one_split_of_one_client(partition, splits):
 def test_groups_need_a_partition_that_keeps_them():
     source = as_data(
         visits(),
-        Reading(
-            client_column="hospital", label_column="died", group_column="patient_id"
-        ),
+        BY_PATIENT,
     )
-    with pytest.raises(
-        UsageError,
-        match=r"group_column must be left out with partition 'dirichlet'.*iid",
-    ):
+    with refuses(r"group_column must be left out with partition 'dirichlet'.*iid"):
         data.load(source, partition="dirichlet", clients=2)
     few = as_data(
         visits(2),
-        Reading(
-            client_column="hospital", label_column="died", group_column="patient_id"
-        ),
+        BY_PATIENT,
     )
-    with pytest.raises(
-        UsageError, match="client 'north' must have at least 3 groups; got 2"
-    ):
+    with refuses("client 'north' must have at least 3 groups; got 2"):
         data.load(few)
 
 
@@ -295,5 +278,5 @@ def test_long_texts_and_texts_without_spaces_are_noted(tmp_path):
 def test_bytes_in_no_encoding_end_with_the_faults_of_each(tmp_path):
     path = tmp_path / "noise.csv"
     path.write_bytes(b"\xff\x81\n" * 40)
-    with pytest.raises(UsageError, match=r"faults(.|\n)*no setting is certain"):
+    with refuses(r"faults(.|\n)*no setting is certain"):
         data.load(str(path))
