@@ -4,12 +4,11 @@ import contextlib
 import math
 import os
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks import pairs, peers
 from benchmarks.peers import PEERS, Peer
@@ -52,7 +51,7 @@ SHARED = Job(
 def reference(job):
     """Every client's step from the start, and their mean, in float64."""
     data = job.data()
-    sums: list[Tensor] = []
+    sums = []
     for client in data.clients:
         model = job.model(data).double()
         optimizer = job.optimizer(model.parameters())
@@ -87,9 +86,7 @@ def test_a_round_of_one_step_is_the_mean_of_the_steps(job, name):
         pytest.skip(why)
     with contextlib.ExitStack() as stack:
         if peer.needs:  # whose threads and settings are to end with it
-            side: Any = stack.enter_context(remote({name: peer.open}, job, checkout))[
-                name
-            ]
+            side = stack.enter_context(remote({name: peer.open}, job, checkout))[name]
             run = side.turn
         else:
             side = stack.enter_context(peer.open(job, checkout))

@@ -237,12 +237,6 @@ def test_check_of_what_no_setting_reads_fails_in_one_line(
         ({"label": [k / 9 for k in range(40)]}, "--task regression", 2),
         ({"v": [f"{k},{k + 100}" for k in range(40)]}, "--exclude-columns v", 2),
         (
-            {"label": [f"{k},5" for k in range(40)]},
-            "--decimal ,",
-            3,
-        ),
-        ({"label": range(40), "event": [0, 1] * 20}, "--task regression", 2),
-        (
             {"client": ["a", "b"] * 20, "time": range(40), "died": [0, 1] * 20},
             "--task survival",
             2,
@@ -264,16 +258,6 @@ def test_check_lists_all_faults_and_one_command_that_works(
     assert option in works
     command(f"check {works.removeprefix('run --dataset ')}")
     assert capsys.readouterr().out.startswith("This works")
-
-
-def test_check_takes_the_table_of_each_client(tmp_path, capsys):
-    for name in "ab":
-        rows = {"age": range(30), "label": [0, 1, 1] * 10}
-        pd.DataFrame(rows).to_csv(tmp_path / f"{name}.csv", index=False)
-    files = [str(tmp_path / f"{name}.csv") for name in "ab"]
-    command(f"check {' '.join(files)}")
-    assert f"--dataset {' '.join(files)}" in capsys.readouterr().out
-    assert fl.RunConfig(dataset=files).data.dataset == ",".join(files)
 
 
 def test_pairs_without_names_are_refused_with_the_call_that_names_them():

@@ -5,7 +5,6 @@ Nothing here is imported from the package that draws the figures, so that an err
 """
 
 import math
-from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from itertools import pairwise
@@ -17,7 +16,7 @@ from scipy.special import stdtrit
 from scipy.stats import friedmanchisquare
 
 ROWS = Path(__file__).resolve().parents[2] / "figures" / "rows"
-LINES: dict[str, Callable[[], list[str]]] = {}
+LINES = {}
 """Lines of the scorecard that are covered, each with what gives its numbers as text."""
 THRESHOLDS = (1.05, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0)
 

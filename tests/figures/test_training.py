@@ -3,6 +3,7 @@
 import json
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -18,6 +19,7 @@ from tests.conftest import refuses
 from tests.figures.conftest import NAME, made
 
 STUDIES = {each.study.name: each.study for each in items.REGISTRY.values()}
+train = partial(training.train, progress=False)
 pytestmark = pytest.mark.filterwarnings("ignore:client")
 
 
@@ -64,26 +66,26 @@ def test_budget_stops_between_runs(check, tmp_path, monkeypatch):
 
     monkeypatch.setattr(training.time, "perf_counter", lambda: clock[0])
     slow = replace(check, measure=ten_minutes)
-    training.train(slow, folder, budget=15, progress=False)
+    train(slow, folder, budget=15)
     assert made(folder) == {"local-0", "fedavg-0"}  # the second began at 10 of 15
-    training.train(slow, folder, budget=5, progress=False)  # two runs' time is known
+    train(slow, folder, budget=5)  # two runs' time is known
     assert made(folder) == {"local-0", "fedavg-0", "fedper-0"}
     with refuses("budget"):
-        training.train(slow, folder, budget=0, progress=False)
+        train(slow, folder, budget=0)
 
 
 def test_processes_share_a_study_and_make_no_run_twice(check, tmp_path):
     """Of two that begin at once, the second goes on with the next run."""
-    begun: list[str] = []
+    begun = []
 
     def nested(task, run, to):
         begun.append(f"{run}-{task.config.execution.seed}")
         if len(begun) == 1:
-            training.train(item, to, seeds=1, progress=False)
+            train(item, to, seeds=1)
         return check.measure(task, run, to)
 
     item = replace(check, measure=nested)
-    training.train(item, tmp_path / NAME, seeds=1, progress=False)
+    train(item, tmp_path / NAME, seeds=1)
     assert begun == ["local-0", "fedavg-0", "fedper-0"]
     assert {path.suffix for path in (tmp_path / NAME).iterdir()} == {".jsonl"}
 
@@ -92,7 +94,7 @@ def test_a_diverged_run_is_kept_with_its_reason_and_the_others_go_on(check, tmp_
     folder = tmp_path / NAME
     wild = check.runs["fedavg"].with_keys(lr=1e30, epochs=3)
     item = replace(check, runs={**check.runs, "fedavg": wild})
-    training.train(item, folder, seeds=1, progress=False)
+    train(item, folder, seeds=1)
     _, frame = rows.read(folder / "fedavg-0.jsonl")
     assert frame["value"].isna().all()
     header, frame = item.read(folder)
@@ -112,7 +114,7 @@ def test_packed_runs_are_read_resumed_and_packed_again(check, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(pack)
     assert "to pack" in capsys.readouterr().err
-    training.train(check, folder, only=["local", "fedavg"], progress=False)
+    train(check, folder, only=["local", "fedavg"])
     header, frame = check.read(folder)
     main(pack)
     assert not folder.exists()
@@ -121,7 +123,7 @@ def test_packed_runs_are_read_resumed_and_packed_again(check, tmp_path, capsys):
     assert json.dumps(packed) == json.dumps(header)
     rounded = frame.assign(value=frame["value"].astype("float32").astype("float64"))
     pd.testing.assert_frame_equal(same, rounded, check_exact=True)
-    training.train(check, folder, progress=False)
+    train(check, folder)
     assert made(folder) == {"fedper-0", "fedper-1"}, "packed runs are not trained again"
     main(pack)
     assert check.headers(folder).keys() == set(check.planned())
@@ -134,7 +136,7 @@ def test_another_configuration_is_refused_but_a_default_that_is_spelled_out(
     check, tmp_path
 ):
     folder = tmp_path / NAME
-    training.train(check, folder, only=["local"], seeds=1, progress=False)
+    train(check, folder, only=["local"], seeds=1)
     for keys, refused in (
         ({"lr": 0.1}, "local-0.jsonl: .* another lr"),
         ({"scale": "standard"}, "another scale"),
@@ -142,10 +144,10 @@ def test_another_configuration_is_refused_but_a_default_that_is_spelled_out(
     ):
         changed = {"local": check.runs["local"].with_keys(**keys)}
         with refuses(refused) if refused else nullcontext():
-            training.train(replace(check, runs=changed), folder, seeds=1, progress=False)  # fmt: skip
+            train(replace(check, runs=changed), folder, seeds=1)  # fmt: skip
     for wrong, said in (({"only": ["fedpr"]}, "mean 'fedper'"), ({"seeds": 0}, "at least 1")):  # fmt: skip
         with refuses(said):
-            training.train(check, folder, **wrong, progress=False)
+            train(check, folder, **wrong)
 
 
 @pytest.mark.parametrize("name", sorted(items.REGISTRY))
@@ -169,6 +171,6 @@ def test_rows_that_are_missing_or_of_another_format_are_one_line_with_the_comman
 
 
 def test_rows_of_another_item_are_refused(check, tmp_path):
-    training.train(check, tmp_path / NAME, only=["local"], seeds=1, progress=False)
+    train(check, tmp_path / NAME, only=["local"], seeds=1)
     with refuses(r"rows of 'toy.check'.*figures toy.other"):
         replace(check, name="toy.other").read(tmp_path / NAME)

@@ -55,21 +55,10 @@ def test_a_path_without_pfllib_is_refused(tmp_path, monkeypatch):
     "config", [pytest.param(each, id=name) for name, each in witness.recipes().items()]
 )
 def test_with_a_checkout_every_score_is_ours(config):
-    options = {
-        name: value
-        for name, value in config.federation.options.items()
-        if name != "finetune_at"
-    }
-    config = TINY.with_keys(algorithm=config.federation.algorithm, options=options)
-    frame = witness._measure(
-        runner.assemble(config), config.federation.algorithm, Path()
-    ).assign(run=config.federation.algorithm)
-    which = (
-        witness.REPAIRED
-        if config.federation.algorithm in witness.DEPARTS
-        else witness.THEIRS
-    )
-    assert (
-        witness.largest_difference(frame, config.federation.algorithm, which)
-        < witness.TOLERANCE
-    )
+    federation = config.federation
+    options = {k: v for k, v in federation.options.items() if k != "finetune_at"}
+    name = federation.algorithm
+    task = runner.assemble(TINY.with_keys(algorithm=name, options=options))
+    frame = witness._measure(task, name, Path()).assign(run=name)
+    which = witness.REPAIRED if name in witness.DEPARTS else witness.THEIRS
+    assert witness.largest_difference(frame, name, which) < witness.TOLERANCE

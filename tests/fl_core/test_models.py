@@ -200,18 +200,12 @@ def test_importable_models(name, options):
     )
 
 
-@pytest.mark.parametrize("suffix", ["safetensors", "pth"])
-def test_pretrained_weights_of_a_file_are_fitted_and_start_a_timm_model(
-    tmp_path, suffix
-):
+def test_pretrained_weights_of_a_file_are_fitted_and_start_a_timm_model(tmp_path):
     """All but the classifier of another number of classes; a ViT's positions are interpolated to other images."""
     small = {"depth": 2, "embed_dim": 24, "num_heads": 3}
     name = "timm:vit_tiny_patch16_224"
     source = models.build(name, (3, 64, 64), 5, seed=3, options=small)
-    path = tmp_path / f"weights.{suffix}"
-    save_file(tree.state_dict(source), path) if suffix == "safetensors" else torch.save(
-        source.state_dict(), path
-    )
+    path = save(tmp_path / "weights.pth", source.state_dict())
     found = models.build(
         name, (3, 32, 32), 3, options=small | {"pretrained": str(path)}
     )

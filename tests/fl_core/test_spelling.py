@@ -234,7 +234,7 @@ def test_a_group_is_in_one_split_of_one_client(partition, splits):
     federated = data.load(
         as_data(frame, BY_PATIENT), partition=partition, clients=clients, splits=splits
     )
-    places: dict[tuple[str, int], set[tuple[str, str]]] = {}
+    places = {}
     for client, parts in federated.partition.indices.items():
         for split, rows in parts.items():
             for row in rows:

@@ -175,22 +175,11 @@ def test_missing_numbers_are_named_by_row_and_column_if_nothing_fills_them(
 
 def test_a_run_keeps_what_was_fitted_and_goes_on_with_it(tmp_path, monkeypatch):
     path = written(tmp_path / "t.csv", frame(holes=True))
-    config = RunConfig(
-        dataset=str(path),
-        rounds=2,
-        batch_size=8,
-        exclude_columns=["one"],
-        scale="standard",
-        impute="median",
-    )
+    how = {"exclude_columns": ["one"], "scale": "standard", "impute": "median"}
+    config = RunConfig(dataset=str(path), rounds=2, batch_size=8, **how)
     runner.run(config, tmp_path / "run", progress=False, until=1)
     stored = Preprocessing.from_json(Run(tmp_path / "run").config["preprocessing"])
-    assert (
-        stored
-        == data.load(
-            path, exclude_columns=["one"], scale="standard", impute="median"
-        ).preprocessing
-    )
+    assert stored == data.load(path, **how).preprocessing
     assert stored.columns == ("age", "dose")
 
     def again(*_):
@@ -225,10 +214,6 @@ def test_a_parquet_table_is_read_as_the_same_csv(tmp_path):
     )
     assert (samples(one, *SPLITS) == samples(two, *SPLITS)).all()
     assert one.classes == two.classes
-    assert [client.name for client in one.clients] == [
-        client.name for client in two.clients
-    ]
-    assert data.recipe(path) == data.recipe(tmp_path / "t.csv")
     with refuses(r"'dose', row 0.*--impute"):
         data.load(path)
     with refuses("separator"):

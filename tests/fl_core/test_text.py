@@ -9,13 +9,9 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from diagnostics.measure import instruments
-from fl_core import data, models, runner, tree
-from fl_core.config import RunConfig
+from fl_core import data, models, tree
 from fl_core.data import sources, text
 from fl_core.errors import UsageError
-from fl_core.records import store
-from fl_core.restore import load_models
 from fl_core.tokens import PAD, SPECIAL, START, UNKNOWN, TokenShape
 
 GOOD, BAD, PLAIN = (
@@ -165,26 +161,3 @@ def test_the_model_is_its_formula_and_padding_does_not_count():
     with torch.no_grad():
         model.embedding.token.weight[PAD] = 7.0
     assert torch.allclose(model(ids), by_hand(model, ids), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("algorithm", ["fedavg", "playerfl"])
-def test_a_run_on_texts_learns_and_is_read_back(tmp_path, algorithm):
-    path = write(tmp_path / "t.jsonl")
-    config = RunConfig(
-        dataset=str(path),
-        algorithm=algorithm,
-        rounds=4,
-        batch_size=8,
-        lr=1e-2,
-        model_options={"width": 16},
-        eval_every=1,
-    )
-    runner.run(config, tmp_path / "run", instruments=instruments(), progress=False)
-    _, rows = store.Run(tmp_path / "run").rows()
-    last = rows[
-        (rows["round"] == 4) & (rows.split == "test") & (rows.metric == "accuracy")
-    ]
-    assert last[last.model != "local"].value.min() > 0.9
-    loaded, task = load_models(tmp_path / "run", which="local")
-    assert task.data.words == data.load(path).words
-    assert list(loaded) == ["north", "south"]

@@ -1,12 +1,7 @@
 """Planted rows of a leaderboard, whose scores are known."""
 
-from collections.abc import Callable
-
 from benchmarks.leaderboard.methods import METHODS, SCORED
 from benchmarks.leaderboard.runs import KEYS
-
-Score = Callable[[str, str, int, int], float]
-"""(federation, method, seed, client) -> macro-F1"""
 
 
 def row(

@@ -1,7 +1,5 @@
 """FedSelect and kNN-Per: their limits, their steps, and what their clients keep."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -11,7 +9,7 @@ from fl_core.algorithms import Message, Round, State, Update
 from fl_core.errors import UsageError
 from tests.conftest import CONFIG, TOY, network, play
 
-HARD: dict[str, Any] = {
+HARD = {
     "momentum": 0.9,
     "weight_decay": 0.05,
     "lr": 0.1,

@@ -31,7 +31,7 @@ class Mine(FedPer):
 
 def tried(method, score):
     """Return all settings that a method tries under a score of settings."""
-    found: list = []
+    found = []
     while (setting := next_setting(method, found)) is not None:
         found.append((setting, score(setting)))
     return found
