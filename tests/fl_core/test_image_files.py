@@ -104,9 +104,9 @@ def test_transparent_images_lie_on_white(tmp_path, mode):
 def test_16_bits_are_refused(tmp_path, mode):
     """Pillow would round RGB to 8 bits in silence."""
     path = tmp_path / "a.png"
-    Image.new(mode, (2, 2)).save(path)
+    Image.new(mode, (4, 2)).save(path)
     png = bytearray(path.read_bytes())
-    png[24] = 16  # the header's bits a channel, which its checksum follows
+    png[19], png[24] = 2, 16  # in the header half as many pixels of 16 bits
     png[29:33] = zlib.crc32(png[12:29]).to_bytes(4, "big")
     path.write_bytes(png)
     with refuses("at most 8 bits a channel; got"):
