@@ -32,7 +32,7 @@ from fl_core.errors import (
     warn,
 )
 from fl_core.models import lora
-from fl_core.models.adapter import PackedShape
+from fl_core.models.adapter import PackedShape, adapt
 from fl_core.models.building import TRIAL, drop_statistics
 from fl_core.models.registry import check_stored, without_weights
 from fl_core.records import store, writing
@@ -208,7 +208,8 @@ def write(
     example = models.example(task.data.shape)
     with tree.one_thread():
         if not torch.equal(
-            evaluate.predict(rebuilt, example), evaluate.predict(trained, example)
+            evaluate.predict(adapt(rebuilt), example),
+            evaluate.predict(trained, example),
         ):
             raise UsageError(
                 f"{about['model']['callable']} must give the same model when it is called again; got another."
@@ -285,7 +286,7 @@ def predict(
     """
     _check_path(path, "the file of an exported model", "Write one with fl.export")
     exported = read(path)
-    built = exported.model(model=model, allow_code=allow_code)
+    built = adapt(exported.model(model=model, allow_code=allow_code))
     samples = exported.inputs.samples(new, ids)
     with tree.one_thread():
         outputs = evaluate.predict(built, samples.x)

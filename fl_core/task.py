@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -560,10 +561,16 @@ def _made_up(config: RunConfig, data: FederatedData) -> list[str]:
         return []
     columns = () if data.preprocessing is None else data.preprocessing.columns
     likely = by_name("client_column", columns)
-    flag = f"--client-column {likely[0]}" if likely else "--client-column NAME"
+    way = f"Name the column with clients: --client-column {likely[0] if likely else 'NAME'}"
+    if config.own_data is not None and not columns:
+        way = "Pass data={client: (x, y)}"
+    elif Path(named).is_dir():
+        way = f"Sort the images as {Path(named) / 'CLIENT/CLASS'}"
+    elif Path(named).suffix == ".npz":
+        way = "Add an array named client"
     return [
         f"{named} names no clients: its samples are divided among {len(data.clients)} made-up clients "
-        f"({data.partition.kind!r}). Name the column with clients: {flag}. Or confirm with --partition or --clients."
+        f"({data.partition.kind!r}). {way}. Or confirm with --partition or --clients."
     ]
 
 

@@ -40,7 +40,8 @@ def words_of(name: str, cells: Cells) -> tuple[str, ...]:
         raise DataFault(
             f"there must be numbers, or words that come again ({MOST} at most); got "
             f"{len(words):,} different words.",
-            f"Leave it out: --exclude-columns {shlex.quote(name)}.",
+            f"Leave it out: --exclude-columns {shlex.quote(name)}. Or read these texts alone: "
+            f"--text-column {shlex.quote(name)}.",
             exclude_columns=[name],
         )
     return words

@@ -39,7 +39,7 @@ from fl_core.data.columns import (
 )
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, check_known, listing, plural, warn
-from fl_core.rows import CLASSIFICATION, REGRESSION, SURVIVAL
+from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 
 FEW = 10
 """The number of classes that are few, even if most of them have one sample."""
@@ -395,7 +395,10 @@ def _answer(cells: Cells, reading: Reading) -> Cells:
     words = () if isinstance(cells, np.ndarray) else cells.categories
     if not spelling.format_of(words, reading.numbers):
         _check_spelling(cells)
-    return _plain_numbers(cells, reading)
+    try:
+        return _plain_numbers(cells, reading)
+    except DataFault as fault:
+        raise DataFault(fault.what, targets.FORMS[reading.task], fault.row) from fault
 
 
 def _targets(
@@ -513,7 +516,11 @@ def _no_column(
         repair["client_column"] = clients[0]
         way += f". The column of the clients may be missing as well: --client-column {shlex.quote(clients[0])}"
     time, event = roles.survival_columns(header)
-    if key == "label_column" and time and event:
+    several = name.split(",")
+    if key == "label_column" and len(several) > 1 and {*several} <= {*header}:
+        task = SURVIVAL if several == [time, event] else MULTILABEL
+        repair, way = {"task": task}, f"Name their task: --task {task}"
+    elif key == "label_column" and time and event:
         both = shlex.quote(f"{time},{event}")
         way += f". To predict the time until an event: --task survival --label-column {both}"
     return DataFault(

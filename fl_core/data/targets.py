@@ -26,9 +26,16 @@ from fl_core.data.arrays import (
 )
 from fl_core.data.columns import DataFault, Place, row_of_array
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION
+from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 
 AS_NUMBERS = "Use task regression (--task regression) to predict numbers."
+FORMS = {
+    CLASSIFICATION: "Leave --label-numbers out, since labels may be words.",
+    REGRESSION: "Write numbers.",
+    SURVIVAL: "Write times as numbers, and events as 1, or 0 where the sample was censored.",
+    MULTILABEL: "Write each label as 0 or 1.",
+}
+"""What to write in label columns that hold words, by task."""
 _EVENT = "events must be 1, or 0 where the sample was censored"
 
 

@@ -110,3 +110,23 @@ def test_a_run_s_models_know_the_names_of_their_classes():
         assert by_name.values("grad_norm").equals(by_index.values("grad_norm"))
         with pytest.raises(UsageError, match="must be" if names[0] == 10 else "words"):
             fl.diagnose(models, data, "grad_norm", progress=False)
+
+
+class Extra(nn.Module):
+    """It returns features next to its logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.fc = nn.Linear(2, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        hidden = self.hidden(x)
+        return self.fc(hidden), hidden
+
+
+def test_a_model_of_several_outputs_is_exported(tmp_path):
+    out, own = str(tmp_path / "run"), {"data": {"a": (X, Y), "b": (X, Y)}}
+    model = run(own["data"], Extra(), out=out, clients=None).models["a"].eval()
+    fl.export(out, tmp_path / "a.safetensors", model=Extra(), **own)
+    found = fl.predict(tmp_path / "a.safetensors", X, model=Extra())
+    assert torch.equal(found.logits, model(X)[0])

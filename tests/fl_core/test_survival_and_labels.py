@@ -195,6 +195,12 @@ def test_wrong_targets_are_one_clear_line():
     ):
         with pytest.raises(UsageError, match=message):
             as_data(frame(), Reading(task=task, label_column=columns))
+    for task, columns in (("survival", "time,event"), ("multilabel", "cough,fever")):
+        with pytest.raises(UsageError, match=f"--task {task}"):
+            as_data(frame(), Reading(label_column=columns))
+        words = frame().replace({columns.split(",")[1]: {0: "no", 1: "yes"}})
+        with pytest.raises(UsageError, match=r"got '(no|yes)'.* Write .*0"):
+            as_data(words, Reading(task=task, label_column=columns))
     x, y = np.zeros((4, 2)), np.array([[1.0, 0], [2, 1], [3, 0], [3, 1]])
     for task, wrong, message in (
         ("survival", y[:, 0], "a time and an event"),
