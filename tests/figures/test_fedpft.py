@@ -54,14 +54,11 @@ def test_modules_have_the_published_numbers_and_the_message_is_their_sum(
     assert counted.loc[("resnet8.fedpft", "extractor"), "parameters"] == 1_232_704
     assert counted.loc[("resnet8.fedpft", ""), "numbers_sent"] == sum(states.values())
     assert counted.loc[("resnet10.fedavg", ""), "numbers_sent"] == 4_911_564 + 51_300
-    assert counted.loc[("resnet10.fedavg", ""), "bytes_down"] > 4 * 4_900_000
     stored = fedpft_counts.TABLE10.read(fedpft_counts.TABLE10.path())[1]
     same = ["run", "layer", "metric", "value"]
     pd.testing.assert_frame_equal(
         stored[same], frame[same]
     )  # CIFAR-100's sizes, with whatever images
-    drawing = item.draw({}, frame)
-    assert [finding.held for finding in drawing.findings] == [True, False]
 
 
 def prompted():

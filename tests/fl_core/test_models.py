@@ -42,10 +42,6 @@ def fitting(name):
     return shapes
 
 
-def n_parameters(model):
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
 @pytest.mark.parametrize(
     ("name", "shape", "n_classes", "expected"),
     [
@@ -70,7 +66,8 @@ def n_parameters(model):
     ],
 )
 def test_parameter_counts(name, shape, n_classes, expected):
-    assert n_parameters(models.build(name, shape, n_classes)) == expected
+    model = models.build(name, shape, n_classes)
+    assert sum(each.numel() for each in model.parameters()) == expected
 
 
 @pytest.mark.parametrize("name", list(models.MODELS))

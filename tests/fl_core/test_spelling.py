@@ -32,12 +32,6 @@ def read(tmp_path, cells, labels=None, **how):
     return files.read(tmp_path / "t.csv", Reading(separator=";", **how))
 
 
-def test_semicolons_and_decimal_commas_ask_for_the_separator(tmp_path):
-    (tmp_path / "t.csv").write_text("client;v;label\nh0;1,5;0\nh1;2;1\n")
-    with refuses(r"it has 3 columns: --separator ';'"):
-        files.read(tmp_path / "t.csv", Reading())
-
-
 @pytest.mark.parametrize(
     ("spell", "way"),
     [

@@ -58,6 +58,12 @@ def written(path, table, **how):
     return path
 
 
+def train_rows(federated):
+    return np.sort(
+        np.concatenate([part["train"] for part in federated.partition.indices.values()])
+    )
+
+
 def samples(federated, *splits):
     """Samples of all clients, in the order of the source."""
     parts = [(c, s) for c in federated.clients for s in splits]
@@ -136,14 +142,15 @@ def test_a_table_is_filled_and_scaled_as_scikit_learn_does_on_training_samples(
     path = written(tmp_path / "t.csv", table)
     federated = data.load(path, scale=scale, impute=impute)
     raw = table[["age", "dose", "one"]].to_numpy(float)
-    train = np.sort(
-        np.concatenate([part["train"] for part in federated.partition.indices.values()])
-    )
     steps = [
         *([SimpleImputer(strategy=impute)] if impute != "none" else []),
         *[SCALERS[s]() for s in SCALERS if s == scale],
     ]
-    expected = make_pipeline(*steps).fit(raw[train]).transform(raw) if steps else raw
+    expected = (
+        make_pipeline(*steps).fit(raw[train_rows(federated)]).transform(raw)
+        if steps
+        else raw
+    )
     assert samples(federated, *SPLITS) == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
     made = federated.preprocessing

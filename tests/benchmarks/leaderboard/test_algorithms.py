@@ -18,15 +18,19 @@ HARD = {
 }
 
 
+def built(kind, **options):
+    config = CONFIG.with_keys(algorithm=kind, options=options)
+    return runner.assemble(config, data=TOY, model=network("plain")).algorithm(None)
+
+
 def test_options_are_refused():
     for kind, options, message in (
         (FedSelect, {"rate": 2}, "rate .*2"),
         (KNNPer, {"k": 0}, "k .*at least 1.*0"),
         (KNNPer, {"scale": 0}, "scale .*above 0"),
     ):
-        config = CONFIG.with_keys(algorithm=kind, options=options)
         with pytest.raises(UsageError, match=message):
-            runner.assemble(config, data=TOY, model=network("plain"))
+            built(kind, **options)
 
 
 @pytest.mark.parametrize("kind", ["drop", "norm", "unused"])
@@ -50,13 +54,8 @@ def test_fedselect_that_selects_everything_is_local(kind):
     )
 
 
-def fedselect(**options):
-    config = CONFIG.with_keys(algorithm=FedSelect, options=options)
-    return runner.assemble(config, data=TOY, model=network("plain")).algorithm(None)
-
-
 def test_fedselect_keeps_the_entries_that_changed_most():
-    algorithm = fedselect(rate=0.25, limit=0.3)
+    algorithm = built(FedSelect, rate=0.25, limit=0.3)
     change = torch.tensor([0.1, 0.5, 0.2, 0.9])
     assert algorithm.choose_personal(
         change, torch.zeros(4, dtype=torch.bool)
@@ -67,7 +66,7 @@ def test_fedselect_keeps_the_entries_that_changed_most():
 
 
 def test_fedselects_mean_of_an_entry_is_over_the_clients_that_share_it():
-    algorithm, name = fedselect(), "fc3.bias"
+    algorithm, name = built(FedSelect), "fc3.bias"
     server = State({"model": {name: torch.tensor([7.0, 7.0, 7.0])}})
     masks = torch.tensor([[False, True, True], [False, False, True]])
     values = torch.tensor([[1.0, 0.0, 0.0], [4.0, 5.0, 0.0]])
