@@ -293,8 +293,9 @@ def numbers(
     others = ~(known[cells.codes] | lacks_value(cells))
     if others.any():
         row = int(np.argmax(others))
-        comma = spelling.is_number(cells[row].replace(",", ".", 1))
-        point = " with a decimal point, not a comma" if comma else ""
+        signs = ("point", "comma") if form.decimal == "." else ("comma", "point")
+        other = spelling.is_number(cells[row].replace(",", ".", 1))
+        point = f" with a decimal {signs[0]}, not a {signs[1]}" if other else ""
         raise DataFault(
             f"the cell must be a number{point}; got {cells[row]!r} "
             f"({others.sum():,} of {len(cells):,} cells are no numbers).",

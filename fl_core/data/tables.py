@@ -323,8 +323,19 @@ def holds_words(name: str, cells: Cells, reading: Reading) -> bool:
         return True
     if spelling.format_of(cells.categories, reading.numbers):
         return False
+    if _has_strays(cells, reading):
+        return False
     _check_spelling(cells, name)
     return not any(map(spelling.is_number, cells.categories))
+
+
+def _has_strays(cells: pd.Categorical, reading: Reading) -> bool:
+    """Return whether some cells are numbers with the signs that were given, and others are none with any signs."""
+    given, words = reading.numbers, cells.categories
+    if given == spelling.PLAIN or not any(map(given.fits, words)):
+        return False
+    others = (w for w in words if not given.fits(w) and not spelling.is_missing(w))
+    return any(set(word.strip()) - set(spelling.IN_NUMBERS) for word in others)
 
 
 def _check_spelling(cells: pd.Categorical, feature: str = "") -> None:
@@ -384,7 +395,7 @@ def _plain_numbers(cells: Cells, reading: Reading) -> NDArray[np.float64]:
     if isinstance(cells, np.ndarray):
         return cells
     form = spelling.format_of(cells.categories, reading.numbers)
-    return arrays.numbers(cells, form or spelling.PLAIN)
+    return arrays.numbers(cells, form or reading.numbers)
 
 
 def _answer(cells: Cells, reading: Reading) -> Cells:
@@ -392,8 +403,11 @@ def _answer(cells: Cells, reading: Reading) -> Cells:
     targets.check_present(cells)
     if reading.task == CLASSIFICATION and not reading.label_numbers:
         return cells
-    words = () if isinstance(cells, np.ndarray) else cells.categories
-    if not spelling.format_of(words, reading.numbers):
+    if (
+        isinstance(cells, pd.Categorical)
+        and not spelling.format_of(cells.categories, reading.numbers)
+        and not _has_strays(cells, reading)
+    ):
         _check_spelling(cells)
     try:
         return _plain_numbers(cells, reading)

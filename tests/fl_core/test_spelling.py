@@ -64,7 +64,7 @@ def test_numbers_in_another_spelling_are_refused_with_the_way_to_read_them(
     [
         ("1,{} 1.{}", "--thousands , or --decimal , --thousands ."),
         ("1,{} {}.5", "--thousands ,"),
-        ("{},5 {}.5", "with a decimal point"),
+        ("{},5 {}.5", "must be a number with a decimal"),
     ],
 )
 @pytest.mark.parametrize("given", [{}, {"decimal": ","}])
@@ -79,6 +79,16 @@ def test_a_column_in_two_spellings_is_refused_with_each_way_that_fits(
             read(tmp_path, values, labels, **given, **task)
         if labels is None or given:
             assert way in str(error.value)
+
+
+@pytest.mark.parametrize("signs", [{"decimal": ","}, {"thousands": ","}])
+def test_a_stray_word_among_numbers_with_given_signs_is_named(tmp_path, signs):
+    cells = ["abc", *(f"{k},125" for k in range(60))]
+    for labels in (None, cells):
+        values = cells if labels is None else [str(k) for k in range(61)]
+        task = {} if labels is None else {"task": "regression"}
+        with pytest.raises(UsageError, match=r"must be a number; got 'abc' \(1 of"):
+            read(tmp_path, values, labels, **signs, **task)
 
 
 @given(
