@@ -10,7 +10,7 @@ from fedlayers.cli.app import command_class, parse_command
 from figures import gallery, items, training
 from figures.__main__ import main
 from fl_core.config import RunConfig
-from fl_core.errors import UsageError
+from tests.conftest import refuses
 from tests.figures.conftest import forbid_training
 
 ROOM = 120_000
@@ -69,9 +69,7 @@ def test_made_anew_on_small_data_and_drawn(tmp_path, monkeypatch):
     monkeypatch.setattr(gallery, "STUDY", study)
     folder = study.path(tmp_path)
     training.train(study, folder, only=["images"], progress=False)
-    with pytest.raises(
-        UsageError, match=r"rows of bn_scale, .*figures gallery --train"
-    ):
+    with refuses(r"rows of bn_scale, .*figures gallery --train"):
         gallery.redraw(folder, tmp_path)
     training.train(study, folder, progress=False)
     frame = study.read(folder)[1]

@@ -11,7 +11,7 @@ from figures.__main__ import main
 from figures.items import Item
 from figures.page import read_expectations
 from fl_core.algorithms import registry
-from fl_core.errors import UsageError
+from tests.conftest import refuses
 from tests.figures.conftest import NAME, plotted
 
 FIGURE, TABLE = "toy.fig1", "toy.tableA2"
@@ -52,7 +52,7 @@ def test_a_study_is_drawn_by_its_views_from_its_rows(study, tmp_path, monkeypatc
     assert f"`{header['command']}`" in settings
     main([NAME, "--train", "--out", str(tmp_path)])
     assert {path.stem for path in tmp_path.glob("*.png")} == {FIGURE, TABLE}
-    with pytest.raises(UsageError, match=f"{NAME} .*{FIGURE}, {TABLE}"):
+    with refuses(f"{NAME} .*{FIGURE}, {TABLE}"):
         items.redraw(study, study.path(tmp_path), tmp_path)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from figures import pfllib, witness
 from fl_core import runner
-from fl_core.errors import UsageError
+from tests.conftest import refuses
 
 TINY = witness.BASE.with_keys(
     dataset="digits", max_samples=900, clients=3, samples_per_client=60, batch_size=60, rounds=2,
@@ -44,7 +44,7 @@ def test_without_a_checkout_the_row_says_absent(
 
 def test_a_path_without_pfllib_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv(pfllib.VARIABLE, str(tmp_path))
-    with pytest.raises(UsageError, match="PFLlib"):
+    with refuses("PFLlib"):
         pfllib.checkout()
 
 

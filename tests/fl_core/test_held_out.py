@@ -6,7 +6,7 @@ import torch
 
 from fl_core.data import Source, extra_test_samples, gather
 from fl_core.data.partitions import make
-from fl_core.errors import UsageError
+from tests.conftest import refuses
 
 
 def skewed(n=900, owners=3):
@@ -54,7 +54,7 @@ def test_nothing_is_left_of_a_whole_dataset_and_another_dataset_is_refused():
     whole = skewed()
     data = gather(whole, make(whole, "natural"))
     assert extra_test_samples(whole, data) == {}
-    with pytest.raises(UsageError, match="source"):
+    with refuses("source"):
         extra_test_samples(
             skewed(600), gather(whole.first(300), make(whole.first(300), "natural"))
         )

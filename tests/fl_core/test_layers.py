@@ -10,7 +10,7 @@ from fl_core.layers import Layer, layers_of, sizes
 from tests.conftest import on_first_use
 from tests.networks import Wired, snapshot
 
-timm, torchvision = on_first_use("timm"), on_first_use("torchvision")
+timm = on_first_use("timm")
 
 
 def names(layers):
@@ -214,7 +214,6 @@ ZOO = {
         ),
         IMAGE,
     ),
-    "torchvision resnet18": (lambda: torchvision.models.resnet18(num_classes=3), IMAGE),
 }
 
 

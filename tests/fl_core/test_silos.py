@@ -97,9 +97,6 @@ def test_labels_are_indices_for_a_module_of_the_users():
         assert set(task.data.clients[1].train.y.tolist()) == {0, 1, 3}
         assert "no sample has class '2': macro-F1 leaves it out" in task.notes()
         assert task.data.absent == [2]
-    named = from_clients(given, classes=["u", "v", "w", "z"])
-    assert named.classes == ("u", "v", "w", "z")
-    assert set(named.clients[0].train.y.tolist()) == {0, 1, 3}
     with refuses(r"from 0 to 2.*got 3"):
         built(given, nn.Linear(5, 3))
     renumbered = built(given, "mlp")

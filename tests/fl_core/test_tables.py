@@ -16,7 +16,7 @@ from sklearn.preprocessing import MinMaxScaler, RobustScaler, StandardScaler
 import fedlayers as fl
 from fl_core import data, runner
 from fl_core.config import RunConfig
-from fl_core.data import frames, preprocessing, tables
+from fl_core.data import preprocessing, tables
 from fl_core.data.columns import Reading
 from fl_core.data.inputs import Inputs
 from fl_core.data.preprocessing import Preprocessing
@@ -28,14 +28,6 @@ from tests.conftest import refuses
 
 SPLITS = ("train", "validation", "test")
 WORDS = ("ill", "well")
-
-
-def read_features(path, names):
-    columns, _ = frames.open_table(path).read(names, ())
-    made = [
-        tables.numbers_of(name, cells, Reading()) for name, cells in columns.items()
-    ]
-    return np.stack(made, axis=1)
 
 
 def frame(n=60, holes=False):
@@ -157,10 +149,7 @@ def test_a_table_is_filled_and_scaled_as_scikit_learn_does_on_training_samples(
     assert made is not None
     again = Preprocessing.from_json(json.loads(json.dumps(made.to_json())))
     assert again == made
-    assert (
-        again.transform(read_features(path, made.columns))
-        == samples(federated, *SPLITS)
-    ).all()
+    assert (again.transform(raw) == samples(federated, *SPLITS)).all()
 
 
 def test_missing_numbers_are_named_by_row_and_column_if_nothing_fills_them(

@@ -6,8 +6,7 @@ import torch
 from benchmarks.leaderboard.algorithms import MASK, FedSelect, KNNPer, WithNeighbours
 from fl_core import runner, tree
 from fl_core.algorithms import Message, Round, State, Update
-from fl_core.errors import UsageError
-from tests.conftest import CONFIG, TOY, network, play
+from tests.conftest import CONFIG, TOY, network, play, refuses
 
 HARD = {
     "momentum": 0.9,
@@ -29,7 +28,7 @@ def test_options_are_refused():
         (KNNPer, {"k": 0}, "k .*at least 1.*0"),
         (KNNPer, {"scale": 0}, "scale .*above 0"),
     ):
-        with pytest.raises(UsageError, match=message):
+        with refuses(message):
             built(kind, **options)
 
 
