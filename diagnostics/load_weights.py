@@ -80,6 +80,13 @@ def load_weights(
     Raises:
         UsageError: the file is of another kind, refused, damaged, or its tensors do not fit. Nothing is loaded.
     """
+    if not isinstance(path, str | Path):
+        raise UsageError(
+            f"path must be a file or a folder; got {type(path).__name__}. Load a state dict by "
+            "module.load_state_dict."
+        )
+    if not isinstance(into, nn.Module):
+        raise UsageError(f"into must be a module; got {into!r}. Build one first.")
     path, into = Path(path), plain(into)
     target = into.state_dict()
     if path.is_dir():

@@ -177,6 +177,11 @@ def curve_of(
         raise UsageError(
             "The rows hold no values of layers. Diagnose the models first."
         )
+    if metric in METRICS and metric not in {*table["metric"]}:
+        raise UsageError(
+            f"the rows must hold {metric}, which the rule reads; got {listing(table['metric'].unique())}. "
+            f"Measure it: --metrics {metric}."
+        )
     table = table[
         table["metric"]
         == check_known("metric among the rows", metric, table["metric"].unique())

@@ -180,8 +180,10 @@ class Diagnose(OfRun):
             for variant in measure.shown_variants(report, name)
         ]
         title = f"{(self.dir and self.model) or 'local'} models after {after}"
-        if missing := int((report.frame["status"] != "ok").sum()):
-            title += f"; {missing} rows without a value"
+        missing = report.frame.loc[report.frame["status"] != "ok", "status"]
+        if len(missing):
+            title += f"; {len(missing)} rows without a value"
+            notes.insert(0, f"without a value: {listing(missing.unique(), 3)}")
         print(f"{title}\n")
         print(tables.measurements(report, shown))
         print("", *notes, sep="\n")

@@ -416,6 +416,10 @@ def check_folder(path: Path) -> None:
         raise UsageError(
             f"--out must be a folder; got {path}, which is a file. Choose another."
         )
+    if path.suffix in (".png", ".pdf", ".svg"):
+        raise UsageError(
+            f"--out must be a folder for pictures; got {path}. Leave out {path.suffix}."
+        )
     _check_no_run(path, path)
 
 

@@ -137,6 +137,9 @@ def test_weights_that_do_not_fit_change_nothing():
         with pytest.raises(UsageError, match=words) as caught:
             load_weights(name, into=net)
         assert "\n" not in str(caught.value)
+    for path, into in ((net.state_dict(), net), ("less.pt", nn.Linear)):
+        with pytest.raises(UsageError, match=r"must be a .*; got"):
+            load_weights(path, into=into)
     for name in ("objects.npz", "arrays.npz"):
         with pytest.raises(UsageError, match=r"\.npz"):
             load_weights(name, into=net, by_position=True)
