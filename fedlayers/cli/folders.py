@@ -35,9 +35,10 @@ class Check(Command):
     def main(self, line: str) -> None:
         from fl_core.data import frames, tables
         from fl_core.data.partitions import make
-        from fl_core.data.registry import path_of
+        from fl_core.data.registry import DATASETS, path_of
 
-        path = path_of(self.data)
+        named = not Path(self.data).exists() and self.data in DATASETS
+        path = Path() if named else path_of(self.data)
         if not (frames.is_table(path) or path.suffix.lower() == ".jsonl"):
             raise UsageError(
                 f"DATA must be a table or a folder of tables; got {self.data!r}."
