@@ -7,13 +7,11 @@ import pytest
 from figures import recipe, training
 from figures.scheduling import runs as scheduling
 from figures.scheduling.runs import (
-    HEADS_COLUMN,
     MEAN,
     POOLED,
     SIZES,
     SMALL,
     STUDY,
-    UNFREEZE,
     Column,
 )
 from fl_core import runner
@@ -24,16 +22,6 @@ LITTLE = {
     name: Column("large_digits", 120, (1, 2, 3), (0, 1, 2), 1, each.papers)
     for name, each in SIZES.items()
 }
-
-
-@pytest.mark.parametrize("table", [SIZES, {"cifar10": HEADS_COLUMN}])
-def test_what_is_reported_is_evaluated(table):
-    for name, column in table.items():
-        assert all(done % column.every == 0 for done in column.at)
-        assert max(column.unfreeze) < column.at[0] or name in ("mnist", "cifar10")
-        times = [a / b for a, b in zip(column.at, column.papers, strict=True)]
-        thaws = [a / b for a, b in zip(column.unfreeze[1:], UNFREEZE[1:], strict=True)]
-        assert len({round(each, 9) for each in (*times, *thaws)}) == 1, "one factor"
 
 
 def test_a_run_is_measured_when_it_is_reported(tmp_path):
