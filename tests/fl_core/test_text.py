@@ -60,9 +60,9 @@ def test_the_vocabulary_is_of_the_training_samples_alone(tmp_path):
     entries = list(lines())
     entries[7]["text"] *= 9  # more than is read
     dealt = data.load(write(tmp_path / "t.jsonl", entries), seed=3)
-    texts = [entry["text"] for entry in entries]
+    told = [text.words_of(entry["text"])[: text.LENGTH - 1] for entry in entries]
     train = np.concatenate([part["train"] for part in dealt.partition.indices.values()])
-    counts = Counter(word for k in train for word in text.words_of(texts[k]))
+    counts = Counter(word for k in train for word in told[k])
     ranked = sorted(
         (word for word in counts if counts[word] >= sources.LEAST),
         key=lambda w: (-counts[w], w),
@@ -75,8 +75,7 @@ def test_the_vocabulary_is_of_the_training_samples_alone(tmp_path):
         for split in ("train", "validation", "test"):
             positions = dealt.partition.indices[client.name][split]
             for row, k in zip(client.split(split).x, positions, strict=True):
-                words = text.words_of(texts[k])[: text.LENGTH - 1]
-                said = [ids.get(word, UNKNOWN) for word in words]
+                said = [ids.get(word, UNKNOWN) for word in told[k]]
                 assert row.tolist() == [
                     START,
                     *said,
