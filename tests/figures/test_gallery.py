@@ -1,16 +1,13 @@
-"""The gallery: a picture of every metric from the committed rows, commands that parse, and rows made anew."""
+"""The gallery: a picture of every metric from the committed rows, and commands that parse."""
 
 import re
-from dataclasses import replace
 
 import pytest
 
 from diagnostics.metrics.base import METRICS
 from fedlayers.cli.app import command_class, parse_command
-from figures import gallery, items, training
+from figures import gallery, items
 from figures.__main__ import main
-from fl_core.config import RunConfig
-from tests.conftest import refuses
 from tests.figures.conftest import forbid_training
 
 ROOM = 120_000
@@ -59,22 +56,3 @@ def test_each_picture_says_its_direction_and_how_it_is_made():
                 assert isinstance(parse_command(words), command_class(words[0]))
         else:
             compile(entry.command, name, "exec")
-
-
-@pytest.mark.filterwarnings("ignore:client")
-@pytest.mark.slow
-def test_made_anew_on_small_data_and_drawn(tmp_path, monkeypatch):
-    small = RunConfig(dataset="digits", model="mlp", clients=2, max_samples=120)
-    study = replace(gallery.STUDY, runs=dict.fromkeys(gallery.RUNS, small))
-    monkeypatch.setattr(gallery, "STUDY", study)
-    folder = study.path(tmp_path)
-    training.train(study, folder, only=["images"], progress=False)
-    with refuses(r"rows of bn_scale, .*figures gallery --train"):
-        gallery.redraw(folder, tmp_path)
-    training.train(study, folder, progress=False)
-    frame = study.read(folder)[1]
-    scales = frame[frame["metric"] == "bn_scale"]
-    assert scales["value"].isna().all()
-    assert not (scales["status"] == "ok").any()
-    page = gallery.redraw(folder, tmp_path)
-    assert page.read_text().count("\n## ") == len(METRICS.names()) + 5

@@ -78,26 +78,17 @@ def array(x):
     return write
 
 
-def images(mode):
-    def write(folder, rows):
-        """Images by client and class; new ones lie in one folder, in the order in which a run reads them."""
-        draw = np.random.default_rng(0).integers(
-            0, 256, (N, 8, 8, *[3] * (mode == "RGB")), dtype=np.uint8
-        )
-        path = folder / "images"
-        files = sorted(
-            (f"{'ns'[k % 3 == 0]}/c{y}/{k:02}.png", k) for k, y in enumerate(Y)
-        )
-        for name, k in (
-            files
-            if rows is None
-            else [(f"{place:02}.png", files[row][1]) for place, row in enumerate(rows)]
-        ):
-            (path / name).parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(draw[k]).save(path / name)
-        return path
-
-    return write
+def images(folder, rows):
+    """Images by client and class; new ones lie in one folder, in the order in which a run reads them."""
+    draw = np.random.default_rng(0).integers(0, 256, (N, 8, 8), dtype=np.uint8)
+    path = folder / "images"
+    files = sorted((f"{'ns'[k % 3 == 0]}/c{y}/{k:02}.png", k) for k, y in enumerate(Y))
+    if rows is not None:
+        files = [(f"{place:02}.png", files[row][1]) for place, row in enumerate(rows)]
+    for name, k in files:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw[k]).save(path / name)
+    return path
 
 
 def texts(folder, rows):
@@ -119,8 +110,7 @@ KINDS = {
     ),
     "numbers": (array(DRAWN.normal(size=(N, 4))), {}),
     "pixels": (array(DRAWN.integers(0, 256, (N, 8, 8), dtype=np.uint8)), {}),
-    "gray folder": (images("L"), {}),
-    "colour folder": (images("RGB"), {"model": "mlp"}),
+    "folder": (images, {}),
     "texts": (texts, {"model_options": {"width": 16}}),
 }
 
