@@ -55,7 +55,14 @@ from fl_core.display import csv_bytes
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.plan import LayerPlan
 from fl_core.progress import say
-from fl_core.rows import CLASSIFICATION, SCORES, check_score
+from fl_core.rows import (
+    CLASSIFICATION,
+    SCORES,
+    TABLE,
+    check_score,
+    in_column,
+    label_of,
+)
 from fl_core.storage import write_atomically, write_json
 from fl_core.task import Task
 
@@ -199,7 +206,10 @@ def _with_evidence(choice: Choice) -> LayerPlan | None:
     if plan is None:
         return None
     seeds = listing(map(str, choice.standing.judged["seed"].unique()))
-    head, lines = choice.answers.head, choice.answers.lines
+    head, lines, main = choice.answers.head, choice.answers.lines, choice.main
+    scores = choice.standing.judged.groupby("arm", sort=False)[main].mean(skipna=False)
+    told = (f"{arm} {in_column(main, value)}" for arm, value in scores.dropna().items())
+    unit = " %" * TABLE[main].share
     ranked = choice.main if choice.trials.empty else "calibrated loss"
     return plan.with_shared(
         plan.shared,
@@ -210,7 +220,12 @@ def _with_evidence(choice: Choice) -> LayerPlan | None:
         checkpoint=tree.digest(tree.state_dict(task.model)),
         seed=task.config.execution.seed,
         version=__version__,
-        race=(f"race up to round {choice.until}, seeds {seeds}", head, *lines),
+        race=(
+            f"race up to round {choice.until}, seeds {seeds}",
+            f"mean {label_of(main)}{unit} on validation samples: {listing(told)}",
+            head,
+            *lines,
+        ),
     )
 
 

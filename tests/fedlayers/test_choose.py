@@ -140,8 +140,9 @@ def test_its_decision_and_its_cost_are_kept(raced):
     assert kept["left"] == list(choice.inference.remaining)
     plan = LayerPlan.load(out / "plan.json")
     assert (plan.why.rule, plan.digest) == ("race", choice.winner.plan.digest)
-    assert list(plan.why.race[1:]) == kept["answers"]
+    assert list(plan.why.race[2:]) == kept["answers"]
     assert plan.why.race[1] in str(plan)
+    assert all(f" {arm.name} " in plan.why.race[1] for arm in choice.arms)
     frames = [Run(path).rows()[1] for path in (out / "arms").iterdir()]
     sent = sum(
         frame.loc[frame["metric"].isin(["bytes_down", "bytes_up"]), "value"].sum()

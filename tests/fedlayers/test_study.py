@@ -70,7 +70,7 @@ def test_the_recommended_arm_and_each_seeds_own_winner_are_compared(raced):
             theirs = frame[(frame["algorithm"] == name) & (frame["seed"] == seed)]
             assert theirs["value"].equals(own.rows()[1]["value"].set_axis(theirs.index))
     plan = LayerPlan.load(raced / "plan.json")
-    assert (plan.why.rule, list(plan.why.race[1:])) == ("race", kept["answers"])
+    assert (plan.why.rule, list(plan.why.race[2:])) == ("race", kept["answers"])
 
 
 def test_report_needs_nothing_else_and_says_the_scores_and_how_it_was_made(raced):
