@@ -14,20 +14,15 @@ from fl_core import runner
 from fl_core.config import RunConfig
 
 
-def forbid_training(patch):
-    """From here on, training is an error."""
+@pytest.fixture
+def no_training(monkeypatch):
+    """Training is an error in this test."""
 
     def refuse(*args, **kwargs):
         raise AssertionError("drawing must not train")
 
     for name in ("assemble", "run", "train_first_round"):
-        patch.setattr(runner, name, refuse)
-
-
-@pytest.fixture
-def no_training(monkeypatch):
-    """Training is an error in this test."""
-    forbid_training(monkeypatch)
+        monkeypatch.setattr(runner, name, refuse)
 
 
 @pytest.fixture(scope="session")
@@ -53,10 +48,10 @@ def read_once(monkeypatch, rows_in_memory):
     monkeypatch.setattr(items.Item, "read", once(items.Item.read))
 
 
-def check_picture(path, least=240):
+def check_picture(path):
     """A picture of at least so many pixels either way that is not empty."""
     with Image.open(path) as picture:
-        assert min(picture.size) > least
+        assert min(picture.size) > 300
         assert len(picture.convert("RGB").getcolors(1 << 24) or []) > 50
 
 

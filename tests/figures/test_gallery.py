@@ -8,33 +8,26 @@ from diagnostics.metrics.base import METRICS
 from fedlayers.cli.app import command_class, parse_command
 from figures import gallery, items
 from figures.__main__ import main
-from tests.figures.conftest import forbid_training
 
 ROOM = 120_000
 STORED = gallery.STUDY.read(gallery.STUDY.path())
 
 
-@pytest.fixture(scope="module")
-def drawn(tmp_path_factory):
-    """The gallery drawn from the committed rows, where training is an error."""
-    out = tmp_path_factory.mktemp("drawn")
-    with pytest.MonkeyPatch.context() as patch:
-        forbid_training(patch)
-        main(["gallery", "--out", str(out)])
-    return out
-
-
 @pytest.mark.slow
-def test_the_committed_page_and_pictures_are_of_the_stored_rows(drawn):
+@pytest.mark.usefixtures("no_training")
+def test_the_committed_page_and_pictures_are_of_the_stored_rows(tmp_path):
+    main(["gallery", "--out", str(tmp_path)])
     fresh = (
-        (drawn / "gallery.md").read_text().replace("](gallery/", "](pictures/gallery/")
+        (tmp_path / "gallery.md")
+        .read_text()
+        .replace("](gallery/", "](pictures/gallery/")
     )
     assert fresh == gallery.PAGE.read_text()
     names = [entry.name for entry in gallery.entries(*STORED)]
     assert re.findall(r"!\[.*\]\(pictures/gallery/(\w+)\.png\)", fresh) == names
     kept = {path.name for path in (items.PICTURES / "gallery").iterdir()}
     assert kept == {f"{name}.png" for name in names}
-    assert kept == {path.name for path in (drawn / "gallery").iterdir()}
+    assert kept == {path.name for path in (tmp_path / "gallery").iterdir()}
     assert all(
         (items.PICTURES / "gallery" / name).stat().st_size < ROOM for name in kept
     )

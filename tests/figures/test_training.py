@@ -47,7 +47,6 @@ def test_runs_are_made_once_and_a_partial_figure_says_what_is_missing(
     assert made(folder) == {"local-0", "fedavg-0"}
     before = {path: path.read_bytes() for path in folder.iterdir()}
     text = (tmp_path / f"{NAME}.md").read_text()
-    assert "Missing: local 1, fedavg 1, fedper 0, fedper 1." not in text
     assert "Missing: fedper 0, local 1, fedavg 1, fedper 1." in text
     main([NAME, "--train", *out])
     assert made(folder) == {f"{run}-{seed}" for run, seed in check.planned()}

@@ -52,14 +52,10 @@ def test_a_label_of_minus_one_is_no_class_unless_the_other_is_one(tmp_path, kind
         x = np.random.default_rng(0).normal(size=(60, 2))
         if kind == "silos":
             return from_clients({"a": (x[:30], y[:30]), "b": (x[30:], y[30:])}).classes
-        if kind == "numbers":
-            return load(
-                save(tmp_path / "n.npz", x=x, y=y), clients=1, partition="iid"
-            ).classes
-        pd.DataFrame({"f": x[:, 0], "g": x[:, 1], "label": y}).to_csv(
-            tmp_path / "w.csv", index=False
-        )
-        return load(tmp_path / "w.csv", clients=1, partition="iid").classes
+        path = tmp_path / ("n.npz" if kind == "numbers" else "w.csv")
+        table = pd.DataFrame({"f": x[:, 0], "g": x[:, 1], "label": y})
+        save(path, x=x, y=y) if kind == "numbers" else table.to_csv(path, index=False)
+        return load(path, clients=1, partition="iid").classes
 
     assert classes([-1, 1]) == ("-1", "1")
     for bad in ([0, 1, -1], [0, -1], [-1, 0, 1, 2]):

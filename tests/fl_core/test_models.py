@@ -27,7 +27,6 @@ LIMITS = {  # smallest, oblong, and other samples that a model promises to take
     "mlp": [(1, 8, 8)],
     "text_transformer": [TokenShape((3,), 4), TokenShape((64,), 900)],
     "vit": [(3, 32, 48), (1, 6, 6)],
-    "mixer": [(3, 32, 48), (1, 6, 6)],
 }
 
 
