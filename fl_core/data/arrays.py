@@ -194,7 +194,8 @@ def owners(
         cells = texts_of(values)
         words = cells.categories
         blank = np.array([not word.strip() for word in words])[cells.codes]
-        refuse_where(blank, cells, "the client's name must not be empty")
+        rule = "the client's name must not be empty"
+        refuse_where(blank, cells, rule, "Fill the cell, or remove the row.")
         twice = spelling.double_spelling(words)
         if twice:
             raise DataFault(

@@ -190,7 +190,7 @@ def signs(words: Collection[str]) -> Suspicion:
     ways = []
     for form in fits:
         decimal = "--decimal ," if form.decimal == "," else ""
-        thousands = f"--thousands {form.thousands}" if form.thousands else ""
+        thousands = f"--thousands '{form.thousands}'" if form.thousands else ""
         ways.append(f"{decimal} {thousands}".strip())
     repair = {"decimal": fits[0].decimal, "thousands": fits[0].thousands or None}
     way = f"Read them with {' or '.join(ways)}"

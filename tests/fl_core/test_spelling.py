@@ -36,10 +36,10 @@ def read(tmp_path, cells, labels=None, **how):
     ("spell", "way"),
     [
         (lambda k: f"{k / 40:.1f}".replace(".", ","), "--decimal ,"),
-        (lambda k: f"{k:,}", "--decimal , or --thousands ,"),
+        (lambda k: f"{k:,}", "--decimal , or --thousands ','"),
         (
             lambda k: f"{k:,}.5".replace(",", "x").replace(".", ",").replace("x", "."),
-            "--decimal , --thousands .",
+            "--decimal , --thousands '.'",
         ),
         (lambda k: f"{k} mmol/l", "numbers with 'mmol/l'"),
         (lambda k: f"<{k}", "numbers with '<'"),
@@ -62,8 +62,8 @@ def test_numbers_in_another_spelling_are_refused_with_the_way_to_read_them(
 @pytest.mark.parametrize(
     ("words", "way"),
     [
-        ("1,{} 1.{}", "--thousands , or --decimal , --thousands ."),
-        ("1,{} {}.5", "--thousands ,"),
+        ("1,{} 1.{}", "--thousands ',' or --decimal , --thousands '.'"),
+        ("1,{} {}.5", "--thousands ','"),
         ("{},5 {}.5", "must be a number with a decimal"),
     ],
 )
