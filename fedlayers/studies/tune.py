@@ -360,7 +360,15 @@ class Tuned:
         return settings, own
 
     def text(self) -> str:
-        """Return the chosen settings, a line per algorithm."""
+        """Return the chosen settings, a line per algorithm.
+
+        Raises:
+            UsageError: it was read from a file, which has no table.
+        """
+        if self.table.empty:
+            raise UsageError(
+                "a result of tuning must have its table of trials; got one from a file. Read trials.csv next to it."
+            )
         best = self.table[self.table["best"]].drop(columns=["best", "failed"])
         best.insert(1, "tried", [self.trials[name] for name in best["algorithm"]])
         shown = best.rename(columns={"value": self.score}).to_string(

@@ -137,3 +137,11 @@ def test_an_error_of_the_disk_names_the_path_and_what_to_do(
     assert "fedlayers resume run" in said
     cli.main(["resume", "run"])
     assert Run("run").verify()[-1] == "3 of 3 rounds"
+
+
+def test_a_system_that_does_not_tell_its_memory_refuses_no_file(monkeypatch):
+    def unknown(name):
+        raise ValueError(name)
+
+    monkeypatch.setattr(storage.os, "sysconf", unknown)
+    storage.check_size("data.csv", 1 << 60)
