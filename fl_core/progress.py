@@ -6,6 +6,7 @@ how to continue. Ctrl-C (SIGINT) gives exit code 130 and SIGTERM 143. SIGHUP, fr
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
-from fl_core.errors import plural
+from fl_core.errors import plural, warn
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -139,9 +140,16 @@ class Cell:
         import io
 
         import matplotlib.pyplot as plt
-        from IPython.display import Image
 
         figure = axes.get_figure(root=True)
+        if not in_notebook():
+            plt.close(figure)
+            if self.due:
+                warn("a live picture is drawn in a notebook's cell only; not here")
+            self._last = math.inf
+            return
+        from IPython.display import Image
+
         png, dpi = io.BytesIO(), 2 * figure.dpi
         figure.savefig(png, dpi=dpi, bbox_inches="tight", facecolor="white")
         plt.close(figure)

@@ -61,6 +61,7 @@ def test_one_cell_shows_all_runs_and_is_drawn_no_oftener_than_due(
 
     monkeypatch.setattr("IPython.display.DisplayHandle", Handle)
     monkeypatch.setattr(progress.Cell, "show_figure", kept)
+    monkeypatch.setattr(progress, "in_notebook", lambda: True)
     monkeypatch.setattr(progress, "SECONDS", seconds)
     CALLS[name](tmp_path / "out")
     assert len(handles) == 1

@@ -81,3 +81,9 @@ def test_a_notebook_has_a_bar_and_pictures_that_are_drawn_again(
     cell.show_figure(plt.figure().subplots())
     assert not cell.due
     assert bytes(shown[-1]["image/png"]).startswith(b"\x89PNG")
+    monkeypatch.setattr(progress, "in_notebook", lambda: False)
+    cell, before = progress.Cell(), len(shown)
+    with pytest.warns(UserWarning, match="notebook's cell only"):
+        cell.show_figure(plt.figure().subplots())
+    assert not cell.due
+    assert len(shown) == before
