@@ -10,7 +10,7 @@ import torch
 
 from fl_core import data
 from fl_core.config import RunConfig, resolve
-from fl_core.data.registry import ROOT_VARIABLE
+from fl_core.data.registry import ROOT_VARIABLE, is_code
 from fl_core.errors import UsageError
 from fl_core.training.phases import Training
 from tests.bounds import forbidden
@@ -62,7 +62,7 @@ def test_a_refusal_shows_nothing_of_data():
         resolve(RunConfig(dataset=held))
     assert "FederatedData" in str(caught.value)
     assert "data=" in str(caught.value)
-    for value, shown in ((x, "Tensor"), ([71.25], "list"), ("71.25," * 40, "str")):
+    for value, shown in ((x, "Tensor"), ([71.25], "list"), ("x" * 79, "str")):
         with pytest.raises(UsageError, match=rf"rounds.*int.*\b{shown}\.$"):
             resolve(RunConfig(rounds=value))
 
@@ -166,3 +166,8 @@ def test_a_configuration_survives_json():
     assert RunConfig(**stored) == config
     assert resolve(RunConfig(**stored)) == config
     assert config.with_keys(seed=1) != config
+
+
+def test_a_dataset_by_the_name_of_code_is_known_as_code(tmp_path):
+    assert is_code("my.module:Wards") is True
+    assert not any(map(is_code, [*DATASETS, str(tmp_path / "wards.csv")]))
