@@ -69,7 +69,7 @@ def load(
     targets = (
         named_tensors(module) if held is None else select(named_tensors(module), held)
     )
-    check_same(targets, tree, "the model", "the tree")
+    check_same(targets, tree, "the model", "the weights")
     assign(targets, tree)
 
 

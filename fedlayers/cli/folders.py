@@ -41,7 +41,8 @@ class Check(Command):
         path = Path() if named else path_of(self.data)
         if not (frames.is_table(path) or path.suffix.lower() == ".jsonl"):
             raise UsageError(
-                f"DATA must be a table or a folder of tables; got {self.data!r}."
+                f"DATA must be a table or a folder of tables; got {self.data!r}. "
+                "Images and arrays need no check: use run."
             )
 
         found = tables.find_faults(path, self.keys.data)

@@ -65,7 +65,7 @@ def test_load_is_strict_and_does_nothing_when_it_refuses():
     lacking = {name: tensor for name, tensor in full.items() if name != "out.bias"}
     with pytest.raises(UsageError, match=r"model: out\.bias"):
         tree.load(net, lacking)
-    with pytest.raises(UsageError, match="tree: extra"):
+    with pytest.raises(UsageError, match="weights: extra"):
         tree.load(net, {**full, "extra": torch.zeros(1)})
     with pytest.raises(UsageError, match=r"'out\.bias'.*\(5,\).*\(1,\)"):
         tree.load(net, {**full, "out.bias": torch.zeros(1)})
