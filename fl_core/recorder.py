@@ -158,7 +158,8 @@ class Timer(Listener):
 
     def after_round(self, engine: Engine) -> None:
         seconds, now = self.seconds, time.perf_counter()
-        seconds["other"] = max(0.0, now - self._began - sum(seconds.values()))
+        seconds["other"] = now - self._began - sum(seconds.values())
+        seconds = {part: max(0.0, value) for part, value in seconds.items()}
         record = {"round": engine.done, "steps": self._steps, **seconds}
         self.pace.add(record)
         if self._writer:

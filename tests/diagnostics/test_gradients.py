@@ -179,7 +179,7 @@ def test_every_layer_without_a_value_says_why():
     assert said["0"]["status"].startswith(start)
     assert said["6"]["status"] == "ok"
     alone = grad_similarity(clients(models[:1]), LAYERS, loss=CE)
-    assert {r["status"] for r in alone} == {"needs at least two clients"}
+    assert {r["status"] for r in alone} == {"needs at least two models"}
     with torch.no_grad():
         models[1][6].weight.fill_(torch.nan)
     lost = {"the loss of client 'b' is not finite"}

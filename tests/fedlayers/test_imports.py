@@ -80,9 +80,9 @@ ROOMS = {
         "runner",
     ),
     "diagnostics": (
-        "load_weights outputs",
+        "outputs",
         "measurement",
-        "curvature inputs null representation",
+        "curvature inputs load_weights null representation",
         "gradients",
         "metrics",
         "decide",
