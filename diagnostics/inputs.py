@@ -17,7 +17,7 @@ from fl_core import tree
 from fl_core.bounds import at_least, check_value
 from fl_core.data.federated import FederatedData, Split
 from fl_core.errors import UsageError, about, check_known, listing
-from fl_core.model_contexts import first_tensor, set_mode
+from fl_core.model_contexts import first_tensor, plain, set_mode
 from fl_core.models.adapter import (
     IGNORED,
     Adapter,
@@ -28,7 +28,6 @@ from fl_core.models.adapter import (
     output_of,
     pack,
     padded,
-    plain,
     split_labels,
     tensor,
 )

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from fl_core import tree
 from fl_core.bounds import WAYS
 from fl_core.errors import UsageError, as_list, check_known
-from fl_core.model_contexts import set_mode
+from fl_core.model_contexts import plain, set_mode
 from fl_core.seeds import torch_seeded
 
 _NORMS = (
@@ -109,7 +109,7 @@ def layers_of(
     ['0', '1', '3']
 
     Args:
-        model: any module. It is left as it was (mode, buffers, random state).
+        model: any module. It is left as it was (mode, buffers, random state). Of nn.DataParallel the inner one counts.
         example: one batch, or the tuple of the forward pass's arguments.
         by: ``"block"`` (default) joins a normalisation to the Linear or convolution before it and keeps declared groups
             together. ``"module"`` makes every module that owns tensors a layer.
@@ -120,6 +120,7 @@ def layers_of(
         UsageError: ``by`` is unknown, a group names no module, or the model has no tensors.
     """
     check_known("way of grouping layers", by, WAYS)
+    model = plain(model)
     tensors = tree.named_tensors(model)
     if not tensors:
         raise UsageError(

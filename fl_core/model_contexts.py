@@ -155,3 +155,15 @@ def first_tensor(output: Any) -> Tensor | None:
             if tensor is not None:
                 return tensor
     return None
+
+
+def plain(model: Any) -> Any:
+    """Return the module inside nn.DataParallel and torch.compile; any other as it is.
+
+    >>> type(plain(nn.DataParallel(nn.Linear(2, 1)))).__name__
+    'Linear'
+    """
+    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    while isinstance(model, parallel) or hasattr(model, "_orig_mod"):
+        model = model.module if isinstance(model, parallel) else model._orig_mod
+    return model

@@ -26,18 +26,6 @@ IGNORED = -100
 """The label of positions that do not count, as in torch and in transformers."""
 
 
-def plain(model: Any) -> Any:
-    """Return the module inside nn.DataParallel and torch.compile; any other as it is.
-
-    >>> type(plain(nn.DataParallel(nn.Linear(2, 1)))).__name__
-    'Linear'
-    """
-    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    while isinstance(model, parallel) or hasattr(model, "_orig_mod"):
-        model = model.module if isinstance(model, parallel) else model._orig_mod
-    return model
-
-
 def check_real(model: nn.Module) -> None:
     """Refuse complex parameters.
 

@@ -18,8 +18,8 @@ from torch.nn.parameter import is_lazy
 from fl_core import storage
 from fl_core.bounds import check_values
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.model_contexts import in_mode
-from fl_core.models.adapter import PackedShape, adapt, check_real, plain
+from fl_core.model_contexts import in_mode, plain
+from fl_core.models.adapter import PackedShape, adapt, check_real
 from fl_core.models.papers import image_shape
 from fl_core.models.registry import MODELS, PRETRAINED, Builder
 from fl_core.registry import import_object, is_outside, parameters_of

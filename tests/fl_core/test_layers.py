@@ -377,3 +377,8 @@ def test_declared_groups():
     ]
     # declared groups are of blocks; one layer a module is one layer a module
     assert len(of("groups", by="module")) == 7
+
+
+def test_a_wrapper_has_the_layers_of_the_model_in_it():
+    net, x = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), torch.zeros(2, 4)
+    assert layers_of(nn.DataParallel(net), x) == layers_of(net, x)
