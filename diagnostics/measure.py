@@ -422,24 +422,6 @@ def diagnose_task(
     return _with_nulls(task, nulls, measured, request)
 
 
-def diagnose_init(
-    task: Task,
-    metrics: Sequence[str] = DEFAULT_METRICS,
-    options: Mapping[str, Any] | None = None,
-    clients: Sequence[str] | None = None,
-    command: str = "",
-) -> Report:
-    """Measure the common start at every client, before any training.
-
-    Args:
-        options, clients: as in :func:`diagnose_task`.
-
-    Raises:
-        UsageError: as :func:`diagnose`.
-    """
-    return _of_start(task, Request.of(metrics, options or {}), clients, command)
-
-
 def _of_start(
     task: Task, request: Request, clients: Sequence[str] | None, command: str
 ) -> Report:

@@ -63,8 +63,8 @@ SPLITS = ("validation", "test")
 LEGEND = (
     "regret: loss of the rule's cut on test samples against the best cut, the one with the best mean over the runs;\n"
     "below 0 if the rule's was better. random: the mean regret of all cuts that a rule can choose, in the same runs.\n"
-    "No choice has seen test samples. best in validation: each run's best cut by validation samples, after all cuts\n"
-    "were trained."
+    "No rule has seen test samples. The best cut is found on them, so chance adds to a regret. best in validation:\n"
+    "each run's best cut by validation samples, after all cuts were trained."
 )
 
 

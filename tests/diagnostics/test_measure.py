@@ -234,7 +234,7 @@ def test_what_a_run_or_a_task_does_not_have_is_refused(run, task, monkeypatch):
     with pytest.raises(UsageError, match=f"validation .*got none for {first.name}"):
         measure.diagnose_task(lacking, ["cka"], progress=False)
     with pytest.raises(UsageError, match="client 'nobody'"):
-        measure.diagnose_init(task, ["grad_norm"], clients=[first.name, "nobody"])
+        measure.diagnose_task(task, ["grad_norm"], clients=[first.name, "nobody"])
     monkeypatch.setattr(runner, "train_first_round", None)
     for how, words in (
         ({"metrics": ["ckaa"]}, "mean 'cka'"),
