@@ -72,12 +72,39 @@ class Frozen(nn.BatchNorm2d):
         return super().train(False)
 
 
+class Folded(nn.Sequential):
+    """A sequence that computes a convolution and its frozen normalisation as one convolution."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the modules in order. The norm's scale multiplies the convolution's weights."""
+        modules = [*self, nn.Identity()]
+        for module, after in itertools.pairwise(modules):
+            if isinstance(after, Frozen):
+                scale = after.weight * (after.running_var + after.eps).rsqrt()
+                bias = after.bias - after.running_mean * scale
+                weight = module.weight * scale[:, None, None, None]
+                how = module.stride, module.padding, module.dilation, module.groups
+                x = nn.functional.conv2d(x, weight, bias, *how)
+            elif not isinstance(module, Frozen):
+                x = module(x)
+        return x
+
+
+def folded(module: nn.Module) -> nn.Module:
+    """Return a module whose frozen normalisations are folded. Names and weights stay."""
+    for name, child in module.named_children():
+        setattr(module, name, folded(child))
+    children = list(module.children())
+    norms = any(isinstance(child, Frozen) for child in children)
+    return Folded(*children) if norms else module
+
+
 def network(n_classes: int, head_alone: bool = False) -> nn.Module:
     """Return MobileNetV2; each of its blocks is a layer."""
     net = torchvision.models.mobilenet_v2(num_classes=n_classes, norm_layer=Frozen)
     net.layer_groups = [f"features.{k}" for k in range(len(net.features))]
     net.features.requires_grad_(not head_alone)
-    return net
+    return folded(net)
 
 
 class Job(NamedTuple):
