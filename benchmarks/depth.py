@@ -1,9 +1,11 @@
 """Train MobileNetV2 shared to several depths, on federations that differ more or less.
 
     python -m benchmarks.depth [--processes 16 --device cuda]
+    python -m benchmarks.depth --again 3
 
 ``figures/decision/REGISTERED_DEPTH.md`` says what is asked. A job is one run and one row. They begin in the order of
 :func:`jobs`. A job with a row is skipped, so a stopped call goes on. The data lie below ``FEDLAYERS_DATA_ROOT``.
+The second command trains stored rows again and compares their bits.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ import fedlayers as fl
 from fedlayers.studies.hint import label_skew
 from fl_core.bounds import IMAGENET
 from fl_core.data.sources import Source
+from fl_core.errors import DivergedError
 from fl_core.training.evaluate import predict
 
 ROWS = Path(__file__).parents[1] / "figures" / "decision" / "depth.parquet"
@@ -61,6 +64,8 @@ SWAP = "layer_swap"
 """Another metric. It is dear, so it has one round, and 64 samples of a client."""
 SECONDS = 40 * 3600
 """Processor time after which no further job begins."""
+REPEATABLE = 125
+"""The first row whose convolutions are computed as today's are. Older ones differ in their last bits."""
 SCORES = ["macro_f1", "accuracy", "loss"]
 
 
@@ -395,24 +400,68 @@ def stored(rows: pd.DataFrame) -> set[Job]:
 
 
 def attempted(job: Job, rows: pd.DataFrame, device: str) -> dict[str, Any]:
-    """Return a job's row. A run that diverged has the score 0."""
+    """Return a job's row. A run that diverged has the score 0. Another failure ends the call."""
     try:
         return trained(job, rows, device)
-    except fl.RunError:
+    except DivergedError:
         return {**job._asdict(), "validation_macro_f1": 0.0, "seconds": 0.0}
 
 
-def main(processes: int = 1, device: str = "cpu") -> None:
+def stage(job: Job) -> tuple[bool, bool]:
+    """Return what tells a job's stage. Jobs read rows of earlier stages only: rates, and the measured cosine."""
+    tunes = job.seed == TUNING
+    return tunes, tunes and job.arm == "cosine"
+
+
+def differences(row: dict[str, Any], stored: dict[str, Any]) -> list[str]:
+    """Return the columns in which a row that is made again differs from the stored one, but for its time."""
+    return [
+        name
+        for name, value in row.items()
+        if name != "seconds" and not np.array_equal(value, stored[name])
+    ]
+
+
+def repeat(count: int, rows: pd.DataFrame) -> None:
+    """Train the jobs of stored rows again on a CPU, and compare every bit. Nothing is stored.
+
+    Args:
+        count: rows, from the first to the last scored one that a CPU made.
+
+    Raises:
+        RunError: no row can be repeated, or one differs.
+    """
+    latest = rows.iloc[REPEATABLE:]
+    scored = latest[(latest["device"] == "cpu") & latest["test_macro_f1"].notna()]
+    places = np.linspace(0, len(scored) - 1, min(count, len(scored))).round()
+    lines = scored.iloc[places.astype(int)].to_dict("records")
+    if not lines:
+        raise fl.RunError("a stored row must be of today's code; got none. Train one.")
+    for line in lines:
+        job = Job(*(line[name] for name in Job._fields))._replace(lr=None)
+        if found := differences(trained(job, rows, "cpu"), line):
+            raise fl.RunError(f"{job} must have the stored bits; got other {found}.")
+        print(f"{job}: the same bits", flush=True)
+
+
+def main(processes: int = 1, device: str = "cpu", again: int = 0) -> None:
     """Do each job that has no row yet.
 
     Args:
         processes: jobs at a time.
         device: where models are trained, as PyTorch names it.
+        again: train this number of stored rows again, and do nothing else.
     """
-    rows = pd.read_parquet(ROWS) if ROWS.exists() else pd.DataFrame(columns=Job._fields)
+    columns = [*Job._fields, "seconds"]
+    rows = pd.read_parquet(ROWS) if ROWS.exists() else pd.DataFrame(columns=columns)
+    if again:
+        repeat(again, rows)
+        return
     every = list(jobs())
     spawn = multiprocessing.get_context("spawn")
-    for _, group in itertools.groupby(every, lambda job: job.seed == TUNING):
+    for _, group in itertools.groupby(every, stage):
+        if rows["seconds"].sum() > SECONDS:
+            return
         left = [
             job
             for job in group
@@ -434,7 +483,7 @@ def main(processes: int = 1, device: str = "cpu") -> None:
                 )
                 if rows["seconds"].sum() > SECONDS:
                     pool.shutdown(cancel_futures=True)
-                    return
+                    break
 
 
 if __name__ == "__main__":

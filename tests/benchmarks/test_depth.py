@@ -1,4 +1,6 @@
-"""The study of depth: which samples a seed draws, which blocks an arm shares, and what stays frozen."""
+"""The study of depth: samples of a seed, blocks of an arm, what stays frozen, and the order of jobs."""
+
+import itertools
 
 import numpy as np
 import pandas as pd
@@ -46,3 +48,45 @@ def test_arms_share_whole_blocks_and_statistics_stay():
     assert plans["last 6"].shared == tuple(blocks[12:])
     held = {name for layer in plans["6"].layers for name in layer.tensors}
     assert held == set(net.state_dict())
+
+
+def test_a_folded_network_computes_the_same_function(monkeypatch):
+    net = depth.network(3).double()
+    for each in net.buffers():
+        if each.is_floating_point():
+            each.uniform_(0.5, 2)
+    monkeypatch.setattr(depth, "folded", lambda module: module)
+    plain = depth.network(3).double().eval()
+    plain.load_state_dict(net.state_dict())
+    x = torch.randn(2, 3, 64, 64, dtype=torch.float64)
+    torch.testing.assert_close(net.eval()(x), plain(x), rtol=1e-9, atol=1e-9)
+
+
+def test_a_job_reads_rows_of_earlier_stages_only():
+    stages = [list(group) for _, group in itertools.groupby(depth.jobs(), depth.stage)]
+    place = {job: k for k, group in enumerate(stages) for job in group}
+    assert len(place) == 544
+    assert max(place[job] for job in list(depth.jobs())[:332]) == 1
+    for job, k in place.items():
+        if job.arm == "cosine":
+            assert place[job._replace(arm=depth.ONE, lr=None)] < k
+        if job.lr is None:
+            arm = "all" if job.arm == depth.ONE else job.arm
+            middle = depth.DOSES[job.source][0]
+            rates = [
+                Job(job.source, middle, arm, depth.TUNING, lr) for lr in depth.RATES
+            ]
+            assert max(place[rate] for rate in rates) < k
+
+
+def test_stored_jobs_are_skipped_whatever_rate_was_theirs(tmp_path):
+    done = list(depth.jobs())[::40]
+    rates = [job.lr or (None if job.seed == 2 else 0.0003) for job in done]
+    rows = pd.DataFrame(done).assign(lr=rates, curve=[[0.1, 0.2]] * len(done))
+    rows.to_parquet(tmp_path / "rows.parquet")
+    rows = pd.read_parquet(tmp_path / "rows.parquet")
+    assert depth.stored(rows) == set(done)
+    again = {**rows.iloc[3].to_dict(), "curve": [0.1, 0.2], "seconds": 1.0}
+    assert depth.differences(again, rows.iloc[3].to_dict()) == []
+    again["curve"] = [0.1, np.nextafter(0.2, 1)]
+    assert depth.differences(again, rows.iloc[3].to_dict()) == ["curve"]
