@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import tyro
@@ -14,7 +13,6 @@ from benchmarks import (
     machine,
     measurements,
     peers,
-    picture,
     scale,
     startup,
     training,
@@ -31,40 +29,26 @@ JOBS: dict[str, Callable[..., Any]] = {
     "startup": startup.startup,
     **transformer.JOBS,
     "peers": peers.peers,
-    "harness": peers.harness,
     "scale": scale.scale,
 }
 
 
-def main(
-    jobs: tyro.conf.Positional[tuple[str, ...]],
-    pairs: int | None = None,
-    pflib: Path | None = None,
-) -> None:
+def main(jobs: tyro.conf.Positional[tuple[str, ...]], pairs: int | None = None) -> None:
     """Run jobs, each alternating with its baseline, and write benchmarks/results/JOB.csv.
 
     Args:
-        jobs: names of jobs; or ``list``, or ``plot`` for a picture of the stored tables.
+        jobs: names of jobs, or ``list``.
         pairs: number of alternating pairs, of seeds (coverage) or of processes a point (scale). No table is written
             then.
-        pflib: for peers: a checkout of PFLlib. It is not on the package index.
     """
     if jobs == ("list",):
         for name, job in JOBS.items():
             print(f"{name:16} {(job.__doc__ or '').splitlines()[0]}")
         return
-    if jobs == ("plot",):
-        print(f"wrote {picture.draw()}")
-        return
     for name in jobs:
         check_known("benchmark", name, JOBS)
-    if pflib is not None and "peers" not in jobs:
-        raise UsageError(
-            "--pflib must be with the benchmark peers. Add peers, or leave it out."
-        )
     for name in jobs:
-        options = {"pflib": pflib} if name == "peers" else {}
-        rows = JOBS[name](**options) if pairs is None else JOBS[name](pairs, **options)
+        rows = JOBS[name]() if pairs is None else JOBS[name](pairs)
         if pairs is None:
             print(f"wrote {table(name, rows, f'python -m benchmarks {name}')}")
 

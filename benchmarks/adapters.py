@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,12 +29,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from benchmarks import training
 from benchmarks.sides import PATIENCE, Job, Plain, Side
+from figures.pfllib import arguments, checkout
 from fl_core.data import FederatedData
 from fl_core.errors import RunError, UsageError
 
 
 @contextmanager
-def pfllib(job: Job, checkout: Path | None) -> Iterator[Side]:
+def pfllib(job: Job) -> Iterator[Side]:
     """PFLlib's FedAvg server and clients on its own data files; a round is its ``train`` without the evaluation."""
     data = job.data()
     with tempfile.TemporaryDirectory() as folder:
@@ -44,11 +44,23 @@ def pfllib(job: Job, checkout: Path | None) -> Iterator[Side]:
             Path(folder) / "system"
         )  # where its programs run: they look for ../dataset
         home.mkdir()
-        sys.path.insert(0, str(checkout))
+        sys.path.insert(0, str(checkout()))
         with contextlib.chdir(home):
             with contextlib.redirect_stdout(io.StringIO()):
                 server = importlib.import_module("flcore.servers.serveravg").FedAvg(
-                    _pfllib_arguments(job, data), 0
+                    arguments(
+                        algorithm="FedAvg",
+                        batch_size=job.batch,
+                        dataset="random",
+                        global_rounds=10**6,
+                        join_ratio=job.taken / job.clients,
+                        local_epochs=1,
+                        local_learning_rate=job.lr,
+                        model=job.model(data),
+                        num_classes=job.classes,
+                        num_clients=job.clients,
+                    ),
+                    0,
                 )
             if (
                 job.config.training.optimizer != "sgd"
@@ -85,32 +97,8 @@ def _pfllib_files(folder: Path, data: FederatedData) -> None:
             np.savez_compressed(folder / split / f"{k}.npz", data=content)
 
 
-def _pfllib_arguments(job: Job, data: FederatedData) -> SimpleNamespace:
-    """PFLlib's parsed arguments for the job, with everything else switched off."""
-    used = {
-        "algorithm": "FedAvg",
-        "batch_size": job.batch,
-        "dataset": "random",
-        "device": "cpu",
-        "global_rounds": 10**6,
-        "join_ratio": job.taken / job.clients,
-        "local_epochs": 1,
-        "local_learning_rate": job.lr,
-        "model": job.model(data),
-        "num_classes": job.classes,
-        "num_clients": job.clients,
-        "time_threthold": float("inf"),
-    }
-    unused = (
-        "auto_break", "batch_num_per_client", "client_drop_rate", "dlg_eval", "dlg_gap", "eval_gap", "few_shot",
-        "fine_tuning_epoch_new", "goal", "learning_rate_decay", "learning_rate_decay_gamma", "num_new_clients",
-        "random_join_ratio", "save_folder_name", "send_slow_rate", "time_select", "top_cnt", "train_slow_rate",
-    )  # fmt: skip
-    return SimpleNamespace(**dict.fromkeys(unused, 0), **used)
-
-
 @contextmanager
-def flower(job: Job, checkout: Path | None) -> Iterator[Side]:
+def flower(job: Job) -> Iterator[Side]:
     """Flower's simulation: FedAvg over Ray actors, one a worker, whose clients train as the bare loop does.
 
     The simulation runs in a thread and waits before each round until it is asked for. An actor makes the data once.
@@ -216,7 +204,7 @@ def _flower_client(pickled: bytes, message: Any, context: Any) -> Any:
 
 
 @contextmanager
-def pfl(job: Job, checkout: Path | None) -> Iterator[Side]:
+def pfl(job: Job) -> Iterator[Side]:
     """pfl-research's federated averaging, with the same number of processes as this package's workers."""
     ranks = job.config.execution.workers or 1
     with socket.socket() as free:
@@ -330,7 +318,7 @@ def _pfl_rank(
 
 
 @contextmanager
-def fedjax(job: Job, checkout: Path | None) -> Iterator[Side]:
+def fedjax(job: Job) -> Iterator[Side]:
     """Fedjax's federated averaging with its default backend. It compiles a client's step."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     import jax

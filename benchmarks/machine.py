@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from scipy import stats
 from torch import nn
 
 from benchmarks import training
-from benchmarks.commands import sampled
 from benchmarks.measurements import (
     BATCH,
     LOSS,
@@ -399,53 +397,7 @@ def diagnoses(pairs: int = PAIRS) -> list[Measured]:
     return found
 
 
-S3_PARTS = {
-    "backward passes": ("torch/autograd/", "torch/_tensor.py"),
-    "optimiser steps": ("torch/optim/",),
-    "forward passes, losses and batches": (
-        "fl_core/batched.py",
-        "fl_core/training/losses.py",
-    ),
-    "messages, averages and rows": ("fl_core/", "benchmarks/"),
-}
-"""The parts of a round of S3."""
-
-
-def tiny_parts(pairs: int = 2000) -> list[Measured]:
-    """Shares of the CPU time of S3's rounds by part, from samples at regular times.
-
-    Args:
-        pairs: rounds.
-    """
-    with training.rounds(
-        training.TINY, training.federation(4, 200, (10,), classes=5)
-    ) as engine:
-        engine.step()
-        seen, cpu, _ = sampled(lambda: training.repeat(engine.step, pairs), S3_PARTS)
-    looks, text = (
-        sum(seen.values()),
-        f"{pairs} rounds, {1000 * cpu / pairs:.3g} ms of CPU time each",
-    )
-    found = []
-    for part, count in seen.most_common():
-        exact = stats.binomtest(count, looks).proportion_ci(method="wilson")
-        row = Measured(
-            "S3",
-            part,
-            text,
-            count / looks,
-            exact.low,
-            exact.high,
-            pairs=looks,
-            unit="share of time",
-        )
-        found.append(row)
-        print(f"{part}: {row.ratio:.3g} [{row.low:.3g}, {row.high:.3g}]")
-    return found
-
-
 JOBS = {
-    "parts-s3": tiny_parts,
     "shares-s1": cross_device,
     "shares-runs": long_runs,
     "shares-s2": cross_silo,

@@ -5,17 +5,15 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
-from pathlib import Path
+from dataclasses import dataclass, field
 
 from benchmarks import adapters, training
 from benchmarks.pairs import PAIRS, Measured, alternate, judged
 from benchmarks.sides import Job, Open, Plain, Side, remote
-from fl_core.errors import UsageError
+from figures.pfllib import VARIABLE
 from fl_core.recorder import Timer
 
 OURS = "fedlayers"
@@ -26,12 +24,9 @@ JOBS = (
 )
 """The standard jobs; S2 and S3 have the largest number of whole batches in their 2,000 and 200 samples."""
 
-REST = 3.0
-"""Seconds of rest before a turn, as a side has them while others have theirs."""
-
 
 @contextmanager
-def ours(job: Job, checkout: Path | None) -> Iterator[Side]:
+def ours(job: Job) -> Iterator[Side]:
     """Yield the engine as a run uses it, without evaluation and files."""
     data = job.data()
     names = [name for name, _ in job.model(data).named_parameters()]
@@ -48,7 +43,7 @@ def ours(job: Job, checkout: Path | None) -> Iterator[Side]:
 
 
 @contextmanager
-def bare(job: Job, checkout: Path | None) -> Iterator[Side]:
+def bare(job: Job) -> Iterator[Side]:
     """A plain PyTorch loop that takes the same steps."""
     data = job.data()
     loop = training.BareLoop(job.model(data), data, job.batch, job.optimizer, job.taken)
@@ -62,7 +57,7 @@ class Peer:
     Attributes:
         open: prepares it for a job.
         needs: packages without which it cannot run; their versions are in the table.
-        checkout: whether its sources have to be given as a path.
+        checkout: whether the environment variable PFLLIB has to name its sources.
         reach: by job, how many times its speed this package is to reach.
     """
 
@@ -71,10 +66,10 @@ class Peer:
     checkout: bool = False
     reach: Mapping[str, float] = field(default_factory=dict)
 
-    def missing(self, checkout: Path | None) -> str:
+    def missing(self) -> str:
         """Return the reason why the package cannot be measured here, or an empty text."""
-        if self.checkout and checkout is None:
-            return "no path to its sources was given"
+        if self.checkout and VARIABLE not in os.environ:
+            return f"{VARIABLE} names no checkout of it"
         absent = [name for name in self.needs if importlib.util.find_spec(name) is None]
         return f"not installed: {', '.join(absent)}" if absent else ""
 
@@ -96,52 +91,26 @@ PEERS = {
 }
 
 
-def sources(pflib: Path | None) -> Path | None:
-    """The folder of PFLlib's modules in a checkout.
-
-    Raises:
-        UsageError: the path has none.
-    """
-    if pflib is None:
-        return None
-    folder = pflib.resolve() / "system"
-    if not (folder / "flcore" / "servers" / "serveravg.py").is_file():
-        raise UsageError(
-            f"--pflib must name a checkout of PFLlib; got {pflib}. Clone github.com/TsingZ0/PFLlib."
-        )
-    return folder
-
-
 def measure(
     job: Job,
     peers: Mapping[str, Peer],
     pairs: int = PAIRS,
-    checkout: Path | None = None,
-    pause: float = 0.0,
 ) -> list[Measured]:
     """Time one job by this package and by every available peer; returns a row for each peer, also for missing ones.
-
-    Args:
-        pause: seconds of rest before every turn, which do not count.
 
     Raises:
         RunError: a side failed, or took another number of steps than the others.
     """
-    absent = {
-        name: why for name, peer in peers.items() if (why := peer.missing(checkout))
-    }
+    absent = {name: why for name, peer in peers.items() if (why := peer.missing())}
     present = {name: peer.open for name, peer in peers.items() if name not in absent}
-    with remote({OURS: ours, **present}, job, checkout) as sides:
-        turns = {
-            name: partial(_rested, side.turn, pause) for name, side in sides.items()
-        }
+    with remote({OURS: ours, **present}, job) as sides:
+        turns = {name: side.turn for name, side in sides.items()}
         seconds = alternate(turns, pairs) / job.rounds
     how = (
         f"fedavg, {job.config.execution.workers} workers"
         if job.config.execution.workers
         else "fedavg, stacked clients"
     )
-    how += f", {pause:g} s of rest before each turn" if pause else ""
     rows = []
     for name, peer in peers.items():
         reach = peer.reach.get(job.name)
@@ -179,28 +148,7 @@ def measure(
     return rows
 
 
-def _rested(turn: Callable[[], float], pause: float) -> float:
-    time.sleep(pause)
-    return turn()
-
-
-def harness(pairs: int = PAIRS) -> list[Measured]:
-    """Measure the cost of the comparison itself: S1 next to the bare loop, as in `s1` and `peers`, and after a rest."""
-    training.tuned()
-    only = {"bare loop": PEERS["bare loop"]}
-    apart = [
-        row
-        for pause in (0.0, REST)
-        for row in measure(JOBS[0], only, pairs, pause=pause)
-    ]
-    return [
-        *(replace(row, target="", holds="") for row in training.cross_device(pairs)),
-        *apart,
-    ]  # s1 has the target
-
-
-def peers(pairs: int = PAIRS, pflib: Path | None = None) -> list[Measured]:
+def peers(pairs: int = PAIRS) -> list[Measured]:
     """S1 to S3 against public packages: PFLlib, Flower's simulation, pfl-research and fedjax, if installed."""
-    checkout = sources(pflib)
     training.tuned()
-    return [row for job in JOBS for row in measure(job, PEERS, pairs, checkout)]
+    return [row for job in JOBS for row in measure(job, PEERS, pairs)]

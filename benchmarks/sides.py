@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -139,8 +138,8 @@ class Plain:
     weights: Callable[[], list[Tensor]]
 
 
-Open = Callable[[Job, Path | None], AbstractContextManager[Side]]
-"""Prepares a side for a job; the path is that of a checkout, for those that are not installed as a package."""
+Open = Callable[[Job], AbstractContextManager[Side]]
+"""Prepares a side for a job."""
 
 
 class Remote:
@@ -187,9 +186,7 @@ class Remote:
 
 
 @contextmanager
-def remote(
-    sides: Mapping[str, Open], job: Job, checkout: Path | None = None
-) -> Iterator[dict[str, Remote]]:
+def remote(sides: Mapping[str, Open], job: Job) -> Iterator[dict[str, Remote]]:
     """Start all sides and wait until they are ready; their processes end with the block.
 
     Raises:
@@ -204,9 +201,7 @@ def remote(
             here, there = spawn.Pipe()
             found[name] = Remote(name, job, here)
             processes.append(
-                spawn.Process(
-                    target=_serve, args=(there, start, job, checkout), name=name
-                )
+                spawn.Process(target=_serve, args=(there, start, job), name=name)
             )
             processes[-1].start()
             there.close()
@@ -221,13 +216,11 @@ def remote(
                 process.kill()
 
 
-def _serve(
-    connection: Connection, start: Open, job: Job, checkout: Path | None
-) -> None:
+def _serve(connection: Connection, start: Open, job: Job) -> None:
     """Serve a side in its process until the other end closes the pipe."""
     torch.set_num_threads(THREADS)
     try:
-        with start(job, checkout) as side:
+        with start(job) as side:
             connection.send(())
             while True:
                 try:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import copy
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,7 @@ from torch import Tensor, nn
 
 from benchmarks.operations import least
 from benchmarks.pairs import PAIRS, Measured, compare
-from fl_core import recorder, runner, tree
+from fl_core import runner, tree
 from fl_core.algorithms.base import Algorithm, Message, Round, State, TaskInfo
 from fl_core.clients import LocalClients, executor
 from fl_core.config import RunConfig
@@ -408,51 +406,9 @@ def scheduling(pairs: int = PAIRS) -> list[Measured]:
     return rows
 
 
-def overhead(rounds: int = 100) -> list[Measured]:
-    """Share of a run's time for evaluating and saving at the default intervals: S1 and S2."""
-    tuned()
-    rows = []
-    for name, config, data, model in (
-        ("S1", *_cross_device(held=167), None),
-        ("S2", *_cross_silo(held=667)),
-    ):
-        with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder) / "run"
-            runner.run(
-                config.with_keys(rounds=rounds),
-                out,
-                data=data,
-                model=model,
-                progress=False,
-            )
-            pace = recorder.read_pace(out / "timing.jsonl")
-        share = (pace.seconds["evaluate"] + pace.seconds["save"]) / pace.total
-        holds = "yes" if share < 0.1 else "no"
-        what, text = (
-            f"evaluate and save, {rounds} rounds",
-            f"the whole run, {pace.line()}",
-        )
-        rows.append(
-            Measured(
-                name,
-                what,
-                text,
-                share,
-                share,
-                share,
-                "< 0.1",
-                holds,
-                unit="share of time",
-            )
-        )
-        print(rows[-1])
-    return rows
-
-
 JOBS = {
     "s1": cross_device,
     "s2": cross_silo,
     "s3": tiny,
     "s4": scheduling,
-    "overhead": overhead,
 }

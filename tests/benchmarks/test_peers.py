@@ -2,8 +2,6 @@
 
 import contextlib
 import math
-import os
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -78,18 +76,15 @@ def reference(job):
 @pytest.mark.parametrize("job", ONE_STEP, ids=lambda job: job.name)
 def test_a_round_of_one_step_is_the_mean_of_the_steps(job, name):
     """The public packages where they are installed; the sources of PFLlib by the environment's PFLLIB."""
-    checkout = (
-        peers.sources(Path(os.environ["PFLLIB"])) if "PFLLIB" in os.environ else None
-    )
     peer = SIDES[name]
-    if why := peer.missing(checkout):
+    if why := peer.missing():
         pytest.skip(why)
     with contextlib.ExitStack() as stack:
         if peer.needs:  # whose threads and settings are to end with it
-            side = stack.enter_context(remote({name: peer.open}, job, checkout))[name]
+            side = stack.enter_context(remote({name: peer.open}, job))[name]
             run = side.turn
         else:
-            side = stack.enter_context(peer.open(job, checkout))
+            side = stack.enter_context(peer.open(job))
             run = side.round
         start = [weight.detach().clone() for weight in side.weights()]
         run()
@@ -104,7 +99,7 @@ def test_a_round_of_one_step_is_the_mean_of_the_steps(job, name):
 def test_this_package_and_the_loop_take_the_jobs_steps():
     assert SHARED.steps == 2 * 2
     for start in (peers.ours, peers.bare):
-        with start(SHARED, None) as side:
+        with start(SHARED) as side:
             assert side.round() == SHARED.steps
             assert side.round() == SHARED.steps
 
