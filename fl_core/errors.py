@@ -11,44 +11,6 @@ from types import FrameType
 from typing import Any
 
 PACKAGES = ("fl_core", "diagnostics", "fedlayers")
-REMOVED = {
-    "dropout_trace": "Use client_dropout to lose replies by chance.",
-    "federation": "A federation over sites starts by flwr run; docs/federation.md has the lines.",
-    "fedselect": "Use benchmarks.leaderboard.algorithms:FedSelect in a checkout.",
-    "join": "Train algorithm local with --init RUN; examples/new_hospital.py shows it.",
-    "leave_out_client": "Leave the client out of the data; examples/new_hospital.py shows it.",
-    "knn_per": "Use benchmarks.leaderboard.algorithms:KNNPer in a checkout.",
-    "link": "A federation over sites starts by flwr run; docs/federation.md has the lines.",
-    "local_models": "A checkpoint has the trained models of the round's first 100 clients.",
-    "local_scores": "Use eval_every=1 to score locally trained models in every round.",
-    "memory_format": "It follows from the model.",
-    "mix": "Use the winner's model alone.",
-    "race_fraction": "Arms train to the end, or a judge stops them early under --patience.",
-    "each_seed": "Choice.of_seed has each seed's own winner with thorough=True.",
-    "own_epochs": "Train algorithm local with --init RUN and --rounds; examples/new_hospital.py shows it.",
-    "with_finetuning": "Name fine-tuned FedAvg among the arms: local_adaptation.",
-    "leaderboard": "Run python -m benchmarks.leaderboard in a checkout.",
-    "tuned_defaults": "Use the defaults, or fedlayers tune.",
-    "complete": "The winner is always trained to the end.",
-    "no_final_run": "The winner is always trained to the end.",
-    "onnx": "Call torch.onnx.export on the model of fl.load_models; docs/export.md shows the lines.",
-    "superlink": "A federation over sites starts by flwr run; docs/federation.md has the lines.",
-    "tell": "Use progress: True, False, or a function that receives the lines.",
-    "timeouts": "A federation over sites has timeout in the server's file; docs/federation.md has the lines.",
-    "torch_export": "Call torch.export.save on the model of fl.load_models; docs/export.md shows the lines.",
-    "null_draws": "Pass null=fl.Nulls(names, draws=...), or --null-draws on the command line.",
-    "retrain": "Pass null=fl.Nulls(names, retrain=...).",
-    "vote": "Use sensitivity_ratio, largest_jump or change_point, each on one --metric.",
-    "budget": "Choose the layers by --rule manual; fl.plan_cost has the bytes of each plan.",
-    "budget_bytes": "Choose the layers by --rule manual; fl.plan_cost has the bytes of each plan.",
-    "density": "hessian_spectrum has the largest eigenvalues; pyhessian has densities.",
-    "on_divergence": "A loss above the limit is noted, in the rows too.",
-    "format": "Models are exported as safetensors; docs/export.md has the lines for others.",
-    "precision": "Local training computes in float32.",
-    "recompute_frozen": "Outputs of frozen first layers are always kept.",
-    "budget_flops": "Choose the layers by --rule manual; the metric layer_cost has the FLOPs of each layer.",
-}
-"""What to use instead of a name that this version removed: a flag, command, option or format, with underscores."""
 
 
 class UsageError(ValueError):
@@ -117,36 +79,15 @@ def needs_package(package: str, purpose: str, extra: str) -> UsageError:
     )
 
 
-REMOVED_KINDS = {
-    "algorithm",
-    "argument",
-    "arguments",
-    "command",
-    "flag",
-    "format",
-    "key",
-    "keyword",
-    "option",
-    "options",
-    "rule",
-    "rules",
-}
-"""Words for what a name in :data:`REMOVED` was."""
-
-
 def check_known(kind: str, name: str, known: Iterable[str]) -> str:
     """Return ``name`` if it is one of ``known``.
 
     Raises:
-        UsageError: it is unknown. The message names the kind, the nearest valid name, and the known ones. For a
-            removed name it says what to use instead.
+        UsageError: it is unknown. The message names the kind, the nearest valid name, and the known ones.
     """
     known = list(known)
     if name in known:
         return name
-    instead = REMOVED.get(str(name).replace("-", "_"))
-    if instead and set(kind.split()) & REMOVED_KINDS:
-        raise UsageError(f"{kind} {name!r} was removed. {instead}")
     import difflib  # for a mistake only
 
     near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)

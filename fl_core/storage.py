@@ -397,6 +397,7 @@ _STRUCTURE = "[{,:"
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 _NESTING = frozenset((dict, list))
 _NESTED = f"JSON that is nested more than {DEEPEST} times"
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 UNPACKED = 2**28
 """Bytes that a packed file may unpack to, however small it is."""
 RATIO = 100
@@ -478,13 +479,15 @@ def parsed_json(text: str | bytes) -> Any:
     """Parse a text of JSON.
 
     Raises:
-        ValueError: no JSON, no UTF-8, more than :data:`VALUES` short values, or lists and objects nested more than
-            :data:`DEEPEST` times.
+        ValueError: no JSON, no UTF-8, half of a surrogate pair, more than :data:`VALUES` short values, or lists and
+            objects nested more than :data:`DEEPEST` times.
     """
     text = text.decode() if isinstance(text, bytes) else text
     check_values(text)
     try:
         found = json.loads(text)
+        if _SURROGATE.search(text):
+            json.dumps(found, ensure_ascii=False).encode()
     except RecursionError as error:
         raise ValueError(_NESTED) from error
     level = [found] if type(found) in _NESTING else []

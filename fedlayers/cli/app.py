@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 from fl_core import progress
 from fl_core.display import message_line, printable
 from fl_core.errors import (
-    REMOVED,
     CorruptError,
     RunError,
     UsageError,
@@ -320,9 +319,6 @@ def one_line(box: str, command: str, helps: str = "--help") -> str:
         if re.fullmatch(said, wrong):
             wrong = re.sub(said, ours, wrong)
             break
-    flag = re.match(r"unrecognized: --([\w-]+)", wrong)
-    if flag and (instead := REMOVED.get(flag[1].replace("-", "_"))):
-        return f"--{flag[1]} was removed. {instead}"
     wrong = wrong.replace("'None', ", "").replace(", 'None'", "")
     near = [
         flag

@@ -312,13 +312,20 @@ class Algorithm:
         _check_hooks(cls)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        self._check_frozen(name)
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self._check_frozen(name)
+        super().__delattr__(name)
+
+    def _check_frozen(self, name: str) -> None:
         if vars(self).get("_frozen"):
             raise UsageError(
-                f"{self.name} must not set self.{name} during a run. An algorithm is copied to workers and built anew "
-                "on resume; what changes in a run belongs to the State of the server or of a client: State.trees for "
-                "tensors, State.meta for plain data"
+                f"{self.name} must not change self.{name} during a run. An algorithm is copied to workers and built "
+                "anew on resume; what changes in a run belongs to the State of the server or of a client: State.trees "
+                "for tensors, State.meta for plain data"
             )
-        super().__setattr__(name, value)
 
     def with_plan(self, plan: LayerPlan) -> Algorithm:
         """A new instance of this algorithm that uses the given plan exactly as it is (see :meth:`resolve_plan`)."""

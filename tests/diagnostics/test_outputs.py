@@ -322,7 +322,6 @@ def test_models_of_other_architectures_are_compared_at_layers_of_one_name():
 def test_a_removed_argument_says_what_replaces_it():
     data = torch.randn(6, 4), torch.arange(6) % 3
     for name, words in (
-        ("null_draws", "was removed. Pass null=fl.Nulls"),
         ("by", r"options=\{'by'"),
         ("sample", "did you mean 'samples'"),
     ):

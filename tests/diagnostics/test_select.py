@@ -302,8 +302,6 @@ def test_requests_that_cannot_be_met():
         ({"threshold": 0.0}, "threshold.*0.0"),
         ({"threshold": math.nan}, "threshold.*nan"),
         ({"threshold": math.inf}, "threshold.*inf"),
-        ({"rule": "vote"}, "'vote' was removed"),
-        ({"rule": "budget_bytes"}, "'budget_bytes' was removed"),
     ):
         with pytest.raises(UsageError, match=message):
             select(measured(rows_of()), **options)

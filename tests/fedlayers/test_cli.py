@@ -313,14 +313,6 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
         ("compare --algorithms fedprox --option mu=1", "--option ALGORITHM.mu=..."),
         ("compare --algorithms local fedavg --plan auto", "local, fedavg"),
         ("choose --algorithm fedprox", "fedprox, which uses no plan"),
-        (
-            "run --memory-format contiguous",
-            "--memory-format was removed. It follows from the model.",
-        ),
-        (
-            "run --dropout-trace lost.csv",
-            "--dropout-trace was removed. Use client_dropout",
-        ),
         ("run --loss mse", "cross_entropy, focal, player_focal;"),
     ],
 )

@@ -155,9 +155,19 @@ def test_hooks_are_called_where_and_as_often_as_the_table_says(workers, log):
 class Assigning(FedAvg):
     name = "assigning"
 
+    def setup(self):
+        self.steps = 0
+
     def loss(self, params, batch, ctx):
         self.steps = 1
         return super().loss(params, batch, ctx)
+
+
+class Deleting(Assigning):
+    name = "deleting"
+
+    def loss(self, params, batch, ctx):
+        del self.steps
 
 
 class Finetuning(FedAvg):
@@ -173,13 +183,13 @@ def test_a_fine_tuning_phase_trains_the_model_alone():
         runner.run(config, data=TOY, model=network("plain"), progress=False)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_setting_an_attribute_during_a_run_is_refused(workers):
+@pytest.mark.parametrize(
+    ("name", "workers"), [("Assigning", 0), ("Assigning", 2), ("Deleting", 0)]
+)
+def test_setting_an_attribute_during_a_run_is_refused(name, workers):
     """Wherever it happens: with workers, what a client's hook does happens in another process."""
-    config = CONFIG.with_keys(
-        algorithm=f"{__name__}:Assigning", rounds=1, workers=workers
-    )
-    with pytest.raises(UsageError, match=r"assigning.*self\.steps.*State\.trees"):
+    config = CONFIG.with_keys(algorithm=f"{__name__}:{name}", rounds=1, workers=workers)
+    with pytest.raises(UsageError, match=r"ing must.*self\.steps.*State\.trees"):
         runner.run(config, data=TOY, model=network("plain"), progress=False)
 
 

@@ -48,13 +48,6 @@ def test_whose_fault_it_is_can_be_told_by_type():
     assert issubclass(UsageError, ValueError)
 
 
-@pytest.mark.parametrize("name", errors.REMOVED)
-def test_a_removed_name_says_what_to_use_instead(name):
-    with pytest.raises(UsageError, match=r"was removed\. \w.*\.$"):
-        check_known("option", name, ["onnx2"])
-    assert check_known("option", name, [name]) == name
-
-
 def test_damage_is_a_value_that_makes_no_sense_or_an_error_that_is_named():
     kinds = ((), (KeyError,))
     for named, error in zip(kinds, (ValueError("odd"), KeyError("odd")), strict=True):

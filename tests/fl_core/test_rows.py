@@ -87,6 +87,11 @@ GOOD = rows.dumps(rows.row("loss", 1.0))
         ('{"schema": 1}\n{"metric": "loss"}\n', CorruptError, "line 2"),
         (b'{"schema": 1}\n\xff\xfe\n', CorruptError, "line 2"),
         (
+            f'{{"schema": 1}}\n{GOOD.replace("loss", chr(92) + "ud800")}\n',
+            CorruptError,
+            "line 2 is damaged.*surrogates",
+        ),
+        (
             f'{{"schema": 1}}\n{rows.dumps(rows.row("accuracy", 1.1))}\n',
             CorruptError,
             "no accuracy has the value 1.1",
