@@ -7,13 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from figures import items
-from figures.page import seeds_in_words, span
 from fl_core.errors import UsageError, check_known
 
 PATH = items.HERE / "catalogue.csv"
-
-
-MANY = 6
 
 
 @dataclass(frozen=True)
@@ -25,22 +21,20 @@ class Entry:
         title: one line.
         note: why it is not drawn here, where that is so.
         lacks: data behind it that cannot be had (see ``README.md``), separated by semicolons.
-        rounds: of the paper's runs, where ours have other numbers.
     """
 
     name: str
     title: str
     note: str = ""
     lacks: str = ""
-    rounds: str = ""
 
     @property
     def paper(self) -> str:
         """The paper, or the family of items, with which the name begins."""
         return self.name.partition(".")[0]
 
-    def told(self) -> tuple[str, str, str, str, str]:
-        """Return its name, state, data, scale, and title with what is lacking.
+    def told(self) -> tuple[str, str, str]:
+        """Return its name, state, and title with what is lacking.
 
         The state is ``ready``, ``3 of 12 runs`` or ``no rows`` of an item; else ``ended`` with a page, or ``absent``.
         The title of an item says where the drawing has less than the published figure.
@@ -48,38 +42,11 @@ class Entry:
         item = items.REGISTRY.get(self.name)
         if item is None:
             state = "ended" if page_of(self.name).is_file() else "absent"
-            data = scale = "-"
         else:
             state = item.state
-            data, scale = _data(item), _scale(item, self.rounds)
-        reason = self.note if state == "absent" else self.lacks
-        words = "" if state == "absent" else "without "
-        title = (item or self).title + (f" ({words}{reason})" if reason else "")
-        return self.name, state, data, scale, title
-
-
-def _data(item: items.Item) -> str:
-    """The datasets of the runs that it shows; of more than :data:`MANY` their number."""
-    names = list(dict.fromkeys(config.data.dataset for config in item.drawn))
-    return f"{len(names)} datasets" if len(names) > MANY else ", ".join(names)
-
-
-def _scale(item: items.Item, papers: str) -> str:
-    """The rounds with the paper's, and the seeds.
-
-    A pretraining counts only without other runs. It is the run of a single client.
-    """
-    study, runs = item.study, item.drawn
-    if "nothing is trained" in study.budget:
-        return "nothing trained"
-    federated = [config for config in runs if config.data.clients != 1]
-    rounds = span(config.federation.rounds or 1 for config in federated or runs)
-    part = f" of {papers}" if papers else ""
-    drawn = str(item.seeds) if item.source and item.seeds else ""
-    seeds = drawn or span([study.seeds, *study.more_seeds.values()])
-    return (
-        f"{rounds}{part} round{'s' * (rounds + part != '1')}, {seeds_in_words(seeds)}"
-    )
+        reason = self.note or (self.lacks and f"without {self.lacks}")
+        title = (item or self).title + (f" ({reason})" if reason else "")
+        return self.name, state, title
 
 
 def published() -> list[Entry]:
@@ -137,10 +104,8 @@ def page_of(name: str) -> Path:
 def lines(paper: str = "") -> list[str]:
     """Return the list as text, an item a line."""
     cells = [entry.told() for entry in entries(paper)]
-    wide = [max(len(line[k]) for line in cells) for k in range(4)]
+    wide = [max(len(line[k]) for line in cells) for k in range(2)]
     return [
-        "  ".join(
-            f"{text:<{size}}" for text, size in zip(line, [*wide, 0], strict=True)
-        )
-        for line in cells
+        f"{name:<{wide[0]}}  {state:<{wide[1]}}  {title}"
+        for name, state, title in cells
     ]

@@ -59,8 +59,7 @@ class Item:
         budget: time that its runs take on one core, in words.
         measure: (task of one run and seed, the run's name, the item's folder) -> its rows.
         draw: (header, rows) -> drawing; it computes no measurement. None for runs that only others draw.
-        one_seed: runs that have the seed 0 only.
-        more_seeds: runs that have more seeds than ``seeds``, and how many.
+        own_seeds: runs that have another number of seeds than ``seeds``, and how many.
         prepare: (configuration with its seed and data root, run, folder) -> the configuration that runs; called before
             a run, to provide what it starts from.
         source: name of the item whose rows are drawn; empty for its own.
@@ -75,8 +74,7 @@ class Item:
     budget: str = ""
     measure: Callable[[Any, str, Path], pd.DataFrame] | None = None
     draw: Draw | None = None
-    one_seed: frozenset[str] = frozenset()
-    more_seeds: Mapping[str, int] = field(default_factory=dict)
+    own_seeds: Mapping[str, int] = field(default_factory=dict)
     prepare: Callable[[RunConfig, str, Path], RunConfig] = unchanged
     source: str = ""
     shown: Collection[str] = ()
@@ -118,12 +116,12 @@ class Item:
         """Return every (run, seed), the first seed of all runs first.
 
         Args:
-            seeds: number of seeds in place of the item's own.
+            seeds: number of seeds in place of the item's own, but for those whose own is 1.
         """
-        count = self.seeds if seeds is None else seeds
-        counts = {run: 1 if run in self.one_seed else count for run in self.runs}
-        if seeds is None:
-            counts |= {run: max(count, more) for run, more in self.more_seeds.items()}
+        own = self.own_seeds
+        counts = {run: own.get(run, self.seeds) for run in self.runs}
+        if seeds is not None:
+            counts = {run: 1 if own.get(run) == 1 else seeds for run in self.runs}
         most = range(max(counts.values(), default=0))
         return [(run, seed) for seed in most for run in self.runs if seed < counts[run]]
 

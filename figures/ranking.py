@@ -1,4 +1,4 @@
-"""Ranks algorithms over several datasets: mean ranks, Friedman's test, post-hoc tests."""
+"""Ranks algorithms over several datasets: mean ranks, Friedman's and Nemenyi's tests, and their diagram."""
 
 from __future__ import annotations
 
@@ -26,12 +26,10 @@ class Ranking:
     Attributes:
         values: algorithms (rows) by datasets (columns); a dataset that lacks any algorithm takes no part.
         higher_is_better: whether the highest value has rank 1.
-        control: the algorithm that Holm's procedure holds the others against.
     """
 
     values: pd.DataFrame
     higher_is_better: bool
-    control: str
 
     @cached_property
     def blocks(self) -> pd.DataFrame:
@@ -64,18 +62,19 @@ class Ranking:
 
     @cached_property
     def nemenyi(self) -> pd.DataFrame:
-        """Return the p-value of every pair by :func:`nemenyi`; NaN unless the status is ok."""
-        if self.status != "ok":
-            names = self.values.index
-            return pd.DataFrame(math.nan, index=names, columns=names)
-        return nemenyi(self.blocks)
+        """Return the p-value of every pair on mean ranks, after Friedman's test (Demsar, 2006).
 
-    @cached_property
-    def holm(self) -> pd.Series:
-        """Return the p-value of each algorithm against the control by :func:`holm`; NaN unless the status is ok."""
+        For k algorithms and N datasets it is the tail of the studentized range at
+
+            |R_i - R_j| / sqrt(k (k + 1) / (6 N)) sqrt(2)
+
+        It is NaN unless the status is ok.
+        """
+        names = self.values.index
         if self.status != "ok":
-            return pd.Series(math.nan, index=self.values.index)
-        return holm(self.blocks, self.control)
+            return pd.DataFrame(math.nan, index=names, columns=names)
+        found = scikit_posthocs.posthoc_nemenyi_friedman(self.blocks.to_numpy(float).T)
+        return pd.DataFrame(found.to_numpy(), index=names, columns=names)
 
     @property
     def says(self) -> str:
@@ -98,7 +97,7 @@ class Ranking:
             return math.nan
         k, n = self.blocks.shape
         q = scipy.stats.studentized_range.ppf(1 - ALPHA, k, math.inf) / math.sqrt(2)
-        return float(q * _rank_error(k, n))
+        return float(q * math.sqrt(k * (k + 1) / (6 * n)))
 
 
 def first_shares(
@@ -174,39 +173,3 @@ def diagram(ax: Axes, ranking: Ranking, names: Mapping[str, str]) -> None:
     )
     note = f"Nemenyi's critical difference at {ALPHA:g}: {ranking.critical:.1f}"
     ax.text(low, 2.9, note, va="bottom", fontsize=7, color="0.3")
-
-
-# --- tests after Friedman's ------------------------------------------------------------------------------------
-
-
-def nemenyi(table: pd.DataFrame) -> pd.DataFrame:
-    """Return p-values of all pairs of algorithms by Nemenyi's test on mean ranks, after Friedman's (Demsar, 2006).
-
-    For k algorithms (rows) and N datasets or seeds (columns) the p-value is the tail of the studentized range at
-
-        |R_i - R_j| / sqrt(k (k + 1) / (6 N)) sqrt(2)
-    """
-    p_values = scikit_posthocs.posthoc_nemenyi_friedman(table.to_numpy(float).T)
-    return pd.DataFrame(p_values.to_numpy(), index=table.index, columns=table.index)
-
-
-def holm(table: pd.DataFrame, control: str) -> pd.Series:
-    """Return p-values of each algorithm against a control, on mean ranks with Holm's correction (Demsar, 2006).
-
-    This follows Friedman's test. For k algorithms (rows) and N datasets or seeds (columns) the statistic is
-
-        z_i = (R_i - R_control) / sqrt(k (k + 1) / (6 N))
-
-    with its two-sided normal p. Holm's step-down covers the k - 1 comparisons. The j-th smallest p is multiplied by k -
-    j. It is no smaller than the one before and at most 1. The control's own p is 1.
-    """
-    mean_ranks = statistics.ranks(table, higher_is_better=True)
-    gaps = (mean_ranks - mean_ranks[control]).abs() / _rank_error(*table.shape)
-    p = pd.Series(2 * scipy.stats.norm.sf(gaps), index=table.index).drop(control)
-    stepped = pd.Series(statistics.holm(p.to_numpy()), index=p.index)
-    return stepped.reindex(table.index, fill_value=1.0)
-
-
-def _rank_error(n_algorithms: int, n_blocks: int) -> float:
-    """Return the standard error of a difference of two mean ranks."""
-    return math.sqrt(n_algorithms * (n_algorithms + 1) / (6 * n_blocks))

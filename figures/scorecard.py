@@ -1,27 +1,30 @@
-"""The scorecard: each paper's claims with verdict and number, made from claims and stored pages.
+"""The scorecard: each paper's claims with verdict and number, made from claims and stored pages, and its changes.
 
 ``claims.csv`` has a line for each claim. It names the figure that decides it and the beginning of the expectation on
 its page. A regular expression picks the part of the measurement to show; an empty one shows all. The verdict and the
 number are read off that page.
+
+``first_verdicts.csv`` has the lines when the record began. ``changed_verdicts.csv`` has every line since that entered
+or left the scorecard, or whose verdict changed, with a date and a reason. Together they give the verdicts at any date.
 """
 
 from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-from figures import changes, items
+from figures import items
 from figures.page import markdown, read_expectations
-from figures.papers import PAPERS
 from fl_core.errors import UsageError
 
 CLAIMS = items.HERE / "claims.csv"
-README = items.HERE / "README.md"
+FIRST, CHANGES = items.HERE / "first_verdicts.csv", items.HERE / "changed_verdicts.csv"
+README, RECORD = items.HERE / "README.md", items.HERE / "changed_verdicts.md"
 BEGIN, END = "<!-- scorecard -->", "<!-- end of the scorecard -->"
+NEW, LEFT = "new", "left"
+"""Stand for the verdict before a line's entry, and after its exit."""
 WORDS = dict(
     zip(
         items.VERDICTS,
@@ -44,7 +47,7 @@ class Claim:
     """A claim of a paper, with the figure that decides it.
 
     Attributes:
-        line: its name, by which a change of its verdict is recorded (:mod:`figures.changes`).
+        line: its name, by which a change of its verdict is recorded.
         claim: in plain words.
         place, words: where in the paper, and a quotation from there; ``…`` stands for what is left out.
         figure: whose page decides it.
@@ -65,50 +68,38 @@ class Claim:
     scale: str
 
 
-class Said(NamedTuple):
-    """A finding as its page has it."""
-
-    expected: str
-    verdict: str
-    measured: str
+def read(path: Path) -> list[dict[str, str]]:
+    """Return the lines of a table in their order."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def claims(path: Path = CLAIMS) -> list[Claim]:
     """All claims, paper by paper."""
-    with path.open(encoding="utf-8", newline="") as file:
-        return [Claim(**line) for line in csv.DictReader(file)]
+    return [Claim(**line) for line in read(path)]
 
 
-def findings(page: Path) -> list[Said]:
-    """The findings on an item's page."""
-    return [
-        Said(*cells) for cells in read_expectations(page.read_text(encoding="utf-8"))
-    ]
-
-
-def judged(claim: Claim, pictures: Path | None = None) -> tuple[str, str]:
+def judged(claim: Claim, pictures: Path = items.PICTURES) -> tuple[str, str]:
     """The verdict on a claim in the scorecard's words, and our number.
 
     Raises:
         UsageError: its page has not exactly one such expectation, or nothing of the measurement is shown.
     """
-    page = (items.PICTURES if pictures is None else pictures) / f"{claim.figure}.md"
-    found = [each for each in findings(page) if each.expected.startswith(claim.finding)]
+    page = pictures / f"{claim.figure}.md"
+    findings = read_expectations(page.read_text(encoding="utf-8"))
+    found = [each for each in findings if each[0].startswith(claim.finding)]
     if len(found) != 1:
         raise UsageError(
             f"{page.name} must have one expectation that begins with {claim.finding!r}; got {len(found)}. "
             "Correct claims.csv."
         )
-    parts = (
-        re.findall(claim.shown, found[0].measured)
-        if claim.shown
-        else [found[0].measured]
-    )
+    _, verdict, measured = found[0]
+    parts = re.findall(claim.shown or ".+", measured)
     if not parts:
         raise UsageError(
-            f"{page.name}: {found[0].measured!r} must match {claim.shown!r}. Correct claims.csv."
+            f"{page.name}: {measured!r} must match {claim.shown!r}. Correct claims.csv."
         )
-    return WORDS[found[0].verdict], "; ".join(parts)
+    return WORDS[verdict], "; ".join(parts)
 
 
 def verdicts() -> dict[str, str]:
@@ -116,31 +107,44 @@ def verdicts() -> dict[str, str]:
     return {claim.line: judged(claim)[0].strip("*") for claim in claims()}
 
 
+def recorded(first: Path = FIRST, changes: Path = CHANGES) -> dict[str, str]:
+    """Return the verdict of every line, replayed from the record.
+
+    Raises:
+        UsageError: A change does not fit what was before it, or has no reason.
+    """
+    now = {each["line"]: each["verdict"] for each in read(first)}
+    for each in read(changes):
+        before, after = now.pop(each["line"], NEW), each["after"]
+        if each["before"] != before or before == after or not each["reason"]:
+            raise UsageError(
+                f"{changes.name}: a change must fit the verdict before it and have a reason; got {each['line']}, "
+                f"{each['before']} to {after} after {before}. Correct the entry."
+            )
+        if after != LEFT:
+            now[each["line"]] = after
+    return now
+
+
 def table() -> str:
     """The scorecard in Markdown, a table for each paper."""
-    return "\n\n".join(f"**{TITLES[paper]}**\n\n{part}" for paper, part in _tables())
-
-
-def _tables() -> Iterator[tuple[str, str]]:
-    for paper in PAPERS:
-        columns: dict[str, list[str]] = {
-            name: []
-            for name in (
-                "the paper claims",
-                "here",
-                "our number",
-                "data",
-                "scale",
-                "page",
+    head = ("the paper claims", "here", "our number", "data", "scale", "page")
+    parts = []
+    for paper, title in TITLES.items():
+        cells = [
+            (
+                f"{each.claim}: “{each.words}” ({each.place})",
+                *judged(each),
+                each.data,
+                each.scale,
+                f"[{each.figure}](pictures/{each.figure}.md)",
             )
-        }
-        for each in (claim for claim in claims() if claim.paper == paper):
-            link = f"[{each.figure}](pictures/{each.figure}.md)"
-            quoted = f"{each.claim}: “{each.words}” ({each.place})"
-            cells = (quoted, *judged(each), each.data, each.scale, link)
-            for column, cell in zip(columns.values(), cells, strict=True):
-                column.append(cell.replace("|", "\\|"))
-        yield paper, markdown(columns)
+            for each in claims()
+            if each.paper == paper
+        ]
+        columns = dict(zip(head, zip(*cells, strict=True), strict=True))
+        parts.append(f"**{title}**\n\n{markdown(columns)}")
+    return "\n\n".join(parts)
 
 
 def renewed(text: str) -> str:
@@ -157,8 +161,22 @@ def renewed(text: str) -> str:
     return f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
 
 
-def write(path: Path = README) -> Path:
+def record() -> str:
+    """Return the list of changes as a page."""
+    changes = read(CHANGES)
+    columns = {name: [each[name] for each in changes] for name in changes[0]}
+    columns["line"] = [f"`{line}`" for line in columns["line"]]
+    return "\n\n".join([
+        "# Changed verdicts",
+        "Every change of the [scorecard](README.md), with its date and reason. A line of the scorecard is removed "
+        "only with an entry here. `python -m figures scorecard` makes this page from `changed_verdicts.csv`.",
+        markdown(columns),
+    ]) + "\n"  # fmt: skip
+
+
+def write() -> Path:
     """Update the scorecard in the README and the list of changed verdicts. Return the README's path."""
-    path.write_text(renewed(path.read_text(encoding="utf-8")), encoding="utf-8")
-    changes.write(path.parent)
-    return path
+    text = renewed(README.read_text(encoding="utf-8"))
+    README.write_text(text, encoding="utf-8")
+    RECORD.write_text(record(), encoding="utf-8")
+    return README

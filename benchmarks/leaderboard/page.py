@@ -138,7 +138,7 @@ def updated(text: str, runs: pd.DataFrame) -> str:
 def draw(runs: pd.DataFrame, path: Path) -> Ranking:
     """Draw each method's difference to the first reference, and mean ranks with the critical difference."""
     values = analysis.by_family(runs).drop(index=list(BOUNDS))
-    ranking = Ranking(values, higher_is_better=True, control=REFERENCES[0])
+    ranking = Ranking(values, higher_is_better=True)
     with style():
         figure, (above, below) = plt.subplots(
             2,

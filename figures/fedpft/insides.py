@@ -527,7 +527,7 @@ def _draw_separation(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 items.register(Item(
-    NAME, "FedPFT from the inside: features and attention on CIFAR-10", RUNS, seeds=1, more_seeds={FEDPFT: 10},
+    NAME, "FedPFT from the inside: features and attention on CIFAR-10", RUNS, seeds=1, own_seeds={FEDPFT: 10},
     budget="about an hour of one idle core; a run takes 1 to 5 minutes", measure=_measure,
 ))  # fmt: skip
 items.register(Item(

@@ -34,7 +34,6 @@ from figures.player_fl.scores import (
 )
 from figures.ranking import ALPHA, first_shares
 from figures.verdicts import LEAD, TRAIL, Odds, holm, judged
-from fl_core.errors import listing
 from fl_core.statistics import RANGE_BELOW
 
 NAMES = METHODS | BESIDE
@@ -126,16 +125,6 @@ def page(
             }
         ),
     ]
-    if ours.ranking.status == "ok":
-        p = ours.ranking.holm
-        apart = [
-            f"{NAMES[str(name)]} {value:.2g}"
-            for name, value in p.items()
-            if value < ALPHA
-        ]
-        text.append(
-            f"By Holm's procedure {NAMES[CONTROL]} differs from {listing(apart) or 'no other method'}."
-        )
     far = [
         f"{CASES[name].title} is not comparable: {why}."
         for name, why in incomparable(header).items()

@@ -191,6 +191,6 @@ def network(config: Mapping[str, Any]) -> str:
 
 STUDY = items.register(Item(
     NAME, "PLayer-FL's methods on the available datasets", RUNS, seeds=3,
-    more_seeds={run: CASES[run.partition(".")[0]].seeds for run in RUNS},
+    own_seeds={run: CASES[run.partition(".")[0]].seeds for run in RUNS},
     budget="about 86 minutes of one core", measure=measure,
 ))  # fmt: skip

@@ -423,6 +423,6 @@ def _page(decided: list[Decisions]) -> str:
 
 ITEM = items.register(Item(
     NAME, "Transition points by threshold and the paper's lists (PLayer-FL, Table A.2)",
-    recipes(), seeds=3, more_seeds={"heart": 10}, budget="about 6 minutes of one core",
+    recipes(), seeds=3, own_seeds={"heart": 10}, budget="about 6 minutes of one core",
     measure=_measure, draw=_draw,
 ))  # fmt: skip

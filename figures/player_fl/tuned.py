@@ -171,7 +171,7 @@ SEARCH = items.register(Item(
 ))  # fmt: skip
 STUDY = items.register(Item(
     NAME, "Test macro-F1 on three of the seven data sets, every method tuned alike (PLayer-FL, Table 1)", RUNS, seeds=8,
-    more_seeds={run: SEEDS[dataset] for run in RUNS if (dataset := run.partition(".")[0]) in SEEDS},
+    own_seeds={run: SEEDS[dataset] for run in RUNS if (dataset := run.partition(".")[0]) in SEEDS},
     budget="some five hours of one core, three and a half of them for Fed-ISIC", measure=untuned.measure,
     prepare=_with_its_rate, draw=partial(draw, table=TABLES["table1"]),
 ))  # fmt: skip

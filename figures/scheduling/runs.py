@@ -373,7 +373,7 @@ def incomparable(
 RUNS = recipes(SIZES, SMALL)
 STUDY = items.register(Item(
     NAME, "Layer scheduling: every run behind its tables and figures", RUNS, seeds=3,
-    more_seeds={run: MANY_SEEDS[dataset] for run in RUNS if (dataset := run.partition(".")[0]) in MANY_SEEDS},
+    own_seeds={run: MANY_SEEDS[dataset] for run in RUNS if (dataset := run.partition(".")[0]) in MANY_SEEDS},
     budget="about nine hours of one core; a run takes 15 to 100 seconds, on Tiny-ImageNet ten minutes",
     measure=_measure,
 ))  # fmt: skip

@@ -27,7 +27,7 @@ LITTLE = {
 def test_a_run_is_measured_when_it_is_reported(tmp_path):
     base = SMALL.with_keys(clients=3, participation=0.7, batch_size=16)
     runs = scheduling.recipes(LITTLE, base)
-    item = replace(STUDY, runs=runs, seeds=1, more_seeds={})
+    item = replace(STUDY, runs=runs, seeds=1, own_seeds={})
     folder, name = tmp_path / item.name, "mnist.vanilla"
     training.train(item, folder, only=["mnist.fedavg", name], progress=False)
     _, frame = item.read(folder)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from figures import catalogue, changes, items, scorecard
+from figures import catalogue, items, scorecard
 from figures.items import Finding
-from figures.page import expectations
+from figures.page import expectations, read_expectations
 from figures.papers import PAPERS
 from tests.conftest import refuses
 from tests.figures import recompute
@@ -59,10 +59,8 @@ def test_what_a_page_says_is_read_back(tmp_path):
     ]
     other = "| expectation | verdict | other |\n| --- | --- | --- |\n| x | held | y |"
     (tmp_path / "x.fig1.md").write_text(f"# Title\n\n{expectations(said)}\n\n{other}\n")
-    found = scorecard.findings(tmp_path / "x.fig1.md")
-    assert [tuple(each) for each in found] == [
-        (each.expected, each.verdict, each.measured) for each in said
-    ]
+    found = read_expectations((tmp_path / "x.fig1.md").read_text())
+    assert found == [(each.expected, each.verdict, each.measured) for each in said]
     claim = replace(CLAIMS[0], figure="x.fig1", finding="a: lies", shown=r"[+-]\S+")
     assert scorecard.judged(claim, tmp_path) == ("**reproduced**", "+1.0")
     whole = replace(claim, finding="a lies", shown="")
@@ -73,20 +71,16 @@ def test_what_a_page_says_is_read_back(tmp_path):
 
 
 def test_a_line_changes_only_with_an_entry_in_the_record():
-    assert scorecard.verdicts() == changes.verdicts(), (
+    assert scorecard.verdicts() == scorecard.recorded(), (
         "add the change to changed_verdicts.csv"
     )
-    assert changes.PAGE.read_text(encoding="utf-8") == changes.page(), (
+    assert scorecard.RECORD.read_text(encoding="utf-8") == scorecard.record(), (
         "make lists renews it"
     )
-    with changes.FIRST.open(encoding="utf-8") as file:
-        first = {line.partition(",")[0] for line in file} - {"line"}
-    left = {each.line for each in changes.changes() if each.after == changes.LEFT}
-    assert first - left <= {claim.line for claim in CLAIMS}
-    for each in changes.changes():
-        assert each.line.partition(".")[0] in PAPERS
-        assert re.fullmatch(r"\d{4}-\d\d-\d\d", each.date)
-        assert each.cause in ("repair", "runs")
+    for each in scorecard.read(scorecard.CHANGES):
+        assert each["line"].partition(".")[0] in PAPERS
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", each["date"])
+        assert each["cause"] in ("repair", "runs")
 
 
 @pytest.mark.parametrize(
@@ -105,13 +99,13 @@ def test_an_entry_must_fit_what_was_before_it(tmp_path, entry):
         head
         + "b,2026-01-01,repair,reproduced,left,because\nc,2026-01-02,runs,new,reproduced,because\n"
     )
-    assert changes.verdicts(first=first, path=path) == {
+    assert scorecard.recorded(first, path) == {
         "a": "undecided",
         "c": "reproduced",
     }
     path.write_text(head + entry + "\n")
     with refuses("must fit"):
-        changes.verdicts(first=first, path=path)
+        scorecard.recorded(first, path)
 
 
 @pytest.mark.parametrize("line", recompute.LINES)
