@@ -46,11 +46,10 @@ SENSITIVITY = "federation_sensitivity"
 
 def instruments() -> Instruments:
     """Return the diagnostics that a run needs to decide in its first round, for :func:`fl_core.runner.run`."""
-    rules = tuple(name for name, rule in select.RULES.members().items() if rule.decides)
     return Instruments(
         observers={SENSITIVITY: SensitivityAccumulator},
         decide=select.decide,
-        rules=rules,
+        check_rule=select.curve_rule,
     )
 
 

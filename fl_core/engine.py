@@ -25,12 +25,11 @@ from fl_core.algorithms.fedper import MEASURED, PLayerFL, Scout
 from fl_core.client_runner import SCORED, FinetuneRequest, ScoreRequest, TrainRequest
 from fl_core.clients import LocalClients
 from fl_core.data import FederatedData
-from fl_core.errors import NonFiniteError, UsageError, check_known, warn
+from fl_core.errors import NonFiniteError, UsageError, warn
 from fl_core.layers import Layer, tensor_in_layer
 from fl_core.plan import LayerPlan
 from fl_core.recorder import Costs, Timer
 from fl_core.records.store import Checkpoint
-from fl_core.registry import is_outside
 from fl_core.stopping import EVALUATE, FINISH, Listener, Schedule, sampled_clients
 from fl_core.training.phases import Observer
 from fl_core.tree import Tree
@@ -91,13 +90,16 @@ class Engine:
                 the stopping rule needs.
         """
         self.use(self.algorithm)
-        self.tell("before_run")
-        if self.done == 0:
-            self.tune()
-            self.evaluate()
-            self.tell("after_round")
-        while self.done < self.schedule.end and not self.finished:
-            self.step()
+        try:
+            self.tell("before_run")
+            if self.done == 0:
+                self.tune()
+                self.evaluate()
+                self.tell("after_round")
+            while self.done < self.schedule.end and not self.finished:
+                self.step()
+        finally:
+            self.tell("after_run")
 
     @tree.one_thread()
     def step(self) -> None:
@@ -277,7 +279,7 @@ class Instruments:
 
     Attributes:
         observers: what clients measure while they train, by name.
-        decide: the function that decides on a plan, and ``rules``, the names that it takes as its rule.
+        decide: the function that decides on a plan. ``check_rule`` refuses a rule that it does not take.
         measuring: makes the listener that measures the layers while a run trains.
     """
 
@@ -285,7 +287,7 @@ class Instruments:
         default_factory=dict
     )
     decide: Decide | None = None
-    rules: tuple[str, ...] = ()
+    check_rule: Callable[[str], object] = str
     measuring: Callable[[Task], Listener] | None = None
 
 
@@ -313,8 +315,7 @@ class PlanSelection(Listener):
             return
         name, layers = algorithm.name, algorithm.task_info.layers
         self._decide_by(name)
-        if self.instruments.rules and not is_outside(self.rule):
-            check_known("rule", self.rule, self.instruments.rules)
+        self.instruments.check_rule(self.rule)
         moving = [layer for layer in layers if layer.used and not layer.is_frozen]
         choices = [layer for layer in moving if layer.weights]
         if len(choices) < 2:

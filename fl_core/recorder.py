@@ -236,22 +236,6 @@ def loggers_of(asked: str | Logger | Iterable[str | Logger]) -> list[Logger]:
     return found
 
 
-@contextmanager
-def open_loggers(
-    loggers: Iterable[Logger], run: LoggedRun, is_finished: Callable[[], bool]
-) -> Iterator[None]:
-    """Begin loggers, and close them however the block ends."""
-    with ExitStack() as begun:
-        for each in loggers:
-            each.begin(run)
-            begun.callback(_close, each, is_finished)
-        yield
-
-
-def _close(logger: Logger, is_finished: Callable[[], bool]) -> None:
-    logger.close(is_finished())
-
-
 class Recorder(Listener):
     """Rows of scores and of what algorithms observe. The other listeners add theirs by :meth:`row`.
 
@@ -259,6 +243,7 @@ class Recorder(Listener):
         data: the clients and sizes for the rows.
         columns: of every row.
         loggers: receive every round's rows once they are complete.
+        config: the run's configuration, for the loggers.
 
     Attributes:
         rows: those that are not yet in a run directory.
@@ -271,10 +256,12 @@ class Recorder(Listener):
         timer: Timer,
         writer: Writer | None = None,
         loggers: Sequence[Logger] = (),
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         self.rows: list[Row] = []
         self._data, self._columns, self._timer = data, dict(columns), timer
-        self._writer, self._loggers = writer, loggers
+        self._writer, self._loggers, self._config = writer, loggers, config or {}
+        self._begun = ExitStack()
         self._unlogged: list[Row] = []
         self._observed: list[Observation] = []
 
@@ -311,6 +298,14 @@ class Recorder(Listener):
         """Return the rows that are not yet in a run directory as a tidy table."""
         return rows.frame(self.rows)
 
+    def before_run(self, engine: Engine) -> None:
+        for logger in self._loggers:
+            path, name = None, ""
+            if self._writer:
+                path, name = self._writer.path, self._writer.run.id
+            logger.begin(LoggedRun(path, name, self._config, engine.done))
+            self._begun.callback(lambda each=logger: each.close(engine.finished))
+
     def on_reply(self, engine: Engine, rnd: Round, reply: ClientReply) -> None:
         self._observed += reply.observations
         done = rounds_done(rnd)
@@ -343,6 +338,9 @@ class Recorder(Listener):
         for logger in self._loggers:
             logger.log(self._unlogged)
         self._unlogged = []
+
+    def after_run(self, engine: Engine) -> None:
+        self._begun.close()
 
 
 class Costs(Listener):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from contextvars import ContextVar
@@ -26,13 +25,11 @@ from fl_core.plan import LayerPlan
 from fl_core.progress import progress_bar
 from fl_core.recorder import (
     Costs,
-    LoggedRun,
     Logger,
     Recorder,
     Saver,
     Timer,
     loggers_of,
-    open_loggers,
 )
 from fl_core.records import store, writing
 from fl_core.restore import copy_with, task_of
@@ -115,7 +112,6 @@ def run(
         UsageError: before anything is written.
         NonFiniteError, RunError: during the run. The directory keeps its last checkpoint.
     """
-    check_main_block()
     task = assemble(
         config, data=data, loaded=loaded, model=model, plan=plan, start=initial
     )
@@ -206,7 +202,6 @@ def resume(
         BusyError: it is running.
         CorruptError: stored files are damaged.
     """
-    check_main_block()
     with writing.reopen(out) as writer:
         run, path = writer.run, writer.path
         weights = run.start() is not None
@@ -242,25 +237,6 @@ def resume(
         how = Execution(progress, until, save_seconds, loggers_of(log), trained_by)
         code = writing.digests(task) if changed else {}
         return _execute(task, instruments, writer, how, done, code)
-
-
-def check_main_block() -> None:
-    """Refuse work that a script does while it is imported for a new process, which happens without a main block.
-
-    Raises:
-        UsageError: the caller runs in such an import.
-    """
-    frame = inspect.currentframe()
-    while frame is not None:
-        if (
-            frame.f_globals.get("__name__") == "__mp_main__"
-            and frame.f_code.co_name == "<module>"
-        ):
-            raise UsageError(
-                f'training in {frame.f_code.co_filename} must be below a line `if __name__ == "__main__":`; got line '
-                f"{frame.f_lineno} above it. New processes import the script, and must not train again."
-            )
-        frame = frame.f_back
 
 
 def check_device(name: str) -> None:
@@ -305,7 +281,9 @@ def _execute(
             each, config.execution.workers, config.execution.stack == "on"
         )
     )
-    listeners = listeners_of(task, client_runner, instruments, writer, how.loggers)
+    listeners = listeners_of(
+        task, client_runner, instruments, writer, how.loggers, how.progress
+    )
     with closing(make(client_runner)) as pool:
         run = "" if writer is None else writer.run.id
         clients = CLIENTS.get()(task, run, client_runner, pool)
@@ -318,40 +296,32 @@ def _execute(
                 *engine.server.meta.get(store.CODE, []),
                 {"round": resume_from, "code": dict(code)},
             ]
-        path, name = (None, "") if writer is None else (writer.path, writer.run.id)
-        logged = LoggedRun(path, name, config.to_json(), engine.done)
-        title = f"{algorithm.name} seed {config.execution.seed}"
-        with (
-            open_loggers(how.loggers, logged, lambda: engine.finished),
-            progress_bar(
-                schedule.end,
-                title,
-                "round",
-                shown=how.progress,
-                initial=engine.done,
-            ) as bar,
-        ):
-            engine.listeners = [*listeners, Progress(bar, engine.done)]
-            try:
-                engine.run()
-            except (RunError, OSError):
-                raise
-            except Exception as error:  # a hook may raise it for a forged state
-                if writer and resume_from and engine.done == resume_from:
-                    after = f"the round after {writer.run.checkpoint_path(resume_from)}"
-                    told = f"{type(error).__name__}: {error}"
-                    raise RunError(
-                        f"{after} failed, perhaps because of its stored states: {told}"
-                    ) from error
-                raise
+        try:
+            engine.run()
+        except (RunError, OSError):
+            raise
+        except Exception as error:  # a hook may raise it for a forged state
+            if writer and resume_from and engine.done == resume_from:
+                after = f"the round after {writer.run.checkpoint_path(resume_from)}"
+                told = f"{type(error).__name__}: {error}"
+                raise RunError(
+                    f"{after} failed, perhaps because of its stored states: {told}"
+                ) from error
+            raise
     return engine
 
 
 class Progress(Listener):
     """The number of rounds done and their pace, on a bar."""
 
-    def __init__(self, bar: Any, done: int) -> None:
-        self.bar, self.begun = bar, done
+    def __init__(self, title: str) -> None:
+        self.title, self.begun = title, 0
+        self.bar: Any = None
+
+    def before_run(self, engine: Engine) -> None:
+        self.begun, rounds = engine.done, engine.schedule.end
+        self.bar = progress_bar(rounds, self.title, "round", initial=self.begun)
+        self.bar.__enter__()
 
     def after_round(self, engine: Engine) -> None:
         if engine.done > self.begun:
@@ -360,6 +330,10 @@ class Progress(Listener):
             self.bar.set_postfix_str(text, refresh=False)
             self.bar.update()
 
+    def after_run(self, engine: Engine) -> None:
+        if self.bar is not None:
+            self.bar.__exit__(None, None, None)
+
 
 def listeners_of(
     task: Task,
@@ -367,6 +341,7 @@ def listeners_of(
     instruments: Instruments,
     writer: writing.Writer | None = None,
     loggers: Sequence[Logger] = (),
+    progress: bool = False,
 ) -> list[Listener]:
     """Return what listens to a run of a task: it chooses the plan, records, stops and saves."""
     config, data = task.config, task.data
@@ -376,7 +351,7 @@ def listeners_of(
         "run": writer.path.name if writer else "",
     }
     timer = Timer(writer)
-    recorder = Recorder(data, columns, timer, writer, loggers)
+    recorder = Recorder(data, columns, timer, writer, loggers, config.to_json())
     flops = cache(partial(training_flops, client_runner.workspace, data.shape))
     frozen = tree.frozen_base(client_runner.workspace.model)
     costs = Costs(recorder, flops, tree.n_bytes(frozen) if frozen else 0)
@@ -394,7 +369,11 @@ def listeners_of(
     listeners.append(recorder)
     if writer:
         listeners.append(Saver(writer, timer, stopping))
-    return [*listeners, timer]
+    listeners.append(timer)
+    if progress:
+        seed = config.execution.seed
+        listeners.append(Progress(f"{columns['algorithm']} seed {seed}"))
+    return listeners
 
 
 def _measuring(task: Task, instruments: Instruments) -> list[Listener]:
@@ -432,7 +411,6 @@ def train_first_round(
     Returns:
         The models by client, and each client's measurement by client.
     """
-    check_main_block()
     client_runner = task.client_runner(observers)
     everyone = Schedule(rounds=1, participation=1.0, eval_every=1, checkpoint_every=1)
     initial = tree.state_dict(task.model)

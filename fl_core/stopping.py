@@ -335,6 +335,9 @@ class Listener:
     def after_round(self, engine: Engine) -> None:
         """Hear that a round is complete, or the evaluation before the first one."""
 
+    def after_run(self, engine: Engine) -> None:
+        """Hear that the run is done, pauses, or fails."""
+
 
 class EarlyStopping(Listener):
     """A stopping rule that ends a run, with a row for each model's best round. It is stored in the server's state.

@@ -108,14 +108,17 @@ class Task(Displayed):
         Args:
             known: what other runs of a study have announced. It is not repeated, and what is new is added.
         """
-        known, table = set() if known is None else known, str(self.data.table)
-        if self.data.table.columns and table not in known:
-            logging.getLogger(__name__).info("%s", table)
+        known, logger = set() if known is None else known, logging.getLogger(__name__)
+        if self.data.table.columns and logger.isEnabledFor(logging.INFO):
+            table = str(self.data.table)
+            if table not in known:
+                logger.info("%s", table)
+            known.add(table)
         notes = self.notes()
         for note in notes:
             if note not in known:
                 warn(note)
-        known.update([table, *notes])
+        known.update(notes)
 
     def notes(self) -> list[str]:
         """Return warnings on unusual data, small clients, the targets' scale, and the plan."""
