@@ -32,11 +32,11 @@ from benchmarks.operations import alone, counted
 from benchmarks.pairs import PAIRS, Measured, alternate, judged
 from benchmarks.training import OneLayer, plain_epoch, rounds
 from diagnostics.curvature.trace import hessian_trace
-from diagnostics.gradients.passes import one_pass
-from diagnostics.gradients.sensitivity import Sensitivity
+from diagnostics.gradients import one_pass
 from diagnostics.measurement import Measurement
 from diagnostics.metrics.of_features import Cka, cka
 from diagnostics.metrics.of_gradients import GradVariance
+from diagnostics.sensitivity import Sensitivity
 from fl_core import recorder, runner
 from fl_core.data import Split
 from fl_core.engine import Engine

@@ -24,13 +24,13 @@ from torch import Tensor, nn
 
 from benchmarks.pairs import PAIRS, Measured, compare, judged
 from diagnostics.curvature.trace import TraceResult, hessian_trace
-from diagnostics.gradients.passes import one_pass
-from diagnostics.gradients.sensitivity import Sensitivity
+from diagnostics.gradients import one_pass
 from diagnostics.measurement import ClientModel, Measurement
 from diagnostics.metrics.base import METRICS
 from diagnostics.metrics.of_features import Cka, cka
 from diagnostics.metrics.of_gradients import GradVariance
 from diagnostics.representation.features import collect
+from diagnostics.sensitivity import Sensitivity
 from fl_core.data import open_named
 from fl_core.layers import Layer, layers_of
 from fl_core.seeds import torch_generator

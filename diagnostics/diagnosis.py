@@ -27,7 +27,7 @@ from fl_core.plan import LayerPlan
 from fl_core.progress import progress_bar
 from fl_core.rows import Row, row
 
-from .gradients import passes
+from .gradients import one_pass
 from .inputs import client_models, fit_outputs
 from .measurement import (
     ClientModel,
@@ -70,8 +70,7 @@ class Request:
         n_train: training samples of each client, {client: number}: its weight in combined rows. Default: the samples of
             its data.
         resamples: number of resamples of each client's batches to add. They show how certain a decision is
-            (:mod:`diagnostics.null`). They exist for grad_variance, grad_norm and federation_sensitivity. They
-            need no further pass. The first two metrics need memory for 10 gradients in float64 while a client is read.
+            (:mod:`diagnostics.null`). They exist for federation_sensitivity, and need no further pass.
         context: columns for all rows: run, algorithm, seed, round, model, split.
         class_axis: the axis of the classes in outputs of several positions, where two fit the labels.
         ignore_index: the label of positions that do not count.
@@ -342,10 +341,10 @@ def _measure_all(request: Request, shared: Measurement, n_models: int) -> list[R
             return done
 
         if readers:
-            together = replace(shared, tick=tick(" + ".join(readers)))
-            measured += passes.one_pass(
-                together, list(readers.values()), request.resamples
+            together = replace(
+                shared, tick=tick(" + ".join(readers)), resamples=request.resamples
             )
+            measured += one_pass(together, list(readers.values()))
         for metric in alone:
             if request.budget is not None and time.monotonic() - start > request.budget:
                 spent = f"left out: the budget of {request.budget:g} s was spent"

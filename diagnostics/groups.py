@@ -18,10 +18,10 @@ from fl_core.data import FederatedData
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.runner import Task
 
-from .gradients.importance import SensitivityAccumulator
 from .measure import SENSITIVITY
 from .metrics.of_weights import vector_of
 from .null import null_data
+from .sensitivity import SensitivityAccumulator
 
 LEAST = 4
 """The fewest clients that can be grouped."""

@@ -24,10 +24,8 @@ from fl_core.restore import MODELS, load_models
 from fl_core.runner import Task
 from fl_core.training import losses
 
-from .decide import select
+from . import select
 from .diagnosis import RARE, Request, chosen_metrics, measure_models
-from .gradients.importance import SensitivityAccumulator
-from .gradients.sensitivity import recorded_rows
 from .load_weights import folder_kind
 from .metrics.base import DEFAULT, metric_or_placeholder
 from .null import (
@@ -39,6 +37,7 @@ from .null import (
 )
 from .report import Report
 from .representation.comparison import PROBE, probe_set
+from .sensitivity import SensitivityAccumulator, recorded_rows
 
 DEFAULT_METRICS = DEFAULT
 SENSITIVITY = "federation_sensitivity"
@@ -107,7 +106,7 @@ def diagnose(
         samples: maximum number of samples of each client. Default: all.
         budget: seconds, after which no further metric begins. Its rows say so.
         null: names of :data:`diagnostics.null.NULLS`, or :class:`~diagnostics.null.Nulls`. The same is measured again
-            on each null, for the report's ``nulls``. :func:`~diagnostics.decide.select.select` compares them. Data of a
+            on each null, for the report's ``nulls``. :func:`~diagnostics.select.select` compares them. Data of a
             metric's option ``test`` are shuffled too. A probe is not.
         model, round: which of a run's models, ``local``, ``personal`` or ``global``, and of which round. See
             :func:`diagnose_run`.

@@ -18,7 +18,7 @@ from fl_core.errors import UsageError, listing
 from fl_core.layers import Layer
 from fl_core.models.adapter import Adapter
 from fl_core.models.building import normalises_batches
-from fl_core.rows import CLASSIFICATION
+from fl_core.rows import CLASSIFICATION, Row, row
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.training import losses
 from fl_core.training.evaluate import check_targets
@@ -218,6 +218,7 @@ class Measurement:
         batch: samples at a time of a pair. None means all. A loader keeps its own batches.
         seed: seed of all random draws.
         mode: ``"eval"`` or ``"train"``. A metric restores the model's own mode.
+        resamples: number of resamples of each client's batches to add (:mod:`diagnostics.null`).
         tick: function to call with a client's name when that client is done. It moves the progress bar.
     """
 
@@ -227,7 +228,15 @@ class Measurement:
     batch: int | None = 256
     seed: int = 0
     mode: str = "eval"
+    resamples: int = 0
     tick: Tick = no_progress
+
+
+def row_or_reason(metric: str, value: float | None, why: str, **columns: Any) -> Row:
+    """Return a metric's row with its value, or without one if ``why`` gives a reason."""
+    if why:
+        value = columns["stderr"] = None
+    return row(metric, value, status=why or "ok", **columns)
 
 
 # --- a subject's data and model --------------------------------------------------------------------------------

@@ -8,10 +8,11 @@ Rows of resampled batches: estimates of what a metric would give on other draws 
 
 A client's batches are assigned in turn to at most :data:`PARTS` parts. A resample draws that many parts with
 replacement, and gives the metric's rows for them. This is the bootstrap of the batches (Efron 1979) in groups. So a
-gradient is stored for each part instead of each batch.
+sum is stored for each part instead of each batch.
 
 For a mean over k parts it shows (k - 1) / k of the variance, so few batches look more certain than they are. One part
-cannot be resampled. Noise in the gradient inflates its variance and its length. A resample inflates them once more.
+cannot be resampled. Only means over the steps have resamples, as federation sensitivity. Those of a gradient's length
+or variance would be biased: noise inflates them, and a resample inflates them once more.
 """
 
 from __future__ import annotations

@@ -19,9 +19,6 @@ from fl_core.registry import attach  # noqa: E402
 
 if TYPE_CHECKING:
     from diagnostics import measure as measure, plots as plots
-    from diagnostics.decide.evidence import explain as explain
-    from diagnostics.decide.rules import RULES as RULES, Rule as Rule, rule as rule
-    from diagnostics.decide.select import select as select
     from diagnostics.load_weights import load_weights as load_weights
     from diagnostics.measure import (
         diagnose as diagnose,
@@ -38,9 +35,15 @@ if TYPE_CHECKING:
         metric as metric,
     )
     from diagnostics.null import Nulls as Nulls
-    from diagnostics.report import Report as Report
+    from diagnostics.report import Report as Report, explain as explain
     from diagnostics.representation.comparison import probe_set as probe_set
     from diagnostics.representation.embedding import tsne as tsne
+    from diagnostics.select import (
+        RULES as RULES,
+        Rule as Rule,
+        rule as rule,
+        select as select,
+    )
     from diagnostics.through_time import through_time as through_time
     from fedlayers.run_result import RunResult as RunResult
     from fedlayers.runs import resume as resume, run as run

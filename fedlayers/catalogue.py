@@ -22,7 +22,7 @@ from fl_core.registry import Registry, import_object, is_outside
 HOMES = {
     "algorithm": "fl_core.algorithms.base:ALGORITHMS",
     "metric": "diagnostics.metrics.base:METRICS",
-    "rule": "diagnostics.decide.rules:RULES",
+    "rule": "diagnostics.select:RULES",
     "dataset": "fl_core.data.registry:DATASETS",
     "partition": "fl_core.data.partitions.base:PARTITIONS",
     "model": "fl_core.models.registry:MODELS",

@@ -14,8 +14,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from diagnostics import measure, plots
-from diagnostics.decide import select
+from diagnostics import measure, plots, select
 from diagnostics.metrics.base import METRICS
 from diagnostics.plots.page import album, figure_of
 from diagnostics.representation.embedding import pool

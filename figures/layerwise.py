@@ -16,11 +16,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 from torch import nn
 
-from diagnostics import measure
-from diagnostics.decide import select
-from diagnostics.gradients.sensitivity import recorded_rows
+from diagnostics import measure, select
+from diagnostics.curve import both_ways
 from diagnostics.measure import diagnose
-from diagnostics.plots.drawing import both_ways, weighted_mean
+from diagnostics.plots.drawing import weighted_mean
+from diagnostics.sensitivity import recorded_rows
 from figures import items
 from figures.items import Finding
 from figures.page import markdown
@@ -200,7 +200,7 @@ def dissimilarity(frame: pd.DataFrame, metric: str = "cka") -> pd.DataFrame:
 
     The table is layers x (seed, client).
     """
-    pairs = frame[frame["metric"] == metric]
+    pairs = frame[(frame["metric"] == metric) & (frame["client_b"] != "")]
     parts = {
         seed: both_ways(rows.assign(value=rows["value"].astype(float)))
         for seed, rows in pairs.groupby("seed")

@@ -86,7 +86,7 @@ class Metric:
         separable: whether it needs a loss of each sample alone, and so has no value for survival.
         needs_all_layers: whether it needs all layers of the network for the value of one.
         uses_gradient_pass: whether it reads the pass over the gradients that all such metrics share. Its options are
-            then a :class:`~diagnostics.gradients.passes.GradientReader`.
+            then a :class:`~diagnostics.gradients.GradientReader`.
         default_variant: the variant that rules read if the rows hold it. Empty: the default.
         passes, per_layer: forward and backward passes over the samples, and those for each layer, about. They only
             serve to announce the time.

@@ -15,18 +15,21 @@ from fl_core.bounds import OneOf
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
 
-from ..gradients.passes import EpochMeter, Meter, Reading, one_pass, why_unreadable
-from ..gradients.sensitivity import Sensitivity
-from ..gradients.statistics import (
+from ..gradients import (
     ESTIMATORS,
+    EpochMeter,
     Noise,
+    Reading,
     Statistic,
     cosine,
     entries,
     gradient_noise,
+    one_pass,
     variance,
+    why_unreadable,
 )
-from ..measurement import ClientModel, Tensors, tensors_of
+from ..measurement import ClientModel, Tensors, row_or_reason, tensors_of
+from ..sensitivity import Sensitivity
 from .base import Measurement, metric
 
 STATISTICS = ("norm", "mean", "mean_abs")
@@ -79,7 +82,7 @@ def grad_norm(measurement: Measurement, options: GradNorm) -> list[Row]:
     Memory: as of :func:`diagnostics.metrics.of_gradients.grad_variance`.
 
     Raises:
-        UsageError: as in :func:`diagnostics.gradients.passes.one_pass`.
+        UsageError: as in :func:`diagnostics.gradients.one_pass`.
     """
     return one_pass(measurement, [options])
 
@@ -128,7 +131,7 @@ def grad_variance(measurement: Measurement, options: GradVariance) -> list[Row]:
     weight, once for all metrics of the pass. With ``reduction="batch"`` it keeps one number a batch and layer instead.
 
     Raises:
-        UsageError: as in :func:`diagnostics.gradients.passes.one_pass`.
+        UsageError: as in :func:`diagnostics.gradients.one_pass`.
     """
     return one_pass(measurement, [options])
 
@@ -147,10 +150,10 @@ class GradSimilarity:
 
     tensors: Tensors = "weights"
 
-    def meter(self, layers: Sequence[Layer]) -> Meter:
+    def meter(self, layers: Sequence[Layer]) -> EpochMeter:
         return EpochMeter()
 
-    def rows(self, layers: Sequence[Layer], readings: Sequence[Reading]) -> list[Row]:
+    def rows(self, measurement: Measurement, readings: Sequence[Reading]) -> list[Row]:
         common = {
             "variant": "cosine",
             "estimator": "full_gradient" + (", all tensors" * (self.tensors == "all")),
@@ -159,11 +162,11 @@ class GradSimilarity:
             status = "needs at least two clients"
             return [
                 row("grad_similarity", None, status=status, layer=layer.name, **common)
-                for layer in layers
+                for layer in measurement.layers
             ]
         return [
             self._row(layer, a, b, **common)
-            for layer in layers
+            for layer in measurement.layers
             for a, b in itertools.combinations(readings, 2)
         ]
 
@@ -187,14 +190,14 @@ class GradSimilarity:
             status = f"the gradients of the two clients reach different tensors of layer {layer.name!r}"
         if not status:
             value = cosine(entries(both[0]), entries(both[1]))
-        return row(
+        return row_or_reason(
             "grad_similarity",
-            None if status else value,
-            status=status or "ok",
+            value,
+            status,
             client=a.subject.client,
             client_b=b.subject.client,
             layer=layer.name,
-            stderr=None if status else 0.0,
+            stderr=0.0,
             n_params=n,
             n_samples=a.n_samples + b.n_samples,
             **columns,
@@ -222,7 +225,7 @@ def grad_similarity(measurement: Measurement, options: GradSimilarity) -> list[R
         metrics of the pass share it.
 
     Raises:
-        UsageError: as in :func:`diagnostics.gradients.passes.one_pass`.
+        UsageError: as in :func:`diagnostics.gradients.one_pass`.
     """
     return one_pass(measurement, [options])
 
@@ -307,14 +310,14 @@ def _noise_rows(
             status = f"the gradient of layer {layer.name!r} is not finite"
     every = ", all tensors" * (options.tensors == "all")
     return [
-        row(
+        row_or_reason(
             "grad_noise",
-            None if status else value / share,
-            status=status or "ok",
+            value / share,
+            status,
             client=subject.client,
             layer=layer.name,
             variant=variant,
-            stderr=None if status else 0.0,
+            stderr=0.0,
             estimator=" + ".join(how) + every,
             unit="(loss/weight)^2",
             n_params=size,
@@ -356,6 +359,6 @@ def federation_sensitivity(measurement: Measurement, options: Sensitivity) -> li
     Memory: one batch's activations and gradients; of each tensor one number a part of the batches.
 
     Raises:
-        UsageError: as in :func:`diagnostics.gradients.passes.one_pass`.
+        UsageError: as in :func:`diagnostics.gradients.one_pass`.
     """
     return one_pass(measurement, [options])

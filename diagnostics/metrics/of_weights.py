@@ -20,7 +20,7 @@ from fl_core.model_contexts import set_mode
 from fl_core.rows import Row, row
 from fl_core.seeds import seed_of, torch_seeded
 
-from ..gradients.statistics import cosine, entries
+from ..gradients import cosine, entries
 from ..measurement import (
     ClientModel,
     Measurement,
@@ -29,6 +29,7 @@ from ..measurement import (
     call_with,
     check_outputs,
     example,
+    row_or_reason,
     tensors_of,
 )
 from .base import metric
@@ -95,12 +96,12 @@ def weight_rows(
 ) -> list[Row]:
     """Return the rows of a metric of ``n`` weights, from {variant: (value, why there is none)}."""
     return [
-        row(
+        row_or_reason(
             metric,
-            None if why else value,
-            status=why or "ok",
+            value,
+            why,
             variant=variant,
-            stderr=None if why else 0.0,
+            stderr=0.0,
             estimator="weights" + (", all tensors" if tensors == "all" else ""),
             n_params=n,
             **columns,
@@ -535,10 +536,10 @@ def layer_swap(measurement: Measurement, options: LayerSwap) -> list[Row]:
                     else None
                 )
                 rows.append(
-                    row(
-                        "layer_swap", None if status else value, status=status or "ok",
+                    row_or_reason(
+                        "layer_swap", value, status,
                         client=subject.client, layer=layer.name, variant=variant, unit="loss",
-                        stderr=None if status or error is None else float(error),
+                        stderr=None if error is None else float(error),
                         estimator=f"{len(values)} layers", n_samples=n, n_train=subject.n_train,
                     )
                 )  # fmt: skip

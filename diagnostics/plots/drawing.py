@@ -23,7 +23,6 @@ from matplotlib.text import Text
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.rows import COLUMNS
 
-from ..decide import curve
 from ..null import of_null
 
 STYLE = Path(__file__).with_name("fedlayers.mplstyle")
@@ -213,11 +212,6 @@ def weighted_mean(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
         .sum(skipna=False)
     )
     return sums["weighted"] / sums["weight"]
-
-
-def both_ways(pairs: pd.DataFrame) -> pd.DataFrame:
-    """Return rows of pairs in both directions."""
-    return curve.both_ways(pairs[pairs["client_b"] != ""])
 
 
 def missing_notes(rows: pd.DataFrame, where: str) -> list[str]:

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from fl_core.display import in_order
 from fl_core.errors import UsageError, check_known, listing
 
+from ..curve import both_ways
 from ..metrics.base import METRICS, metric_or_placeholder
 from ..null import NULLS, nulls_in
 from ..representation.embedding import COLUMNS, centroids
@@ -23,7 +24,6 @@ from .drawing import (
     MARKERS,
     MEAN,
     MOST,
-    both_ways,
     canvas,
     check_single,
     client_style,
@@ -225,7 +225,8 @@ def _distances(rows: pd.DataFrame, distance: bool) -> pd.DataFrame:
 
     A similarity counts as 1 - value.
     """
-    turned = both_ways(rows[rows["client"] != rows["client_b"]])
+    pairs = rows[rows["client_b"] != ""]
+    turned = both_ways(pairs[pairs["client"] != pairs["client_b"]])
     apart = turned["value"] if distance else 1 - turned["value"]
     mean = apart.groupby([turned["client"], turned["layer"]], sort=False).mean(
         skipna=False
@@ -256,7 +257,7 @@ def cka_matrices(
         of_metric(frame, metric), variant, metric_or_placeholder(metric).variants
     )
     check_single(rows, ["client", "client_b", "layer"])
-    pairs = both_ways(rows)
+    pairs = both_ways(rows[rows["client_b"] != ""])
     layers, names = list(pairs["layer"].unique()), in_order(pairs["client"].unique())
     if not names:
         raise UsageError(

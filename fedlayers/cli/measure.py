@@ -288,8 +288,9 @@ class Select(Command):
     def main(self, line: str) -> None:
         catalogue.check("rule", self.rule)
 
-        from diagnostics.decide import select
-        from diagnostics.decide.rules import RULES
+        from diagnostics import select
+        from diagnostics.report import explain
+        from diagnostics.select import RULES
         from fl_core.records.store import ROWS
 
         rule = RULES[self.rule]
@@ -311,7 +312,7 @@ class Select(Command):
             layers=self.layers,
         )
         plan.save(self.out)
-        print(select.explain(plan, full=self.explain))
+        print(explain(plan, full=self.explain))
         print(f"\nplan: {self.out}")
 
 

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from diagnostics import measure
-from diagnostics.decide import select
-from diagnostics.decide.rules import RULES, curve_rule
+from diagnostics import measure, select
 from diagnostics.metrics.base import METRICS
+from diagnostics.select import RULES, curve_rule
 from fedlayers.backends.local import Backend
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.comparison import gains_of, headline

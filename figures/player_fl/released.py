@@ -29,9 +29,7 @@ from diagnostics.curvature.model import (
 )
 from diagnostics.curvature.spectrum import wrong_products
 from diagnostics.curvature.trace import UNUSED
-from diagnostics.gradients.importance import SensitivityAccumulator
-from diagnostics.gradients.passes import one_pass
-from diagnostics.gradients.sensitivity import Sensitivity
+from diagnostics.gradients import one_pass
 from diagnostics.measurement import (
     ClientModel,
     Data,
@@ -50,6 +48,7 @@ from diagnostics.representation.comparison import (
     by_position,
 )
 from diagnostics.representation.similarity import PROCRUSTES
+from diagnostics.sensitivity import Sensitivity, SensitivityAccumulator
 from figures.player_fl.shifts import least_angle, unit_maps
 from fl_core.layers import Layer
 from fl_core.model_contexts import Hook, set_mode, with_hooks

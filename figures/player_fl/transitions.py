@@ -14,7 +14,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from diagnostics.decide import select
+from diagnostics import select
 from diagnostics.plots.drawing import COLOURS, style
 from figures import items
 from figures.differences import LEAST, joint

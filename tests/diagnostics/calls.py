@@ -1,6 +1,6 @@
 """Metrics as functions of clients and layers: ``from tests.diagnostics.calls import cka``."""
 
-from diagnostics.gradients import passes
+from diagnostics import gradients
 from diagnostics.measurement import Measurement
 from diagnostics.metrics.base import METRICS
 
@@ -13,15 +13,9 @@ def call(name, subjects, layers, **how):
     return METRICS[name](Measurement(subjects, layers, **shared), **how)
 
 
-def one_pass(
-    subjects,
-    layers,
-    readers,
-    resamples=0,
-    **shared,
-):
+def one_pass(subjects, layers, readers, **shared):
     """The rows of several readers of gradients from one pass."""
-    return passes.one_pass(Measurement(subjects, layers, **shared), readers, resamples)
+    return gradients.one_pass(Measurement(subjects, layers, **shared), readers)
 
 
 def __getattr__(name):

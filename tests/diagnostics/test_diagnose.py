@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from diagnostics import diagnosis
 from diagnostics.diagnosis import RARE
-from diagnostics.gradients import passes
 from diagnostics.measure import diagnose
 from diagnostics.measurement import ClientModel
 from diagnostics.metrics.base import METRICS
@@ -261,7 +261,7 @@ def test_an_option_out_of_range_is_refused_before_anything_is_measured(
     metric, monkeypatch
 ):
     """By the types and bounds that options declare, and by what no annotation says."""
-    monkeypatch.setattr(passes, "one_pass", None)
+    monkeypatch.setattr(diagnosis, "one_pass", None)
     models = [used(net(k)) for k in range(2)]
     before = [snapshot(model) for model in models]
     wrong = [*forbidden(METRICS[metric].options_type), ("choice", "nearly")]

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from diagnostics.decide.curve import curve_of
-from diagnostics.decide.select import explain, select
+from diagnostics.curve import curve_of
 from diagnostics.measure import diagnose, instruments
+from diagnostics.report import explain
+from diagnostics.select import select
 from fl_core import models, runner
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of

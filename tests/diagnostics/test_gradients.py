@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from diagnostics.gradients.statistics import cosine, variance
+from diagnostics.gradients import cosine, variance
 from diagnostics.measure import diagnose
 from diagnostics.measurement import ClientModel
 from fl_core.errors import UsageError

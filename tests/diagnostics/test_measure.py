@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 import fedlayers as fl
-from diagnostics import measure
-from diagnostics.decide import select
+from diagnostics import measure, select
 from diagnostics.measure import diagnose
 from diagnostics.representation.comparison import probe_set
 from fl_core import runner, tree

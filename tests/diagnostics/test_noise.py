@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from diagnostics.gradients.statistics import COUPLED
+from diagnostics.gradients import COUPLED
 from diagnostics.measurement import ClientModel
 from fl_core.layers import layers_of
 from fl_core.training import losses

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from diagnostics import measure
-from diagnostics.decide import select
-from diagnostics.decide.curve import curve_of
+from diagnostics import measure, select
+from diagnostics.curve import curve_of
 from diagnostics.measure import diagnose
 from diagnostics.null import (
     NULLS,
@@ -23,7 +22,7 @@ from diagnostics.null import (
     untrained_copy,
 )
 from diagnostics.plots.page import album
-from diagnostics.report import Report
+from diagnostics.report import Report, explain
 from fedlayers.cli import app as cli
 from fl_core import rows, runner
 from fl_core.config import RunConfig
@@ -249,7 +248,7 @@ def test_what_follows_from_each_null_is_said_in_words(tmp_path):
     plan = select.select(given, metric="m")
     assert plan.shared == ("l1",)
     plan.save(tmp_path / "plan.json")
-    text = select.explain(LayerPlan.load(tmp_path / "plan.json"))
+    text = explain(LayerPlan.load(tmp_path / "plan.json"))
     for part in (
         "the same plan comes from permuted labels;",
         "another plan comes from labels permuted within each client;",
@@ -331,7 +330,7 @@ def test_given_models_are_measured_on_shuffled_samples_and_the_rows_say_it():
     plan = select.select(report, "largest_jump", metric="grad_norm")
     for null, each in plan.why.detail["null"].items():
         assert each["kept"] == (null in SHUFFLED)
-    assert "permuted labels (" in select.explain(plan, full=True)
+    assert "permuted labels (" in explain(plan, full=True)
 
 
 def test_models_that_are_trained_anew_are_those_that_are_measured():

@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from diagnostics.decide.rules import RULES, rule
-from diagnostics.decide.select import select
 from diagnostics.measure import diagnose
 from diagnostics.metrics.base import METRICS, PlotStyle, metric
 from diagnostics.plots.page import FURTHER
+from diagnostics.select import RULES, rule, select
 from fl_core.errors import RunError, UsageError
 from fl_core.rows import row
 
@@ -77,7 +76,7 @@ OWN = '''
 from dataclasses import dataclass
 
 from diagnostics.measurement import Measurement
-from diagnostics.decide.rules import rule
+from diagnostics.select import rule
 from diagnostics.metrics.base import metric
 from fl_core.errors import UsageError
 from fl_core.rows import row

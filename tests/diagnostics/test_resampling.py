@@ -9,18 +9,14 @@ import torch
 from scipy.stats import binom
 from torch import nn
 
-from diagnostics.decide.curve import curve_of
-from diagnostics.decide.evidence import stability
-from diagnostics.decide.rules import RULES
-from diagnostics.decide.select import explain, select
-from diagnostics.gradients.importance import SensitivityAccumulator
-from diagnostics.gradients.passes import EpochMeter
-from diagnostics.gradients.sensitivity import Sensitivity, recorded_rows
-from diagnostics.measure import diagnose
+from diagnostics.curve import curve_of, stability
+from diagnostics.measure import SENSITIVITY, diagnose
 from diagnostics.measurement import ClientModel, whole_groups
 from diagnostics.metrics.of_gradients import GradNorm, GradSimilarity, GradVariance
 from diagnostics.null import PARTS, draws, mark_resample, split_resamples
-from diagnostics.report import Report
+from diagnostics.report import Report, explain
+from diagnostics.select import RULES, select
+from diagnostics.sensitivity import Sensitivity, SensitivityAccumulator, recorded_rows
 from fl_core.layers import Layer, layers_of
 from fl_core.rows import frame, row
 from fl_core.training import losses
@@ -68,9 +64,6 @@ def test_a_resample_is_the_measurement_of_the_redrawn_batches(n_batches):
     for metric, variant in (
         (Sensitivity(), "after"),
         (Sensitivity(reduce="mean_of_tensors", tensors="all"), "importance"),
-        (GradVariance(), "epoch"),
-        (GradVariance("batch"), "batch"),
-        (GradNorm(), "mean_abs"),
     ):
         how = {"batch": 3, "seed": 5}
         found = of_a((x, y), [metric], resamples=4, **how)
@@ -100,10 +93,10 @@ def test_rows_of_one_patient_are_drawn_together():
         sorted((row + 12) % 24 for row in part) == sorted(part) for part in whole
     )
     how = {"batch": 6, "seed": 5, "resamples": 3}
-    grouped = of_a((x, y), [GradNorm()], patients, **how)
-    plain = of_a((x[order], y[order]), [GradNorm()], **how)
+    grouped = of_a((x, y), [Sensitivity()], patients, **how)
+    plain = of_a((x[order], y[order]), [Sensitivity()], **how)
     for number in range(1, 4):
-        variant = f"mean_abs, resample {number}"
+        variant = f"importance, resample {number}"
         assert values(grouped, variant) == pytest.approx(values(plain, variant))
 
 
@@ -118,10 +111,7 @@ def test_metrics_of_one_pass_share_its_resamples_and_pairs_have_none():
         alone = measure(subjects, layers, [metric], resamples=3, **how)
         assert alone == [r for r in together if r["metric"] == alone[0]["metric"]]
     again = set(split_resamples(frame(together))[1]["metric"])
-    assert again == {"grad_variance", "grad_norm", "federation_sensitivity"}
-    assert split_resamples(frame(of_a(pair(5), metrics[:1], batch=9, resamples=5)))[
-        1
-    ].empty
+    assert again == {"federation_sensitivity"}
 
 
 def test_clients_with_one_batch_are_named_by_the_measurement_and_by_the_plan():
@@ -133,8 +123,8 @@ def test_clients_with_one_batch_are_named_by_the_measurement_and_by_the_plan():
         (16, "large, small", "at least 2 batches"),
     ):
         with pytest.warns(UserWarning, match=f"{named}.*--measure-batch"):
-            report = diagnose(models, data, "grad_variance", batch=batch, **how)
-        plan = select(report, "largest_jump", metric="grad_variance")
+            report = diagnose(models, data, SENSITIVITY, batch=batch, **how)
+        plan = select(report, "largest_jump")
         assert said in explain(plan, full=True)
 
 
@@ -221,7 +211,7 @@ def test_resamples_go_to_disk_and_into_the_evidence_but_not_into_the_frame(
     pd.testing.assert_frame_equal(plain.frame, report.frame, rtol=1e-12)
     assert plain.resamples.empty
     # resamples, clients, layers, variants
-    assert len(report.resamples) == 5 * 3 * 2 * (1 + 2)
+    assert len(report.resamples) == 5 * 3 * 2 * 2
     report.write(path)
     again = Report.read(path)
     assert again.frame.equals(report.frame)
@@ -231,13 +221,3 @@ def test_resamples_go_to_disk_and_into_the_evidence_but_not_into_the_frame(
     assert plan.shared == select(plain, "change_point").shared
     assert "the clients and batches:" in explain(plan, full=True)
     assert "--resamples" in explain(select(plain), full=True)
-
-
-def test_parts_of_an_epoch_have_the_gradient_of_the_whole():
-    layer, meters = layers_of(nn.Linear(2, 1), torch.zeros(1, 2))[0], []
-    for parts in (1, 3):
-        meters.append(EpochMeter(parts))
-        for k in range(1, 5):
-            meters[-1].update({}, {"weight": torch.full((1, 2), 1.0 / k)}, n=k)
-    for meter in meters:
-        assert meter.gradients(layer, "all")[0].tolist() == [pytest.approx([0.4, 0.4])]

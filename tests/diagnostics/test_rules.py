@@ -9,9 +9,8 @@ import pytest
 from hypothesis import assume, given, strategies as st
 from scipy.stats import binom, norm
 
-from diagnostics.decide.curve import curve_of
-from diagnostics.decide.evidence import stability
-from diagnostics.decide.rules import (
+from diagnostics.curve import curve_of, stability
+from diagnostics.select import (
     RULES,
     change_gains,
     change_point,

@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from diagnostics.decide.rules import (
+from diagnostics.report import Report, explain
+from diagnostics.select import (
+    RULES,
+    decide,
     largest_jump,
     ratios,
+    select,
     sensitivity_ratio,
 )
-from diagnostics.decide.select import RULES, decide, explain, select
-from diagnostics.gradients.sensitivity import recorded_rows
-from diagnostics.report import Report
+from diagnostics.sensitivity import recorded_rows
 from fl_core import __version__
 from fl_core.errors import RunError, UsageError
 from fl_core.layers import Layer

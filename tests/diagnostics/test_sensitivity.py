@@ -9,9 +9,8 @@ import torch
 from hypothesis import given, strategies as st
 from torch import nn
 
-from diagnostics.gradients.importance import SensitivityAccumulator
-from diagnostics.gradients.sensitivity import combine, cumulative
 from diagnostics.measurement import ClientModel
+from diagnostics.sensitivity import SensitivityAccumulator, combine, cumulative
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.training import losses

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from diagnostics.decide.select import select
 from diagnostics.measure import instruments
+from diagnostics.select import select
 from fl_core import rows, runner, storage
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError

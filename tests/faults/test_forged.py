@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load, save
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from diagnostics.decide.select import select
 from diagnostics.measure import diagnose_run, instruments
+from diagnostics.select import select
 from fedlayers.studies.compare import compare
 from fedlayers.studies.tune import FORMAT
 from fl_core import rows, runner, storage

@@ -9,8 +9,7 @@ import pytest
 from matplotlib import pyplot as plt
 from scipy import stats
 
-from diagnostics import plots
-from diagnostics.decide import select
+from diagnostics import plots, select
 from fedlayers.studies.regret import (
     RANDOM,
     REFERENCES,

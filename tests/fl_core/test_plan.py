@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch import nn
 
-from diagnostics.decide.evidence import explain
+from diagnostics.report import explain
 from fl_core import tree
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of

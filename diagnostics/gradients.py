@@ -1,38 +1,194 @@
-"""Statistics of a layer's gradient: how widely its entries spread, how long it is, and how its samples differ."""
+"""Gradients of clients: one pass that all metrics share, statistics of its gradients, and how single samples differ."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_core.bounds import OneOf
-from fl_core.errors import warn
+from fl_core.errors import check_known, warn
 from fl_core.layers import Layer
 from fl_core.model_contexts import set_mode
-from fl_core.rows import Row, row
+from fl_core.rows import Row
+from fl_core.seeds import seed_of, torch_seeded
 
-from ..curvature.exact import CHECKED, check_formulas
-from ..curvature.model import (
+from .curvature.exact import CHECKED, check_formulas
+from .curvature.model import (
     Differentiable,
     LossNotFinite,
     owner,
     parameter_name,
     record_calls,
 )
-from ..measurement import (
+from .measurement import (
     ClientModel,
     Measurement,
     Tensors,
     batches,
+    logits,
+    row_or_reason,
     tensors_of,
+    whole_groups,
 )
-from ..null import PARTS
-from .passes import EpochMeter, Meter, Reading, why_unreadable
+
+
+class Meter(Protocol):
+    """Accumulates a quantity of the weights and gradients of every batch of one client."""
+
+    def update(
+        self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1
+    ) -> None:
+        """Add a batch of ``n`` samples; tensors that no gradient reaches are missing from ``grads``."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The result of one client's pass: a meter, the numbers of samples and batches, and a fault (or "")."""
+
+    subject: ClientModel
+    meter: Any
+    n_samples: int
+    n_batches: int
+    fault: str
+
+
+class GradientReader(Protocol):
+    """The part of a metric that reads batches' gradients in the shared pass."""
+
+    @property
+    def tensors(self) -> str:
+        """Which of a layer's tensors it reads: one of :data:`diagnostics.measurement.TENSORS`."""
+
+    def meter(self, layers: Sequence[Layer]) -> Meter:
+        """Make a new meter for one client."""
+
+    def rows(self, measurement: Measurement, readings: Sequence[Reading]) -> list[Row]:
+        """Return the metric's rows, from the meters of all clients."""
+
+
+def one_pass(measurement: Measurement, readers: Sequence[GradientReader]) -> list[Row]:
+    """Return rows of all ``readers`` from one forward and backward pass over each client's data.
+
+    Until all clients are read, each client keeps what its meters hold. That is at most the gradient in float64, once
+    for all meters, and sums of single numbers.
+
+    Raises:
+        UsageError: data, labels or model output do not fit, or layers belong to another model.
+    """
+    readings = []
+    for subject in measurement.subjects:
+        readings.append(_read(subject, measurement, readers))
+        measurement.tick(subject.client)
+    return [
+        row
+        for k, reader in enumerate(readers)
+        for row in reader.rows(measurement, [read[k] for read in readings])
+    ]
+
+
+def _read(
+    subject: ClientModel, measurement: Measurement, readers: Sequence[GradientReader]
+) -> list[Reading]:
+    """Pass over one client's data; return a reading for each of the readers."""
+    layers, loss, seed = measurement.layers, measurement.loss, measurement.seed
+    model, whole = subject.model, EpochMeter()  # one for all that read the whole
+    meters = [reader.meter(layers) for reader in readers]
+    meters = [whole if isinstance(meter, EpochMeter) else meter for meter in meters]
+    data, size = subject.data, measurement.batch
+    if measurement.resamples and subject.groups is not None and size is not None:
+        data = whole_groups(data, subject.groups, size)  # a resample draws batches
+    wanted = {
+        name
+        for reader in readers
+        for layer in layers
+        for name in tensors_of(layer, reader.tensors)
+    }
+    n_samples = n_batches = 0
+    seeded = torch_seeded(seed_of(seed, "diagnose", subject.client))
+    with set_mode(model, measurement.mode), seeded, torch.enable_grad():
+        params = _parameters(model, wanted)
+        total = torch.zeros(
+            (), dtype=torch.float64, device=next(iter(model.parameters())).device
+        )
+        for x, y in batches(data, size, model):
+            value = loss(logits(model, x, y, loss), y)
+            grads = _gradients(value, params)
+            for meter in {id(meter): meter for meter in meters}.values():
+                meter.update(params, grads, len(y))
+            total += value.detach()
+            n_samples, n_batches = n_samples + len(y), n_batches + 1
+    fault = ""
+    if not bool(torch.isfinite(total)):
+        fault = f"the loss of client {subject.client!r} is not finite"
+    return [Reading(subject, meter, n_samples, n_batches, fault) for meter in meters]
+
+
+def _parameters(model: nn.Module, names: set[str]) -> dict[str, Tensor]:
+    """Return the named floating parameters, with gradients switched on also for frozen layers."""
+    parameters = dict(model.named_parameters())
+    for name in sorted(names):
+        check_known(f"parameter of {type(model).__name__}", name, parameters)
+    params: dict[str, Tensor] = {
+        name: p
+        for name, p in parameters.items()
+        if name in names and p.is_floating_point()
+    }
+    for p in params.values():
+        p.requires_grad_(True)
+    return params
+
+
+def _gradients(value: Tensor, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return gradients in the parameters on which the loss depends."""
+    if not params or not value.requires_grad:
+        return {}
+    found = torch.autograd.grad(value, list(params.values()), allow_unused=True)
+    pairs = zip(params, found, strict=True)
+    return {name: grad for name, grad in pairs if grad is not None}
+
+
+def why_unreadable(layer: Layer, tensors: str, reached: bool) -> str:
+    """Return why a layer can have no value from gradients, or ""."""
+    if not layer.used:
+        return "unused in the forward pass"
+    if not tensors_of(layer, tensors):
+        return (
+            "the layer has no weights"
+            if tensors == "weights"
+            else "the layer has no parameters"
+        )
+    return "" if reached else "no gradient reaches the layer"
+
+
+class EpochMeter:
+    """The gradient of the mean loss over all data, in float64: 8 bytes per weight."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._n = 0
+
+    @torch.no_grad()
+    def update(
+        self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1
+    ) -> None:
+        for name, grad in grads.items():
+            if name in self._sums:
+                self._sums[name].add_(grad, alpha=n)
+            else:  # a copy: others read the gradient too
+                self._sums[name] = grad.to(torch.float64, copy=True).mul_(n)
+        self._n += n
+
+    def gradients(self, layer: Layer, tensors: str) -> list[Tensor]:
+        """Return the gradients of the layer's tensors that a gradient reached."""
+        names = tensors_of(layer, tensors)
+        return [self._sums[name] / self._n for name in names if name in self._sums]
+
+
+# --- statistics ------------------------------------------------------------------------------------------------
 
 
 def entries(tensors: Sequence[Tensor]) -> Tensor:
@@ -71,7 +227,6 @@ class _BatchMeter:
         self._statistic = statistic
         self.values: dict[str, list[tuple[Tensor, int]]] = {}
         self.sizes: dict[str, int] = {}
-        self._batches = 0
 
     @torch.no_grad()
     def update(
@@ -82,26 +237,6 @@ class _BatchMeter:
             if reached:
                 self.values.setdefault(layer, []).append((self._statistic(reached), n))
                 self.sizes[layer] = sum(grad.numel() for grad in reached)
-        self._batches += 1
-
-    @property
-    def parts(self) -> int:
-        """Number of parts into which batches are divided for resampling."""
-        return min(self._batches, PARTS)
-
-    def redraw(self, times: Sequence[int]) -> _BatchMeter:
-        """Return the statistics that would have resulted if each part's batches had come ``times`` times."""
-        again = copy.copy(self)
-        again.values = {
-            layer: [
-                value
-                for k, value in enumerate(own)
-                for _ in range(times[k % len(times)])
-            ]
-            for layer, own in self.values.items()
-        }
-        again.values = {layer: own for layer, own in again.values.items() if own}
-        return again
 
 
 @dataclass(frozen=True)
@@ -143,7 +278,7 @@ class Statistic:
             else _BatchMeter(layers, self.tensors, self.of)
         )
 
-    def rows(self, layers: Sequence[Layer], readings: Sequence[Reading]) -> list[Row]:
+    def rows(self, measurement: Measurement, readings: Sequence[Reading]) -> list[Row]:
         if (
             self.reduction == "batch"
             and readings
@@ -156,7 +291,7 @@ class Statistic:
         return [
             made
             for reading in readings
-            for layer in layers
+            for layer in measurement.layers
             for made in self._rows(layer, reading)
         ]
 
@@ -170,14 +305,14 @@ class Statistic:
                 reading.fault or f"the gradient of layer {layer.name!r} is not finite"
             )
         return [
-            row(
+            row_or_reason(
                 self.name,
-                None if status else float(values[k]),
-                status=status or "ok",
+                float(values[k]),
+                status,
                 client=reading.subject.client,
                 layer=layer.name,
                 variant=variant,
-                stderr=None if status or stderr is None else float(stderr[k]),
+                stderr=None if stderr is None else float(stderr[k]),
                 estimator=(
                     "full_gradient" if self.reduction == "epoch" else "batch_mean"
                 )

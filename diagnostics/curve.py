@@ -1,11 +1,13 @@
-"""From rows to the curve that a rule reads: one value per layer, for each client and averaged over clients."""
+"""From rows to the curve that a rule reads, and how certain a decision on it is, by nulls and resampled clients."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -14,15 +16,17 @@ from numpy.typing import NDArray
 
 from fl_core.errors import RunError, UsageError, check_known, listing
 from fl_core.layers import Layer
-from fl_core.plan import layer_from_json
+from fl_core.plan import LayerPlan, layer_from_json
 from fl_core.rows import read
+from fl_core.seeds import numpy_generator
 
-from ..gradients.sensitivity import combine
-from ..metrics.base import METRICS, metric_or_placeholder
-from ..null import resamples_of, split_resamples
+from .metrics.base import METRICS, metric_or_placeholder
+from .null import kept_in, nulls_in, resamples_of, split_resamples
+from .sensitivity import combine
 
 if TYPE_CHECKING:
-    from ..report import Report
+    from .report import Report
+    from .select import Rule
 
 SENSITIVITY = "federation_sensitivity"
 
@@ -202,41 +206,37 @@ def curve_of(
             f"layers that train must be at least 2 for a rule to choose between; got {len(used)} layer. "
             "Use a deeper model."
         )
-    rows: dict[tuple[str, str], list[dict[Any, Any]]] = {}
-    for row in both_ways(of_clients).to_dict("records"):
-        rows.setdefault((row["client"], row["layer"]), []).append(row)
-    names = dict.fromkeys(client for client, _ in rows)
-    values = {
-        c: [
-            _value(rows.get((c, layer.name), []), layer, c, metric, apart)
-            for layer in used
-        ]
-        for c in names
-    }
-    weights = (
-        dict.fromkeys(names, 1.0)
-        if paired
-        else {c: _weight(of_clients[of_clients["client"] == c], c) for c in names}
-    )
-    combined = combine(np.array(list(values.values())), list(weights.values())).tolist()
+    names = tuple(layer.name for layer in used)
+    measured: dict[tuple[str, ...], list[float]] = {}
+    errors: dict[tuple[str, ...], list[float]] = {}
+    for (client, other), part in of_clients.groupby(["client", "client_b"], sort=False):
+        who = (client, other) if other else (client,)
+        rows = {row["layer"]: row for row in part.to_dict("records")}
+        found = [_value(rows.get(layer.name), layer, client, metric) for layer in used]
+        measured[who] = [apart(value) if other else value for value in found]
+        by_layer = part.set_index("layer").loc[list(names)]
+        errors[who] = by_layer["stderr"].astype(float).fillna(0.0).tolist()
+    clients, weights = {}, {}
+    for client in dict.fromkeys(name for who in measured for name in who):
+        own = [values for who, values in measured.items() if client in who]
+        clients[client] = [fmean(values) for values in zip(*own, strict=True)]
+        of_one = of_clients[of_clients["client"] == client]
+        weights[client] = 1.0 if paired else _weight(of_one, client)
+    combined = combine(np.array([*clients.values()]), [*weights.values()]).tolist()
     seeds = of_clients["seed"].dropna()
     seed = None if seeds.empty else int(seeds.iloc[0])
-    layer_names = tuple(layer.name for layer in used)
-    measured, errors = _measured_values(of_clients, layer_names, apart)
-    redrawn = _resampled_values(
-        resamples_of(again[again["metric"] == metric], variant), layer_names
-    )
+    again = resamples_of(again[again["metric"] == metric], variant)
     return Curve(
         metric,
         variant,
-        layer_names,
-        values,
+        names,
+        clients,
         weights,
         combined,
         seed,
         measured,
         errors,
-        redrawn,
+        _resampled_values(again, names),
     )
 
 
@@ -256,27 +256,6 @@ def _resampled_values(
             values.reindex(columns=list(names)).to_numpy(float).tolist()
         )
     return values_of
-
-
-def _measured_values(
-    of_clients: pd.DataFrame, names: Sequence[str], apart: Callable[[float], float]
-) -> tuple[dict[tuple[str, ...], list[float]], dict[tuple[str, ...], list[float]]]:
-    """Return values and standard errors behind a curve, layer by layer, by client or by pair.
-
-    Similarities become distances.
-    """
-    values: dict[tuple[str, ...], list[float]] = {}
-    errors: dict[tuple[str, ...], list[float]] = {}
-    for (client, other), part in of_clients.groupby(["client", "client_b"], sort=False):
-        who = (client, other) if other else (client,)
-        by_layer = part.set_index("layer")
-        if set(names) <= set(by_layer.index):
-            chosen = by_layer.loc[list(names)]
-            values[who] = [
-                apart(v) if other else v for v in chosen["value"].astype(float)
-            ]
-            errors[who] = chosen["stderr"].astype(float).fillna(0.0).tolist()
-    return values, errors
 
 
 def _variant(table: pd.DataFrame, metric: str, variant: str | None) -> str:
@@ -322,33 +301,24 @@ def _one_measurement(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _value(
-    rows: Sequence[Mapping[Any, Any]],
-    layer: Layer,
-    client: str,
-    metric: str,
-    apart: Callable[[float], float],
+    row: Mapping[Any, Any] | None, layer: Layer, client: str, metric: str
 ) -> float:
-    """Return a client's value of a layer: the value of its row, or the mean distance over its pairs."""
-    if not rows:
+    """Return the value of a client's row of a layer, checked to be there."""
+    if row is None:
         raise UsageError(
             f"the rows hold no {metric} of layer {layer.name!r} at client {client!r}"
         )
-    values = []
-    for row in rows:
-        if row["status"] != "ok" or not math.isfinite(row["value"]):
-            reason = (
-                row["status"] if row["status"] != "ok" else "the value is not finite"
-            )
-            message = (
-                f"layer {layer.name!r} has no {metric} at client {client!r}: {reason}"
-            )
-            if set(layer.weights) - set(layer.frozen):
-                raise RunError(message)
-            raise UsageError(
-                f"{message}. Group it with another layer, or name the shared layers (rule 'manual')."
-            )
-        values.append(apart(row["value"]) if row["client_b"] else row["value"])
-    return math.fsum(values) / len(values)
+    value, reason = float(row["value"]), row["status"]
+    if reason == "ok" and math.isfinite(value):
+        return value
+    if reason == "ok":
+        reason = "the value is not finite"
+    message = f"layer {layer.name!r} has no {metric} at client {client!r}: {reason}"
+    if set(layer.weights) - set(layer.frozen):
+        raise RunError(message)
+    raise UsageError(
+        f"{message}. Group it with another layer, or name the shared layers (rule 'manual')."
+    )
 
 
 def _distance_function(
@@ -370,3 +340,132 @@ def _weight(rows: pd.DataFrame, client: str) -> float:
             f"The rows of client {client!r} must have its number of training samples (n_train). Measure again."
         )
     return float(sizes[0])
+
+
+# --- how certain a decision is ---------------------------------------------------------------------------------
+
+
+def against_nulls(
+    plan: LayerPlan, table: pd.DataFrame, decide: Callable[[pd.DataFrame], LayerPlan]
+) -> LayerPlan:
+    """Return the plan with the decisions of ``decide`` on each null's rows in its evidence.
+
+    The plan stays as it is if there are no such rows. The evidence's ``detail["null"]`` has these keys for each null:
+
+    * ``same``: whether every draw gives the same plan
+    * ``same_draws``, ``draws``: number of draws with the same plan, and of all draws
+    * ``kept``: whether models of the real data were measured on the null
+
+    These keys describe the first draw with a plan:
+
+    * ``shared``: the layers that it would share
+    * ``values``, ``variant``: the curve in the plan's order, empty if the rule reads several, and its variant
+    * ``decided``: whether there is a plan
+    * ``status``: the plan's, or why there is no plan
+    """
+    nulls = {
+        null: [_decision(rows, decide) for rows in draws]
+        for null, draws in nulls_in(table).items()
+    }
+    if not nulls:
+        return plan
+    detail, kept = {}, kept_in(table)
+    for null, draws in nulls.items():
+        same = sum(
+            each["decided"] and each["shared"] == list(plan.shared) for each in draws
+        )
+        first = next((each for each in draws if each["decided"]), draws[0])
+        about = {
+            "same": same == len(draws),
+            "same_draws": same,
+            "draws": len(draws),
+            "kept": null in kept,
+        }
+        detail[null] = {**about, **first}
+    return replace(
+        plan, why=replace(plan.why, detail={**plan.why.detail, "null": detail})
+    )
+
+
+def _decision(
+    rows: pd.DataFrame, decide: Callable[[pd.DataFrame], LayerPlan]
+) -> dict[str, Any]:
+    shared: list[str] = []
+    values: list[float | None] = []
+    variant, decided = "", False
+    try:
+        plan = decide(rows)
+    except (RunError, UsageError) as error:
+        status = str(error)  # such as for an untrained model, which has no updates
+    else:
+        why = plan.why
+        shared, values = list(plan.shared), list(why.values)
+        variant, decided, status = why.variant, True, why.status
+    return {
+        "shared": shared,
+        "values": values,
+        "variant": variant,
+        "decided": decided,
+        "status": status,
+    }
+
+
+RESAMPLES = 500
+
+
+def stability(
+    curve: Curve,
+    rule: Rule,
+    threshold: float,
+    chosen: int,
+    seed: int,
+    resamples: int = RESAMPLES,
+) -> dict[str, Any]:
+    """Return how often the decision stays the same when clients and their batches are drawn again.
+
+    The bootstrap has two stages. Each resample first draws the number of all clients, with replacement. Then it draws
+    one of the resamples of their batches (:mod:`diagnostics.null`). If the rows have no resamples, it adds
+    independent normal errors of the rows' standard errors, as far as they are known. It combines the values and
+    decides. A pair of clients counts as often as both were drawn. A client has no pair with itself.
+
+    Returns:
+        A dict with these keys:
+
+        * ``status``
+        * ``resamples``: their number
+        * ``of``: what was resampled. It names the clients with resampled batches, unless all have them.
+        * ``cuts``: layer -> share of the resamples in which it is the last one shared
+        * ``agreement``: share of the resamples that decide as all clients do, 0 to 1
+        * ``undecided``: share without a decision, because a value was not above 0 or no pair of clients was drawn
+    """
+    clients = list(curve.clients)
+    of = ["clients"] * (len(clients) > 1)
+    if curve.redrawn:
+        own = [client for client in clients if (client,) in curve.redrawn]
+        of.append("batches" if own == clients else f"batches of {listing(own)}")
+    of += ["measurement errors"] * curve.noisy
+    if not of:
+        return {
+            "status": "one client and no measurement errors or resampled batches: nothing to resample"
+        }
+    random = numpy_generator(seed, "stability")
+    counts = random.multinomial(
+        len(clients), [1 / len(clients)] * len(clients), size=resamples
+    )
+    tally: Counter[int] = Counter()
+    for drawn in counts.tolist():
+        times = dict(zip(clients, drawn, strict=True))
+        at = random.random() if curve.redrawn else 0.0
+        values = curve.resample(times, random, at)
+        if values is not None and np.isfinite(values).all() and (values > 0).all():
+            tally[rule.cut(values.tolist(), threshold)] += 1
+    return {
+        "status": "ok",
+        "resamples": resamples,
+        "of": " and ".join([", ".join(of[:-1]), of[-1]] if of[:-1] else of),
+        "cuts": {
+            curve.names[count - 1]: tally[count] / resamples for count in sorted(tally)
+        },
+        "agreement": tally[chosen] / resamples,
+        "undecided": 1 - sum(tally.values()) / resamples,
+    }

@@ -1,0 +1,494 @@
+"""Federation sensitivity: how much the layers up to one matter to a client's loss, relative to the first layer.
+
+It sums the first-order importance of layers over a pass, or during training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from fl_core.bounds import OneOf, check_fields
+from fl_core.errors import UsageError, check_known, listing, warn
+from fl_core.layers import Layer
+from fl_core.rows import Row
+
+from .gradients import Reading, why_unreadable
+from .measurement import TENSORS, Measurement, Tensors, row_or_reason, tensors_of
+from .null import PARTS, draws, mark_resample
+
+REDUCE = ("pooled", "mean_of_tensors")
+
+Result = Mapping[str, Any]
+"""What :meth:`SensitivityAccumulator.result` gives."""
+
+
+def trainable_names(layer: Layer, tensors: str) -> tuple[str, ...]:
+    """Return the names of the layer's trainable parameters that importance reads: its weights, or all."""
+    return tuple(
+        name for name in tensors_of(layer, tensors) if name not in layer.frozen
+    )
+
+
+class SensitivityAccumulator:
+    """Sum of the importance I_l = (1 / n_l) sum (w g)^2 of every layer over the steps of an epoch.
+
+    I_l is the first-order Taylor importance of Molchanov et al. per weight (PLayer-FL, Eq. 1 and 2). Weights w and
+    gradients g are taken at the step, before the optimiser moves w. An update costs one product and one norm a tensor.
+    Nothing is copied to the host. The sums are float64: one for each tensor and each part. Steps are assigned in turn
+    to the parts. A step on a short last batch counts as any other, as it does for the weights that it moves. So I_l is
+    a mean over steps, not over samples. A tensor that is frozen or that no gradient reached counts neither in the sum
+    nor in n. An embedding table counts at each step with the rows that have a gradient.
+
+    Args:
+        layers: in the order of the network.
+        tensors: ``"weights"`` (default) or ``"all"`` parameters.
+        reduce: ``"pooled"`` sums over all entries of a layer and divides by their number (Eq. 2). With
+            ``"mean_of_tensors"`` a layer is the plain mean of its tensors' own importances (the published figures).
+
+    Raises:
+        UsageError: a choice is unknown. On the first update: no parameter of the layers is among the gradients.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        tensors: str = "weights",
+        reduce: str = "pooled",
+    ) -> None:
+        self._tables = {name for layer in layers for name in layer.tables}
+        self._touched: dict[str, Tensor] = {}
+        self.tensors = check_known("choice of tensors", tensors, TENSORS)
+        self.reduce = check_known("reduction of a layer", reduce, REDUCE)
+        self._names = {layer.name: trainable_names(layer, tensors) for layer in layers}
+        self._known = {name for names in self._names.values() for name in names}
+        self._sums: dict[str, Tensor] = {}
+        self._sizes: dict[str, int] = {}
+        self._steps = 0
+
+    @torch.no_grad()
+    def update(
+        self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1
+    ) -> None:
+        """Add one step; every step counts once, whatever its number ``n`` of samples."""
+        names = [
+            name for name in grads if name in self._known and grads[name] is not None
+        ]
+        if grads and self._known and not self._known & grads.keys():
+            raise UsageError(
+                f"gradients must be of the layers' parameters, such as {listing(sorted(self._known), 3)}; "
+                f"got {listing(grads, 3)}. Pass the layers of the same model."
+            )
+        for name in names:
+            w, g = params[name], grads[name]
+            # the norm in float64 squares there too: products far below 1 do not vanish, and no copy is made
+            norm = torch.linalg.vector_norm(w * g, dtype=torch.float64)
+            if name in self._tables:
+                touched = (g != 0).flatten(1).any(1).sum()
+                self._add(name, norm.square_(), w[0].numel(), touched)
+            else:
+                self._add(name, norm.square_(), w.numel())
+        self._steps += 1
+
+    def _add(
+        self, name: str, square: Tensor, size: int, rows: Tensor | int | None = None
+    ) -> None:
+        """Add one tensor's sum over ``size`` entries to the step's part.
+
+        With ``rows``, ``size`` is the number of entries in each row.
+        """
+        if name not in self._sums:
+            self._sums[name] = square.new_zeros(PARTS)
+            self._sizes[name] = size
+            if rows is not None:
+                self._touched[name] = square.new_zeros(PARTS)
+        part = self._steps % PARTS
+        self._sums[name][part].add_(square)
+        if rows is not None:
+            self._touched[name][part].add_(rows)
+
+    def _part_steps(self) -> list[int]:
+        """Return the number of steps of each part that has any."""
+        return [(self._steps - part - 1) // PARTS + 1 for part in range(self.parts)]
+
+    def _totals(self, each: Tensor) -> Tensor:
+        """Return a tensor's sum over all steps, then the sum of each part that has steps, [1 + parts]."""
+        return torch.cat([each.sum(0, keepdim=True), each[: self.parts]])
+
+    def _layer(self, reached: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Return a layer's importance over all steps and over each part's, and each one's weight, [1 + parts].
+
+        A weight is a number of steps, or of the entries that counted at them if tables were looked up.
+        """
+        sums = torch.stack([self._totals(self._sums[name]) for name in reached])
+        steps = sums.new_tensor([self._steps, *self._part_steps()])
+        sizes = sums.new_tensor([self._sizes[name] for name in reached])
+        sizes = sizes[:, None].expand_as(sums).clone()
+        weights = steps
+        for k, name in enumerate(reached):
+            if name in self._touched:  # rows a step; a table without any has a sum of 0
+                rows = self._totals(self._touched[name]) / steps
+                sizes[k] *= rows.clamp_min(1.0 / self._steps)
+                weights = sizes.sum(0) * steps
+        if self.reduce == "pooled":
+            values = sums.sum(0) / sizes.sum(0)
+        else:
+            values = (sums / sizes).mean(0)
+        return values / steps, weights
+
+    def result(self) -> dict[str, Any]:
+        """Return JSON: ``layers`` that gradients reached, their ``importance`` and the number of ``steps``.
+
+        An importance of null is not finite. For resamples, ``parts`` has the steps and importances of each part, and
+        the part's weight in a draw. Steps are assigned to parts in turn.
+        """
+        values, weights = {}, []
+        for layer, names in self._names.items():
+            reached = [name for name in names if name in self._sums]
+            if reached:
+                found, weight = self._layer(reached)
+                values[layer] = [
+                    v if math.isfinite(v) else None for v in found.tolist()
+                ]
+                weights.append(weight.tolist())
+        parts = [
+            {
+                "steps": steps,
+                "importance": [each[k] for each in values.values()],
+                "weights": [each[k] for each in weights],
+            }
+            for k, steps in enumerate(self._part_steps(), 1)
+        ]
+        return {
+            "layers": [*values],
+            "importance": [each[0] for each in values.values()],
+            "steps": self._steps,
+            "parts": parts,
+        }
+
+    @property
+    def parts(self) -> int:
+        """Number of parts into which steps are divided for resampling."""
+        return min(self._steps, PARTS)
+
+
+def resample(result: Result, times: Sequence[int]) -> dict[str, Any]:
+    """Return a result with each part's steps counted t_k times: sum_k t_k w_k I^k / sum_k t_k w_k.
+
+    The weight w_k is the part's number of steps. For a layer with embedding tables it is the number of entries that
+    counted in them, since its I^k is a mean over these. The result is the importance of the steps drawn, with one
+    exception: with ``reduce="mean_of_tensors"`` a layer with a table and other tensors has means with a weight each.
+    """
+    parts = list(zip(times, result["parts"], strict=True))
+    values: list[float | None] = []
+    for k in range(len(result["layers"])):
+        weights = [count * part["weights"][k] for count, part in parts]
+        column = [part["importance"][k] for _, part in parts]
+        known = not any(value is None for value in column)
+        values.append(
+            math.fsum(map(math.prod, zip(weights, column, strict=True))) / sum(weights)
+            if known
+            else None
+        )
+    return {
+        "layers": result["layers"],
+        "importance": values,
+        "steps": sum(c * part["steps"] for c, part in parts),
+    }
+
+
+# --- sensitivity -----------------------------------------------------------------------------------------------
+
+FROZEN = "frozen: its weights do not train"
+
+
+def cumulative(importance: ArrayLike) -> NDArray[np.float64]:
+    """Return S_l = F_l / F_1 with F_l = sum_{k <= l} I_k, [L].
+
+    This is PLayer-FL, Eq. 2, relative to the first layer. S_1 = 1 and S never falls. A jump means that the layer
+    matters far more to the loss than the layers before it. All values are NaN if I_1 is 0. After the first value that
+    is NaN or None, all are NaN.
+    """
+    values = np.asarray(importance, dtype=np.float64)
+    if not len(values) or not values[0] > 0:
+        return np.full(len(values), np.nan)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.cumsum(values) / values[0]
+
+
+def combine(s: ArrayLike, weights: ArrayLike) -> NDArray[np.float64]:
+    """Return the weighted mean of clients' curves, sum_c p_c S^c with p_c = w_c / sum w.
+
+    It takes S [C, L] and training samples [C]. A layer without a value at one of the clients is NaN.
+
+    Raises:
+        UsageError: the numbers of clients differ, or a weight is not above 0.
+    """
+    values, w = np.asarray(s, dtype=np.float64), np.asarray(weights, dtype=np.float64)
+    if values.ndim != 2 or w.shape != values.shape[:1]:
+        raise UsageError(
+            f"sensitivities must be [C, L] and weights [C]; got {values.shape} and {w.shape}."
+        )
+    if not np.all(w > 0):
+        raise UsageError(f"clients' weights must all be above 0; got {w.min():g}.")
+    with np.errstate(over="ignore", invalid="ignore"):
+        return (w / w.sum()) @ values
+
+
+# --- rows ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Client:
+    name: str
+    n_train: int
+    n_samples: int
+    result: Result
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """The options of federation sensitivity, and the reader that makes its rows.
+
+    There are rows of S_l (variant ``when``), for each client and combined, and of I_l (variant ``"importance"``). Both
+    need gradients. A layer has no value if it has no weights or frozen ones, or is outside the forward pass. It adds
+    nothing to the later layers' sums. The reference is the first layer that has trainable weights.
+
+    Attributes:
+        tensors, reduce: as in :class:`~diagnostics.sensitivity.SensitivityAccumulator`. The
+            estimator names the choice.
+
+    Raises:
+        UsageError: a choice is unknown.
+    """
+
+    tensors: Tensors = "weights"
+    reduce: Annotated[str, OneOf("reduce", REDUCE)] = "pooled"
+
+    when: ClassVar[str] = "after"
+    """The rows' variant: weights stay fixed, and (w g)^2 is averaged over the data's batches."""
+    estimator: ClassVar[str] = "batch_mean"
+    """A description in words of the steps whose importances are averaged."""
+    of_tables: ClassVar[str] = "touched rows"
+    """What the estimator says of embedding tables."""
+
+    def meter(self, layers: Sequence[Layer]) -> SensitivityAccumulator:
+        return SensitivityAccumulator(layers, self.tensors, self.reduce)
+
+    def rows(self, measurement: Measurement, readings: Sequence[Reading]) -> list[Row]:
+        sizes = {}
+        for reading in readings[:1]:
+            sizes = {
+                name: parameter.numel()
+                for name, parameter in reading.subject.model.named_parameters()
+            }
+        clients = [
+            _Client(
+                r.subject.client,
+                r.subject.n_train,
+                r.n_samples,
+                r.meter.result(),
+                r.fault,
+            )
+            for r in readings
+        ]
+        single = [r.subject.client for r in readings if r.n_batches == 1]
+        if measurement.resamples and single:
+            warn(
+                f"one batch cannot be resampled, and {listing(single)} had one: measure in smaller batches "
+                "(batch, or --measure-batch)"
+            )
+        rows = self.table(measurement.layers, clients, sizes)
+        return rows + self.resampled(
+            measurement.layers,
+            clients,
+            sizes,
+            measurement.resamples,
+            measurement.seed,
+        )
+
+    def resampled(
+        self,
+        layers: Sequence[Layer],
+        clients: Sequence[_Client],
+        sizes: Mapping[str, int],
+        resamples: int,
+        seed: int,
+    ) -> list[Row]:
+        """Return the rows of each client's resamples (:mod:`diagnostics.null`)."""
+        rows: list[Row] = []
+        for client in clients:
+            parts = len(client.result.get("parts", ()))
+            drawn = draws(parts, resamples, seed, client.name)
+            for number, times in enumerate(drawn, 1):
+                again = replace(client, result=resample(client.result, times))
+                rows += mark_resample(self.table(layers, [again], sizes), number, parts)
+        return rows
+
+    def table(
+        self,
+        layers: Sequence[Layer],
+        clients: Sequence[_Client],
+        sizes: Mapping[str, int],
+    ) -> list[Row]:
+        """Return rows from the clients' accumulated importances.
+
+        Args:
+            sizes: entries of each parameter, if known.
+        """
+        rows: list[Row] = []
+        values, reasons = [], []
+        for client in clients:
+            i, s, why = self._client(layers, client)
+            values.append(s)
+            reasons.append(why)
+            common = {
+                "client": client.name,
+                "n_samples": client.n_samples,
+                "n_train": client.n_train,
+            }
+            for k, layer in enumerate(layers):
+                rows.append(self._row(layer, s[k], why[k], self.when, sizes, **common))
+                unit = "loss^2"
+                status = "" if math.isfinite(i[k]) else why[k]
+                rows.append(
+                    self._row(
+                        layer, i[k], status, "importance", sizes, unit=unit, **common
+                    )
+                )
+        if clients:
+            combined = combine(values, [client.n_train for client in clients])
+            common = {
+                "n_samples": sum(client.n_samples for client in clients),
+                "n_train": sum(client.n_train for client in clients),
+            }
+            for k, layer in enumerate(layers):
+                lacking = [
+                    (c.name, why[k])
+                    for c, why in zip(clients, reasons, strict=True)
+                    if why[k]
+                ]
+                status = f"client {lacking[0][0]!r}: {lacking[0][1]}" if lacking else ""
+                rows.append(
+                    self._row(layer, combined[k], status, self.when, sizes, **common)
+                )
+        return rows
+
+    def _client(
+        self, layers: Sequence[Layer], client: _Client
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], list[str]]:
+        """Return I [L], S [L], and why S has no value (or "") for one client."""
+        reached = dict(
+            zip(client.result["layers"], client.result["importance"], strict=True)
+        )
+        why = [self._unread(layer, layer.name in reached) for layer in layers]
+        i = np.array([reached.get(layer.name) for layer in layers], dtype=np.float64)
+        s = np.full(len(layers), np.nan)
+        counted = [k for k, reason in enumerate(why) if not reason]
+        measurable = [
+            k
+            for k, layer in enumerate(layers)
+            if layer.used and trainable_names(layer, self.tensors)
+        ]
+        s[counted] = cumulative(i[counted])
+        broken = ""
+        if measurable and measurable[0] not in counted:
+            broken = (
+                f"no gradient reaches the first layer {layers[measurable[0]].name!r}"
+            )
+        for k in counted:
+            if not broken and not math.isfinite(i[k]):
+                broken = (
+                    client.fault
+                    or f"the importance of layer {layers[k].name!r} is not finite"
+                )
+            if not broken and k == counted[0] and i[k] == 0:
+                broken = f"the importance of the first layer {layers[k].name!r} is 0"
+            if not broken and not math.isfinite(s[k]):
+                broken = f"the sum up to layer {layers[k].name!r} overflows"
+            if broken:
+                s[k], why[k] = np.nan, broken
+        return i, s, why
+
+    def _unread(self, layer: Layer, reached: bool) -> str:
+        frozen = (
+            layer.used
+            and tensors_of(layer, self.tensors)
+            and not trainable_names(layer, self.tensors)
+        )
+        return FROZEN if frozen else why_unreadable(layer, self.tensors, reached)
+
+    def _row(
+        self,
+        layer: Layer,
+        value: float,
+        status: str,
+        variant: str,
+        sizes: Mapping[str, int],
+        **columns: Any,
+    ) -> Row:
+        names = trainable_names(layer, self.tensors)
+        how = [self.estimator]
+        how += ["mean of tensors"] if self.reduce == "mean_of_tensors" else []
+        how += ["all tensors"] if self.tensors == "all" else []
+        how += [self.of_tables] if set(names) & set(layer.tables) else []
+        return row_or_reason(
+            "federation_sensitivity",
+            float(value),
+            status,
+            layer=layer.name,
+            variant=variant,
+            estimator=", ".join(filter(None, how)),
+            n_params=sum(sizes[name] for name in names)
+            if all(name in sizes for name in names)
+            else None,
+            **columns,
+        )
+
+
+class _Recorded(Sensitivity):
+    """Federation sensitivity of what accumulators saw while clients trained."""
+
+    when = "training"
+    estimator = "epoch"
+
+
+def recorded_rows(
+    results: Mapping[str, Result],
+    layers: Sequence[Layer],
+    *,
+    n_train: Mapping[str, int],
+    sizes: Mapping[str, int] | None = None,
+    tensors: str = "weights",
+    reduce: str = "pooled",
+    resamples: int = 0,
+    seed: int = 0,
+) -> list[Row]:
+    """Return rows of federation sensitivity from what the clients' accumulators recorded during training.
+
+    Args:
+        results: client name -> ``SensitivityAccumulator.result()``, made with the same two choices as given here.
+        n_train: training samples of each client: its weight, and the samples that one epoch saw.
+        sizes: scalars of each parameter, for the rows' ``n_params``.
+        resamples: how many resamples of each client's steps to add, drawn with ``seed``; see
+            :mod:`diagnostics.null`. Results without ``parts`` have none.
+
+    Raises:
+        UsageError: a choice is unknown, or training cannot serve it.
+    """
+    metric = _Recorded(tensors, reduce)
+    check_fields(metric)
+    clients = [
+        _Client(name, n_train[name], n_train[name], result)
+        for name, result in results.items()
+    ]
+    rows = metric.table(layers, clients, sizes or {})
+    return rows + metric.resampled(layers, clients, sizes or {}, resamples, seed)
