@@ -1,8 +1,8 @@
-"""python -m figures list [PAPER] | all | gallery | scorecard | NAME [--train] [--out DIR]."""
+"""python -m figures list [PAPER] | all | gallery | scorecard | gpu | NAME [--train] [--out DIR]."""
 
 from __future__ import annotations
 
-import shlex
+import math
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Annotated, Any
+from typing import Annotated
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -35,6 +35,8 @@ from fl_core import progress
 from fl_core.errors import RunError, UsageError, listing
 
 TRAINING = ("train", "pack", "seeds", "only", "budget", "device")
+VALUABLE = ("fedpft.longer", "scheduling.heads")
+"""Studies whose missing runs a GPU makes first: by the lines of the scorecard that they can decide in an hour."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +51,14 @@ class Figures:
         python -m figures fedpft.longer --train --only fedper fedbn --budget 30
         python -m figures fedpft.longer --pack
         python -m figures gallery
+        python -m figures gpu --budget 60
     """
 
     name: Annotated[
         Positional[str],
         arg(
             metavar="[NAME]",
-            help="Name of an item, or list, all, gallery or scorecard.",
+            help="Name of an item, or list, all, gallery, scorecard or gpu.",
         ),
     ] = "list"
     paper: Annotated[
@@ -79,43 +82,44 @@ class Figures:
     ] = ()
     budget: Annotated[
         float | None,
-        arg(
-            help="With --train: begin no further run of a study after this many minutes."
-        ),
+        arg(help="With --train or gpu: begin no further run after this many minutes."),
     ] = None
     device: Annotated[
-        str, arg(help="With --train: where models are trained, cpu or cuda.")
-    ] = "cpu"
+        str,
+        arg(
+            help="With --train or gpu: where models are trained, cpu or cuda. The default of gpu is cuda."
+        ),
+    ] = ""
     data_root: Annotated[
         str | None,
-        arg(help="With --train: the data folder. The default is FEDLAYERS_DATA_ROOT."),
+        arg(
+            help="With --train or gpu: the data folder. The default is FEDLAYERS_DATA_ROOT."
+        ),
     ] = None
 
-    @property
-    def given(self) -> dict[str, Any]:
-        """Return the options of training that differ from their defaults."""
-        values = {name: getattr(self, name) for name in TRAINING}
-        return {
-            name: value
-            for name, value in values.items()
-            if value != getattr(Figures, name)
-        }
-
-    @property
-    def command(self) -> str:
-        """Return the command that reproduces the rows, without the paths of one machine."""
-        parts = ["python", "-m", "figures", self.name]
-        for name, value in self.given.items():
-            words = value if isinstance(value, tuple) else (value,)
-            parts += [f"--{name}", *(str(word) for word in words if word is not True)]
-        return shlex.join(parts)
-
     def main(self) -> None:
-        whole = {"list": self._list, "all": self._all, "scorecard": self._scorecard}
-        given = [f"--{name}" for name in self.given]
-        if given and (self.name in whole or not (self.train or given == ["--pack"])):
+        """Do what is asked for.
+
+        Raises:
+            UsageError: options do not go together, or something is not there; RunError: something failed.
+        """
+        whole = {
+            "list": self._list,
+            "all": self._all,
+            "scorecard": self._scorecard,
+            "gpu": self._gpu,
+        }
+        usable = TRAINING if self.train else ("pack",)
+        if self.name in whole:
+            usable = ("budget", "device") if self.name == "gpu" else ()
+        wrong = [
+            f"--{name}"
+            for name in TRAINING
+            if getattr(self, name) != getattr(Figures, name) and name not in usable
+        ]
+        if wrong:
             raise UsageError(
-                f"{listing(given)} must be with the name of an item, and with --train; got {self.name}. Leave it out."
+                f"{listing(wrong)} must be with the name of an item, and with --train; got {self.name}. Leave it out."
             )
         if self.paper and self.name != "list":
             raise UsageError(
@@ -168,23 +172,41 @@ class Figures:
             )
         print(f"drawn: {len(jobs)}")
 
+    def _train(self, study: items.Item, device: str, budget: float | None) -> float:
+        """Train a study's missing runs; return the minutes taken."""
+        path = study.path(self.out)
+        print(f"trains {study.name}: {study.budget}")
+        seconds = training.train(
+            study,
+            path,
+            only=self.only,
+            seeds=self.seeds,
+            budget=budget,
+            data_root=self.data_root,
+            device=device,
+        )
+        print(f"took {seconds:.1f} s; rows: {path}")
+        return seconds / 60
+
+    def _gpu(self) -> None:
+        """List the missing runs of valuable studies with their measured minutes, and train them within the budget."""
+        left = math.inf if self.budget is None else self.budget
+        for study in map(items.find, VALUABLE):
+            known = study.headers(study.path(self.out))
+            took = {run: header["seconds"] / 60 for (run, _), header in known.items()}
+            missing = [key for key in study.planned() if key not in known]
+            for run, seed in missing:
+                minutes = f"{took[run]:.1f} min" if run in took else "not measured"
+                print(f"{study.name} {run} {seed}: {minutes}")
+            if missing and left > 0:
+                left -= self._train(study, self.device or "cuda", left)
+
     def _item(self) -> None:
         item = catalogue.drawn(self.name)
         study = item.study
         path = item.path(self.out if self.train or self.pack else None)
         if self.train:
-            print(f"{self.command}\ntrains {study.name}: {study.budget}")
-            seconds = training.train(
-                study,
-                path,
-                only=self.only,
-                seeds=self.seeds,
-                budget=self.budget,
-                data_root=self.data_root,
-                device=self.device,
-                command=self.command,
-            )
-            print(f"took {seconds:.1f} s; rows: {path}")
+            self._train(study, self.device or "cpu", self.budget)
         if self.pack:
             print(f"packed: {training.pack(study, path)}")
         if item is gallery.STUDY:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -22,27 +22,37 @@ EVALUATIONS = 3
 TOO_FEW = "fewer than 3 evaluations"
 UNDECIDED = "undecided"
 """The verdict on a difference whose interval has 0 in it: nothing is shown, equality neither."""
-NOTHING = Interval(math.nan, math.nan, math.nan)
 
 
-class Difference(NamedTuple):
+@dataclass(frozen=True)
+class Difference:
     """A run's score minus another's, paired by seed.
 
     Attributes:
-        interval: mean with its 95 % interval.
-        bounds: mean with one-sided 95 % bounds (the 90 % interval), by which an equivalence is tested.
-        pairs: seeds that both have.
-        error: standard error of the mean.
+        each: a number for each seed that both have.
         evaluations: behind each run's score; as many as needed where no run has more.
         moves: evidence that the difference still shrinks over those evaluations; empty without any.
     """
 
-    interval: Interval
-    bounds: Interval
-    pairs: int
-    error: float = math.nan
+    each: pd.Series
     evaluations: int = EVALUATIONS
     moves: str = ""
+
+    @property
+    def pairs(self) -> int:
+        """Return the number of seeds that both have."""
+        return len(self.each)
+
+    @property
+    def interval(self) -> Interval:
+        """Return the mean with its 95 % interval; NaN without pairs."""
+        return self.at(0.95)
+
+    def at(self, level: float) -> Interval:
+        """Return the mean with its interval; at the level 0.9 its ends are one-sided 95 % bounds."""
+        if self.each.empty:
+            return Interval(math.nan, math.nan, math.nan)
+        return mean_interval(self.each, level=level)
 
     @property
     def few(self) -> str:
@@ -76,6 +86,10 @@ class Difference(NamedTuple):
         return self.few or ("equal" if self.equal else words[self.above])
 
 
+NOTHING = Difference(pd.Series(dtype=float))
+"""The difference of runs that have no seed in common."""
+
+
 def difference(scores: pd.DataFrame, run: Hashable, reference: Hashable) -> Difference:
     """A run's score minus the reference's, paired by seed; without pairs all is NaN.
 
@@ -83,8 +97,8 @@ def difference(scores: pd.DataFrame, run: Hashable, reference: Hashable) -> Diff
         scores: runs x seeds.
     """
     if not {run, reference} <= set(scores.index):
-        return Difference(NOTHING, NOTHING, 0)
-    return of_each((scores.loc[run] - scores.loc[reference]).dropna())
+        return NOTHING
+    return Difference((scores.loc[run] - scores.loc[reference]).dropna())
 
 
 def last_evaluations(curves: pd.DataFrame) -> pd.DataFrame:
@@ -114,10 +128,10 @@ def settled(curves: pd.DataFrame, run: Hashable, reference: Hashable) -> Differe
         curves: scores of (run, round) x seeds; the start, round 0, is no evaluation.
     """
     if not {run, reference} <= set(curves.index.get_level_values(0)):
-        return Difference(NOTHING, NOTHING, 0)
+        return NOTHING
     gaps = (curves.loc[run] - curves.loc[reference]).dropna(how="all").sort_index()
     last = gaps[gaps.index > 0].iloc[-EVALUATIONS:]
-    found = of_each(last.mean(skipna=False).dropna())
+    found = Difference(last.mean(skipna=False).dropna())
     most = (
         curves.index[curves.index.get_level_values(1) > 0]
         .get_level_values(0)
@@ -125,20 +139,8 @@ def settled(curves: pd.DataFrame, run: Hashable, reference: Hashable) -> Differe
         .max()
     )
     enough = len(last) >= min(EVALUATIONS, most)
-    found = found._replace(evaluations=EVALUATIONS if enough else len(last))
-    return found._replace(moves="" if found.few else _shrinks(last))
-
-
-def of_each(each: pd.Series) -> Difference:
-    """The difference that the seeds' values are, one a seed."""
-    if each.empty:
-        return Difference(NOTHING, NOTHING, 0)
-    return Difference(
-        mean_interval(each),
-        mean_interval(each, level=0.9),
-        len(each),
-        float(each.sem()),
-    )
+    found = replace(found, evaluations=EVALUATIONS if enough else len(last))
+    return replace(found, moves="" if found.few else _shrinks(last))
 
 
 def _shrinks(gaps: pd.DataFrame) -> str:

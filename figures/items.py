@@ -294,8 +294,6 @@ def redraw(item: Item, path: Path, out: Path) -> Drawing:
         raise UsageError(
             f"{item.name} must have rows of {listing(lacking)}; got none. Make them: {item.command}"
         )
-    if not out.is_dir():
-        raise UsageError(f"folder {out} must exist; got none. Make it first.")
     drawing = item.draw(header, frame)
     origin = f"Rows: `{header['command']}`, in {header['seconds']:.0f} s."
     caption = f"{drawing.caption} {origin}"

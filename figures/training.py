@@ -52,7 +52,6 @@ def train(
     budget: float | None = None,
     data_root: str | None = None,
     device: str = "cpu",
-    command: str = "",
     progress: bool = True,
 ) -> float:
     """Train the runs that are missing and store each at once; return the seconds taken.
@@ -76,8 +75,6 @@ def train(
         raise UsageError(
             f"--budget must be above 0 minutes; got {budget:g}. Choose more."
         )
-    if not folder.parent.is_dir():
-        raise UsageError(f"folder {folder.parent} must exist; got none. Make it first.")
     if device != "cpu":
         runner.check_device(device)
     known, took, left = item.headers(folder), dict[str, float](), []
@@ -86,7 +83,7 @@ def train(
             took[run] = _check_same(item, folder, known[run, seed])
         elif not only or run in only:
             left.append((run, seed))
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
     with progress_bar(len(left), item.name, "run", shown=progress) as bar:
         for run, seed in left:
@@ -102,7 +99,7 @@ def train(
                     header = {
                         "item": item.name,
                         "version": __version__,
-                        "command": command,
+                        "device": device,
                         "run": run,
                         "seed": seed,
                         "seconds": took[run],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import pandas as pd
@@ -176,16 +177,15 @@ class JointVerdict(NamedTuple):
 
 def _above(gap: Difference, bound: float) -> float:
     """The p-value of a one-sided t test that a difference lies above a bound."""
-    if gap.few or gap.error == 0:
-        return math.nan if gap.few else float(gap.interval.value <= bound)
-    return float(stats.t.sf((gap.interval.value - bound) / gap.error, gap.pairs - 1))
+    mean, error = gap.each.mean(), gap.each.sem()
+    if gap.few or error == 0:
+        return math.nan if gap.few else float(mean <= bound)
+    return float(stats.t.sf((mean - bound) / error, gap.pairs - 1))
 
 
 def _below(gap: Difference, bound: float) -> float:
     """The p-value of a one-sided t test that a difference lies below a bound."""
-    return _above(
-        gap._replace(interval=gap.interval._replace(value=-gap.interval.value)), -bound
-    )
+    return _above(replace(gap, each=-gap.each), -bound)
 
 
 LEAD = Check(
@@ -267,7 +267,7 @@ def judged(
         if part is False and gap.interval.low <= 0 <= gap.interval.high:
             word = "level"
         value = (
-            show(gap.bounds if test.bounds else gap.interval)
+            show(gap.at(0.9) if test.bounds else gap.interval)
             if gap.pairs
             else "no pair of runs"
         )

@@ -260,7 +260,7 @@ def gap(values: pd.DataFrame, one: Side, other: Side) -> Difference:
         values: from :func:`curves`.
     """
     if not {one, other} <= set(values.index.droplevel("round")):
-        return Difference(NOTHING, NOTHING, 0)
+        return NOTHING
     return settled(
         pd.concat([values.loc[one], values.loc[other]], keys=["one", "other"]),
         "one",

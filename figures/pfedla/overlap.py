@@ -15,7 +15,7 @@ from scipy import stats
 
 from diagnostics.plots.drawing import COLOURS, MARKERS, Panel, heat, style
 from figures import items, names
-from figures.differences import last_evaluations, of_each, settled
+from figures.differences import Difference, last_evaluations, settled
 from figures.items import Drawing, Finding, Item
 from figures.page import markdown, means, missing_runs, numbers
 from figures.recipe import PLAIN_SGD, by_method, labels, mean_accuracy, trained, where
@@ -385,7 +385,7 @@ def curves(
 
 def _findings(frame: pd.DataFrame) -> tuple[Finding, ...]:
     follows = last_evaluations(curves(frame, CORRELATION, "pearson"))
-    found = judged({"r": of_each(follows.loc[""].dropna())}, show=plain)
+    found = judged({"r": Difference(follows.loc[""].dropna())}, show=plain)
     findings = [
         found.finding("weights of other clients correlate with classes in common")
     ]

@@ -11,7 +11,7 @@ import pandas as pd
 
 from diagnostics.plots.drawing import COLOURS, FAINT, MARKERS, MEAN, name_ticks, style
 from figures import items
-from figures.differences import FEWEST, last_evaluations, of_each, settled
+from figures.differences import FEWEST, Difference, last_evaluations, settled
 from figures.items import Drawing, Finding, Item
 from figures.pfedla.overlap import (
     CORRELATION,
@@ -99,7 +99,7 @@ def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         selves.xs(rounds.max(), level="round") - selves.xs(rounds.min(), level="round")
     ).mean()
     changes = ", ".join(f"{gain:+.2f}" for gain in gains)
-    found = of_each(gains)
+    found = Difference(gains)
     gain = found.interval
     changes += (
         f"; mean {gain.value:+.2f}, 95 % interval {gain.low:+.2f} to {gain.high:+.2f}"
@@ -168,7 +168,7 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         )
     follows = last_evaluations(curves(mixing, CORRELATION, "pearson"))
     found = judged(
-        {layer: of_each(follows.loc[layer].dropna()) for layer in layers}, show=plain
+        {layer: Difference(follows.loc[layer].dropna()) for layer in layers}, show=plain
     )
     largest = mixing[(mixing["metric"] == SELF_LARGEST) & (mixing["layer"] != "")]
     largest = largest[largest["round"] == largest["round"].max()].pivot(

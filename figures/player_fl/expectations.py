@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import pandas as pd
 
-from figures.differences import FEWEST, LEAST, joint, of_each
+from figures.differences import FEWEST, LEAST, Difference, joint
 from figures.items import Finding
 from figures.layerwise import SENSITIVITY, curves, dissimilarity
 from figures.player_fl.layers import Network
@@ -117,9 +117,9 @@ def correlates(frame: pd.DataFrame, networks: Mapping[str, Network]) -> Finding:
         found = by_seed(curves(own, SENSITIVITY, "training")).corrwith(
             variance, method="spearman"
         )
-        odds = LEAD.odds(of_each(found - STRONG))
+        odds = LEAD.odds(Difference(found - STRONG))
         parts[network.title] = (
-            plain(of_each(found).interval),
+            plain(Difference(found).interval),
             odds,
             network.incomparable,
         )

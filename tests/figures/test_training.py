@@ -38,12 +38,9 @@ def test_runs_are_made_once_and_a_partial_figure_says_what_is_missing(
     check,
     tmp_path,
     monkeypatch,
-    capsys,
 ):
     folder, out = tmp_path / NAME, ["--out", str(tmp_path)]
     main([NAME, "--train", "--only", "local", "fedavg", "--seeds", "1", *out])
-    said = capsys.readouterr().out
-    assert f"{NAME} --train --seeds 1 --only local fedavg" in said
     assert made(folder) == {"local-0", "fedavg-0"}
     before = {path: path.read_bytes() for path in folder.iterdir()}
     text = (tmp_path / f"{NAME}.md").read_text()
@@ -71,6 +68,21 @@ def test_budget_stops_between_runs(check, tmp_path, monkeypatch):
     assert made(folder) == {"local-0", "fedavg-0", "fedper-0"}
     with refuses("budget"):
         train(slow, folder, budget=0)
+
+
+def test_a_gpu_takes_the_missing_runs_of_valuable_studies(
+    check, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("figures.__main__.VALUABLE", (NAME,))
+    train(check, tmp_path / NAME, only=["local", "fedavg"], seeds=1)
+    gpu = ["gpu", "--device", "cpu", "--out", str(tmp_path)]
+    main([*gpu, "--budget", "0"])
+    said = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in said] == [
+        f"{NAME} fedper 0", *(f"{NAME} {run} 1" for run in check.runs)
+    ]  # fmt: skip
+    main(gpu)
+    assert check.headers(tmp_path / NAME).keys() == set(check.planned())
 
 
 def test_processes_share_a_study_and_make_no_run_twice(check, tmp_path):
