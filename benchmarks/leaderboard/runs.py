@@ -239,7 +239,7 @@ def make_run(scene: Scene, name: str, method: Method, setting: Setting) -> Row:
             action="ignore"
         ):  # of small clients and single classes, the same in every run
             if method.kind == MAJORITY:
-                shares = Bench(scene.task).base_rate().validation
+                shares = Bench(scene.task).base_rate.outputs["validation"]
                 row["clients"] = scores(
                     scene, lambda client, x: shares[client][:1].expand(len(x), -1)
                 )

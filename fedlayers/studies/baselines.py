@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedlayers.studies.harmless import BASE_RATE, TEST, VALIDATION, Bench, Predictor
+from fedlayers.studies.harmless import BASE_RATE, VALIDATION, Bench, Predictor
 from fl_core import rows
 from fl_core.data.federated import FederatedData
 from fl_core.rows import (
@@ -52,7 +52,7 @@ def predictors(bench: Bench) -> Iterator[Predictor]:
 
     A client with training samples of one class only has its base rate. Without a table there is the base rate alone.
     """
-    yield bench.base_rate()
+    yield bench.base_rate
     if not is_table(bench.task.data):
         return
     kinds = ("linear",) if bench.kind == SURVIVAL else ("linear", "boosting")
@@ -61,9 +61,7 @@ def predictors(bench: Bench) -> Iterator[Predictor]:
             name = f"{kind}_{'pooled' if pooled else 'own'}"
             penalties = PENALTIES if kind == "linear" else PENALTIES[:1]
             tried = [_fitted(bench, name, kind, pooled, each) for each in penalties]
-            losses = [bench.losses(one, VALIDATION) for one in tried]
-            means = [bench.mean(each, VALIDATION).value for each in losses]
-            yield tried[int(np.argmin(means))]
+            yield min(tried, key=lambda one: bench.scores(one, VALIDATION)["loss"])
 
 
 def _fitted(
@@ -191,37 +189,36 @@ def baseline_rows(task: Task) -> list[Row]:
     >>> sorted(found["algorithm"].unique())
     ['base_rate', 'boosting_own', 'boosting_pooled', 'linear_own', 'linear_pooled']
     """
-    bench = Bench(task)
-    criterion = task.criterion.of_logits()
+    bench, criterion = Bench(task), task.criterion.of_logits()
     found = []
     for one in predictors(bench):
         calibration = bench.calibration(one)
-        how = f"{BASELINES[one.name]}, temperature {calibration[0]:.2f}"
-        for split in (VALIDATION, TEST):
-            outputs = one.validation if split == VALIDATION else one.test
-            for client in task.data.clients:
-                if client.name not in outputs:
-                    continue
-                own, y = outputs[client.name], client.split(split).y
-                columns: dict[str, Any] = {
-                    "algorithm": one.name,
-                    "seed": task.config.execution.seed,
-                    "round": task.config.federation.rounds,
-                    "split": split,
-                    "model": "global" if one.name.endswith("pooled") else "personal",
-                    "client": client.name,
-                    "estimator": how,
-                    "n_samples": len(y),
-                    "n_train": len(client.train),
-                }
-                known = (task.data.positive_index, task.data.absent)
-                values = evaluate.scores(own.float(), y, criterion, *known)
-                hot = evaluate.calibrated(own, *calibration, bench.bases[client.name])
+        columns: dict[str, Any] = {
+            "algorithm": one.name,
+            "seed": task.config.execution.seed,
+            "round": task.config.federation.rounds,
+            "model": "global" if one.name.endswith("pooled") else "personal",
+            "estimator": f"{BASELINES[one.name]}, temperature {calibration[0]:.2f}",
+        }
+        for split, outputs in one.outputs.items():
+            scores = bench.by_client(one, split)
+            for client, own in outputs.items():
+                y, base = bench.labels[split][client], bench.bases[client]
+                sizes = {"n_samples": len(y), "n_train": bench.sizes[client]}
+                values = scores.loc[client].to_dict()
+                hot = evaluate.calibrated(own, *calibration, base)
                 values["loss"] = float(criterion.per_sample(hot, y).mean())
                 for metric, value in values.items():
-                    columns["variant"] = (
-                        task.data.positive if metric in OF_CLASS else ""
+                    found.append(
+                        rows.row(
+                            metric,
+                            value,
+                            **columns,
+                            **sizes,
+                            split=split,
+                            client=client,
+                            variant=task.data.positive if metric in OF_CLASS else "",
+                            status=why_missing(metric, value),
+                        )
                     )
-                    columns["status"] = why_missing(metric, value)
-                    found.append(rows.row(metric, value, **columns))
     return found

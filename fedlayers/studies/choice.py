@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -26,7 +26,6 @@ from fl_core.rows import (
     MAIN,
     MULTILABEL,
     SCORES,
-    TABLE,
     column_of,
     in_column,
     in_points,
@@ -312,45 +311,6 @@ def _compare_leader(race: Inference, arms: Sequence[Arm]) -> list[str]:
     return [f"On validation samples {lead} has {label} {'; '.join(parts)} ({basis})."]
 
 
-def compared(
-    scores: Mapping[str, Mapping[str, float]],
-    main: str,
-    better: str,
-    fixed: str,
-    left_out: Mapping[str, Sequence[str]],
-) -> list[str]:
-    """Compare the recommended model on test samples with the base rate and the best baseline.
-
-    Args:
-        scores: of the model (first) and the other predictors by name.
-        better: the baseline that is significantly better than the model; empty without one.
-        fixed: the name of the base rate.
-        left_out: by score, the clients whose samples give none.
-    """
-    name, own = next(iter(scores.items()))
-    lines = []
-    if better:
-        lines.append(
-            f"{better} is better on test samples: loss {scores[better]['loss']:.3f}, the model's {own['loss']:.3f}."
-        )
-    shown = [
-        score
-        for score in dict.fromkeys((main, "auroc"))
-        if score != "loss" and not math.isnan(own.get(score, math.nan))
-    ]
-    parts = [
-        f"{label_of(score)} {in_column(score, own[score])}{' %' * TABLE[score].share}"
-        for score in shown
-    ]
-    parts.append(f"loss {own['loss']:.3f}, the base rate's {scores[fixed]['loss']:.3f}")
-    lines.append(f"On test samples {name} has {', '.join(parts)}: means over clients.")
-    for score in shown:
-        if left_out[score]:
-            who, why = listing(left_out[score]), TABLE[score].missing
-            lines.append(f"{label_of(score)} leaves out {who}: {why}.")
-    return lines
-
-
 # --- the result -------------------------------------------------------------------------------------------------------
 
 
@@ -500,12 +460,6 @@ class Choice(Displayed):
         return table.rename(columns={**titles, self.main: column_of(self.main)})
 
     @property
-    def left_out(self) -> pd.DataFrame:
-        """The clients whose samples give no main score (client, seed, why)."""
-        lines = self.standing.left_out[["client", "seed", "status"]].drop_duplicates()
-        return lines.rename(columns={"status": "why"})
-
-    @property
     def legend(self) -> str:
         """The meaning of the table."""
         seeds = plural(self.standing.judged["seed"].nunique(), "seed")
@@ -545,11 +499,10 @@ class Choice(Displayed):
             "trials": records(self.trials),
             "clients": records(self.clients),
             "judged": records(self.standing.judged),
-            "failed": self.standing.failed,
-            "left_out": records(self.left_out),
+            "notes": self.standing.notes,
             "until": self.until,
             **({} if seen.early is None else {"early": asdict(seen.early)}),
-            "rates": None if self.rates is None else self.rates.to_json(),
+            "rates": None if self.rates is None else self.rates.tried,
             "best_rounds": self.standing.best,
             "foreseen": asdict(self.cost),
             "measured": asdict(self.measured),

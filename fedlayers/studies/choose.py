@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import pandas as pd
 from fedlayers.backends.local import Backend, no_progress
 from fedlayers.studies import arms as candidates
 from fedlayers.studies.baselines import is_table, predictors
-from fedlayers.studies.choice import NOTHING, Choice, compared, infer
+from fedlayers.studies.choice import NOTHING, Choice, infer
 from fedlayers.studies.harmless import (
     BASE_RATE,
     TEST,
@@ -41,18 +41,18 @@ from fedlayers.studies.jobs import (
     train,
 )
 from fedlayers.studies.race import (
-    KEPT,
     EarlyStop,
     Rates,
     Standing,
     best_rate,
+    ranked,
     run_judged,
     standings,
 )
 from fl_core import __version__, tree
 from fl_core.config import RunConfig, in_memory
 from fl_core.display import csv_bytes
-from fl_core.errors import RunError, UsageError, listing
+from fl_core.errors import RunError, listing
 from fl_core.plan import LayerPlan
 from fl_core.progress import say
 from fl_core.rows import (
@@ -64,7 +64,6 @@ from fl_core.rows import (
     label_of,
 )
 from fl_core.storage import write_atomically, write_json
-from fl_core.task import Task
 
 
 @checked_call
@@ -155,7 +154,7 @@ def choose(
         began = time.monotonic()
         rates, found = None, None
         if race.probes:
-            rates = best_rate(race.probes, place, tell, Bench(task))
+            rates = best_rate(race.probes, place, tell, race.benches)
             jobs = race.at_rate(rates.lr)
         if race.at:
             stands, early = run_judged(jobs, race.at, race.rounds, place, tell)
@@ -215,7 +214,7 @@ def _with_evidence(choice: Choice) -> LayerPlan | None:
         plan.shared,
         rule="race",
         metric=task.config.federation.monitor or ranked,
-        detail={} if rates is None else {"rates": rates.to_json()},
+        detail={} if rates is None else {"rates": rates.tried},
         data=task.data.digest,
         checkpoint=tree.digest(tree.state_dict(task.model)),
         seed=task.config.execution.seed,
@@ -245,137 +244,86 @@ def recommend(
 ) -> Choice:
     """Return the recommendation of a race whose runs are finished."""
     main, names = stands.main, [arm.name for arm in race.arms]
-    benches = {seed: Bench(task) for seed, task in race.of_seed.items()}
-    bases = {seed: bench.base_rate() for seed, bench in benches.items()}
     finished = [job for job in jobs if job.name not in stands.failed]
     if early is not None:
         finished = [job for job in finished if job.arm == early.kept]
-    probes = () if rates is None else rates.jobs
-    finished += [job for job in probes if job.arm in names]
+    if rates is not None:
+        finished += [job for job in rates.jobs if job.arm in names]
     by_run = {job.name: job for job in finished}
-    runs, models = _ranked(by_run, race.rounds, benches, bases)
-    by_rate = runs.groupby(["arm", "lr"], dropna=False)["above"].mean() > 0
-    refused = [name for name in names if name in by_rate and by_rate[name].all()]
-    raced = runs[runs.index.isin([job.name for job in jobs])]
+    runs, models = ranked(list(by_run.values()), race.rounds, race.benches)
+    above = runs.groupby(["arm", "lr"], dropna=False)["above"].mean()
+    above = above.groupby("arm").min()
+    refused = [name for name in names if above.get(name, 0.0) > 0]
     several = len(race.seeds) > 1
+    raced = runs[runs.index.isin([job.name for job in jobs])]
     shown = (raced if several else runs).drop_duplicates(["arm", "seed"])
-    judged = _judged(stands.judged, shown, main)
+    columns = list(dict.fromkeys(("run", "lr", main, "loss", "score")))
+    keys = ["arm", "seed"]
+    own = shown.reset_index()[[*keys, *columns]]
+    judged = stands.judged.drop(columns=columns).merge(own, how="left", on=keys)
     sound = judged[~judged["arm"].isin(refused)]
     tables = []
-    for seed, bench in benches.items():
-        part = sound[(sound["seed"] == seed) & sound["run"].isin(list(models))]
-        if len(part) > 1:
-            tables.append(bench.covariance([models[k] for k in part["run"]], main))
+    for seed, bench in race.benches.items():
+        same = sound.loc[sound["seed"] == seed, "run"]
+        there = [models[run] for run in same if run in models]
+        if len(there) > 1:
+            tables.append(bench.covariance(there, main))
     within = sum(tables[1:], tables[0]) / len(tables) if tables else None
-    overlap = _overlap(list(race.of_seed.values()))
+    seen = [
+        samples_of(race.benches[seed].task.data.partition, VALIDATION)
+        for seed in (race.seeds[0], race.seeds[-1])
+    ]
+    overlap = len(seen[0] & seen[1]) / max(1, len(seen[0]))
     found = replace(infer(judged, within, refused, main, overlap), early=early)
-    own = runs.index[runs["arm"] == found.leader]
-    run = str(own[0]) if len(own) else None
+    run = next(iter(runs.index[runs["arm"] == found.leader]), "")
     seed = by_run[run].config.execution.seed if run else race.seeds[0]
-    bench, base, model = benches[seed], bases[seed], models.get(run or "")
-    began = time.monotonic()
-    others = list(predictors(bench)) if with_baselines else [base]
-    fitting = time.monotonic() - began if with_baselines else 0.0
+    bench, model = race.benches[seed], models.get(run)
+    began, others = time.monotonic(), [bench.base_rate]
+    if with_baselines:
+        others = list(predictors(bench))
+    fitting = with_baselines * (time.monotonic() - began)
     notes, clients, positives = [], pd.DataFrame(), pd.DataFrame()
-    if model is not None and model.test:
-        notes = _on_test(bench, model, base, others, main)
+    if model is not None and model.outputs[TEST]:
+        notes = _on_test(bench, model, others, main)
         alone = [arm.name for arm in race.arms if arm.extreme == "nothing"]
         same = runs.index[runs["arm"].isin(alone) & (runs["seed"] == seed)]
         rival = next((models[k] for k in same if k in models), None)
-        columns = {"model": model, BASE_RATE: base}
+        compared = {"model": model, BASE_RATE: bench.base_rate}
         if rival is not None and found.leader not in alone:
-            columns["alone"] = rival
-        clients = bench.of_clients(columns)
+            compared["alone"] = rival
+        clients = bench.of_clients(compared)
         if bench.kind == CLASSIFICATION and len(race.task.data.classes) == 2:
             positives = bench.positives(model)
-    elif found.verdict == NOTHING and base.test:
+    elif found.verdict == NOTHING and bench.base_rate.outputs[TEST]:
         told = (f"{one.name} {bench.scores(one)['loss']:.3f}" for one in others)
         notes = [f"Loss on test samples: {', '.join(told)}."]
-    led = found.leader == shown["arm"]
     best = sound.dropna(subset="score").sort_values(
         ["score", main], ascending=[False, not SCORES[main]], kind="stable"
     )
-    leaders = best.drop_duplicates("seed") if early is None else best[:0]
-    sent = {name: bytes_a_round(race.tasks[name]) for name in found.remaining}
+    leaders = best.drop_duplicates("seed")
+    led = shown.index[shown["arm"] == found.leader]
     return Choice(
         next((arm for arm in race.arms if arm.name == found.leader), None),
         race.arms,
         stands._replace(judged=judged),
         found,
         by_run[run].path if run else None,
-        {int(line.seed): by_run[line.run] for line in leaders.itertuples()},
+        {line.seed: by_run[line.run] for line in leaders.itertuples()},
         race.rounds if early is None else early.round,
         race.task,
         baseline_seconds=fitting,
         rates=rates,
-        trials=_table(
-            runs.loc[[*by_run]], stands.judged, refused, bench, base, others, main
-        ),
+        trials=_table(runs, stands.judged, refused, bench, others, main),
         clients=clients,
         positives=positives,
         notes=tuple(notes),
-        cheapest=min(sent, key=sent.__getitem__, default=""),
-        recommended={
-            by_run[k].config.execution.seed: by_run[k] for k in shown[led].index
-        },
+        cheapest=min(
+            found.remaining,
+            key=lambda name: bytes_a_round(race.tasks[name]),
+            default="",
+        ),
+        recommended={by_run[k].config.execution.seed: by_run[k] for k in led},
     )
-
-
-def _ranked(
-    by_run: Mapping[str, TrainingJob],
-    rounds: int,
-    benches: Mapping[int, Bench],
-    bases: Mapping[int, Predictor],
-) -> tuple[pd.DataFrame, dict[str, Predictor]]:
-    """Return all finished runs with their scores, the best first, and their predictors.
-
-    ``tempered`` is the calibrated validation loss, ``above`` the same minus the base rate's, with its interval. Runs
-    are ranked by ``place``: :meth:`Bench.rank_value`, or minus a sum of ranks if clients hold parts of the model. Runs
-    above the base rate come last.
-    """
-    runs = standings(list(by_run.values()), rounds, {}).judged.set_index("run")
-    columns = ["place", "tempered", "above", "low", "high"]
-    runs[columns] = math.nan
-    models = {}
-    for name, job in by_run.items():
-        seed = job.config.execution.seed
-        bench, base = benches[seed], bases[seed]
-        try:
-            one = models[name] = bench.of_run(job.path, job.arm)
-        except UsageError:  # its clients hold parts of the model
-            continue
-        loss = bench.scores(one, VALIDATION)["loss"]
-        above = bench.above(one, base, VALIDATION)
-        runs.loc[name, columns] = [bench.rank_value(one), loss, *above]
-    if runs["place"].isna().any():
-        runs["place"] = runs["score"]
-    runs["worse"] = runs["above"] > 0
-    order = {"worse": True, "place": False, "loss": True}
-    ranked = runs.sort_values([*order], ascending=[*order.values()], kind="stable")
-    return ranked, models
-
-
-def _judged(judged: pd.DataFrame, shown: pd.DataFrame, main: str) -> pd.DataFrame:
-    """Return the table of arms and seeds with the scores of the run that is shown for each."""
-    values = (
-        shown.reset_index()
-        .set_index(["arm", "seed"])
-        .assign(score=shown["place"].to_numpy())
-    )
-    if main == "loss":
-        values["loss"] = values["tempered"]
-    columns = list(dict.fromkeys(("run", "lr", main, "loss", "score")))
-    found = judged.set_index(["arm", "seed"])
-    found[columns] = values[columns].reindex(found.index)
-    return found.reset_index()
-
-
-def _overlap(tasks: Sequence[Task]) -> float:
-    """Return the share of its validation samples that the first seed has in common with the second."""
-    first, other = (
-        samples_of(task.data.partition, VALIDATION) for task in (tasks[0], tasks[-1])
-    )
-    return len(first & other) / max(1, len(first))
 
 
 def _table(
@@ -383,27 +331,19 @@ def _table(
     judged: pd.DataFrame,
     refused: Sequence[str],
     bench: Bench,
-    base: Predictor,
     others: Sequence[Predictor],
     main: str,
 ) -> pd.DataFrame:
     """Return a line for each finished run, then for each arm that a judge stopped, then for each baseline."""
-    trials = runs.assign(name=runs["arm"], loss=runs["tempered"])
-    stopped = pd.DataFrame()
-    if "status" in judged:
-        told = judged["status"] + " at round " + judged["trained"].astype(str)
-        stopped = judged[["lr", "seed"]].assign(name=judged["arm"], note=told)
-        stopped = stopped[(judged["status"] != KEPT) & ~judged["run"].isin(runs.index)]
-    lines, seed = [], bench.task.config.execution.seed
-    for one in others:
-        scores = bench.scores(one, VALIDATION)
-        above = bench.above(one, base, VALIDATION)._asdict()
-        above["above"] = above.pop("value")
-        own = {name: scores.get(name, math.nan) for name in (main, "loss")}
-        lines.append({"name": one.name, "seed": seed, **own, **above})
-    columns = ("name", "lr", "seed", main, "loss", "above", "low", "high", "note")
-    table = pd.concat([trials, stopped, pd.DataFrame(lines)], ignore_index=True)
-    table = table.reindex(columns=list(dict.fromkeys(columns))).astype({"note": object})
+    stopped, seed = pd.DataFrame(), bench.task.config.execution.seed
+    if "note" in judged:
+        there = (judged["note"] != "") & ~judged["run"].isin(runs.index)
+        stopped = judged.loc[there, ["arm", "lr", "seed", "note"]]
+    lines = [{"arm": one.name, "seed": seed, **bench.line(one)} for one in others]
+    columns = ("arm", "lr", "seed", main, "loss", "above", "low", "high", "note")
+    table = pd.concat([runs, stopped, pd.DataFrame(lines)], ignore_index=True)
+    table = table.reindex(columns=list(dict.fromkeys(columns)))
+    table = table.rename(columns={"arm": "name"}).astype({"note": object})
     worse = table["name"].isin(refused) | (table["above"] > 0)
     table.insert(len(table.columns) - 1, "refused", worse & table["note"].isna())
     note = np.select([worse, table["high"] > 0], [REFUSED, UNSHOWN], "")
@@ -411,23 +351,32 @@ def _table(
 
 
 def _on_test(
-    bench: Bench,
-    model: Predictor,
-    base: Predictor,
-    others: Sequence[Predictor],
-    main: str,
+    bench: Bench, model: Predictor, others: Sequence[Predictor], main: str
 ) -> list[str]:
     """Compare the model with the base rate and the best baseline by validation, on test samples."""
-    scores = {"the model": bench.scores(model), base.name: bench.scores(base)}
-    better = ""
+    own, base, lines = bench.scores(model), bench.scores(bench.base_rate), []
     rivals = [one for one in others if one.name != BASE_RATE]
     if rivals:
-        rival = min(
-            rivals,
-            key=lambda one: bench.scores(one, VALIDATION)["loss"],
-        )
-        scores[rival.name] = bench.scores(rival)
+        rival = min(rivals, key=lambda one: bench.scores(one, VALIDATION)["loss"])
         if bench.above(model, rival, TEST).low > 0:
-            better = rival.name
-    missing = {score: bench.without(score, TEST) for score in (main, "auroc")}
-    return compared(scores, main, better, base.name, missing)
+            lines.append(
+                f"{rival.name} is better on test samples: loss {bench.scores(rival)['loss']:.3f}, "
+                f"the model's {own['loss']:.3f}."
+            )
+    names = [name for name in dict.fromkeys((main, "auroc")) if name != "loss"]
+    names = [name for name in names if not math.isnan(own.get(name, math.nan))]
+    parts = [
+        f"{label_of(name)} {in_column(name, own[name])}{' %' * TABLE[name].share}"
+        for name in names
+    ]
+    parts.append(f"loss {own['loss']:.3f}, the base rate's {base['loss']:.3f}")
+    lines.append(
+        f"On test samples the model has {', '.join(parts)}: means over clients."
+    )
+    table = bench.by_client(model)
+    for name in names:
+        if lacking := list(table.index[table[name].isna()]):
+            lines.append(
+                f"{label_of(name)} leaves out {listing(lacking)}: {TABLE[name].missing}."
+            )
+    return lines

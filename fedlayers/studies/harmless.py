@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fl_core import statistics, tree
 from fl_core.data.arrays import nested_groups
@@ -27,6 +27,8 @@ from fl_core.training.losses import ClassWeighted
 
 BASE_RATE = "base_rate"
 VALIDATION, TEST = "validation", "test"
+PROBABLE = (CLASSIFICATION, MULTILABEL)
+"""The tasks whose predictions are probabilities, which are calibrated."""
 RESAMPLES = 100
 """Bootstrap samples of the validation samples of each client."""
 Z = 1.96
@@ -40,12 +42,12 @@ class Predictor:
     """A trained run, a baseline or the base rate.
 
     Attributes:
-        validation, test: its outputs on each client's samples. Clients without samples are missing.
+        outputs: by split, validation or test, its outputs on each client's samples. Clients without samples are
+            missing.
     """
 
     name: str
-    validation: Outputs
-    test: Outputs
+    outputs: Mapping[str, Outputs]
 
 
 class Bench:
@@ -57,10 +59,9 @@ class Bench:
 
     def __init__(self, task: Task) -> None:
         self.task, self.kind = task, task.data.task
-        weighted = task.criterion if isinstance(task.criterion, ClassWeighted) else None
-        self.class_weights = (
-            None if weighted is None else torch.tensor(weighted.weights)
-        )
+        self.class_weights: Tensor | None = None
+        if isinstance(task.criterion, ClassWeighted):
+            self.class_weights = torch.tensor(task.criterion.weights).double()
         self.labels = {
             split: {
                 client.name: client.split(split).y
@@ -100,23 +101,14 @@ class Bench:
             _, models, _ = load_kind(
                 path, round, None, allow_code=allowed_by(config), **own
             )
-        return self.of_models(name, models)
-
-    def of_models(self, name: str, models: Mapping[str, nn.Module]) -> Predictor:
-        """Return the predictor of a model for each client."""
         logits = self.task.criterion.logits
         return self.predictor(
             name, lambda client, x: logits(evaluate.predict(models[client], x))
         )
 
-    def rank_value(self, one: Predictor) -> float:
-        """Return what finished runs are ranked by, higher is better: minus the loss, or the score that selects."""
-        name = self.task.config.federation.monitor or "loss"
-        value = self.scores(one, VALIDATION).get(name, math.nan)
-        return value if SCORES[name] else -value
-
+    @cached_property
     def base_rate(self) -> Predictor:
-        """Return the predictor that knows how often each client's training samples have each class."""
+        """The predictor that knows how often each client's training samples have each class."""
         return self.predictor(
             BASE_RATE, lambda client, x: self.bases[client].expand(len(x), -1)
         )
@@ -126,75 +118,65 @@ class Bench:
     ) -> Predictor:
         """Return a predictor of a function (client, samples) -> outputs."""
         with tree.one_thread():
-            validation, test = (
-                {
+            outputs = {
+                split: {
                     client.name: predict(client.name, client.split(split).x).double()
                     for client in self.task.data.clients
-                    if len(client.split(split))
+                    if client.name in labels
                 }
-                for split in (VALIDATION, TEST)
-            )
-        return Predictor(name, validation, test)
+                for split, labels in self.labels.items()
+            }
+        return Predictor(name, outputs)
 
     # --- losses ---
 
     def calibration(
-        self, one: Predictor, part: Callable[[int], Tensor] | None = None
+        self, one: Predictor, part: slice = slice(None)
     ) -> tuple[float, float]:
-        """Return the temperature and the weight of the base rate, of validation samples or a part of each client's.
-
-        Args:
-            part: number of samples -> indices of the part.
-        """
-        if self.kind not in (CLASSIFICATION, MULTILABEL) or one.name == BASE_RATE:
+        """Return the temperature and the weight of the base rate, of validation samples or a part of each client's."""
+        if self.kind not in PROBABLE or one.name == BASE_RATE:
             return 1.0, 0.0
-        outputs, y, weights, bases = [], [], [], []
-        for client, own in one.validation.items():
-            chosen = torch.arange(len(own)) if part is None else part(len(own))
-            if len(chosen):
-                outputs.append(own[chosen])
-                y.append(self.labels[VALIDATION][client][chosen])
-                weights.append(self._weights(client, y[-1]))
-                bases.append(self.bases[client].expand(len(chosen), -1))
-        parts = (torch.cat(each) for each in (outputs, y, weights, bases))
-        return evaluate.fit(*parts)
+        parts = []
+        for client, outputs in one.outputs[VALIDATION].items():
+            own, y = outputs[part], self.labels[VALIDATION][client][part]
+            base = self.bases[client].expand(len(y), -1)
+            parts.append((own, y, self._weights(client, y), base))
+        return evaluate.fit(*map(torch.cat, zip(*parts, strict=True)))
 
     def losses(self, one: Predictor, split: str) -> dict[str, Tensor]:
         """Return the loss of each sample by client.
 
         On validation the calibration is cross-fitted: each half of a client's samples has that of the other halves.
         """
-        if split == TEST:
-            halves = [self.calibration(one)] * 2
-        else:
-            halves = [
-                self.calibration(one, partial(torch.arange, first, step=2))
-                for first in (1, 0)
-            ]
+        halves = [slice(1, None, 2), slice(0, None, 2)]
+        fitted = [
+            self.calibration(one, part)
+            for part in (halves if split == VALIDATION else [slice(None)])
+        ]
         found, criterion = {}, self.task.criterion.of_logits()
-        outputs = one.validation if split == VALIDATION else one.test
-        for client, own in outputs.items():
+        for client, own in one.outputs[split].items():
             y = self.labels[split][client]
-            if self.kind in (CLASSIFICATION, MULTILABEL):
-                own = self.calibrated(client, own, halves)
-                found[client] = evaluate.log_losses(own, y)
+            if self.kind in PROBABLE:
+                found[client] = evaluate.log_losses(
+                    self.calibrated(client, own, fitted), y
+                )
             else:
                 found[client] = criterion.per_sample(own, y.double()).double()
         return found
 
     def calibrated(
-        self, client: str, outputs: Tensor, halves: Sequence[tuple[float, float]]
+        self, client: str, outputs: Tensor, fitted: Sequence[tuple[float, float]]
     ) -> Tensor:
-        """Return the logits of a client's samples, with one calibration for the even and one for the odd ones."""
-        pairs = torch.tensor(halves, dtype=torch.float64)
-        pairs = pairs[torch.arange(len(outputs)) % len(halves)]
+        """Return the logits of a client's samples, with one calibration for all or one each for even and odd ones."""
+        pairs = torch.tensor(fitted, dtype=torch.float64)
+        pairs = pairs[torch.arange(len(outputs)) % len(fitted)]
         return outputs / pairs[:, :1] + pairs[:, 1:] * self.bases[client]
 
     def _weights(self, client: str, y: Tensor) -> Tensor:
         """Return the weights of a client's samples, which add up to its number of training samples."""
         weights = torch.ones(len(y), dtype=torch.float64)
         if self.class_weights is not None:
-            weights = self.class_weights.double()[y]
+            weights = self.class_weights[y]
         return weights * self.sizes[client] / weights.sum()
 
     def mean(self, values: Mapping[str, Tensor], split: str) -> Interval:
@@ -218,44 +200,38 @@ class Bench:
 
     # --- scores ---
 
-    def scores(self, one: Predictor, split: str = TEST) -> dict[str, float]:
-        """Return a predictor's scores, means over clients that have them. The loss is calibrated."""
-        outputs = one.validation if split == VALIDATION else one.test
-        criterion = self.task.criterion.of_logits()
-        each = {
-            client: evaluate.scores(
-                own.float(),
-                self.labels[split][client],
-                criterion,
-                self.task.data.positive_index,
-                self.task.data.absent,
-            )
-            for client, own in outputs.items()
-        }
+    def by_client(self, one: Predictor, split: str = TEST) -> pd.DataFrame:
+        """Return the scores of each client (line), NaN where its samples give none. The loss is calibrated."""
+        criterion, data = self.task.criterion.of_logits(), self.task.data
         found = {}
-        for name in next(iter(each.values()), {}):
-            there = {k: v[name] for k, v in each.items() if not math.isnan(v[name])}
-            weights = [self.sizes[client] for client in there]
-            found[name] = (
-                statistics.combine(list(there.values()), weights) if there else math.nan
+        for client, losses in self.losses(one, split).items():
+            own, y = one.outputs[split][client].float(), self.labels[split][client]
+            scores = evaluate.scores(
+                own, y, criterion, data.positive_index, data.absent
             )
-        if outputs:
-            found["loss"] = self.mean(self.losses(one, split), split).value
-        return found
+            weights = self._weights(client, y)
+            scores["loss"] = float((weights * losses).sum() / weights.sum())
+            found[client] = scores
+        return pd.DataFrame.from_dict(found, orient="index", dtype=float)
 
-    def without(self, score: str, split: str) -> list[str]:
-        """Return the clients whose samples give no such score. It shows with equal predictions."""
-        return [
-            client
-            for client, y in self.labels[split].items()
-            if math.isnan(
-                evaluate.scores(
-                    torch.zeros(len(y), self.bases[client].shape[-1]),
-                    y,
-                    self.task.criterion.of_logits(),
-                ).get(score, 0.0)
-            )
-        ]
+    def scores(self, one: Predictor, split: str = TEST) -> dict[str, float]:
+        """Return a predictor's scores, means over clients that have them by training samples."""
+        table = self.by_client(one, split)
+        sizes = pd.Series(self.sizes).reindex(table.index)
+        means = table.mul(sizes, axis=0).sum() / table.notna().mul(sizes, axis=0).sum()
+        return dict(means)
+
+    def line(self, one: Predictor) -> dict[str, float]:
+        """Return a predictor's validation scores, how far its loss is ``above`` the base rate's, and its ``score``.
+
+        ``low`` and ``high`` are the ends of the interval of ``above``. ``score`` ranks finished runs, higher is better:
+        minus the loss, or the score that selects.
+        """
+        scores = self.scores(one, VALIDATION)
+        name = self.task.config.federation.monitor or "loss"
+        scores["score"] = scores.get(name, math.nan) * (1 if SCORES[name] else -1)
+        above = self.above(one, self.base_rate, VALIDATION)
+        return scores | dict(zip(("above", "low", "high"), above, strict=True))
 
     def of_clients(self, many: Mapping[str, Predictor]) -> pd.DataFrame:
         """Return each client's test losses by several predictors, and the first one's scores.
@@ -270,12 +246,13 @@ class Bench:
         """
         losses = {name: self.losses(one, TEST) for name, one in many.items()}
         first, lines = next(iter(many)), []
-        for client, outputs in many[first].test.items():
+        scores = self.by_client(many[first])
+        for client, outputs in many[first].outputs[TEST].items():
             y, n = self.labels[TEST][client], len(outputs)
             line: dict[str, Any] = {"client": client, "train": self.sizes[client]}
             line["test"] = n
             if self.kind == CLASSIFICATION:
-                line["macro_f1"] = _value(outputs, y, "macro_f1", self)
+                line["macro_f1"] = scores.loc[client, "macro_f1"]
                 right = (outputs.argmax(1) == y).numpy()
                 effect = statistics.design_effect(right, self.groups[TEST][client])
                 share = statistics.share_interval(int(right.sum()), n, effect)
@@ -296,7 +273,7 @@ class Bench:
         """
         k, calibration = self.task.data.positive_index, [self.calibration(one)]
         parts = []
-        for client, own in one.test.items():
+        for client, own in one.outputs[TEST].items():
             shares = self.calibrated(client, own, calibration).softmax(dim=1)[:, k]
             table = {"client": client, "group": self.groups[TEST][client]}
             table["positive"] = (self.labels[TEST][client] == k).numpy()
@@ -307,61 +284,47 @@ class Bench:
     def covariance(self, many: Sequence[Predictor], score: str) -> pd.DataFrame:
         """Return the covariance of predictors' validation scores, by a bootstrap of each client's samples or groups.
 
-        The loss is calibrated.
-
         All predictors get the same resamples.
         """
         draw = np.random.default_rng(0)
-        drawn: list[list[float]] = []
+        labels = self.labels[VALIDATION]
         members = {
             client: np.split(
                 np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))[:-1]
             )
             for client, group in self.groups[VALIDATION].items()
+            if client in labels
         }
-        tempered = [self._tempered(one) if score == "loss" else one for one in many]
+        losses = [self.losses(one, VALIDATION) for one in many]
+        drawn = []
         for _ in range(RESAMPLES):
-            chosen = {}
-            for client in self.labels[VALIDATION]:
-                parts = members[client]
+            found = np.full((len(labels), len(many)), np.nan)
+            for line, (client, parts) in zip(found, members.items(), strict=True):
                 again = draw.integers(len(parts), size=len(parts))
-                rows = np.concatenate([parts[k] for k in again])
-                chosen[client] = torch.from_numpy(rows)
-            drawn.append([self._score(one, score, chosen) for one in tempered])
-        values = pd.DataFrame(drawn, columns=[one.name for one in many])
-        return values.cov()
+                rows = torch.from_numpy(np.concatenate([parts[k] for k in again]))
+                for k, one in enumerate(many):
+                    own = one.outputs[VALIDATION][client][rows]
+                    line[k] = (
+                        float(losses[k][client][rows].mean())
+                        if score == "loss"
+                        else self._value(own, labels[client][rows], score)
+                    )
+            sizes = [self.sizes[client] for client in members]
+            means = np.ma.average(np.ma.masked_invalid(found), axis=0, weights=sizes)
+            drawn.append(means.filled(math.nan))
+        return pd.DataFrame(drawn, columns=[one.name for one in many]).cov()
 
-    def _tempered(self, one: Predictor) -> Predictor:
-        found = [self.calibration(one)]
-        outputs = {
-            name: self.calibrated(name, own, found)
-            for name, own in one.validation.items()
-        }
-        return replace(one, validation=outputs)
-
-    def _score(self, one: Predictor, score: str, chosen: Mapping[str, Tensor]) -> float:
-        values, weights = [], []
-        for client, own in one.validation.items():
-            y = self.labels[VALIDATION][client][chosen[client]]
-            value = _value(own[chosen[client]], y, score, self)
-            if not math.isnan(value):
-                values.append(value)
-                weights.append(self.sizes[client])
-        return statistics.combine(values, weights) if values else math.nan
-
-
-def _value(outputs: Tensor, y: Tensor, score: str, bench: Bench) -> float:
-    """Return one score; macro-F1 by itself, since a bootstrap asks for it often."""
-    if score != "macro_f1":
-        data, criterion = bench.task.data, bench.task.criterion.of_logits()
-        found = evaluate.scores(
-            outputs.float(), y, criterion, data.positive_index, data.absent
-        )
-        return found[score]
-    classes = outputs.shape[1]
-    table = torch.bincount(y * classes + outputs.argmax(1), minlength=classes**2)
-    counts = table.reshape(classes, classes)
-    involved = counts.sum(0) + counts.sum(1)
-    present = involved > 0
-    present[bench.task.data.absent] = False
-    return float((2 * counts.diagonal()[present] / involved[present]).mean())
+    def _value(self, outputs: Tensor, y: Tensor, score: str) -> float:
+        """Return one score; macro-F1 by itself, since a bootstrap asks for it often."""
+        data = self.task.data
+        if score != "macro_f1":
+            criterion = self.task.criterion.of_logits()
+            known = (data.positive_index, data.absent)
+            return evaluate.scores(outputs.float(), y, criterion, *known)[score]
+        classes = outputs.shape[1]
+        table = torch.bincount(y * classes + outputs.argmax(1), minlength=classes**2)
+        counts = table.reshape(classes, classes)
+        involved = counts.sum(0) + counts.sum(1)
+        present = involved > 0
+        present[data.absent] = False
+        return float((2 * counts.diagonal()[present] / involved[present]).mean())

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from fedlayers.backends.local import no_progress
 from fedlayers.studies import arms as candidates
 from fedlayers.studies.arms import Arm, arms_of
+from fedlayers.studies.harmless import Bench
 from fedlayers.studies.jobs import (
     Tell,
     TrainingJob,
@@ -28,10 +29,9 @@ from fedlayers.studies.jobs import (
     seeds_of,
 )
 from fedlayers.studies.race import (
-    at_rate,
+    PROBE,
     check_scored,
     judged_at,
-    rate_jobs,
     rates_of,
     with_evaluations,
     with_plan_algorithm,
@@ -170,7 +170,7 @@ class Race:
         out: the folder of its runs.
         task: of the first seed.
         jobs: its runs at the configuration's rate; ``tasks`` what each arm trains, by its name.
-        of_seed: the first task of each seed.
+        benches: the samples of each seed.
         probes: the runs of a search over rates, if any.
         at: the round after which a judge keeps one arm; 0, and ``why``, if all train to the end.
     """
@@ -182,7 +182,7 @@ class Race:
     arms: tuple[Arm, ...]
     jobs: list[TrainingJob]
     tasks: dict[str, Task]
-    of_seed: dict[int, Task]
+    benches: dict[int, Bench]
     probes: list[TrainingJob]
     at: int
     why: str
@@ -194,7 +194,8 @@ class Race:
 
     def at_rate(self, lr: float) -> list[TrainingJob]:
         """Return the runs of all arms at a learning rate."""
-        return at_rate(self.arms, self.config, self.seeds, self.out / "arms", lr)
+        own = self.config.with_keys(lr=lr)
+        return jobs_of(self.arms, own, self.seeds, self.out / "arms", f"-lr{lr:g}")
 
     def trained(self, jobs: Sequence[TrainingJob]) -> list[TrainingJob]:
         """Return the probes and the arms' runs. One run may be both."""
@@ -229,21 +230,25 @@ def planned(
     config = with_evaluations(with_plan_algorithm(config)).with_keys(workers=0)
     task = runner.assemble(config.with_keys(seed=seeds[0]))
     task.announce()
-    check_scored(task)
     racing = arms_of(arms, task.layers, config.federation.algorithm)
     jobs = jobs_of(racing, config, seeds, out / "arms")
     tasks: dict[str, Task] = {}
-    of_seed: dict[int, Task] = {}
+    benches = {seeds[0]: Bench(task)}
+    check_scored(benches[seeds[0]])
     for job, each in zip(jobs, assembled(jobs, task), strict=True):
         tasks.setdefault(job.arm, each)
-        of_seed.setdefault(job.config.execution.seed, each)
+        if (seed := job.config.execution.seed) not in benches:
+            benches[seed] = Bench(each)
     rates = rates_of(config, float(task.config.training.lr or 0), tune_rates, tell)
-    first = config.with_keys(seed=seeds[0])
-    probes = rate_jobs(first, rates, task.layers, out / "arms")
+    probe = arms_of((PROBE, "all"), task.layers, config.federation.algorithm)[:1]
+    probes = []
+    for lr in rates:
+        own = config.with_keys(lr=lr)
+        probes += jobs_of(probe, own, seeds[:1], out / "arms", f"-lr{lr:g}")
     for job, each in zip(probes, assembled(probes, task), strict=True):
         tasks.setdefault(job.arm, each)
     at, why = (0, "") if thorough else judged_at(task, racing, seeds)
-    race = Race(config, out, seeds, task, racing, jobs, tasks, of_seed, probes, at, why)
+    race = Race(config, out, seeds, task, racing, jobs, tasks, benches, probes, at, why)
     begun = [job for lr in rates for job in race.at_rate(lr) if job.path.exists()]
     list(assembled(begun, task))  # which checks them
     return race

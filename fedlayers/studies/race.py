@@ -13,23 +13,21 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-import torch
 from numpy.typing import NDArray
 
 from fedlayers.backends.local import Backend
-from fedlayers.studies.arms import CUTS, Arm, arms_of
-from fedlayers.studies.harmless import Bench
-from fedlayers.studies.jobs import Tell, TrainingJob, jobs_of, train
+from fedlayers.studies.arms import CUTS, Arm
+from fedlayers.studies.harmless import VALIDATION, Bench, Predictor
+from fedlayers.studies.jobs import Tell, TrainingJob, train
 from fl_core import rows
 from fl_core.algorithms.base import find
 from fl_core.bounds import STOPPING_INTERVAL
 from fl_core.config import RunConfig, is_file, resolve
 from fl_core.errors import RunError, UsageError, listing
-from fl_core.layers import Layer
 from fl_core.records import store
 from fl_core.rows import (
     CLASSIFICATION,
@@ -39,12 +37,10 @@ from fl_core.rows import (
     in_points,
     label_of,
     main_score,
-    records,
     selecting_scores,
 )
 from fl_core.stopping import moving_mean
 from fl_core.task import Task
-from fl_core.training.evaluate import scores
 
 DEFAULT_EVALUATIONS = 20
 """Default number of evaluations of a race's runs."""
@@ -118,23 +114,16 @@ def with_plan_algorithm(config: RunConfig) -> RunConfig:
     return config.with_keys(algorithm=PLAN_ALGORITHM, options={})
 
 
-def check_scored(task: Task) -> None:
+def check_scored(bench: Bench) -> None:
     """Refuse a race whose score has no value for any client's validation samples.
 
-    Whether it has one depends on the samples alone, so equal predictions show it.
+    Whether it has one depends on the samples alone, so the base rate shows it.
 
     Raises:
         UsageError: names the score, and why it has no value.
     """
-    metric = task.config.federation.monitor or MAIN[task.data.task]
-    width = len(task.data.classes) or 1
-    splits = [
-        client.validation.y for client in task.data.clients if len(client.validation)
-    ]
-    values = [
-        scores(torch.zeros(len(y), width), y, task.criterion)[metric] for y in splits
-    ]
-    if values and all(map(math.isnan, values)):
+    metric = bench.task.config.federation.monitor or MAIN[bench.kind]
+    if math.isnan(bench.scores(bench.base_rate, VALIDATION).get(metric, 0.0)):
         raise UsageError(
             f"{label_of(metric)} must have a value for a client's validation samples; got none: "
             f"{TABLE[metric].missing}. Give clients more samples."
@@ -151,14 +140,12 @@ def standings(
     """
     by, main = jobs[0].config.federation.monitor, ""
     best: dict[str, int] = {}
-    runs = pd.DataFrame(
-        {
-            "run": [job.name for job in jobs],
-            "arm": [job.arm for job in jobs],
-            "seed": [job.config.execution.seed for job in jobs],
-            "lr": [job.config.training.lr for job in jobs],
-        }
-    ).astype({"lr": float})
+    about = [
+        (job.name, job.arm, job.config.execution.seed, job.config.training.lr)
+        for job in jobs
+    ]
+    runs = pd.DataFrame(about, columns=["run", "arm", "seed", "lr"])
+    runs = runs.astype({"lr": float})
     frames, left_out = [], []
     for job in jobs:
         if job.name in failed:
@@ -169,9 +156,9 @@ def standings(
         main = by or main_score(frame["metric"].unique())
         own = frame[(frame["split"] == "validation") & (frame["metric"] == main)]
         left_out.append(own[rows.without_score(own)])
-        lines = pd.DataFrame(validation_scores(frame, until, (main, "loss")))
+        shown = list(dict.fromkeys((main, "loss")))
+        lines = validation_scores(frame, shown, until)
         frames.append(lines.assign(run=job.name))
-    shown = list(dict.fromkeys((main, "loss")))
     rounds = pd.concat(frames, ignore_index=True)
     if rounds.empty:
         raise UsageError(
@@ -179,12 +166,9 @@ def standings(
         )
     rounds = runs.merge(rounds, on="run")[["run", "arm", "seed", "round", *shown]]
     of_round = rounds.groupby(["seed", "round"])
-    if TABLE[main].share:
-        rounds[main] = rounds[main].fillna(0.0 if SCORES[main] else 1.0)
-    else:  # a score without a bound gets the round's worst
-        worst = of_round[main].transform("min" if SCORES[main] else "max")
-        rounds[main] = rounds[main].fillna(worst)
-    rounds["loss"] = rounds["loss"].fillna(of_round["loss"].transform("max"))
+    for name in shown:  # what has no value gets the round's worst
+        worst = of_round[name].transform("min" if SCORES[name] else "max")
+        rounds[name] = rounds[name].fillna(worst)
     racing = of_round["run"].transform("size")
     counted = racing == racing.groupby(rounds["seed"]).transform("max")
     last = rounds["run"].map(best)
@@ -206,10 +190,8 @@ def best_of_run(path: Path) -> int | None:
 
 
 def validation_scores(
-    frame: pd.DataFrame,
-    until: int | None = None,
-    metrics: Sequence[str] = (),
-) -> list[dict[str, float]]:
+    frame: pd.DataFrame, metrics: Sequence[str], until: int | None = None
+) -> pd.DataFrame:
     """Return validation scores, in each evaluated round, of the model that a client would use at the end.
 
     That is ``personal`` if it exists in the last round, else global, as in a comparison. A personal model that is made
@@ -217,15 +199,12 @@ def validation_scores(
 
     Args:
         until: the last round that counts; None = all.
-        metrics: names; default the score that algorithms are ranked by, and the loss.
 
     Returns:
-        For each round ``round``, the main score of the task and ``loss``, or the metrics asked for: means over the
-        clients by training samples, without clients whose samples cannot give the score. If there is no other, it is
-        NaN.
+        A line for each round: ``round`` and the metrics, means over the clients by training samples, without clients
+        whose samples cannot give the score. If there is no other, it is NaN.
     """
-    metrics = metrics or (main_score(frame["metric"].unique()), "loss")
-    wanted = (frame["split"] == "validation") & frame["metric"].isin(list(metrics))
+    wanted = (frame["split"] == "validation") & frame["metric"].isin(metrics)
     scored = frame[wanted]
     lacking = rows.without_score(scored)
     scored = scored[(scored["model"] != "local") & (scored["round"] > 0)]
@@ -238,12 +217,43 @@ def validation_scores(
     ]
     lines = []
     for done, part in scored.groupby("round"):
-        means = {
-            metric: rows.client_mean(part[part["metric"] == metric], lacking)
-            for metric in metrics
-        }
-        lines.append({"round": int(str(done)), **means})
-    return lines
+        of = [part[part["metric"] == metric] for metric in metrics]
+        lines.append([done, *(rows.client_mean(each, lacking) for each in of)])
+    return pd.DataFrame(lines, columns=["round", *metrics])
+
+
+# --- finished runs, the best first ---------------------------------------------------------------------------------
+
+
+def ranked(
+    jobs: Sequence[TrainingJob], rounds: int, benches: Mapping[int, Bench]
+) -> tuple[pd.DataFrame, dict[str, Predictor]]:
+    """Return finished runs with their validation scores, the best first, and their predictors.
+
+    ``score``, ``loss``, ``above``, ``low`` and ``high`` are those of :meth:`Bench.line`. Where clients hold parts of
+    the model, there is no predictor and no such loss. Then ``score`` is that of :class:`Standing` for all runs. Runs
+    above the base rate come last.
+
+    Args:
+        benches: the samples of each seed.
+    """
+    stands = standings(jobs, rounds, {})
+    runs, main, models = stands.judged.set_index("run"), stands.main, {}
+    columns = ["score", "loss", "above", "low", "high"]
+    found = pd.DataFrame(index=runs.index, columns=columns, dtype=float)
+    for job in jobs:
+        bench = benches[job.config.execution.seed]
+        with suppress(UsageError):  # its clients hold parts of the model
+            one = models[job.name] = bench.of_run(job.path, job.arm)
+            found.loc[job.name] = pd.Series(bench.line(one))[columns]
+    if found["score"].isna().any():
+        found["score"] = runs["score"]
+    runs[columns] = found
+    runs["worse"] = runs["above"] > 0
+    order = {"worse": True, "score": False, main: not SCORES[main]}
+    return runs.sort_values(
+        [*order], ascending=[*order.values()], kind="stable"
+    ), models
 
 
 # --- learning rates: several of one good cut are trained, and the best one is used --------------------------------
@@ -254,60 +264,37 @@ class Rates:
     """The rates that were tried.
 
     Attributes:
-        table: A line for each run: ``lr``, ``seed``, its scores on validation samples, and ``ranked``, higher is
-            better.
-        lr: The best.
-        jobs: The runs that did not diverge.
+        tried: all of them.
+        lr: the best.
+        jobs: the runs that did not diverge.
     """
 
-    table: pd.DataFrame
+    tried: tuple[float, ...]
     lr: float
     jobs: tuple[TrainingJob, ...]
 
     def text(self) -> str:
-        """Return the rates that were tried, and the best. The scores are in ``table``."""
-        tried = self.table["lr"]
-        told = (
-            f"Learning rates tried on validation: {listing(f'{lr:g}' for lr in tried)}."
-        )
+        """Return the rates that were tried, and the best."""
+        tried = listing(f"{lr:g}" for lr in self.tried)
+        told = f"Learning rates tried on validation: {tried}."
         told += f" Used: {self.lr:g}. Use it in other runs: --lr {self.lr:g}."
-        if self.lr in (tried.min(), tried.max()):
-            told += f" It is the {'largest' if self.lr == tried.max() else 'smallest'} of them: try more with --lr."
+        for end, name in ((min, "smallest"), (max, "largest")):
+            if self.lr == end(self.tried):
+                told += f" It is the {name} of them: try more with --lr."
         return told
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the rates and their scores, for JSON."""
-        return {"used": self.lr, "tried": records(self.table)}
-
-
-def at_rate(
-    arms: Sequence[Arm], config: RunConfig, seeds: Sequence[int], out: Path, lr: float
-) -> list[TrainingJob]:
-    """Return the runs of every arm with every seed at a rate. The rate is in their folders' names."""
-    own = config.with_keys(lr=lr)
-    return jobs_of(arms, own, seeds, out, f"-lr{lr:g}")
-
-
-def rate_jobs(
-    config: RunConfig, rates: Sequence[float], layers: Sequence[Layer], out: Path
-) -> list[TrainingJob]:
-    """Return the runs of :data:`PROBE` with the configuration's seed, one for each rate."""
-    config = with_evaluations(with_plan_algorithm(config)).with_keys(workers=0)
-    probe = arms_of((PROBE, "all"), layers, config.federation.algorithm)[:1]
-    seeds = (config.execution.seed,)
-    return [job for lr in rates for job in at_rate(probe, config, seeds, out, lr)]
 
 
 def best_rate(
-    jobs: Sequence[TrainingJob], place: Backend, tell: Tell, bench: Bench
+    jobs: Sequence[TrainingJob],
+    place: Backend,
+    tell: Tell,
+    benches: Mapping[int, Bench],
 ) -> Rates:
-    """Train the runs to the end, and choose the rate by :meth:`~fedlayers.studies.harmless.Bench.rank_value`.
-
-    Where a run has no such value, since its clients hold parts of the model, the ranks of the scores choose.
+    """Train the runs to the end, and choose the rate by ``score`` of :func:`ranked`.
 
     Args:
-        jobs: of :func:`rate_jobs`.
-        bench: the samples of the runs' seed.
+        jobs: one for each rate.
+        benches: the samples of each seed.
 
     Raises:
         RunError: Training diverged at every rate.
@@ -319,22 +306,11 @@ def best_rate(
             f"training failed at every rate, the first with: {next(iter(failed.values()))}"
         )
     rounds = int(resolve(jobs[0].config).federation.rounds or 1)
-    judged = standings(jobs, rounds, failed).judged
-    values: dict[str, float] = {}
-    for job in sound:
-        with suppress(UsageError):  # its clients hold parts of the model
-            values[job.name] = bench.rank_value(bench.of_run(job.path, job.name))
-    table = judged.drop(columns=["run", "arm", "score"]).assign(
-        ranked=judged["run"].map(values)
-    )
-    names = [job.name for job in sound]
-    order = pd.Series(values, dtype=float).reindex(names)
-    if order.isna().any():
-        order = judged.set_index("run")["score"].reindex(names)
-    best = float(judged.set_index("run").loc[order.fillna(-math.inf).idxmax(), "lr"])
-    tried = listing(f"{lr:g}" for lr in table["lr"])
-    tell(f"learning rates {tried}: {best:g} is used")
-    return Rates(table, best, tuple(sound))
+    runs = ranked(sound, rounds, benches)[0]
+    tried = tuple(float(job.config.training.lr or 0) for job in jobs)
+    best = float(runs.loc[runs["score"].idxmax(), "lr"])
+    tell(f"learning rates {listing(f'{lr:g}' for lr in tried)}: {best:g} is used")
+    return Rates(tried, best, tuple(sound))
 
 
 def rates_of(
@@ -382,15 +358,6 @@ ROUNDS, LEAST = 48, 3
 """The fewest planned rounds, and the fewest evaluations up to the judge's round, of the runs that it was fitted on."""
 SAMPLES, PIXELS = 10, 32
 """The fewest training samples a class and client, and the largest side of a picture, for which it may speak."""
-FEATURES = ("gap", "slope", "level", "noise")
-COEFFICIENTS = {
-    "constant": -0.01224,
-    "gap": 0.554,
-    "slope": 0.0391,
-    "level": 0.03405,
-    "noise": -0.1745,
-}
-"""The judge as it was registered, in macro-F1; ``figures.decision.judge.fit`` fits it on the stored runs."""
 
 
 @dataclass(frozen=True)
@@ -398,18 +365,14 @@ class Judge:
     """A linear forecast of what the deeper of two cuts gains at the end, in macro-F1 from 0 to 1.
 
     Attributes:
-        weights: one for each of :data:`FEATURES`.
+        weights: those of the gap, the slope, the level and the noise (:func:`features`).
     """
 
     constant: float
     weights: tuple[float, ...]
 
-    def gain(self, shallow: Array, deep: Array) -> float:
-        """Return what the cut that shares more layers will score above the other on held-out samples."""
-        return self.constant + float(np.dot(self.weights, features(shallow, deep)))
-
     def gains(self, curves: Sequence[Array]) -> Array:
-        """Return the forecast gain of each cut (line) on each other (column).
+        """Return what each cut (line) will score above each other (column) on held-out samples.
 
         >>> flat, rising = np.full(5, 0.4), np.linspace(0.2, 0.6, 5)
         >>> FROZEN.gains([flat, rising]).round(2).tolist()
@@ -420,13 +383,14 @@ class Judge:
         """
         found = np.zeros((len(curves), len(curves)))
         for a, b in combinations(range(len(curves)), 2):
-            found[b, a] = self.gain(curves[a], curves[b])
+            numbers = features(curves[a], curves[b])
+            found[b, a] = self.constant + float(np.dot(self.weights, numbers))
             found[a, b] = -found[b, a]
         return found
 
 
-FROZEN = Judge(COEFFICIENTS["constant"], tuple(COEFFICIENTS[name] for name in FEATURES))
-"""The judge as it was registered."""
+FROZEN = Judge(-0.01224, (0.554, 0.0391, 0.03405, -0.1745))
+"""The judge as it was registered; ``figures.decision.judge.fit`` fits it on the stored runs."""
 
 
 def smooth(curve: Array) -> Array:
@@ -441,17 +405,16 @@ def features(shallow: Array, deep: Array) -> Array:
     evaluation. ``level`` is the mean of the two best smoothed scores. ``noise`` is the mean deviation of steps.
     """
 
-    def own(curve: Array) -> tuple[float, float, float]:
-        latest = curve[-LATEST:]
+    def own(curve: Array) -> Array:
+        top, latest = float(np.nanmax(smooth(curve))), curve[-LATEST:]
         if len(latest) < 3:
-            return float(np.nanmax(smooth(curve))), 0.0, 0.0
-        slope = float(np.polyfit(np.arange(len(latest)), latest, 1)[0])
-        return float(np.nanmax(smooth(curve))), slope, float(np.std(np.diff(latest)))
+            return np.array([top, 0.0, 0.0])
+        slope = np.polyfit(np.arange(len(latest)), latest, 1)[0]
+        return np.array([top, slope, np.std(np.diff(latest))])
 
-    (top_a, slope_a, noise_a), (top_b, slope_b, noise_b) = own(shallow), own(deep)
-    return np.array(
-        [top_b - top_a, slope_b - slope_a, (top_a + top_b) / 2, (noise_a + noise_b) / 2]
-    )
+    gap, slope, _ = own(deep) - own(shallow)
+    level, _, noise = (own(deep) + own(shallow)) / 2
+    return np.array([gap, slope, level, noise])
 
 
 def judged_round(rounds: int, every: int) -> int:
@@ -462,10 +425,6 @@ def judged_round(rounds: int, every: int) -> int:
     """
     evaluations = int(SHARE * rounds / every + 1e-9)
     return evaluations * every if rounds >= ROUNDS and evaluations >= LEAST else 0
-
-
-KEPT, STOPPED, NOT_KEPT, FAILED = "kept", "stopped", "not kept", "failed"
-"""What became of a run. One that is not kept was trained further by the search of rates, or by an earlier call."""
 
 
 @dataclass(frozen=True)
@@ -582,23 +541,14 @@ def run_judged(
         )
     stopped = {job.name: "" for job in jobs if job is not kept}
     ended = standings(jobs, rounds, stopped)
+    notes = {kept.name: ""} | dict.fromkeys(failed, "failed")
+    for job in jobs:
+        last = max(store.Run(job.path).rounds, default=0)
+        notes.setdefault(job.name, f"not kept, trained to round {last}")
     judged = ended.judged.assign(
-        score=ended.judged["arm"].map(value),
-        status=[_status(job, kept, failed, at) for job in jobs],
-        trained=[max(store.Run(job.path).rounds, default=0) for job in jobs],
+        score=ended.judged["arm"].map(value), note=ended.judged["run"].map(notes)
     )
     later = ended.rounds[ended.rounds["round"] > at]
     curves = pd.concat([begun.rounds, later], ignore_index=True)
     early = EarlyStop(at, rounds, kept.arm, lead.to_dict())
     return Standing(main, curves, judged, failed, ended.best, begun.left_out), early
-
-
-def _status(
-    job: TrainingJob, kept: TrainingJob, failed: Mapping[str, str], at: int
-) -> str:
-    if job.name in failed:
-        return FAILED
-    if job is kept:
-        return KEPT
-    run = store.Run(job.path)
-    return NOT_KEPT if run.finished or max(run.rounds, default=0) > at else STOPPED

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from fedlayers.backends.local import Backend
@@ -58,20 +57,6 @@ Point = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Values:
-    """Values to choose from, such as ``0.01,0.1,1``."""
-
-    values: tuple[Any, ...]
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def at(self, share: float) -> Any:
-        """Return the value at a share of the way, 0 to below 1."""
-        return self.values[int(share * len(self.values))]
-
-
-@dataclass(frozen=True)
 class Range:
     """All numbers from ``low`` to ``high``, such as ``1e-4..1e-1:log``, rounded to four digits.
 
@@ -85,19 +70,15 @@ class Range:
 
     def at(self, share: float) -> float:
         """Return the number at a share of the way, 0 to 1."""
-        ends = (
-            (math.log(self.low), math.log(self.high))
-            if self.log
-            else (self.low, self.high)
-        )
-        number = ends[0] + share * (ends[1] - ends[0])
-        return min(
-            max(float(f"{math.exp(number) if self.log else number:.4g}"), self.low),
-            self.high,
-        )
+        if self.log:
+            number = self.low * (self.high / self.low) ** share
+        else:
+            number = self.low + share * (self.high - self.low)
+        return min(max(float(f"{number:.4g}"), self.low), self.high)
 
 
-Search = Values | Range
+Search = tuple[Any, ...] | Range
+"""What is searched for a key: some values, or a range."""
 
 
 def parse_search(key: str, text: Any) -> Search:
@@ -108,26 +89,13 @@ def parse_search(key: str, text: Any) -> Search:
 
     >>> parse_search("lr", "1e-4..1e-1:log").at(1 / 3)
     0.001
-    >>> parse_search("mu", "0.01,0.1,1").values
+    >>> parse_search("mu", "0.01,0.1,1")
     (0.01, 0.1, 1)
     """
     found = _RANGE.fullmatch(text) if isinstance(text, str) else None
     if found is None:
-        values = (
-            tuple(map(_value, text.split(",")))
-            if isinstance(text, str)
-            else as_list(key, text)
-        )
-        if not values or "" in values:
-            raise UsageError(
-                f"{key} must have values as in {key}=0.1,1, or a range as in {key}=1e-4..1e-1:log; got none."
-            )
-        twice = [value for place, value in enumerate(values) if value in values[:place]]
-        if twice:
-            raise UsageError(
-                f"values of {key} must differ; got {twice[0]} twice. Leave one out."
-            )
-        return Values(values)
+        values = map(_value, text.split(",")) if isinstance(text, str) else text
+        return as_list(f"values of {key}", values, distinct=True)
     try:
         low, high = float(found["low"]), float(found["high"])
     except ValueError as error:
@@ -138,12 +106,10 @@ def parse_search(key: str, text: Any) -> Search:
         found["scale"] is not None
         and check_known(f"scale of {key}", found["scale"], ("log",)) == "log"
     )
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+    if not (-math.inf < low < high < math.inf) or (log and low <= 0):
         raise UsageError(
-            f"range of {key} must go from a number to a larger one; got {text!r}."
+            f"range of {key} must go from a number to a larger one, with :log above 0; got {text!r}."
         )
-    if log and low <= 0:
-        raise UsageError(f"logarithmic range of {key} must be above 0; got {text!r}.")
     return Range(low, high, log)
 
 
@@ -166,24 +132,19 @@ def spaces(
         raise UsageError(
             "There is nothing to search. Name keys, such as lr=1e-4..1e-1:log."
         )
-    own = {name: _own_keys(name, (options or {}).get(name, {})) for name in algorithms}
+    own = {
+        name: [*TRAINING, *_own_keys(name, (options or {}).get(name, {}))]
+        for name in algorithms
+    }
     found: dict[str, dict[str, Search]] = {name: {} for name in algorithms}
     for said, text in over.items():
         chosen = [name for name in algorithms if said.startswith(f"{name}.")]
         key = said.removeprefix(f"{chosen[0]}.") if chosen else said
-        having = [
-            name for name in chosen or algorithms if key in TRAINING or key in own[name]
-        ]
+        names = chosen or algorithms
+        having = [name for name in names if key in own[name]]
         if not having:
-            known = [
-                *TRAINING,
-                *(each for name in chosen or algorithms for each in own[name]),
-            ]
-            check_known(
-                f"key to tune of {listing(chosen or algorithms)}",
-                key,
-                dict.fromkeys(known),
-            )
+            known = dict.fromkeys(each for name in names for each in own[name])
+            check_known(f"key to tune of {listing(names)}", key, known)
         for name in having:
             if key in (options or {}).get(name, {}):
                 raise UsageError(
@@ -210,16 +171,17 @@ def points(space: Mapping[str, Search], trials: int, seed: int) -> list[Point]:
     2
     """
     whole = math.prod(
-        len(each) if isinstance(each, Values) else trials for each in space.values()
+        len(each) if isinstance(each, tuple) else trials for each in space.values()
     )
     found: list[Point] = []
     for attempt in range(ATTEMPTS * trials):
         if len(found) == min(trials, whole):
             break
-        point = {
-            key: each.at(numpy_generator(seed, "tune", key, attempt).random())
-            for key, each in space.items()
-        }
+        point = {}
+        for key, each in space.items():
+            share = numpy_generator(seed, "tune", key, attempt).random()
+            values = isinstance(each, tuple)
+            point[key] = each[int(share * len(each))] if values else each.at(share)
         if point not in found:
             found.append(point)
     return found
@@ -280,7 +242,10 @@ class Tuned:
     rounds: int
     seeds: tuple[int, ...]
     version: str
-    table: pd.DataFrame = field(default_factory=pd.DataFrame, compare=False)
+    table: pd.DataFrame = field(
+        default_factory=lambda: pd.DataFrame(columns=["algorithm", "failed"]),
+        compare=False,
+    )
     positive: str = field(default="", compare=False)
 
     def save(self, path: Path) -> None:
@@ -360,18 +325,13 @@ class Tuned:
         return settings, own
 
     def text(self) -> str:
-        """Return the chosen settings, a line per algorithm.
-
-        Raises:
-            UsageError: it was read from a file, which has no table.
-        """
-        if self.table.empty:
-            raise UsageError(
-                "a result of tuning must have its table of trials; got one from a file. Read trials.csv next to it."
-            )
-        best = self.table[self.table["best"]].drop(columns=["best", "failed"])
-        best.insert(1, "tried", [self.trials[name] for name in best["algorithm"]])
-        shown = best.rename(columns={"value": self.score}).to_string(
+        """Return the chosen settings, a line per algorithm."""
+        lines = [
+            {"algorithm": name, "tried": self.trials[name], **settings}
+            | {self.score: self.values[name]}
+            for name, settings in self.settings.items()
+        ]
+        shown = pd.DataFrame(lines).to_string(
             index=False, na_rep="", float_format="%.4g"
         )
         failed = self.table[self.table["failed"] != ""]
@@ -470,12 +430,10 @@ def tune(
         if key in TRAINING and config.value(key) is not None:
             raise UsageError(f"{key} must be searched or set, not both. Leave one out.")
     using = plan_users(algorithms, given=config.federation.plan is not None)
-    arms, tested, lines, few = [], {}, [], []
+    arms, tested, lines = [], {}, []
     for name in algorithms:
         fixed = {} if name in using else {"plan": None}
         found = points(searched[name], trials, config.execution.seed)
-        if len(found) < trials:
-            few.append(f"{name} has {len(found)} different settings; all are tried")
         for number, point in enumerate(found):
             settings, own = _parts(point)
             all_own = {**(options or {}).get(name, {}), **own}
@@ -494,8 +452,6 @@ def tune(
     with open_backend(backend, config.execution.workers, **shown) as place:
         cost = estimate_cost(tasks, jobs, place.side_by_side).text()
         tell(f"at most {cost}" if first.config.federation.patience else cost)
-        for note in few:
-            tell(note)
         failed = train(jobs, place, tell)
     table = _table(tried, jobs, score, failed)
     write_atomically(out / "trials.csv", csv_bytes(table))
@@ -532,31 +488,25 @@ def _table(
     score: str,
     failed: Mapping[str, str],
 ) -> pd.DataFrame:
-    """Return the trials with their mean scores over seeds; NaN, and why, if a run of theirs failed."""
-    values: dict[str, list[float]] = {}
-    reasons: dict[str, str] = {}
+    """Return the trials with their mean scores over seeds; NaN, and why, if a run of theirs failed.
+
+    A run's score is the mean over the last evaluated rounds of the model that counts. Under a stopping rule they are
+    the last up to the best round.
+    """
+    lines = []
     for job in jobs:
-        value = math.nan
-        if job.name not in failed:
-            value = _validation_score(job.path, score)
-        values.setdefault(job.arm, []).append(value)
-        if math.isnan(value):
-            why = f"no finite {score} on validation samples"
-            reasons.setdefault(job.arm, failed.get(job.name, why))
-    value = tried["arm"].map({arm: np.mean(each) for arm, each in values.items()})
-    table = tried.drop(columns="arm").assign(value=value, best=False)
-    table["failed"] = [reasons.get(arm, "") for arm in tried["arm"]]
+        value, why = math.nan, failed.get(job.name, "")
+        if not why:
+            frame = store.Run(job.path).rows()[1]
+            curve = validation_scores(frame, [score], best_of_run(job.path))
+            value = curve[score].tail(WINDOW).mean(skipna=False)
+            why = f"no finite {score} on validation samples" * math.isnan(value)
+        lines.append({"arm": job.arm, "value": value, "failed": why})
+    of_arm = pd.DataFrame(lines).groupby("arm", sort=False)
+    table = tried.drop(columns="arm")
+    table["value"] = of_arm["value"].apply(pd.Series.mean, skipna=False).to_numpy()
+    table["failed"] = of_arm["failed"].max().to_numpy()
     sign = 1 if SCORES[score] else -1
     best = (sign * table["value"]).dropna().groupby(table["algorithm"]).idxmax()
-    table.loc[best, "best"] = True
+    table["best"] = table.index.isin(best)
     return table
-
-
-def _validation_score(path: Path, score: str) -> float:
-    """Return a run's validation score: the mean over the last evaluated rounds of the model that counts.
-
-    Under a stopping rule they are the last up to the best round.
-    """
-    frame = store.Run(path).rows()[1]
-    latest = validation_scores(frame, best_of_run(path), metrics=(score,))[-WINDOW:]
-    return float(np.mean([line[score] for line in latest])) if latest else math.nan

@@ -12,9 +12,6 @@ from fedlayers.studies.arms import DEFAULT, arms_of
 from fedlayers.studies.choose import choose
 from fedlayers.studies.jobs import TrainingJob
 from fedlayers.studies.race import (
-    KEPT,
-    NOT_KEPT,
-    STOPPED,
     judged_at,
     judged_round,
     validation_scores,
@@ -76,9 +73,10 @@ def test_the_judge_keeps_the_arm_of_the_registered_formula(raced):
     out, choice, told = raced
     curves = {}
     for arm in DEFAULT:
-        lines = validation_scores(Run(out / "arms" / f"{arm}-0").rows()[1], AT)
-        assert [line["round"] for line in lines] == [2, 4, 6]
-        curves[arm] = [line["macro_f1"] for line in lines]
+        frame = Run(out / "arms" / f"{arm}-0").rows()[1]
+        curve = validation_scores(frame, ["macro_f1"], AT)
+        assert list(curve["round"]) == [2, 4, 6]
+        curves[arm] = curve["macro_f1"].to_list()
     gains = pd.DataFrame(0.0, index=DEFAULT, columns=DEFAULT)
     for k, shallow in enumerate(DEFAULT):
         for deep in DEFAULT[k + 1 :]:
@@ -107,28 +105,24 @@ def test_only_the_kept_arm_has_a_final_score(raced):
         run, line = Run(out / "arms" / f"{arm}-0"), judged.loc[arm]
         if arm == choice.winner.name:
             assert run.finished
-            lines = [
-                each
-                for each in validation_scores(run.rows()[1])
-                if each["round"] <= run.best_round(None)
-            ][-3:]
-            assert line["macro_f1"] == pytest.approx(
-                np.mean([each["macro_f1"] for each in lines])
-            )
-            assert (line["status"], line["trained"]) == (KEPT, run.rounds[-1])
+            trained = run.rounds[-1]
+            curve = validation_scores(run.rows()[1], ["macro_f1"], run.best_round(None))
+            mean = curve["macro_f1"].tail(3).mean()
+            assert line["macro_f1"] == pytest.approx(mean)
+            assert line["note"] == ""
         else:
             assert run.rounds[-1] == AT
             assert line[["macro_f1", "loss"]].isna().all()
-            assert (line["status"], line["trained"]) == (STOPPED, AT)
-    assert choice.measured.rounds == 3 * AT + judged.loc[choice.winner.name, "trained"]
+            assert line["note"] == f"not kept, trained to round {AT}"
+    assert choice.measured.rounds == 3 * AT + trained
     assert choice.cost.rounds == 3 * AT + 48
 
 
 def test_what_was_stopped_is_named_wherever_the_race_is_shown(raced):
     out, choice, _ = raced
     stopped = [arm for arm in DEFAULT if arm != choice.winner.name]
-    judged = choice.standing.judged.set_index("arm")
-    assert judged.loc[stopped, "status"].tolist() == [STOPPED] * 3
+    notes = choice.trials.set_index("name").loc[stopped, "note"]
+    assert notes.str.startswith("not kept").all()
     assert choice.inference.early is not None
     gains = choice.inference.early.gains
     assert decided(out)["early"]["gains"] == gains
@@ -154,7 +148,7 @@ def test_thorough_continues_what_was_stopped_as_if_it_never_was(raced, tmp_path)
         )
         assert ours.rows()[1].equals(theirs.rows()[1])
     later = choose(CONFIG, tmp_path / "a").standing.judged.set_index("arm")
-    assert set(later["status"]) == {KEPT, NOT_KEPT}
+    assert later["note"].str.startswith("not kept").sum() == 3
 
 
 @pytest.mark.slow

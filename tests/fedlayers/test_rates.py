@@ -10,20 +10,11 @@ import pytest
 from fedlayers.studies import race
 from fedlayers.studies.choose import choose
 from fedlayers.studies.jobs import TrainingJob
-from fedlayers.studies.race import validation_scores
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 
 CONFIG = RunConfig(dataset="heart", rounds=4, eval_every=1, epochs=1)
 ARMS = ("nothing", "all_but_last")
-
-
-def judged(run):
-    """A run's macro-F1 and loss: means over the last three evaluated rounds."""
-    lines = validation_scores(run.rows()[1])[-3:]
-    return [
-        sum(line[key] for line in lines) / len(lines) for key in ("macro_f1", "loss")
-    ]
 
 
 def test_rates_are_tried_without_the_probe_among_the_arms(tmp_path):
@@ -47,7 +38,7 @@ def test_rates_are_tuned_for_own_data_by_default(tmp_path):
         ("named", CONFIG.with_keys(rounds=1), {}, None),
     ):
         found = choose(config, tmp_path / name, arms=ARMS, **asked).rates
-        assert (None if found is None else list(found.table["lr"])) == rates
+        assert (None if found is None else list(found.tried)) == rates
 
 
 @pytest.mark.parametrize(
@@ -78,17 +69,28 @@ def test_a_rate_is_chosen_among_those_that_finished(
 
     class Values:
         def of_run(self, path, name):
-            found = values[int(name[1:])]
+            found = values[int(path.name[1:])]
             if found is None:
                 raise UsageError("its clients hold parts of the model")
             return found
 
-        def rank_value(self, one):
-            return one
+        def line(self, one):
+            return {
+                "score": one,
+                "loss": -one,
+                "above": -1.0,
+                "low": -1.0,
+                "high": -1.0,
+            }
 
     reasons = {jobs[k].name: "diverged" for k in failed}
     monkeypatch.setattr(race, "train", lambda *_: reasons)
-    standing = SimpleNamespace(judged=pd.DataFrame(lines))
-    monkeypatch.setattr(race, "standings", lambda *_: standing)
-    found = race.best_rate(jobs, None, lambda _: None, Values())
+
+    def standings(jobs, *_):
+        table = pd.DataFrame(lines).assign(macro_f1=0.5).set_index("run", drop=False)
+        judged = table.loc[[job.name for job in jobs]]
+        return SimpleNamespace(judged=judged, main="macro_f1")
+
+    monkeypatch.setattr(race, "standings", standings)
+    found = race.best_rate(jobs, None, lambda _: None, {0: Values()})
     assert found.lr == best
