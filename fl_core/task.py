@@ -24,10 +24,10 @@ from fl_core.batched import stacks
 from fl_core.client_runner import ClientRunner
 from fl_core.config import AUTO, Mark, RunConfig, in_memory, marked, resolve, weights_of
 from fl_core.data import FederatedData, Partition
+from fl_core.data.column_table import by_name
 from fl_core.data.notes import client_notes, notes
 from fl_core.data.partitions import SPLITS
 from fl_core.data.preprocessing import Preprocessing
-from fl_core.data.roles import by_name
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, listing, warn
 from fl_core.layer_mapping import BaseModel, ExtendedModel

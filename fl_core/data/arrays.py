@@ -41,14 +41,21 @@ def loses_digits(values: Array) -> bool:
 
 
 def cells_of(column: pd.Series, text: bool = False) -> Cells:
-    """Return a column's cells: float64 [n] with NaN for missing numbers, or text."""
+    """Return a column's cells: float64 [n] with NaN for missing numbers, or text.
+
+    Raises:
+        DataFault: a cell is a list, an array or a dictionary.
+    """
     kind = column.dtype
     if isinstance(kind, pd.CategoricalDtype):
         return categories(column.cat.codes, map(spelling.cell_text, kind.categories))
     if pd.api.types.is_numeric_dtype(column) and not text:
         return column.to_numpy(dtype=np.float64, na_value=np.nan)
-    if pd.api.types.is_object_dtype(kind):
-        column = column.where(column.notna(), "").map(spelling.cell_text)
+    if pd.api.types.infer_dtype(column, skipna=True) != "string":
+        nested = [isinstance(each, dict | list | np.ndarray) for each in column]
+        rule = "a cell must have one number or text"
+        refuse_where(np.array(nested, dtype=bool), column.to_numpy(), rule)
+        column = column.map(spelling.cell_text)
     code, words = pd.factorize(column)
     return categories(code, map(spelling.cell_text, words))
 
@@ -280,9 +287,12 @@ def whole_numbers(values: Array, way: str = "", **repair: Any) -> Integers:
 
 
 def numbers(
-    cells: Cells, form: spelling.NumberFormat = spelling.PLAIN
+    cells: Cells, given: spelling.NumberFormat = spelling.PLAIN
 ) -> NDArray[np.float64]:
     """Convert text to float64 [n], NaN for a cell without a value. Numbers stay as they are.
+
+    Args:
+        given: the signs in the numbers. Plain numbers are read, too.
 
     Raises:
         DataFault: names the first cell that is not a number.
@@ -290,6 +300,7 @@ def numbers(
     if isinstance(cells, np.ndarray):
         return cells
     words = cells.categories
+    form = spelling.format_of(words, given) or given
     known = np.array([*map(form.fits, words)], dtype=bool)
     others = ~(known[cells.codes] | lacks_value(cells))
     if others.any():
@@ -345,6 +356,16 @@ def dates(cells: pd.Categorical) -> NDArray[np.float64]:
             f"dates must not be day/month or month/day alike; got {cells[0]!r}.", way
         )
     return fits[0]
+
+
+def date_text(days: float) -> str:
+    """Return days since 1970 as a date, or a part of a day as a time.
+
+    >>> date_text(19358.0), date_text(0.25)
+    ('2023-01-01', '06:00')
+    """
+    when = pd.Timestamp(0) + pd.Timedelta(days=days)
+    return f"{when:%H:%M}" if 0 <= days <= 1 else f"{when:%Y-%m-%d}"
 
 
 def check_flat(values: Array | pd.Categorical) -> None:

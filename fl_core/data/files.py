@@ -97,13 +97,14 @@ def peek(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], bool, s
     scale = "none"
     if frames.is_table(path) or path.suffix.lower() == ".jsonl":
         try:
-            header = frames.open_table(path, reading).header
-            features = tables.feature_columns(path, header, reading)
+            header = list(frames.open_table(path, reading, whole=False).frame)
+            taken = tables.roles_of(path, header, reading)
+            features = tables.feature_columns(path, header, taken, reading)
         except DataFault:
             read(path, reading)  # names all faults at once
             raise
         shape: tuple[int, ...] = TokenShape((text.LENGTH,), len(SPECIAL))
-        if features is not None:
+        if features:
             shape, scale = (len(features),), STANDARD
         return shape, reading.client_column in header, scale
     if path.is_dir():

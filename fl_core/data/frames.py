@@ -1,4 +1,4 @@
-"""Tables in files or in memory as columns of cells: .csv, .tsv, .jsonl, .parquet, several files, or a DataFrame."""
+"""Tables in files or in memory as one frame: .csv, .tsv, .jsonl, .parquet, several files, or a DataFrame."""
 
 from __future__ import annotations
 
@@ -7,24 +7,18 @@ import csv
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 from pandas.errors import DtypeWarning, ParserWarning
 
 from fl_core import storage
 from fl_core.data import spelling
-from fl_core.data.arrays import (
-    Cells,
-    cells_of,
-    lacks_value,
-    place_in,
-)
+from fl_core.data.arrays import place_in
 from fl_core.data.columns import (
     BETWEEN,
     ENCODING,
@@ -40,32 +34,30 @@ from fl_core.data.columns import (
     row_of_array,
 )
 from fl_core.data.image_folders import holds_images
-from fl_core.errors import UsageError, check_known, listing, needs_package, warn
+from fl_core.errors import UsageError, listing, needs_package, warn
 
 SEPARATORS = (";", "\t", "|", ",")
 EXCEL = (".xlsx", ".xls")
 SEEN = 1000
 """Lines whose words show whether a quotation mark is open."""
 FIRST = 100
-"""Lines whose words show what a column holds. Words after numbers are read again as text."""
-Columns = tuple[dict[str, Cells], Place]
-"""Cells by column, and how messages name a row."""
+"""Lines whose words show what a column holds."""
 _UNNAMED = re.compile(r"__index_level_[0-9]+__")  # stored by pandas next to the columns
+Opened = tuple[pd.DataFrame, Place]
 
 
 class Table(NamedTuple):
-    """A table in a file, in several files or in memory.
+    """A table in memory.
 
     Attributes:
         where: its path, or a name for messages.
-        header: the names of its columns.
-        read: returns the cells of some columns in the order of their names, and how messages name a row. Numbers are
-            float64 [n], with NaN where a cell is missing. Others are text, as are those of a second list.
+        frame: its columns, as they are stored (:func:`fl_core.data.arrays.cells_of`). Names are distinct.
+        place: how messages name a row.
     """
 
     where: Path
-    header: list[str]
-    read: Callable[[Sequence[str], Collection[str]], Columns]
+    frame: pd.DataFrame
+    place: Place
 
 
 def is_table(path: Path) -> bool:
@@ -106,72 +98,52 @@ def files_of(path: Path) -> list[Path]:
     return parts
 
 
-def open_table(source: Path | pd.DataFrame, reading: Reading = PLAIN) -> Table:
-    """Open a table, and read its header. Only the first lines of a .csv file are read for it.
+def open_table(
+    source: Path | pd.DataFrame,
+    reading: Reading = PLAIN,
+    texts: Collection[str] = (),
+    whole: bool = True,
+) -> Table:
+    """Read a table. Several files have the column of the client first.
 
-    Several files have the column of the client first.
+    Args:
+        texts: columns whose cells keep their spelling, such as ``007``.
+        whole: read all rows. Otherwise the columns matter alone, and there are a few rows at most.
 
     Raises:
-        UsageError: the file does not exist, the separator does not split the line, there are no rows, or one of several
-            files lacks a column that is read, or has one of the client's name. Reading names the line.
+        UsageError: the file does not exist, the separator does not split the line, there are no rows, a line has
+            another number of cells, a name is repeated, or one of several files lacks a column that is read, or has
+            one of the client's name.
     """
+    where, place = Path("the table"), row_of_array
     if isinstance(source, pd.DataFrame):
-        where, header = Path("the table"), [spelling.name(str(name)) for name in source]
-        if not len(source):
-            raise UsageError(f"{where} must have rows; got none. Add samples.")
-        read = _reader(source, header)
+        frame = source.copy(deep=False)
     elif files_of(source):
-        where, (header, read) = source, _several(source, reading)
+        where, (frame, place) = source, _several(source, reading, texts, whole)
     elif source.suffix.lower() == PARQUET:
-        where, (header, read) = source, _parquet(source, reading)
+        where, frame = source, _parquet(source, reading, texts, whole)
     elif source.suffix.lower() == ".jsonl":
-        where, (header, read) = source, _json_lines(source, reading)
+        where, (frame, place) = source, _json_lines(source, reading, whole)
     else:
-        where, (header, read) = source, _csv(source, reading)
-
-    def checked(names: Sequence[str], texts: Collection[str]) -> Columns:
-        lacking = [name for name in names if name not in header]
-        if lacking:
-            raise UsageError(
-                f"{where} must have the columns {listing(names)}; got no {listing(map(repr, lacking))}. "
-                f"Add or rename columns: it has {listing(map(repr, header))}."
-            )
-        check_distinct_columns(where, header, names)
-        return read(names, texts)
-
-    return Table(where, header, checked)
-
-
-Opened = tuple[list[str], Callable[[Sequence[str], Collection[str]], Columns]]
-
-
-def _reader(
-    frame: pd.DataFrame, header: Sequence[str], place: Place = row_of_array
-) -> Callable[[Sequence[str], Collection[str]], Columns]:
-    """Return a reader of the columns of a frame, which have these names."""
-
-    def read(names: Sequence[str], texts: Collection[str]) -> Columns:
-        return {
-            name: cells_of(frame.iloc[:, header.index(name)], name in texts)
-            for name in names
-        }, place
-
-    return read
+        where, (frame, place) = source, _csv(source, reading, texts, whole)
+    frame.columns = [spelling.name(str(name)) for name in frame]
+    check_distinct_columns(where, list(frame))
+    if whole and not len(frame):
+        raise UsageError(f"{where} must have rows; got no rows. Add samples.")
+    return Table(where, frame, place)
 
 
 # --- several files, one for each client --------------------------------------------------------------------------
 
 
-def _several(path: Path, reading: Reading) -> Opened:
-    """Open the files of a folder or of a list, each with its own separator and encoding."""
-    tables = {part: _own(part, reading) for part in files_of(path)}
-    names = list(
-        dict.fromkeys(name for each in tables.values() for name in each.header)
-    )
-    client = reading.client_column
-    for part, table in tables.items():
-        check_distinct_columns(part, table.header)
-        if client in table.header:
+def _several(
+    path: Path, reading: Reading, texts: Collection[str], whole: bool
+) -> Opened:
+    """Read the files of a folder or of a list, each with its own separator and encoding."""
+    client, tables = reading.client_column, []
+    for part in files_of(path):
+        table = _own(part, reading, texts, whole)
+        if client in table.frame:
             raise DataFault(
                 f"each file must be one client, or a column must name the clients; got both in {part}, column "
                 f"{client!r}.",
@@ -179,95 +151,86 @@ def _several(path: Path, reading: Reading) -> Opened:
                 client_column="file",
                 exclude_columns=[client],
             )
+        tables.append(table)
+    frames = [
+        table.frame.assign(**{client: spelling.name(table.where.stem)})
+        for table in tables
+    ]
+    frame = pd.concat(frames, ignore_index=True)
+    for part, found, _ in tables:
         lacking = [
             name
             for name in (*reading.labels, reading.text_column)
-            if name in names and name not in table.header
+            if name in frame and name not in found
         ]
         if lacking:
             raise UsageError(
                 f"{part} must have the label and the text of the other files; got no {listing(map(repr, lacking))}. "
                 "Add or rename the column."
             )
-
-    def read(asked: Sequence[str], texts: Collection[str]) -> Columns:
-        frames, places = [], []
-        for part, table in tables.items():
-            there = [name for name in asked if name in table.header]
-            cells, place = table.read(there, [name for name in texts if name in there])
-            frame = pd.DataFrame(cells)
-            frames.append(frame.assign(**{client: spelling.name(part.stem)}))
-            places.append((part.name, len(frame), place))
-        joined = pd.concat(frames, ignore_index=True)
-        place = place_in(places)
-        return _reader(joined, list(joined), place)(asked, texts)
-
-    return [client, *names], read
+    parts = [(part.name, len(found), place) for part, found, place in tables]
+    frame.insert(0, client, frame.pop(client))
+    return frame, place_in(parts)
 
 
-def _own(part: Path, reading: Reading) -> Table:
-    """Open one of several files, which may have its own separator and encoding."""
+def _own(part: Path, reading: Reading, texts: Collection[str], whole: bool) -> Table:
+    """Read one of several files, which may have its own separator and encoding."""
     if part.suffix.lower() == PARQUET:
         reading = replace(reading, **{key: getattr(Reading, key) for key in WRITTEN})
     for _ in WRITTEN:
         try:
-            open_table(part, reading)
+            return open_table(part, reading, texts, whole)
         except DataFault as fault:
             reading = reading.repaired([fault])
             warn(f"{part} is read with {Reading(**fault.repair).options}")
-    return open_table(part, reading)
+    return open_table(part, reading, texts, whole)
 
 
 # --- .csv ----------------------------------------------------------------------------------------------------------
 
 
-def _csv(path: Path, reading: Reading) -> Opened:
-    """Open a .csv file.
+def _csv(path: Path, reading: Reading, texts: Collection[str], whole: bool) -> Opened:
+    """Read a .csv file.
 
     Pandas pads short lines, and an open quotation mark swallows lines. Both leave a sign, which makes :func:`csv_rows`
     look for the line.
     """
     rows = csv_rows(path, reading)
     header = next(rows)[1]
+    first = [cells for _, cells in islice(rows, 1)]
     if len(header) == 1 and header[0] != reading.text_column:
-        _check_separator(path, header[0])  # or else the header may be a title
-        _check_separator(path, next(rows, (0, header))[1][0])
-
-    def read(names: Sequence[str], texts: Collection[str]) -> Columns:
-        words = {header.index(name) for name in texts}
-        if reading.numbers != spelling.NumberFormat():
-            words = set(range(len(header)))
-        for _, cells in islice(csv_rows(path, reading), 1, FIRST):
-            words |= {
-                k
-                for k, cell in enumerate(cells)
-                if not spelling.is_number(cell) and not spelling.is_missing(cell)
-            }
-        frame = _frame(path, header, words, reading)
-        again = {k for k in frame if frame[k].dtype.kind not in "iuf"} - words
-        if again:  # words after numbers, words such as TRUE, and very large numbers
-            words |= again
-            frame = _frame(path, header, words, reading)
-        if not len(frame):
-            raise UsageError(
-                f"{path} must have rows; got a header and no rows. Add samples."
-            )
-        found = {k: cells_of(frame.pop(k), k in words) for k in range(len(header))}
-        short = bool(lacks_value(found[len(header) - 1]).any())
-        if short or any(map(_has_lines, found.values())):
-            _check_rows(path, reading)
-        return {name: found[header.index(name)] for name in names}, place
+        for cells in [header, *first]:  # the header may be a title
+            _check_separator(path, cells[0])
+    first += [cells for _, cells in islice(rows, FIRST)]
 
     def place(row: int) -> str:
         return f"line {next(islice(csv_rows(path, reading), row + 1, None))[0]}"
 
-    return header, read
+    if not whole:
+        return pd.DataFrame(first, columns=header), place
+    words = {k for k, name in enumerate(header) if name in texts}
+    if reading.numbers != spelling.PLAIN:
+        words |= {*range(len(header))}
+    for cells in first:
+        words |= {
+            k
+            for k, cell in enumerate(cells)
+            if not spelling.is_number(cell) and not spelling.is_missing(cell)
+        }
+    frame = _frame(path, header, words, reading)
+    last = frame.iloc[:, -1]
+    if (last.isna() | (last == "")).any() or any(map(_has_lines, frame.items())):
+        _check_rows(path, reading)
+    frame.columns = header
+
+    return frame, place
 
 
-def _has_lines(cells: Cells) -> bool:
-    if isinstance(cells, np.ndarray):
+def _has_lines(column: tuple[Any, pd.Series]) -> bool:
+    """Return whether a cell has several lines."""
+    if pd.api.types.is_numeric_dtype(column[1]):
         return False
-    return any("\n" in word for word in cells.categories)
+    return any("\n" in str(word) for word in column[1].unique())
 
 
 def _check_separator(path: Path, row: str) -> None:
@@ -453,33 +416,22 @@ def _likely_encoding(path: Path) -> str:
 # --- .jsonl --------------------------------------------------------------------------------------------------------
 
 
-def _json_lines(path: Path, reading: Reading) -> Opened:
-    """Open a .jsonl file. All its cells are text."""
+def _json_lines(path: Path, reading: Reading, whole: bool) -> Opened:
+    """Read a .jsonl file. The keys of its first line are the columns, and a key that a later line lacks is missing."""
     reading.check_unasked(f"{path} holds lines of its own", "separator")
-    first = next(_entries(path, reading), None)
+    entries = (entry for _, entry in _entries(path, reading))
+    first = next(entries, None)
     if first is None:
         raise UsageError(f"{path} must have rows; got an empty file.")
+    columns: dict[str, list[Any]] = {name: [] for name in first}
+    for entry in chain([first], entries if whole else ()):
+        for name, cells in columns.items():
+            cells.append(entry.get(name))
 
-    def read(names: Sequence[str], texts: Collection[str]) -> Columns:
-        columns: dict[str, list[str]] = {name: [] for name in names}
-        lines = []
-        for number, entry in _entries(path, reading):
-            lines.append(number)
-            for name, cells in columns.items():
-                check_known(f"column of {path}, line {number}", name, entry)
-                value = entry[name]
-                text = name == reading.text_column
-                if isinstance(value, dict | list) or (
-                    text and not isinstance(value, str)
-                ):
-                    raise UsageError(
-                        f"{path}, line {number}, column {name!r}: the value must be text; got {value!r}."
-                    )
-                cells.append(spelling.cell_text(value))
-        frame = pd.DataFrame(columns, dtype=object)
-        return _reader(frame, names, lambda row: f"line {lines[row]}")(names, names)
+    def place(row: int) -> str:
+        return f"line {next(islice(_entries(path, reading), row, None))[0]}"
 
-    return list(first[1]), read
+    return pd.DataFrame(columns, dtype=object), place
 
 
 def _entries(path: Path, reading: Reading) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -499,7 +451,7 @@ def _entries(path: Path, reading: Reading) -> Iterator[tuple[int, dict[str, Any]
                     raise UsageError(
                         f"{path}, line {number} must be an object of keys and values; got {type(entry).__name__}."
                     )
-                yield number, {spelling.name(key): entry[key] for key in entry}
+                yield number, entry
     except UnicodeError as error:
         raise _undecodable(path, reading, error) from error
 
@@ -507,55 +459,34 @@ def _entries(path: Path, reading: Reading) -> Iterator[tuple[int, dict[str, Any]
 # --- .parquet ------------------------------------------------------------------------------------------------------
 
 
-def _parquet(path: Path, reading: Reading) -> Opened:
-    """Open a .parquet file, by pyarrow. Each text is in memory once.
+def _parquet(
+    path: Path, reading: Reading, texts: Collection[str], whole: bool
+) -> pd.DataFrame:
+    """Read a .parquet file, by pyarrow. Each text is in memory once.
 
-    Reading refuses a column of lists or structures, a damaged file, and one that unpacks to far more than it has bytes.
+    A file that unpacks to far more than it has bytes is refused.
     """
     reading.check_unasked(f"{path} says itself how it is written", *WRITTEN)
     try:
         import pyarrow
-        from pyarrow import parquet, types
+        from pyarrow import parquet
     except ModuleNotFoundError as error:
         raise needs_package("pyarrow", f"read {path}", "parquet") from error
-    damage = (pyarrow.ArrowException, OSError)
-    fault = f"{path} must be a readable .parquet file"
     try:
         file = parquet.ParquetFile(path)
-    except damage as error:
-        raise UsageError(f"{fault}: {error}. Save it again.") from error
-    fields = {spelling.name(str(each.name)): each for each in file.schema_arrow}
-
-    def read(names: Sequence[str], texts: Collection[str]) -> Columns:
-        about = file.metadata
-        groups = map(about.row_group, range(about.num_row_groups))
-        stored = sum(group.total_byte_size for group in groups)
-        each = sum(64 if name in texts else 8 for name in names)
-        storage.check_unpacked(
-            path, path.stat().st_size, max(about.num_rows * each, stored)
-        )
-        if not about.num_rows:
-            raise UsageError(f"{path} must have rows; got columns alone. Add samples.")
-        for name in names:
-            if types.is_nested(fields[name].type):
-                raise UsageError(
-                    f"{path}, column {name!r} must have one number or text in each cell; got {fields[name].type}."
-                )
-        words = [each.name for each in fields.values() if "string" in str(each.type)]
-        try:
-            found = parquet.ParquetFile(path, read_dictionary=words).read(
-                columns=[fields[name].name for name in names]
-            )
-        except damage as error:
-            raise UsageError(f"{fault}; got a damaged one ({error}). Save it again.") from error  # fmt: skip
-        return {
-            name: cells_of(
-                found.column(fields[name].name).to_pandas(
-                    integer_object_nulls=name in texts
-                ),
-                name in texts,
-            )
-            for name in names
-        }, row_of_array
-
-    return [name for name in fields if not _UNNAMED.fullmatch(name)], read
+        fields, about = file.schema_arrow, file.metadata
+        names = [name for name in fields.names if not _UNNAMED.fullmatch(name)]
+        table = fields.empty_table().select(names)
+        if whole:
+            groups = map(about.row_group, range(about.num_row_groups))
+            stored = sum(group.total_byte_size for group in groups)
+            each = sum(64 if name in texts else 8 for name in names)
+            taken = max(about.num_rows * each, stored)
+            storage.check_unpacked(path, path.stat().st_size, taken)
+            words = [field.name for field in fields if "string" in str(field.type)]
+            table = parquet.ParquetFile(path, read_dictionary=words).read(names)
+        return table.to_pandas(ignore_metadata=True, integer_object_nulls=True)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UsageError(
+            f"{path} must be a readable .parquet file: {error}. Save it again."
+        ) from error

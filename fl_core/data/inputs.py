@@ -15,11 +15,11 @@ from torch import Tensor
 from fl_core.bounds import form_of
 from fl_core.data import (
     arrays,
+    column_table,
     files,
     frames,
     image_folders,
     preprocessing,
-    roles,
     tables,
     text,
 )
@@ -32,6 +32,7 @@ from fl_core.data.columns import (
     DataFault,
     Reading,
     located,
+    row_of_array,
 )
 from fl_core.data.federated import FederatedData
 from fl_core.data.preprocessing import Preprocessing
@@ -190,105 +191,98 @@ class Inputs:
             ) from fault
 
     def _samples_of(self, new: Any, ids: Sequence[str] | None) -> Samples:
-        if isinstance(new, (str, Path)):
-            return self._read(Path(new), ids)
+        path = Path(new) if isinstance(new, (str, Path)) else None
+        kind = "memory" if path is None else self._kind_of(path)
+        framed = isinstance(new, pd.DataFrame) and bool(self.columns)
+        if self.words is None and (kind in TABLES or framed):
+            return self._table(new if path is None else path, ids)
+        if ids:
+            raise UsageError(
+                f"ids must name columns of a table; got {listing(ids)} for {path or 'samples in memory'}. "
+                "Leave --id-columns out."
+            )
         if self.words is not None:
-            if not isinstance(new, Sequence) or not all(
-                isinstance(each, str) for each in new
-            ):
-                raise UsageError(
-                    "samples must be texts for this model. Give a list of them, or the path of a .csv or .jsonl file."
-                )
-            with located("texts"):
-                return self._texts(new)
-        if isinstance(new, pd.DataFrame) and self.columns:
-            return self._table(new, ids)
-        _check_no_ids(ids, "samples in memory")
+            return self._texts(new if path is None else path)
+        if path is not None and kind == "folder":
+            return self._folder(path)
         if self._words:
             raise UsageError(
                 f"samples must be a table with the columns {listing(self.columns)}, with words in "
                 f"{listing(map(repr, self._words))}; got an array. Give a file or a DataFrame."
             )
+        where = "new samples" if path is None else f"{path}, array 'x'"
+        if path is not None:
+            new = files.read_arrays(path, ["x"])["x"]
         x = new.detach().cpu().numpy() if isinstance(new, Tensor) else np.asarray(new)
-        with located("new samples"):
-            return self._arrays(arrays.features(x, missing=True))
+        with located(where):
+            return self._arrays(arrays.features(x, missing=True), where)
 
-    def _read(self, path: Path, ids: Sequence[str] | None) -> Samples:
+    def _kind_of(self, path: Path) -> str:
+        """Return the suffix of a file of new samples, or ``folder``."""
         if not path.exists():
             raise UsageError(
                 f"new samples must be a file or a folder; got {path}, which does not exist. Check the path."
             )
         frames.files_of(path)
         kind = "folder" if path.is_dir() else path.suffix.lower()
-        known = (
-            (".jsonl",)
-            if self.words is not None
-            else (".npz", "folder")
-            if self.images
-            else (".npz",)
-        )
+        known = [".npz"] if self.words is None else [".jsonl"]
+        if self.images:
+            known.append("folder")
         if self.words is not None or len(self.shape) == 1:
-            known = (*TABLES, *known)
+            known = [*TABLES, *known]
         if kind not in known:
             raise UsageError(
                 f"new samples must be {self._describe()}, from {' or '.join(known)}; got {path}."
             )
-        if kind not in TABLES or self.words is not None:
-            _check_no_ids(ids, str(path))
-        if kind == "folder":
-            return self._folder(path)
-        if kind == ".npz":
-            with located(f"{path}, array 'x'"):
-                x = files.read_arrays(path, ["x"])["x"]
-                return self._arrays(arrays.features(x, missing=True))
-        if self.words is not None:
-            name = self.reading.text_column
-            columns, place = frames.open_table(path, self.reading).read([name], [name])
-            with located(f"{path}, column {name!r}", place):
-                return self._texts(list(columns[name]))
-        return self._table(path, ids)
+        return kind
 
     def _ids(
-        self, where: str, header: Sequence[str], asked: Sequence[str] | None
+        self, where: Path, header: Sequence[str], asked: Sequence[str] | None
     ) -> list[str]:
         """Return the columns that name the records."""
         for name in asked or ():
             check_known(f"column of {where} (ids, --id-columns)", name, header)
+        if asked is not None or not self.columns:
+            return list(asked or ())
         read = {*self.columns, self.reading.client_column, *self.reading.labels}
-        own = [
+        return [
             name
             for name in header
-            if name not in read and self.columns and roles.is_named_as_identifier(name)
+            if name not in read and column_table.is_named_as_identifier(name)
         ]
-        return own if asked is None else list(asked)
 
     def _table(self, source: Path | pd.DataFrame, ids: Sequence[str] | None) -> Samples:
-        how = self.reading
-        path, header, read = frames.open_table(source, how)
-        names = self.columns
+        how, words, names = self.reading, self._words, list(self.columns)
+        path, frame, _ = frames.open_table(source, how, whole=False)
+        named = self._ids(path, list(frame), ids)
+        path, frame, place = frames.open_table(source, how, [*words, *named])
         if not names:
-            names = tuple(each for each in header if each not in (how.client_column, *how.labels))  # fmt: skip
+            names = [
+                each for each in frame if each not in (how.client_column, *how.labels)
+            ]
             if len(names) != self.shape[0]:
                 raise UsageError(
                     f"{path}: samples must have {self.shape[0]} columns of features; got {len(names)}."
                 )
-        there = [name for name in names if name in header]
-        if not (how.fill_missing_columns and there):
-            there = list(names)
-        named = self._ids(str(path), header, ids)
-        columns, place = read(there, [name for name in self._words if name in there])
+        lacking = [name for name in names if name not in frame]
+        if lacking and not (how.fill_missing_columns and len(lacking) < len(names)):
+            raise UsageError(
+                f"{path} must have the columns {listing(names)}; got no {listing(map(repr, lacking))}. "
+                f"Add or rename columns: it has {listing(map(repr, frame))}."
+            )
+        frame = frame.assign(**dict.fromkeys(lacking, np.nan))
         made: list[Array] = []
         for name in names:
-            cells = columns.get(name, np.full(len(columns[there[0]]), np.nan))
-            if name in self._words:
-                made.append(preprocessing.codes(cells, self._words[name]))
-                continue
             with located(f"{path}, column {name!r}", place):
-                made.append(tables.numbers_of(name, cells, how))
-        cells_of = read(named, named)[0] if named else {}
+                cells = arrays.cells_of(frame[name], name in words)
+                if name in words:
+                    made.append(preprocessing.codes(cells, words[name]))
+                else:
+                    made.append(tables.numbers_of(name, cells, how))
         with located(str(path), place):
-            found = self._arrays(np.column_stack(made))
-        return found._replace(ids={name: tuple(cells_of[name]) for name in named})
+            found = self._arrays(np.column_stack(made), str(path))
+        shown = {name: arrays.cells_of(frame[name], True) for name in named}
+        return found._replace(ids={name: tuple(shown[name]) for name in named})
 
     def _folder(self, path: Path) -> Samples:
         found = image_folders.images_below(path)
@@ -300,16 +294,34 @@ class Inputs:
         x, _ = image_folders.pixels(found, gray=self.shape[0] == 1, side=side)
         names = [file.relative_to(path).as_posix() for file in found]
         with located(str(path)):
-            return self._arrays(x, names)
+            return self._arrays(x, str(path), names)
 
-    def _texts(self, texts: Sequence[str]) -> Samples:
-        text.check(texts)
+    def _texts(self, new: Any) -> Samples:
+        where, place, texts = "texts", row_of_array, new
+        if isinstance(new, Path):
+            name = self.reading.text_column
+            path, frame, place = frames.open_table(new, self.reading, [name])
+            check_known(f"column of {path}", name, list(frame))
+            where, texts = (
+                f"{path}, column {name!r}",
+                list(arrays.cells_of(frame[name], True)),
+            )
+        elif not isinstance(new, Sequence) or not all(
+            isinstance(each, str) for each in new
+        ):
+            raise UsageError(
+                "samples must be texts for this model. Give a list of them, or the path of a .csv or .jsonl file."
+            )
+        with located(where, place):
+            text.check(texts)
         codes, words = text.encode(texts, self.shape[0])
         return self._samples(
             self._source(codes, words).with_vocabulary(self.words or ())
         )
 
-    def _arrays(self, x: Array, names: Sequence[str] | None = None) -> Samples:
+    def _arrays(
+        self, x: Array, where: str, names: Sequence[str] | None = None
+    ) -> Samples:
         source = self._source(x)
         notes: tuple[str, ...] = ()
         expected = (len(self.columns),) if self._words else self.shape
@@ -324,9 +336,9 @@ class Inputs:
                         f"column {made.columns[k]!r} must have words of training samples, such as "
                         f"{listing(map(repr, words), 4)}; got others only."
                     )
-            odd = made.oddities(x)
+            odd = made.oddities(x, self.reading.date_columns or ())
             for name, (what, _) in odd.items():
-                warn(f"new samples, column {name}: {what}")
+                warn(f"{where}, column {name}: {what}")
             if odd:
                 notes = tuple(
                     ", ".join(name for name, (_, rows) in odd.items() if rows[row])
@@ -364,13 +376,6 @@ class Inputs:
             named = f" ({listing(self.columns)})" if self.columns else ""
             return f"rows of {len(self.columns) or self.shape[0]} {'values' if self._words else 'numbers'}{named}"
         return f"floating-point samples [n, {', '.join(map(str, self.shape))}]"
-
-
-def _check_no_ids(ids: Sequence[str] | None, where: str) -> None:
-    if ids:
-        raise UsageError(
-            f"ids must name columns of a table; got {listing(ids)} for {where}. Leave --id-columns out."
-        )
 
 
 FORM = form_of(Inputs)

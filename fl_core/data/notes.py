@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from fl_core.data import spelling, text
+from fl_core.data.column_table import MANY_ROWS, counts_rows
 from fl_core.data.federated import FederatedData
 from fl_core.data.partitions import SPLITS
-from fl_core.data.roles import MANY_ROWS, counts_rows
 from fl_core.display import MANY, in_order
 from fl_core.errors import listing
 from fl_core.rows import CLASSIFICATION, REGRESSION, SURVIVAL

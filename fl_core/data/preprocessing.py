@@ -14,6 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fl_core.bounds import form_of, validate
+from fl_core.data import arrays
 from fl_core.data.arrays import Array, Cells, texts_of
 from fl_core.data.columns import DataFault
 from fl_core.errors import UsageError, check_known, listing
@@ -183,11 +184,16 @@ class Preprocessing:
             values = (values - self.centre) / self.spread
         return one_hot(values.astype(np.float32), self.categories)
 
-    def oddities(self, x: Array) -> dict[str, tuple[str, NDArray[np.bool_]]]:
+    def oddities(
+        self, x: Array, dates: Collection[str] = ()
+    ) -> dict[str, tuple[str, NDArray[np.bool_]]]:
         """Return what is odd about columns of new rows [n, d], next to the training samples, and in which rows.
 
         More than :data:`ODD` of a column are words that were not seen, or lie outside of [q1 - 3 w, q99 + 3 w], where
         q1 and q99 are the quantiles of the training samples and w is their distance. Or all values are missing.
+
+        Args:
+            dates: columns of days since 1970.
         """
         found = {}
         for k, values in enumerate(x.T):
@@ -201,9 +207,10 @@ class Preprocessing:
                 apart = 3 * (high - low)
                 odd = (values < low - apart) | (values > high + apart)
                 known = int((~np.isnan(values)).sum())
-                what = (
-                    f"far outside of the training samples' range, {low:g} to {high:g}"
-                )
+                ends = f"{low:g} to {high:g}"
+                if self.columns and self.columns[k] in dates:
+                    ends = " to ".join(map(arrays.date_text, (low, high)))
+                what = f"far outside of the training samples' range, {ends}"
             else:
                 continue
             share = odd.sum() / max(known, 1)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import pandas as pd
+
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
 """Contents of a cell without a value, in small letters, for features and labels alike."""
 MISSING_CELLS = sorted(
@@ -134,6 +136,23 @@ def format_of(cells: Iterable[str], given: NumberFormat) -> NumberFormat | None:
     return next((form for form in (given, PLAIN) if all(map(form.fits, words))), None)
 
 
+def other_reading(cells: Any, given: NumberFormat) -> str:
+    """Return how a cell of text is read that is another number in another format, or an empty text.
+
+    >>> other_reading(pd.Categorical(["1,250", "2,500"]), NumberFormat(","))
+    "'1,250' is read as 1.25"
+    """
+    if given == PLAIN or not isinstance(cells, pd.Categorical):
+        return ""
+    words = [cell for cell in cells.categories if not is_missing(cell)]
+    used = format_of(words, given) or given
+    for form in (PLAIN, *_formats(words)):
+        for word in words if all(map(form.fits, words)) else ():
+            if form.number(word) != used.number(word):
+                return f"{word!r} is read as {used.number(word):g}"
+    return ""
+
+
 class Suspicion(NamedTuple):
     """What words are, what to do, and settings that read them."""
 
@@ -189,7 +208,7 @@ def signs(words: Collection[str]) -> Suspicion:
         return Suspicion(what, "Write them with a decimal point", {})
     ways = []
     for form in fits:
-        decimal = "--decimal ," if form.decimal == "," else ""
+        decimal = "--decimal ','" if form.decimal == "," else ""
         thousands = f"--thousands '{form.thousands}'" if form.thousands else ""
         ways.append(f"{decimal} {thousands}".strip())
     repair = {"decimal": fits[0].decimal, "thousands": fits[0].thousands or None}

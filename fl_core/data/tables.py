@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -13,19 +13,26 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from fl_core.data import (
     arrays,
     column_table,
     frames,
     preprocessing,
-    roles,
     spelling,
     targets,
     text,
 )
 from fl_core.data.arrays import Array, Cells
+from fl_core.data.column_table import (
+    DATE,
+    LEFT_OUT,
+    NUMBER,
+    WORDS,
+    Column,
+    ColumnTable,
+    is_identifier,
+)
 from fl_core.data.columns import (
     BETWEEN,
     PLAIN,
@@ -34,7 +41,6 @@ from fl_core.data.columns import (
     DataFaults,
     Place,
     Reading,
-    check_distinct_columns,
     located,
 )
 from fl_core.data.sources import Source
@@ -61,91 +67,100 @@ def read_table(
         UsageError: a line has another number of cells, a cell is not a finite number, or a word is among the labels'
             numbers. The message names line and column.
     """
-    path, header, read = frames.open_table(source, reading)
+    roles = ("client_column", "text_column", "group_column")
+    texts = [getattr(reading, key) for key in roles]
+    texts += [*reading.labels, *(reading.word_columns or ())]
+    path, frame, place = frames.open_table(source, reading, texts)
+    header = list(frame)
     taken = roles_of(path, header, reading)
-    names = feature_columns(path, header, reading)
-    unused = [name for name in header if name not in (*taken, *(names or ()))]
-    aside = [name for name in unused if roles.names_rows(name)]
-    columns, place = read(
-        [*taken, *(names or ()), *aside], [*taken, *(reading.word_columns or ())]
-    )
+    features = feature_columns(path, header, taken, reading)
     if reading.drop_missing_labels:
-        columns, place = drop_missing_labels(path, columns, place, reading.labels)
+        frame, place = _labelled(path, frame, place, reading.labels)
+    cells: dict[str, Cells] = {}
+    for column in header:
+        if column in (*taken, *features) or column_table.names_rows(column):
+            with located(f"{path}, column {column!r}", place):
+                cells[column] = arrays.cells_of(frame.pop(column), column in texts)
     source = Source(name or str(path), np.empty((0, 0)), np.empty(0), ())
     faults: list[UsageError] = []
-    column = partial(_column, faults, path, place)
+    checked = partial(_column, faults, path, place)
     answers = []
     for label in reading.labels:
-        with column(label):
-            answers.append(_answer(columns[label], reading))
+        with checked(label):
+            answers.append(_answer(cells[label], reading))
     if len(answers) == len(reading.labels):
-        with column(reading.label_column):
+        with checked(reading.label_column):
             y, classes = _targets(header, answers, reading)
             source = replace(source, y=y, classes=classes)
-    if reading.client_column in columns:
-        with column(reading.client_column):
-            owner, clients = arrays.owners(columns[reading.client_column])
+    if reading.client_column in cells:
+        with checked(reading.client_column):
+            owner, clients = arrays.owners(cells[reading.client_column])
             source = replace(source, owner=owner, owner_names=clients)
     if reading.group_column:
-        with column(reading.group_column):
-            groups = _groups(columns[reading.group_column], source.owner)
+        with checked(reading.group_column):
+            groups = _groups(cells[reading.group_column], source.owner)
             source = replace(source, groups=groups)
-    odd = {}
-    for name in aside:
-        cells = columns.pop(name)
-        if roles.is_identifier(name, cells, source.owner):
-            odd[name] = "like an identifier"
-            if _repeats(cells, source.owner) and not reading.group_column:
-                odd[name] += ": its rows may be in training and test"
-                warn(
-                    f"{path}: rows with one {name!r} may lie in training and test alike, so scores may be too good. "
-                    f"Keep them together: --group-column {shlex.quote(name)}"
-                )
-    if names is None:
-        texts: list[str] = list(columns[reading.text_column])
-        with column(reading.text_column):
-            text.check(texts)
-        _refuse(faults)
-        text.warn_of_losses(texts, str(path))
-        codes, vocabulary = text.encode(texts)
-        seen = column_table.describe(header, columns, taken, {}, (), odd)
-        return replace(source, x=codes, words=vocabulary, table=seen)
-    features = {name: columns[name] for name in names}
-    if not reading.keep_ids:
-        ids = _identifiers(path, features, source.owner, reading)
-        faults += ids.values()
-        features = {name: features[name] for name in names if name not in ids}
-    lacking = _lacking(path, features, source, reading)
+    rest = {name: cells[name] for name in cells if name not in taken}
+    ids, odd = _identifiers(path, rest, features, source.owner, reading)
+    faults += ids.values()
+    own = {name: cells[name] for name in features if name not in ids}
+    lacking = _lacking(path, own, source, reading)
     odd |= lacking
-    words: dict[str, tuple[str, ...]] = {}
-    made: dict[str, Array] = {}
-    for name, cells in features.items():
+    kinds = {name: (role, 0) for name, role in taken.items()}
+    made: dict[str, tuple[Array, tuple[str, ...]]] = {}
+    for name in own:
         if name in lacking and not reading.fill_missing_columns:
-            del columns[name]
             continue
-        with column(name):
-            if holds_words(name, cells, reading):
-                words[name] = preprocessing.words_of(name, cells)
-                made[name] = preprocessing.codes(cells, words[name])
-                continue
-            made[name] = numbers_of(name, cells, reading)
-            _check_filled(name, made[name], reading)
-            if name not in (reading.date_columns or ()):
-                columns[name] = made[name]
+        with checked(name):
+            kind, *made[name] = _feature(name, cells[name], reading)
+            kinds[name] = kind, len(made[name][1]) + 1
+            if kind == NUMBER:
+                odd.setdefault(
+                    name, spelling.other_reading(cells[name], reading.numbers)
+                )
+                cells[name] = made[name][0]
+    if "text" in taken.values():
+        words: list[str] = list(cells[reading.text_column])
+        with checked(reading.text_column):
+            text.check(words)
     _refuse(faults)
+    rows = [
+        column_table.describe(name, cells[name], *kinds[name], odd.get(name, ""))
+        if name in kinds
+        else Column(name, LEFT_OUT, odd=odd.get(name, ""))
+        for name in header
+    ]
+    source = replace(source, table=ColumnTable(tuple(rows)))
+    if "text" in taken.values():
+        text.warn_of_losses(words, str(path))
+        codes, vocabulary = text.encode(words)
+        return replace(source, x=codes, words=vocabulary)
     if not made:
         raise UsageError(
             f"{path} must have a column with values at each client; got none. Fill them: --fill-missing-columns "
             "--impute median."
         )
-    dates = reading.date_columns or ()
+    columns, categories = zip(*made.values(), strict=True)
     return replace(
         source,
-        x=np.column_stack(list(made.values())),
+        x=np.column_stack(columns),
         columns=tuple(made),
-        categories=tuple(words.get(name, ()) for name in made) if words else (),
-        table=column_table.describe(header, columns, taken, words, dates, odd),
+        categories=categories if any(categories) else (),
     )
+
+
+def _labelled(
+    path: Path, frame: pd.DataFrame, place: Place, labels: Sequence[str]
+) -> tuple[pd.DataFrame, Place]:
+    """Return the rows that have all their labels, and warn of the number of others."""
+    columns = [arrays.cells_of(frame[name], text=True) for name in labels]
+    lacking = np.any([arrays.lacks_value(cells) for cells in columns], axis=0)
+    rows = np.flatnonzero(~lacking)
+    if lacking.any():
+        warn(
+            f"{path}: {lacking.sum()} of {len(lacking)} rows have no label and are left out"
+        )
+    return frame.iloc[rows], lambda row: place(int(rows[row]))
 
 
 @contextmanager
@@ -171,7 +186,7 @@ class Findings(UsageError):
 
     Attributes:
         source: the data, or None if no settings read them.
-        faults: one line each.
+        faults: of all readings.
         reading: the last settings that were tried.
         lines: a heading, the faults, and what to do if settings do not help.
         options: of the command line, if settings help.
@@ -181,7 +196,7 @@ class Findings(UsageError):
         self,
         data: Path | pd.DataFrame,
         source: Source | None,
-        faults: list[str],
+        faults: Sequence[UsageError],
         left: int,
         reading: Reading,
     ) -> None:
@@ -213,23 +228,23 @@ def find_faults(
     data: Path | pd.DataFrame, reading: Reading, name: str = ""
 ) -> Findings:
     """Read a table, each time with the settings that the last faults ask for."""
-    found: list[str] = []
+    found: list[UsageError] = []
     tried: list[Reading] = []
-    while True:
+    while reading not in tried:
         tried.append(reading)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)
-                source = read_table(data, reading, name)
-                return Findings(data, source, found, 0, reading)
+                if found:
+                    warnings.simplefilter("ignore", UserWarning)
+                return Findings(
+                    data, read_table(data, reading, name), found, 0, reading
+                )
         except UsageError as error:
             faults = error.faults if isinstance(error, DataFaults) else [error]
         last = list(map(str, faults))
-        found = [*(fault for fault in found if fault not in last), *last]
-        better = reading.repaired(faults)
-        if better in tried:
-            return Findings(data, None, found, len(last), reading)
-        reading = better
+        found = [*(fault for fault in found if str(fault) not in last), *faults]
+        reading = reading.repaired(faults)
+    return Findings(data, None, found, len(last), tried[-1])
 
 
 def read_or_report(
@@ -240,40 +255,48 @@ def read_or_report(
     Raises:
         UsageError: the only fault, or :class:`Findings`.
     """
-    try:
-        return read_table(data, reading, name)
-    except UsageError as first:
-        found = find_faults(data, reading, name)
-        if len(found.faults) == 1:
-            raise
-        raise found from first
-
-
-def _repeats(cells: Cells, owner: arrays.Integers | None) -> bool:
-    """Return whether a client has a value twice."""
-    clients = np.zeros(len(cells)) if owner is None else owner
-    rows = pd.DataFrame({"client": clients, "value": cells})
-    return bool(rows.duplicated().any())
+    found = find_faults(data, reading, name)
+    if found.source is None or found.faults:
+        raise found if len(found.faults) > 1 else found.faults[0]
+    return found.source
 
 
 def _identifiers(
     path: Path,
-    columns: Mapping[str, Cells],
+    cells: Mapping[str, Cells],
+    features: Collection[str],
     owner: arrays.Integers | None,
     reading: Reading,
-) -> dict[str, DataFault]:
-    """Return the faults of columns that number the samples, or what several of them belong to."""
-    faults: dict[str, DataFault] = {}
+) -> tuple[dict[str, DataFault], dict[str, str]]:
+    """Find columns that number the rows, or what several of them belong to.
+
+    Returns:
+        The faults of those that are features, and what is odd about the others. If their rows may be in two splits, a
+        warning says so.
+    """
+    faults, odd = {}, {}
     group = reading.group_column
-    for name, cells in columns.items():
-        if not roles.is_identifier(name, cells, owner):
+    for name, column in cells.items():
+        if not is_identifier(name, column, owner):
             continue
         given, out = shlex.quote(name), [*(reading.exclude_columns or ()), name]
+        rows = pd.DataFrame({"client": 0 if owner is None else owner, "value": column})
+        repeats = not group and bool(rows.duplicated().any())
+        if name not in features:
+            odd[name] = "like an identifier"
+            if repeats:
+                odd[name] += ": its rows may be in training and test"
+                warn(
+                    f"{path}: rows with one {name!r} may lie in training and test alike, so scores may be too good. "
+                    f"Keep them together: --group-column {given}"
+                )
+            continue
+        if reading.keep_ids:
+            continue
         repair: dict[str, Any] = {"exclude_columns": [name]}
         option = f"--exclude-columns {' '.join(map(shlex.quote, out))}"
         way = f"Leave it out: {option}"
-        whole = not arrays.lacks_value(cells).any()
-        if whole and not group and _repeats(cells, owner):
+        if repeats and not arrays.lacks_value(column).any():
             group, repair = name, {"group_column": name}
             way = (
                 f"Keep its rows in one split: --group-column {given}. Or leave it out: {option}; "
@@ -285,7 +308,7 @@ def _identifiers(
             f"{way} (or allow it: --keep-ids).",
             **repair,
         )
-    return faults
+    return faults, odd
 
 
 def _lacking(
@@ -311,6 +334,31 @@ def _lacking(
     return found
 
 
+def _feature(
+    name: str, cells: Cells, reading: Reading
+) -> tuple[str, Array, tuple[str, ...]]:
+    """Return what a column is taken as, its numbers or the places of its words, and the words.
+
+    Raises:
+        DataFault: its cells are neither numbers nor words, or a number is missing and not filled.
+    """
+    if holds_words(name, cells, reading):
+        words = preprocessing.words_of(name, cells)
+        return WORDS, preprocessing.codes(cells, words), words
+    values = numbers_of(name, cells, reading)
+    lacking = np.isnan(values)
+    if lacking.any() and not reading.may_be_missing:
+        leave = f"eave the column out: --exclude-columns {shlex.quote(name)}."
+        way, repair = f"L{leave}", {"exclude_columns": [name]}
+        if not lacking.all():
+            fill = "Fill empty cells with --impute mean, median or most_frequent."
+            way, repair = f"{fill} Or l{leave}", {"impute": "median"}
+        count = f"{lacking.sum():,} of {len(lacking):,} cells have none"
+        rule = f"the value must not be missing; got none ({count})."
+        raise DataFault(rule, way, int(np.argmax(lacking)), **repair)
+    return DATE if name in (reading.date_columns or ()) else NUMBER, values, ()
+
+
 def holds_words(name: str, cells: Cells, reading: Reading) -> bool:
     """Return whether a column of features holds words: some, and no number.
 
@@ -323,28 +371,23 @@ def holds_words(name: str, cells: Cells, reading: Reading) -> bool:
         return True
     if spelling.format_of(cells.categories, reading.numbers):
         return False
-    if _has_strays(cells, reading):
-        return False
-    _check_spelling(cells, name)
-    return not any(map(spelling.is_number, cells.categories))
+    _check_spelling(cells, reading, name)
+    forms = (reading.numbers, spelling.PLAIN)
+    return not any(form.fits(word) for word in cells.categories for form in forms)
 
 
-def _has_strays(cells: pd.Categorical, reading: Reading) -> bool:
-    """Return whether some cells are numbers with the signs that were given, and others are none with any signs."""
-    given, words = reading.numbers, cells.categories
-    if given == spelling.PLAIN or not any(map(given.fits, words)):
-        return False
-    others = (w for w in words if not given.fits(w) and not spelling.is_missing(w))
-    return any(set(word.strip()) - set(spelling.IN_NUMBERS) for word in others)
-
-
-def _check_spelling(cells: pd.Categorical, feature: str = "") -> None:
+def _check_spelling(cells: pd.Categorical, reading: Reading, feature: str = "") -> None:
     """Check that words are no numbers or dates in another spelling (:func:`fl_core.data.spelling.suspicion`).
+
+    If signs are given and fit a cell, the others are stray words.
 
     Args:
         feature: the column's name if it is a feature. A label cannot be left out.
     """
-    found = spelling.suspicion(cells.categories, feature)
+    given, words = reading.numbers, cells.categories
+    if given != spelling.PLAIN and any(map(given.fits, words)):
+        return
+    found = spelling.suspicion(words, feature)
     if not found:
         return
     way, repair = f"{found.way}.", found.repair
@@ -352,7 +395,7 @@ def _check_spelling(cells: pd.Categorical, feature: str = "") -> None:
         way += f" Or keep the words: --word-columns {shlex.quote(feature)}."
     elif {"date_columns", "exclude_columns"} & repair.keys():
         way, repair = "Write the numbers alone.", {}
-    some = listing(map(repr, sorted(cells.categories)), 3)
+    some = listing(map(repr, sorted(words)), 3)
     rule = f"cells must be numbers or words; got {some}, {found.what}."
     raise DataFault(rule, way, column=feature, **repair)
 
@@ -367,35 +410,11 @@ def numbers_of(name: str, cells: Cells, reading: Reading) -> Array:
         if name in (reading.date_columns or ()) and not isinstance(cells, np.ndarray):
             values = arrays.dates(cells)
         else:
-            values = _plain_numbers(cells, reading)
+            values = arrays.numbers(cells, reading.numbers)
         return arrays.features(values[:, None], missing=True)[:, 0]
     except DataFault as fault:
         way = f"Correct it, or leave the column out: --exclude-columns {shlex.quote(name)}."
         raise DataFault(fault.what, way, fault.row, exclude_columns=[name]) from fault
-
-
-def _check_filled(name: str, values: Array, reading: Reading) -> None:
-    """Check that no number is missing, or that it will be filled."""
-    lacking = np.isnan(values)
-    if reading.may_be_missing or not lacking.any():
-        return
-    leave = f"eave the column out: --exclude-columns {shlex.quote(name)}."
-    way = f"L{leave}"
-    repair: dict[str, Any] = {"exclude_columns": [name]}
-    if not lacking.all():
-        fill = "Fill empty cells with --impute mean, median or most_frequent."
-        way, repair = f"{fill} Or l{leave}", {"impute": "median"}
-    count = f"{lacking.sum():,} of {len(lacking):,} cells have none"
-    rule = f"the value must not be missing; got none ({count})."
-    raise DataFault(rule, way, int(np.argmax(lacking)), **repair)
-
-
-def _plain_numbers(cells: Cells, reading: Reading) -> NDArray[np.float64]:
-    """Return numbers in the spelling that is given, or with a decimal point."""
-    if isinstance(cells, np.ndarray):
-        return cells
-    form = spelling.format_of(cells.categories, reading.numbers)
-    return arrays.numbers(cells, form or reading.numbers)
 
 
 def _answer(cells: Cells, reading: Reading) -> Cells:
@@ -403,15 +422,11 @@ def _answer(cells: Cells, reading: Reading) -> Cells:
     targets.check_present(cells)
     if reading.task == CLASSIFICATION and not reading.label_numbers:
         return cells
-    if (
-        isinstance(cells, pd.Categorical)
-        and not spelling.format_of(cells.categories, reading.numbers)
-        and not _has_strays(cells, reading)
-    ):
-        _check_spelling(cells)
     try:
-        return _plain_numbers(cells, reading)
+        return arrays.numbers(cells, reading.numbers)
     except DataFault as fault:
+        if isinstance(cells, pd.Categorical):
+            _check_spelling(cells, reading)
         raise DataFault(fault.what, targets.FORMS[reading.task], fault.row) from fault
 
 
@@ -437,7 +452,7 @@ def _check_classes(
     numbers = all(map(spelling.is_number, classes))
     if len(classes) <= FEW or not (numbers or spelling.suspicion(classes, "")):
         return
-    time, event = roles.survival_columns(header)
+    time, event = column_table.survival_columns(header)
     timed = bool(event) and time == reading.label_column
     if timed or 2 * (np.bincount(y) == 1).sum() > len(classes):
         both, given = f"{time},{event}", shlex.quote(f"{time},{event}")
@@ -457,29 +472,9 @@ def _groups(cells: Cells, owner: arrays.Integers | None) -> arrays.Integers:
         DataFault: a row has no group.
     """
     arrays.refuse_where(arrays.lacks_value(cells), cells, "each row must have a group")
-    texts = [each.strip() for each in cells]
-    clients = np.zeros(len(texts), int) if owner is None else owner
-    rows = pd.DataFrame({"client": clients, "group": texts})
+    groups = [each.strip() for each in cells]
+    rows = pd.DataFrame({"client": 0 if owner is None else owner, "group": groups})
     return rows.groupby(["client", "group"]).ngroup().to_numpy(np.int64)
-
-
-def drop_missing_labels(
-    path: Path, columns: Mapping[str, Cells], place: Place, labels: Sequence[str]
-) -> tuple[dict[str, Cells], Place]:
-    """Return the rows that have all their labels, and warn of the number of others."""
-    lacking = np.any([arrays.lacks_value(columns[name]) for name in labels], axis=0)
-    if not lacking.any():
-        return dict(columns), place
-    rows = np.flatnonzero(~lacking)
-    warn(
-        f"{path}: {lacking.sum()} of {len(lacking)} rows have no label and are left out"
-    )
-    found: dict[str, Cells] = {}
-    for name, cells in columns.items():
-        found[name] = cells[rows]
-        if isinstance(cells, pd.Categorical):
-            found[name] = cells[rows].remove_unused_categories()
-    return found, lambda row: place(int(rows[row]))
 
 
 def roles_of(path: Path, header: Sequence[str], reading: Reading) -> dict[str, str]:
@@ -489,7 +484,6 @@ def roles_of(path: Path, header: Sequence[str], reading: Reading) -> dict[str, s
         DataFault: a column is missing. The message names the likeliest ones with their flags.
         UsageError: a name is repeated, or has two roles.
     """
-    check_distinct_columns(path, header)
     reading.check_labels(str(path))
     taken: dict[str, str] = {}
     keys = [
@@ -519,24 +513,20 @@ def _no_column(
     flag = f"--{key.replace('_', '-')}"
     way = f"Name it with {flag}"
     repair: dict[str, Any] = {}
-    likely = roles.likely_columns(key, name, header)
+    likely = column_table.likely_columns(key, name, header)
     if likely:
         repair[key] = likely[0]
-        way = f"Name it: {flag} {shlex.quote(likely[0])}"
-        if likely[1:]:
-            way += f" ({listing(likely[1:])} may be it, too)"
-    clients = roles.by_name("client_column", header)
+        others = "".join(f", or {flag} {shlex.quote(each)}" for each in likely[1:])
+        way = f"Name it: {flag} {shlex.quote(likely[0])}{others}"
+    clients = column_table.by_name("client_column", header)
     if key != "client_column" and clients and reading.client_column not in header:
         repair["client_column"] = clients[0]
         way += f". The column of the clients may be missing as well: --client-column {shlex.quote(clients[0])}"
-    time, event = roles.survival_columns(header)
-    several = name.split(",")
+    several = name.split(BETWEEN)
     if key == "label_column" and len(several) > 1 and {*several} <= {*header}:
-        task = SURVIVAL if several == [time, event] else MULTILABEL
+        survival = (*several,) == column_table.survival_columns(header)
+        task = SURVIVAL if survival else MULTILABEL
         repair, way = {"task": task}, f"Name their task: --task {task}"
-    elif key == "label_column" and time and event:
-        both = shlex.quote(f"{time},{event}")
-        way += f". To predict the time until an event: --task survival --label-column {both}"
     return DataFault(
         f"{flag} must be one of the {len(header)} columns of {path}; got {name!r}.",
         f"{way}.",
@@ -545,17 +535,16 @@ def _no_column(
 
 
 def feature_columns(
-    path: Path, header: Sequence[str], reading: Reading
-) -> list[str] | None:
-    """Return the names of a table's feature columns, in the order of the header, or None if its samples are texts.
+    path: Path, header: Sequence[str], taken: Mapping[str, str], reading: Reading
+) -> list[str]:
+    """Return the names of a table's feature columns, in the order of the header. Texts have none.
 
     Raises:
         UsageError: a named column is missing, repeated, or used for two purposes.
     """
-    taken = roles_of(path, header, reading)
     if "text" in taken.values():
         reading.check_unasked(f"{path} holds texts", "columns", "exclude_columns")
-        return None
+        return []
     found = [name for name in header if name not in taken]
     for key in ("columns", "exclude_columns", "word_columns", "date_columns"):
         for name in getattr(reading, key) or ():

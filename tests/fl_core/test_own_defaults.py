@@ -9,8 +9,8 @@ import pytest
 from fedlayers.cli.app import main
 from fl_core import data, runner
 from fl_core.config import RunConfig, in_memory, resolve
+from fl_core.data.column_table import is_identifier
 from fl_core.data.registry import PATIENCE
-from fl_core.data.roles import is_identifier
 from fl_core.errors import UsageError
 from tests.fl_core.test_tables import frame, samples, written
 
