@@ -133,14 +133,8 @@ class Figures:
         print("\n".join(catalogue.lines(self.paper)))
 
     def _scorecard(self) -> None:
-        """Renew the scorecard where the project keeps it, or write its tables into a folder of the user's own."""
-        if self.out is None:
-            page = scorecard.write()
-        else:
-            page = self.out / "scorecard.md"
-            text = f"# The scorecard\n\n{scorecard.table()}\n"
-            page.write_text(text, encoding="utf-8")
-        print(f"page: {page}")
+        """Renew the scorecard where the project keeps it, or write its page into a folder of the user's own."""
+        print(f"page: {scorecard.write(self.out or items.HERE)}")
 
     def _all(self) -> None:
         """Draw everything that has rows. A failure is reported on the error stream and stops nothing else.

@@ -31,17 +31,14 @@ BUDGET = "about 4 minutes on one core"
 PAGE = items.HERE / "gallery.md"
 DPI = 110
 
-IMAGES = RunConfig(
-    dataset="fashion_mnist",
-    model="scheduling_cnn",
-    clients=4,
-    alpha=0.3,
-    max_samples=2000,
-    epochs=2,
-    batch_size=32,
-)
-SCALES = IMAGES.with_keys(model="timm:resnet18", clients=3, max_samples=600)
-RUNS = {"images": IMAGES, "tables": RunConfig(dataset="heart"), "scales": SCALES}
+IMAGES = {
+    "dataset": "fashion_mnist", "clients": 4, "alpha": 0.3, "max_samples": 2000, "model": "scheduling_cnn",
+    "epochs": 2, "batch_size": 32,
+}  # fmt: skip
+SCALES = {**IMAGES, "clients": 3, "max_samples": 600, "model": "timm:resnet18"}
+KEYS = {"images": IMAGES, "tables": {"dataset": "heart"}, "scales": SCALES}
+"""The configuration of each run, by key, as its command has it."""
+RUNS = {run: RunConfig(**keys) for run, keys in KEYS.items()}
 WHERE = {"hessian_spectrum": "tables", "bn_scale": "scales"}
 """Metrics that are not measured on the images: their cost there, and normalisations, which that network has not."""
 WHOLE = "layer_cost"
@@ -101,51 +98,25 @@ def _drawn(frame: pd.DataFrame) -> pd.DataFrame:
 # --- the pictures ----------------------------------------------------------------------------------------------
 
 
-def flags(config: RunConfig) -> str:
-    """The flags of a configuration that differ from the defaults."""
-    changed = {
-        key: value
-        for key, value in config.flat().items()
-        if value != RunConfig().value(key)
-    }
-    changed = {"dataset": config.data.dataset, **changed}
-    pairs = (
-        (name, value) for name, value in changed.items() if not isinstance(value, dict)
-    )
-    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in pairs)
-
-
 def _diagnose(metric: str) -> str:
-    return f"fedlayers diagnose {flags(RUNS[WHERE.get(metric, 'images')])} --metrics {metric}"
+    keys = KEYS[WHERE.get(metric, "images")]
+    flags = [f"--{key.replace('_', '-')} {value}" for key, value in keys.items()]
+    return f"fedlayers diagnose {' '.join(flags)} --metrics {metric}"
 
 
 def _says(metric: str, frame: pd.DataFrame) -> str:
     """A sentence on a metric: meaning, direction and unit."""
     about = METRICS[metric]
-    part = frame[frame["metric"] == metric]
-    if metric != WHOLE:
-        part = part[part["variant"].isin([about.variant, "training"])]
-    variants = {
-        str(unit): names
-        for unit, names in part.groupby("unit", sort=False)["variant"].unique().items()
-    }
-    units = [
-        f"{unit.replace('^2', '²') or 'none'} ({listing(names)})"
-        for unit, names in variants.items()
-    ]
-    if len(variants) == 1:
-        units = [unit.replace("^2", "²") or "none" for unit in variants]
-    drawn: list[str] = []
-    if about.pairs:
-        drawn = [
-            f"The curve is each client's mean{'' if about.distance else ' of 1 − value'} over the others"
-        ]
-    parts = (
+    units = frame.loc[frame["metric"] == metric, "unit"].unique()
+    named = [str(unit).replace("^2", "²") or "none" for unit in units]
+    parts = [
         about.description,
         *about.direction.split("; "),
-        f"unit: {', '.join(units)}",
-        *drawn,
-    )
+        f"unit: {', '.join(named)}",
+    ]
+    if about.pairs:
+        inverse = "" if about.distance else " of 1 − value"
+        parts.append(f"The curve is each client's mean{inverse} over the others")
     return " ".join(f"{part[0].upper()}{part[1:]}." for part in parts)
 
 

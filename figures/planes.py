@@ -11,8 +11,8 @@ from sklearn.metrics import silhouette_score
 from sklearn.neighbors import NearestNeighbors
 
 from diagnostics.representation.embedding import Pool, embed
+from figures.recipe import where
 from fl_core import rows
-from fl_core.errors import UsageError
 
 X, Y, PERPLEXITY = "tsne_x", "tsne_y", "tsne_perplexity"
 CLUSTERED = {
@@ -28,46 +28,35 @@ MEANING = (
 )
 
 
-def scores(pooled: Pool, neighbours: int = 10) -> dict[str, float]:
-    """Measure how well the features separate classes and clients; NaN with a single class or client.
+def scored(
+    pooled: Pool, named: Mapping[str, Any], neighbours: int = 10
+) -> Iterator[rows.Row]:
+    """Rows of how well the features separate classes and clients.
 
     * ``silhouette_class``, ``silhouette_client``: mean silhouette with the classes (clients) as clusters, from -1 to 1
       (Rousseeuw 1987). Higher means further apart. Good shared features are high in the first and low in the second.
     * ``purity_class``, ``purity_client``: share of a sample's nearest neighbours that have its class (client).
+
+    With a single class or client a score has a status and no value.
+
+    Args:
+        named: columns of every row.
     """
     x = pooled.x.astype(np.float64)
-    k = min(neighbours, len(x) - 1)
-    if k < 1:
-        raise UsageError(f"samples must be at least 2; got {len(x)}.")
-    near = (
-        NearestNeighbors(n_neighbors=k, algorithm="brute")
-        .fit(x)
-        .kneighbors(return_distance=False)
-    )
-    numbers = {}
+    near = NearestNeighbors(n_neighbors=min(neighbours, len(x) - 1), algorithm="brute")
+    nearest = near.fit(x).kneighbors(return_distance=False)
+    columns = {"n_samples": len(x), **named}
     for name, groups in (("class", pooled.classes), ("client", pooled.clients)):
-        many = len(set(groups))
-        sound = 2 <= many < len(x)
-        numbers[f"silhouette_{name}"] = (
-            float(silhouette_score(x, groups)) if sound else float("nan")
-        )
-        numbers[f"purity_{name}"] = (
-            float((groups[near] == groups[:, None]).mean())
-            if many > 1
-            else float("nan")
-        )
-    return numbers
-
-
-def scored(pooled: Pool, named: Mapping[str, Any]) -> Iterator[rows.Row]:
-    """The scores of pooled features. With only one class or client a score has a status and no value."""
-    for name, value in scores(pooled).items():
-        status = (
-            "ok"
-            if np.isfinite(value)
-            else "one class or client only, or as many as there are samples"
-        )
-        yield rows.row(name, value, n_samples=len(pooled.x), status=status, **named)
+        if not 1 < len(set(groups)) < len(x):
+            columns["status"] = (
+                "one class or client only, or as many as there are samples"
+            )
+            yield rows.row(f"silhouette_{name}", None, **columns)
+            yield rows.row(f"purity_{name}", None, **columns)
+            continue
+        same = groups[nearest] == groups[:, None]
+        yield rows.row(f"silhouette_{name}", silhouette_score(x, groups), **columns)
+        yield rows.row(f"purity_{name}", same.mean(), **columns)
 
 
 def placed(pooled: Pool, seed: int, named: Mapping[str, Any]) -> Iterator[rows.Row]:
@@ -102,28 +91,17 @@ def plane(
     Args:
         layer: default the first that was stored.
     """
-    part = frame[
-        (frame["run"] == run)
-        & (frame["seed"] == seed)
-        & frame["metric"].isin([X, Y, PERPLEXITY])
-    ]
+    part = where(frame, run=run, seed=seed)
+    part = part[part["metric"].isin([X, Y, PERPLEXITY])]
     part = part[part["layer"] == (part["layer"].iloc[0] if layer is None else layer)]
-    places = part[part["metric"] != PERPLEXITY]
-    table = places.pivot(
-        index=["client", "variant"], columns="metric", values="value"
-    ).reset_index()
-    named = table["variant"].str.partition(">")
-    sample = named[0].str.removeprefix("sample ").astype(int)
-    samples = pd.DataFrame(
-        {
-            "client": table["client"],
-            "class": named[2],
-            "x": table[X],
-            "y": table[Y],
-            "sample": sample,
-        }
+    samples = (
+        part[part["metric"] != PERPLEXITY]
+        .pivot(index=["client", "variant"], columns="metric", values="value")
+        .reset_index()
+        .rename(columns={X: "x", Y: "y"})
     )
-    samples.attrs = {
-        "perplexity": float(part.loc[part["metric"] == PERPLEXITY, "value"].iloc[0])
-    }
+    named = samples.pop("variant").str.removeprefix("sample ").str.partition(">")
+    samples["sample"], samples["class"] = named[0].astype(int), named[2]
+    (perplexity,) = where(part, metric=PERPLEXITY)["value"]
+    samples.attrs = {"perplexity": perplexity}
     return samples

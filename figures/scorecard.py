@@ -174,9 +174,9 @@ def record() -> str:
     ]) + "\n"  # fmt: skip
 
 
-def write() -> Path:
-    """Update the scorecard in the README and the list of changed verdicts. Return the README's path."""
+def write(folder: Path = items.HERE) -> Path:
+    """Write the README with its scorecard made again, and the list of changed verdicts. Return the README's path."""
     text = renewed(README.read_text(encoding="utf-8"))
-    README.write_text(text, encoding="utf-8")
-    RECORD.write_text(record(), encoding="utf-8")
-    return README
+    (folder / README.name).write_text(text, encoding="utf-8")
+    (folder / RECORD.name).write_text(record(), encoding="utf-8")
+    return folder / README.name

@@ -174,9 +174,7 @@ _SPELLED_OUT = (("scale", "none", None), ("scale", None, "none"))
 
 def _check_same(item: Item, folder: Path, header: packing.Header) -> float:
     """Return the training time of a stored run; refuse one made with another configuration."""
-    path = rows_file(folder, header["run"], header["seed"])
-    path = path if path.is_file() else packed_file(folder)
-    check_owner(item, path, header)
+    check_owner(item, folder, header)
     now = json.loads(json.dumps(_asked(item, header["run"])))
     differ = [
         name
@@ -187,7 +185,7 @@ def _check_same(item: Item, folder: Path, header: packing.Header) -> float:
     ]
     if differ:
         raise UsageError(
-            f"{path}: {header['run']}, seed {header['seed']}, must be of this configuration; got another "
+            f"{folder}: {header['run']}, seed {header['seed']}, must be of this configuration; got another "
             f"{listing(differ)}. Remove it, or choose another folder."
         )
     return float(header["seconds"])

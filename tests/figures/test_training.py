@@ -149,7 +149,7 @@ def test_another_configuration_is_refused_but_a_default_that_is_spelled_out(
     folder = tmp_path / NAME
     train(check, folder, only=["local"], seeds=1)
     for keys, refused in (
-        ({"lr": 0.1}, "local-0.jsonl: .* another lr"),
+        ({"lr": 0.1}, f"{NAME}: local, seed 0, .* another lr"),
         ({"scale": "standard"}, "another scale"),
         ({"scale": "none"}, ""),
     ):
