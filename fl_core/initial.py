@@ -118,7 +118,7 @@ def packaged(model: nn.Module) -> Tree:
 def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None, bool, list[str]]:
     """Return a run's last common model, its vocabulary, whether clients kept running statistics, and their layers."""
     run = store.Run(path)
-    config, whole, plan = run.task_config(), _has_global_model(run), run.plan()
+    config, whole, plan = run.config, _has_global_model(run), run.plan()
     if config.get("adapt") is not None:
         raise UsageError(
             f"init must be a run without adapters; got {path}. Export its model, and name that file."

@@ -22,7 +22,7 @@ from fl_core.records.writing import PARTS, Writer, timing_of
 from fl_core.registry import import_object
 from fl_core.rows import OF_CLASS, Row, why_missing
 from fl_core.stopping import EVALUATE, FINISH, EarlyStopping, Listener, rounds_done
-from fl_core.storage import Folder, write_json
+from fl_core.storage import Folder
 
 if TYPE_CHECKING:
     from fl_core.engine import Engine
@@ -425,22 +425,13 @@ class Costs(Listener):
 
 
 class Saver(Listener):
-    """Checkpoints of a run, and a copy of its plan for readers."""
+    """Checkpoints of a run."""
 
     def __init__(
         self, writer: Writer, timer: Timer, stopping: EarlyStopping | None = None
     ) -> None:
         self._writer, self._timer, self._stopping = writer, timer, stopping
-        self._plan: Any = None
         self._since = time.monotonic()  # of the last checkpoint, or the beginning
-
-    def before_run(self, engine: Engine) -> None:
-        if engine.done:  # a run that resumes has its copy
-            self._plan = engine.server.meta.get("plan")
-        self._save_plan(engine)
-
-    def after_exchange(self, engine: Engine, rnd: Round) -> None:
-        self._save_plan(engine)
 
     def after_round(self, engine: Engine) -> None:
         done, schedule = engine.done, engine.schedule
@@ -458,12 +449,6 @@ class Saver(Listener):
                 self._writer.checkpoint(found, clients.states.changed)
             clients.states.changed.clear()
             self._since = time.monotonic()
-
-    def _save_plan(self, engine: Engine) -> None:
-        plan = engine.server.meta.get("plan")
-        if plan is not None and plan != self._plan:
-            write_json(self._writer.path / "plan.json", plan)
-            self._plan = plan
 
 
 def _is_evaluation(engine: Engine, rnd: Round) -> bool:

@@ -47,6 +47,9 @@ _BESIDE = [
     "command",
     "code",
     "own",
+    "environment",
+    "files",
+    "rows",
 ]
 """What a run's config.json has next to the configuration."""
 
@@ -73,7 +76,7 @@ def task_of(
         CorruptError: its files are damaged or have other contents.
         UsageError: something that they name does not exist here or does not fit.
     """
-    path, stored, start = run.path / "config.json", run.task_config(), run.start()
+    path, stored, start = run.path / "config.json", run.config, run.start()
     with damaged(path, UsageError):
         config, plan = stored_config(stored)
     for key, has in (("plan", plan), ("init", start)):
@@ -429,7 +432,7 @@ def _task_to_read(
 ) -> Task:
     """Return the task of a finished or interrupted run, for reading its models."""
     own = {"data": None, "model": None, **own}
-    check_own(found.path, found.task_config(), allow_code, True, **own)
+    check_own(found.path, found.config, allow_code, True, **own)
     task = task_of(found, trained=True, **own)
     check_same_start(task, found.path, weights=False)
     if changed := changed_code(found, task):

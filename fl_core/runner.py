@@ -145,17 +145,17 @@ def run(
         kind for kind in ("data", "model") if getattr(config, f"own_{kind}") is not None
     ]
     stored |= {"command": command, "code": writing.digests(task), "own": own}
-    _check_storable(stored)
     header = {"run": Path(out).name, **task.header(command)}
-    made_with = {
+    stored["environment"] = {
         **writing.current_environment(),
         "device": config.execution.device,
         "data": data.digest,
         "source": data.source_digest,
         "model": header["checkpoint"],
     }
+    _check_storable(stored)
     partition = data.partition.to_tree()
-    with writing.create(out, stored, made_with, partition, header, task.start) as made:
+    with writing.create(out, stored, partition, header, task.start) as made:
         return _execute(task, instruments, made, how)
 
 
@@ -205,9 +205,7 @@ def resume(
     with writing.reopen(out) as writer:
         run, path = writer.run, writer.path
         weights = run.start() is not None
-        restore.check_own(
-            path, run.task_config(), allow_code, weights, data=data, model=model
-        )
+        restore.check_own(path, run.config, allow_code, weights, data=data, model=model)
         task = task_of(run, data_root=data_root, data=data, model=model)
         instruments = instruments or Instruments()
         if not run.rounds:  # later the plan has been chosen
@@ -228,7 +226,7 @@ def resume(
                 restore.check(run, found, task)
 
         done = writer.rewind(accept)
-        others = restore.changes(run.environment)
+        others = restore.changes(run.config["environment"])
         if others and not run.finished:
             warn(
                 f"{path} began with {listing(others)}: what follows may differ in its last bits from an "

@@ -493,8 +493,8 @@ def check_stored(path: Path, task: Task) -> None:
         return writing.check_free(path)
     run = store.Run(path)
     own = {"data": task.config.own_data, "model": task.config.own_model}
-    restore.check_given(path, run.task_config(), **own)
-    stored, plan = restore.stored_config(run.task_config())
+    restore.check_given(path, run.config, **own)
+    stored, plan = restore.stored_config(run.config)
     config = task.config.with_keys(plan=None) if task.plan is not None else task.config
     for name in [key for key in KEYS if key not in FREE]:
         # a stored tuple is a list

@@ -1,12 +1,11 @@
 """The run directory: what a run keeps, checksummed, and what a reader gets back.
 
-    environment.json  partition.safetensors  config.json   written before any training; config.json comes last
-    manifest.json                 digests of those three and of the rows' header; its own digest is the run's id
+    partition.safetensors  start.safetensors   written before any training; the second if weights were given
     rows.jsonl                    header and rows, flushed after every round
+    config.json                   the configuration, the environment, and the digests of the files above; it comes last
     checkpoints/000010.json       after round 10: the run's id, digests of every state, length and digest of the rows up
                                   to there
     blobs/<sha256>.safetensors    tensors, stored once by content
-    plan.json                     the layer plan in force, a copy for readers
     timing.jsonl                  wall-clock seconds; not covered, since no two runs agree on them
     lock                          held by the writer
 
@@ -40,17 +39,14 @@ if TYPE_CHECKING:
     from fl_core.stopping import StoppingRule
     from fl_core.tree import Tree
 
-ROOT_FILES = ("config.json", "environment.json", "partition.safetensors")
-ROWS = "rows.jsonl"
-MANIFEST = "manifest.json"
+CONFIG, ROWS, PARTITION = "config.json", "rows.jsonl", "partition.safetensors"
 START = "start.safetensors"  # of a run that does not start from its seed's weights
-BEGINNING = {*ROOT_FILES, START, ROWS, MANIFEST}
+BEGINNING = {CONFIG, PARTITION, START, ROWS}
 """The files that precede training. A directory with only some of them, and without config.json, is no run yet."""
 CODE = "code"
 """The key of the server's stored state for the resumes with changed code: after which ``round``, and its digests."""
-FORMAT = "fedlayers.run/3"
+FORMAT = "fedlayers.run/4"
 _COVERED = {"bytes": COUNT, "sha256": DIGEST}
-_MANIFEST = {"files": MapOf(_COVERED), "rows": _COVERED}
 _STATE = {"blob": DIGEST, "trees": [str], "meta": dict}
 _CHECKPOINT = {
     "round": COUNT,
@@ -59,7 +55,6 @@ _CHECKPOINT = {
     "states": {"server": _STATE},
 }
 CHECKPOINT = (_CHECKPOINT, {"states": MapOf(_STATE)})
-_ENVIRONMENT = {"versions": MapOf(str), "python": str}
 _LAYER = {"name": str, "parameters": [str], "buffers": [str]}
 _HEADER = {"version": str, "data": str, "checkpoint": str, "layers": [_LAYER]}
 _CONFIG = {
@@ -74,6 +69,9 @@ _CONFIG = {
     "command": str,
     "code": MapOf(DIGEST),
     "words?": [str],
+    "environment": {"versions": MapOf(str), "python": str},
+    "files": {PARTITION: DIGEST, f"{START}?": DIGEST},
+    "rows": _COVERED,
 }
 
 
@@ -127,47 +125,29 @@ class Run:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self.folder = Folder(path)
-        if not self.folder.has("config.json"):
+        if not self.folder.has(CONFIG):
             raise UsageError(
                 f"run must be a directory with a config.json; got {self.path}. List runs: fedlayers runs DIR."
             )
 
     @property
     def config(self) -> dict[str, Any]:
-        """The resolved configuration, as JSON.
-
-        Raises:
-            CorruptError: it is damaged, or another run's.
-            UsageError: another version of this package has written it.
-        """
-        self._check("config.json")
-        found = self.folder.read_signed("config.json")
-        check_version(self.path, found.pop("format", None), FORMAT)
-        return found
-
-    def task_config(self) -> dict[str, Any]:
-        """The configuration, from which a task can be made again; errors as of :attr:`config`."""
-        found = self.config
-        check_stored(self.path / "config.json", found, _CONFIG)
-        return found
-
-    @property
-    def environment(self) -> dict[str, Any]:
-        """The versions, platform, device, and digests of data and initial model.
+        """The resolved configuration and what the run began with, as JSON.
 
         Raises:
             CorruptError: it is damaged.
+            UsageError: another version of this package has written it.
         """
-        path = self.path / "environment.json"
-        with damaged(path):
-            found: dict[str, Any] = storage.parsed_json(self._check("environment.json"))
-        check_stored(path, found, _ENVIRONMENT)
+        path, found = self.path / CONFIG, self.folder.read_signed(CONFIG)
+        if not check_version(self.path, found.pop("format", None), FORMAT):
+            raise CorruptError(f"{path} is damaged: it must have the format {FORMAT}")
+        check_stored(path, found, _CONFIG)
         return found
 
     @property
     def id(self) -> str:
-        """The digest of the manifest. Checkpoints name their run by it."""
-        return sha(json_bytes(self.begin()))
+        """The digest of the configuration. Checkpoints name their run by it."""
+        return sha(json_bytes(self.config))
 
     @property
     def rounds(self) -> list[int]:
@@ -201,8 +181,7 @@ class Run:
         Raises:
             CorruptError: it is damaged.
         """
-        name = "partition.safetensors"
-        return self.folder.read_tensors(name, self.begin()["files"][name]["sha256"])
+        return self.folder.read_tensors(PARTITION, self.config["files"][PARTITION])
 
     def start(self) -> dict[str, Tensor] | None:
         """The weights that the run started from, if they were given; None = its seed's.
@@ -210,10 +189,8 @@ class Run:
         Raises:
             CorruptError: they are damaged.
         """
-        entry = self.begin()["files"].get(START)
-        if entry is None:
-            return None
-        return self.folder.read_tensors(START, entry["sha256"])
+        digest = self.config["files"].get(START)
+        return None if digest is None else self.folder.read_tensors(START, digest)
 
     def manifest(self, which: int) -> dict[str, Any]:
         """The manifest of the checkpoint after round ``which``.
@@ -237,7 +214,7 @@ class Run:
             )
         if found["run"] != self.id:
             raise CorruptError(
-                f"{path} is another run's: it does not name this run's manifest.json"
+                f"{path} is another run's: it does not name this run's config.json"
             )
         return found
 
@@ -305,7 +282,7 @@ class Run:
             CorruptError: the first thing that differs from what was written.
             UsageError: a newer version of this package has written it.
         """
-        checked, ends = self.check_files(), [self.begin()["rows"]]
+        checked, ends = self.check_files(), [self.config["rows"]]
         blobs: set[str] = set()
         for which in self.rounds:
             found = self.manifest(which)
@@ -322,12 +299,6 @@ class Run:
         beyond = f", {size - covered:,} bytes after the last checkpoint not covered"
         rest = beyond if size > covered else ""
         checked.append(f"{len(blobs)} blobs; rows up to {covered:,} bytes{rest}")
-        plan = self.plan()
-        if plan is not None:
-            if self.folder.read("plan.json") != json_bytes(plan):
-                path = self.path / "plan.json"
-                raise CorruptError(f"{path} is damaged: it is not the plan of this run")
-            checked.append("plan.json")
         rule = self.stopping_rule()
         for model, best in ({} if rule is None else rule.best).items():
             if best not in self.rounds:
@@ -335,7 +306,7 @@ class Run:
                     f"{self.checkpoint_path(best)} is missing: it is the best round of the {model} models"
                 )
             checked.append(f"best round of the {model} models: {best}")
-        began = {"code": self.config.get("code", {})}
+        began = {"code": self.config["code"]}
         changes = self._meta().get(CODE, [])
         for before, now in pairwise([began, *changes]):
             parts = listing(changed_parts(before["code"], now["code"]))
@@ -377,40 +348,22 @@ class Run:
         Raises:
             CorruptError: the first file that differs from what was written.
         """
-        files = self.begin()["files"]
-        for name in files:
-            self._check(name)
-        return [f"{name}: {entry['bytes']:,} bytes" for name, entry in files.items()]
-
-    def begin(self) -> dict[str, Any]:
-        """The manifest of what was written before any training.
-
-        Raises:
-            CorruptError: it is damaged.
-            UsageError: a newer version of this package has written it.
-        """
-        path, found = self.path / MANIFEST, self.folder.read_signed(MANIFEST)
-        if not check_version(self.path, found.get("format"), FORMAT):
-            raise CorruptError(f"{path} is damaged: it must be the manifest of a run")
-        check_stored(path, found, _MANIFEST)
-        if missing := [name for name in ROOT_FILES if name not in found["files"]]:
-            raise CorruptError(
-                f"{path} is damaged: it does not cover {listing(missing)}"
-            )
-        return found
+        files = self.config["files"]
+        for name, digest in files.items():
+            self.folder.read_checked(name, digest)
+        return [
+            f"{name}: {self.folder.size(name):,} bytes" for name in (CONFIG, *files)
+        ]
 
     def code(self) -> dict[str, str]:
         """Return the digests of the own code that trained last (:mod:`fl_core.restore`)."""
         changes = self._meta().get(CODE)
-        found: dict[str, str] = (changes[-1] if changes else self.task_config())["code"]
+        found: dict[str, str] = (changes[-1] if changes else self.config)["code"]
         return found
 
     def checkpoint_path(self, which: int) -> Path:
         """Return the path of the manifest of the checkpoint after round ``which``."""
         return self.path / checkpoint_name(which)
-
-    def _check(self, name: str) -> bytes:
-        return self.folder.read_checked(name, self.begin()["files"][name]["sha256"])
 
     def plan(self) -> dict[str, Any] | None:
         """The plan in force, from the last checkpoint or else from the configuration."""
@@ -468,8 +421,8 @@ class Run:
         return rule.best[model]
 
     def covered_rows(self) -> dict[str, Any]:
-        """Return bytes and sha256 of the rows that the last checkpoint covers, or else the manifest."""
-        return (self.manifest(self.rounds[-1]) if self.rounds else self.begin())["rows"]
+        """Return bytes and sha256 of the rows that the last checkpoint covers, or else the configuration."""
+        return (self.manifest(self.rounds[-1]) if self.rounds else self.config)["rows"]
 
 
 def checkpoint_name(which: int) -> str:

@@ -32,8 +32,9 @@ from fl_core.config import Mark, marked
 from fl_core.errors import PACKAGES, CorruptError, UsageError
 from fl_core.records.store import (
     BEGINNING,
+    CONFIG,
     FORMAT,
-    MANIFEST,
+    PARTITION,
     ROWS,
     START,
     Checkpoint,
@@ -43,7 +44,7 @@ from fl_core.records.store import (
     checkpoint_name,
 )
 from fl_core.registry import import_object, is_outside
-from fl_core.storage import Folder, json_bytes, merge_trees, parsed_json, sha, sign
+from fl_core.storage import Folder, merge_trees, parsed_json, sha, sign
 from fl_core.tree import clone
 
 if TYPE_CHECKING:
@@ -105,7 +106,6 @@ class Writer:
             raise type(error)(
                 f"{str(error).removesuffix('.')}. Remove {path} to resume from the checkpoint before it."
             ) from error
-        self.copy_plan()
         for name in unnamed_blobs(self.run):
             self.folder.remove(name)
         self.folder.write(ROWS, covered)  # a new file: the old one may be a backup's
@@ -115,12 +115,6 @@ class Writer:
             kept = _rewound(self.folder.read("timing.jsonl"), done)
             self.folder.write("timing.jsonl", kept)
         return done
-
-    def copy_plan(self) -> None:
-        """Write a copy of the plan in force for readers, if there is one, exactly as the run has stored it."""
-        plan = self.run.plan()
-        if plan is not None:
-            self.folder.write("plan.json", json_bytes(plan))
 
     def add_rows(self, new: Iterable[rows.Row]) -> None:
         """Append rows without waiting for the disk."""
@@ -184,7 +178,6 @@ class Writer:
 def create(
     path: Path | str,
     config: Mapping[str, Any],
-    environment: Mapping[str, Any],
     partition: dict[str, Tensor],
     header: Mapping[str, Any],
     start: dict[str, Tensor] | None = None,
@@ -194,6 +187,7 @@ def create(
     ``config.json`` is written last. A directory without it is no run, and free for a new one.
 
     Args:
+        config: the configuration and the environment.
         header: of the rows.
         start: given initial weights. Their copy makes the run independent of their source.
 
@@ -213,27 +207,19 @@ def create(
     with folder.locked():
         check_free(path)  # another writer may have come and gone
         _sweep_parts(folder)
-        files = {
-            "config.json": sign({"format": FORMAT, **config}),
-            "environment.json": json_bytes(environment),
-            "partition.safetensors": save(partition),
-        }
+        files = {PARTITION: save(partition)}
         if start is not None:
             files[START] = save(start)
         first = (rows.dumps({"schema": rows.SCHEMA, **header}) + "\n").encode()
-        manifest = {
+        began = {
             "format": FORMAT,
-            "files": {
-                name: {"sha256": sha(data), "bytes": len(data)}
-                for name, data in files.items()
-            },
+            **config,
+            "files": {name: sha(data) for name, data in files.items()},
             "rows": {"bytes": len(first), "sha256": sha(first)},
         }
-        found = {**files, ROWS: first, MANIFEST: sign(manifest)}
-        for name in sorted(found, key=lambda name: name == "config.json"):
-            folder.write(name, found[name])
+        for name, data in {**files, ROWS: first, CONFIG: sign(began)}.items():
+            folder.write(name, data)
         writer = Writer(path)
-        writer.copy_plan()
         writer.count(first)
         yield writer
 
@@ -249,7 +235,7 @@ def check_free(path: Path) -> None:
             f"{path} must be a directory; got a file. Choose another --out."
         )
     names = {each.name for each in path.iterdir()} if path.is_dir() else set()
-    if "config.json" in names:
+    if CONFIG in names:
         raise UsageError(
             f"{path} must be free; got a run. Resume it, or choose another directory."
         )
@@ -328,7 +314,7 @@ def _removable(run: Run) -> list[str]:
 
 def runs_below(path: Path) -> list[Path]:
     """Return the run directories in a folder, at any depth, and the folder itself if it is one."""
-    return sorted(each.parent for each in path.rglob("config.json"))
+    return sorted(each.parent for each in path.rglob(CONFIG))
 
 
 def _rewound(data: bytes, done: int) -> bytes:

@@ -6,8 +6,7 @@ import shutil
 from collections import Counter
 from contextlib import suppress
 
-from fl_core.records.store import Run
-from fl_core.storage import sha, sign
+from fl_core.storage import json_bytes, sha, sign
 
 CALLS = (
     "open",
@@ -102,6 +101,21 @@ def contents(path, but=("lock", "timing.jsonl")):
     return {str(each.relative_to(path)): each.read_bytes() for each in files}
 
 
+BEGUN = {
+    "dataset": "heart",
+    "algorithm": "fedavg",
+    "batchnorm": "global",
+    "command": "",
+    "options": {},
+    "model_options": {},
+    "own": [],
+    "given": None,
+    "code": {},
+    "environment": {"versions": {"torch": "x"}, "python": "x"},
+}
+"""The least that a stored configuration has."""
+
+
 def cut_back(source, target, after):
     """The run as if it had been killed while it worked on the round after that one."""
     shutil.copytree(source, target / "run")
@@ -127,11 +141,13 @@ def forge(path, change):
 
 
 def cover(run, name):
-    """Let the manifest name a file's new digest, and the checkpoints the manifest's."""
-    data = (run / name).read_bytes()
-    entry = {"sha256": sha(data), "bytes": len(data)}
-    forge(run / "manifest.json", lambda found: found["files"].update({name: entry}))
-    own = Run(run).id
+    """Let the configuration name a file's new digest, and the checkpoints the configuration's."""
+    config = run / "config.json"
+    if name != config.name:
+        digest = sha((run / name).read_bytes())
+        forge(config, lambda found: found["files"].update({name: digest}))
+    began = json.loads(config.read_bytes())
+    own = sha(json_bytes({k: began[k] for k in began if k not in ("format", "sha256")}))
     for path in run.glob("checkpoints/*.json"):
         forge(path, lambda found: found.update(run=own))
 

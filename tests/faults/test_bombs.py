@@ -86,21 +86,15 @@ def grow(path, n_bytes=VAST):
 
 
 def test_a_vast_file_of_a_run(sound, tmp_path):
-    planned = tmp_path / "with a plan"
-    runner.run(CONFIG.with_keys(algorithm="fedper"), planned, progress=False)
     blob = Run(sound).manifest(2)["states"]["server"]["blob"]
     for name in (
         "config.json",
-        "environment.json",
         "partition.safetensors",
-        "manifest.json",
         "checkpoints/000002.json",
         f"blobs/{blob}.safetensors",
-        "plan.json",
         "rows.jsonl",
     ):
-        source = planned if name == "plan.json" else sound
-        run = Path(shutil.copytree(source, tmp_path / name))
+        run = Path(shutil.copytree(sound, tmp_path / name))
         grow(run / name)
         for act in (
             ("verify", "resume", "rows") if name == "rows.jsonl" else ("verify",)
@@ -158,7 +152,7 @@ DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
 def test_nested_json_in_a_run(sound, tmp_path):
     """Also with a digest that fits: that nesting can be read, but is too deep for later steps."""
     deeper_than_use = json.loads("[" * 150 + "]" * 150)
-    for name in ("config.json", "manifest.json", "checkpoints/000002.json"):
+    for name in ("config.json", "checkpoints/000002.json"):
         run = Path(shutil.copytree(sound, tmp_path / name))
         whole = (run / name).read_bytes()
         (run / name).write_bytes(DEEP)
@@ -169,11 +163,8 @@ def test_nested_json_in_a_run(sound, tmp_path):
         for act in ("verify", "resume"):
             refused(readers(run)[act], run / name, CorruptError)
     run = Path(shutil.copytree(sound, tmp_path / "unsigned"))
-    environment, times = run / "environment.json", run / "timing.jsonl"
-    for path in (environment, times):
-        path.write_bytes(DEEP)
-    cover(run, environment.name)
-    refused(lambda: Run(run).environment, environment, CorruptError)
+    times = run / "timing.jsonl"
+    times.write_bytes(DEEP)
     refused(lambda: recorder.read_pace(times), times, CorruptError)
 
 

@@ -9,7 +9,6 @@ import pytest
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.plan import Evidence, LayerPlan
-from fl_core.records.store import Run
 
 CONFIG = RunConfig(
     algorithm="fedper", rounds=2, epochs=1, eval_every=1, checkpoint_every=1
@@ -54,9 +53,8 @@ def test_a_run_says_that_its_plan_was_edited(decided, tmp_path):
     Path(config.federation.plan).unlink()
     engine = runner.resume(tmp_path / "run", progress=False)
     assert engine.algorithm.plan.shared == ("fc1",)
-    assert LayerPlan.load(tmp_path / "run/plan.json") == engine.algorithm.plan
+    assert LayerPlan.load(tmp_path / "run") == engine.algorithm.plan
     assert engine.algorithm.plan.why.rule == "edited by hand (was sensitivity_ratio)"
-    assert "plan.json" in Run(tmp_path / "run").verify()
 
 
 def test_a_plan_as_it_was_decided_needs_no_note(decided, tmp_path):

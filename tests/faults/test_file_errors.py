@@ -11,7 +11,7 @@ from fl_core import rows, storage
 from fl_core.algorithms import State
 from fl_core.records import writing
 from fl_core.records.store import Checkpoint, Run
-from tests.faults.injected import CALLS, FailingOS, contents, read_all
+from tests.faults.injected import BEGUN, CALLS, FailingOS, contents, read_all
 
 ROUNDS = 2
 CODES = {
@@ -49,9 +49,8 @@ def written(path, until, committed):
         with writing.reopen(path) as writer:
             on(writer, writer.rewind(read_all), until, committed)
     else:
-        config = {"rounds": ROUNDS, "checkpoint_every": 1, "given": None}
-        partition = {"0/train": torch.arange(5)}
-        before = config, {"python": "3"}, partition, {"version": "0"}
+        config = {**BEGUN, "rounds": ROUNDS, "checkpoint_every": 1}
+        before = config, {"0/train": torch.arange(5)}, {"version": "0"}
         with writing.create(path, *before) as writer:
             on(writer, 0, until, committed)
 

@@ -67,12 +67,10 @@ FILES = [
     *(
         "lock",
         "config.json",
-        "environment.json",
         "partition.safetensors",
-        "manifest.json",
         "rows.jsonl",
     ),
-    *("timing.jsonl", "plan.json", "checkpoints/000003.json"),
+    *("timing.jsonl", "checkpoints/000003.json"),
 ]
 
 
@@ -183,7 +181,7 @@ def test_nothing_is_swept_if_a_damaged_checkpoint_may_name_it(run):
 
 def test_parts_of_files_are_swept(run):
     blob = "blobs/" + "a" * 64 + ".safetensors"
-    names = ("rows.jsonl", "manifest.json", "checkpoints/000004.json", blob)
+    names = ("rows.jsonl", "config.json", "checkpoints/000004.json", blob)
     ours = [f"{name}.77.part" for name in names]
     users = ["thesis.part", "thesis.tex.77.part", "blobs/mine.part"]
     users.append("checkpoints/notes.1.part")
@@ -196,7 +194,7 @@ def test_parts_of_files_are_swept(run):
 
 
 COVERED = [
-    *("config.json", "rows.jsonl", "environment.json", "partition.safetensors"),
+    *("rows.jsonl", "partition.safetensors"),
     *(f"checkpoints/{k:06d}.json" for k in range(1, ROUNDS + 1)),
 ]
 
@@ -205,7 +203,7 @@ COVERED = [
 def test_verify_names_the_file_that_is_another_runs(sound, other, tmp_path, name):
     path = Path(shutil.copytree(sound, tmp_path / "run"))
     if (path / name).read_bytes() == (other / name).read_bytes():
-        assert name in ("environment.json", "partition.safetensors"), "the two share it"
+        assert name == "partition.safetensors", "the two share it"
         return
     shutil.copy(other / name, path / name)
     with pytest.raises(CorruptError) as caught:
@@ -213,7 +211,7 @@ def test_verify_names_the_file_that_is_another_runs(sound, other, tmp_path, name
     assert str(caught.value).startswith(f"{path / name} ")
 
 
-@pytest.mark.parametrize("name", [COVERED[-1], "manifest.json"])
+@pytest.mark.parametrize("name", [COVERED[-1], "config.json"])
 def test_resume_refuses_another_runs_manifest_and_changes_nothing(
     sound, other, tmp_path, name
 ):
@@ -237,7 +235,7 @@ def other_versions(current):
 
 @pytest.mark.parametrize(("other", "remedy"), other_versions(store.FORMAT))
 def test_a_run_of_another_version_is_refused_by_name(run, other, remedy):
-    forge(run / "manifest.json", lambda found: found.update(format=other))
+    forge(run / "config.json", lambda found: found.update(format=other))
     before = contents(run)
     message = rf"run.*{store.FORMAT}.*{other}.*{remedy}"
     for reader in (resume, lambda path: Run(path).config):
@@ -253,7 +251,7 @@ def test_rows_and_plans_of_other_versions_are_refused_by_name(run, tmp_path):
     path.write_text(text.replace(*schema, 1))
     with pytest.raises(UsageError, match=rf"rows\.jsonl.*rows/{newer}.*update yours"):
         rows.read(path)
-    data, path = json.loads((run / "plan.json").read_bytes()), tmp_path / "plan.json"
+    data, path = Run(run).plan(), tmp_path / "plan.json"
     for other, remedy in other_versions(plan.FORMAT):
         path.write_text(json.dumps({**data, "format": other}))
         with pytest.raises(UsageError, match=rf"plan\.json.*{other}.*{remedy}"):
@@ -262,7 +260,7 @@ def test_rows_and_plans_of_other_versions_are_refused_by_name(run, tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["blobs", "plan.json", "rows.jsonl", "checkpoints/000002.json", "timing.jsonl"],
+    ["blobs", "rows.jsonl", "checkpoints/000002.json", "timing.jsonl"],
 )
 def test_verify_and_reading_follow_none_either(run, tmp_path, name):
     shutil.move(run / name, tmp_path / "elsewhere")

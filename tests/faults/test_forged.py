@@ -94,11 +94,12 @@ PLACES = {  # and what may stand there
         "states.client/va.meta": "an object",
         "states.local/va.trees": "",
     },
-    "manifest.json": dict.fromkeys(
-        ("files", "files.config.json", "files.config.json.bytes", "rows", "rows.bytes"),
-        "",
-    ),
     "config.json": {
+        "files": "",
+        "files.partition.safetensors": "",
+        "rows": "",
+        "rows.bytes": "a number",
+        "environment.versions": "",
         "own": "a list",
         "given": "null",
         "options": "",

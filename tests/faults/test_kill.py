@@ -290,7 +290,6 @@ def test_with_worker_processes(happened):
     checkpoints = {path for path in ours if path.startswith("checkpoints/")}
     assert differ == {
         "config.json",
-        "manifest.json",
         *checkpoints,
     }  # they say how many workers there were, and whose
     for path in checkpoints:

@@ -14,7 +14,7 @@ from fl_core.config import RunConfig
 from fl_core.errors import BusyError, RunError, UsageError
 from fl_core.records import writing
 from fl_core.records.store import Run
-from tests.faults.injected import contents
+from tests.faults.injected import BEGUN, contents
 
 ROOT = Path(__file__).parents[2]
 CONFIG = RunConfig(algorithm="fedper", rounds=3, epochs=1, checkpoint_every=1)
@@ -107,17 +107,17 @@ def test_a_lock_is_released_by_a_run_that_fails(tmp_path, monkeypatch):
 
 def test_of_two_that_begin_at_once_one_is_refused(tmp_path):
     out = tmp_path / "run"
-    with writing.create(out, {}, {}, {}, {}) as first:
+    with writing.create(out, BEGUN, {}, {}) as first:
         shutil.move(
             out / "config.json", tmp_path / "kept"
         )  # as if the first had only just locked
         with (
             pytest.raises(BusyError, match=f"pid {os.getpid()}"),
-            writing.create(out, {}, {}, {}, {}),
+            writing.create(out, BEGUN, {}, {}),
         ):
             pass
         shutil.move(tmp_path / "kept", out / "config.json")
-        assert first.run.config == {}
+        assert first.run.config["dataset"] == "heart"
 
 
 @pytest.mark.parametrize(

@@ -584,7 +584,7 @@ def test_files_of_others_are_not_overwritten(
     shutil.copytree(finished_runs / "fedavg", "run")
     Path("mine").write_text("my thesis")
     subject, taken = (
-        ("run", "run") if command == "diagnose" else (measured, "run/plan.json")
+        ("run", "run") if command == "diagnose" else (measured, "run/config.json")
     )
     assert "run directory" in fedlayers.refused(command, subject, "--out", taken)
     assert "--out" in fedlayers.refused(command, subject, "--out mine")

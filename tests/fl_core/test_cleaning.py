@@ -38,7 +38,7 @@ def study(made, tmp_path):
 
 
 def test_incomplete_files_of_a_killed_writer_are_removed(study):
-    for name in ("plan.json.1.part", "mine.txt.1.part"):
+    for name in ("config.json.1.part", "mine.txt.1.part"):
         (study / "whole" / name).write_text("half")
     (study / "whole" / "checkpoints" / "000001.json").unlink()
     clean(study / "whole")
@@ -48,9 +48,9 @@ def test_incomplete_files_of_a_killed_writer_are_removed(study):
 
 def test_a_run_of_a_newer_version_stops_no_other(study, capsys):
     shutil.copytree(study / "whole", study / "newer")
-    manifest = storage.Folder(study / "newer").read_signed("manifest.json")
+    config = storage.Folder(study / "newer").read_signed("config.json")
     storage.Folder(study / "newer").write(
-        "manifest.json", storage.sign({**manifest, "format": "fedlayers.run/9"})
+        "config.json", storage.sign({**config, "format": "fedlayers.run/9"})
     )
     before = contents(study / "newer")
     main(["clean", str(study)])

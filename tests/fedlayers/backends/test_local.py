@@ -134,7 +134,7 @@ def test_a_comparison_and_a_race_have_the_same_files_as_in_one_process(tmp_path,
 
 def test_a_run_that_another_process_writes_is_not_sent(tmp_path):
     with (
-        writing.create(tmp_path / "run", {}, {}, {}, {}),
+        writing.create(tmp_path / "run", {}, {}, {}),
         pytest.raises(BusyError),
         TrainingJob(tmp_path / "run", CONFIG).held(),
     ):
