@@ -95,13 +95,13 @@ def every_other(names, start=0, of=2):
     ]
 
 
-def federation(
+def samples(
     sizes=SIZES,
     shape=(1, 6, 6),
     classes=3,
     seed=0,
 ):
-    """Clients with so many samples each, named a, b, c, ...: noise with a learnable linear rule behind the labels."""
+    """Samples of clients named a, b, c, ...: noise with a learnable linear rule behind the labels."""
     sizes, random = list(sizes), np.random.default_rng(seed)
     x = random.standard_normal((sum(sizes), *shape)).astype(np.float32)
     y = (
@@ -111,9 +111,14 @@ def federation(
     )
     names = tuple(chr(ord("a") + k) for k in range(len(sizes)))
     owner = np.repeat(np.arange(len(sizes)), sizes)
-    source = Source(
+    return Source(
         "toy", x, y, tuple(f"class {k}" for k in range(classes)), owner, names
     )
+
+
+def federation(*args, seed=0, **keys):
+    """Clients with so many samples each, of :func:`samples`."""
+    source = samples(*args, seed=seed, **keys)
     return gather(source, partitions.make(source, "natural", seed=seed))
 
 

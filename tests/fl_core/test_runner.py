@@ -107,11 +107,6 @@ def test_your_own_model_is_left_as_it_was(bn):
 CASES = {
     **{name: {"algorithm": name} for name in ("playerfl", "fedbabu")},
     "fedper auto": {"algorithm": "fedper", "plan": "auto"},
-    "fedrep, half the clients, auto": {
-        "algorithm": "fedrep",
-        "participation": 0.5,
-        "plan": "auto",
-    },
     "fedper, adapters": {
         "algorithm": "fedper",
         "adapt": "lora:dropout=0.5",
@@ -119,13 +114,6 @@ CASES = {
         "max_samples": 400,
         "model": "vit",
         "model_options": {"depth": 3, "width": 8, "heads": 2, "patch": 4},
-    },
-    "ditto, adamw, rare checkpoints": {
-        "algorithm": "ditto",
-        "optimizer": "adamw",
-        "momentum": 0.0,
-        "eval_every": 2,
-        "checkpoint_every": 2,
     },
 }
 
@@ -143,7 +131,7 @@ def undisturbed(tmp_path_factory):
     return one
 
 
-@pytest.mark.parametrize("case", list(CASES)[-3:])
+@pytest.mark.parametrize("case", ["playerfl", "fedper, adapters"])
 def test_a_resumed_run_ends_with_the_same_bytes(case, undisturbed, tmp_path):
     broken = cut_back(undisturbed(case), tmp_path, after=1)
     runner.resume(broken, instruments=instruments(), progress=False)

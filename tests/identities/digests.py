@@ -6,6 +6,7 @@ They show that a change of structure or of names changes no bit. Write the table
 
 import hashlib
 import json
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +27,20 @@ METRICS = frozenset(
 COLUMNS = ("round", "model", "split", "client", "metric")
 """The scores that the table digests: new metrics, columns and formats of rows do not change it."""
 
+OWN_STEPS = {"keep_optimizer": True, "eval_every": 2, "participation": 0.5}
+DROPOUT = {
+    "model": "cifar_cnn",
+    "model_options": {"width": 0.02, "dropout": 0.4},
+    "momentum": 0.9,
+    **OWN_STEPS,
+}
 VARIANTS = {
     "fedavg, adamw": {"optimizer": "adamw", "amsgrad": True, "keep_optimizer": True},
     "fedavg, clipped": {"max_grad_norm": 0.5, "momentum": 0.9, "weight_decay": 0.1},
+    "fedavg, dropout": {**DROPOUT, "client_dropout": 0.3},
+    "scaffold, dropout": DROPOUT,
+    "ditto, dropout": DROPOUT,
+    "fedbn, norms": {**OWN_STEPS, "model": "resnet8", "model_options": {}},
     "fedavg, focal": {"loss": "focal", "class_weights": "1,2,0.5"},
     "fedavg, uniform": {"client_weights": "uniform", "client_dropout": 0.3},
     "anti, when": {"options": {"unfreeze": (0, 1), "base": "fedprox", "mu": 1}},
@@ -42,6 +54,8 @@ VARIANTS = {
     "fedpft, at once": {"options": {"alternate": False, "personal_head": True}},
     "fedpft, bare": {"options": {"contrast": False, "heads": 2}},
     "fedra, cover": {"options": {"allocation": "cover", "random_depths": True}},
+    "fedper, adapters": {"adapt": "lora:r=2,dropout=0.5"},
+    "fedper, auto": {"plan": "auto", "participation": 0.5},
     "fedrep, head": {"options": {"head_epochs": 3}, "epochs": 2},
     "heurpfedla, one": {"options": {"k": 1}},
     "inclusivefl, heads": {"options": {"own_heads": True, "lora_targets": "none"}},
@@ -70,16 +84,18 @@ def config_for(run):
     return config.with_keys(algorithm=name, **VARIANTS.get(run, {}))
 
 
-def digests(engine):
-    """Return the digests of a finished run."""
+def digests(engine, out=None):
+    """Return the digests of a finished run, whose rows are in a run directory if one is given."""
     lines = engine.listener(Recorder).rows
+    if out is not None:
+        lines = map(json.loads, (out / "rows.jsonl").read_text("utf-8").splitlines())
     plan = engine.algorithm.plan
     found = {
         "model": _tensors(engine.server.trees["model"]),
         "scores": sorted(
             _score(row)
             for row in lines
-            if row["metric"] in METRICS and row["model"] in MODELS
+            if row.get("metric") in METRICS and row["model"] in MODELS
         ),
         "plan": [
             (layer.name, layer.tensors, layer.name in plan.shared)
@@ -149,16 +165,18 @@ def _digest(value):
     ).hexdigest()[:16]
 
 
-def found(run):
-    """Return the digests of an algorithm's or a variant's run."""
-    return digests(
-        runner.run(config_for(run), data=TOY, instruments=instruments(), progress=False)
-    )
+OWN = {"data": TOY, "instruments": instruments(), "progress": False}
+
+
+@cache
+def played(run, trained_by=None):
+    """Run an algorithm or a variant, in this process unless another place is given."""
+    return runner.run(config_for(run), trained_by=trained_by, **OWN)
 
 
 def main():
     """Run every algorithm and variant, and write the table."""
-    runs = {run: found(run) for run in sorted({*registry(), *VARIANTS})}
+    runs = {run: digests(played(run)) for run in sorted({*registry(), *VARIANTS})}
     table = {"machine": machine(), "runs": runs}
     TABLE.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 

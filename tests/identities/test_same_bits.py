@@ -1,128 +1,84 @@
-"""Workers and a run in two parts give the bits of one process; stacks give them up to rounding."""
+"""Workers, a run in two parts and sites give the bits of the table of digests; stacks give them up to rounding.
+
+``make test`` has each way for a part of the runs of the table, by turns; ``-m slow`` has the rest.
+"""
 
 import json
-from functools import cache
 
+import numpy as np
 import pytest
 
-from diagnostics.measure import instruments
+from fedlayers.flower.server_app import ServerFile, federate
 from fl_core import runner, tree
-from fl_core.algorithms import find, registry
-from fl_core.batched import BatchedClients
-from fl_core.records.store import Run
+from fl_core.batched import BatchedClients, stacks
+from fl_core.recorder import Recorder
 from fl_core.workers import Workers
-from tests.conftest import (
-    CONFIG,
-    TOY,
-    Played,
-    client_runner_of,
-    every_other,
-    kind_for,
-    network,
-    play,
-)
+from tests.conftest import CONFIG, TOY, client_runner_of, every_other, network, samples
+from tests.fedlayers.flower.grid import LocalGrid
+from tests.identities.digests import OWN, TABLE, config_for, digests, played
 
-ALL = sorted(registry())
-COMMON = {
-    "rounds": 2,
-    "participation": 0.5,
-    "client_dropout": 0.3,
-    "eval_every": 2,
-}
-TRAININGS = [
-    ("drop", {"momentum": 0.9, "weight_decay": 0.01}),
-    ("norm", {"optimizer": "adamw", "lr": 0.01, "keep_optimizer": True}),
-]
-"""A model with dropout, and one with batch normalisation. Algorithms take turns."""
-QUICK = {"fedavg", "fedper", "playerfl", "ditto", "scaffold", "fedlama", "pfedhn"}
-EACH = [
-    pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow])
-    for name in ALL
-]
-
-
-def how(name):
-    """Return the model and the keys with which an algorithm trains here."""
-    kind, keys = TRAININGS[ALL.index(name) % 2]
-    return kind, {**COMMON, **keys}
-
-
-@cache
-def reference(name):
-    """Return the run in one process."""
-    kind, keys = how(name)
-    played = play(algorithm=name, model=kind, **keys)
-    digests = {
-        str(each["clients"]) + str(each["server"]) for each in played.everything()
-    }
-    assert len(digests) == 2, "every round must change something"
-    return played
+STORED = json.loads(TABLE.read_text(encoding="utf-8"))["runs"]
 
 
 @pytest.fixture(scope="module")
 def workers():
-    """Two processes for all algorithms, since new ones start slowly."""
+    """Two processes for all runs, since new ones start slowly."""
+
+    class Shared(Workers):
+        def close(self):
+            """Stay for the next run."""
+
     task = runner.assemble(CONFIG, data=TOY, model=network("plain"))
-    pool = Workers(client_runner_of(task), 2)
+    pool = Shared(client_runner_of(task), 2)
     yield pool
-    pool.close()
+    Workers.close(pool)
 
 
-@pytest.mark.parametrize("name", every_other(ALL, of=3))
-def test_workers(name, workers):
-    kind, keys = how(name)
-    config = CONFIG.with_keys(algorithm=name, **keys)
-    task = runner.assemble(config, data=TOY, model=network(kind_for(name, kind)))
-    workers.serve(client_runner_of(task))
-    found = play(algorithm=name, model=kind, executor=workers, **keys)
-    assert found.everything() == reference(name).everything()
-    assert found.rows == reference(name).rows
+@pytest.mark.parametrize("run", every_other(STORED, of=3))
+def test_workers(run, workers):
+    def shared(client_runner):
+        workers.serve(client_runner)
+        return workers
+
+    assert digests(played(run, shared)) == STORED[run]
 
 
-@pytest.mark.parametrize("name", EACH)
-def test_two_parts(name, tmp_path):
-    kind, keys = how(name)
-    config = CONFIG.with_keys(algorithm=name, checkpoint_every=1, **keys)
-    own = {
-        "data": TOY,
-        "model": network(kind_for(name, kind)),
-        "instruments": instruments(),
-        "progress": False,
-    }
+@pytest.mark.parametrize("run", every_other(STORED, of=2))
+def test_two_parts(run, tmp_path):
     out = tmp_path / "run"
-    runner.run(config, out, until=1, **own)
-    engine = runner.resume(out, **own)
-    whole = reference(name)
-    found = Played(whole.task, engine, [], [Run(out).checkpoint("last")])
-    parts, one = (
-        json.dumps(each.everything()[-1], sort_keys=True) for each in (found, whole)
-    )
-    assert parts == one
-    lines = (out / "rows.jsonl").read_text("utf-8").splitlines()[1:]
-    assert [json.loads(line) for line in lines] == whole.rows
+    runner.run(config_for(run), out, until=1, **OWN)
+    assert digests(runner.resume(out, **OWN), out) == STORED[run]
 
 
-STACKED = [name for name in ALL if not find(name).needs_blocks]
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory):
+    """Return the site files of the four clients, each with its own samples."""
+    folder, source = tmp_path_factory.mktemp("sites"), samples()
+    files = [folder / f"{name}.toml" for name in source.owner_names]
+    for k, file in enumerate(files):
+        own = source.owner == k
+        np.savez(file.with_suffix(".npz"), x=source.x[own], y=source.y[own])
+        file.write_text(f'name = "{file.stem}"\npath = "{file.stem}.npz"\n')
+    return files
 
 
-@pytest.mark.parametrize("name", every_other(STACKED, 1, of=3))
-def test_stacks(name):
-    """Sums of a stack round in another order."""
-    keys = {**COMMON, "momentum": 0.9, "keep_optimizer": True}
-    config = CONFIG.with_keys(algorithm=name, **keys)
-    task = runner.assemble(config, data=TOY, model=network("plain"))
-    stack = BatchedClients(client_runner_of(task))
-    found, wanted = (
-        play(algorithm=name, executor=each, **keys) for each in (stack, None)
-    )
-    for ours, theirs in zip(found.checkpoints, wanted.checkpoints, strict=True):
-        for mine, other in (
-            (ours.server.trees, theirs.server.trees),
-            *((ours.models[k], trees) for k, trees in theirs.models.items()),
-            *((ours.clients[k].trees, s.trees) for k, s in theirs.clients.items()),
-        ):
-            far = {key: tree.distance(mine[key], each) for key, each in other.items()}
-            assert far == pytest.approx(dict.fromkeys(mine, 0), abs=1e-4)
-    for ours, theirs in zip(found.rows, wanted.rows, strict=True):
+@pytest.mark.parametrize("run", every_other(STORED, 2, of=3))
+def test_sites(run, sites, tmp_path):
+    keys = config_for(run).to_json()
+    file = ServerFile(str(tmp_path / "run"), len(sites), config=keys)
+    result = federate(LocalGrid(sites), file)
+    assert digests(result.engine, tmp_path / "run") == STORED[run]
+
+
+@pytest.mark.parametrize("run", every_other(STORED, 1, of=3))
+def test_stacks(run):
+    """Sums of a stack round in another order. What is no perceptron is not stacked."""
+    stacked, alone = played(run, BatchedClients), played(run)
+    if not stacks(runner.assemble(config_for(run), data=TOY).model, "cpu"):
+        assert digests(stacked) == STORED[run]
+    models = (each.server.trees["model"] for each in (stacked, alone))
+    assert tree.distance(*models) == pytest.approx(0, abs=1e-4)
+    rows = (each.listener(Recorder).rows for each in (stacked, alone))
+    for ours, theirs in zip(*rows, strict=True):
         assert ours | {"value": 0} == theirs | {"value": 0}
         assert ours["value"] == pytest.approx(theirs["value"], rel=1e-4, abs=1e-5)

@@ -13,7 +13,6 @@ from diagnostics.measure import diagnose_task
 from diagnostics.report import Report
 from fedlayers.flower import packets
 from fedlayers.flower.clients import Sites
-from fl_core.algorithms.base import registry
 from fl_core.errors import RunError, UsageError
 from fl_core.records.store import Run
 from fl_core.task import assemble
@@ -37,35 +36,6 @@ def assert_same(run, other):
     assert trees[0].keys() == trees[1].keys()
     for kind, tensors in trees[0].items():
         assert all(tensors[name].equal(trees[1][kind][name]) for name in tensors)
-
-
-def compare(tmp_path, algorithm, **keys):
-    """Assert that an algorithm has the same bits over sites as at home."""
-    folder, net, home = (tmp_path / algorithm / each for each in ("s", "net", "home"))
-    over_sites(net, LocalGrid(site_files(folder)), algorithm=algorithm, **keys)
-    at_home(folder, home, algorithm=algorithm, **keys)
-    assert_same(net, home)
-
-
-@pytest.mark.parametrize("algorithm", ["playerfl", "apfl", "pfedsd"])
-def test_the_bits_are_those_of_one_process(tmp_path, algorithm):
-    lost = {"client_dropout": 0.3} if algorithm == "apfl" else {}
-    compare(tmp_path, algorithm, rounds=1 if algorithm == "playerfl" else 2, **lost)
-
-
-@pytest.mark.slow
-def test_all_algorithms_have_the_bits_of_one_process(tmp_path):
-    compared = 0
-    for name in sorted(registry()):
-        try:
-            compare(tmp_path, name, participation=0.7, lr=0.01)
-        except UsageError:  # it needs another model or other samples
-            with pytest.raises(UsageError):
-                at_home(tmp_path / name / "s", tmp_path / "refused", algorithm=name)
-        else:
-            compared += 1
-    compare(tmp_path / "auto", "fedper", plan="auto")
-    assert compared >= 30
 
 
 def test_a_class_that_nobody_has_is_left_out_as_at_home(tmp_path):
