@@ -19,9 +19,9 @@ from fl_core import rows, tree
 from fl_core.bounds import OneOf, at_least, check_fields, check_type
 from fl_core.costs import layer_bytes
 from fl_core.data.federated import digest_of
-from fl_core.errors import UsageError, as_list, check_known, warn
+from fl_core.errors import UsageError, as_list, check_known
 from fl_core.layers import Layer, layers_of
-from fl_core.model_contexts import preserve_state, set_mode
+from fl_core.model_contexts import preserve_state
 from fl_core.models.adapter import IGNORED
 from fl_core.plan import LayerPlan
 from fl_core.progress import progress_bar
@@ -34,8 +34,6 @@ from .measurement import (
     Data,
     Measurement,
     Tick,
-    batches,
-    check_outputs,
     example,
 )
 from .metrics.base import METRICS, Metric
@@ -47,8 +45,6 @@ from .null import (
 )
 from .report import Report
 
-FEW, ANNOUNCED = 64, 10
-"""Samples on which the time is estimated, and the seconds above which it is announced."""
 CONTEXT = ("run", "algorithm", "seed", "round", "model", "split")
 """Columns that only the caller knows."""
 
@@ -201,7 +197,6 @@ def measure_models(
         request.check(every)  # of all metrics, before the first one takes its time
         how = {name: getattr(request, name) for name in ("batch", "seed", "mode")}
         shared = Measurement(subjects, every, criterion, **how)
-        _announce(request, shared)
         measured = _measure_all(request, shared, n_models)
     columns = {"seed": request.seed, **(request.context or {})}
     header = {
@@ -281,36 +276,6 @@ def _common_layers(
             "Pass features instead: diagnose_features({client: {layer: array}}, y)."
         )
     return first
-
-
-def _announce(request: Request, shared: Measurement) -> None:
-    """Say how long a measurement takes, if that is above 10 s, and which metric most of it."""
-    if not request.differentiates:
-        return
-    first = shared.subjects[0]
-    with set_mode(first.model, "eval"), torch.enable_grad():
-        x, y = (part[:FEW] for part in next(batches(first.data, FEW, first.model)))
-        for _ in range(2):  # the first one also allocates
-            start = time.perf_counter()
-            z = first.model(x)
-            check_outputs(first.model, z, y, shared.loss)
-            value = shared.loss(z, y)
-            if value.requires_grad:
-                value.backward()
-            step = (time.perf_counter() - start) / len(y)
-    n, k = sum(s.n_train for s in shared.subjects), len(shared.layers)
-    times = {
-        m.name: step * n * (m.passes + m.per_layer * k)
-        for m in request.metrics
-        if m.requires == "losses" and not m.why_not(shared.loss.task)
-    }
-    total = sum(times.values())
-    if total > ANNOUNCED:
-        dearest = max(times, key=lambda name: times[name])
-        warn(
-            f"this takes about {total:.0f} s, {times[dearest] / total:.0%} of it "
-            f"{dearest}. Bound it with samples= or budget=, or leave metrics out."
-        )
 
 
 def _measure_all(request: Request, shared: Measurement, n_models: int) -> list[Row]:

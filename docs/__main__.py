@@ -33,7 +33,7 @@ def main(
         ]
         build(out)
         for name, notebook in ran:
-            if warned := notebooks.warnings_in(notebook.result()):
+            if warned := notebooks.errors_in(notebook.result()):
                 sys.exit(f"{name} shows a warning: {warned[0]}")
     print(
         f"site: {out / 'index.html'}; all links lead somewhere, and no page asks the network for anything"

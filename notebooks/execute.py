@@ -105,14 +105,6 @@ def errors_in(notebook: NotebookNode) -> list[str]:
     ]
 
 
-def warnings_in(notebook: NotebookNode) -> list[str]:
-    """Return the warnings of cells. There should be none.
-
-    A measurement on a slow machine announces its time. That says nothing about the notebook.
-    """
-    return [text for text in errors_in(notebook) if "this takes about" not in text]
-
-
 def store(name: str, notebook: NotebookNode) -> int:
     """Store a notebook in place of the old one; returns its size in bytes.
 

@@ -25,12 +25,10 @@ from fl_core.training.losses import CrossEntropy, Loss
 
 from ..measurement import Batch, Data, batches
 from ..outputs import WIDEST
-from .formulas import has_formula, rademacher, scale_of
 from .model import (
     Differentiable,
-    NoProduct,
     Tap,
-    curvature,
+    formula_of,
     owner,
     record_calls,
     squares,
@@ -215,7 +213,7 @@ class Verdict:
 def decide(run: Differentiable, first: Batch, layers: Sequence[Layer]) -> Verdict:
     """Decide for each layer whether its trace is exact.
 
-    The decision uses the graph and a numerical check on a few samples.
+    The graph shows where the logits are linear, and a few samples whether a layer's formula holds.
     """
     x, y = first[0][:CHECKED], first[1][:CHECKED]
     names = [name for layer in layers for name in layer.parameters]
@@ -239,11 +237,6 @@ def decide(run: Differentiable, first: Batch, layers: Sequence[Layer]) -> Verdic
     if width > WIDEST and not isinstance(run.loss, CrossEntropy):
         wide = f"{width} outputs a sample: an exact value takes as many passes"
         obstacles = {name: why or wide for name, why in obstacles.items()}
-    candidates = [layer for layer in layers if not obstacles[layer.name]]
-    curved = _check_linearity(
-        run, logits, [n for layer in candidates for n in layer.parameters if n in graph]
-    )
-    obstacles |= {layer.name: first_obstacle(layer, curved) for layer in candidates}
     coupled = {layer.name: first_obstacle(layer, mixed) for layer in layers}
     if len(x) < 2:
         coupled = {
@@ -263,7 +256,7 @@ def check_formulas(
     """
     modules = dict(run.model.named_modules(remove_duplicate=False))
     owners = dict.fromkeys(map(owner, names))
-    paths = [path for path in owners if has_formula(modules[path])]
+    paths = [path for path in owners if formula_of(modules[path])]
     with record_calls(run.model, paths, len(x), passes=1) as recorded:
         logits, _ = run.forward(x, y, 0)
     graph = verdicts(logits, run.parameters)
@@ -322,8 +315,8 @@ def _check_formulas(
     """Return the parameters whose formula for squared per-sample gradients fails a numerical test, with reasons.
 
     The formula must agree with autograd for single samples. It must also give zero for the other samples. A layer that
-    mixes the samples of a batch fails here. A correct formula differs by rounding alone. The tolerance, here and below,
-    is the square root of the type's resolution.
+    mixes the samples of a batch fails here. A correct formula differs by rounding alone. The tolerance is the square
+    root of the type's resolution.
     """
     doubts: dict[str, str] = {}
     if not names:
@@ -356,42 +349,6 @@ def _check_formulas(
                 doubts[name] = (
                     f"{name}: the formula for its per-sample gradients does not hold"
                 )
-    return doubts
-
-
-def _check_linearity(
-    run: Differentiable, logits: Tensor, names: Sequence[str]
-) -> dict[str, str]:
-    """Return the parameters with curved logits, with reasons.
-
-    For a linear parameter v^T (H - G) v = sum_nc u_nc v^T (d2 f_nc / dtheta^2) v must vanish. The loss's gradient may
-    be tiny, so u is random instead. The random direction v is as long as the parameter, so that the second-order term
-    compares with the first-order one.
-    """
-    doubts: dict[str, str] = {}
-    if not names:
-        return doubts
-    tolerance = math.sqrt(torch.finfo(logits.dtype).eps)
-    generator = torch_generator(run.seed, "curvature check")
-    u = torch.randn(logits.shape, generator=generator).to(logits)
-    # one tensor a module: its others enter the same sum, so that they share whatever curves it later
-    one_each = list({owner(name): name for name in reversed(names)}.values())
-    chosen = [run.parameters[name] for name in one_each]
-    gradients = torch.autograd.grad(logits, chosen, u, create_graph=True)
-    for name, tensor, gradient in zip(one_each, chosen, gradients, strict=True):
-        v = rademacher(tensor, generator) * scale_of(tensor)
-        try:
-            (second,) = curvature([gradient], [v], [tensor])
-            large = not bool(second.norm() <= tolerance * gradient.detach().norm())
-            doubt = (
-                f"{name}: the second derivative of the logits is not zero"
-                if large
-                else ""
-            )
-        except NoProduct as reason:
-            doubt = f"{name}: {reason}"
-        if doubt:
-            doubts |= {other: doubt for other in names if owner(other) == owner(name)}
     return doubts
 
 

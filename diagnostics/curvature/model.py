@@ -1,14 +1,25 @@
-"""A model as a function of its parameters that can be differentiated twice."""
+"""A model as a function of its parameters that can be differentiated twice, and what its modules add to a trace.
+
+**Squared norms of per-sample gradients**, without forming the gradients. Take a layer with input a and a gradient delta
+at its output. The weight gradient of sample n is a sum of outer products sum_t delta_nt a_nt^T. Its squared Frobenius
+norm is computed from delta and a in the cheaper of two ways.
+
+**Random perturbations of a module's output** for each sample, caused by those of its parameters. A module's output for
+sample n is linear in its parameters, z_n = A_n theta + c_n. A draw u_n = A_n w_n with random signs w_n has
+E u_n u_n^T = A_n A_n^T, so that E u_n^T H u_n = tr(A_n^T H A_n).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -22,7 +33,6 @@ from fl_core.seeds import seed_of
 from fl_core.training.losses import Loss
 
 from ..measurement import call_with, check_outputs
-from .formulas import Norms, norms_of
 
 CUT = "no second derivative: an operation on the way is marked as differentiable once"
 
@@ -209,6 +219,10 @@ def no_second_derivative(error: RuntimeError) -> str:
     raise error
 
 
+Norms = Callable[[Tensor], dict[str, Tensor]]
+"""delta, shaped as the module's output, to the squared norm per sample, [n], of each of the module's parameters."""
+
+
 @dataclass(frozen=True)
 class Tap:
     """The record of one call of a module, for per-sample gradients.
@@ -241,11 +255,10 @@ def record_calls(
             return None
         if not isinstance(output, Tensor) or not output.requires_grad:
             return None
-        norms = norms_of(module, a, passes)
+        formula, a = formula_of(module), a.detach()
+        norms = formula(module, a, passes) if formula else None
         # the edge, not the tensor: an in-place operation may take the tensor further
-        return (
-            None if norms is None else Tap(norms, get_gradient_edge(output), a.detach())
-        )
+        return None if norms is None else Tap(norms, get_gradient_edge(output), a)
 
     def hook_for(path: str) -> Hook:
         def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
@@ -297,3 +310,352 @@ def squares(
         if delta is not None
         for local, values in tap.norms(delta).items()
     }
+
+
+# --- formulas of modules ---------------------------------------------------------------------------------------
+
+LARGEST = 1 << 25
+"""Elements of the largest intermediate that is kept for a module; beyond it, work goes over the samples in pieces."""
+CACHED = 1 << 19
+"""Elements of a convolution's patches at a time in a single pass: three times as fast as those of a batch."""
+
+
+def rademacher(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw independent random signs, +1 or -1, shaped as ``like``."""
+    count = like.numel()
+    drawn = torch.randint(
+        0, 256, (-(-count // 8),), generator=generator, dtype=torch.uint8
+    )
+    bits = torch.from_numpy(
+        np.unpackbits(drawn.numpy())[:count]
+    )  # eight a byte: drawing is what takes the time
+    return bits.to(like.device).to(like.dtype).mul_(2).sub_(1).reshape(like.shape)
+
+
+def scale_of(tensor: Tensor) -> float:
+    """Return the root mean square of a tensor, so that a step is relative to it; 1 for zeros."""
+    return float(tensor.detach().square().mean().sqrt()) or 1.0
+
+
+def _linear(module: Any, a: Tensor, passes: int) -> Norms | None:
+    if a.ndim < 2:
+        return None  # a single sample without a batch dimension
+    n, size = len(a), a.shape[-1]
+    if a.ndim == 2:
+        squares = a.square().sum(1)
+
+        def plain(delta: Tensor) -> dict[str, Tensor]:
+            own = delta.square().sum(1)
+            return {"weight": own * squares, "bias": own}
+
+        return plain
+    tokens = a.reshape(n, 1, -1, size).transpose(2, 3)
+    product = _outer_norm(
+        lambda rows: tokens[rows], tuple(tokens.shape), module.out_features, passes
+    )
+
+    def with_tokens(delta: Tensor) -> dict[str, Tensor]:
+        delta = delta.reshape(n, -1, module.out_features)
+        return {
+            "weight": product(delta.unsqueeze(1).transpose(2, 3)),
+            "bias": delta.sum(1).square().sum(1),
+        }
+
+    return with_tokens
+
+
+def _conv(module: Any, a: Tensor, passes: int) -> Norms | None:
+    groups = module.groups
+    if a.ndim != len(module.kernel_size) + 2:
+        return None  # a single sample without a batch dimension
+    n, (patches, _) = len(a), patches_of(module, a)
+    one = patches(slice(0, 1)).shape
+    product = _outer_norm(
+        patches,
+        (n, *one[1:]),
+        module.out_channels // groups,
+        passes,
+    )
+
+    def conv(delta: Tensor) -> dict[str, Tensor]:
+        delta = delta.reshape(n, module.out_channels, -1)
+        return {
+            "weight": product(
+                delta.reshape(n, groups, module.out_channels // groups, -1)
+            ),
+            "bias": delta.sum(2).square().sum(1),
+        }
+
+    return conv
+
+
+def patches_of(
+    module: Any, a: Tensor
+) -> tuple[Callable[[slice], Tensor], tuple[int, ...]]:
+    """Return a convolution's input patches and the shape of its output grid.
+
+    The patches are a function from a slice of the samples to [n, groups, i, L].
+    """
+    spatial = len(module.kernel_size)
+    a = _pad(module, a)
+
+    def windows_of(rows: slice) -> Tensor:
+        windows = a[rows]
+        for dim in range(spatial):
+            step = module.dilation[dim]
+            windows = windows.unfold(
+                2 + dim, step * (module.kernel_size[dim] - 1) + 1, module.stride[dim]
+            )
+            windows = windows[..., ::step]
+        return windows
+
+    def patches(rows: slice) -> Tensor:
+        windows = windows_of(rows)
+        grid = windows.permute(
+            0, 1, *range(2 + spatial, 2 + 2 * spatial), *range(2, 2 + spatial)
+        )
+        return grid.reshape(
+            len(grid), module.groups, -1, windows.shape[2 : 2 + spatial].numel()
+        )
+
+    return patches, tuple(windows_of(slice(0, 1)).shape[2 : 2 + spatial])
+
+
+def _pad(module: Any, a: Tensor) -> Tensor:
+    """Return a convolution's input with the module's own padding.
+
+    Padding may be "same", circular, reflecting or replicating.
+    """
+    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+    return F.pad(a, module._reversed_padding_repeated_twice, mode=mode)
+
+
+def _outer_norm(
+    patches: Callable[[slice], Tensor],
+    shape: tuple[int, ...],
+    out: int,
+    passes: int,
+) -> Callable[[Tensor], Tensor]:
+    """Return a function from output gradients to ||delta u^T||_F^2 per sample.
+
+    The gradients have the shape [n, g, out, L]. The patches u have the shape [n, g, i, L]. The function computes either
+    the product itself, or <delta^T delta, u^T u> with the second Gram matrix computed once.
+    """
+    n, groups, inner, length = shape
+    work = length * length * (out + 1 + inner / passes)
+    if work < 1.25 * out * inner * length and n * groups * length * length <= LARGEST:
+        piece = max(1, LARGEST // (8 * groups * inner * length))
+        rows = (slice(start, start + piece) for start in range(0, n, piece))
+        kept = torch.cat([u.mT @ u for u in map(patches, rows)])
+        return lambda delta: ((delta.mT @ delta) * kept).sum((1, 2, 3))
+    keep = passes > 1 and n * groups * inner * length <= LARGEST
+    u_kept = patches(slice(0, n)) if keep else None
+    # read once, so few patches are formed at a time that they stay in the cache
+    most = LARGEST if passes > 1 else CACHED
+    piece = max(1, most // (groups * inner * max(length, out)))
+
+    def direct(delta: Tensor) -> Tensor:
+        squares = []
+        for start in range(0, n, piece):
+            rows = slice(start, start + piece)
+            u = patches(rows) if u_kept is None else u_kept[rows]
+            squares.append((u @ delta[rows].mT).square().sum((1, 2, 3)))
+        return torch.cat(squares)
+
+    return direct
+
+
+def _norm(module: Any, a: Tensor, passes: int) -> Norms:
+    return _scale_and_shift(*normalised_input(module, a))
+
+
+def normalised_input(module: Any, a: Tensor) -> tuple[Tensor, Collection[int]]:
+    """Return the input that a normalisation multiplies by its weight, and the dimensions of that weight."""
+    if isinstance(module, nn.LayerNorm):
+        return F.layer_norm(a, module.normalized_shape, eps=module.eps), _last(
+            module, a
+        )
+    if isinstance(module, nn.RMSNorm):
+        return F.rms_norm(a, module.normalized_shape, eps=module.eps), _last(module, a)
+    if isinstance(module, nn.GroupNorm):
+        return F.group_norm(a, module.num_groups, eps=module.eps), (1,)
+    if module.training or module.running_mean is None:
+        return F.batch_norm(a, None, None, training=True, eps=module.eps), (1,)
+    # the model may compute in another type than its own; float32 statistics also serve inputs of half precision
+    dtype = torch.promote_types(a.dtype, torch.float32)
+    mean, variance = module.running_mean.to(dtype), module.running_var.to(dtype)
+    return F.batch_norm(a, mean, variance, eps=module.eps), (1,)
+
+
+def _last(module: Any, a: Tensor) -> Collection[int]:
+    return range(a.ndim - len(module.normalized_shape), a.ndim)
+
+
+def _scale_and_shift(values: Tensor, keep: Collection[int]) -> Norms:
+    """Return squared norms for values * weight + bias.
+
+    The weight and the bias extend over the dimensions ``keep``.
+    """
+    over = [dim for dim in range(1, values.ndim) if dim not in keep]
+
+    def squares(gradient: Tensor) -> Tensor:
+        return (gradient.sum(over) if over else gradient).flatten(1).square().sum(1)
+
+    return lambda delta: {"weight": squares(delta * values), "bias": squares(delta)}
+
+
+def _embedding(module: Any, a: Tensor, passes: int) -> Norms | None:
+    if module.max_norm is not None or module.scale_grad_by_freq or module.sparse:
+        return None
+    index = a.reshape(len(a), -1)
+    same = index.unsqueeze(1) == index.unsqueeze(2)
+    if module.padding_idx is not None:  # this row has no gradient
+        same &= (index != module.padding_idx).unsqueeze(1)
+
+    def embedding(delta: Tensor) -> dict[str, Tensor]:
+        rows = delta.reshape(*index.shape, -1)
+        return {"weight": ((rows @ rows.mT) * same).sum((1, 2))}
+
+    return embedding
+
+
+_Build = Callable[[Any, Tensor, int], Norms | None]
+
+_NORMS = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.LayerNorm,
+    nn.RMSNorm,
+    nn.GroupNorm,
+)
+_FORMULAS: dict[type[nn.Module], _Build] = {
+    nn.Linear: _linear,
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _conv),
+    **dict.fromkeys(_NORMS, _norm),
+    nn.Embedding: _embedding,
+}
+
+
+def formula_of(module: nn.Module) -> _Build | None:
+    """Return the formula for a module, or None: (module, its input [n, ...], deltas that will follow) -> norms.
+
+    A subclass has its parent's formula. :func:`diagnostics.curvature.exact.decide` compares it with autograd.
+    """
+    return next((b for kind, b in _FORMULAS.items() if isinstance(module, kind)), None)
+
+
+Draw = Callable[[torch.Generator], Tensor]
+"""A new draw u, shaped as the module's output."""
+
+
+def draw_of(module: nn.Module, a: Tensor, weight: bool, bias: bool) -> Draw:
+    """Return a function that draws output perturbations for one call of ``module`` on ``a`` [n, ...].
+
+    See :func:`.formula_of`.
+
+    Args:
+        weight, bias: which of the module's parameters are perturbed.
+    """
+    a = a.detach()
+    if isinstance(module, nn.Embedding):
+        return _draw_embedding(module, a)
+    if isinstance(module, nn.Linear):
+        if a.ndim > 2:
+            tokens = a.reshape(len(a), 1, -1, a.shape[-1]).transpose(2, 3)
+            draw = _draw_shared(
+                lambda rows: tokens[rows],
+                tuple(tokens.shape),
+                module.out_features,
+                weight,
+                bias,
+                a,
+            )
+            return lambda g: (
+                draw(g)
+                .squeeze(1)
+                .transpose(1, 2)
+                .reshape(*a.shape[:-1], module.out_features)
+            )
+        size = (a.square().sum(1, keepdim=True) * weight + bias).sqrt()
+        return lambda g: size * rademacher(a.new_empty(len(a), module.out_features), g)
+    if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+        patches, grid = patches_of(module, a)
+        one = patches(slice(0, 1)).shape
+        draw = _draw_shared(
+            patches,
+            (len(a), *one[1:]),
+            module.out_channels // module.groups,
+            weight,
+            bias,
+            a,
+        )
+        return lambda g: draw(g).reshape(len(a), module.out_channels, *grid)
+    return _draw_scaled(module, a, weight, bias)
+
+
+def _draw_shared(
+    patches: Callable[[slice], Tensor],
+    shape: tuple[int, ...],
+    out: int,
+    weight: bool,
+    bias: bool,
+    like: Tensor,
+) -> Draw:
+    """Return draws [n, g, out, L] for a convolution or a linear module.
+
+    A weight [out, i] per group is applied to patches [n, g, i, L], and a bias per channel.
+    """
+    n, groups, inner, length = shape
+    piece = max(1, LARGEST // (groups * inner * max(length, out)))
+
+    def by_signs(generator: torch.Generator) -> Tensor:
+        parts = []
+        for start in range(0, n, piece):
+            rows = slice(start, min(start + piece, n))
+            size = (rows.stop - start, groups, out)
+            u = like.new_zeros(*size, length)
+            if weight:
+                u = rademacher(like.new_empty(*size, inner), generator) @ patches(rows)
+            parts.append(
+                u + rademacher(like.new_empty(*size, 1), generator) if bias else u
+            )
+        return torch.cat(parts)
+
+    return by_signs
+
+
+def _draw_scaled(module: Any, a: Tensor, weight: bool, bias: bool) -> Draw:
+    """Return draws for a module that scales and shifts its normalised input."""
+    values, keep = normalised_input(module, a)
+    shape = [size if dim in keep or dim == 0 else 1 for dim, size in enumerate(a.shape)]
+
+    def draw(generator: torch.Generator) -> Tensor:
+        u = (
+            values * rademacher(a.new_empty(shape), generator)
+            if weight
+            else torch.zeros_like(values)
+        )
+        return u + rademacher(a.new_empty(shape), generator) if bias else u
+
+    return draw
+
+
+def _draw_embedding(module: nn.Embedding, a: Tensor) -> Draw:
+    """Return draws for an embedding table. Equal tokens of a sample share a row."""
+    index = a.reshape(len(a), -1)
+    first = (index.unsqueeze(2) == index.unsqueeze(1)).to(torch.uint8).argmax(2)
+    kept = (
+        torch.ones_like(index)
+        if module.padding_idx is None
+        else (index != module.padding_idx)
+    )
+
+    def draw(generator: torch.Generator) -> Tensor:
+        rows = rademacher(
+            module.weight.new_empty(*index.shape, module.embedding_dim), generator
+        )
+        rows = rows.gather(1, first.unsqueeze(2).expand_as(rows)) * kept.unsqueeze(2)
+        return rows.reshape(*a.shape, module.embedding_dim)
+
+    return draw

@@ -31,7 +31,6 @@ from fl_core.training.losses import Loss
 
 from ..measurement import Batch, Data, batches
 from .exact import verdicts
-from .formulas import rademacher, scale_of
 from .model import (
     CUT,
     Differentiable,
@@ -39,6 +38,8 @@ from .model import (
     NoProduct,
     curvature,
     differentiable_once,
+    rademacher,
+    scale_of,
     twice_differentiable,
 )
 
@@ -76,68 +77,38 @@ def wrong_products(
 def _wrong(
     run: Differentiable, x: Tensor, y: Tensor, layers: Mapping[str, Sequence[str]]
 ) -> dict[str, str]:
-    """Check the products of all layers at once, and those that this does not clear one by one."""
-    everything = [
-        name for name, tensor in run.parameters.items() if tensor.requires_grad
-    ]
-    gradients = _gradients(run, x, y, everything, create_graph=True)
+    """Return the layers along which differences of gradients converge to something else than the product."""
+    every = [name for name, tensor in run.parameters.items() if tensor.requires_grad]
+    gradients = _gradients(run, x, y, every, create_graph=True)
     size = float(_flat([g.detach() for g in gradients.values()]).norm())
     generator = torch_generator(run.seed, "product check")
-
-    def direction(names: Sequence[str]) -> list[Tensor]:
-        # an entry without a gradient stays as it is: an embedding's padding is a constant to autograd
-        scales = [
-            scale_of(run.parameters[name])
-            * (gradients[name].detach() != 0).to(gradients[name])
-            for name in names
-        ]
-        return [rademacher(scale, generator) * scale for scale in scales]
-
-    def product(names: Sequence[str], v: Sequence[Tensor]) -> list[Tensor]:
-        tensors = [run.parameters[name] for name in names]
-        return curvature([gradients[name] for name in names], v, tensors)
-
-    every = list(dict.fromkeys(name for names in layers.values() for name in names))
-    v = direction(every)
-    hv = dict(zip(every, product(every, v), strict=True))
-    step = torch.finfo(v[0].dtype).eps ** (1 / 3)
-    moved = _difference(run, x, y, every, v, step)
     wrong = []
     for layer, names in layers.items():
-        one, other = (_flat([each[name] for name in names]) for each in (moved, hv))
-        if len(layers) > 1 and not _apart(one, other, step, size, v[0].dtype):
-            continue
-        v = direction(names)
-        if _departs(run, x, y, names, v, _flat(product(names, v)), size):
-            wrong.append(layer)
+        own = [gradients[name] for name in names]
+        tensors = [run.parameters[name] for name in names]
+        # an entry without a gradient stays as it is: an embedding's padding is a constant to autograd
+        scales = [
+            scale_of(tensor) * (gradient.detach() != 0).to(gradient)
+            for tensor, gradient in zip(tensors, own, strict=True)
+        ]
+        v = [rademacher(scale, generator) * scale for scale in scales]
+        hv = _flat(curvature(own, v, tensors))
+        eps = torch.finfo(v[0].dtype).eps
+        coarse = eps ** (1 / 3)
+        fine = coarse / FINER
+
+        def apart(one: Tensor, other: Tensor, step: float, eps: float = eps) -> bool:
+            length = max(float(one.norm()), float(other.norm()))
+            tolerance = eps**0.25 * length + ROUNDING * eps / step * size
+            return not float((one - other).norm()) <= tolerance
+
+        first = _difference(run, x, y, names, v, coarse)
+        if apart(first, hv, coarse):
+            second = _difference(run, x, y, names, v, fine)
+            if apart(second, hv, fine) and not apart(second, first, fine):
+                wrong.append(layer)
     reason = "the second derivative of an operation is wrong: Hv is not the derivative of the gradient"
     return dict.fromkeys(wrong, reason)
-
-
-def _departs(
-    run: Differentiable,
-    x: Tensor,
-    y: Tensor,
-    names: Sequence[str],
-    v: Sequence[Tensor],
-    hv: Tensor,
-    size: float,
-) -> bool:
-    """Return True if differences of gradients converge to something else than ``hv``."""
-    dtype = v[0].dtype
-    coarse = torch.finfo(dtype).eps ** (1 / 3)
-    fine = coarse / FINER
-
-    def difference(step: float) -> Tensor:
-        return _flat(list(_difference(run, x, y, names, v, step).values()))
-
-    first = difference(coarse)
-    if not _apart(first, hv, coarse, size, dtype):
-        return False
-    second = difference(fine)
-    return _apart(second, hv, fine, size, dtype) and not _apart(
-        second, first, fine, size, dtype
-    )
 
 
 def _difference(
@@ -147,27 +118,17 @@ def _difference(
     names: Sequence[str],
     v: Sequence[Tensor],
     step: float,
-) -> dict[str, Tensor]:
-    """Return the central difference of the gradients along v, by name."""
+) -> Tensor:
+    """Return the central difference of the gradients along v, as one vector."""
     ends = []
     for way in (step, -step):
         moved = {
             name: run.parameters[name].detach() + way * w
             for name, w in zip(names, v, strict=True)
         }
-        ends.append(_gradients(run.at(moved), x, y, names))
-    return {name: (ends[0][name] - ends[1][name]) / (2 * step) for name in names}
-
-
-def _apart(
-    one: Tensor, other: Tensor, step: float, size: float, dtype: torch.dtype
-) -> bool:
-    eps = torch.finfo(dtype).eps
-    tolerance = (
-        eps**0.25 * max(float(one.norm()), float(other.norm()))
-        + ROUNDING * eps / step * size
-    )
-    return not float((one - other).norm()) <= tolerance
+        found = _gradients(run.at(moved), x, y, names)
+        ends.append(_flat([*found.values()]))
+    return (ends[0] - ends[1]) / (2 * step)
 
 
 def _gradients(

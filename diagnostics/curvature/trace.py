@@ -14,7 +14,8 @@ no weight gradient and no graph of a graph.
 space of each layer's outputs if samples do not mix. They lie in the space of the weights if samples mix (batch
 normalisation in train mode) or if weights are tied.
 
-A Gauss-Newton value is never called a Hessian. A layer is exact only if the autograd graph and a numerical check agree.
+A Gauss-Newton value is never called a Hessian. A layer is exact only if the autograd graph shows that it is, and a
+numerical check that its formula holds.
 
 Hessian traces by the package PyHessian, to cross-check this package's own.
 
@@ -49,7 +50,6 @@ from fl_core.training.losses import Loss
 
 from ..measurement import Data, batches, call_with, full_batch
 from .exact import CHECKED, Verdict, decide, exact_traces
-from .formulas import draw_of, rademacher
 from .model import (
     CUT,
     Differentiable,
@@ -58,9 +58,11 @@ from .model import (
     Tap,
     curvature,
     differentiable_once,
+    draw_of,
     no_second_derivative,
     owner,
     parameter_name,
+    rademacher,
     record_calls,
     twice_differentiable,
     usable,
@@ -86,7 +88,7 @@ def sampled_traces(
 
     A layer's output z_n = A_n theta + c_n is linear in its own parameters. So the block of the mean loss is 1/N sum_n
     A_n^T H_n A_n, with H_n the Hessian of sample n's loss in z_n. This holds for any later layers. Its trace is
-    estimated by u_n^T H_n u_n, with draws u_n of covariance A_n A_n^T (:mod:`diagnostics.curvature.formulas`), each
+    estimated by u_n^T H_n u_n, with draws u_n of covariance A_n A_n^T (:mod:`diagnostics.curvature.model`), each
     sample's own. The layers of ``shared`` have v^T H v with signs v in the weights instead, one draw for a batch. In
     eval mode, unless samples mix, a pair is then divided into at least :data:`PARTS` batches, whose errors average out.
 

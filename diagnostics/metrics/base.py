@@ -88,8 +88,6 @@ class Metric:
         uses_gradient_pass: whether it reads the pass over the gradients that all such metrics share. Its options are
             then a :class:`~diagnostics.gradients.GradientReader`.
         default_variant: the variant that rules read if the rows hold it. Empty: the default.
-        passes, per_layer: forward and backward passes over the samples, and those for each layer, about. They only
-            serve to announce the time.
         price: cheap (about one pass over the samples), middle (several) or dear (tens, or a fit for each client).
 
     >>> from diagnostics.metrics.base import METRICS
@@ -116,8 +114,6 @@ class Metric:
     needs_all_layers: bool = False
     uses_gradient_pass: bool = False
     default_variant: str = ""
-    passes: float = 1.0
-    per_layer: float = 0.0
     price: str = "cheap"
 
     @property

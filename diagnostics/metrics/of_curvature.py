@@ -55,7 +55,6 @@ class HessianTrace:
     variants=("per_parameter", "absolute"),
     separable=True,
     look={"label": "Hessian trace", "meaning": "higher = sharper", "log": True},
-    passes=10.0,
 )
 def hessian_trace(measurement: Measurement, options: HessianTrace) -> list[Row]:
     """Return two rows a client and layer: the trace of the layer's Hessian block, per parameter and undivided.
@@ -131,7 +130,6 @@ class HessianSpectrum:
         "meaning": "higher = sharper",
         "log": True,
     },
-    per_layer=60.0,
 )
 def hessian_spectrum(measurement: Measurement, options: HessianSpectrum) -> list[Row]:
     """Return ``k`` rows a client and layer, variants ``top1`` to ``topk``: the largest eigenvalues of the block.

