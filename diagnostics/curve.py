@@ -118,22 +118,10 @@ def open_diagnosis(rows: Rows) -> tuple[Mapping[str, Any], pd.DataFrame]:
 
 
 def both_ways(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return rows of pairs of clients, doubled so that each client of a pair comes first once.
-
-    Pairs that were measured in both directions (layers ``against`` another) stay as they are, because their values
-    differ.
-    """
-    two = (rows["client_b"] != "") & (rows["client"] != rows["client_b"])
-    turned = rows[two].rename(columns={"client": "client_b", "client_b": "client"})
-    pairs, turned_pairs = (
-        set(zip(table["client"], table["client_b"], strict=True))
-        for table in (rows, turned)
-    )
-    return (
-        rows
-        if any(a != b for a, b in pairs & turned_pairs)
-        else pd.concat([rows, turned], ignore_index=True)
-    )
+    """Return rows of pairs of clients, doubled so that each client of a pair comes first once."""
+    turned = {"client": "client_b", "client_b": "client"}
+    pairs = rows[rows["client_b"] != ""].rename(columns=turned)
+    return pd.concat([rows, pairs], ignore_index=True)
 
 
 def layers_in(header: Mapping[str, Any]) -> tuple[Layer, ...]:
@@ -192,7 +180,7 @@ def curve_of(
     ]
     variant = _variant(table, metric, variant)
     table = table[table["variant"] == variant]
-    of_clients = table[(table["client"] != "") & (table["client"] != table["client_b"])]
+    of_clients = table[table["client"] != ""]
     if of_clients.empty:
         raise UsageError(
             f"the rows hold no {metric} of single clients (status: {listing(table['status'].unique())})"

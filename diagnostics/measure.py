@@ -36,7 +36,7 @@ from .null import (
     split_resamples,
 )
 from .report import Report
-from .representation.comparison import PROBE, probe_set
+from .representation.features import PROBE, probe_set
 from .sensitivity import SensitivityAccumulator, recorded_rows
 
 DEFAULT_METRICS = DEFAULT
@@ -184,7 +184,7 @@ def diagnose_features(
 
     Args:
         features: {client: {layer: array [n, ...]}} of the same samples in the same order. Layers of one name are
-            compared. The option ``against`` of a similarity compares layers of other names.
+            compared.
         y: labels [n] of the samples, for probes and separability.
         metrics: those that read features alone.
         how: further arguments of :func:`diagnose`.

@@ -69,9 +69,7 @@ class Report(Displayed):
         """Return the values of one metric, layers x clients.
 
         A missing value is NaN, and the frame's status gives the reason. For a metric of pairs, a client's value is its
-        mean over the other clients. If layers are compared ``against`` a reference layer, it is the mean of the
-        client's layer with the others' reference layer. A single client is then compared with its own. The default
-        variant is the metric's first that was measured.
+        mean over the other clients. The default variant is the metric's first that was measured.
 
         Raises:
             UsageError: a metric or variant was not measured, or a metric of pairs has no pair.
@@ -87,10 +85,7 @@ class Report(Displayed):
             raise UsageError(
                 f"no {metric} of single clients (status: {listing(every['status'].unique())})"
             )
-        others = selected["client"] != selected["client_b"]
-        selected = both_ways(
-            selected[others] if others.any() else selected
-        )  # one model: of its own layers
+        selected = both_ways(selected)
         table = (
             selected.groupby(["layer", "client"], sort=False)["value"]
             .mean(skipna=False)

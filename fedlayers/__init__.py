@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     )
     from diagnostics.null import Nulls as Nulls
     from diagnostics.report import Report as Report, explain as explain
-    from diagnostics.representation.comparison import probe_set as probe_set
     from diagnostics.representation.embedding import tsne as tsne
+    from diagnostics.representation.features import probe_set as probe_set
     from diagnostics.select import (
         RULES as RULES,
         Rule as Rule,

@@ -1,1 +1,1 @@
-"""The metrics, in four rooms: a function with ``@metric`` in a module of this folder is registered by its name."""
+"""The metrics: a function with ``@metric`` in a module of this folder is registered by its name."""

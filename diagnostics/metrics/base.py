@@ -184,10 +184,9 @@ class Metric:
     def measure(self, measurement: Measurement, settings: Any) -> list[Row]:
         """Return the rows, for options already made by :meth:`settings` and checked by :meth:`check`.
 
-        A metric of pairs needs two models, unless it compares layers of one model.
+        A metric of pairs needs two models.
         """
-        alone = self.pairs and len(measurement.subjects) < 2
-        if alone and not getattr(settings, "reference_layers", ()):
+        if self.pairs and len(measurement.subjects) < 2:
             return [
                 row(self.name, None, status="needs at least two models", layer=layer.name, variant=self.variant)
                 for layer in measurement.layers

@@ -18,12 +18,6 @@ from fl_core.errors import UsageError
 from fl_core.rows import Row, row
 
 from ..representation import similarity as measures
-from ..representation.comparison import (
-    LayerComparison,
-    SimilarityOptions,
-    by_directions,
-    by_grams,
-)
 from ..representation.features import (
     Array,
     NoValue,
@@ -41,6 +35,12 @@ from ..representation.probes import (
     pooled_rows,
     probe_rows,
 )
+from ..representation.similarity import (
+    LayerComparison,
+    SimilarityOptions,
+    by_directions,
+    by_grams,
+)
 from .base import Measurement, metric
 
 similarity = partial(metric, pairs=True, requires="samples", features="probe")
@@ -56,7 +56,7 @@ of_classes = partial(
 
 @dataclass(frozen=True)
 class Cka(SimilarityOptions):
-    """The options of CKA, in addition to :class:`~diagnostics.representation.comparison.SimilarityOptions`.
+    """The options of CKA, in addition to :class:`~diagnostics.representation.similarity.SimilarityOptions`.
 
     Attributes:
         estimator: ``"full"`` or ``"minibatch"``, whose HSICs are of ``batch`` samples each.
@@ -82,7 +82,7 @@ class Cka(SimilarityOptions):
 @similarity(
     description="linear CKA between the clients' representations of the same samples",
     direction="higher = more similar; 1 = same",
-    how="all pairs of clients, full or unbiased minibatch; also of any two layers",
+    how="all pairs of clients, full or unbiased minibatch",
     variants=("flatten", "samples", "mean"),
     look={
         "label": "mean 1 − CKA to the others",

@@ -7,8 +7,7 @@ a note beneath the picture gives the reason.
 
 # ruff: noqa: F401 - the names are for whoever imports this package
 
-from .costs import cost_steps, costs, plan, regret
 from .drawing import style
-from .layer_map import layer_map
-from .layers import cka_matrices, metric, tsne, tsne_panels
-from .runs import calibration, clients, comparison, learning, partition, roc
+from .layer_map import layer_map, plan, regret
+from .layers import cka_matrices, costs, metric, tsne, tsne_panels
+from .runs import calibration, clients, comparison, cost_steps, learning, partition, roc

@@ -1,12 +1,15 @@
-"""The layer map: layers down, rounds across, a panel for each question about sharing.
+"""Pictures of what to share: a plan, its regret, and the layer map with a panel for each question about sharing.
 
-A panel holds one number a layer and round. Its band says what the number would be if clients did not differ: the same
-model, measured on samples that were dealt to the clients at random. All points of a panel lie inside their bands with
-95 %, so a point outside is more than chance.
+The map has layers down and rounds across. A panel holds one number a layer and round. Its band says what the number
+would be if clients did not differ: the same model, measured on samples that were dealt to the clients at random. All
+points of a panel lie inside their bands with 95 %, so a point outside is more than chance.
 """
 
 from __future__ import annotations
 
+import math
+import textwrap
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,17 +18,231 @@ import numpy as np
 import pandas as pd
 from matplotlib import ticker
 from matplotlib.axes import Axes
+from matplotlib.patches import Patch
 from scipy import stats
 
 from fl_core.bounds import Bound, check_value
-from fl_core.errors import UsageError
+from fl_core.errors import UsageError, check_known
 from fl_core.plan import LayerPlan
+from fl_core.rows import SCORES, TABLE, label_of
+from fl_core.statistics import mean_interval
 
+from ..metrics.base import metric_or_placeholder
 from ..null import nulls_in
-from .drawing import COLOURS, NICE, panels as axes_of, with_notes
+from .drawing import (
+    COLOURS,
+    MARKERS,
+    MEAN,
+    NICE,
+    canvas,
+    legend,
+    panels as axes_of,
+    small,
+    with_notes,
+)
 
 if TYPE_CHECKING:
     from ..report import Report
+
+FEDERATED, LOCAL, CUT = COLOURS[0], "#f3d9a8", COLOURS[3]
+LOOKS = {True: (FEDERATED, ""), False: (LOCAL, "///")}
+"""Colour and hatch of a layer, by whether it is shared."""
+
+
+def plan(plan: LayerPlan, ax: Axes | None = None) -> Axes:
+    """Draw a plan: its layers as boxes from input to output, shared or local, with the values and votes.
+
+    The values that the rule read stand beneath. Each border shows the ratio of the layer after it to the last layer
+    before it with a value, bold if above the threshold. The votes show how far each client alone would have federated.
+
+    Raises:
+        UsageError: a vote is for a layer outside the plan, or the number of values differs from the plan's.
+    """
+    names, why = plan.names, plan.why
+    if why.values and len(why.values) != len(names):
+        raise UsageError(
+            f"the plan's evidence must have a value a layer; got {len(why.values)} for {len(names)} layers."
+        )
+    votes = [names.index(check_known("layer", v, names)) + 1 for v in why.votes.values()]  # fmt: skip
+    rows: dict[str, list[tuple[float, str, bool]]] = {}
+    if why.values:
+        symbol = metric_or_placeholder(why.metric).look.symbol
+        value = symbol or why.metric.replace("_", " ") or "value"
+        rows[value] = [(k + 0.5, _short(v), False) for k, v in enumerate(why.values)]
+        rows["ratio"] = []
+        for k in range(1, len(names)):
+            ratio = _ratio(why.values, k)
+            above = (ratio or 0.0) > (why.threshold or math.inf)
+            rows["ratio"].append((k, _short(ratio), above))
+    if votes:
+        counts = Counter(votes).items()
+        rows[f"votes of {len(votes)}"] = [(end, str(n), False) for end, n in counts]
+    upright = 90 if len(names) > 10 else 0
+    line, size = (0.42, 6.5) if upright else (0.22, 8.0)
+    title = [f"{len(plan.shared)} of {len(names)} layers federated", f"rule {why.rule}"]
+    title[1] += "" if why.threshold is None else f", threshold {why.threshold:g}"
+    title += [] if why.status == "ok" else textwrap.wrap(why.status, 50)
+    tight = sum(len(name) + 2 for name in names) > 46
+    depth, wide = line * len(rows), float(np.clip(2 + 0.2 * len(names), 5, 10))
+    with canvas(ax, wide, 1.4 + depth + 0.5 * tight + 0.13 * len(title)) as axes:
+        x = np.arange(len(names)) + 0.5
+        looks: dict[str, Any] = {"edgecolor": "0.3", "linewidth": 0.6}
+        kinds = [LOOKS[name in plan.shared] for name in names]
+        colours, hatches = zip(*kinds, strict=True)
+        axes.bar(x, 0.4, 0.9, bottom=0.1, color=colours, hatch=hatches, **looks)
+        y = [-line * (k + 0.5) for k in range(len(rows))]
+        for at, cells in zip(y, rows.values(), strict=True):
+            for place, text, bold in cells:
+                axes.text(
+                    place,
+                    at,
+                    text,
+                    ha="center",
+                    va="center",
+                    fontsize=size,
+                    rotation=upright,
+                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
+                    weight="bold" if bold else "normal",
+                )
+        keys: list[Any] = [
+            Patch(facecolor=colour, hatch=hatch, label=label, **looks)
+            for label, (colour, hatch) in zip(
+                ("federated", "local"), (LOOKS[True], LOOKS[False]), strict=True
+            )
+        ]
+        if plan.cut is not None:  # which leaves out the frozen layers
+            end = names.index(plan.last_shared) + 1 if plan.last_shared else 0
+            keys.append(
+                axes.axvline(end, color=CUT, linestyle="--", label="cut", zorder=0.5)
+            )
+        axes.set(xlim=(-0.05, len(names) + 0.05), ylim=(-depth - 0.05, 0.55))
+        axes.set_yticks(y, list(rows))
+        axes.set_xticks(x, names, rotation=90 * tight, fontsize=small(len(names), 8))
+        axes.tick_params(length=0, labeltop=True, labelbottom=False)
+        axes.grid(False)
+        axes.spines[:].set_visible(False)
+        axes.set_title("\n".join(title))
+        axes.legend(handles=keys, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=3)
+    return axes
+
+
+def _ratio(values: Sequence[float | None], k: int) -> float | None:
+    """Return the ratio of a layer's value to the last one before it; None unless both are above 0."""
+    low = next((value for value in reversed(values[:k]) if value is not None), None)
+    high = values[k]
+    return high / low if low and high and low > 0 and high > 0 else None
+
+
+def _short(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
+
+
+def regret(
+    scores: pd.DataFrame,
+    decisions: pd.DataFrame,
+    score: str = "macro_f1",
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw the score of every number of shared layers, with each rule's choices marked, one mark per seed.
+
+    The score is on test samples, as regret is. If there are none, it is on validation samples.
+
+    The axis ends where the score does. The interval of a few seeds may reach beyond, and would flatten all else. A thin
+    line is a seed. The dark line is their mean with its 95 % interval. The star is the cut with the best mean. A rule's
+    marks stand on the seed's own line, the rules next to one another.
+
+    Args:
+        scores: columns ``seed``, ``cut``, ``last`` (the last layer federated) and ``test`` or ``validation``, as in
+            :class:`fedlayers.studies.regret.Regret`.
+        decisions: columns ``rule``, ``seed`` and ``cut``. A rule without a cut has a note instead of a mark.
+
+    Raises:
+        UsageError: a seed lacks cuts, or a choice is no cut.
+    """
+    split = "test" if "test" in scores else "validation"
+    check_known("score", score, SCORES)
+    values = scores.pivot(index="cut", columns="seed", values=split).sort_index()
+    if values.isna().to_numpy().any() or values.empty:
+        raise UsageError(
+            "every seed must have a score of every cut; got less. Train the missing cuts."
+        )
+    decided = decisions.dropna(subset=["cut"])
+    for line in decided.itertuples():
+        if line.cut not in values.index or line.seed not in values.columns:
+            raise UsageError(
+                f"{line.rule} cuts at {line.cut:g} with seed {line.seed}, which has no score. Train it first."
+            )
+    last = scores.drop_duplicates("cut").set_index("cut")["last"]
+    rules = list(decisions["rule"].unique())
+    undecided = len(decisions) - len(decided)
+    notes = (
+        [f"{undecided} of {len(decisions)} decisions could not be made"]
+        if undecided
+        else []
+    )
+    x = values.index.to_numpy(dtype=np.float64)
+    with canvas(
+        ax, width=float(np.clip(3.5 + 0.35 * len(x), 5.6, 10)), height=3.6
+    ) as axes:
+        for seed in values.columns:
+            axes.plot(x, values[seed], color="0.8", linewidth=0.9, marker="", zorder=1)
+        mean, low, high = np.array(
+            [mean_interval(values.loc[cut]) for cut in values.index]
+        ).T
+        many = f"mean of {values.shape[1]} seeds" if values.shape[1] > 1 else "one seed"
+        axes.plot(x, mean, color=MEAN, linewidth=1.6, marker="", label=many, zorder=2)
+        if values.shape[1] > 1:
+            axes.fill_between(
+                x, low, high, color=MEAN, alpha=0.1, linewidth=0, label="95 % interval"
+            )
+        best = int(np.argmax(mean if SCORES[score] else -mean))
+        star = {
+            "marker": "*",
+            "markersize": 13,
+            "color": "white",
+            "markeredgecolor": MEAN,
+            "linestyle": "none",
+        }
+        axes.plot(x[best], mean[best], label="best mean", zorder=3, **star)  # type: ignore[arg-type]
+        for k, rule in enumerate(rules):
+            of_rule = decided[decided["rule"] == rule]
+            beside = (k - (len(rules) - 1) / 2) * min(0.12, 0.6 / len(rules))
+            y = [values.loc[line.cut, line.seed] for line in of_rule.itertuples()]
+            axes.plot(
+                of_rule["cut"].to_numpy(dtype=np.float64) + beside,
+                y,
+                linestyle="none",
+                marker=MARKERS[k % len(MARKERS)],
+                markersize=5.5,
+                color=COLOURS[k % len(COLOURS)],
+                markeredgecolor="white",
+                markeredgewidth=0.5,
+                label=rule,
+                zorder=4,
+            )
+        ticks = [
+            f"{cut:.0f}" + (f"\n{last[cut]}" if last[cut] else "\nnothing")
+            for cut in values.index
+        ]
+        upright = sum(len(str(name)) + 2 for name in last) > 46
+        axes.set_xticks(
+            x, ticks, rotation=90 if upright else 0, fontsize=small(len(ticks), 8)
+        )
+        bottom, top = axes.get_ylim()
+        if score != "r2":  # which has no lower end
+            axes.set_ylim(
+                max(bottom, -0.02), min(top, 1.02) if TABLE[score].share else top
+            )
+        better = "higher" if SCORES[score] else "lower"
+        axes.set(
+            xlabel=with_notes("layers federated, and the last of them", notes),
+            ylabel=f"{split} {label_of(score)} ({better} is better)",
+        )
+        legend(axes)
+    return axes
+
+
+# --- the layer map ---------------------------------------------------------------------------------------------
 
 NULL, LEVEL = "clients", 0.95
 
@@ -33,7 +250,7 @@ CM = 1 / 2.54
 PANEL = 4.0
 """The width of a panel in cm; a picture has as many as fit."""
 WIDTH = Bound("from 4 to 100", lambda width: PANEL <= width <= 100)
-INK, BAND, LOCAL, FAINT = COLOURS[0], "0.80", "0.93", "0.55"
+INK, BAND, SHADE, FAINT = COLOURS[0], "0.80", "0.93", "0.55"
 MARGIN = 0.1
 """The part of a lane above and below its values."""
 HATCH: dict[str, Any] = {
@@ -116,7 +333,7 @@ def layer_map(
         for k, ax in enumerate(axes):
             for at, name in enumerate(names):
                 if plan is not None and not plan.get(name, True):
-                    ax.axhspan(at, at + 1, color=LOCAL, linewidth=0, zorder=0)
+                    ax.axhspan(at, at + 1, color=SHADE, linewidth=0, zorder=0)
             ax.set(ylim=(len(names), 0))
             ax.set_yticks(np.arange(len(names)) + 0.5, names if k == 0 else [])
             ax.hlines(range(len(names) + 1), 0, 1, "0.85", linewidth=0.6, zorder=0.5,

@@ -1,4 +1,4 @@
-"""Pictures of a metric over the layers: a line per client, matrices of client pairs, and features in a plane."""
+"""Pictures of a metric over the layers: a line per client, matrices of client pairs, costs, and features in a plane."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -35,6 +36,7 @@ from .drawing import (
     of_variant,
     panels,
     set_scale,
+    stacked,
     weighted_mean,
     with_notes,
 )
@@ -225,8 +227,7 @@ def _distances(rows: pd.DataFrame, distance: bool) -> pd.DataFrame:
 
     A similarity counts as 1 - value.
     """
-    pairs = rows[rows["client_b"] != ""]
-    turned = both_ways(pairs[pairs["client"] != pairs["client_b"]])
+    turned = both_ways(rows[rows["client_b"] != ""])
     apart = turned["value"] if distance else 1 - turned["value"]
     mean = apart.groupby([turned["client"], turned["layer"]], sort=False).mean(
         skipna=False
@@ -269,10 +270,7 @@ def cka_matrices(
                 index="client", columns="client_b", values="value"
             )
             matrix = matrix.reindex(index=names, columns=names)
-            if not (
-                pairs["client"] == pairs["client_b"]
-            ).any():  # of the same layer, so that each is like itself
-                matrix = matrix.mask(np.eye(len(names), dtype=bool), 1.0)
+            matrix = matrix.mask(np.eye(len(names), dtype=bool), 1.0)
             colours = heat(panel, matrix, square=True)
             panel.ax.set_title(layer, fontsize=8)
         panel_axes = [panel.ax for panel in drawn]
@@ -287,6 +285,68 @@ def cka_matrices(
         if notes:
             figure.supxlabel(with_notes("grey: no value", notes), fontsize=8)
     return panel_axes
+
+
+_KINDS = {
+    "bytes": ("sent, each way and round", "B"),
+    "forward_flops": ("forward pass", "FLOP a sample"),
+    "backward_flops": ("backward pass", "FLOP a sample"),
+    "activation_bytes": ("kept for the backward pass", "B a sample"),
+}
+
+
+def costs(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """Draw each layer's share of a network's costs: a bar a kind of cost, its layers from input to output.
+
+    A plan that shares the first layers sends everything left of the border after the last of them. The totals stand
+    next to the bars.
+
+    Args:
+        frame: rows of ``layer_cost`` of one model.
+
+    Raises:
+        UsageError: there are no such rows, or they are of several models.
+    """
+    rows = of_metric(frame, "layer_cost")
+    rows = rows[rows["variant"].isin(list(_KINDS))].drop_duplicates(
+        ["layer", "variant", "value"]
+    )
+    check_single(rows, ["layer", "variant"])
+    layers = list(rows["layer"].unique())
+    table = rows.pivot(index="variant", columns="layer", values="value")
+    table = table.reindex(
+        index=[name for name in _KINDS if name in table.index], columns=layers
+    )
+    total = table.sum(axis=1)
+    table, total = table[total > 0], total[total > 0]
+    if table.empty:
+        raise UsageError(
+            "rows of layer_cost must have a cost above 0; got none. Measure again."
+        )
+    share = table.fillna(0.0).div(total, axis=0)
+    totals = [
+        ticker.EngFormatter(_KINDS[name][1], places=1)(total[name])
+        for name in share.index
+    ]
+    notes = missing_notes(rows, "layer")
+    with canvas(ax, 6.4, 1.1 + 0.36 * len(share) + 0.13 * len(notes)) as axes:
+        stacked(axes, share, "{:.0%}".format, linewidth=0.5)
+        axes.bar_label(axes.containers[-1], totals, padding=3, fontsize=7.5)  # type: ignore[arg-type]
+        axes.set(xlim=(0, 1), yticklabels=[_KINDS[name][0] for name in share.index])
+        axes.set_xlabel(
+            with_notes(
+                "share of the layers, input to output; totals at the right", notes
+            )
+        )
+        axes.xaxis.set_major_formatter(ticker.PercentFormatter(1.0))
+        axes.legend(
+            loc="lower left",
+            bbox_to_anchor=(0, 1.0),
+            ncols=min(len(layers), 6),
+            borderaxespad=0.2,
+            columnspacing=1.2,
+        )
+    return axes
 
 
 def tsne(frame: pd.DataFrame, ax: Axes | None = None, *, centres: bool = True) -> Axes:

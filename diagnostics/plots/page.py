@@ -22,8 +22,7 @@ from fl_core.rows import SCORES, SHOWN
 from fl_core.storage import write_atomically
 
 from ..metrics.base import metric_or_placeholder
-from .costs import costs
-from .layers import cka_matrices, metric
+from .layers import cka_matrices, costs, metric
 from .runs import clients, learning
 
 MOST = 8

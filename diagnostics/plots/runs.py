@@ -1,7 +1,8 @@
-"""Pictures of data, of runs and of predictions: classes by client, scores over rounds, clients compared."""
+"""Pictures of data, of runs and of predictions: classes by client, scores and costs over rounds, clients compared."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
 
 from fl_core.display import in_order
 from fl_core.errors import UsageError, check_known, listing
@@ -29,6 +31,7 @@ from .drawing import (
     legend,
     missing_notes,
     of_metric,
+    panels,
     small,
     stacked,
     weighted_mean,
@@ -395,3 +398,74 @@ def calibration(
         axes.set(xlabel=f"predicted probability{of}", ylabel="share of samples")
         legend(axes)
     return axes
+
+
+_STEPS = {
+    "naive": ("scalars × batches", "naive count"),
+    "flops": ("FLOP", "forward and backward"),
+    "moved": ("byte", "sent, down and up"),
+}
+
+
+def cost_steps(
+    table: pd.DataFrame, axes: Figure | Sequence[Axes] | None = None
+) -> list[Axes]:
+    """Draw the cost of a round for all clients, over the rounds: three panels, a line a run.
+
+    The panels are naive count, FLOPs and bytes. The layer-scheduling paper's Fig. 7 shows the first (Jang and Choi
+    2024). Next to each name stands the sum over the rounds relative to the first run's.
+
+    Args:
+        table: from :func:`fl_core.costs.cost_steps`.
+        axes: a figure to fill, or at least three Axes.
+
+    Raises:
+        UsageError: a column is missing, there are no rounds, a cost appears twice, or there are too few Axes.
+    """
+    for name in ("run", "round", *_STEPS):
+        check_known("column of the table", name, table.columns)
+    if table.empty:
+        raise UsageError("rows must have rounds; got none. Train first.")
+    if table.duplicated(["run", "round"]).any():
+        raise UsageError("a run must have one cost for each round; got two. Keep one.")
+    runs = list(table["run"].unique())
+    colours = arm_colours(runs)
+    with panels(
+        axes,
+        len(_STEPS),
+        2.4,
+        2.0,
+        columns=len(_STEPS),
+        room=(0.0, 0.9 + 0.12 * len(runs)),
+    ) as drawn:
+        for (kind, (label, title)), panel in zip(_STEPS.items(), drawn, strict=True):
+            values = table.pivot(index="round", columns="run", values=kind)[runs]
+            total = values.sum()
+            for k, run in enumerate(runs):
+                cost = values[run].dropna()
+                edges = np.append(
+                    cost.index.to_numpy(dtype=np.float64) - 0.5, cost.index[-1] + 0.5
+                )
+                share = (
+                    f"{run}  {total[run] / total[runs[0]]:.2f}"
+                    if total[runs[0]]
+                    else run
+                )
+                panel.ax.stairs(
+                    cost.to_numpy(dtype=np.float64), edges, baseline=None, label=share, linewidth=1.8,
+                    color=colours[k], linestyle=DASHES[k % len(DASHES)],
+                )  # fmt: skip
+            panel.ax.set_ylim(bottom=0)
+            panel.ax.yaxis.set_major_formatter(ticker.EngFormatter(sep=" "))
+            panel.ax.xaxis.set_major_locator(
+                ticker.MaxNLocator(integer=True, steps=NICE, min_n_ticks=1)
+            )
+            panel.ax.set(xlabel="round", ylabel=label)
+            panel.ax.set_title(title)
+            panel.ax.legend(
+                title=f"sum, {runs[0]} = 1",
+                loc="upper center",
+                bbox_to_anchor=(0.5, -0.22),
+                alignment="left",
+            )
+        return [panel.ax for panel in drawn]

@@ -1,16 +1,16 @@
-"""Features of a layer as matrices: collected in one pass, standardised, reduced, divided into folds."""
+"""Features of a layer as matrices: collected in one pass, standardised, reduced, divided into folds; common samples."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_core.errors import check_known
+from fl_core.errors import UsageError, check_known, listing
 from fl_core.model_contexts import first_tensor, set_mode
 from fl_core.seeds import numpy_generator, seed_of, torch_seeded
 from fl_core.training.workspace import takes_channels_last
@@ -26,6 +26,9 @@ from ..measurement import (
     logits,
     one_line,
 )
+
+if TYPE_CHECKING:
+    from fl_core.data import FederatedData
 
 Array = np.ndarray[Any, Any]
 SIDES = ("output", "input")
@@ -341,4 +344,89 @@ def scatter_ratio(
         return value, None
     return value, float(
         np.sqrt((many - 1) / many * np.square(ratios - ratios.mean()).sum())
+    )
+
+
+PROBE = 512
+"""Samples of a probe set, all clients together."""
+
+# --- common samples --------------------------------------------------------------------------------------------
+
+
+def probe_set(data: FederatedData, n: int = PROBE) -> Batch:
+    """Return the first validation samples of every client, equally many: (x [m, ...], y [m]).
+
+    There are about ``n`` in all, m <= n. If ``n`` does not divide evenly, the first clients give one more. A client
+    with fewer gives all that it has.
+
+    Raises:
+        UsageError: there are fewer samples than clients, or a client has no validation samples.
+    """
+    empty = [client.name for client in data.clients if not len(client.validation.y)]
+    if empty:
+        raise UsageError(
+            f"each client must have validation samples to compare models on; got none for {listing(empty)}. "
+            "Pass a probe, or measure other metrics."
+        )
+    return shared_probe(
+        [(client.validation.x, client.validation.y) for client in data.clients], n
+    )
+
+
+def shared_probe(sources: Sequence[Data], n: int = PROBE) -> Batch:
+    """Return the first samples of each of several data sets, equally many, ``n`` in all.
+
+    A set given twice counts once.
+
+    Raises:
+        UsageError: there are fewer samples than sources, or samples have different shapes.
+    """
+    distinct = list({id(source): source for source in sources}.values())
+    if n < len(distinct):
+        raise UsageError(
+            f"samples of the probe must be at least one of each client; got {n} samples over {len(distinct)} clients."
+        )
+    shares = [
+        n // len(distinct) + (k < n % len(distinct)) for k in range(len(distinct))
+    ]
+    return _join(
+        [
+            pair
+            for source, share in zip(distinct, shares, strict=True)
+            for pair in _first(source, share)
+        ]
+    )
+
+
+def probe_of(
+    subjects: Sequence[ClientModel], probe: Data | None, samples: int, seed: int
+) -> Tensor:
+    """Return the samples that all models see, read once: ``probe``, else the first of the clients' own."""
+    with torch_seeded(
+        seed_of(seed, "diagnose", "probe")
+    ):  # a shuffling loader draws its order
+        if probe is None:
+            return shared_probe(
+                [subject.data for subject in subjects], max(samples, len(subjects))
+            )[0]
+        return _join(list(batches(probe, None)))[0]
+
+
+def _first(source: Data, count: int) -> Iterator[Batch]:
+    for x, y in batches(source, count):
+        yield x[:count], y[:count]
+        count -= len(x)
+        if count <= 0:
+            return
+
+
+def _join(pairs: Sequence[Batch]) -> Batch:
+    shapes = sorted({tuple(x.shape[1:]) for x, _ in pairs})
+    if len(shapes) > 1:
+        raise UsageError(
+            f"shapes of probe samples must be equal; got {shapes[0]} and {shapes[1]}."
+        )
+    x, y = zip(*pairs, strict=True)
+    return torch.cat([part.to(x[0].device) for part in x]), torch.cat(
+        [part.to(y[0].device) for part in y]
     )

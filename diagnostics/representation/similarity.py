@@ -1,4 +1,4 @@
-"""Similarities of two models' features x [n, d1] and y [n, d2] of the same n rows.
+"""Similarities of clients' layers on common samples: of features x [n, d1] and y [n, d2] of the same n rows.
 
 **CKA** compares the entries of the sides' Gram matrices. Their inner products are HSICs.
 
@@ -21,15 +21,23 @@ samples' pairs are identical.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from .features import NoValue
+from fl_core.bounds import at_least, check_value
+from fl_core.errors import UsageError, check_known
+from fl_core.layers import Layer
+from fl_core.rows import Row
+
+from ..measurement import ClientModel, Data, Measurement, row_or_reason
+from .features import PROBE, Arrange, NoValue, collect, probe_of
 
 LEAST = 4
 """Samples that the unbiased HSIC needs."""
@@ -305,3 +313,262 @@ def svcca_measure(variance: float = VARIANCE) -> Measure:
     See Raghu et al. 2017. The value is invariant to rotation, isotropic scale and offset, but not to any linear map.
     """
     return Measure(partial(_whitening_map, variance=variance), _mean_correlation)
+
+
+# --- clients ---------------------------------------------------------------------------------------------------
+
+POSITIONS = ("flatten", "samples", "mean")
+"""What becomes of an activation's positions: features of their own, rows beside the samples, or one mean."""
+
+
+_CHANNELS_LAST = (nn.Linear, nn.LayerNorm)
+_ONE_DIMENSIONAL = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.InstanceNorm1d)
+
+
+def along_one(module: nn.Module) -> bool:
+    """Return True if a module convolves in one dimension, so that its output with three axes is [n, d, positions]."""
+    return any(isinstance(part, _ONE_DIMENSIONAL) for part in module.modules())
+
+
+def by_position(module: nn.Module, output: Tensor) -> Tensor:
+    """Return an output as [n, *positions, d], features last; without positions [n, d].
+
+    With three axes the features are the last one (tokens). After a one-dimensional convolution or batch norm they are
+    the second one. With more axes they are the second one (maps). After a Linear or LayerNorm they are the last one.
+    """
+    if output.ndim < 3:
+        return output.reshape(len(output), -1)
+    if output.ndim == 3:
+        second = along_one(module)
+    else:
+        second = not isinstance(module, _CHANNELS_LAST)
+    return output.movedim(1, -1) if second else output
+
+
+def arrange_positions(module: nn.Module, output: Tensor, positions: str) -> Tensor:
+    """Return an output with its positions treated: [n, d], or with ``"samples"`` [n, p, d] if it has positions."""
+    if positions == "flatten" or output.ndim < 3:
+        return output.flatten(1) if output.ndim > 1 else output[:, None]
+    rows = by_position(module, output).flatten(1, -2)
+    return (
+        rows if positions == "samples" else rows.mean(1)
+    )  # in half precision summed in float32, and rounded again
+
+
+Spot = tuple[str, int]
+"""Where features come from: the path of a module, and a client's number."""
+Faults = Mapping[Spot, str]
+"""Why features have no similarity to anything."""
+Value = Callable[[Spot, Spot], float | str]
+"""The value of a pair of spots without fault, or why there is none."""
+
+
+@dataclass(frozen=True)
+class SimilarityOptions:
+    """The options of all similarity metrics: the common samples, and how positions are treated.
+
+    Attributes:
+        probe: the samples. Default: the first ``samples`` of the clients' own data, equally many of each.
+        positions: how positions of convolutions and token sequences are treated, and the rows' variant. With
+            ``"flatten"`` channels and positions together are the features. With ``"samples"`` samples x positions are
+            the rows and channels the features. With ``"mean"`` channels are averaged over the positions.
+
+    Raises:
+        UsageError: a treatment is unknown, or there is less than 1 sample.
+    """
+
+    probe: Data | None = None
+    samples: Annotated[int, at_least(1)] = PROBE
+    positions: str = "flatten"
+
+    treatments: ClassVar[tuple[str, ...]] = POSITIONS
+
+    def __post_init__(self) -> None:
+        check_known("positions", self.positions, self.treatments)
+
+    @property
+    def unbiased(self) -> bool:
+        """True if the unbiased HSIC is used. Batches must be large enough for it."""
+        return False
+
+    def check(self, measurement: Measurement) -> None:
+        """Refuse too small a batch."""
+        if measurement.batch is not None:
+            check_value("batch", measurement.batch, at_least(1))
+        if self.unbiased:
+            batch_bounds(0, measurement.batch or LEAST)
+
+
+@dataclass(frozen=True)
+class LayerComparison:
+    """A comparison of all pairs of clients at every layer.
+
+    Attributes:
+        metric: name in the rows.
+    """
+
+    metric: str
+    measurement: Measurement
+    options: SimilarityOptions
+
+    @property
+    def subjects(self) -> Sequence[ClientModel]:
+        """The clients, in the order of the rows."""
+        return self.measurement.subjects
+
+    @cached_property
+    def x(self) -> Tensor:
+        """The probe samples, the same for every model."""
+        return probe_of(
+            self.subjects,
+            self.options.probe,
+            self.options.samples,
+            self.measurement.seed,
+        )
+
+    @cached_property
+    def paths(self) -> list[str]:
+        """Paths of the modules whose outputs are compared."""
+        return sorted({layer.output for layer in self.measurement.layers if layer.used})
+
+    def sides(
+        self,
+        side: Callable[[Tensor], Tensor],
+        paths: Sequence[str] | None = None,
+        arrange: Arrange | None = None,
+    ) -> tuple[dict[Spot, Tensor], dict[Spot, str]]:
+        """Pass the probe samples through every model, and keep what ``side`` makes of each layer's features.
+
+        Args:
+            paths: the modules to read. Default: all.
+            arrange: makes features of a module and its output. Default: as the option ``positions`` says.
+
+        Returns:
+            What is kept, and why the others have nothing.
+        """
+        paths, how = self.paths if paths is None else paths, self.measurement
+        positions = self.options.positions
+        arrange = arrange or partial(arrange_positions, positions=positions)
+        kept: dict[Spot, Tensor] = {}
+        faults: dict[Spot, str] = {}
+        for client, subject in enumerate(self.subjects):
+            data = self.x, torch.zeros(len(self.x), dtype=torch.long)
+            seen = collect(
+                subject.model,
+                paths,
+                data,
+                batch=how.batch,
+                seed=how.seed,
+                mode=how.mode,
+                arrange=arrange,
+            )
+            for path in paths:
+                try:
+                    kept[path, client] = side(seen.tensor(path))
+                except NoValue as reason:
+                    faults[path, client] = str(reason)
+            if paths[-1:] == self.paths[-1:]:
+                how.tick(subject.client)
+        return kept, faults
+
+    def rows(
+        self, faults: Faults, value: Value, *, estimator: str, unit: str = ""
+    ) -> list[Row]:
+        """Return the rows: for each layer all pairs of clients."""
+        rows = []
+        for layer in self.measurement.layers:
+            for a, b in itertools.combinations(range(len(self.subjects)), 2):
+                found = self._value(layer, a, b, faults, value)
+                why = found if isinstance(found, str) else ""
+                rows.append(
+                    row_or_reason(
+                        self.metric,
+                        None if why else float(found),
+                        why,
+                        client=self.subjects[a].client,
+                        client_b=self.subjects[b].client,
+                        layer=layer.name,
+                        variant=self.options.positions,
+                        estimator=estimator,
+                        unit=unit,
+                        n_params=self._size(layer),
+                        n_samples=len(self.x),
+                    )
+                )
+        return rows
+
+    def _value(
+        self, layer: Layer, a: int, b: int, faults: Faults, value: Value
+    ) -> float | str:
+        if not layer.used:
+            return "unused in the forward pass"
+        for client in (a, b):
+            if (layer.output, client) in faults:
+                who = self.subjects[client].client
+                why = faults[layer.output, client]
+                return f"output of layer {layer.name!r} at client {who!r}: {why}"
+        found = value((layer.output, a), (layer.output, b))
+        return f"layer {layer.name!r}: {found}" if isinstance(found, str) else found
+
+    def _size(self, layer: Layer) -> int:
+        sizes = {
+            name: p.numel()
+            for name, p in self.subjects[0].model.named_parameters(
+                remove_duplicate=False
+            )
+        }
+        return sum(sizes[name] for name in layer.parameters if name in sizes)
+
+
+def by_grams(
+    comparison: LayerComparison, estimator: str, bandwidth: float | None = None
+) -> tuple[Faults, Value]:
+    """Return values of CKA from Gram matrices."""
+    places = None
+    if estimator == "minibatch":
+        n = len(comparison.x)
+        places = batch_bounds(n, comparison.measurement.batch or max(n, LEAST))
+    sides, faults = comparison.sides(lambda x: gram_entries(x, places, bandwidth))
+    values: dict[tuple[Spot, Spot], float] = {}
+    for path in comparison.paths:
+        spots = [spot for spot in sides if spot[0] == path]
+        if spots:
+            table = cka_matrix([sides[spot] for spot in spots]).tolist()
+            for a, row_of in zip(spots, table, strict=True):
+                values |= {(a, b): v for b, v in zip(spots, row_of, strict=True)}
+    return faults, lambda a, b: values[a, b]
+
+
+def by_directions(
+    comparison: LayerComparison, measure: Measure
+) -> tuple[Faults, Value]:
+    """Return values of another measure. If positions are rows, the features of one layer are held at a time."""
+    if comparison.options.positions != "samples":
+        sides, faults = comparison.sides(measure.side)
+        return faults, lambda a, b: measure.between(sides[a], sides[b])
+    values: dict[tuple[Spot, Spot], float | str] = {}
+    faults = {}
+    for path in comparison.paths:
+        sides, lacking = comparison.sides(measure.side, [path])
+        faults |= lacking
+        for a, b in itertools.combinations(sides, 2):
+            values[a, b] = measure.between(sides[a], sides[b])
+    return faults, lambda a, b: values[a, b]
+
+
+def batch_bounds(n: int, batch: int) -> list[Place]:
+    """Return first and last positions of batches for the unbiased HSIC.
+
+    A last batch that is too small joins the one before it.
+
+    Raises:
+        UsageError: the batch is too small.
+    """
+    if batch < LEAST:
+        raise UsageError(
+            f"batch must be at least {LEAST} for minibatch CKA; got {batch}."
+        )
+    starts = list(range(0, n, batch))
+    if len(starts) > 1 and n - starts[-1] < LEAST:
+        starts.pop()
+    return list(zip(starts, [*starts[1:], n], strict=True)) if n else []

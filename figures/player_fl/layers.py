@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from diagnostics.representation.comparison import probe_set
+from diagnostics.representation.features import probe_set
 from figures import items
 from figures.items import Item
 from figures.layerwise import SENSITIVITY, Epoch, after_run

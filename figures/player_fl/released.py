@@ -37,8 +37,9 @@ from diagnostics.measurement import (
     batches,
 )
 from diagnostics.metrics.base import METRICS
-from diagnostics.metrics.of_curvature import UNIT
-from diagnostics.representation.comparison import (
+from diagnostics.metrics.of_gradients import UNIT
+from diagnostics.representation.similarity import (
+    PROCRUSTES,
     Faults,
     LayerComparison,
     SimilarityOptions,
@@ -47,7 +48,6 @@ from diagnostics.representation.comparison import (
     along_one,
     by_position,
 )
-from diagnostics.representation.similarity import PROCRUSTES
 from diagnostics.sensitivity import Sensitivity, SensitivityAccumulator
 from figures.player_fl.shifts import least_angle, unit_maps
 from fl_core.layers import Layer

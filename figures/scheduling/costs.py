@@ -12,8 +12,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from diagnostics.plots.costs import cost_steps as draw_steps
 from diagnostics.plots.drawing import COLOURS, style
+from diagnostics.plots.runs import cost_steps as draw_steps
 from figures import items, names
 from figures.items import Drawing, Finding, Item
 from figures.page import markdown, numbers

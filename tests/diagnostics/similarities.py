@@ -3,7 +3,6 @@
 import math
 from functools import partial
 
-from diagnostics.representation.comparison import batch_bounds
 from diagnostics.representation.features import NoValue
 from diagnostics.representation.similarity import (
     BANDWIDTH,
@@ -11,6 +10,7 @@ from diagnostics.representation.similarity import (
     LEAST,
     PROCRUSTES,
     VARIANCE,
+    batch_bounds,
     cka_matrix,
     gram_entries,
     svcca_measure,

@@ -1,4 +1,4 @@
-"""Similarity of clients' layers on one probe: positions, any two layers, samples, and layers that have no value."""
+"""Similarity of clients' layers on one probe: positions, samples, and layers that have no value."""
 
 import math
 from types import SimpleNamespace
@@ -12,7 +12,8 @@ from torch_cka import CKA
 from diagnostics.measure import diagnose
 from diagnostics.measurement import ClientModel
 from diagnostics.metrics.base import METRICS
-from diagnostics.representation.comparison import by_position, probe_set, shared_probe
+from diagnostics.representation.features import probe_set, shared_probe
+from diagnostics.representation.similarity import by_position
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of
 from tests.diagnostics.calls import call
@@ -142,8 +143,6 @@ def test_options_change_values_and_estimators():
     ):
         with pytest.raises(UsageError, match=words):
             measured("cka", models, **how)
-    with pytest.raises(UsageError, match=r"against.*'released'"):
-        measured("procrustes", models, against="4", positions="released")
 
 
 @pytest.mark.parametrize(
@@ -161,25 +160,6 @@ def test_where_the_features_are(module, shape, expected):
     assert tuple(placed.shape) == expected
     if len(shape) > 2 and shape != expected:
         assert torch.equal(placed.movedim(-1, 1), x)
-
-
-@pytest.mark.parametrize("metric", REFERENCES)
-def test_layers_against_another_layer(metric):
-    models = [net(0), net(1)]
-    rows = measured(metric, models, against="4", samples=N)
-    plain = [r["value"] for r in rows if r["variant"] == "flatten"]
-    alone = [r["value"] for r in measured(metric, models)]
-    assert plain == pytest.approx(alone, abs=1e-6, nan_ok=True)
-    across = [r for r in rows if r["variant"] == "flatten, against 4"]
-    assert len(across) == 2 * 4  # layers 0 and 6, every client with every client
-    seen = [outputs(model, pair()[0]) for model in models]
-    for r in across:
-        a, b = seen[int(r["client"][1])][r["layer"]], seen[int(r["client_b"][1])]["4"]
-        expected = REFERENCES[metric](a, b)
-        if math.isnan(expected):
-            assert r["status"].startswith(f"output of layer '{r['layer']}'")
-        else:
-            assert r["value"] == pytest.approx(expected, abs=1e-4)
 
 
 def test_each_client_gives_its_own_samples_to_a_probe_that_all_share():

@@ -10,7 +10,7 @@ from torch import nn
 import fedlayers as fl
 from diagnostics import measure, select
 from diagnostics.measure import diagnose
-from diagnostics.representation.comparison import probe_set
+from diagnostics.representation.features import probe_set
 from fl_core import runner, tree
 from fl_core.config import RunConfig, in_memory
 from fl_core.data.federated import Split

@@ -10,8 +10,8 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from diagnostics import plots
-from diagnostics.plots.costs import FEDERATED, LOCAL
 from diagnostics.plots.drawing import weighted_mean
+from diagnostics.plots.layer_map import FEDERATED, LOCAL
 from fl_core import rows as schema
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
