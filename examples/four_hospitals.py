@@ -70,7 +70,7 @@ def report(out: Path) -> Path:
     runs = {name: Run(out / name) for name in ALGORITHMS}
     rows = [run.rows()[1] for run in runs.values()]
     result = Comparison(pd.concat(rows, ignore_index=True))
-    plan = LayerPlan.load(out / "playerfl")
+    plan = LayerPlan.from_json(runs["playerfl"].plan())
     page = Page(
         "A federation of four hospitals",
         "**Four hospitals trained together, and their samples stayed at their sites.** PLayer-FL shared "

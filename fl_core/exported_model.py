@@ -46,8 +46,8 @@ from fl_core.tree import Tree
 FORMAT = "fedlayers.model/1"
 SHOWN = 8
 """The most samples, and classes, of predictions as text."""
-OTHERS = {".onnx": "onnx", ".pt2": "torch_export"}
-"""Formats, by a file's suffix, that the caller can write from a loaded model, but that are not written here."""
+OTHERS = {".onnx": "torch.onnx.export", ".pt2": "torch.export.save"}
+"""The functions that write a loaded model in other formats, by a file's suffix."""
 _FORM = {
     "model": {
         "outputs": COUNT,
@@ -161,7 +161,9 @@ def export(
     """
     out = Path(out)
     if out.suffix.lower() in OTHERS:
-        check_known("format", OTHERS[out.suffix.lower()], ("safetensors",))
+        raise UsageError(
+            f"{out} must be a file of safetensors. Call {OTHERS[out.suffix.lower()]} on the model of fl.load_models."
+        )
     check_free(out)
     _check_path(path, "a run directory", "Give the folder that the run was stored in")
     found = store.Run(path)

@@ -375,21 +375,12 @@ class LayerPlan(Displayed):
 
     @classmethod
     def load(cls, path: Path | str) -> LayerPlan:
-        """Read a plan from a file, or that of a run from its directory.
+        """Read a plan from a file.
 
         Raises:
-            UsageError: the file does not exist, or is not JSON or not a plan; the run has none.
+            UsageError: the file does not exist, or is not JSON or not a plan.
         """
         path = Path(path)
-        if path.is_dir():
-            from fl_core.records.store import Run
-
-            stored = Run(path).plan()
-            if stored is None:
-                raise UsageError(
-                    f"{path} must be a run with a plan; got a run without one. Name another, or a file."
-                )
-            return cls.from_json(stored)
         if not path.is_file():
             raise UsageError(
                 "plan must be a file that fedlayers choose or select wrote, or auto; "

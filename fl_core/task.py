@@ -42,6 +42,7 @@ from fl_core.models.building import (
 )
 from fl_core.models.registry import PRETRAINED, wants_weights
 from fl_core.plan import LayerPlan
+from fl_core.records.store import Run
 from fl_core.rows import CLASSIFICATION, REGRESSION, SURVIVAL, check_score
 from fl_core.training import losses
 from fl_core.training.losses import Loss
@@ -218,7 +219,7 @@ def assemble(
     config = _with_stack(config, criterion, model)
     _check_batches(model, data, config)
     if plan is None and config.federation.plan not in (None, AUTO):
-        plan = LayerPlan.load(str(config.federation.plan))
+        plan = _plan_at(str(config.federation.plan))
     if plan is None and uses_plan and config.federation.plan is None:
         undecided = algorithm(task_info, None, config.federation.options)
         plan = undecided.default_plan(plain_layers)
@@ -400,6 +401,18 @@ def _check_plan_use(config: RunConfig, plan: LayerPlan | None, uses_plan: bool) 
         raise UsageError(
             f"algorithm must be one that uses a plan ({listing(using)}); got {config.federation.algorithm}."
         )
+
+
+def _plan_at(path: str) -> LayerPlan:
+    """Read the plan in a file, or that of the run in a directory."""
+    if not Path(path).is_dir():
+        return LayerPlan.load(path)
+    stored = Run(path).plan()
+    if stored is None:
+        raise UsageError(
+            f"plan must be a file, or a run with a plan; got {path}, a run without."
+        )
+    return LayerPlan.from_json(stored)
 
 
 def _with_stopping(

@@ -244,7 +244,7 @@ def test_the_first_epoch_is_the_one_that_playerfl_decides_on(
     assert {k: tree.digest(tree.state_dict(m)) for k, m in trained.items()} == {
         k: tree.digest(t) for k, t in local.items()
     }
-    why = LayerPlan.load(path).why
+    why = LayerPlan.from_json(store.Run(path).plan()).why
     for client, values in why.clients.items():
         importance = torch.tensor(measured[client]["importance"], dtype=torch.float64)
         torch.testing.assert_close(
