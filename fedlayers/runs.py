@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_core.config import RunConfig, in_memory
-from fl_core.errors import UsageError, as_list
+from fl_core.errors import as_list
 
 if TYPE_CHECKING:
     from fedlayers.run_result import RunResult
@@ -82,18 +82,13 @@ def run(
     from fl_core import runner
     from fl_core.plan import LayerPlan
 
-    if config is not None and not isinstance(config, RunConfig):
-        raise UsageError(
-            f"the first argument of fl.run must be fl.RunConfig(...); got {type(config).__name__}. "
-            "Name a dataset by dataset=, and own samples by data=."
-        )
     log = as_list("log", log, empty=True)
     own_plan = None
     if isinstance(plan, LayerPlan):
         own_plan = plan
     elif plan is not None:
         keys["plan"] = str(plan)
-    config = in_memory((config or RunConfig()).with_keys(**keys), data, model)
+    config = in_memory(config, data, model, **keys)
     trained_by = _clients_on(backend, config)
     if trained_by is not None:
         config = config.with_keys(stack="off")

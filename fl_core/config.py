@@ -326,16 +326,25 @@ def marked(mark: Mark) -> list[str]:
     return [name for name, key in KEYS.items() if mark in key.marks]
 
 
-def in_memory(config: RunConfig, data: Any = None, model: Any = None) -> RunConfig:
-    """Return the configuration with data and a model from Python, if any are given.
+def in_memory(
+    config: RunConfig | None, data: Any = None, model: Any = None, **keys: Any
+) -> RunConfig:
+    """Return the configuration with other values of keys, and with data and a model from Python, if any are given.
 
     Args:
+        config: None for the default one.
         data: as of :func:`fl_core.data.python_data.as_data`, read by the configuration's keys.
         model: a module, a callable that builds one, or a name.
 
     Raises:
-        UsageError: the data or the model are nothing of this kind.
+        UsageError: a key is unknown, or the configuration, the data or the model are nothing of this kind.
     """
+    if config is not None and not isinstance(config, RunConfig):
+        raise UsageError(
+            f"config must be fl.RunConfig(...); got {type(config).__name__}. "
+            "Name a dataset by dataset=, and own samples by data=."
+        )
+    config = (config or RunConfig()).with_keys(**keys)
     if isinstance(model, str):
         config, model = config.with_keys(model=model), None
     if data is None and model is None:
@@ -348,7 +357,7 @@ def in_memory(config: RunConfig, data: Any = None, model: Any = None) -> RunConf
         raise UsageError(
             f"model must be a module, or a callable that builds one; got {type(model).__name__}. Give an nn.Module."
         )
-    return config.with_keys()._with(
+    return config._with(
         config.own_data if data is None else data,
         config.own_model if model is None else model,
     )

@@ -19,7 +19,7 @@ from fedlayers.studies.jobs import TrainingJob
 from fedlayers.studies.race import DIGITS, EarlyStop, Rates, Standing
 from fl_core import __version__
 from fl_core.display import Displayed, Summary
-from fl_core.errors import UsageError, listing, plural
+from fl_core.errors import RunError, UsageError, listing, plural
 from fl_core.plan import LayerPlan
 from fl_core.rows import (
     CLASSIFICATION,
@@ -39,12 +39,11 @@ SPREAD = 2.5
 """By what the pooled variance is multiplied, since that of some arms is several times that of others."""
 COLUMNS = ["arm", "difference", "low", "high", "p_value", "excluded"]
 DECIDED, UNDECIDED = "decided", "undecided"
-NOTHING, ALL_DIVERGED = "nothing better than the base rate", "all diverged"
+NOTHING = "nothing better than the base rate"
 VERDICTS = {
     DECIDED: "every other arm is significantly worse than the leader",
     UNDECIDED: "some arms show no significant difference from the leader",
     NOTHING: "every arm has a higher loss than the base rate",
-    ALL_DIVERGED: "every arm diverged with some seed",
 }
 
 
@@ -128,6 +127,9 @@ def infer(
         refused: arms above the base rate. They cannot lead.
         overlap: the share of its validation samples that a seed has in common with another.
 
+    Raises:
+        RunError: every arm that is not refused failed with some seed.
+
     >>> seeds, arms = range(4), {"a": 0.60, "b": 0.55, "c": 0.40}
     >>> noise = [[0.004, -0.001, 0.002, -0.003], [-0.002, 0.003, 0.001, 0.0], [0.0, 0.001, -0.004, 0.002]]
     >>> lines = [
@@ -143,13 +145,10 @@ def infer(
     table = judged.pivot(index="arm", columns="seed", values=main)
     whole = [name for name in order if table.loc[name].notna().all()]
     about = {"main": main, "seeds": table.shape[1], "refused": tuple(refused)}
+    if not order:
+        return Inference(NOTHING, (), pd.DataFrame(columns=COLUMNS), **about)
     if not whole:
-        verdict = NOTHING if not order else ALL_DIVERGED
-        left = tuple(name for name in order if table.loc[name].notna().any())
-        lines = pd.DataFrame({"arm": order[1:], "excluded": True}).reindex(
-            columns=COLUMNS
-        )
-        return Inference(verdict, left, lines, **about)
+        raise RunError("every arm diverged with some seed. Lower --lr.")
     differences = _differences(table.loc[whole], within, overlap)
     worse = differences["difference"] * (1 if SCORES[main] else -1) > 0
     worse &= differences["p_value"] <= 1 - LEVEL
@@ -212,21 +211,15 @@ class Answers(NamedTuple):
         head: what to use, in a sentence.
         lines: its evidence.
         useless: whether the base rate is better.
-        gains: a line for each opponent on test samples. ``about`` describes them.
     """
 
     head: str
     lines: tuple[str, ...]
     useless: bool = False
-    gains: tuple[str, ...] = ()
-    about: str = ""
 
     def text(self) -> str:
         """Return all lines for a terminal."""
-        gains = (
-            [self.about, *(f"  {gain}" for gain in self.gains)] if self.gains else []
-        )
-        return "\n".join([self.head, *(f"- {line}" for line in self.lines), *gains])
+        return "\n".join([self.head, *(f"- {line}" for line in self.lines)])
 
 
 def answers(
@@ -245,8 +238,6 @@ def answers(
         refused = [f"Refused, with a higher loss than the base rate: {names}."]
     if race.verdict == NOTHING:
         return Answers(NOTHING_BETTER, (*refused, *notes), useless=True)
-    if race.verdict == ALL_DIVERGED:
-        return Answers("Every arm diverged with some seed.", tuple(notes))
     lines = [*notes, *refused, *_compare_leader(race, arms)]
     if race.early is not None:
         lines.append(race.early.line(race.main))

@@ -34,9 +34,9 @@ from fedlayers.studies.hint import (
 from fedlayers.studies.jobs import (
     Tell,
     TrainingJob,
-    checked_call,
     open_backend,
     samples_of,
+    study_folder,
     task_kind,
     train,
 )
@@ -66,9 +66,8 @@ from fl_core.rows import (
 from fl_core.storage import write_atomically, write_json
 
 
-@checked_call
 def choose(
-    config: RunConfig,
+    config: RunConfig | None = None,
     out: Path | str = "out/choose",
     *,
     data: Any = None,
@@ -82,6 +81,7 @@ def choose(
     backend: Backend | str = "",
     progress: bool | Tell = True,
     live: bool = False,
+    **keys: Any,
 ) -> Choice:
     """Race a few candidates (arms) on the same data, start and batches, and judge them on validation samples.
 
@@ -107,7 +107,7 @@ def choose(
     Args:
         config: of the runs. Its algorithm uses the cuts if it uses a plan; otherwise FedPer does.
         out: the folder; default ``out/choose``, as of the command.
-        data, model: your own, as of :func:`fedlayers.run <fedlayers.runs.run>`.
+        data, model, keys: as of :func:`fedlayers.run <fedlayers.runs.run>`.
         arms: see :func:`~fedlayers.studies.arms.arms_of`.
         seeds: one for a decision about this run; three or more for one about the federation. The default is the
             configuration's.
@@ -135,11 +135,11 @@ def choose(
     >>> choice.inference.seeds, len(choice.table)
     (1, 4)
     """
-    config = in_memory(config, data, model)
+    out, config = study_folder(out), in_memory(config, data, model, **keys)
     tell = progress if callable(progress) else say if progress else no_progress
     if score:
         config = config.with_keys(monitor=check_score(score, task_kind(config)))
-    race = planned(config, Path(out), arms, seeds, tune_rates, thorough, tell)
+    race = planned(config, out, arms, seeds, tune_rates, thorough, tell)
     task, jobs = race.task, race.jobs
     table = baselines and is_table(task.data)
     shown = {"parallel": True, "progress": progress is True, "live": live}

@@ -15,12 +15,12 @@ from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.jobs import (
     TrainingJob,
     assembled,
-    checked_call,
     jobs_of,
     open_backend,
     plan_users,
     samples_of,
     seeds_of,
+    study_folder,
     task_kind,
     train,
 )
@@ -29,7 +29,6 @@ from fl_core import rows, runner
 from fl_core.config import RunConfig, in_memory, resolve
 from fl_core.data import Partition
 from fl_core.display import csv_bytes
-from fl_core.engine import Instruments
 from fl_core.errors import UsageError, as_list, check_known, listing, warn
 from fl_core.plan import LayerPlan
 from fl_core.records import store
@@ -37,7 +36,6 @@ from fl_core.rows import check_score
 from fl_core.storage import write_atomically
 from fl_core.training.phases import Training
 
-Plans = LayerPlan | Mapping[str, LayerPlan] | None
 PART = 1000
 """Rows that are held as records at a time."""
 
@@ -48,7 +46,7 @@ def compared_jobs(
     seeds: Sequence[int],
     out: Path | None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
-    plan: Plans = None,
+    plan: LayerPlan | None = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     announced: set[str] | None = None,
     **common: Any,
@@ -70,37 +68,35 @@ def compared_jobs(
     """
     for name in options or {}:
         check_known("algorithm of this comparison", name, algorithms)
-    plans = plan if isinstance(plan, Mapping) else dict.fromkeys(algorithms, plan)
     given = plan is not None or config.federation.plan is not None
     using = plan_users(algorithms, given)
     arms = []
     for name in algorithms:
-        own, its_plan = dict((settings or {}).get(name, {})), plans.get(name)
-        if name not in using:
-            own["plan"] = its_plan = None
-        arms.append(Arm(name, name, its_plan, own, (options or {}).get(name, {})))
+        own, keys = (settings or {}).get(name, {}), (options or {}).get(name, {})
+        if name in using:
+            arms.append(Arm(name, name, plan, own, keys))
+        else:
+            arms.append(Arm(name, name, None, {**own, "plan": None}, keys))
     jobs = jobs_of(arms, config, seeds, Path(out or "") / "runs", **common)
     partitions = {
         task.config.execution.seed: task.data.partition
         for task in assembled(jobs, stored=out is not None, announced=announced)
     }
-    for each in {id(job.plan): job.plan for job in jobs if job.plan}.values():
-        _warn_of_seen(each, config, partitions)
+    if plan is not None:
+        _warn_of_seen(plan, config, partitions)
     return jobs
 
 
-@checked_call
 def compare(
-    config: RunConfig,
-    algorithms: str | Sequence[str],
+    config: RunConfig | None = None,
+    algorithms: str | Sequence[str] = (),
     seeds: Sequence[int] | None = None,
     out: Path | str = "out/compare",
     *,
     data: Any = None,
     model: Any = None,
-    instruments: Instruments | None = None,
     options: Mapping[str, dict[str, Any]] | None = None,
-    plan: Plans = None,
+    plan: LayerPlan | None = None,
     tuned: Tuned | Path | str | None = None,
     score: str = "",
     baselines: bool = False,
@@ -109,6 +105,7 @@ def compare(
     command: str = "",
     progress: bool = True,
     live: bool = False,
+    **keys: Any,
 ) -> Comparison:
     """Run every algorithm with every seed below ``out``/runs, compare, and write ``rows.jsonl`` and ``table.csv``.
 
@@ -124,10 +121,9 @@ def compare(
     Args:
         seeds: the default is three, from the configuration's on.
         out: the folder; default ``out/compare``, as of the command.
-        data, model: your own, as of :func:`fedlayers.run <fedlayers.runs.run>`.
-        instruments: how runs measure and decide; by default the diagnostics.
+        data, model, keys: as of :func:`fedlayers.run <fedlayers.runs.run>`.
         options: each algorithm's own configuration, by name.
-        plan: one for all algorithms that use one, or one per algorithm by name; the others use their default.
+        plan: for all algorithms that use one; by default each has its own.
         tuned: the choice of :func:`~fedlayers.studies.tune.tune` for each algorithm, or the path of its file.
         score: by which algorithms are ranked; see :class:`~fedlayers.studies.comparison.Comparison`.
         baselines: add rows of baselines that need no federation (:mod:`fedlayers.studies.baselines`).
@@ -140,7 +136,7 @@ def compare(
         UsageError: an unknown name or an invalid value, before the first run.
         RunError: a run failed; the same call resumes from there.
     """
-    out, config = Path(out), in_memory(config, data, model)
+    out, config = study_folder(out), in_memory(config, data, model, **keys)
     algorithms = as_list("algorithms", algorithms, distinct=True)
     seeds = seeds_of(config, seeds, 3)
     kind = task_kind(config)
@@ -150,12 +146,11 @@ def compare(
     if tuned is not None:
         tuned = tuned if isinstance(tuned, Tuned) else Tuned.load(tuned)
         settings, options = tuned.apply(config, algorithms, seeds, options)
-    common: dict[str, Any] = {"instruments": instruments, "command": command}
     asked = (config, algorithms, seeds, out, options, plan, settings)
     announced: set[str] | None = (
         set() if beside is None else None
     )  # or the other runs' study did
-    jobs = compared_jobs(*asked, announced, **common)
+    jobs = compared_jobs(*asked, announced, command=command)
     shown = {"progress": progress, "live": live}
     with open_backend(backend, config.execution.workers, **shown) as place:
         train(jobs, place)

@@ -12,7 +12,7 @@ import pandas as pd
 from fedlayers.studies.baselines import BASELINES as NAIVE
 from fl_core import rows, statistics
 from fl_core.display import Displayed, Summary
-from fl_core.errors import UsageError, check_known, plural
+from fl_core.errors import UsageError, check_known, listing, plural
 from fl_core.rows import (
     SCORES,
     SHOWN,
@@ -35,7 +35,7 @@ MOMENTS = {
 LEGEND = (
     "Test split {moment}; clients weighted by training samples; mean ± half the 95 % interval over seeds.\n"
     "fairness: variance of {score} over clients, lower is fairer. incentive: share of clients with {score} {better}\n"
-    "both local's and fedavg's. rank: by {score}, mean over seeds, 1 is best."
+    "both local's and fedavg's, which have none themselves. rank: by {score}, mean over seeds, 1 is best."
 )
 
 
@@ -182,6 +182,12 @@ class Comparison(Displayed):
         )
         lines = [columns]
         lines += [f"{line}." for line in self.left_out]
+        if missing := sorted(set(BASELINES) - set(self.table["algorithm"])):
+            lines.append(f"no incentive: it needs {listing(missing)} here, too.")
+        if partial := list(self.table["algorithm"][self.table["fairness"].isna()]):
+            lines.append(
+                f"no fairness and no incentive of {listing(partial)}: a client has no {self.score} with some seed."
+            )
         if self.unranked:
             lines.append(f"{self.unranked}.")
         if self.training:

@@ -148,7 +148,7 @@ def hint(
     Raises:
         UsageError: an unknown name or an invalid value.
     """
-    config = in_memory((config or RunConfig()).with_keys(**keys), data, model)
+    config = in_memory(config, data, model, **keys)
     with TemporaryDirectory() as folder:
         out = Path(folder)
         race = planned(config, out, arms, seeds, tune_rates, False, no_progress)

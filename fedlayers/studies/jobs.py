@@ -13,11 +13,10 @@ from contextlib import (
     suppress,
 )
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, wraps
-from inspect import signature
+from functools import lru_cache
 from numbers import Integral
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from fedlayers.backends.local import (
     RAY,
@@ -41,13 +40,11 @@ from fl_core import data as datasets, restore, runner
 from fl_core.algorithms import find
 from fl_core.config import KEYS, RunConfig, resolve
 from fl_core.data import FederatedData, Partition
-from fl_core.engine import Instruments
 from fl_core.errors import (
     BusyError,
     DivergedError,
     UsageError,
     as_list,
-    check_known,
     listing,
     plural,
     warn,
@@ -63,8 +60,6 @@ from fl_core.training.losses import LOSSES
 from fl_core.tree import Tree
 from fl_core.workers import check_sendable
 
-P = ParamSpec("P")
-R = TypeVar("R")
 Tell = Callable[[str], None]
 PROGRESS_LINES = 4
 """Lines about the progress of a study."""
@@ -93,7 +88,6 @@ class TrainingJob:
     arm: str = ""
     until: int | None = None
     command: str = ""
-    instruments: Instruments | None = None
     away: bool = False
     start: Tree | None = field(default=None, compare=False, repr=False)
     log: tuple[Logger, ...] = field(default=(), compare=False)
@@ -141,7 +135,6 @@ class TrainingJob:
             self._train()
 
     def _train(self) -> None:
-        instruments = self.instruments or default_instruments()
         seconds = (
             SAVE_SECONDS if self.config.execution.checkpoint_every is None else 0.0
         )
@@ -149,7 +142,7 @@ class TrainingJob:
             runner.run(
                 self.config,
                 self.path,
-                instruments=instruments,
+                instruments=default_instruments(),
                 loaded=self._data(),
                 initial=self.start,
                 plan=self.plan,
@@ -164,7 +157,7 @@ class TrainingJob:
             own = own_parts(self.config)
             runner.resume(
                 self.path,
-                instruments=instruments,
+                instruments=default_instruments(),
                 **own,
                 data_root=self.config.data.data_root,
                 progress=False,
@@ -445,46 +438,21 @@ def plan_users(algorithms: Sequence[str], given: bool) -> set[str]:
     return using
 
 
-def checked_call(study: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a study whose first parameter is ``config``, so that unfitting arguments get a clear error.
+def study_folder(out: Path | str) -> Path:
+    """Return the output folder of a study.
 
     Raises:
-        UsageError: a key of the configuration, no configuration, an unknown name, or an output folder that is a run or
-            a file.
-        CorruptError: a link below ``out``.
+        UsageError: it is a run or a file.
+        CorruptError: a link below it.
     """
-    call = signature(study)
-    known = list(call.parameters)
-    name = f"fl.{study.__name__}"
-
-    @wraps(study)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        for key in kwargs:
-            if key in known:
-                continue
-            if key in KEYS:
-                raise UsageError(
-                    f"{key} is a key of the configuration. Write {name}(fl.RunConfig({key}=...), ...)."
-                )
-            check_known(f"argument of {name}", key, known)
-        config = args[0] if args else kwargs.get("config")
-        if not isinstance(config, RunConfig):
-            given = type(config).__name__ if args or "config" in kwargs else "nothing"
-            raise UsageError(
-                f"the first argument of {name} must be fl.RunConfig(...); got {given}."
-            )
-        bound = call.bind_partial(*args, **kwargs)
-        bound.apply_defaults()
-        out = Path(bound.arguments["out"])
-        if (out / "config.json").exists() or (out.exists() and not out.is_dir()):
-            what = "a run" if out.is_dir() else "a file"
-            raise UsageError(
-                f"out must be a folder of runs; {out} is {what}. Choose another folder."
-            )
-        check_no_links(out)
-        return study(*args, **kwargs)
-
-    return checked
+    out = Path(out)
+    if (out / "config.json").exists() or (out.exists() and not out.is_dir()):
+        what = "a run" if out.is_dir() else "a file"
+        raise UsageError(
+            f"out must be a folder of runs; {out} is {what}. Choose another folder."
+        )
+    check_no_links(out)
+    return out
 
 
 def check_stored(path: Path, task: Task) -> None:

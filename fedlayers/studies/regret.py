@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from diagnostics import measure, select
@@ -20,10 +19,10 @@ from fedlayers.studies.comparison import gains_of, headline
 from fedlayers.studies.jobs import (
     TrainingJob,
     assembled,
-    checked_call,
     jobs_of,
     open_backend,
     seeds_of,
+    study_folder,
     task_kind,
     train,
 )
@@ -45,7 +44,6 @@ from fl_core.rows import (
     of_class,
     positive_in,
 )
-from fl_core.statistics import Interval
 from fl_core.storage import write_atomically
 
 DEFAULT_RULES = ("sensitivity_ratio", "largest_jump", "change_point")
@@ -61,9 +59,9 @@ REFERENCES = (
 SPLITS = ("validation", "test")
 LEGEND = (
     "regret: loss of the rule's cut on test samples against the best cut, the one with the best mean over the runs;\n"
-    "below 0 if the rule's was better. random: the mean regret of all cuts that a rule can choose, in the same runs.\n"
-    "No rule has seen test samples. The best cut is found on them, so chance adds to a regret. best in validation:\n"
-    "each run's best cut by validation samples, after all cuts were trained."
+    "below 0 if the rule's was better. No rule has seen test samples. The best cut is found on them, so chance adds\n"
+    "to a regret. random cut: the mean of all cuts that a rule can choose. best in validation: each run's best cut by\n"
+    "validation samples, after all cuts were trained."
 )
 
 
@@ -80,12 +78,11 @@ class Regret(Displayed):
             model after the last round, or its best one under a stopping rule, combined over clients by training
             samples.
         decisions: one line per rule and seed (rule, seed, cut, status); no cut if the rule could not decide.
-        choices: decisions and references with their scores on each split, and differences in test scores.
-            ``regret`` = the reference's - the choice's, below 0 if the choice did better in that seed; ``random`` =
-            the reference's - the mean over the cuts 1 .. L-1. If a lower score is better, differences have the other
-            sign.
+        choices: decisions and references with their scores on each split, and the difference in test scores.
+            ``regret`` = the reference's - the choice's, below 0 if the choice did better in that seed. If a lower
+            score is better, it has the other sign. A random cut has the mean over the cuts 1 .. L-1.
         table: one line per rule: how many seeds it decided, its cuts, and means over them; ``regret_low`` and
-            ``regret_high`` are the ends of t intervals over seeds, also those of ``random``.
+            ``regret_high`` are the ends of t intervals over seeds.
     """
 
     score: str
@@ -108,30 +105,25 @@ class Regret(Displayed):
                 f"no {self.score} on the test samples of cut {cut} with seed {seed}"
             )
         inner = self.scores[self.scores["cut"].between(1, count - 1)]
-        at_random = inner.groupby("seed")[list(SPLITS)].mean()
-        tried = []
+        at_random = inner.groupby("seed")[list(SPLITS)].mean().assign(rule=RANDOM)
+        made = [self.decisions]
         for seed, part in self.scores.groupby("seed", sort=False):
             validation = sign * part.set_index("cut")["validation"].dropna()
             best = validation.idxmax() if len(validation) else math.nan
-            why = "ok" if len(validation) else f"no {self.score} on validation samples"
             cuts = (0, count - 1, count, math.nan, best)
-            tried += [
-                {"rule": rule, "seed": seed, "cut": cut, "status": "ok"}
-                for rule, cut in zip(REFERENCES, cuts, strict=True)
-            ]
-            tried[-1]["status"] = why
-        found = pd.concat([self.decisions, pd.DataFrame(tried)], ignore_index=True)
+            about = {"rule": REFERENCES, "seed": seed, "cut": cuts, "status": "ok"}
+            made.append(pd.DataFrame(about))
+        found = pd.concat(made, ignore_index=True)
         found = found.astype({"cut": float}).assign(best=self.best)
-        found = found.merge(
-            self.scores[["seed", "cut", *SPLITS]], how="left", on=["seed", "cut"]
-        )
-        of_random = found["rule"] == RANDOM
-        seeds = found.loc[of_random, "seed"]
-        found.loc[of_random, list(SPLITS)] = at_random.reindex(seeds).to_numpy()
+        lacking = (found["rule"] == TRIED) & found["cut"].isna()
+        found.loc[lacking, "status"] = f"no {self.score} on validation samples"
+        scored = self.scores[["seed", "cut", *SPLITS]]
+        found = found.merge(scored, how="left", on=["seed", "cut"])
+        found = found.set_index(["rule", "seed"])
+        found = found.fillna(at_random.reset_index().set_index(["rule", "seed"]))
+        found = found.reset_index()
         best = found["seed"].map(self._test.loc[self.best])
         found["regret"] = sign * (best - found["test"]) + 0.0
-        found["random"] = sign * (best - found["seed"].map(at_random["test"])) + 0.0
-        found["random"] = found["random"].where(found["test"].notna())
         self.choices = found
         lines = []
         for rule, part in found.groupby("rule", sort=False):
@@ -139,9 +131,10 @@ class Regret(Displayed):
             line = {"rule": rule, "seeds": len(scored)}
             line["cuts"] = " ".join(f"{cut:.0f}" for cut in scored["cut"].dropna())
             line |= scored[list(SPLITS)].mean().to_dict()
-            for name in ("regret", "random"):
-                line |= _interval(scored[name]).columns(name)
-            lines.append(line)
+            regret = statistics.UNKNOWN
+            if len(scored):
+                regret = statistics.mean_interval(scored["regret"])
+            lines.append(line | regret.columns("regret"))
         self.table = pd.DataFrame(lines)
 
     @property
@@ -174,11 +167,10 @@ class Regret(Displayed):
         shown = self.table[["rule", "seeds", "cuts"]].copy()
         for name in SPLITS:
             shown[name + unit] = self.table[name].map(self._number)
-        for name in ("regret", "random"):
-            ends = self.table[[f"{name}_low", f"{name}_high"]].map(self._number)
-            given = self.table[f"{name}_low"].notna()
-            spread = (" [" + ends.agg(", ".join, axis=1) + "]").where(given, "")
-            shown[name + unit] = self.table[name].map(self._number) + spread
+        ends = self.table[["regret_low", "regret_high"]].map(self._number)
+        given = self.table["regret_low"].notna()
+        spread = (" [" + ends.agg(", ".join, axis=1) + "]").where(given, "")
+        shown["regret" + unit] = self.table["regret"].map(self._number) + spread
         layers = ", ".join(f"{k} {name}" for k, name in enumerate(self.layers, 1))
         failed = self.choices[self.choices["status"] != "ok"]
         notes = [
@@ -201,21 +193,8 @@ class Regret(Displayed):
         return "–" if pd.isna(value) else in_column(self.score, value)
 
 
-def _interval(values: pd.Series) -> Interval:
-    """Return the mean regret over runs with its 95 % t interval.
-
-    One run has no interval (NaN). Nor has a choice with the same regret in every run, such as the best cut itself.
-    """
-    if values.empty:
-        return statistics.UNKNOWN
-    if np.ptp(values) < 1e-12:
-        return Interval(float(values.mean()), math.nan, math.nan)
-    return statistics.mean_interval(values)
-
-
-@checked_call
 def regret(
-    config: RunConfig,
+    config: RunConfig | None = None,
     rules: str | Sequence[str] = DEFAULT_RULES,
     seeds: Sequence[int] | None = None,
     out: Path | str = Path("out/regret"),
@@ -227,6 +206,7 @@ def regret(
     command: str = "",
     progress: bool = True,
     live: bool = False,
+    **keys: Any,
 ) -> Regret:
     """Train every cut with several seeds, let every rule decide, and compare its choice with the best cut.
 
@@ -247,7 +227,7 @@ def regret(
     Args:
         config: of the runs, small enough for L + 1 runs per seed. Its ``threshold`` is that of the rules.
         rules: ``"RULE"``, read on federation sensitivity, or ``"METRIC=RULE"``.
-        data, model: your own, as of :func:`fedlayers.run <fedlayers.runs.run>`.
+        data, model, keys: as of :func:`fedlayers.run <fedlayers.runs.run>`.
         seeds: the default is three, from the configuration's on.
         score: one of :data:`fl_core.rows.SCORES`; default macro-F1, for a regression R2.
         backend: where runs are trained; see :func:`~fedlayers.studies.compare.compare`.
@@ -258,7 +238,7 @@ def regret(
         RunError: a run failed; the same call resumes from there. A rule that cannot decide gives a line with its
             reason.
     """
-    config = in_memory(config, data, model)
+    out, config = study_folder(out), in_memory(config, data, model, **keys)
     seeds = seeds_of(config, seeds, 3)
     kind = task_kind(config)
     score = check_score(score or MAIN[kind], kind)
@@ -271,7 +251,6 @@ def regret(
         raise UsageError(
             f"{config.federation.algorithm} uses no plan. These use one: {listing(using)}."
         )
-    out = Path(out)
     task = runner.assemble(config.with_keys(seed=seeds[0]))
     nothing = LayerPlan(task.layers, (), Evidence(rule=CANDIDATE))
     names = nothing.trainable

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from diagnostics import plots
 from diagnostics.plots.page import Page, figure_of
-from fedlayers.studies.choice import ALL_DIVERGED, DECIDED, Answers, Choice
+from fedlayers.studies.choice import DECIDED, Answers, Choice
 from fedlayers.studies.comparison import Comparison, display_name
 from fl_core import __version__, rows, statistics
 from fl_core.config import resolve
@@ -58,16 +58,13 @@ def write_page(
     page.points(overview(task, lead, choice))
     if choice.run is not None:
         _add_clients(page, out, choice)
-    _add_race(page, out, choice, lead)
+    _add_race(page, out, choice)
     files = "`arms/` (all runs)"
     if result is not None:
         files = "`race/` (the arms), `comparison/` (all runs, their rows and table)"
         page.text("## Test scores")
         seeds = sorted(result.scores["seed"].unique())
         page.text(f"{plural(len(seeds), 'seed')}: {listing(map(str, seeds))}.")
-        if lead.gains:
-            page.text(lead.about)
-            page.points(lead.gains)
         for name, figure in draw_comparison(result).items():
             _add(page, out, name, figure, COMPARISON_CAPTIONS[name])
         page.table(display_name(result.table), result.legend)
@@ -187,11 +184,10 @@ def calibration(samples: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=["predicted", "share", "low", "high", "n"])
 
 
-def _add_race(page: Page, out: Path, choice: Choice, found: Answers) -> None:
+def _add_race(page: Page, out: Path, choice: Choice) -> None:
     """Add the section on the certainty of the decision: the arms, their differences, and the cost of the race."""
     main = choice.main
     page.text("## How sure the decision is")
-    page.points(found.lines)
     seeds, later = choice.standing.judged["seed"].nunique(), ""
     if choice.inference.early is not None:
         later = " Only the kept one trained to its own end."
@@ -322,9 +318,7 @@ def overview(task: Task, found: Answers, choice: Choice) -> list[str]:
         f"model has {len(task.layers)} layers: {listing(layer.name for layer in task.layers)}.",
         "Who took part": f"{plural(len(clients), 'client')}: {listing(in_order([c.name for c in clients]))}.",
         "How many samples": f"{total}. The smallest client, {smallest.name}, has {len(smallest.train):,} for training.",
-        "The outcome": " ".join(
-            [found.head, *(f"Gain {gain}." for gain in found.gains)]
-        ),
+        "The outcome": found.head,
         "How sure": " ".join(found.lines),
         "The cost": f"{choice.cost_line} {_traffic(task, choice.plan)}".strip(),
         "What to do next": _next(found, choice),
@@ -342,19 +336,17 @@ def _traffic(task: Task, plan: LayerPlan | None) -> str:
 
 
 def _next(found: Answers, choice: Choice) -> str:
-    verdict, plan = choice.inference.verdict, choice.plan
-    if found.useless:
+    winner = choice.winner
+    if found.useless or winner is None:
         return (
             "Do not use these models yet. Check the labels and the columns. Then train for more rounds (`--rounds`) "
             "or at other learning rates (`--lr`)."
         )
-    if verdict == ALL_DIVERGED or choice.winner is None:
-        return "Repeat with a smaller learning rate (`--lr`)."
-    run = f"`fedlayers run --algorithm {choice.winner.algorithm}{' --plan plan.json' * (plan is not None)}`"
-    use = f"Train with {run} and the data and options of this race."
-    if choice.winner.extreme == "nothing":
+    plan = " --plan plan.json" * (winner.plan is not None)
+    use = f"Train with `fedlayers run --algorithm {winner.algorithm}{plan}` and the data and options of this race."
+    if winner.extreme == "nothing":
         use = "Each client can train alone: nothing has to be sent."
-    if verdict == DECIDED:
+    if choice.inference.verdict == DECIDED:
         return f"{use} Check the models on new samples before anybody relies on them."
     more = "more seeds (`--seeds 10`) or more samples"
     if choice.inference.seeds == 1:

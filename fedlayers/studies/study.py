@@ -16,7 +16,7 @@ from fedlayers.studies.choice import NAMES, Answers, Choice
 from fedlayers.studies.choose import choose, save_plan
 from fedlayers.studies.compare import compare, compared_jobs
 from fedlayers.studies.comparison import Comparison
-from fedlayers.studies.jobs import checked_call, seeds_of, task_kind
+from fedlayers.studies.jobs import seeds_of, study_folder, task_kind
 from fl_core.config import RunConfig, in_memory
 from fl_core.errors import RunError, UsageError, as_list
 from fl_core.plan import LayerPlan
@@ -32,7 +32,6 @@ AGAINST = {
     "base_rate": "the base rate",
 }
 """The algorithms with which a choice of layers is compared, by name."""
-LEVEL = "no significant difference"
 
 
 @dataclass
@@ -54,10 +53,9 @@ class Outcome:
     page: Path
 
 
-@checked_call
 def study(
-    config: RunConfig,
-    algorithms: str | Sequence[str],
+    config: RunConfig | None = None,
+    algorithms: str | Sequence[str] = (),
     seeds: Sequence[int] | None = None,
     out: Path | str = "out/study",
     *,
@@ -71,6 +69,7 @@ def study(
     say: Say = lambda text: None,
     progress: bool = True,
     live: bool = False,
+    **keys: Any,
 ) -> Outcome:
     """Choose which layers to federate, run every algorithm over all seeds, and report.
 
@@ -93,7 +92,7 @@ def study(
     Args:
         seeds: the default is five, from the configuration's on.
         out: the folder; default ``out/study``, as of the command.
-        data, model: your own, as of :func:`fedlayers.run <fedlayers.runs.run>`.
+        data, model, keys: as of :func:`fedlayers.run <fedlayers.runs.run>`.
         arms, tune_rates: of the race, as of :func:`~fedlayers.studies.choose.choose`.
         options: each algorithm's own configuration, by name.
         backend: where runs are trained; see :func:`~fedlayers.studies.compare.compare`.
@@ -104,7 +103,7 @@ def study(
         UsageError: an unknown name or an invalid value, or a folder with another study; nothing is written then.
         RunError: there is no decision, or a run failed; the same call resumes from there.
     """
-    config = in_memory(config, data, model)
+    out, config = study_folder(out), in_memory(config, data, model, **keys)
     seeds = seeds_of(config, seeds, 5)
     algorithms = as_list("algorithms", algorithms, distinct=True)
     if config.federation.plan is not None:
@@ -115,7 +114,7 @@ def study(
         raise UsageError(
             f"A study must have classes; got task {kind}. Use choose and compare."
         )
-    out, config = Path(out), config.with_keys(seed=seeds[0])
+    config = config.with_keys(seed=seeds[0])
     compared_jobs(config, algorithms, seeds, None, options)
     how: dict[str, Any] = {"backend": backend, "live": live}
     choice = choose(
@@ -180,30 +179,22 @@ def with_gains(found: Answers, table: pd.DataFrame, seeds: int, score: str) -> A
         seeds: number of repetitions.
         score: of the gains.
     """
-    table = table.set_index("algorithm")
-    worse, better = table.index[table["high"] < 0], table.index[table["low"] > 0]
-    lines = [
-        f"On test samples {AGAINST[name]} is better."
-        for name in worse.drop("base_rate", errors="ignore")
-    ]
-    head, own, useless = found.head, found.lines, "base_rate" in worse
+    lines = []
+    for line in table.itertuples():
+        plus = "+" if line.value >= 0 else ""
+        gain = f"over {AGAINST[line.algorithm]}: {plus}{in_points(score, line.value)}"
+        if not math.isnan(line.low):
+            ends = ", ".join(in_column(score, end) for end in (line.low, line.high))
+            sure = line.low > 0 or line.high < 0
+            gain += f" [{ends}]{'' if sure else ', no significant difference'}"
+        lines.append(f"Gain in {label_of(score)} on test samples {gain}.")
+    lines.append("One seed gives no interval of a gain.")
+    if seeds > 1:
+        lines[-1] = (
+            f"Gains are paired over {seeds} seeds. Their 95 % intervals hold together: Student's t, Bonferroni."
+        )
+    head, own = found.head, found.lines
+    useless = "base_rate" in set(table.loc[table["high"] < 0, "algorithm"])
     if useless:
         head, own = "The base rate is better on test samples.", (head, *own)
-    elif "base_rate" not in better and seeds > 1:
-        lines.append(
-            f"On test samples the chosen layers show {LEVEL} from the base rate."
-        )
-    how = "One seed gives no interval."
-    if seeds > 1:
-        how = f"Differences are paired over {seeds} seeds. The 95 % intervals hold together: Student's t, Bonferroni."
-    each = []
-    for name, line in table.iterrows():
-        plus = "+" if line["value"] >= 0 else ""
-        gain = f"over {AGAINST[str(name)]}: {plus}{in_points(score, line['value'])}"
-        if not math.isnan(line["low"]):
-            ends = ", ".join(in_column(score, line[end]) for end in ("low", "high"))
-            sure = name in worse or name in better
-            gain += f" [{ends}]{'' if sure else f', {LEVEL}'}"
-        each.append(gain)
-    about = f"Gains in {label_of(score)} of the chosen layers on test samples. {how}"
-    return Answers(head, (*own, *lines), found.useless or useless, tuple(each), about)
+    return Answers(head, (*own, *lines), found.useless or useless)

@@ -18,11 +18,11 @@ from fedlayers.studies.hint import estimate_cost
 from fedlayers.studies.jobs import (
     TrainingJob,
     assembled,
-    checked_call,
     jobs_of,
     open_backend,
     plan_users,
     seeds_of,
+    study_folder,
     task_kind,
     train,
 )
@@ -114,7 +114,7 @@ def parse_search(key: str, text: Any) -> Search:
 
 
 def spaces(
-    over: Mapping[str, Any],
+    over: Mapping[str, Any] | None,
     algorithms: Sequence[str],
     options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, dict[str, Search]]:
@@ -361,11 +361,10 @@ def _unknown(found: Mapping[str, Any]) -> str:
     return ""
 
 
-@checked_call
 def tune(
-    config: RunConfig,
-    algorithms: str | Sequence[str],
-    search: Mapping[str, Any],
+    config: RunConfig | None = None,
+    algorithms: str | Sequence[str] = (),
+    search: Mapping[str, Any] | None = None,
     out: Path | str = "out/tune",
     *,
     data: Any = None,
@@ -378,6 +377,7 @@ def tune(
     progress: bool = True,
     live: bool = False,
     tell: Callable[[str], None] = lambda line: None,
+    **keys: Any,
 ) -> Tuned:
     """Search the learning rate and the algorithms' own keys, with the same budget for each algorithm.
 
@@ -395,7 +395,7 @@ def tune(
     Args:
         config: of all runs; its ``workers`` train runs side by side.
         out: the folder; default ``out/tune``, as of the command.
-        data, model: your own, as of :func:`fedlayers.run <fedlayers.runs.run>`.
+        data, model, keys: as of :func:`fedlayers.run <fedlayers.runs.run>`.
         search: what is searched, by key: :func:`~fedlayers.studies.tune.spaces`.
         trials: settings of each algorithm.
         seeds: of the runs, different from those of a later comparison. The default is the configuration's + 1000.
@@ -417,7 +417,7 @@ def tune(
     >>> found.trials, sorted(found.settings["fedprox"]), sorted(found.settings["fedavg"])
     ({'fedavg': 2, 'fedprox': 2}, ['lr', 'mu'], ['lr'])
     """
-    out, config = Path(out), in_memory(config, data, model)
+    out, config = study_folder(out), in_memory(config, data, model, **keys)
     seeds = seeds_of(config, seeds, 1, APART)
     check_value("trials", trials, at_least(1))
     algorithms = as_list("algorithms", algorithms, distinct=True)

@@ -9,7 +9,6 @@ import pytest
 
 from fedlayers.studies.arms import arms_of
 from fedlayers.studies.choice import (
-    ALL_DIVERGED,
     DECIDED,
     NOTHING,
     NOTHING_BETTER,
@@ -20,6 +19,7 @@ from fedlayers.studies.choice import (
     infer,
     rank_arms,
 )
+from fl_core.errors import RunError
 from fl_core.layers import Layer
 
 LAYERS = tuple(Layer(name, (f"{name}.weight",)) for name in ("fc1", "fc2", "fc3"))
@@ -117,7 +117,8 @@ def test_arms_that_failed_or_are_refused_cannot_lead():
     assert infer(judged, refused=["all"]).leader == "first_2"
     assert infer(judged, refused=NAMES).verdict == NOTHING
     judged.loc[judged["seed"] == 0, ["macro_f1", "score"]] = math.nan
-    assert infer(judged).verdict == ALL_DIVERGED
+    with pytest.raises(RunError, match="every arm diverged"):
+        infer(judged)
 
 
 def head_of(means, seeds, refused=()):

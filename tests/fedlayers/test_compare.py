@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 from scipy.stats import t
 
-from diagnostics import measure
 from fedlayers.studies.compare import compare, compared_jobs
 from fedlayers.studies.comparison import (
     Comparison,
@@ -26,7 +25,7 @@ from fl_core.rows import CLASSIFICATION, TABLE
 from tests.fedlayers import command
 
 HEART = RunConfig(dataset="heart", rounds=2)
-QUIET = {"instruments": measure.instruments(), "progress": False}
+QUIET = {"progress": False}
 
 
 def frame_of(scores, n_train, models=None):
@@ -143,8 +142,12 @@ def test_a_client_without_a_score_in_one_seed_leaves_fairness_and_incentive_open
     frame = frame_of(scores, [5, 5], {"fedavg": "global"})
     gap = "algorithm == 'playerfl' and seed == 1 and client == 'c1' and metric == 'macro_f1'"
     frame.loc[frame.query(gap).index, "value"] = np.nan
-    table = Comparison(frame).table.set_index("algorithm")
+    found = Comparison(frame)
+    table = found.table.set_index("algorithm")
     assert table.loc["playerfl", ["fairness", "incentive"]].isna().all()
+    assert "no fairness and no incentive of playerfl" in found.legend
+    alone = Comparison(frame[frame["algorithm"] != "fedavg"])
+    assert "it needs fedavg" in alone.legend
     assert table.loc["local", "fairness"] == pytest.approx(0.0025)
 
 
@@ -269,7 +272,7 @@ def test_a_second_call_reads_what_is_finished(compared):
 def test_another_configuration_is_refused_before_any_work(compared, changed, said):
     if "plan" in changed:
         layers = runner.assemble(HEART).layers
-        changed = {"plan": {"fedrep": LayerPlan.prefix(layers, 1)}}
+        changed = {"plan": LayerPlan.prefix(layers, 1)}
     given = {"config": HEART, "algorithms": NAMES, "seeds": (2, 0, 1)}
     before = sorted(compared.rglob("*"))
     with pytest.raises(UsageError, match=said):
@@ -291,12 +294,8 @@ def test_other_data_under_the_same_name_are_refused(tmp_path, monkeypatch):
 def test_plans_reach_the_algorithms_that_obey_one():
     plan = LayerPlan.prefix(runner.assemble(HEART).layers, 2)
     names = ("fedavg", "fedper", "fedrep")
-    for given, expected in (
-        (plan, [None, plan, plan]),
-        ({"fedrep": plan}, [None, None, plan]),
-    ):
-        jobs = compared_jobs(HEART, names, (0,), None, plan=given)
-        assert [job.plan for job in jobs] == expected
+    jobs = compared_jobs(HEART, names, (0,), None, plan=plan)
+    assert [job.plan for job in jobs] == [None, plan, plan]
     auto = compared_jobs(HEART.with_keys(plan="auto"), names[:2], (0,), None)
     assert [job.config.federation.plan for job in auto] == [None, "auto"]
     with pytest.raises(UsageError, match="fedavg, local"):
