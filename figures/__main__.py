@@ -207,20 +207,21 @@ class Figures:
             print(f"page: {gallery.redraw(path, self.out)}")
             return
         out = self.out or items.PICTURES
-        drawn, refused = 0, None
+        drawn, refused = 0, list[UsageError]()
         for each in items.drawings(item) or [item] * (not self.train):
             try:
                 drawing = items.redraw(each, path, out)
             except UsageError as error:
-                refused = refused or error
-                print(f"{each.name} is not drawn yet: {error}")
+                refused.append(error)
                 continue
             drawn += 1
             print("\n".join([drawing.caption, *map(str, drawing.findings)]))
             print(f"page, table and picture: {out / each.name}.*")
         some = bool(self.only) or self.budget is not None
         if refused and not some and (self.train or not drawn):
-            raise refused
+            raise refused[0]
+        for error in refused:
+            print(f"not drawn yet: {error}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

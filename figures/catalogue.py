@@ -36,8 +36,8 @@ class Entry:
     def told(self) -> tuple[str, str, str]:
         """Return its name, state, and title with what is lacking.
 
-        The state is ``ready``, ``3 of 12 runs`` or ``no rows`` of an item; else ``ended`` with a page, or ``absent``.
-        The title of an item says where the drawing has less than the published figure.
+        The state is ``ready``, ``3 of 12 runs``, ``no rows`` or ``damaged`` of an item; else ``ended`` with a page, or
+        ``absent``. The title of an item says where the drawing has less than the published figure.
         """
         item = items.REGISTRY.get(self.name)
         if item is None:

@@ -102,12 +102,15 @@ class Item:
 
     @property
     def state(self) -> str:
-        """Return ``ready`` if all rows that it shows are stored, else the number of stored runs."""
+        """Return ``ready`` if all rows that it shows are stored, else the number of stored runs, or ``damaged``."""
         study = self.study
         awaited = [
             key for key in study.planned() if not self.shown or key[0] in self.shown
         ]
-        stored = len(study.headers(self.path()).keys() & awaited)
+        try:
+            stored = len(study.headers(self.path()).keys() & awaited)
+        except CorruptError:
+            return "damaged"
         if stored == len(awaited):
             return "ready"
         return f"{stored} of {len(awaited)} runs" if stored else "no rows"

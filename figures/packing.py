@@ -118,7 +118,7 @@ def _about(path: Path) -> tuple[list[Header], list[int]]:
 
 
 def _damaged(path: Path, found: object) -> CorruptError:
-    told = " ".join(str(found).split())  # one line
+    told = " ".join(repr(found).split())  # one line
     return CorruptError(
         f"{path} must be a file of packed rows; got {told}. Restore it, or make its rows again."
     )

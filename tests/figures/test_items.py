@@ -65,6 +65,8 @@ def test_a_view_waits_for_its_runs(study, tmp_path, monkeypatch):
     assert some.state == "no rows"
     training.train(study, study.path(), progress=False)
     assert items.find(TABLE).state == study.state == some.state == "ready"
+    items.packed_file(study.path()).write_bytes(b"PAR1")
+    assert study.state == "damaged"
 
 
 def test_equal_rows_give_equal_bytes(study, tmp_path):
