@@ -42,7 +42,7 @@ from fl_core.data import Split
 from fl_core.engine import Engine
 from fl_core.layers import layers_of
 from fl_core.task import assemble
-from fl_core.workers import allocator_settings
+from fl_core.workers import ALLOCATOR, environment
 
 CORES = 2
 SIDE = 1024
@@ -160,7 +160,7 @@ def cores(steps: Steps, count: int = CORES) -> Iterator[Cores]:
     context = multiprocessing.get_context("spawn")
     links, processes = [], []
     try:
-        with allocator_settings():
+        with environment(ALLOCATOR):
             for _ in range(count):
                 here, there = context.Pipe()
                 process = context.Process(

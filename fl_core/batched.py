@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from fl_core import seeds, tree
 from fl_core.algorithms.base import Algorithm
 from fl_core.bounds import STACKS
-from fl_core.client_runner import ClientReply, ClientRequest, ClientRunner, Part
+from fl_core.client_runner import (
+    ClientReply,
+    ClientRequest,
+    ClientRunner,
+    Part,
+    Parts,
+)
 from fl_core.errors import check_known
 from fl_core.training import phases
 from fl_core.training.loop import GATHERED
@@ -73,7 +79,7 @@ class BatchedClients:
 
     def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
         """Yield replies in order."""
-        queue = iter(requests)
+        queue = map(self.client_runner.parts, requests)
         while some := list(islice(queue, TOGETHER)):
             for outcome in self._outcomes(some):
                 if isinstance(outcome, Exception):
@@ -83,11 +89,9 @@ class BatchedClients:
     def close(self) -> None:
         """Do nothing: there are no processes."""
 
-    def _outcomes(self, requests: list[ClientRequest]) -> list[ClientReply | Exception]:
+    def _outcomes(self, some: list[Parts]) -> list[ClientReply | Exception]:
         """Advance all requests to their next phase and train it, until every request has its reply."""
-        runs = dict(
-            enumerate(self.client_runner.parts(request) for request in requests)
-        )
+        runs = dict(enumerate(some))
         outcomes: dict[int, ClientReply | Exception] = {}
         answers: dict[int, tuple[Tree, Tree] | None] = dict.fromkeys(runs)
         with tree.one_thread():
@@ -113,7 +117,7 @@ class BatchedClients:
                         )
                     except Exception as error:  # as above
                         outcomes[k] = error
-        return [outcomes[k] for k in range(len(requests))]
+        return [outcomes[k] for k in range(len(some))]
 
     def _together(self, parts: dict[int, Part]) -> dict[int, tuple[Tree, Tree]]:
         """Train the phases that can be stacked and return their results by request."""

@@ -6,7 +6,7 @@ Where clients live adds to a request what its runner needs of the client, and re
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -179,12 +179,13 @@ class ClientRunner:
     def parts(self, request: ClientRequest) -> Parts:
         """Run a request as a generator that yields its phases and returns its reply.
 
-        It expects the answer of :meth:`phase` to be sent back for each.
+        It expects the answer of :meth:`phase` to be sent back for each. A message is copied at once, so that the hooks
+        of client and server share no tensor.
         """
         if isinstance(request, TrainRequest):
-            return (yield from self._train(request))
+            return self._train(replace(request, message=request.message.clone()))
         if isinstance(request, FinetuneRequest):
-            return (yield from self._finetune(request))
+            return self._finetune(request)
         return self._score(request)
 
     def phase(self, part: Part) -> tuple[Tree, Tree]:
@@ -281,8 +282,9 @@ class ClientRunner:
             tree = answer[0]
         return ClientReply(request.client, work=ctx.work, models={TUNED: tree})
 
-    def _score(self, request: ScoreRequest) -> ClientReply:
+    def _score(self, request: ScoreRequest) -> Parts:
         """Score a client's models, and note the algorithm's numbers about its evaluated one."""
+        yield from ()  # no phases
         reply = ClientReply(request.client)
         for name, tree in request.models.items():
             reply.scores[name] = self._scores(

@@ -150,7 +150,6 @@ class Engine:
         def requests() -> Iterator[TrainRequest]:
             for client in rnd.sampled:
                 message = self.algorithm.server_message(self.server, client, rnd)
-                message = message.clone()
                 self.tell("on_message", rnd, client, message)
                 yield TrainRequest(client, rnd, message, score, client in keep)
 

@@ -6,9 +6,6 @@ name it is this process. Results have the same bits on every backend.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import pickle
 import re
 import socket
 import threading
@@ -24,9 +21,8 @@ from collections.abc import (
     MutableMapping,
     Sequence,
 )
-from contextlib import ExitStack, closing, contextmanager
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
+from contextlib import ExitStack, closing, contextmanager, suppress
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -34,9 +30,10 @@ from tqdm import tqdm
 
 from fl_core.data.root import local_root
 from fl_core.errors import CorruptError, RunError, UsageError, WorkerError, warn
-from fl_core.progress import delay_signals, end_with_parent, progress_bar
+from fl_core.progress import end_with_parent, progress_bar
 from fl_core.records.store import BEGINNING
 from fl_core.storage import Folder, sha
+from fl_core.workers import LOST, Child, receive, send, stream_of
 
 if TYPE_CHECKING:
     from fedlayers.live import Live
@@ -362,138 +359,84 @@ def carry_out(
 RAY = "ray"
 PERIOD = 1.0
 """Seconds between checks for other work."""
+AT_ONCE = 0.1
+"""Seconds for a process to end. One that ended by itself has its own exit code.
+
+A run directory stays valid whenever its writer dies."""
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
-class Process(NamedTuple):
-    """A process with the parent's end of its pipe."""
-
-    link: Connection
-    process: Any
-
-
-class Local(WorkerPool[Process]):
+class Local(WorkerPool[Child]):
     """A pool of processes. They start with the first jobs, and end when this process ends."""
 
     def __init__(self, count: int) -> None:
         self.side_by_side = count
-        self._idle: list[Process] = []
+        self._idle: list[Child] = []
 
     def has_room(self, running: int) -> bool:
         return running < self.side_by_side
 
-    def begin(self, work: Job) -> Process:
-        data = pickle.dumps(work)
+    def begin(self, work: Job) -> Child:
         while True:
-            process = self._idle.pop() if self._idle else _start_process()
+            child = self._idle.pop() if self._idle else Child(_serve, ONE_THREAD)
             try:
-                process.link.send_bytes(data)
-                return process
-            except (
-                BrokenPipeError,
-                ConnectionResetError,
-            ):  # it ended while it was idle
-                _end_process(process)
+                child.send(work)
+                return child
+            except ConnectionError:  # it ended while it was idle
+                child.end(AT_ONCE)
 
-    def events(self, running: dict[Process, Job]) -> Sequence[Event]:
-        by_link = {process.link: process for process in running}
+    def events(self, running: dict[Child, Job]) -> Sequence[Event]:
         found = []
-        for link in wait(list(by_link), timeout=PERIOD):
-            process = by_link[link]  # type: ignore[index]
+        for child in wait(list(running), timeout=PERIOD):
             try:
-                answer: Answer = pickle.loads(process.link.recv_bytes())
-            except (EOFError, ConnectionResetError):
-                code = _end_process(process)
+                answer: Answer = child.receive()
+            except LOST:
+                code = child.end(AT_ONCE)
                 if code is not None and code > 0:  # it ended itself, and would again
-                    said = f"{running[process].name}: its process ended with exit code {code}"
+                    said = f"{running[child].name}: its process ended with exit code {code}"
                     error = WorkerError(f"{said}. If it left a message, that is above.")
-                    found.append(Event(process, Answer(None, error, [])))
+                    found.append(Event(child, Answer(None, error, [])))
                 else:
-                    found.append(Event(process, lost=f"a process (exit code {code})"))
+                    found.append(Event(child, lost=f"a process (exit code {code})"))
             else:
-                self._idle.append(process)
-                found.append(Event(process, answer))
+                self._idle.append(child)
+                found.append(Event(child, answer))
         return found
 
-    def words(self, running: dict[Process, Job]) -> str:
+    def words(self, running: dict[Child, Job]) -> str:
         return f"{len(running)} running"
 
-    def stop(self, running: dict[Process, Job]) -> None:
-        for process in running:
-            if process in self._idle:  # its answer had come
-                self._idle.remove(process)
-            _end_process(process)
+    def stop(self, running: dict[Child, Job]) -> None:
+        for child in running:
+            if child in self._idle:  # its answer had come
+                self._idle.remove(child)
+            child.end(AT_ONCE)
 
     def close(self) -> None:
-        for process in self._idle:
-            _end_process(process)
+        for child in self._idle:
+            child.end(AT_ONCE)
         self._idle.clear()
 
 
-def _start_process() -> Process:
-    resource_tracker.ensure_running()  # or the first process would start it, and let interrupts through
-    ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    process = multiprocessing.get_context("spawn").Process(
-        target=_serve, args=(theirs,), daemon=True
-    )
-    with (
-        delay_signals(),
-        _one_thread(),
-    ):  # Ctrl-C, which a terminal sends to all of them, is this process's to answer
-        process.start()
-    theirs.close()
-    return Process(ours, process)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Give one thread to processes that start within the block."""
-    earlier = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    try:
-        yield
-    finally:
-        del os.environ["OMP_NUM_THREADS"]
-        if earlier is not None:
-            os.environ["OMP_NUM_THREADS"] = earlier
-
-
-def _end_process(process: Process) -> int | None:
-    """Kill a process and return its exit code. A run directory stays valid whenever its writer dies."""
-    process.link.close()
-    process.process.join(timeout=0.1)  # a process that ended by itself has its own code
-    process.process.kill()
-    process.process.join()
-    return process.process.exitcode
-
-
-def _serve(link: Connection) -> None:
+def _serve(link: socket.socket) -> None:
     """Run jobs until the link closes. The process never outlives its parent."""
     end_with_parent()
     tqdm.set_lock(
         threading.RLock()
     )  # its own lock is a semaphore, which a killed process leaves behind
-    while True:
-        try:
-            work: Job = pickle.loads(link.recv_bytes())
-        except (EOFError, ConnectionResetError):
-            return
-        except (
-            Exception
-        ) as error:  # whatever a module of the user's raises that is imported for it
-            answer = Answer(
-                None,
-                RunError(f"a process cannot start: {type(error).__name__}: {error}"),
-                [],
-            )
-        else:
-            answer = answer_job(work)
-        try:
-            link.send_bytes(pickle.dumps(answer))
-        except (
-            BrokenPipeError,
-            ConnectionResetError,
-        ):  # the parent has closed the link
-            return
+    stream = stream_of(link)
+    with suppress(ConnectionError):  # the parent has closed the link
+        while True:
+            try:
+                work: Job = receive(stream)
+            except EOFError:
+                return
+            except Exception as error:  # whatever a module of the user's raises that is imported for it
+                words = f"a process cannot start: {type(error).__name__}: {error}"
+                answer = Answer(None, RunError(words), [])
+            else:
+                answer = answer_job(work)
+            send(stream, answer)
 
 
 # --- by name ---------------------------------------------------------------------------------------------------

@@ -270,7 +270,7 @@ def test_a_dead_worker_says_how_to_go_on(fails, monkeypatch):
 
     def killing(self):
         if self.done == 1:
-            os.kill(self.clients.executor._processes[0].pid, signal.SIGKILL)
+            os.kill(self.clients.executor._children[0].process.pid, signal.SIGKILL)
         one_round(self)
 
     with monkeypatch.context() as patch:

@@ -107,7 +107,7 @@ def go(out, algorithm, workers):
     def noting(self, *given):
         start(self, *given)
         (out.parent / "workers").write_text(
-            "\n".join(str(process.pid) for process in self._processes)
+            "\n".join(str(child.process.pid) for child in self._children)
         )
 
     pools.Workers.__init__ = noting

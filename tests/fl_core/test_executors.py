@@ -1,7 +1,7 @@
 """Worker processes give the same bits as this process, bring errors back, and never outlive their parent."""
 
-import multiprocessing
 import os
+import socket
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from fl_core.client_runner import (
     TrainRequest,
 )
 from fl_core.errors import NonFiniteError, RunError
-from fl_core.workers import Workers, receive, send
+from fl_core.workers import Workers, receive, send, stream_of
 from tests.conftest import (
     CONFIG,
     TOY,
@@ -62,7 +62,7 @@ def workers():
     task = runner.assemble(MOMENTUM, data=TOY, model=network("drop"))
     pool = Workers(client_runner_of(task), 2)
     yield pool
-    pids = [process.pid for process in pool._processes]
+    pids = [child.process.pid for child in pool._children]
     pool.close()
     assert not any(alive(pid) for pid in pids), "closing ends every worker"
 
@@ -126,8 +126,8 @@ def test_a_worker_that_dies_is_reported_with_its_exit_code():
         workers.close()
 
 
-class Link:
-    """The parent's end of a worker that answers every job with its client's number."""
+class Answering:
+    """A worker that answers every job with its client's number."""
 
     def __init__(self):
         self.asked = []
@@ -135,22 +135,20 @@ class Link:
     def send(self, message):
         self.asked.append(message[1].client)
 
-    def recv(self):
+    def receive(self):
         return "ok", ClientReply(self.asked.pop(0))
 
 
 def hand_driven(monkeypatch, count):
     """Workers without processes, of which the first answers only when no other is busy."""
     workers = Workers.__new__(Workers)
-    workers._links = [Link() for _ in range(count)]
+    first, *_ = workers._children = [Answering() for _ in range(count)]
 
-    def wait(links):
-        assert links, "waits for nobody, for ever"
-        return links[1:2] if links[0] is workers._links[0] and links[1:] else links[:1]
+    def wait(busy):
+        assert busy, "waits for nobody, for ever"
+        return busy[1:2] if busy[0] is first and busy[1:] else busy[:1]
 
     monkeypatch.setattr("fl_core.workers.wait", wait)
-    monkeypatch.setattr("fl_core.workers.send", lambda link, given: link.send(given))
-    monkeypatch.setattr("fl_core.workers.receive", lambda link: link.recv())
     return workers
 
 
@@ -171,11 +169,11 @@ def test_a_caller_that_wants_no_more_leaves_no_answer_behind(monkeypatch):
         results = workers.run(asked)
         assert [next(results).client for _ in range(taken)] == list(range(taken))
         results.close()
-        assert not any(link.asked for link in workers._links)
+        assert not any(each.asked for each in workers._children)
 
 
 def test_tensors_of_every_kind_pass_between_processes():
-    ours, theirs = multiprocessing.Pipe()
+    ours, theirs = map(stream_of, socket.socketpair())
     table = torch.arange(12.0).reshape(3, 4)
     sent = [
         torch.tensor(0.5),
@@ -188,11 +186,28 @@ def test_tensors_of_every_kind_pass_between_processes():
         table.to_sparse(),
         torch.nn.Parameter(table),
     ]
-    send(ours, ("run", sent))
-    for arrived, tensor in zip(receive(theirs)[1], sent, strict=True):
+    send(ours, sent)
+    for arrived, tensor in zip(receive(theirs), sent, strict=True):
         assert type(arrived) is type(tensor)
         assert arrived.dtype == tensor.dtype
         assert arrived.requires_grad == tensor.requires_grad
         assert torch.equal(arrived.to_dense(), tensor.to_dense())
         if not arrived.is_sparse:
             assert arrived.data_ptr() % 64 == 0
+
+
+def test_a_tensor_of_the_last_message_is_sent_again_only_if_it_changed():
+    ours, theirs = map(stream_of, socket.socketpair())
+    here, there = {}, {}
+    kept, changed = torch.zeros(3), torch.zeros(3)
+    arrived = []
+    for _ in range(2):
+        send(ours, [kept, changed], here)
+        arrived.append(receive(theirs, there))
+        changed += 1
+    assert arrived[1][0] is arrived[0][0]
+    assert [each[1].tolist() for each in arrived] == [[0] * 3, [1] * 3]
+    send(ours, None, here)
+    receive(theirs, there)
+    assert not here
+    assert not there
