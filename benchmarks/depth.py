@@ -72,6 +72,9 @@ SCORES = ["macro_f1", "accuracy", "loss"]
 class Frozen(nn.BatchNorm2d):
     """A batch normalisation that keeps its running statistics, while its scales train."""
 
+    running_mean: torch.Tensor
+    running_var: torch.Tensor
+
     def train(self, mode: bool = True) -> Frozen:
         """Stay in evaluation mode."""
         return super().train(False)

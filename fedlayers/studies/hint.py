@@ -54,7 +54,7 @@ BANDS = (
     (0.35, "middle", "6 of 9 such federations gained at most 1.3 points"),
     (math.inf, "high", "8 of 8 such federations gained at least 1.1 points"),
 )
-"""The skew below which a band ends, its name, and the gains of the best cut (``figures.decision.skew``)."""
+"""The skew below which a band ends, its name, and the gains of the best cut (``figures.decision.finished``)."""
 
 
 STEPS = 16

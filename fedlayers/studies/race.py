@@ -2,7 +2,7 @@
 
 Sharing pays late, so an early score alone prefers cuts that share little. The judge forecasts what cuts score at the
 end. It is a ridge regression on finished runs of eight data families, confirmed on 20 others
-(``python -m figures decision.judge``).
+(``figures/pictures/decision.judge.md``).
 """
 
 from __future__ import annotations
@@ -390,7 +390,7 @@ class Judge:
 
 
 FROZEN = Judge(-0.01224, (0.554, 0.0391, 0.03405, -0.1745))
-"""The judge as it was registered; ``figures.decision.judge.fit`` fits it on the stored runs."""
+"""The judge as it was registered; ``figures.decision.finished.fit_judge`` fits it on the stored runs."""
 
 
 def smooth(curve: Array) -> Array:

@@ -1,3 +1,3 @@
 """Compare ways of choosing the shared layers over many federations, by their regret."""
 
-from figures.decision import depth, finished_page  # noqa: F401
+from figures.decision import depth  # noqa: F401

