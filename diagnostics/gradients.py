@@ -345,7 +345,6 @@ class Statistic:
         return mean, stderr, meter.sizes[layer.name]
 
 
-ESTIMATORS = ("auto", "ghost", "single")
 COUPLED = "the samples of a batch are coupled, so that none has a gradient of its own"
 HALF = (torch.float16, torch.bfloat16)
 
@@ -378,13 +377,12 @@ class Noise:
 
 
 def gradient_noise(
-    subject: ClientModel, measurement: Measurement, names: Collection[str], way: str
+    subject: ClientModel, measurement: Measurement, names: Collection[str]
 ) -> Noise:
     """Return the sums over a client's samples, from one pass.
 
     Args:
         names: of the tensors.
-        way: one of :data:`ESTIMATORS`.
     """
     model, data = subject.model, subject.data
     # squares of small gradients would vanish in half precision
@@ -398,7 +396,7 @@ def gradient_noise(
         try:
             for index, (x, y) in enumerate(batches(data, measurement.batch, model)):
                 if index == 0:
-                    _choose_ways(found, run, x[:CHECKED], y[:CHECKED], names, way)
+                    _choose_ways(found, run, x[:CHECKED], y[:CHECKED], names)
                 _add_batch(found, run, x, y, index, n)
                 n += len(y)
         except LossNotFinite:
@@ -407,24 +405,18 @@ def gradient_noise(
 
 
 def _choose_ways(
-    found: Noise,
-    run: Differentiable,
-    x: Tensor,
-    y: Tensor,
-    names: Iterable[str],
-    way: str,
+    found: Noise, run: Differentiable, x: Tensor, y: Tensor, names: Iterable[str]
 ) -> None:
     """Choose for each tensor how its norms are found, on a few samples."""
     _, graph, doubts = check_formulas(run, x, y, names)
-    reached = [name for name in names if name in graph]
-    found.sizes = {name: run.parameters[name].numel() for name in reached}
-    coupled = _are_coupled(run, x, y) if way == "single" or doubts else False
-    for name in reached:
-        found.ways[name] = "single" if way == "single" or name in doubts else "ghost"
-        if found.ways[name] == "single" and coupled:
+    coupled = bool(doubts) and _are_coupled(run, x, y)
+    for name in names:
+        if name not in graph:
+            continue
+        found.sizes[name] = run.parameters[name].numel()
+        found.ways[name] = "single" if name in doubts else "ghost"
+        if name in doubts and coupled:
             found.faults[name] = COUPLED
-        elif way == "ghost" and name in doubts:
-            found.faults[name] = doubts[name]
 
 
 def _are_coupled(run: Differentiable, x: Tensor, y: Tensor) -> bool:

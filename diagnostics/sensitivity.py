@@ -306,40 +306,18 @@ class Sensitivity:
                 f"one batch cannot be resampled, and {listing(single)} had one: measure in smaller batches "
                 "(batch, or --measure-batch)"
             )
-        rows = self.table(measurement.layers, clients, sizes)
-        return rows + self.resampled(
-            measurement.layers,
-            clients,
-            sizes,
-            measurement.resamples,
-            measurement.seed,
-        )
-
-    def resampled(
-        self,
-        layers: Sequence[Layer],
-        clients: Sequence[_Client],
-        sizes: Mapping[str, int],
-        resamples: int,
-        seed: int,
-    ) -> list[Row]:
-        """Return the rows of each client's resamples (:mod:`diagnostics.null`)."""
-        rows: list[Row] = []
-        for client in clients:
-            parts = len(client.result.get("parts", ()))
-            drawn = draws(parts, resamples, seed, client.name)
-            for number, times in enumerate(drawn, 1):
-                again = replace(client, result=resample(client.result, times))
-                rows += mark_resample(self.table(layers, [again], sizes), number, parts)
-        return rows
+        how = measurement.resamples, measurement.seed
+        return self.table(measurement.layers, clients, sizes, *how)
 
     def table(
         self,
         layers: Sequence[Layer],
         clients: Sequence[_Client],
         sizes: Mapping[str, int],
+        resamples: int = 0,
+        seed: int = 0,
     ) -> list[Row]:
-        """Return rows from the clients' accumulated importances.
+        """Return rows from the clients' accumulated importances, then those of each client's resamples.
 
         Args:
             sizes: entries of each parameter, if known.
@@ -380,6 +358,13 @@ class Sensitivity:
                 rows.append(
                     self._row(layer, combined[k], status, self.when, sizes, **common)
                 )
+        for client in clients if resamples else ():
+            parts = len(client.result.get("parts", ()))
+            drawn = draws(parts, resamples, seed, client.name)
+            for number, times in enumerate(drawn, 1):
+                again = replace(client, result=resample(client.result, times))
+                own = self.table(layers, [again], sizes)
+                rows += mark_resample(own, number, parts)
         return rows
 
     def _client(
@@ -490,5 +475,4 @@ def recorded_rows(
         _Client(name, n_train[name], n_train[name], result)
         for name, result in results.items()
     ]
-    rows = metric.table(layers, clients, sizes or {})
-    return rows + metric.resampled(layers, clients, sizes or {}, resamples, seed)
+    return metric.table(layers, clients, sizes or {}, resamples, seed)

@@ -6,17 +6,19 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
+from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
 from fl_core.bounds import ABOVE_0, SHARE, OneOf, at_least
 from fl_core.data.arrays import nested_groups
 from fl_core.errors import UsageError
-from fl_core.rows import Row, row
+from fl_core.rows import Row
 
+from ..measurement import row_or_reason
 from ..representation import similarity as measures
 from ..representation.features import (
     Array,
@@ -31,7 +33,6 @@ from ..representation.probes import (
     ProbeOptions,
     Score,
     logistic,
-    nearest_labels,
     pooled_rows,
     probe_rows,
 )
@@ -348,7 +349,10 @@ def knn_probe(measurement: Measurement, options: KnnProbe) -> list[Row]:
             raise NoValue(
                 f"{len(x)} samples train, more than {options.neighbours} neighbours are needed"
             )
-        return nearest_labels(x, y, others, options.neighbours, options.distance)
+        kind = KNeighborsClassifier(
+            options.neighbours, metric=options.distance, algorithm="brute"
+        )
+        return np.asarray(kind.fit(x.astype(float), y).predict(others.astype(float)))
 
     estimator = f"{options.neighbours} nearest, {options.distance}"
     return probe_rows("knn_probe", classify, estimator, measurement, options)
@@ -436,10 +440,8 @@ def output_disagreement(
         UsageError: the probe does not fit the models.
     """
     subjects, rows = measurement.subjects, []
-    last = ([each for each in measurement.layers if each.used] or measurement.layers)[
-        -1
-    ]
-    variants = ("classes", "probabilities", "chance")
+    layers = measurement.layers
+    last = ([each for each in layers if each.used] or layers)[-1]
     comparison = LayerComparison("output_disagreement", measurement, options)
 
     def probabilities(z: Tensor) -> Tensor:
@@ -450,13 +452,13 @@ def output_disagreement(
     outputs, _ = comparison.sides(probabilities, [""], flattened)
     for subject in subjects:
         measurement.tick(subject.client)
-    common: dict[str, Any] = {"layer": last.name, "estimator": "full"}
+    nothing = torch.full((1, 0), torch.nan)  # of no classes
     for a, b in itertools.combinations(range(len(subjects)), 2):
-        p, q = (outputs.get(("", client)) for client in (a, b))
-        found = dict.fromkeys(variants, torch.empty(0))
-        status = "outputs are not finite, or of other classes"
-        if p is not None and q is not None and p.shape == q.shape:
-            status, (of_p, of_q) = "ok", (z.argmax(1) for z in (p, q))
+        p, q = (outputs.get(("", client), nothing) for client in (a, b))
+        found = dict.fromkeys(("classes", "probabilities", "chance"), nothing)
+        why = "outputs are not finite, or of other classes"
+        if p.shape == q.shape != nothing.shape:
+            why, (of_p, of_q) = "", (z.argmax(1) for z in (p, q))
             f, g = (c.bincount(minlength=p.shape[1]) / len(p) for c in (of_p, of_q))
             found = {
                 "classes": (of_p != of_q).double(),
@@ -464,19 +466,21 @@ def output_disagreement(
                 "chance": (1 - f.double() @ g.double()).reshape(1),
             }
         for variant, values in found.items():
+            error = (
+                float(values.std()) / len(values) ** 0.5 if len(values) > 1 else None
+            )
             rows.append(
-                row(
+                row_or_reason(
                     comparison.metric,
-                    float(values.mean()) if len(values) else None,
-                    status=status,
+                    float(values.mean()),
+                    why,
                     variant=variant,
-                    stderr=float(values.std()) / len(values) ** 0.5
-                    if len(values) > 1
-                    else None,
+                    stderr=error,
+                    estimator="full",
+                    layer=last.name,
                     n_samples=len(comparison.x),
                     client=subjects[a].client,
                     client_b=subjects[b].client,
-                    **common,
                 )
             )
     return rows

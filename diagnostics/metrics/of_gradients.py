@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from fl_core.bounds import ABOVE_0, OneOf, at_least
+from fl_core.bounds import ABOVE_0, at_least
 from fl_core.errors import warn
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
@@ -19,7 +19,6 @@ from fl_core.rows import Row, row
 from ..curvature import spectrum, trace
 from ..curvature.trace import check_way
 from ..gradients import (
-    ESTIMATORS,
     EpochMeter,
     Noise,
     Reading,
@@ -241,20 +240,18 @@ class GradNoise:
     The expected squared error of the gradient of b samples is tr S / b (McCandlish et al. 2018, Eq. 2.5). Row variants
     are ``trace``, and ``per_parameter`` = trace / n_params. Sums are float64. Single norms have the model's type.
 
-    Estimators work tensor by tensor. All are exact for the samples given:
+    The way is chosen tensor by tensor, and the estimator names it. Both are exact for the samples given:
 
-    * ``"ghost"``: norms from the layers' inputs and output gradients, without the gradients
+    * ``ghost``: norms from the layers' inputs and output gradients, without the gradients
       themselves (Goodfellow 2015). It needs a module that has a formula, is called once, and does not mix samples. A
       few samples' own gradients check this.
-    * ``"single"``: one backward pass a sample, for any model.
-    * ``"auto"``: ghost if it holds, else single.
+    * ``single``: one backward pass a sample, for any other tensor.
 
     Raises:
-        UsageError: the estimator or the choice of tensors is unknown.
+        UsageError: the choice of tensors is unknown.
     """
 
     tensors: Tensors = "weights"
-    estimator: Annotated[str, OneOf("estimator", ESTIMATORS)] = "auto"
 
 
 @metric(
@@ -283,7 +280,7 @@ def grad_noise(measurement: Measurement, options: GradNoise) -> list[Row]:
         }
         used = [layer.name for layer in measurement.layers if layer.used]
         names = dict.fromkeys(name for layer in used for name in chosen[layer])
-        noise = gradient_noise(subject, measurement, list(names), options.estimator)
+        noise = gradient_noise(subject, measurement, list(names))
         for layer in measurement.layers:
             own = [name for name in chosen[layer.name] if name in noise.sizes]
             rows += _noise_rows(layer, noise, own, subject, options)
@@ -303,12 +300,11 @@ def _noise_rows(
     status = status or ("a covariance needs at least two samples" if n < 2 else "")
     faults = [noise.fault, *(noise.faults.get(name, "") for name in names)]
     status = status or next(filter(None, faults), "")
-    value, how = math.nan, [options.estimator]
+    value, how = math.nan, sorted({noise.ways[name] for name in names})
     if not status:
         squares = sum(float(noise.squares[name]) for name in names)
         mean = sum(float((noise.sums[name] / n).square().sum()) for name in names)
         value = max(0.0, squares - n * mean) / (n - 1)
-        how = sorted({noise.ways[name] for name in names})
         if not math.isfinite(squares + mean):
             status = f"the gradient of layer {layer.name!r} is not finite"
     every = ", all tensors" * (options.tensors == "all")

@@ -198,20 +198,15 @@ def weighted_mean(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
 
     NaN stays NaN.
     """
-    complete = (
-        rows["n_train"]
-        .notna()
-        .groupby([rows[key] for key in keys], dropna=False)
-        .transform("all")
-    )
-    weight = rows["n_train"].where(complete).astype("Float64").fillna(1.0).astype(float)
-    sums = (
-        rows[list(keys)]
-        .assign(weighted=rows["value"].astype(float) * weight, weight=weight)
-        .groupby(list(keys), sort=False, dropna=False)[["weighted", "weight"]]
-        .sum(skipna=False)
-    )
-    return sums["weighted"] / sums["weight"]
+
+    def mean(group: pd.DataFrame) -> float:
+        weights = group["n_train"].astype("Float64").to_numpy(float, na_value=np.nan)
+        if np.isnan(weights).any() or not weights.any():
+            weights = np.ones(len(group))
+        return float((group["value"] * weights).sum(skipna=False) / weights.sum())
+
+    groups = rows.groupby(list(keys), sort=False, dropna=False)
+    return groups[["value", "n_train"]].apply(mean)
 
 
 def missing_notes(rows: pd.DataFrame, where: str) -> list[str]:

@@ -342,14 +342,7 @@ def _pictures(rows: pd.DataFrame, name: str) -> dict[str, Draw]:
     elif (rows["layer"] != "").any():
         variants = set(rows["variant"])
         kind = metric_or_placeholder(name)
-        variant = next(
-            (
-                usual
-                for usual in (kind.default_variant, kind.variant)
-                if usual and usual in variants
-            ),
-            None,
-        )
+        variant = next((name for name in kind.preferred if name in variants), None)
         last = rows[rows["round"].isna() | (rows["round"] == rows["round"].max())]
         pictures[name] = lambda frame: metric(last, name, variant=variant)
         for title, draw in (FURTHER[beside] for beside in kind.look.beside):

@@ -13,14 +13,17 @@ from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
+from fl_core.bounds import ABOVE_0, at_least, check_value
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer, layers_of
 from fl_core.model_contexts import set_mode
 from fl_core.seeds import seed_of, torch_seeded
 
 from ..measurement import Data, example
-from .features import Array, NoValue, collect, constant, reduce_to_span
+from .features import Array, NoValue, collect, constant
 
+LEAST = at_least(250)
+"""Iterations of t-SNE: those in which it exaggerates distances."""
 COLUMNS = ("client", "class", "x", "y", "sample")
 
 
@@ -158,8 +161,11 @@ def embed(
     of their number less one. The used one stands in ``frame.attrs["perplexity"]``.
 
     Raises:
-        UsageError: there are fewer than 4 samples, or features do not vary.
+        UsageError: there are fewer than 4 samples or 250 iterations, the perplexity is not above 0, or features do not
+            vary.
     """
+    check_value("perplexity", perplexity, ABOVE_0)
+    check_value("iterations", iterations, LEAST)
     n = len(pooled.x)
     if n < 4:
         raise UsageError(f"samples of t-SNE must be at least 4; got {n}.")
@@ -170,17 +176,10 @@ def embed(
     x = pooled.x.astype(np.float64)
     x -= x.mean(axis=0)
     x /= np.abs(x).max()
-    if x.shape[1] > n:
-        (x,) = reduce_to_span(x)  # the same distances
-    rank = min(2, x.shape[1])
-    left, size, _ = np.linalg.svd(x, full_matrices=False)
-    start = np.zeros((n, 2))
-    start[:, :rank] = (left * size)[:, :rank]
-    start[:, :rank] *= np.sign(start[np.abs(start).argmax(axis=0), np.arange(2)])[:rank]
-    start *= 1e-4 / start[:, 0].std()
+    x = np.pad(x, ((0, 0), (0, max(0, 2 - x.shape[1]))))  # two components to start from
     used = min(perplexity, (n - 1) / 3)
     model = TSNE(
-        2, perplexity=used, max_iter=iterations, init=start, random_state=seed_of(seed, "diagnose", "tsne") % 2**32,
+        2, perplexity=used, max_iter=iterations, init="pca", random_state=seed_of(seed, "diagnose", "tsne") % 2**32,
         learning_rate="auto", method="barnes_hut" if n >= 100 else "exact", n_jobs=1,
     )  # fmt: skip
     with threadpool_limits(1):

@@ -314,31 +314,24 @@ def scatter_ratio(
     x = x.astype(np.float64)
     x -= x.mean(axis=0)
     x /= np.abs(x).max()  # so that squares fit
-    cell = at * many + parts
-    member = np.zeros((len(classes) * many, len(x)))
-    member[cell, np.arange(len(x))] = 1.0
-    counts = member.sum(axis=1).reshape(len(classes), many)
-    squares = (member @ np.square(x).sum(axis=1)).reshape(len(classes), many)
-    sums = (member @ x).reshape(len(classes), many, -1)
+    squares, of_class = np.square(x).sum(axis=1), at == np.arange(len(classes))[:, None]
 
-    def ratio(without: int | None = None) -> float | None:
-        left = np.arange(many) != (-1 if without is None else without)
-        n, s = counts[:, left].sum(axis=1), sums[:, left].sum(axis=1)
+    def ratio(kept: Array) -> float | None:
+        members = (of_class & kept).astype(float)
+        n = members.sum(axis=1)
         if (n > 0).sum() < 2:
             return None
-        total = squares[:, left].sum()
-        explained = np.divide(
-            np.square(s).sum(axis=1), n, out=np.zeros(len(n)), where=n > 0
-        ).sum()
+        sums, total = members @ x, squares[kept].sum()
+        explained = (np.square(sums).sum(axis=1) / n.clip(1)).sum()
         within = total - explained
         if within <= 1e-12 * total:
             return None
-        return float((explained - np.square(s.sum(axis=0)).sum() / n.sum()) / within)
+        return float((explained - np.square(sums.sum(axis=0)).sum() / n.sum()) / within)
 
-    value = ratio()
+    value = ratio(parts >= 0)
     if value is None:
         raise NoValue("no scatter within the classes")
-    others = [ratio(k) for k in range(many)] if many > 2 else [None]
+    others = [ratio(parts != k) for k in range(many)] if many > 2 else [None]
     ratios = np.array([other for other in others if other is not None])
     if len(ratios) < len(others):
         return value, None

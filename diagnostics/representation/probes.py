@@ -10,16 +10,15 @@ from typing import Annotated, Any
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
-from sklearn.preprocessing import normalize
 
 from fl_core.bounds import at_least
 from fl_core.data.arrays import nested_groups
 from fl_core.errors import check_known
 from fl_core.layers import Layer
-from fl_core.rows import Row, row
+from fl_core.rows import Row
 from fl_core.statistics import design_effect
 
-from ..measurement import ClientModel, Data, Measurement
+from ..measurement import ClientModel, Data, Measurement, row_or_reason
 from .features import (
     Array,
     NoValue,
@@ -36,7 +35,7 @@ Classify = Callable[[Array, Array, Array], Array]
 """(training features, training labels, test features) -> predicted labels"""
 
 
-Score = tuple[float, float | None, int, str]
+Score = tuple[float | None, float | None, int, str]
 """A value, its standard error, its number of samples, and a note on how it was found."""
 
 
@@ -94,20 +93,6 @@ def logistic(
     return np.asarray(
         LogisticRegression(C=C, max_iter=1000, tol=tol).fit(x, y).predict(test)
     )
-
-
-def nearest_labels(
-    x: Array, y: Array, test: Array, neighbours: int = 5, distance: str = "cosine"
-) -> Array:
-    """Return the most frequent label among the nearest training samples; of ties the lowest."""
-    x, test = x.astype(np.float64), test.astype(np.float64)
-    if distance == "cosine":
-        x, test = normalize(x), normalize(test)
-    far = (x * x).sum(axis=1) - 2 * test @ x.T  # squared, without what x leaves alone
-    near = np.argsort(far, axis=1, kind="stable")[:, :neighbours]
-    labels, codes = np.unique(y, return_inverse=True)
-    votes = (codes[near][..., None] == np.arange(len(labels))).sum(axis=1)
-    return np.asarray(labels[votes.argmax(axis=1)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -313,17 +298,17 @@ def _row(
     columns: dict[str, Any] = {"layer": layer.name, "variant": variant}
     if subject is not None:
         columns |= {"client": subject.client, "n_train": subject.n_train}
-    status, note = "ok", ""
-    value, columns["stderr"], columns["n_samples"] = None, None, 0
+    why = ""
+    score: Score = None, None, 0, ""
     if not layer.used or found is None:
-        status = "unused in the forward pass"
+        why = "unused in the forward pass"
     elif isinstance(found, str):
-        status = f"output of layer {layer.name!r} {found}"
+        why = f"output of layer {layer.name!r} {found}"
     else:
         score = found[0] if k is None else found[1][k]
-        value, columns["stderr"], columns["n_samples"], note = score
-    how = estimator + note
-    return row(metric, value, status=status, estimator=how, **columns)
+    value, error, n, note = score
+    columns |= {"stderr": error, "n_samples": n, "estimator": estimator + note}
+    return row_or_reason(metric, value, why, **columns)
 
 
 def accuracy_error(hits: Array, groups: Array | None = None) -> float:

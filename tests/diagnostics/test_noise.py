@@ -109,13 +109,12 @@ def test_noise_is_the_trace_of_the_covariance(kind):
         layers_of(model, data[0][:2], by="module"),
         losses.build("player_focal"),
     )
-    for tensors, batch, estimator, loss in (
-        ("weights", 1, "auto", CE),
-        ("all", 4, "auto", focal),
-        ("weights", 100, "auto", CE),
-        ("all", 4, "single", focal),
+    for tensors, batch, loss in (
+        ("weights", 1, CE),
+        ("all", 4, focal),
+        ("weights", 100, CE),
     ):
-        how = {"tensors": tensors, "estimator": estimator, "batch": batch, "loss": loss}
+        how = {"tensors": tensors, "batch": batch, "loss": loss}
         rows = measured(model, data, **how)
         found, share = by_layer(rows), by_layer(rows, "per_parameter")
         for layer in layers:
@@ -136,10 +135,6 @@ def test_the_estimator_says_how():
     single = {name for name, way in ways.items() if way == "single"}
     assert single == {"attention", "twice", "head"}
     assert {ways[name] for name in ways.keys() - single} == {"ghost"}
-    model, data = built(recurrent), samples(recurrent)
-    found = by_layer(measured(model, data, estimator="ghost"))
-    assert found["head"]["status"] == "ok"
-    assert "no formula" in found["lstm"]["status"]
 
 
 def test_samples_that_have_no_gradients_of_their_own_or_no_noise():
