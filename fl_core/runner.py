@@ -354,7 +354,7 @@ def listeners_of(
     frozen = tree.frozen_base(client_runner.workspace.model)
     costs = Costs(recorder, flops, tree.n_bytes(frozen) if frozen else 0)
     guess = guessing_loss(client_runner.criterion, data.n_classes)
-    divergence = Divergence(recorder, guess, writer)
+    divergence = Divergence(recorder, guess)
     selection = plan_selection_of(task, instruments)
     listeners = [selection, divergence, costs]
     stopping = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from fl_core.engine import Engine
     from fl_core.recorder import Recorder
     from fl_core.records.store import Run
-    from fl_core.records.writing import Writer
     from fl_core.tree import Tree
 
 WINDOW = 3
@@ -412,6 +411,8 @@ class EarlyStopping(Listener):
 
 # --- divergence ------------------------------------------------------------------------------------------------
 
+STARTS = "initial_losses"
+"""The key of the server's stored state for the clients' losses before the first round."""
 DIVERGENCE = "divergence"
 """The metric of a row without a value. Its status states how far a client's loss exceeds the limit in that round."""
 TIMES = 20.0
@@ -436,25 +437,22 @@ class Divergence(Listener):
     Args:
         recorder: takes the rows.
         guess: loss of the uniform predictor.
-        writer: of the run's directory, with the initial losses of a run that resumes.
+
+    Attributes:
+        starts: each client's initial loss, stored with the server's state. None: it was not finite, so there is no
+            limit.
     """
 
-    def __init__(
-        self,
-        recorder: Recorder | None,
-        guess: float,
-        writer: Writer | None = None,
-    ) -> None:
-        self._recorder, self._guess, self._writer = recorder, guess, writer
+    def __init__(self, recorder: Recorder | None, guess: float) -> None:
+        self._recorder, self._guess = recorder, guess
         self._noted = False
-        self._resumed = False
         self._tuned: frozenset[str] = frozenset()  # trained before their first scores
-        self._starts: dict[str, float] = {}
+        self.starts: dict[str, float | None] = {}
 
     def before_run(self, engine: Engine) -> None:
         if engine.algorithm.finetuning(0, 0):
             self._tuned = frozenset({"personal"})
-        self._resumed = engine.done > 0
+        self.starts = engine.server.meta.setdefault(STARTS, self.starts)
 
     def on_reply(self, engine: Engine, rnd: Round, reply: ClientReply) -> None:
         done = rounds_done(rnd)
@@ -474,16 +472,17 @@ class Divergence(Listener):
 
     def begin(self, client: str, loss: float) -> None:
         """Record a loss before the first round. For several models the largest is kept."""
-        self._starts[client] = max(loss, self._starts.get(client, -math.inf))
+        before = self.starts.get(client, loss)
+        if before is None or not math.isfinite(loss):
+            self.starts[client] = None
+        else:
+            self.starts[client] = max(loss, before)
 
     def reason_for(self, client: str, loss: float) -> str:
         """Return why a loss has diverged, or an empty text. Losses that are not finite are handled elsewhere."""
-        if not math.isfinite(loss) or not loss > TIMES * self._guess:
+        start = self.starts.get(client, -math.inf)
+        if start is None or not math.isfinite(loss):
             return ""
-        if self._resumed and self._writer:
-            self._starts = starts_of(self._writer.run, self._tuned)
-            self._resumed = False
-        start = self._starts.get(client, -math.inf)
         bound, what = max((self._guess, "of guessing"), (start, "at the start"))
         if not 0 < TIMES * bound < loss:
             return ""
@@ -507,28 +506,6 @@ class Divergence(Listener):
         if not self._noted:
             warn(text)
         self._noted = True
-
-
-def starts_of(run: Run, tuned: Collection[str] = ()) -> dict[str, float]:
-    """Return each client's largest validation loss before the first round, from the rows of a stored run.
-
-    Args:
-        tuned: models to leave out.
-    """
-    frame = run.rows()[1]
-    chosen = (
-        (frame["round"] == 0)
-        & (frame["metric"] == "loss")
-        & (frame["split"] == "validation")
-    )
-    chosen &= ~frame["model"].isin(list(tuned))
-    losses = frame[chosen].fillna(
-        {"value": math.inf}
-    )  # a loss that was not finite gives no bound
-    return {
-        str(client): float(loss)
-        for client, loss in losses.groupby("client")["value"].max().items()
-    }
 
 
 def check_end(run: Run, done: int) -> None:

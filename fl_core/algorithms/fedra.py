@@ -27,10 +27,13 @@ from fl_core.algorithms.base import (
 )
 from fl_core.bounds import BELOW_1, Count
 from fl_core.errors import UsageError
-from fl_core.models.blocks import LAST, adapt, tensors_below, with_optional_blocks
+from fl_core.models.blocks import last_layers, tensors_below, with_optional_blocks
+from fl_core.models.extended import head_path
+from fl_core.models.lora import Lora, adapt
 from fl_core.training.phases import Context, Phase
 from fl_core.tree import Tree
 
+LAST = "last"  # stands for the last linear layers of a block's parts
 HELD = "held"  # the metric of rows that record which layers a client had
 LATEST = "latest"
 
@@ -38,8 +41,9 @@ LATEST = "latest"
 class Blockwise(Algorithm):
     """FedAvg over the trainable part of a model of residual blocks: adapters and the last layer, or everything.
 
-    - ``lora_targets``: the linear layers that get adapters (see :func:`fl_core.models.blocks.adapt`). FedRA's Table 6
-      has ``attn.proj``, ``mlp.fc2`` and both, which is the default.
+    - ``lora_targets``: the linear layers that get adapters, as the targets of ``--adapt``
+      (:class:`fl_core.models.lora.Lora`). FedRA's Table 6 has ``attn.proj``, ``mlp.fc2`` and both. The default ``last``
+      is the last linear layer of each part of a block, so both in a ViT.
     - ``rank``, ``lora_alpha``, ``lora_dropout``: of the adapters, as in the paper's code.
     - ``weighted``: weight clients by their training samples (FedRA's text) instead of equally (its released code). That
       code also clips gradients at 10, the run's ``max_grad_norm=10``.
@@ -65,15 +69,17 @@ class Blockwise(Algorithm):
         model = with_optional_blocks(model, example)
         if config.lora_targets is None:
             return model
-        return adapt(
-            model,
-            config.lora_targets,
-            rank=config.rank,
-            alpha=config.lora_alpha,
-            dropout=config.lora_dropout,
-            seed=seed,
-            example=example,
+        if not config.lora_targets:
+            raise UsageError(
+                "lora_targets must name a layer; got none. Use lora_targets=none to train without adapters."
+            )
+        targets: list[str] = []
+        for target in config.lora_targets:
+            targets += last_layers(model) if target == LAST else [target]
+        adapters = Lora(
+            config.rank, tuple(targets), config.lora_alpha, config.lora_dropout
         )
+        return adapt(model, adapters, head_path(model, example), seed)
 
     def uploaded(self, rnd: Round, client: int) -> frozenset[str]:
         return super().uploaded(rnd, client) - self.task_info.frozen

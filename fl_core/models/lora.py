@@ -98,25 +98,30 @@ def with_adapters(
         UsageError: peft is not installed, a target is no linear layer, or the model does not end in one.
     """
     head = head_path(model, example)
-    paths = _target_paths(model, lora, head)
     names = {id(tensor): name for name, tensor in tree.named_tensors(model).items()}
+    paths = _target_paths(model, lora, head)
     of_path = {path: names[id(model.get_submodule(path).weight)] for path in paths}
-    model = inject(
-        model,
-        paths,
-        lora.r,
-        lora.r if lora.alpha is None else lora.alpha,
-        lora.dropout,
-        seed,
-    )
-    for parameter in model.get_submodule(head).parameters():
-        parameter.requires_grad_(True)
+    model = adapt(model, lora, head, seed)
     _freeze(model, head)
     return model, tuple(
         part
         for layer in layers
         for part in _parts(layer, of_path, tree.named_tensors(model))
     )
+
+
+def adapt(model: nn.Module, lora: Lora, head: str, seed: int) -> nn.Module:
+    """Add adapters to a model. Only they and the layer at the path ``head``, the classifier, train then.
+
+    Raises:
+        UsageError: peft is not installed, or a target is no linear layer.
+    """
+    alpha = lora.r if lora.alpha is None else lora.alpha
+    paths = _target_paths(model, lora, head)
+    adapted = inject(model, paths, lora.r, alpha, lora.dropout, seed)
+    for parameter in adapted.get_submodule(head).parameters():
+        parameter.requires_grad_(True)
+    return adapted
 
 
 def _parts(
