@@ -136,26 +136,6 @@ def mean_interval(
     return Interval(mean, mean - half, mean + half)
 
 
-def ratio_interval(values: Values, reference: Values) -> Interval:
-    """Return the sum of values over the sum of a reference, with a t interval of the blocks (Cochran, 1977, 6.4).
-
-    The interval is that of the mean of (v_i - R r_i) / mean r, with R = sum v / sum r. A sum of the reference that is
-    not above 0 has no ratio (NaN).
-
-    >>> ratio_interval([1, 2, 4], [2, 4, 8])
-    Interval(value=0.5, low=0.5, high=0.5)
-
-    Raises:
-        UsageError: lengths differ, or there are no values.
-    """
-    v, r = _align(values=values, reference=reference)
-    if not (_whole(v) and _whole(r) and r.sum() > 0):
-        return UNKNOWN
-    ratio = float(v.sum() / r.sum())
-    terms = mean_interval((v - ratio * r) / r.mean())
-    return Interval(ratio, ratio + terms.low, ratio + terms.high)
-
-
 def pairwise(values: NDArray[np.floating[Any]], level: float = 0.95) -> Pairs:
     """Compare every two rows by a paired t test with the spread of their own differences.
 

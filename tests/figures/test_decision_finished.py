@@ -1,6 +1,5 @@
 """Tables of the leaderboard, and what the product took from the study with tuned rates."""
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -12,25 +11,21 @@ from fl_core.data.columns import Reading
 
 
 def test_a_checkout_becomes_tables_of_the_data_root_that_are_read(tmp_path, capsys):
-    draw = np.random.default_rng(0)
     frame = pd.DataFrame({
-        "rownames": range(160), "arr_delay": [20.0, 10.0, 15.0, np.nan] * 40, "carrier": np.repeat(["a", "b"], 80),
-        "hour": draw.integers(1, 9, size=160), "origin": ["x", "y"] * 80, "same": 1,
+        "rownames": range(620), "arr_delay": [20.0, 10.0, 15.0, None] * 155, "carrier": ["a"] * 600 + ["b"] * 20,
+        "hour": range(620), "origin": ["x", "x", "y", "y"] * 155, "same": 1,
         **dict.fromkeys(convert.TABLES["flights"].exclude, 0),
     })  # fmt: skip
+    frame = pd.concat([frame, frame], ignore_index=True)
     (tmp_path / "csv" / "openintro").mkdir(parents=True)
-    frame.drop(index=range(100, 160)).to_csv(
-        tmp_path / "csv" / "openintro" / "nycflights.csv", index=False
-    )
-    few = convert.TABLES["flights"].__class__(**{**vars(convert.TABLES["flights"]), "least": 50})  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(convert.TABLES, "flights", few)
-        convert.main(tmp_path, tmp_path, ("flights",))
+    frame.to_csv(tmp_path / "csv" / "openintro" / "nycflights.csv", index=False)
+    convert.main(tmp_path, tmp_path, ("flights",))
     path = tmp_path / convert.FOLDER / "flights.csv"
     table = pd.read_csv(path)
     assert list(table.columns) == ["client", "label", "hour", "origin: y"]
-    assert table["client"].value_counts().to_dict() == {"a": 60}  # b has 15 in all
-    assert table["label"].value_counts().to_dict() == {"no": 40, "yes": 20}
+    assert set(table["client"]) == {"a"}  # b has too few flights
+    assert table["label"].value_counts().to_dict() == {"no": 600, "yes": 300}
+    assert table["hour"].isin(range(0, 600, 4)).sum() == 300
     source = files.read(path, Reading(scale="standard", impute="mean"))
     assert source.owner_names == ("a",)
     with pytest.raises(SystemExit):

@@ -234,15 +234,6 @@ def test_mean_interval():
     )
 
 
-def test_ratio_interval():
-    v, r = np.array([1.0, 3.0, 2.0, 6.0]), np.array([2.0, 4.0, 8.0, 6.0])
-    expected = stats.ttest_1samp(v - 0.6 * r, 0).confidence_interval(0.95)
-    assert statistics.ratio_interval(v, r) == pytest.approx(
-        (0.6, 0.6 + expected.low / 5, 0.6 + expected.high / 5)
-    )
-    assert all(math.isnan(each) for each in statistics.ratio_interval(v, r - 5))
-
-
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=8),
