@@ -24,7 +24,7 @@ from fedlayers.run_result import RunResult
 from fedlayers.runs import resume, run
 from fedlayers.studies import race
 from fedlayers.studies.arms import arms_of
-from fedlayers.studies.choice import Choice, infer
+from fedlayers.studies.choice import Choice, answers, infer
 from fedlayers.studies.choose import stored
 from fedlayers.studies.hint import bytes_a_round, measured_cost
 from fedlayers.studies.jobs import check_stored, jobs_of, train
@@ -143,9 +143,9 @@ def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Choi
         {},
         until,
         task,
+        answers(found, arms, cheapest),
         measured=spent,
         seconds=spent.seconds,
-        cheapest=cheapest,
     )
     return stored(choice, out)
 

@@ -24,6 +24,7 @@ CUTS: dict[str, Callable[[int], int]] = {
 """The number of shared layers out of n, counted from the input."""
 DEFAULT = ("nothing", "half", "all_but_last", "all")
 """The default arms: training alone, a deep split, all but the classifier, and FedAvg."""
+_COUNTED = re.compile(r"(first|last)_([0-9]+)")
 EXTREMES = {"local": "nothing", "fedavg": "all"}
 """Algorithms without a plan that equal one of the two extremes."""
 
@@ -101,31 +102,20 @@ def arms_of(
     all ('conv1', 'conv2', 'fc1', 'fc2')
     """
     names = as_list("arms", names)
-    arms: list[Arm] = []
+    arms: dict[Any, Arm] = {}
     for name in names:
         arm = _arm(name, tuple(layers), algorithm)
-        for other in arms:
-            same_plan = (arm.plan and arm.plan.digest) == (
-                other.plan and other.plan.digest
+        same = arms.setdefault((arm.algorithm, arm.plan and arm.plan.digest), arm)
+        if same is not arm and names != DEFAULT:  # whose cuts coincide in small models
+            raise UsageError(
+                f"arms must differ; got {same.name!r} and {name!r}, which both are: {arm.words}. "
+                "Leave one out."
             )
-            if arm.name == other.name or (
-                arm.algorithm == other.algorithm and same_plan
-            ):
-                if (
-                    names == DEFAULT
-                ):  # of a model with so few layers that its cuts coincide
-                    break
-                raise UsageError(
-                    f"arms must differ; got {other.name!r} and {arm.name!r}, which both are: {arm.words}. "
-                    "Leave one out."
-                )
-        else:
-            arms.append(arm)
     if len(names) < 2:
         raise UsageError(
             f"a race must have at least two arms; got {len(names)}. Add one, such as nothing."
         )
-    return tuple(arms)
+    return tuple(arms.values())
 
 
 def _arm(name: str, layers: tuple[Layer, ...], algorithm: str) -> Arm:
@@ -147,32 +137,28 @@ def _plan(cut: str, layers: tuple[Layer, ...], algorithm: str) -> LayerPlan:
         plan.check_tensors(tensor for layer in layers for tensor in layer.tensors)
         return plan
     none = LayerPlan(layers, (), Evidence(rule=f"{CANDIDATE} {cut}"))
-    count = len(none.trainable)
+    names, counted = none.trainable, _COUNTED.fullmatch(cut)
     if cut in PARTS:
-        named = [name for name in none.trainable if name.endswith(f".{cut}")]
-        if not named:
+        shared = tuple(name for name in names if name.endswith(f".{cut}"))
+        if not shared:
             raise UsageError(
                 f"arm {cut!r} must have a model with adapters; got one without. Use --adapt lora:r=8."
             )
-        return none.with_shared((*named, *frozen_in(layers)))
-    end, _, size = cut.partition("_")
-    if _is_cut(cut) and cut not in CUTS:
-        if int(size) > count:
+    elif counted:
+        size = int(counted[2])
+        if size > len(names):
             raise UsageError(
-                f"arm {cut!r} must share fewer layers: the model has {count} layers that train."
+                f"arm {cut!r} must share fewer layers: the model has {len(names)} layers that train."
             )
-        if end == "first":
-            return none.with_first(int(size))
-        return none.with_shared(
-            (*none.trainable[count - int(size) :], *frozen_in(layers))
-        )
-    known = [*CUTS, *PARTS, "first_K", "last_K", "PLAN.json"]
-    return none.with_first(
-        CUTS[check_known("arm (a cut, a plan or an algorithm)", cut, known)](count)
-    )
+        first = counted[1] == "first"
+        shared = names[:size] if first else names[len(names) - size :]
+    else:
+        known = [*CUTS, *PARTS, "first_1", "last_1", "PLAN.json"]
+        cut = check_known("arm (a cut, a plan or an algorithm)", cut, known)
+        shared = names[: CUTS[cut](len(names))]
+    return none.with_shared((*shared, *frozen_in(layers)))
 
 
 def _is_cut(text: str) -> bool:
-    end, _, size = text.partition("_")
-    counted = end in ("first", "last") and size.isascii() and size.isdigit()
-    return text in CUTS or text in PARTS or text.endswith(".json") or counted
+    named = text in CUTS or text in PARTS or text.endswith(".json")
+    return named or _COUNTED.fullmatch(text) is not None

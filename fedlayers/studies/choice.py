@@ -328,8 +328,7 @@ class Choice(Displayed):
             and of the base rate (:meth:`~fedlayers.studies.harmless.Bench.of_clients`).
         positives: for two classes the recommended model's probabilities of the positive one on test samples
             (:meth:`~fedlayers.studies.harmless.Bench.positives`).
-        notes: sentences on test samples.
-        cheapest: of the arms that remain, the one that sends least.
+        answers: what to use, and the evidence.
         recommended: the recommended arm's run in each seed.
     """
 
@@ -341,6 +340,7 @@ class Choice(Displayed):
     of_seed: dict[int, TrainingJob]
     until: int
     task: Task
+    answers: Answers
     cost: Cost = NO_COST
     measured: Cost = NO_COST
     seconds: float = 0.0
@@ -349,8 +349,6 @@ class Choice(Displayed):
     trials: pd.DataFrame = field(default_factory=pd.DataFrame)
     clients: pd.DataFrame = field(default_factory=pd.DataFrame)
     positives: pd.DataFrame = field(default_factory=pd.DataFrame)
-    notes: tuple[str, ...] = ()
-    cheapest: str = ""
     recommended: dict[int, TrainingJob] = field(default_factory=dict)
 
     @property
@@ -391,11 +389,6 @@ class Choice(Displayed):
                 "the race must have the arm nothing to show gains; got none. Add it."
             )
         return gains_of(scores, base, last, 1 if SCORES[self.main] else -1)
-
-    @property
-    def answers(self) -> Answers:
-        """What to use, and the evidence."""
-        return answers(self.inference, self.arms, self.cheapest, self.notes)
 
     def lead(self) -> str:
         """Return what to use, and its evidence, one per line."""

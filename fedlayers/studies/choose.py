@@ -15,7 +15,7 @@ import pandas as pd
 from fedlayers.backends.local import Backend, no_progress
 from fedlayers.studies import arms as candidates
 from fedlayers.studies.baselines import is_table, predictors
-from fedlayers.studies.choice import NOTHING, Choice, infer
+from fedlayers.studies.choice import NOTHING, Choice, answers, infer
 from fedlayers.studies.harmless import (
     BASE_RATE,
     TEST,
@@ -301,6 +301,9 @@ def recommend(
         ["score", main], ascending=[False, not SCORES[main]], kind="stable"
     )
     leaders = best.drop_duplicates("seed")
+    cheapest = min(
+        found.remaining, key=lambda name: bytes_a_round(race.tasks[name]), default=""
+    )
     led = shown.index[shown["arm"] == found.leader]
     return Choice(
         next((arm for arm in race.arms if arm.name == found.leader), None),
@@ -311,17 +314,12 @@ def recommend(
         {line.seed: by_run[line.run] for line in leaders.itertuples()},
         race.rounds if early is None else early.round,
         race.task,
+        answers(found, race.arms, cheapest, notes),
         baseline_seconds=fitting,
         rates=rates,
         trials=_table(runs, stands.judged, refused, bench, others, main),
         clients=clients,
         positives=positives,
-        notes=tuple(notes),
-        cheapest=min(
-            found.remaining,
-            key=lambda name: bytes_a_round(race.tasks[name]),
-            default="",
-        ),
         recommended={by_run[k].config.execution.seed: by_run[k] for k in led},
     )
 

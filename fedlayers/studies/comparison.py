@@ -92,19 +92,10 @@ class Comparison(Displayed):
             .mean(skipna=False)
         )
         self.clients = means.reset_index()
-        keys = ["algorithm", "seed", "model", "metric"]
         self.left_out = rows.left_out(
             final[lacking & final["metric"].isin([*_scores_to_show(there), self.score])]
         )
-        self.scores = pd.DataFrame(
-            [
-                {
-                    **dict(zip(keys, key, strict=True)),
-                    "value": rows.client_mean(part, lacking),
-                }
-                for key, part in final.groupby(keys, sort=False)
-            ]
-        )
+        self.scores = scores_of(final)
         blocks = self._blocks(self.score).drop(index=list(NAIVE), errors="ignore")
         try:
             ranks = statistics.ranks(blocks, higher_is_better=SCORES[self.score])
@@ -265,6 +256,21 @@ def headline(
     wanted["round"] = wanted.pop("value").astype("Int64").fillna(wanted["round"])
     at_best = test.merge(wanted)
     return at_best.assign(model=at_best["model"] + BEST)
+
+
+def scores_of(final: pd.DataFrame) -> pd.DataFrame:
+    """Return the means over clients of scores of :func:`headline`, by training samples.
+
+    Returns:
+        Columns ``algorithm``, ``seed``, ``model``, ``metric`` and ``value``.
+    """
+    keys = ["algorithm", "seed", "model", "metric"]
+    lacking = rows.without_score(final)
+    lines = [
+        (*key, rows.client_mean(part, lacking))
+        for key, part in final.groupby(keys, sort=False)
+    ]
+    return pd.DataFrame(lines, columns=[*keys, "value"])
 
 
 def paired(

@@ -47,7 +47,6 @@ from fl_core.errors import (
     as_list,
     listing,
     plural,
-    warn,
 )
 from fl_core.models.registry import wants_weights
 from fl_core.plan import LayerPlan
@@ -475,17 +474,7 @@ def check_stored(path: Path, task: Task) -> None:
         raise UsageError(
             f"{path} was run under another plan ({plan or 'its own'}). Choose another directory."
         )
-    began, now = run.header(), task.header("")
-    for key, what in {
-        "data": "other data",
-        "checkpoint": "another initial model",
-    }.items():
-        if began[key] != now[key]:
-            raise UsageError(f"{path} was run with {what}. Choose another directory.")
-    if began["version"] != now["version"]:
-        warn(
-            f"{path} was run by fedlayers {began['version']}, this is {now['version']}"
-        )
+    restore.check_same_start(task, path, weights=True)
     return None
 
 

@@ -15,7 +15,7 @@ from diagnostics.metrics.base import METRICS
 from diagnostics.select import RULES, curve_rule
 from fedlayers.backends.local import Backend
 from fedlayers.studies.arms import Arm
-from fedlayers.studies.comparison import gains_of, headline
+from fedlayers.studies.comparison import gains_of, headline, scores_of
 from fedlayers.studies.jobs import (
     TrainingJob,
     assembled,
@@ -26,7 +26,7 @@ from fedlayers.studies.jobs import (
     task_kind,
     train,
 )
-from fl_core import rows, runner, statistics
+from fl_core import runner, statistics
 from fl_core.algorithms import find, registry
 from fl_core.config import RunConfig, in_memory
 from fl_core.display import Displayed, Summary, csv_bytes
@@ -328,16 +328,13 @@ def _score_cuts(
         names: of the layers that train, in order.
         best: whether a stopping rule names the round that counts.
     """
-    lines: list[dict[str, Any]] = []
+    lines = []
     for job in jobs:
-        cut = int(job.arm)
-        line: dict[str, Any] = {"seed": job.config.execution.seed, "cut": cut}
+        cut, frame = int(job.arm), store.Run(job.path).rows()[1]
+        line = {"seed": job.config.execution.seed, "cut": cut}
         line["last"] = names[cut - 1] if cut else ""
-        frame = store.Run(job.path).rows()[1]
         for split in SPLITS:
             final = headline(frame, split, best=best)
-            final = final[final["metric"] == score]
-            line[split] = rows.client_mean(final, rows.without_score(final))
-        line["positive"] = positive_in(final)
-        lines.append(line)
+            line[split] = scores_of(final[final["metric"] == score])["value"].item()
+        lines.append({**line, "positive": positive_in(final)})
     return pd.DataFrame(lines).sort_values("cut", kind="stable", ignore_index=True)
