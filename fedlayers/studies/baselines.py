@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -110,51 +109,39 @@ def _model(
             linear = linear_model.Ridge(alpha=1 / penalty)
         return make_pipeline(StandardScaler(), linear)
 
+    classes = bench.task.data.n_classes
     with warnings.catch_warnings(action="ignore"), threadpool_limits(1):
-        if bench.kind == CLASSIFICATION:
-            return _of_classes(bench, estimator(), x, y)
+        if bench.kind == SURVIVAL:
+            return _cox(bench, x, y, penalty)
         if bench.kind == MULTILABEL:
-            labels = [_of_label(estimator(), x, column) for column in y.T > 0]
-            return lambda new: np.column_stack([label(new) for label in labels])
+            labels = [_of_classes(estimator(), x, each, 2) for each in y.T.astype(int)]
+            return lambda new: np.column_stack(
+                [np.diff(label(new))[:, 0] for label in labels]
+            )
+        if np.ptp(y) == 0:
+            return None
         if bench.kind == REGRESSION:
-            if np.ptp(y) == 0:
-                return None
             model = estimator().fit(x, y)
             return lambda new: model.predict(new)[:, None]
-        return _cox(bench, x, y, penalty)
+        return _of_classes(estimator(), x, y, classes, bench.class_weights)
 
 
-def _of_classes(bench: Bench, model: Any, x: Any, y: Array) -> Predict | None:
-    """Return log-probabilities of all classes. An absent class has that of one sample more."""
+def _of_classes(
+    model: Any, x: Array, y: Array, classes: int, weights: Tensor | None = None
+) -> Predict:
+    """Return log-probabilities of all classes. A class that is absent, or alone, has its smoothed share."""
     present = np.unique(y)
-    if len(present) < 2:
-        return None
-    weights: dict[str, Any] = {}
-    if bench.class_weights is not None:
+    shares = (np.bincount(y, minlength=classes) + 1) / (len(y) + classes)
+    if len(present) > 1:
         step = "logisticregression__" if hasattr(model, "steps") else ""
-        weights[f"{step}sample_weight"] = bench.class_weights.numpy()[y]
-    model.fit(x, y, **weights)
-    floor = -math.log(len(y) + bench.task.data.n_classes)
+        own = {} if weights is None else {f"{step}sample_weight": weights.numpy()[y]}
+        model.fit(x, y, **own)
 
-    def predict(new: Any) -> Array:
-        logits = np.full((new.shape[0], bench.task.data.n_classes), floor)
-        with np.errstate(divide="ignore"):
-            logits[:, present] = np.log(model.predict_proba(new))
-        return np.maximum(logits, math.log(1e-6))
-
-    return predict
-
-
-def _of_label(model: Any, x: Any, y: Array) -> Predict:
-    """Return the logit of one label of 0 and 1."""
-    if y.all() or not y.any():
-        share = (y.sum() + 1) / (len(y) + 2)
-        return lambda new: np.full(new.shape[0], math.log(share / (1 - share)))
-    model.fit(x, y)
-
-    def predict(new: Any) -> Array:
-        share = np.clip(model.predict_proba(new)[:, 1], 1e-6, 1 - 1e-6)
-        return np.log(share / (1 - share))
+    def predict(new: Array) -> Array:
+        found = np.tile(shares, (len(new), 1))
+        if len(present) > 1:
+            found[:, present] = model.predict_proba(new)
+        return np.log(np.maximum(found, 1e-6))
 
     return predict
 

@@ -360,37 +360,30 @@ SAMPLES, PIXELS = 10, 32
 """The fewest training samples a class and client, and the largest side of a picture, for which it may speak."""
 
 
-@dataclass(frozen=True)
-class Judge:
-    """A linear forecast of what the deeper of two cuts gains at the end, in macro-F1 from 0 to 1.
+JUDGE = (-0.01224, 0.554, 0.0391, 0.03405, -0.1745)
+"""The judge as it was registered: a constant, and the weights of :func:`features`.
 
-    Attributes:
-        weights: those of the gap, the slope, the level and the noise (:func:`features`).
+``figures.decision.finished.fit_judge`` fits it on the stored runs.
+"""
+
+
+def forecast(curves: Sequence[Array]) -> Array:
+    """Return what each cut (line) will score above each other (column) on held-out samples, in macro-F1 from 0 to 1.
+
+    >>> flat, rising = np.full(5, 0.4), np.linspace(0.2, 0.6, 5)
+    >>> forecast([flat, rising]).round(2).tolist()
+    [[0.0, -0.06], [0.06, 0.0]]
+
+    Args:
+        curves: scores on validation samples by evaluated round, of cuts in order of depth.
     """
-
-    constant: float
-    weights: tuple[float, ...]
-
-    def gains(self, curves: Sequence[Array]) -> Array:
-        """Return what each cut (line) will score above each other (column) on held-out samples.
-
-        >>> flat, rising = np.full(5, 0.4), np.linspace(0.2, 0.6, 5)
-        >>> FROZEN.gains([flat, rising]).round(2).tolist()
-        [[0.0, -0.06], [0.06, 0.0]]
-
-        Args:
-            curves: scores on validation samples by evaluated round, of cuts in order of depth.
-        """
-        found = np.zeros((len(curves), len(curves)))
-        for a, b in combinations(range(len(curves)), 2):
-            numbers = features(curves[a], curves[b])
-            found[b, a] = self.constant + float(np.dot(self.weights, numbers))
-            found[a, b] = -found[b, a]
-        return found
-
-
-FROZEN = Judge(-0.01224, (0.554, 0.0391, 0.03405, -0.1745))
-"""The judge as it was registered; ``figures.decision.finished.fit_judge`` fits it on the stored runs."""
+    found = np.zeros((len(curves), len(curves)))
+    for a, b in combinations(range(len(curves)), 2):
+        found[b, a] = JUDGE[0] + float(
+            np.dot(JUDGE[1:], features(curves[a], curves[b]))
+        )
+        found[a, b] = -found[b, a]
+    return found
 
 
 def smooth(curve: Array) -> Array:
@@ -523,7 +516,7 @@ def run_judged(
         begun = standings(left, at, {})
         main = begun.main
         of_run = dict(iter(begun.rounds.groupby("run")[main]))
-        gains = FROZEN.gains([of_run[job.name].to_numpy(float) for job in left])
+        gains = forecast([of_run[job.name].to_numpy(float) for job in left])
         value = pd.Series(gains.sum(axis=1), [job.arm for job in left])
         kept = left[int(value.to_numpy().argmax())]
         lead = pd.Series(gains[left.index(kept)], value.index).drop(kept.arm)

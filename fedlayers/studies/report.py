@@ -247,19 +247,10 @@ def draw_race(rounds: pd.DataFrame, main: str) -> Figure:
     Args:
         rounds, main: as in :class:`~fedlayers.studies.race.Standing`.
     """
-    columns = ("arm", "seed", "round", main)
-    found = [
-        rows.row(
-            main,
-            value,
-            algorithm=arm,
-            seed=seed,
-            round=done,
-            model="personal",
-            split="validation",
-        )
-        for arm, seed, done, value in rounds[list(columns)].itertuples(index=False)
-    ]
+    lines = rounds.rename(columns={"arm": "algorithm", main: "value"})
+    lines = lines[["algorithm", "seed", "round", "value"]].to_dict("records")
+    how = {"model": "personal", "split": "validation"}
+    found = [rows.row(main, **line, **how) for line in lines]
     return figure_of(plots.learning(rows.frame(found), main, split="validation"))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from fedlayers.studies.hint import label_skew
-from fedlayers.studies.race import Judge, features, judged_round
+from fedlayers.studies.race import features, judged_round
 from figures import packing
 from figures.items import ROWS
 
@@ -72,9 +72,10 @@ def federations() -> Iterator[Federation]:
         yield Federation(name, family, new, config["rounds"], runs)
 
 
-def fit_judge() -> Judge:
-    """Fit the judge on data of before the study: all pairs of arms at each rate and seed, each family alike.
+def fit_judge() -> tuple[float, ...]:
+    """Return the judge's constant and weights, fitted on data of before the study.
 
+    All pairs of arms count, at each rate and seed, each family alike.
     The penalty is on standardised features, not on the constant.
     """
     lines, gaps, families = [], [], []
@@ -98,7 +99,7 @@ def fit_judge() -> Judge:
     penalty = PENALTY * weights.sum() * np.diag([0.0] + [1.0] * x.shape[1])
     found = np.linalg.solve(z.T @ (weights[:, None] * z) + penalty, z.T @ (weights * y))
     slopes = found[1:] / spread
-    return Judge(float(found[0] - slopes @ mean), tuple(map(float, slopes)))
+    return (float(found[0] - slopes @ mean), *map(float, slopes))
 
 
 def gain_over_fedavg(runs: pd.DataFrame) -> float:
