@@ -10,12 +10,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
-import importlib.util
 import io
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -94,10 +92,8 @@ def scores(task: runner.Task) -> Iterator[tuple[int, str, float]]:
         found = [client.test_metrics() for client in server.clients]
         told.append([float(correct) / samples for correct, samples, *_ in found])
 
-    with (
-        _imported(config.federation.algorithm, task) as kind,
-        contextlib.redirect_stdout(io.StringIO()),
-    ):
+    kind = _server(task)
+    with contextlib.redirect_stdout(io.StringIO()):
         server = kind(given, 0)
         server.save_results = server.save_global_model = lambda: None
         server.evaluate = record
@@ -108,12 +104,8 @@ def scores(task: runner.Task) -> Iterator[tuple[int, str, float]]:
             yield done, client.name, value
 
 
-@contextmanager
-def _imported(algorithm: str, task: runner.Task) -> Iterator[Any]:
-    """Yield the class of PFLlib's server, whose clients read the task's samples; forget its modules afterwards.
-
-    The package h5py may be missing.
-    """
+def _server(task: runner.Task) -> Any:
+    """Return the class of PFLlib's server, whose clients read the task's samples. The package h5py may be missing."""
 
     def read(
         dataset: str, idx: int, is_train: bool = True, few_shot: int = 0
@@ -121,18 +113,13 @@ def _imported(algorithm: str, task: runner.Task) -> Iterator[Any]:
         part = task.data.clients[idx].split("train" if is_train else "test")
         return list(zip(part.x, part.y, strict=True))
 
-    folder, before = str(checkout()), set(sys.modules)
-    if importlib.util.find_spec("h5py") is None:
-        sys.modules["h5py"] = ModuleType("h5py")
-    sys.path.insert(0, folder)
+    sys.path.append(str(checkout()))
     try:
-        module, name = SERVERS[algorithm]
-        kind = getattr(importlib.import_module(f"flcore.servers.{module}"), name)
-        for each in ("servers.serverbase", "clients.clientbase"):
-            sys.modules[f"flcore.{each}"].read_client_data = read  # type: ignore[attr-defined]
-        yield kind
-    finally:
-        sys.path.remove(folder)
-        for each in set(sys.modules) - before:
-            if each == "h5py" or each.partition(".")[0] in ("flcore", "utils"):
-                del sys.modules[each]
+        importlib.import_module("h5py")
+    except ImportError:
+        sys.modules["h5py"] = ModuleType("h5py")
+    module, name = SERVERS[task.config.federation.algorithm]
+    kind = getattr(importlib.import_module(f"flcore.servers.{module}"), name)
+    for each in ("servers.serverbase", "clients.clientbase"):
+        sys.modules[f"flcore.{each}"].read_client_data = read  # type: ignore[attr-defined]
+    return kind
