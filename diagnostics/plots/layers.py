@@ -429,6 +429,8 @@ def _cloud(
         sns.scatterplot(places, s=62, zorder=3, legend=False, **edge, **how)
     if legend:
         handles, names = ax.get_legend_handles_labels()
+        for handle in handles:
+            handle.set_alpha(1)
         columns = 1 + len(names) // 14
         place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.02)}
         ax.legend(handles, names, borderaxespad=0, ncols=columns, **place)
