@@ -88,7 +88,7 @@ coverage: $(READY) ## lines and branches that the tests reach, in out/coverage
 budget: $(READY) ## store the tokens of code of each part: a test fails above them
 	$(BIN)/python -m benchmarks.lines --store
 
-mutants: $(READY) ## 60 stored mutations of the code, each against the tests that reach it, some minutes
+mutants: $(READY) ## The stored mutations of the code, each against the tests that reach it, some minutes
 	$(BIN)/python -m tests.mutants
 
 test-slow: $(READY) ## the tests that take long, some minutes

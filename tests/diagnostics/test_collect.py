@@ -97,13 +97,14 @@ def refused(capsys, words):
 
 def test_plot_draws_what_is_kept_at_the_asked_resolution(here):
     both = [*norms(here, seed=0), *norms(here, seed=1)]
-    schema.write(here / "rows.jsonl", {}, both)
+    schema.write(here / "rows.jsonl", {"data": "these"}, both)
     widths = []
     for dpi in (40, 80):
         command(f"plot rows.jsonl --where seed=1 client=a --dpi {dpi} --out {dpi}")
         (drawn,) = (here / str(dpi)).iterdir()
         widths.append(Image.open(drawn).width)
     assert drawn.name == "grad_norm.png"
+    assert Image.open(drawn).text["data"] == "these"
     assert widths[1] == pytest.approx(2 * widths[0], abs=2)
 
 

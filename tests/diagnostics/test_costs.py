@@ -1,6 +1,7 @@
 """Costs of layers against counts by hand, and what a plan saves."""
 
 import itertools
+from collections import OrderedDict
 from dataclasses import astuple
 
 import pandas as pd
@@ -120,6 +121,30 @@ def test_work_belongs_to_the_layer_that_runs_or_ran_last():
         ("spare", "forward_flops", "unused in the forward pass"),
     ):
         assert found[layer][variant] == value
+
+
+class Fixed(nn.Module):
+    """A product with a matrix that does not train."""
+
+    def __init__(self, matrix):
+        super().__init__()
+        self.register_buffer("weight", matrix)
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+def test_the_work_of_tied_tensors_belongs_to_the_layer_that_has_them():
+    matrix, x = torch.randn(4, 4), torch.randn(5, 4)
+    for first, last in (
+        (Fixed(matrix), Fixed(matrix)),
+        (nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)),
+    ):
+        last.weight = first.weight
+        parts = {"a": first, "b": nn.Linear(4, 4), "c": last}
+        found = table(nn.Sequential(OrderedDict(parts)), x)
+        flops = {name: own["forward_flops"] for name, own in found.items()}
+        assert flops == {"a": 2 * 32, "b": 32}
 
 
 def test_a_plan_sends_its_body_and_saves_its_head():

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from diagnostics import plots
-from diagnostics.plots.drawing import weighted_mean
+from diagnostics.plots.drawing import weighted_mean, with_notes
 from diagnostics.plots.layer_map import FEDERATED, LOCAL
 from fl_core import rows as schema
 from fl_core.errors import UsageError
@@ -97,6 +97,7 @@ def test_metric_draws_every_client_over_the_layers():
 
 
 def test_missing_values_leave_gaps_with_their_reasons():
+    assert max(map(len, with_notes("", ["ab " * 40]).split("\n"))) <= 64
     frame = diagnosis()
     gone = (frame["client"] == "VA") & (frame["layer"] == "fc3")
     gone &= frame["variant"] != "batch"

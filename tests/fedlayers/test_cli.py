@@ -131,6 +131,7 @@ def test_help_of_a_command_has_examples_that_parse(fedlayers, name):
             "compare --algorithm fedavg",
             "unrecognized: --algorithm, fedavg\\. .* --algorithms[?]",
         ),
+        ("run -hx", "unrecognized: -hx\\."),
         ("run file", "unrecognized: file\\."),
         ("run --rounds three", "--rounds must be a whole number; got 'three'\\."),
         ("study --seeds 1.5", "--seeds must be a whole number; got '1.5'\\."),

@@ -197,9 +197,11 @@ def test_another_dataset_is_noted(done):
         (json.dumps({"format": "fedlayers.tuned/2"}), "newer fedlayers"),
     ],
 )
-def test_files_that_are_no_tuning_are_refused(tmp_path, text, message):
+def test_files_that_are_no_tuning_are_refused(tmp_path, text, message, monkeypatch):
     with pytest.raises(UsageError, match=r"tuned\.json"):
         Tuned.load(tmp_path / "tuned.json")
     (tmp_path / "tuned.json").write_text(text)
-    with pytest.raises(UsageError, match=message):
-        Tuned.load(tmp_path / "tuned.json")
+    for most, said in ((2**30, message), (1, "at most the 1 B")):
+        monkeypatch.setattr("fl_core.storage.JSON_BYTES", most)
+        with pytest.raises(UsageError, match=said):
+            Tuned.load(tmp_path / "tuned.json")

@@ -447,6 +447,8 @@ def test_the_recipe_of_a_path_is_the_one_that_load_uses(tmp_path):
         assert recipe == known
         assert (recipe.model, recipe.partition) == (model, federated.partition.kind)
         assert natural == (path != gray and path.name != "2")
+    draw(tmp_path / "one/a", 1)
+    assert image_folders.peek(tmp_path / "one", None) == ((3, 4, 6), False)
     with refuses("'digits'"):
         data.recipe("digit")
     with refuses(r"'x'.*'x_train'"):

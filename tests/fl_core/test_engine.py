@@ -146,7 +146,9 @@ def test_observers_may_be_the_users_own():
     played = play(algorithm="playerfl", borrowed=borrowed, epochs=2)
     steps = [math.ceil(n / 8) for n in TOY.weights]
     assert seen == list(zip(range(len(CLIENTS)), TOY.weights, steps, strict=True))
-    assert played.engine.algorithm.plan.shared == ("fc2",)
+    plan = played.engine.algorithm.plan
+    assert plan.shared == ("fc2",)
+    assert plan.why.checkpoint == tree.digest(played.engine.initial)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -170,6 +171,17 @@ def test_a_caller_that_wants_no_more_leaves_no_answer_behind(monkeypatch):
         assert [next(results).client for _ in range(taken)] == list(range(taken))
         results.close()
         assert not any(each.asked for each in workers._children)
+
+
+def test_an_interrupt_leaves_the_workers_to_be_killed(monkeypatch):
+    workers = hand_driven(monkeypatch, 2)
+    monkeypatch.setattr("fl_core.workers.wait", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        next(workers.run([ScoreRequest(0, 0, models={"global": {}})]))
+    assert [len(each.asked) for each in workers._children] == [1, 0]
+    (child,) = workers._children = [Mock()]
+    workers.close()
+    child.end.assert_called_once_with(0)
 
 
 def test_tensors_of_every_kind_pass_between_processes():

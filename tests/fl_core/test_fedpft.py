@@ -9,6 +9,7 @@ from fl_core import runner, tree
 from fl_core.algorithms import Round
 from fl_core.algorithms.fedpft import ContrastiveBatch, FedPFT
 from fl_core.client_runner import Part, TrainRequest
+from fl_core.data.augment import MoCoViews
 from tests.conftest import CONFIG, TOY, client_runner_of, network
 
 PARTS = ("body", "transform", "head", "projection", "prompts", "contrast_prompts")
@@ -35,6 +36,11 @@ def job(where, client=1, index=0):
     return TrainRequest(
         client, rnd, message, state=algorithm.client_state(initial, client), keep=True
     )
+
+
+def test_views_undo_the_normalisation_of_the_data():
+    info = replace(client_runner().algorithm.task_info, mean=(0.1,), std=(0.2,))
+    assert FedPFT(info).views == MoCoViews((0.1,), (0.2,))
 
 
 ROUTES = {  # phase -> part -> the losses that move it (FedPFT, Eq. 5 and 6)

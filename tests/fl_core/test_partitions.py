@@ -164,6 +164,9 @@ def test_pfedlas_partitions_pool_an_official_split_and_divide_each_client_alike(
     wanted = {"clients": 12, "classes_per_client": few, "samples_per_client": 90}
     wanted |= {"splits": [0.56, 0.14, 0.3]}
     assert made.params == wanted | ({"dominance": 0.5} if kind == "non_iid_2" else {})
+    if kind == "non_iid_2":
+        whole = make(toy, kind, clients=12, dominance=1)
+        assert isinstance(whole.params["dominance"], float)
     for splits in made.indices.values():
         assert [len(splits[name]) for name in SPLITS] == [50, 13, 27]
     assert any((splits["train"] >= 7_000).any() for splits in made.indices.values())

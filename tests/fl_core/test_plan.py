@@ -143,7 +143,8 @@ def test_json_gives_an_equal_plan_back(why, shared):
     plan = LayerPlan(LAYERS, tuple(shared), why)
     back = LayerPlan.from_json(json.loads(json.dumps(plan.to_json(), allow_nan=False)))
     assert back == plan
-    assert LayerPlan.from_json(plan.to_json()) == plan
+    other_order = dict(reversed(plan.to_json().items()))
+    assert LayerPlan.from_json(other_order) == plan
     assert (back.digest, repr(back)) == (plan.digest, repr(plan))
 
 

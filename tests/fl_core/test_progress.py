@@ -63,8 +63,8 @@ def test_a_notebook_has_a_bar_and_pictures_that_are_drawn_again(
     shown = []
 
     class Handle:
-        def display(self, contents, **how):
-            shown.append(contents)
+        def display(self, contents, raw, metadata=None):
+            shown.append(contents | {"size": (metadata or {}).get("image/png")})
 
         update = display
 
@@ -78,9 +78,13 @@ def test_a_notebook_has_a_bar_and_pictures_that_are_drawn_again(
     assert '<progress value="50" max="50">' in str(shown[-1]["text/html"])
     cell = progress.Cell()
     assert cell.due
-    cell.show_figure(plt.figure().subplots())
-    assert not cell.due
-    assert bytes(shown[-1]["image/png"]).startswith(b"\x89PNG")
+    for _ in range(2):
+        cell.show_figure(plt.figure(figsize=(3, 2), dpi=100).subplots())
+        assert not cell.due
+        assert bytes(shown[-1]["image/png"]).startswith(b"\x89PNG")
+    first, again = (each["size"] for each in shown[-2:])
+    assert first == again
+    assert min(first.values()) > 100
     monkeypatch.setattr(progress, "in_notebook", lambda: False)
     cell, before = progress.Cell(), len(shown)
     with pytest.warns(UserWarning, match="notebook's cell only"):

@@ -141,6 +141,11 @@ def test_a_run_that_another_process_writes_is_not_sent(tmp_path):
         pass
 
 
+def test_a_job_asks_for_a_graphics_card_if_its_device_is_one(tmp_path):
+    jobs = (TrainingJob(tmp_path, CONFIG.with_keys(device=d)) for d in ("cpu", "cuda"))
+    assert [job.gpus for job in jobs] == [0, 1]
+
+
 # --- a run directory as bytes ----------------------------------------------------------------------------------
 
 
