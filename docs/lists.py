@@ -13,7 +13,7 @@ from typing import Any
 
 from fedlayers import catalogue
 from fl_core.errors import UsageError, check_known
-from fl_core.models.registry import describe
+from fl_core.models.building import describe
 from fl_core.registry import first_line
 
 BLOCK = re.compile(r"(<!-- list:(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     )
     from fl_core.layers import Layer as Layer, layers_of as layers_of
     from fl_core.model_contexts import set_mode as set_mode
-    from fl_core.models.registry import model as model
+    from fl_core.models.building import model as model
     from fl_core.plan import LayerPlan as LayerPlan
     from fl_core.recorder import LoggedRun as LoggedRun, Logger as Logger
     from fl_core.records.store import Run as Run

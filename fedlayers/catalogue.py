@@ -16,7 +16,7 @@ from typing import Any
 from fl_core.config import RunConfig
 from fl_core.data.registry import DATASETS, path_of
 from fl_core.errors import check_known
-from fl_core.models.registry import describe
+from fl_core.models.building import describe
 from fl_core.registry import Registry, import_object, is_outside
 
 HOMES = {
@@ -25,7 +25,7 @@ HOMES = {
     "rule": "diagnostics.select:RULES",
     "dataset": "fl_core.data.registry:DATASETS",
     "partition": "fl_core.data.partitions.base:PARTITIONS",
-    "model": "fl_core.models.registry:MODELS",
+    "model": "fl_core.models.building:MODELS",
 }
 """The registry of each kind."""
 

@@ -33,8 +33,7 @@ from fl_core.errors import (
 )
 from fl_core.models import lora
 from fl_core.models.adapter import PackedShape, adapt
-from fl_core.models.building import TRIAL, drop_statistics
-from fl_core.models.registry import check_stored, without_weights
+from fl_core.models.building import TRIAL, drop_statistics, without_weights
 from fl_core.records import store, writing
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION
 from fl_core.storage import Folder, check_version, sha, sign
@@ -416,7 +415,7 @@ def built_from(
             f"{path} must be loaded with its own model, {said['class']}; got none. Pass it again, model=..."
         )
     else:
-        check_stored(str(path), said["callable"], said["options"], allowed)
+        restore.check_options(str(path), said["callable"], said["options"], allowed)
         made = models.build(
             said["callable"],
             shape,

@@ -6,6 +6,7 @@ Digests show damage, not forgery.
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -29,7 +30,7 @@ from fl_core.errors import (
 )
 from fl_core.models import is_code
 from fl_core.models.adapter import original
-from fl_core.models.registry import check_stored, format_option, without_weights
+from fl_core.models.building import PRETRAINED, without_weights
 from fl_core.plan import LayerPlan
 from fl_core.records import writing
 from fl_core.records.store import Checkpoint, Run, changed_parts
@@ -211,7 +212,7 @@ def check_own(
     )
     if not passed["model"]:
         model, options = str(stored["model"]), stored["model_options"]
-        check_stored(str(path), model, options, code, weights)
+        check_options(str(path), model, options, code, weights)
 
 
 def check_given(path: Path, stored: Mapping[str, Any], **given: Any) -> None:
@@ -226,6 +227,77 @@ def check_given(path: Path, stored: Mapping[str, Any], **given: Any) -> None:
                 f"{path} must be resumed with its own {kind}; got none. Pass the same again, "
                 f"{kind}=...{', or own_model=... of fl.diagnose' if kind == 'model' else ''}"
             )
+
+
+_FETCHING = {
+    "pretrained",
+    "weights",
+    "download",
+    "fetch",
+    "cache",
+    "hub",
+    "load",
+    "url",
+    "checkpoint",
+    "path",
+}
+"""Words within the names of options by which a model may load something."""
+_DEEP, _MANY, _LARGE = 4, 10_000, 1_000_000
+"""Limits of an option's value: nested lists, values of a list, and size. Libraries loop over a depth of any size."""
+_PLAIN = f"must be a number of at most {_LARGE:,}, true, false, or a list of these"
+
+
+def check_options(
+    where: str,
+    model: str,
+    options: Mapping[str, Any],
+    said: Collection[str] = (),
+    weights: bool = False,
+) -> None:
+    """Check that a file or a server chooses only options for sizes and rates.
+
+    Args:
+        where: the source of the options, for the message.
+        said: options that the user has confirmed, as :func:`format_option` writes them.
+        weights: whether tensors replace the pretrained weights, which then are not loaded.
+
+    Raises:
+        UsageError: an option is not allowed. The message names the first, and how to allow it.
+    """
+    for key, value in options.items():
+        if format_option(key, value) in said or (weights and key == PRETRAINED):
+            continue
+        if key == PRETRAINED and str(value).lower() != "false":
+            rule = "pretrained weights must be the wish of whoever runs this"
+        elif not _is_plain(value):
+            rule = f"option {key!r} of model {model!r} {_PLAIN}"
+        elif value and _FETCHING & set(key.split("_")):
+            rule = f"option {key!r} of model {model!r} must be false, as it may load a file"
+        else:
+            continue
+        raise UsageError(
+            f"{where}: {rule}; got {format_option(key, value)[:120]}. Allow it with --allow-code KEY=VALUE."
+        )
+
+
+def format_option(key: str, value: Any) -> str:
+    """Return an option as ``KEY=VALUE``, as a user confirms it.
+
+    >>> format_option("pretrained", True), format_option("activation", "relu")
+    ('pretrained=true', 'activation=relu')
+    """
+    return f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+
+
+def _is_plain(value: Any, deep: int = 0) -> bool:
+    """Return whether a value is None, a number that is not too large, a truth value, or a short list of these."""
+    if isinstance(value, list | tuple):
+        return (
+            deep < _DEEP
+            and len(value) <= _MANY
+            and all(_is_plain(each, deep + 1) for each in value)
+        )
+    return value is None or (isinstance(value, int | float) and abs(value) <= _LARGE)
 
 
 def changed_code(run: Run, task: Task) -> list[str]:

@@ -35,12 +35,13 @@ from fl_core.layers import Layer, layers_of, sizes
 from fl_core.models import lora
 from fl_core.models.blocks import paths_of_blocks
 from fl_core.models.building import (
+    PRETRAINED,
     batch_norms,
     drop_statistics,
     statistics_of,
     tensors_of,
+    wants_weights,
 )
-from fl_core.models.registry import PRETRAINED, wants_weights
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
 from fl_core.rows import CLASSIFICATION, REGRESSION, SURVIVAL, check_score

@@ -12,7 +12,7 @@ from fedlayers import catalogue
 from fedlayers.cli.options import Command
 from fl_core.display import aligned
 from fl_core.errors import check_known
-from fl_core.models.registry import describe
+from fl_core.models.building import describe
 from fl_core.registry import Registry
 
 WIDTH = 110

@@ -48,7 +48,7 @@ from fl_core.errors import (
     listing,
     plural,
 )
-from fl_core.models.registry import wants_weights
+from fl_core.models.building import wants_weights
 from fl_core.plan import LayerPlan
 from fl_core.recorder import Logger
 from fl_core.records import store, writing

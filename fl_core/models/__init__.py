@@ -11,19 +11,17 @@ from fl_core.registry import attach
 
 if TYPE_CHECKING:
     from fl_core.models.building import (
+        MODELS as MODELS,
         build as build,
         check_fit as check_fit,
         copy_user_model as copy_user_model,
+        describe as describe,
         example as example,
+        is_code as is_code,
+        model as model,
         output_notes as output_notes,
         outputs_of as outputs_of,
     )
     from fl_core.models.papers import Layered as Layered
-    from fl_core.models.registry import (
-        MODELS as MODELS,
-        describe as describe,
-        is_code as is_code,
-        model as model,
-    )
 
 __getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -1,15 +1,11 @@
-"""Building of models by name, with a seed and a check against the samples."""
+"""The registry of models, and their building by name, with a seed and a check against the samples."""
 
 from __future__ import annotations
 
 import copy
-import functools
 import math
-import re
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +13,81 @@ from torch.nn.parameter import is_lazy
 
 from fl_core import storage
 from fl_core.bounds import check_values
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.errors import UsageError, check_known
 from fl_core.model_contexts import in_mode, plain
 from fl_core.models.adapter import PackedShape, adapt, check_real
-from fl_core.models.papers import image_shape
-from fl_core.models.registry import MODELS, PRETRAINED, Builder
-from fl_core.registry import import_object, is_outside, parameters_of
+from fl_core.registry import Registry, import_object, is_outside, parameters_of
 from fl_core.rows import CLASSIFICATION, MULTILABEL
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
 from fl_core.tokens import START, TokenShape
 
+Builder = Callable[..., nn.Module]
+Function = TypeVar("Function", bound=Builder)
+
+LIBRARIES: dict[str, Builder] = {}
+"""What builds the models of a library, by the beginning of their names (:mod:`fl_core.models.libraries`)."""
+_NAMES = {
+    "timm:NAME": "any timm model, fresh or pretrained; channels, classes and image size follow the data",
+    "torchvision:NAME": "any torchvision classification model with fresh weights; images of 3 channels",
+}
+_OWN = {
+    "package.module:callable": "your own: called with shape= and n_classes= if it has parameters of these names"
+}
+
+
+def _adopt(builder: Any, name: str) -> Builder:
+    is_module = hasattr(builder, "state_dict") and not isinstance(
+        builder, type
+    )  # a module is callable too
+    if not callable(builder) or is_module:
+        raise UsageError(
+            f"model {name!r} must be a function or class that makes a model; got a {type(builder).__name__}."
+        )
+    return builder
+
+
+MODELS: Registry[Builder] = Registry("model", "fl_core.models", _adopt)
+
+
+def model(builder: Function) -> Function:
+    """Register ``builder(shape, n_classes, *, options...)`` as a model under its function's name, as a decorator.
+
+    The first line of its docstring describes it in the list of models. Its keyword-only parameters are its options. For
+    an unsuitable shape it should raise a UsageError that names the suitable ones.
+
+    >>> from fl_core import models
+    >>> @models.model
+    ... def linear_of_an_example(shape, n_classes):
+    ...     '''Multinomial logistic regression; tables.'''
+    ...     return nn.Linear(shape[0], n_classes)
+    >>> models.build("linear_of_an_example", shape=(4,), n_classes=3)
+    Linear(in_features=4, out_features=3, bias=True)
+
+    Raises:
+        UsageError: another model has that name.
+    """
+    MODELS.add(builder.__name__, builder, builder)
+    return builder
+
+
+def is_code(name: str) -> bool:
+    """Return whether building a model by this name would import and call the user's own code."""
+    source, colon, _ = name.partition(":")
+    return bool(colon) and f"{source}:NAME" not in _NAMES
+
+
+def describe() -> dict[str, str]:
+    """Return the names of all models with a line of description each.
+
+    >>> describe()["heart_mlp"]
+    '4 fc for Fed-Heart (PLayer-FL); tables.'
+    """
+    return {**MODELS.summaries(), **_NAMES, **_OWN}
+
+
+PRETRAINED = "pretrained"
+"""The option that loads weights. Only the user's own command or call may set it."""
+Options = dict[str, Any]
 LARGEST = 2**26
 """Numbers of one sample, at most."""
 TRIAL = 2**22
@@ -81,8 +142,6 @@ def build(
     with torch_seeded(seed_of(seed, "model")):
         if own is not None:
             model = call_builder(label, own, shape, n_classes, model_options)
-        elif colon and source in LIBRARIES:
-            model = LIBRARIES[source](rest, shape, n_classes, model_options)
         elif label in MODELS.own:
             check_values(
                 model_options,
@@ -101,6 +160,8 @@ def build(
                     sizes = f"must fit into memory; got {model_options}. Choose smaller sizes."
                     raise UsageError(f"model {label} {sizes}") from error
                 raise option_error(label, model_options, error) from error
+        elif colon and source in LIBRARIES:
+            model = LIBRARIES[source](rest, shape, n_classes, model_options)
         else:
             builder = (
                 MODELS[label]
@@ -304,127 +365,39 @@ def drop_statistics(model: nn.Module) -> None:
             setattr(module, key, None)
 
 
-Options = dict[str, Any]
+def without_weights(model: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options without timm's option that loads weights, for a model that receives trained ones."""
+    return {
+        key: value
+        for key, value in options.items()
+        if not (model.startswith("timm:") and key == PRETRAINED)
+    }
 
 
-def from_timm(
-    name: str, shape: tuple[int, ...], n_classes: int, options: Options
-) -> nn.Module:
-    """Build a timm model. ``in_chans`` follows the shape, and so does ``img_size`` if the model takes it.
+def wants_weights(model: str | None, options: Mapping[str, Any]) -> bool:
+    """Return whether building a model with these options would load pretrained weights."""
+    return (
+        str(model).startswith("timm:")
+        and str(options.get(PRETRAINED, False)).lower() != "false"
+    )
 
-    Its weights are fresh by default. With the option ``pretrained`` as true they are timm's own, from its cache or the
-    network. It may also be the path of a file of weights. timm adapts weights to other classes and channels. In a ViT
-    it also adapts them to other image sizes.
+
+def image_shape(
+    model: str, shape: tuple[int, ...], smallest: int = 1
+) -> tuple[int, int, int]:
+    """Return channels, height and width of the images that a model is built for.
 
     Raises:
-        UsageError: the weights are not available or do not fit.
+        UsageError: the samples are not images, or too small.
     """
-    import timm
-
-    full, architecture = f"timm:{name}", name.partition(".")[0]
-    check_known("timm model", architecture, timm.list_models())
-    options = dict(options)
-    pretrained = _pretrained_arguments(full, name, options.pop(PRETRAINED, False))
-    channels, height, width = image_shape(full, shape)
-    made_for = timm.get_pretrained_cfg(architecture)
-    size: Options = {"img_size": height if height == width else (height, width)}
-    if "img_size" in options or (
-        made_for is not None and tuple(made_for.input_size[1:]) == (height, width)
-    ):
-        size = {}
-    make = functools.partial(
-        timm.create_model, name, num_classes=n_classes, in_chans=channels, **pretrained
-    )
-    if not pretrained["pretrained"]:
-        return _call_maker(full, make, options, size)
-    drawn = torch.random.get_rng_state()
-    try:
-        model = _call_maker(full, make, options, size)
-        torch.random.set_rng_state(drawn)
-        fresh = _call_maker(
-            full, functools.partial(make, pretrained=False), options, size
-        )
-        _check_loaded(model, fresh)
-    except UsageError as error:
-        raise UsageError(
-            f"pretrained weights cannot be used: {str(error).removesuffix('.')}. "
-            "Use timm's cache, the network, or a file, pretrained=PATH."
-        ) from error
-    return model
-
-
-def _check_loaded(model: Any, fresh: nn.Module) -> None:
-    """Check that pretrained weights set every layer except the classifier, since timm does not warn.
-
-    Args:
-        fresh: the same model without them, from the same random state.
-    """
-    heads = model.get_classifier()
-    heads = {
-        id(param)
-        for head in (heads if isinstance(heads, tuple) else (heads,))
-        for param in head.parameters()
-    }
-    start = dict(fresh.named_parameters())
-    left = [
-        name
-        for name, param in model.named_parameters()
-        if id(param) not in heads
-        and len(param.unique()) > 1
-        and torch.equal(param, start[name])
-    ]
-    if left:
-        raise UsageError(
-            f"pretrained weights must be of the whole model; got none for {listing(left, 4)}."
-        )
-
-
-def _pretrained_arguments(full: str, name: str, wanted: Any) -> Options:
-    """Return timm's arguments for pretrained weights. A model without any is refused: timm would start it at random."""
-    import timm
-
-    choice = str(wanted).lower()
-    if choice == "false":
-        return {"pretrained": False}
-    if choice == "true":
-        try:
-            published = timm.get_pretrained_cfg(name)
-        except RuntimeError as error:  # a tag that it does not know
-            raise UsageError(f"model {full}: {error}") from error
-        if published is None or not published.has_weights:
-            raise UsageError(
-                f"model {full} must have pretrained weights in timm; got none. Give a file, pretrained=PATH."
-            )
-        return {"pretrained": True}
-    if not isinstance(wanted, str) or not Path(wanted).is_file():
-        raise UsageError(
-            f"model {full}: pretrained must be true, false or the path of a file; got {wanted!r}."
-        )
-    overlay = {"file": wanted, "custom_load": wanted.endswith(".npz")}
-    return {"pretrained": True, "pretrained_cfg_overlay": overlay}
-
-
-def from_torchvision(
-    name: str, shape: tuple[int, ...], n_classes: int, options: Options
-) -> nn.Module:
-    """Build a torchvision classification model with fresh weights. All of them take images of 3 channels."""
-    import torchvision
-
-    full = f"torchvision:{name}"
-    check_known(
-        "torchvision model",
-        name,
-        torchvision.models.list_models(module=torchvision.models),
-    )
-    channels, _, _ = image_shape(full, shape)
-    if channels != 3:
-        raise UsageError(
-            f"model {full}: images must have 3 channels; got {channels}. Use a timm model for other numbers."
-        )
-    make = functools.partial(
-        torchvision.models.get_model_builder(name), weights=None, num_classes=n_classes
-    )
-    return _call_maker(full, make, options, {})
+    size = f" of at least {smallest} x {smallest}" if smallest > 1 else ""
+    rule = f"model {model}: samples must be images (channels, height, width){size}"
+    if len(shape) != 3:
+        raise UsageError(f"{rule}; got shape {shape}. Use mlp for any shape.")
+    if min(shape[1:]) < smallest:
+        raise UsageError(f"{rule}; got {shape[1]} x {shape[2]}. Use mlp for any shape.")
+    channels, height, width = shape
+    return channels, height, width
 
 
 def call_builder(
@@ -441,7 +414,7 @@ def call_builder(
     offered = {"shape": shape, "n_classes": n_classes}
     arguments = {key: value for key, value in offered.items() if key in named}
     if not takes_others:
-        _check_options(f"model {name!r}", options, named.keys() - arguments.keys())
+        check_options(f"model {name!r}", options, named.keys() - arguments.keys())
     for parameter, required in named.items():
         if required and parameter not in arguments and parameter not in options:
             raise UsageError(
@@ -456,32 +429,6 @@ def call_builder(
     return model
 
 
-LIBRARIES = {"timm": from_timm, "torchvision": from_torchvision}
-
-
-def _call_maker(
-    model: str, make: Builder, options: Options, size: Options
-) -> nn.Module:
-    """Call ``make(**size, **options)``, without ``size`` if the function has no such parameter."""
-    try:
-        if size:
-            with suppress(TypeError):
-                return make(**size, **options)
-        return make(**options)
-    except TypeError as error:
-        unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        if unexpected:
-            known, _ = parameters_of(type(make()))
-            _check_options(
-                f"model {model!r}",
-                unexpected.groups(),
-                known.keys() - {"num_classes", "in_chans"},
-            )
-        raise option_error(model, options, error) from error
-    except Exception as error:
-        raise option_error(model, {**size, **options}, error) from error
-
-
 def option_error(model: str, options: Options, error: Exception) -> UsageError:
     """Return the error for options with which a model cannot be built."""
     said = " ".join(str(error).split())
@@ -490,7 +437,7 @@ def option_error(model: str, options: Options, error: Exception) -> UsageError:
     )
 
 
-def _check_options(what: str, options: Iterable[str], known: Iterable[str]) -> None:
+def check_options(what: str, options: Iterable[str], known: Iterable[str]) -> None:
     """Check that a function or class takes all given options.
 
     Args:

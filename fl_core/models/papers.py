@@ -14,7 +14,7 @@ from torch.nn.functional import relu
 
 from fl_core.bounds import ABOVE_0, BELOW_1, Size
 from fl_core.errors import UsageError
-from fl_core.models.registry import model
+from fl_core.models.building import image_shape, model
 from fl_core.tokens import PAD, TokenShape
 
 Shape = tuple[int, ...]
@@ -36,22 +36,6 @@ class Layered(nn.Sequential):
 def chain(**children: nn.Module) -> Layered:
     """Return a :class:`Layered` chain of the given named modules."""
     return Layered(OrderedDict(children))
-
-
-def image_shape(model: str, shape: Shape, smallest: int = 1) -> tuple[int, int, int]:
-    """Return channels, height and width of the images that a model is built for.
-
-    Raises:
-        UsageError: the samples are not images, or too small.
-    """
-    size = f" of at least {smallest} x {smallest}" if smallest > 1 else ""
-    rule = f"model {model}: samples must be images (channels, height, width){size}"
-    if len(shape) != 3:
-        raise UsageError(f"{rule}; got shape {shape}. Use mlp for any shape.")
-    if min(shape[1:]) < smallest:
-        raise UsageError(f"{rule}; got {shape[1]} x {shape[2]}. Use mlp for any shape.")
-    channels, height, width = shape
-    return channels, height, width
 
 
 class Block(nn.Module):

@@ -10,9 +10,8 @@ from fedlayers.studies.jobs import TrainingJob
 from fl_core import exported_model, models, runner, tree
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
-from fl_core.models.registry import check_stored
 from fl_core.records.store import Run
-from fl_core.restore import load_models
+from fl_core.restore import check_options, load_models
 from tests.conftest import CONFIG
 from tests.faults.injected import edit, forge
 
@@ -87,7 +86,7 @@ def test_a_changed_run_cannot_download_data(tmp_path):
 
 def test_a_file_chooses_sizes_and_rates_of_own_code_too():
     fine = {"width": 3, "rate": 0.5, "norm": True, "sizes": [3, [4, 5]], "depth": None}
-    check_stored("a file", "mine:net", {**fine, "pretrained": False})
+    check_options("a file", "mine:net", {**fine, "pretrained": False})
     for name, value in (
         ("width", "a/b"),
         ("width", {"url": 1}),
@@ -100,7 +99,7 @@ def test_a_file_chooses_sizes_and_rates_of_own_code_too():
         ("rate", float("inf")),
     ):
         with pytest.raises(UsageError, match=rf"{name}.*--allow-code"):
-            check_stored("a file", "mine:net", {name: value})
+            check_options("a file", "mine:net", {name: value})
 
 
 def test_what_the_user_says_again_is_allowed(tmp_path, monkeypatch):
@@ -159,7 +158,7 @@ def test_workers_get_pretrained_weights_as_tensors(tmp_path, pretrained, monkeyp
     run = TrainingJob(tmp_path / "job", config).with_weights()
     assert run.start is not None
     monkeypatch.setattr(
-        "fl_core.models.building._pretrained_arguments",
+        "fl_core.models.libraries._pretrained_arguments",
         lambda full, name, wanted: {"pretrained": bool(wanted)},
     )
     run.carry_out()

@@ -18,7 +18,7 @@ import fedlayers as fl
 from fl_core.data import load
 from fl_core.data.notes import notes
 from fl_core.data.registry import DATASETS
-from fl_core.models.registry import MODELS
+from fl_core.models.building import MODELS
 from tests.conftest import refuses
 from tests.fedlayers import command
 

@@ -18,7 +18,7 @@ from figures.papers import (
 )
 from fl_core.algorithms import registry
 from fl_core.data import DATASETS
-from fl_core.models.registry import MODELS
+from fl_core.models.building import MODELS
 from tests.conftest import refuses
 
 WITHOUT = "fedpft w/o l_con"
