@@ -109,7 +109,7 @@ class Figures:
             "scorecard": self._scorecard,
             "gpu": self._gpu,
         }
-        usable = TRAINING if self.train else ("pack",)
+        usable: tuple[str, ...] = TRAINING if self.train else ("pack",)
         if self.name in whole:
             usable = ("budget", "device") if self.name == "gpu" else ()
         wrong = [
@@ -220,8 +220,8 @@ class Figures:
         some = bool(self.only) or self.budget is not None
         if refused and not some and (self.train or not drawn):
             raise refused[0]
-        for error in refused:
-            print(f"not drawn yet: {error}")
+        for reason in refused:
+            print(f"not drawn yet: {reason}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -31,7 +31,7 @@ BUDGET = "about 4 minutes on one core"
 PAGE = items.HERE / "gallery.md"
 DPI = 110
 
-IMAGES = {
+IMAGES: dict[str, Any] = {
     "dataset": "fashion_mnist", "clients": 4, "alpha": 0.3, "max_samples": 2000, "model": "scheduling_cnn",
     "epochs": 2, "batch_size": 32,
 }  # fmt: skip
