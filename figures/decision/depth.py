@@ -257,10 +257,7 @@ def picture(rows: pd.DataFrame) -> Figure:
         figure = plt.figure(figsize=(7.4, 5.0), layout="constrained")
         axes = figure.subplots(2, 2, sharex=True).ravel()
         for ax, (source, (_, title, unit)) in zip(axes, DATA.items(), strict=True):
-            amounts = dose[source].sort_values() if source in dose else pd.Series()
-            for k, (setting, amount) in enumerate(amounts.items()):
-                if (source, setting) not in gain.index.droplevel("seed"):
-                    continue
+            for k, (setting, amount) in enumerate(dose[source].sort_values().items()):
                 own = gain.loc[source, setting].dropna(axis=1, how="all")
                 arms = [arm for arm in places if arm in own]
                 means = [mean_interval(own[arm].dropna()) for arm in arms]
@@ -276,10 +273,10 @@ def picture(rows: pd.DataFrame) -> Figure:
             ax.axhline(0, color="0.5", lw=0.9, zorder=0)
             ax.axvline(19.5, color="0.8", lw=0.9, zorder=0)
             ax.set_title(title, fontsize=9)
-            if ax.get_legend_handles_labels()[0]:
-                ax.legend(fontsize=7)
+            ax.legend(fontsize=7, loc="best")
         ticks = [str(depth) for depth in DEPTHS.values()] + ["last\n6", "cos\n≥ 0"]
         axes[0].set_xticks(list(places.values()), ticks)
+        axes[0].set_xlim(-1, 24.5)
         figure.supylabel("points of macro-F1 over sharing nothing", fontsize=9)
         for ax in axes[2:]:
             ax.set_xlabel("first blocks that are shared")
