@@ -471,10 +471,10 @@ class Choice(Displayed):
         seen, stake = self.inference, self.inference.at_stake()
         winner = self.winner
         return {
-            "winner": None if winner is None else winner.name,
-            "algorithm": None if winner is None else winner.algorithm,
-            "shared": None if self.plan is None else list(self.plan.shared),
-            "run": None if self.run is None else f"arms/{self.run.name}",
+            "winner": winner and winner.name,
+            "algorithm": winner and winner.algorithm,
+            "shared": self.plan and list(self.plan.shared),
+            "run": self.run and f"arms/{self.run.name}",
             "verdict": seen.verdict,
             "left": list(seen.remaining),
             "refused": list(seen.refused),
@@ -486,7 +486,7 @@ class Choice(Displayed):
             "notes": self.standing.notes,
             "until": self.until,
             **({} if seen.early is None else {"early": asdict(seen.early)}),
-            "rates": None if self.rates is None else self.rates.tried,
+            "rates": self.rates and self.rates.tried,
             "best_rounds": self.standing.best,
             "foreseen": asdict(self.cost),
             "measured": asdict(self.measured),

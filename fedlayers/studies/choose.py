@@ -57,7 +57,6 @@ from fl_core.plan import LayerPlan
 from fl_core.progress import say
 from fl_core.rows import (
     CLASSIFICATION,
-    SCORES,
     TABLE,
     check_score,
     in_column,
@@ -297,10 +296,7 @@ def recommend(
     elif found.verdict == NOTHING and bench.base_rate.outputs[TEST]:
         told = (f"{one.name} {bench.scores(one)['loss']:.3f}" for one in others)
         notes = [f"Loss on test samples: {', '.join(told)}."]
-    best = sound.dropna(subset="score").sort_values(
-        ["score", main], ascending=[False, not SCORES[main]], kind="stable"
-    )
-    leaders = best.drop_duplicates("seed")
+    leaders = shown[~shown["arm"].isin(refused)].drop_duplicates("seed")
     cheapest = min(
         found.remaining, key=lambda name: bytes_a_round(race.tasks[name]), default=""
     )
@@ -311,7 +307,7 @@ def recommend(
         stands._replace(judged=judged),
         found,
         by_run[run].path if run else None,
-        {line.seed: by_run[line.run] for line in leaders.itertuples()},
+        {by_run[k].config.execution.seed: by_run[k] for k in leaders.index},
         race.rounds if early is None else early.round,
         race.task,
         answers(found, race.arms, cheapest, notes),

@@ -206,12 +206,12 @@ class Race:
         jobs = self.jobs
         if self.probes:
             jobs = self.at_rate(float(self.probes[0].config.training.lr or 0))
-        if not self.at:
-            return estimate_cost(self.tasks, self.trained(jobs), side_by_side)
         whole = {job.path for job in self.probes}
-        judged = [replace(job, until=self.at) for job in jobs if job.path not in whole]
-        rest = self.rounds - self.at
-        return estimate_cost(self.tasks, [*self.probes, *judged], side_by_side, rest)
+        rest = [
+            replace(job, until=self.at or None) for job in jobs if job.path not in whole
+        ]
+        kept = self.rounds - self.at if self.at else 0
+        return estimate_cost(self.tasks, [*self.probes, *rest], side_by_side, kept)
 
 
 def planned(

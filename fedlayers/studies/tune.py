@@ -259,11 +259,7 @@ class Tuned:
         Raises:
             UsageError: no such file, or not one of these.
         """
-        if not (path := Path(path)).is_file():
-            raise UsageError(
-                f"tuned must be a file; got {path}, which does not exist. Check the path."
-            )
-        wrong = "it has no known format"
+        path, wrong = Path(path), "it has no known format"
         try:
             found = storage.parsed_json(storage.read_text(path, storage.JSON_BYTES))
             if isinstance(found, dict) and check_version(
@@ -272,7 +268,7 @@ class Tuned:
                 wrong = validate(found, FORM) or _unknown(found)
         except UsageError:
             raise
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             wrong = str(error)
         if wrong:
             raise UsageError(
