@@ -274,9 +274,8 @@ class RunConfig(Displayed):
         return self
 
     def to_json(self) -> dict[str, Any]:
-        """Return the keys as a dictionary for JSON, without the rare ones that have their defaults."""
-        flat = copy.deepcopy(self.flat())
-        return {k: v for k, v in flat.items() if k not in RARE or v != KEYS[k].default}
+        """Return the keys as a dictionary for JSON."""
+        return copy.deepcopy(self.flat())
 
 
 GROUPS: dict[str, type] = {
@@ -309,8 +308,6 @@ def _keys() -> Iterator[tuple[str, Key]]:
             yield name, Key(group, plain, getattr(default, name), marks)
 
 
-RARE = ("adapt", "measure", "measure_every", "monitor")
-"""Keys that a stored configuration has only if they differ from their defaults."""
 KEYS = dict(_keys())
 """Each key of a configuration by its name, which is unique over the groups."""
 RunConfig.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

@@ -35,7 +35,7 @@ from fl_core.models import lora
 from fl_core.models.adapter import PackedShape, adapt
 from fl_core.models.building import TRIAL, drop_statistics, without_weights
 from fl_core.records import store, writing
-from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION
+from fl_core.rows import MULTILABEL
 from fl_core.storage import Folder, check_version, sha, sign
 from fl_core.task import Task, wrapped
 from fl_core.training import evaluate
@@ -59,9 +59,9 @@ _FORM = {
     },
     "inputs": INPUTS,
     "classes": [str],
-    "task?": str,
-    "temperature?": NUMBER,
-    "base_rate?": [NUMBER],
+    "task": str,
+    "temperature": NUMBER,
+    "base_rate": [NUMBER],
     "file": {"sha256": DIGEST},
 }
 
@@ -94,14 +94,12 @@ class ExportedModel:
     @property
     def task(self) -> str:
         """Return the task from :data:`fl_core.rows.TASKS`."""
-        return str(
-            self.about.get("task") or (CLASSIFICATION if self.classes else REGRESSION)
-        )
+        return str(self.about["task"])
 
     @property
     def temperature(self) -> float:
         """Return the number by which logits are divided before they become probabilities."""
-        return float(self.about.get("temperature", 1.0))
+        return float(self.about["temperature"])
 
     def model(
         self, *, model: Any = None, allow_code: str | Collection[str] = ()
@@ -183,11 +181,9 @@ def export(
     chosen = trained[_client(trained, which, client)]
     about = describe_model(found, task, chosen, which, client, round)
     bases = {each: evaluate.base_outputs(task, client and each) for each in trained}
-    temperature, weight = evaluate.calibration_of(task, trained, bases)
-    about["temperature"] = temperature
-    if task.data.task in (CLASSIFICATION, MULTILABEL):
-        base = weight * bases[client or next(iter(trained))]
-        about["base_rate"] = base.tolist()
+    about["temperature"], weight = evaluate.calibration_of(task, trained, bases)
+    base = weight * bases[client or next(iter(trained))]
+    about["base_rate"] = base.tolist() if task.data.classes else []
     return write(out, about, chosen, task, model=model, allow_code=allow_code)
 
 
@@ -239,9 +235,9 @@ def read(path: Path | str) -> ExportedModel:
     about = folder.read_signed(name)
     known = check_version(path.parent / name, about.pop("format", None), FORMAT)
     wrong = validate(about, _FORM) if known else "it has no known format"
-    if not wrong and about.get("temperature", 1.0) <= 0:
+    if not wrong and about["temperature"] <= 0:
         wrong = f"temperature must be above 0; got {about['temperature']:g}"
-    base = () if wrong else about.get("base_rate", ())
+    base = () if wrong else about["base_rate"]
     if base and len(base) != len(about["classes"]):
         wrong = f"base_rate must have a number for each class; got {len(base)}"
     if wrong:
@@ -308,7 +304,7 @@ def predict(
         samples.ids,
         exported.task,
         exported.temperature,
-        tuple(exported.about.get("base_rate", ())),
+        tuple(exported.about["base_rate"]),
         samples.notes,
     )
 

@@ -463,13 +463,13 @@ class FedPFT(ContrastiveTraining):
 class TwoStage(FedPFT):
     """Federated MoCo first, then prompted classification from its extractor (FedPFT, appendix E).
 
-    In the first ``stage_rounds`` rounds phi and g learn the contrastive task on the extractor's features. Only these
-    two travel. By default this is half of the run. Then FedPFT continues from that phi without its contrastive task. It
+    In the first half of the run's rounds phi and g learn the contrastive task on the extractor's features. Only these
+    two travel. Then FedPFT continues from that phi without its contrastive task. It
     trains everything jointly, or by turns with ``alternate``. In this stage phi, tau and h travel. The rate of tau is
     FedPFT's. The paper describes the second stage only by its task.
 
     Raises:
-        UsageError: as of fedpft; no number of rounds for the first stage.
+        UsageError: as of fedpft.
     """
 
     name = "two_stage"
@@ -481,18 +481,9 @@ class TwoStage(FedPFT):
 
     @dataclass(frozen=True)
     class Config(Prompting):
-        stage_rounds: int | None = None
         alternate: bool = False
         personal_head: ClassVar[bool] = False
         contrast_prompts: ClassVar[int] = 0
-
-    def setup(self) -> None:
-        super().setup()
-        if self.config.stage_rounds is None and not self.task_info.rounds:
-            raise UsageError(
-                f"{self.name}: stage_rounds must be set if the number of rounds is unknown. "
-                "Set --option stage_rounds=N."
-            )
 
     @classmethod
     def compares(cls, config: Any) -> bool:
@@ -504,10 +495,7 @@ class TwoStage(FedPFT):
 
     def first(self, rnd: Round) -> bool:
         """Return whether a round belongs to the first stage, MoCo's."""
-        stage_rounds = self.config.stage_rounds
-        return rnd.index < (
-            self.task_info.rounds // 2 if stage_rounds is None else stage_rounds
-        )
+        return rnd.index < self.task_info.rounds // 2
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
         stage = (

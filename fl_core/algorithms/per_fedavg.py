@@ -42,8 +42,8 @@ class PerFedAvg(Algorithm):
 
     With alpha = 0 both are FedAvg of rate beta.
 
-    The personal model is the global one after ``adapt_steps`` steps of plain descent with rate alpha. These steps use
-    the client's training samples and are repeated at every evaluation.
+    The personal model is the global one after one step of plain descent with rate alpha. It uses a batch of the
+    client's training samples and is repeated at every evaluation.
 
     The paper weighs all clients equally. Here they are weighted by training samples unless the run's ``weights`` is
     ``uniform``.
@@ -61,7 +61,6 @@ class PerFedAvg(Algorithm):
         alpha: float | None = None  # rate of the adaptation; default the run's
         beta: Positive = 0.01
         delta: Positive = 1e-3
-        adapt_steps: int = 1
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         step = "" if self.config.alpha == 0 else "meta_step"
@@ -76,13 +75,12 @@ class PerFedAvg(Algorithm):
         )
 
     def finetuning(self, done: int, client: int) -> tuple[Phase, ...]:
-        n = self.config.adapt_steps
         return (
             Phase(
                 "adapt",
                 self.task_info.tensors,
-                n,
-                steps=n,
+                epochs=1,
+                steps=1,
                 batch_stream="adapt",
                 step="adapt_step",
             ),

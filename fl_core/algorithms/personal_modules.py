@@ -14,7 +14,6 @@ from fl_core import seeds
 from fl_core.algorithms import (
     Algorithm,
     Context,
-    Group,
     Phase,
     Round,
     Shape,
@@ -170,8 +169,7 @@ class PFedGate(Algorithm):
 
     See :class:`~fl_core.models.extended.Gated` for how the gate uses ``target`` and ``split``. Both learn from the loss
     of the adapted model. They learn together, or batch by batch in turn with ``bi_level``, the gate first. The
-    gradients of each are clipped at this algorithm's ``clip`` instead of the run's. The gate learns at ``gate_lr``, by
-    default the run's rate.
+    gradients of each are clipped at this algorithm's ``clip`` instead of the run's.
 
     The dense model travels. The paper's sparse message would contain the kept blocks only. The budget is (target -
     s_min) of all weights of a group. Together with its first blocks the group then keeps ``target`` of them. The
@@ -193,7 +191,6 @@ class PFedGate(Algorithm):
         target: Annotated[float, SHARE] = 0.5
         split: Annotated[int, at_least(2)] = 5
         bi_level: bool = False
-        gate_lr: float | None = None
         clip: float = 10.0
         eval_batch: Count = 128
 
@@ -209,21 +206,8 @@ class PFedGate(Algorithm):
             return Gated(model, shape, config.target, config.split, config.eval_batch)
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        gate = frozenset(name for name in self.task_info.tensors if _of_gate(name))
-        groups = (
-            ()
-            if self.config.gate_lr is None
-            else (Group(gate, lr=self.config.gate_lr),)
-        )
-        return (
-            Phase(
-                "train",
-                self.task_info.tensors,
-                self.task_info.epochs,
-                groups=groups,
-                step="gated_step",
-            ),
-        )
+        names, epochs = self.task_info.tensors, self.task_info.epochs
+        return (Phase("train", names, epochs, step="gated_step"),)
 
     def gated_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
         """Take one optimiser step of the gate, of the model, or of both."""
