@@ -205,6 +205,11 @@ def assemble(
         data = _as_in_torch(data, config.own_model)
     config, said = _with_stopping(config, data, asked.federation.patience)
     said = [*_made_up(config, data), *said]
+    by_default = config.own_data is None and asked.data == RunConfig().data
+    if config.own_model is not None and by_default:
+        said.append(
+            f"your model trains on the dataset {data.name!r}, the default: pass data= or dataset= for other data"
+        )
     criterion = _criterion(config, data)
     _check_outputs(base, criterion, data.n_classes)
     model, start = build(config, data, criterion, start, said)

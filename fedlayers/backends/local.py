@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from tqdm import tqdm
 
-from fl_core.data.root import local_root
+from fl_core.data.registry import local_root
 from fl_core.errors import CorruptError, RunError, UsageError, WorkerError, warn
 from fl_core.progress import end_with_parent, progress_bar
 from fl_core.records.store import BEGINNING

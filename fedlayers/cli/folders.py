@@ -107,8 +107,10 @@ class Runs(Command):
 
         import pandas as pd
 
+        from fl_core.display import aligned
+
         table = pd.DataFrame([_describe(path, self.dir) for path in found]).fillna("")
-        print(table.to_string(index=False))
+        print(*aligned([list(table), *table.to_numpy()]), sep="\n")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

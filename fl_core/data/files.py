@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from fl_core import storage
-from fl_core.data import arrays, frames, image_folders, tables, text
+from fl_core.data import arrays, frames, image_folders, tables
 from fl_core.data.arrays import Array
 from fl_core.data.columns import PLAIN, STANDARD, DataFault, Reading, located
 from fl_core.data.python_data import check_lengths, joined
-from fl_core.data.sources import Source
+from fl_core.data.sources import LENGTH, Source
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.rows import CLASSIFICATION
 from fl_core.tokens import SPECIAL, TokenShape
@@ -103,7 +103,7 @@ def peek(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], bool, s
         except DataFault:
             read(path, reading)  # names all faults at once
             raise
-        shape: tuple[int, ...] = TokenShape((text.LENGTH,), len(SPECIAL))
+        shape: tuple[int, ...] = TokenShape((LENGTH,), len(SPECIAL))
         if features:
             shape, scale = (len(features),), STANDARD
         return shape, reading.client_column in header, scale

@@ -21,7 +21,6 @@ from fl_core.data import (
     image_folders,
     preprocessing,
     tables,
-    text,
 )
 from fl_core.data.arrays import Array
 from fl_core.data.columns import (
@@ -36,7 +35,7 @@ from fl_core.data.columns import (
 )
 from fl_core.data.federated import FederatedData
 from fl_core.data.preprocessing import Preprocessing
-from fl_core.data.sources import Source
+from fl_core.data.sources import Source, check_texts, encode
 from fl_core.errors import UsageError, as_list, check_known, listing, warn
 from fl_core.tokens import SPECIAL, TokenShape
 
@@ -313,8 +312,8 @@ class Inputs:
                 "samples must be texts for this model. Give a list of them, or the path of a .csv or .jsonl file."
             )
         with located(where, place):
-            text.check(texts)
-        codes, words = text.encode(texts, self.shape[0])
+            check_texts(texts)
+        codes, words = encode(texts, self.shape[0])
         return self._samples(
             self._source(codes, words).with_vocabulary(self.words or ())
         )

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 
-from fl_core.data import spelling, text
-from fl_core.data.column_table import MANY_ROWS, counts_rows
+from fl_core.data import spelling
 from fl_core.data.federated import FederatedData
 from fl_core.data.partitions import SPLITS
+from fl_core.data.sources import NOTED
 from fl_core.display import MANY, in_order
 from fl_core.errors import listing
 from fl_core.rows import CLASSIFICATION, REGRESSION, SURVIVAL
@@ -27,7 +26,7 @@ SPREAD = 100.0
 
 
 def notes(data: FederatedData) -> list[str]:
-    """Return warnings about a federation's clients, names, classes, scale, record numbers and repeated samples.
+    """Return warnings about a federation's clients, names, classes, scale and repeated samples.
 
     >>> from fl_core.data import load
     >>> notes(load("heart"))
@@ -45,7 +44,7 @@ def notes(data: FederatedData) -> list[str]:
                 f"the {what} {listing(map(repr, group))} differ by spaces or capitals only; each is one of its own"
             )
     found += [*_single(data), *_positive(data), *_large(data)]
-    return [*found, *_numbers(data), *_unknown(data), *_find_repeated(data)]
+    return [*found, *_unknown(data), *_find_repeated(data)]
 
 
 def client_notes(data: FederatedData, batch: int) -> list[str]:
@@ -134,25 +133,6 @@ def _feature(data: FederatedData, k: int) -> str:
     return f"feature {k} (counted from 0)"
 
 
-def _numbers(data: FederatedData) -> Iterator[str]:
-    """Yield columns of a table that look like record numbers: monotonic, or whole numbers without large gaps."""
-    parts = [(client, split) for client in data.clients for split in SPLITS]
-    xs = [client.split(split).x for client, split in parts]
-    places = np.concatenate(
-        [data.partition.indices[client.name][split] for client, split in parts]
-    )
-    single = len(np.unique(places)) == len(places)
-    if len(data.shape) != 1 or not xs[0].is_floating_point() or not single:
-        return
-    table = torch.cat(xs).numpy()[np.argsort(places)].astype(np.float64)
-    if len(table) > MANY_ROWS:
-        for k, column in enumerate(table.T):
-            if counts_rows(column):
-                yield (
-                    f"{_feature(data, k)} is like a record number, which says nothing of a new sample: leave it out"
-                )
-
-
 def _unknown(data: FederatedData) -> Iterator[str]:
     """Yield the share of unknown words in validation texts, if it is large."""
     if data.words is None:
@@ -160,7 +140,7 @@ def _unknown(data: FederatedData) -> Iterator[str]:
     ids = torch.cat([client.validation.x.flatten() for client in data.clients])
     unknown, known = int((ids == UNKNOWN).sum()), int((ids >= len(SPECIAL)).sum())
     share = unknown / max(unknown + known, 1)
-    if share > text.NOTED:
+    if share > NOTED:
         yield f"{share:.0%} of the words in validation texts are not among the {len(data.words):,} of training texts"
 
 

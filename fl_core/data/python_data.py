@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -81,27 +80,16 @@ def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
             f"data must be one pair (x, y), or {{client: (x, y)}}; got {len(parts)} parts without names. "
             "Name the clients: {'client_0': (x, y), ...}."
         )
-    if not isinstance(data, (str, Path)):
-        reading.check_plain("data= without a DataFrame")
+    if not isinstance(data, (Mapping, tuple, list, Dataset, DataLoader)):
+        raise UsageError(
+            f"data must be {{client: (x, y)}}, a DataFrame, or a federation of fl.from_clients; got "
+            f"{type(data).__name__}. Give one of these. Name a file or a dataset with dataset=."
+        )
+    reading.check_plain("data= without a DataFrame")
+    keys: dict[str, Any] = {"missing": reading.may_be_missing, "task": reading.task}
     if by_client:
-        return source_from_clients(
-            data, missing=reading.may_be_missing, task=reading.task
-        )
-    if isinstance(data, (Mapping, tuple, list, Dataset, DataLoader)):
-        return source_from_pair(
-            *pair_of(data, "data"), missing=reading.may_be_missing, task=reading.task
-        )
-    kind = (
-        f"the class {data.__name__}" if isinstance(data, type) else type(data).__name__
-    )
-    way = (
-        "Name a file or a dataset with dataset= instead."
-        if isinstance(data, (str, Path))
-        else "Give one of these."
-    )
-    raise UsageError(
-        f"data must be {{client: (x, y)}}, a DataFrame, or a federation of fl.from_clients; got {kind}. {way}"
-    )
+        return source_from_clients(data, **keys)
+    return joined({"": pair_of(data, "data")}, **keys)[0]
 
 
 def from_clients(
@@ -165,7 +153,7 @@ def source_from_clients(silos: Mapping[str, tuple[Any, Any]], **keys: Any) -> So
     """Join the samples of all clients, each as a natural client (see :func:`from_clients`).
 
     Args:
-        keys: as in :func:`source_from_pair`.
+        keys: as in :func:`joined`.
     """
     if not isinstance(silos, Mapping) or not silos:
         got = "an empty one" if isinstance(silos, Mapping) else type(silos).__name__
@@ -189,15 +177,6 @@ def source_from_clients(silos: Mapping[str, tuple[Any, Any]], **keys: Any) -> So
     source, sizes = joined(pairs, **keys)
     owner = np.repeat(np.arange(len(sizes)), sizes)
     return replace(source, owner=owner, owner_names=names)
-
-
-def source_from_pair(x: Any, y: Any, **keys: Any) -> Source:
-    """Return a source from samples x [n, ...] and labels y [n] without natural clients.
-
-    Args:
-        keys: as in :func:`joined`.
-    """
-    return joined({"": (x, y)}, **keys)[0]
 
 
 def joined(

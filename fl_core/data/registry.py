@@ -1,9 +1,11 @@
-"""The registry of datasets, and their default settings: the partition, the model and the training options."""
+"""The registry of datasets, their default settings, and the folder of their files."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -234,3 +236,66 @@ def path_of(dataset: Location) -> Path:
         )
     check_known("dataset or path", str(dataset), sorted(DATASETS))
     raise AssertionError(dataset)
+
+
+# --- the folder of the named datasets' files --------------------------------------------------------------------
+
+_ELSEWHERE = ContextVar("elsewhere", default=False)
+
+
+@contextmanager
+def local_root() -> Iterator[None]:
+    """Let this machine's ``FEDLAYERS_DATA_ROOT`` replace data roots that do not exist here.
+
+    This is for configurations of another machine, whose folders need not exist here.
+    """
+    token = _ELSEWHERE.set(True)
+    try:
+        yield
+    finally:
+        _ELSEWHERE.reset(token)
+
+
+def find_root(name: str, data_root: Location | None, files: str) -> Path:
+    """Return the data root. It must be an existing folder.
+
+    Args:
+        name: of the dataset that needs it, for messages.
+        files: its files below the data root, for messages.
+
+    Raises:
+        UsageError: no data root is given, or it does not exist.
+    """
+    root = data_root or os.environ.get(ROOT_VARIABLE)
+    if root and _ELSEWHERE.get() and not Path(root).is_dir():
+        root = os.environ.get(ROOT_VARIABLE, root)
+    if not root or not Path(root).is_dir():
+        raise UsageError(
+            f"{name} must have a data root, a folder with {files}; got {root or 'none'}. "
+            f"Pass data_root (--data-root) or set {ROOT_VARIABLE}."
+        )
+    return Path(root)
+
+
+def find_file(
+    name: str,
+    data_root: Location | None,
+    file: str,
+    files: str = "",
+    way: str = "It cannot be downloaded automatically.",
+) -> Path:
+    """Return the file of a dataset below the data root.
+
+    Args:
+        files: all files that will do, for messages. way: how to get them.
+
+    Raises:
+        UsageError: it does not exist, or there is no data root.
+    """
+    root = find_root(name, data_root, files or file)
+    if not (root / file).is_file():
+        present = sorted(entry.name for entry in root.iterdir())
+        raise UsageError(
+            f"{name} must have {files or file} below {root}; got {listing(present) or 'no files'}. {way}"
+        )
+    return root / file

@@ -21,7 +21,6 @@ from fl_core.data import (
     preprocessing,
     spelling,
     targets,
-    text,
 )
 from fl_core.data.arrays import Array, Cells
 from fl_core.data.column_table import (
@@ -43,7 +42,7 @@ from fl_core.data.columns import (
     Reading,
     located,
 )
-from fl_core.data.sources import Source
+from fl_core.data.sources import Source, check_texts, encode, warn_of_losses
 from fl_core.errors import UsageError, check_known, listing, plural, warn
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 
@@ -122,7 +121,7 @@ def read_table(
     if "text" in taken.values():
         words: list[str] = list(cells[reading.text_column])
         with checked(reading.text_column):
-            text.check(words)
+            check_texts(words)
     _refuse(faults)
     rows = [
         column_table.describe(name, cells[name], *kinds[name], odd.get(name, ""))
@@ -132,8 +131,8 @@ def read_table(
     ]
     source = replace(source, table=ColumnTable(tuple(rows)))
     if "text" in taken.values():
-        text.warn_of_losses(words, str(path))
-        codes, vocabulary = text.encode(words)
+        warn_of_losses(words, str(path))
+        codes, vocabulary = encode(words)
         return replace(source, x=codes, words=vocabulary)
     if not made:
         raise UsageError(

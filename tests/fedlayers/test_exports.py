@@ -8,7 +8,7 @@ import pytest
 
 import fedlayers as fl
 from fedlayers.cli import app as cli
-from fl_core.data.named.heart import COLUMNS
+from fl_core.data.named.small import COLUMNS
 
 
 @pytest.fixture

@@ -583,7 +583,7 @@ def test_a_new_dataset_is_one_function(own_members):
     assert data.recipe("coins").clients == 2
     assert "coins" in data.datasets()
     assert data.DATASETS.summaries()["coins"] == "Coins."
-    with refuses(r"'heart'.*named\.heart:heart"):
+    with refuses(r"'heart'.*named\.small:heart"):
         data.dataset("heart", data.Recipe())(coins)
     with refuses(r"'notes'.*'modl'.*'model'"):
         data.dataset("notes", modl="mlp")

@@ -17,7 +17,7 @@ from docs import outputs
 from fl_core.algorithms.base import Algorithm, registry
 from fl_core.data import Source, gather
 from fl_core.data.inputs import Inputs
-from fl_core.data.named.heart import COLUMNS, PREPARED
+from fl_core.data.named.small import COLUMNS, PREPARED
 from fl_core.data.partitions import make
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import CorruptError, NonFiniteError

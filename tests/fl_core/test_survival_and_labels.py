@@ -209,4 +209,4 @@ def test_wrong_targets_are_one_clear_line():
         ("regression", y, "one target for each sample; got 2"),
     ):
         with pytest.raises(UsageError, match=message):
-            datasets.python_data.source_from_pair(x, wrong, task=task)
+            as_data((x, wrong), Reading(task=task))

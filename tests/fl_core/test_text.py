@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fl_core import data, models, tree
-from fl_core.data import sources, text
+from fl_core.data import sources
 from fl_core.tokens import PAD, SPECIAL, START, UNKNOWN, TokenShape
 from tests.conftest import refuses
 
@@ -53,14 +53,14 @@ def write(path, entries=None):
     ],
 )
 def test_tokens_of_a_text(given, wanted):
-    assert text.words_of(given) == wanted.split()
+    assert sources.tokens_of(given) == wanted.split()
 
 
 def test_the_vocabulary_is_of_the_training_samples_alone(tmp_path):
     entries = list(lines())
     entries[7]["text"] *= 9  # more than is read
     dealt = data.load(write(tmp_path / "t.jsonl", entries), seed=3)
-    told = [text.words_of(entry["text"])[: text.LENGTH - 1] for entry in entries]
+    told = [sources.tokens_of(entry["text"])[: sources.LENGTH - 1] for entry in entries]
     train = np.concatenate([part["train"] for part in dealt.partition.indices.values()])
     counts = Counter(word for k in train for word in told[k])
     ranked = sorted(
@@ -68,7 +68,7 @@ def test_the_vocabulary_is_of_the_training_samples_alone(tmp_path):
         key=lambda w: (-counts[w], w),
     )
     assert dealt.words == tuple(ranked)
-    assert dealt.shape == (text.LENGTH,)
+    assert dealt.shape == (sources.LENGTH,)
     assert dealt.shape.tokens == len(SPECIAL) + len(ranked)
     ids = {word: len(SPECIAL) + k for k, word in enumerate(ranked)}
     for client in dealt.clients:
@@ -79,7 +79,7 @@ def test_the_vocabulary_is_of_the_training_samples_alone(tmp_path):
                 assert row.tolist() == [
                     START,
                     *said,
-                    *[PAD] * (text.LENGTH - 1 - len(said)),
+                    *[PAD] * (sources.LENGTH - 1 - len(said)),
                 ]
     assert client.train.x.dtype == torch.int64
 

@@ -1,22 +1,23 @@
 """Images by name: those that torchvision can download, and those of files below the data root.
 
-Only the training side of the first ones is used, since every client is tested on its own distribution.
+Only the training side of most is used, since every client is tested on its own distribution.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fl_core.bounds import IMAGENET
-from fl_core.data.registry import Location, dataset
-from fl_core.data.root import (
-    from_torchvision,
-    only_classes,
-    open_packed,
-    training_side,
-)
+from fl_core.data import arrays, targets
+from fl_core.data.columns import located
+from fl_core.data.files import read_npz
+from fl_core.data.registry import Location, dataset, find_file, find_root
 from fl_core.data.sources import Source
+from fl_core.errors import RunError, UsageError, check_known
 
 NEAREST = "no published recipe; values of the nearest dataset that has one"
 PLAYER = "PLayer-FL, Table A.4 and released code"
@@ -36,62 +37,117 @@ DIAGNOSES = ("BCC", "BKL", "MEL", "NV")
 
 
 def images(
-    name: str, about: str, open_files: Callable[..., Source], **recipe: Any
+    name: str,
+    about: str,
+    kind: str = "",
+    folder: str = "",
+    keeps_test: bool = False,
+    classes: tuple[str, ...] = (),
+    **recipe: Any,
 ) -> None:
-    """Register a dataset of images.
+    """Register a dataset of images, stored as ``NAME.npz`` below the data root or as torchvision stores it.
 
     Args:
         about: its line in lists.
-        open_files: (data root, whether files may be fetched) -> the samples.
+        kind, folder: its class in ``torchvision.datasets``, and torchvision's folder for its files. Empty means none.
+        keeps_test: keep an official test set.
+        classes: the classes that are used, in their order. Empty means all.
         recipe: its default settings.
     """
 
     def opened(data_root: Location | None, download: bool) -> Source:
-        return open_files(data_root, download)
+        file = f"{name}.npz"
+        if not kind:
+            source = read_npz(find_file(name, data_root, file))
+        else:
+            layouts = f"{folder}/ (torchvision's layout) or {file}"
+            root = find_root(name, data_root, layouts)
+            if (root / folder).is_dir() or (download and not (root / file).is_file()):
+                return _of_torchvision(name, kind, root, folder, download)
+            way = "Load with download=True to fetch it."
+            source = read_npz(find_file(name, root, file, layouts, way))
+        if source.is_train is not None and not keeps_test:
+            source = replace(
+                source.take(np.flatnonzero(source.is_train)), is_train=None
+            )
+        return _only_classes(source, classes) if classes else source
 
     opened.__doc__ = about
     opened.__qualname__ = name
     dataset(name, **recipe)(opened)
 
 
-def of_torchvision(
-    name: str, kind: str, folder: str, about: str, **recipe: Any
-) -> None:
-    """Register a dataset of torchvision, by the name of its class and of its folder."""
+def _of_torchvision(
+    name: str, kind: str, root: Path, folder: str, download: bool
+) -> Source:
+    """Open the training set of a torchvision dataset.
 
-    def open_files(data_root: Location | None, download: bool) -> Source:
-        return from_torchvision(name, kind, folder, data_root, download)
+    Raises:
+        UsageError: the files are damaged. RunError: a download failed.
+    """
+    import torchvision
 
-    images(name, about, open_files, **recipe)
+    options = {"split": "byclass"} if kind == "EMNIST" else {}
+    try:
+        images = getattr(torchvision.datasets, kind)(
+            root, train=True, download=download, **options
+        )
+    except (OSError, RuntimeError, ValueError, AssertionError) as error:
+        what = f"{name} must have whole files in {root / folder}: {error}."
+        if download:
+            raise RunError(
+                f"{what} Check the network, or copy the files there."
+            ) from error
+        raise UsageError(
+            f"{what} Remove the folder, or load with download=True."
+        ) from error
+    x = np.asarray(images.data)
+    if kind == "EMNIST":
+        x = x.transpose(0, 2, 1)  # stored with rows and columns exchanged
+    with located(str(root / folder)):
+        y, _ = targets.labels(np.asarray(images.targets), images.classes)
+        x = arrays.features(x)
+    return Source(name, x, y, tuple(images.classes), shuffled=True)
 
 
-of_torchvision(
+def _only_classes(source: Source, names: tuple[str, ...]) -> Source:
+    """Return the samples of the named classes, numbered in the order of ``names``."""
+    for name in names:
+        check_known(f"class of {source.name}", name, source.classes)
+    new = np.array([*map((*names, *source.classes).index, source.classes)])
+    kept = source.take(
+        np.flatnonzero(np.isin(np.array(source.classes)[source.y], names))
+    )
+    return replace(kept, y=new[kept.y], classes=names)
+
+
+images(
     "mnist",
+    "MNIST: 60,000 handwritten digits, grey images of 28 x 28. The first 10,000 are the pool.",
     "MNIST",
     "MNIST/raw",
-    "MNIST: 60,000 handwritten digits, grey images of 28 x 28. The first 10,000 are the pool.",
     max_samples=10_000,
     model="fmnist_cnn",
     mean=(0.1307,),
     std=(0.3081,),
     note=NEAREST,
 )
-of_torchvision(
+images(
     "fashion_mnist",
+    "FashionMNIST: 60,000 clothes of 10 kinds, grey images of 28 x 28. The first 10,000 are the pool.",
     "FashionMNIST",
     "FashionMNIST/raw",
-    "FashionMNIST: 60,000 clothes of 10 kinds, grey images of 28 x 28. The first 10,000 are the pool.",
     max_samples=10_000,
     model="fmnist_cnn",
     mean=(0.2860,),
     std=(0.3530,),
     note=PLAYER,
 )
-of_torchvision(
+images(
     "emnist",
+    "EMNIST by class: 62 letters and digits, grey images of 28 x 28. The first 15,000 are the pool.",
     "EMNIST",
     "EMNIST/raw",
-    "EMNIST by class: 62 letters and digits, grey images of 28 x 28. The first 15,000 are the pool.",
     max_samples=15_000,
     model="fmnist_cnn",
     rounds=75,
@@ -99,40 +155,38 @@ of_torchvision(
     std=(0.3317,),
     note=PLAYER,
 )
-of_torchvision(
+images(
     "cifar10",
+    "CIFAR-10: 50,000 photographs of 10 kinds of things, colour images of 32 x 32.",
     "CIFAR10",
     "cifar-10-batches-py",
-    "CIFAR-10: 50,000 photographs of 10 kinds of things, colour images of 32 x 32.",
     note=f"{PLAYER}, with CIFAR-100's statistics",
     **CIFAR,
 )
-of_torchvision(
+images(
     "cifar100",
+    "CIFAR-100: 50,000 photographs of 100 kinds of things, colour images of 32 x 32.",
     "CIFAR100",
     "cifar-100-python",
-    "CIFAR-100: 50,000 photographs of 100 kinds of things, colour images of 32 x 32.",
     note=NEAREST,
     **CIFAR,
 )
 images(
     "tiny_imagenet",
     "Tiny-ImageNet: 100,000 photographs of 200 kinds of things, colour images of 64 x 64.",
-    lambda root, _: training_side(open_packed("tiny_imagenet", root)),
     max_samples=100_000,
     **TINY,
 )
 images(
     "tiny_imagenet32",
     "Half the classes of Tiny-ImageNet: 50,000 photographs of 100 kinds of things, colour images of 32 x 32.",
-    lambda root, _: training_side(open_packed("tiny_imagenet32", root)),
     max_samples=50_000,
     **TINY,
 )
 images(
     "pacs",
     "PACS: pictures of 7 kinds of things in four styles, which are the clients.",
-    lambda root, _: open_packed("pacs", root),
+    keeps_test=True,
     mean=IMAGENET[0],
     std=IMAGENET[1],
     note=f"{NEAREST}; one client a style, ImageNet's statistics",
@@ -141,7 +195,8 @@ images(
 images(
     "fed_isic",
     "Fed-ISIC 2019: skin lesions of four imaging centres, which are the clients; four diagnoses (PLayer-FL).",
-    lambda root, _: only_classes(open_packed("fed_isic", root), DIAGNOSES),
+    keeps_test=True,
+    classes=DIAGNOSES,
     loss="player_focal",
     loss_options={
         "gamma": 1.0,

@@ -53,7 +53,6 @@ class Partitioning:
         groups: whether it keeps samples together that belong together, such as those of a patient.
         pools: whether both sides of an official test set are partitioned together.
         by_class: whether it assigns samples by their classes, which excludes regression.
-        overlaps: whether two clients may have the same sample. No client trains on another's test sample.
     """
 
     name: ClassVar[str] = ""
@@ -62,7 +61,6 @@ class Partitioning:
     groups: ClassVar[bool] = False
     pools: ClassVar[bool] = False
     by_class: ClassVar[bool] = False
-    overlaps: ClassVar[bool] = False
 
     def count(self, pool: Source, clients: int | None) -> int:
         """Return the number of clients.

@@ -192,7 +192,6 @@ class _FedPFT(Partitioning):
     """
 
     shares = (5 / 7, 1 / 7, 1 / 7)
-    overlaps = True
     by_class = True
     samples_per_client: int = 500
 

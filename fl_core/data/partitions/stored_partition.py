@@ -43,8 +43,8 @@ class Partition:
         kind: the partitioning's name, or ``package.module:Class``.
         params: number of clients, the options of the kind, and ``splits``, as plain numbers and lists.
         seed: of its draws.
-        indices: ``indices[client][split]``, ascending int64 positions in the source. No sample occurs twice. Only
-            clients of a kind that ``overlaps`` may share samples, and no client trains on another's test sample.
+        indices: ``indices[client][split]``, ascending int64 positions in the source. No sample occurs twice at a
+            client, and no client trains on another's test sample.
         n_samples: size of the source.
         source_digest: :attr:`Source.digest` of the source.
     """
@@ -118,11 +118,6 @@ class Partition:
                 f"the tree must be a stored partition; got {type(error).__name__}: {error}."
             ) from error
 
-    @property
-    def _overlaps(self) -> bool:
-        """Return whether clients may share samples. A partitioning from outside is not imported, so this is assumed."""
-        return self.kind not in PARTITIONS.own or PARTITIONS[self.kind].overlaps
-
     def check(self, source: Source) -> None:
         """Check that this partition was made for a source.
 
@@ -142,19 +137,18 @@ class Partition:
         clients = self.indices.values()
         tested = np.concatenate([part["test"] for part in clients])
         others = [part[split] for part in clients for split in SPLITS[:2]]
-        every = np.concatenate([tested, *others])
+        sides = (tested, np.concatenate(others))
+        every = np.concatenate(sides)
         if every.size and (every.min() < 0 or every.max() >= len(source)):
             raise UsageError(
                 f"the stored partition must have indices from 0 to {len(source) - 1}; got others."
             )
-        groups = [every]
-        if self._overlaps:  # clients may share a sample unless one of them tests on it
-            sides = (tested, np.concatenate(others))
-            groups = [np.concatenate(list(part.values())) for part in clients]
-            groups.append(np.concatenate([np.unique(side) for side in sides]))
+        groups = [np.concatenate(list(part.values())) for part in clients]
+        groups.append(np.concatenate([np.unique(side) for side in sides]))
         if any(len(np.unique(group)) != len(group) for group in groups):
             raise UsageError(
-                "the stored partition must have each sample once; got a sample twice."
+                "the stored partition must have each sample once at a client, and no client may train on the test "
+                "sample of another; got a sample twice."
             )
 
 
