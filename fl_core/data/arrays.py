@@ -62,10 +62,14 @@ def cells_of(column: pd.Series, text: bool = False) -> Cells:
 
 def categories(codes: Array, words: Iterable[str]) -> pd.Categorical:
     """Return text [n] by the place of each cell's word, -1 for none. Words are in Unicode's composed form."""
-    names = [*map(spelling.name, words), ""]
+    names = [*map(spelling.name, words)]
+    if (codes < 0).any():
+        names.append("")
     code, distinct = pd.factorize(text_array(names))
-    cells = pd.Categorical.from_codes(code[codes], pd.Index(distinct, dtype=object))
-    return cells.remove_unused_categories()
+    code = code[codes]
+    cells = pd.Categorical.from_codes(code, pd.Index(distinct, dtype=object))
+    used = np.bincount(code, minlength=len(distinct))
+    return cells if used.all() else cells.remove_unused_categories()
 
 
 def texts_of(cells: Cells | Array) -> pd.Categorical:

@@ -115,16 +115,17 @@ def describe(
         odd: what is known to be odd. The default is what its values show: one value, spellings of one word, or a
             count of the rows.
     """
-    lacking = lacks_value(cells)
-    known, more = cells[~lacking], ""
-    example = spelling.cell_text(known[0]).strip() if len(known) else ""
-    if isinstance(known, np.ndarray):
+    lacking, example, more = lacks_value(cells), "", ""
+    if not lacking.all():
+        example = spelling.cell_text(cells[int(np.argmin(lacking))]).strip()
+    if isinstance(cells, np.ndarray):
+        known = cells[~lacking]
         single = not len(known) or known.min() == known.max()
         two = bool(((known == 0) | (known == 1)).all())
         if taken_as == NUMBER and len(known) > MANY_ROWS and counts_rows(known):
             more = "like a record number"
     else:
-        words = known.remove_unused_categories().categories
+        words = [word for word in cells.categories if not spelling.is_missing(word)]
         values = {word.strip() for word in words}
         if taken_as == WORDS and lacking.any():
             values.add("")  # an empty cell counts as a word

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-from pandas.errors import DtypeWarning, ParserWarning
+from pandas.errors import ParserWarning
 
 from fl_core import storage
 from fl_core.data import spelling
@@ -219,18 +219,17 @@ def _csv(path: Path, reading: Reading, texts: Collection[str], whole: bool) -> O
         }
     frame = _frame(path, header, words, reading)
     last = frame.iloc[:, -1]
-    if (last.isna() | (last == "")).any() or any(map(_has_lines, frame.items())):
+    if (last.isna() | (last == "")).any() or _has_lines(frame):
         _check_rows(path, reading)
     frame.columns = header
 
     return frame, place
 
 
-def _has_lines(column: tuple[Any, pd.Series]) -> bool:
+def _has_lines(frame: pd.DataFrame) -> bool:
     """Return whether a cell has several lines."""
-    if pd.api.types.is_numeric_dtype(column[1]):
-        return False
-    return any("\n" in str(word) for word in column[1].unique())
+    words = frame.select_dtypes(exclude=["number", "bool"])
+    return any(words[k].str.contains("\n", regex=False).any() for k in words)
 
 
 def _check_separator(path: Path, row: str) -> None:
@@ -254,7 +253,6 @@ def _frame(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", ParserWarning)
-            warnings.simplefilter("ignore", DtypeWarning)  # words after numbers
             return pd.read_csv(
                 path,
                 sep=reading.delimiter_of(path),
@@ -265,6 +263,7 @@ def _frame(
                 dtype=dict.fromkeys(words, str),
                 na_values=dict.fromkeys(numeric, missing),
                 keep_default_na=False,
+                low_memory=False,
             )
     except (ValueError, ParserWarning) as error:
         _check_rows(path, reading)

@@ -89,7 +89,7 @@ def labels(
         names = [str(value) for value in distinct]
     else:
         check_codes(values, names)
-    present = np.unique(values)
+    present = np.flatnonzero(np.bincount(values))
     if len(present) < 2:
         raise DataFault(
             f"there must be at least 2 classes; got only {names[present[0]]!r}.",
