@@ -47,7 +47,7 @@ class Check(Command):
 
         found = tables.find_faults(path, self.keys.data)
         if found.source is None:
-            raise found if len(found.faults) > 1 else UsageError(found.faults[0])
+            raise found if len(found.faults) > 1 else found.faults[0]
         if found.faults:
             print(*found.lines, sep="\n")
         source = found.source

@@ -35,7 +35,6 @@ from fl_core.data.column_table import (
 from fl_core.data.columns import (
     BETWEEN,
     PLAIN,
-    READING,
     DataFault,
     DataFaults,
     Place,
@@ -181,14 +180,14 @@ def _refuse(faults: Sequence[UsageError]) -> None:
 
 
 class Findings(UsageError):
-    """All faults of a table, one line each, and the settings that read it.
+    """All faults of a table, one line each, and the options that read it.
 
     Attributes:
         source: the data, or None if no settings read them.
         faults: of all readings.
         reading: the last settings that were tried.
-        lines: a heading, the faults, and what to do if settings do not help.
-        options: of the command line, if settings help.
+        lines: a heading, and the faults.
+        options: of the command line.
     """
 
     def __init__(
@@ -199,28 +198,23 @@ class Findings(UsageError):
         left: int,
         reading: Reading,
     ) -> None:
-        in_memory = isinstance(data, pd.DataFrame)
-        count = plural(len(faults), "fault")
+        name, self.options = "data", reading.options
+        if isinstance(data, Path):
+            files = " ".join(map(shlex.quote, str(data).split(BETWEEN)))
+            name, self.options = (
+                str(data),
+                f"--dataset {files} {reading.options}".strip(),
+            )
         self.source, self.faults, self.reading = source, faults, reading
         self.lines = [
-            f"{'data' if in_memory else data} must be read with other settings; got {count}:",
+            f"{name} must be read with other settings; got {plural(len(faults), 'fault')}:",
             *(f"  {number}. {fault}" for number, fault in enumerate(faults, 1)),
         ]
-        self.options = way = ""
+        way = f"These options read it: {self.options}"
         if source is None:
             last = f"the last {left}" if left > 1 else "the last one"
-            self.lines.append(
-                f"Correct or decide {last}: no setting is certain to repair it."
-            )
-        elif in_memory:
-            keys = [key for key in READING if getattr(reading, key) != getattr(Reading, key)]  # fmt: skip
-            given = ", ".join(f"{key}={getattr(reading, key)!r}" for key in keys)
-            self.lines.append(f"With these settings it can be read: {given}")
-        else:
-            files = " ".join(map(shlex.quote, str(data).split(BETWEEN)))
-            self.options = f"--dataset {files} {reading.options}".strip()
-            way = f"\nThese options read it: {self.options}"
-        super().__init__("\n".join(self.lines) + way)
+            way = f"Correct or decide {last}: no setting is certain to repair it."
+        super().__init__("\n".join([*self.lines, way]))
 
 
 def find_faults(

@@ -312,7 +312,18 @@ def _capped(
     """Draw Dirichlet proportions, with no further class for full clients, until all clients have ``min_size``."""
 
     def draw() -> tuple[int, list[Integers]]:
-        parts = _capped_once(labels, clients, float(alpha), generator)
+        parts = [np.empty(0, np.int64) for _ in range(clients)]
+        for k in np.unique(labels):
+            order = generator.permutation(np.flatnonzero(labels == k))
+            wanting = np.array([len(part) * clients < len(labels) for part in parts])
+            shares = generator.dirichlet(np.full(clients, float(alpha))) * wanting
+            if (
+                not 0 < shares.sum() < math.inf
+            ):  # an extreme alpha: all to a full client
+                shares = wanting.astype(float)
+            cuts = np.cumsum(shares / shares.sum())[:-1] * len(order)
+            pieces = np.split(order, np.floor(cuts).astype(np.int64))
+            parts = [np.concatenate(pair) for pair in zip(parts, pieces, strict=True)]
         return min(map(len, parts)), parts
 
     found = _large_enough(draw, min_size, what, len(labels), alpha)
@@ -338,23 +349,3 @@ def _large_enough(
         f"got at most {best} for the smallest in {_DRAWS} draws. Use a larger alpha, fewer clients, more samples, "
         "or partition 'iid'."
     )
-
-
-def _capped_once(
-    labels: Integers, clients: int, alpha: float, generator: np.random.Generator
-) -> list[Integers]:
-    parts = [np.empty(0, np.int64) for _ in range(clients)]
-    for k in np.unique(labels):
-        order = generator.permutation(np.flatnonzero(labels == k))
-        wanting = np.array([len(part) * clients < len(labels) for part in parts])
-        shares = generator.dirichlet(np.full(clients, alpha)) * wanting
-        if not 0 < shares.sum() < math.inf:  # an extreme alpha: all to a full client
-            shares = wanting.astype(float)
-        cuts = np.floor(np.cumsum(shares / shares.sum())[:-1] * len(order)).astype(
-            np.int64
-        )
-        parts = [
-            np.concatenate(pair)
-            for pair in zip(parts, np.split(order, cuts), strict=True)
-        ]
-    return parts

@@ -44,6 +44,7 @@ class _PFedLA(Partitioning):
     usual_classes: ClassVar[
         tuple[int, int]
     ]  # the paper's classes per client, below and from 100 classes
+    dominance: ClassVar[float]
     classes_per_client: int | None = None
     samples_per_client: int | None = None
 
@@ -56,9 +57,7 @@ class _PFedLA(Partitioning):
         )
         return replace(self, classes_per_client=few, samples_per_client=samples)
 
-    def dominated(
-        self, pool: Source, clients: int, dominance: float, seed: int
-    ) -> list[Integers]:
+    def assign(self, pool: Source, clients: int, seed: int) -> list[Integers]:
         """Return each client's samples, with the share ``dominance`` from its own few classes.
 
         With dominance 1 a client has ``classes_per_client`` classes only (non-IID_1). Below 1 the other classes share
@@ -70,6 +69,7 @@ class _PFedLA(Partitioning):
             UsageError: there are too few classes, samples for its classes, or samples of a class.
         """
         labels, options = pool.labels, self.fitted(pool, clients)
+        dominance = self.dominance
         few, samples = options.classes_per_client, options.samples_per_client
         assert few is not None
         assert samples is not None
@@ -152,9 +152,7 @@ class NonIID1(_PFedLA):
 
     name = "non_iid_1"
     usual_classes = (4, 12)
-
-    def assign(self, pool: Source, clients: int, seed: int) -> list[Integers]:
-        return self.dominated(pool, clients, 1.0, seed)
+    dominance = 1.0
 
 
 @partition
@@ -174,9 +172,6 @@ class NonIID2(_PFedLA):
     def fitted(self, pool: Source, clients: int) -> Self:
         check_value("dominance", self.dominance, SHARE)
         return replace(super().fitted(pool, clients), dominance=float(self.dominance))
-
-    def assign(self, pool: Source, clients: int, seed: int) -> list[Integers]:
-        return self.dominated(pool, clients, self.dominance, seed)
 
 
 # --- FedPFT (Wu et al. 2025) -----------------------------------------------------------------------------------
