@@ -41,32 +41,28 @@ def loses_digits(values: Array) -> bool:
 
 
 def cells_of(column: pd.Series, text: bool = False) -> Cells:
-    """Return a column's cells: float64 [n] with NaN for missing numbers, or text.
+    """Return a column's cells: float64 [n] with NaN for missing numbers, or text in Unicode's composed form.
 
     Raises:
         DataFault: a cell is a list, an array or a dictionary.
     """
     kind = column.dtype
-    if isinstance(kind, pd.CategoricalDtype):
-        return categories(column.cat.codes, map(spelling.cell_text, kind.categories))
     if pd.api.types.is_numeric_dtype(column) and not text:
         return column.to_numpy(dtype=np.float64, na_value=np.nan)
-    if pd.api.types.infer_dtype(column, skipna=True) != "string":
-        nested = [isinstance(each, dict | list | np.ndarray) for each in column]
-        rule = "a cell must have one number or text"
-        refuse_where(np.array(nested, dtype=bool), column.to_numpy(), rule)
-        column = column.map(spelling.cell_text)
-    code, words = pd.factorize(column)
-    return categories(code, map(spelling.cell_text, words))
-
-
-def categories(codes: Array, words: Iterable[str]) -> pd.Categorical:
-    """Return text [n] by the place of each cell's word, -1 for none. Words are in Unicode's composed form."""
-    names = [*map(spelling.name, words)]
-    if (codes < 0).any():
+    if isinstance(kind, pd.CategoricalDtype):
+        place, words = column.cat.codes.to_numpy(), kind.categories
+    else:
+        if pd.api.types.infer_dtype(column, skipna=True) != "string":
+            nested = [isinstance(each, dict | list | np.ndarray) for each in column]
+            rule = "a cell must have one number or text"
+            refuse_where(np.array(nested, dtype=bool), column.to_numpy(), rule)
+            column = column.map(spelling.cell_text)
+        place, words = pd.factorize(column)
+    names = [spelling.name(spelling.cell_text(word)) for word in words]
+    if (place < 0).any():
         names.append("")
-    code, distinct = pd.factorize(text_array(names))
-    code = code[codes]
+    code, distinct = pd.factorize(np.array(names, dtype=object))
+    code = code[place]
     cells = pd.Categorical.from_codes(code, pd.Index(distinct, dtype=object))
     used = np.bincount(code, minlength=len(distinct))
     return cells if used.all() else cells.remove_unused_categories()
@@ -169,11 +165,6 @@ def channels_first(shape: tuple[int, ...]) -> tuple[int, ...]:
             "Store them as uint8 [n, H, W, C], or flatten them.",
         )
     return (shape[2], shape[0], shape[1]) if last and not first else shape
-
-
-def text_array(cells: Sequence[str] | Sequence[Sequence[str]]) -> Array:
-    """Return cells as an array of objects. In an array of text each cell would be as wide as the longest."""
-    return np.array(cells, dtype=object)
 
 
 def is_text(values: Array | pd.Categorical) -> TypeGuard[pd.Categorical]:

@@ -115,7 +115,8 @@ def open_table(
             another number of cells, a name is repeated, or one of several files lacks a column that is read, or has
             one of the client's name.
     """
-    where, place = Path("the table"), row_of_array
+    where = Path("the table")
+    place: Place = row_of_array
     if isinstance(source, pd.DataFrame):
         frame = source.copy(deep=False)
     elif files_of(source):

@@ -29,6 +29,7 @@ from fl_core.data.columns import (
     TABLES,
     WRITTEN,
     DataFault,
+    Place,
     Reading,
     located,
     row_of_array,
@@ -296,7 +297,8 @@ class Inputs:
             return self._arrays(x, str(path), names)
 
     def _texts(self, new: Any) -> Samples:
-        where, place, texts = "texts", row_of_array, new
+        where, texts = "texts", new
+        place: Place = row_of_array
         if isinstance(new, Path):
             name = self.reading.text_column
             path, frame, place = frames.open_table(new, self.reading, [name])

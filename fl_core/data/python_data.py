@@ -87,7 +87,7 @@ def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
         )
     reading.check_plain("data= without a DataFrame")
     keys: dict[str, Any] = {"missing": reading.may_be_missing, "task": reading.task}
-    if by_client:
+    if isinstance(data, Mapping) and by_client:
         return source_from_clients(data, **keys)
     return joined({"": pair_of(data, "data")}, **keys)[0]
 

@@ -110,13 +110,13 @@ def read_table(
         if name in lacking and not reading.fill_missing_columns:
             continue
         with checked(name):
-            kind, *made[name] = _feature(name, cells[name], reading)
-            kinds[name] = kind, len(made[name][1]) + 1
+            kind, values, own_words = _feature(name, cells[name], reading)
+            made[name], kinds[name] = (values, own_words), (kind, len(own_words) + 1)
             if kind == NUMBER:
                 odd.setdefault(
                     name, spelling.other_reading(cells[name], reading.numbers)
                 )
-                cells[name] = made[name][0]
+                cells[name] = values
     if "text" in taken.values():
         words: list[str] = list(cells[reading.text_column])
         with checked(reading.text_column):
@@ -342,7 +342,8 @@ def _feature(
     lacking = np.isnan(values)
     if lacking.any() and not reading.may_be_missing:
         leave = f"eave the column out: --exclude-columns {shlex.quote(name)}."
-        way, repair = f"L{leave}", {"exclude_columns": [name]}
+        way = f"L{leave}"
+        repair: dict[str, Any] = {"exclude_columns": [name]}
         if not lacking.all():
             fill = "Fill empty cells with --impute mean, median or most_frequent."
             way, repair = f"{fill} Or l{leave}", {"impute": "median"}

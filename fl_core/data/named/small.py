@@ -58,7 +58,7 @@ def large_digits() -> Source:
     They are for networks that need larger images.
     """
     plain = digits()
-    x = np.round(plain.x[:, 0] * 255).astype(np.uint8)
+    x = (plain.x[:, 0].astype(float) * 255).round().astype(np.uint8)
     x = np.pad(x.repeat(3, axis=1).repeat(3, axis=2), ((0, 0), (2, 2), (2, 2)))
     return replace(plain, name="large_digits", x=x)
 

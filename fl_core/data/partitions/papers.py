@@ -44,7 +44,6 @@ class _PFedLA(Partitioning):
     usual_classes: ClassVar[
         tuple[int, int]
     ]  # the paper's classes per client, below and from 100 classes
-    dominance: ClassVar[float]
     classes_per_client: int | None = None
     samples_per_client: int | None = None
 
@@ -69,7 +68,7 @@ class _PFedLA(Partitioning):
             UsageError: there are too few classes, samples for its classes, or samples of a class.
         """
         labels, options = pool.labels, self.fitted(pool, clients)
-        dominance = self.dominance
+        dominance = getattr(self, "dominance", 1.0)
         few, samples = options.classes_per_client, options.samples_per_client
         assert few is not None
         assert samples is not None
@@ -152,7 +151,6 @@ class NonIID1(_PFedLA):
 
     name = "non_iid_1"
     usual_classes = (4, 12)
-    dominance = 1.0
 
 
 @partition
