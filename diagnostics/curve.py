@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from fl_core.display import natural
 from fl_core.errors import RunError, UsageError, check_known, listing
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan, layer_from_json
@@ -426,7 +427,7 @@ def stability(
         * ``agreement``: share of the resamples that decide as all clients do, 0 to 1
         * ``undecided``: share without a decision, because a value was not above 0 or no pair of clients was drawn
     """
-    clients = list(curve.clients)
+    clients = sorted(curve.clients, key=natural)  # their order changes no draw
     of = ["clients"] * (len(clients) > 1)
     if curve.redrawn:
         own = [client for client in clients if (client,) in curve.redrawn]

@@ -1,5 +1,8 @@
 """Networks for tests, each as its parts and how they are called."""
 
+import random
+
+import numpy as np
 import torch
 from torch import nn
 
@@ -53,6 +56,8 @@ def snapshot(model):
         [m.training for m in model.modules()],
         [len(getattr(m, name)) for m in model.modules() for name in ways],
         torch.get_rng_state().tolist(),
+        random.getstate(),
+        np.random.get_state()[1].tolist(),
         torch.is_grad_enabled(),
         torch.backends.cudnn.enabled,
         torch.backends.mkldnn.enabled,

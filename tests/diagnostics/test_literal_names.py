@@ -1,4 +1,4 @@
-"""Dollar signs in names are drawn as they are, in every picture: they begin no formula and raise nothing."""
+"""Dollar signs in names are drawn as they are: they begin no formula and raise nothing."""
 
 import numpy as np
 import pandas as pd
@@ -8,7 +8,7 @@ from matplotlib.text import Text
 from diagnostics import plots
 from diagnostics.plots import drawing
 from diagnostics.plots.page import figure_of
-from tests.diagnostics.test_plots import counted, decision, diagnosis, results, table
+from tests.diagnostics.test_plots import decision, diagnosis, results
 
 pytestmark = pytest.mark.usefixtures("closed")
 
@@ -36,28 +36,10 @@ def cloud():
     )
 
 
-def groups():
-    return pd.DataFrame(
-        {
-            "predicted": [0.2, 0.8],
-            "share": [0.1, 0.9],
-            "low": [0.0, 0.8],
-            "high": [0.3, 1.0],
-            "n": 9,
-        }
-    )
-
-
 PICTURES = {
-    "calibration": lambda: plots.calibration(groups(), positive=named("died")),
     "cka_matrices": lambda: plots.cka_matrices(renamed(diagnosis())),
-    "clients": lambda: plots.clients(renamed(results())),
-    "comparison": lambda: plots.comparison(renamed(table()), "macro_f1"),
     "learning": lambda: plots.learning(renamed(results())),
     "metric": lambda: plots.metric(renamed(diagnosis()), "grad_variance"),
-    "partition": lambda: plots.partition(
-        counted(3, 2).rename(index=named, columns=named)
-    ),
     "plan": lambda: plots.plan(
         decision([named("a"), named("b")], 1, rule=named("r"), values=(1.0, 2.0))
     ),

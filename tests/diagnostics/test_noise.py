@@ -146,10 +146,6 @@ def test_samples_that_have_no_gradients_of_their_own_or_no_noise():
     assert all(0 <= made["value"] < 1e-12 for made in same)
     one = {made["status"] for made in measured(model, (x[:1], y[:1]))}
     assert one == {"a covariance needs at least two samples"}
-    with torch.no_grad():
-        model[8].weight[0, 0] = torch.nan
-    lost = {made["status"] for made in measured(model, (x, y))}
-    assert lost == {"the loss of client 'a' is not finite"}
 
 
 def test_small_gradients_of_half_precision_do_not_vanish():

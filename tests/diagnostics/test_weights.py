@@ -129,18 +129,9 @@ def test_without_a_start_or_with_another_model_s():
     assert fine == {"relative_l2": False, "l2": True}
 
 
-def test_weights_that_are_missing_or_not_finite_have_a_status():
-    bare, model = Layer("bare", ("0.bias",)), net()
-    with torch.no_grad():
-        model[5].weight[0, 0] = torch.inf
-        model[1].weight[0] = torch.nan
-    who, start = subjects(model, net()), {"start": net(1)}
+def test_weights_that_are_missing_have_a_status():
+    bare, start = Layer("bare", ("0.bias",)), {"start": net(1)}
     computes = (weight_divergence, update_magnitude, weight_magnitude)
     for compute, how in zip(computes, ({}, start, {}), strict=True):
-        for row in compute(who, [bare, LAYERS[2]], **how):
-            if row["layer"] == "bare":
-                assert row["status"] == "the layer has no weights"
-            elif row["client"] == "a":
-                assert row["status"] == "the weights of layer '5' are not finite"
-    status = bn_scale(who[:1], LAYERS[:1])[0]["status"]
-    assert status.startswith("the scales of layer '0' ")
+        found = {row["status"] for row in compute(subjects(), [bare], **how)}
+        assert found == {"the layer has no weights"}
