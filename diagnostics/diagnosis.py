@@ -41,7 +41,6 @@ from .null import (
     Nulls,
     on_null,
     rows_of_nulls,
-    split_resamples,
 )
 from .report import Report
 
@@ -225,12 +224,8 @@ def measure_models(
             if m.pairs
         },
     }
-    frame, redrawn = split_resamples(rows.frame({**r, **columns} for r in measured))
-    report = Report(
-        frame.reset_index(drop=True),
-        json.loads(rows.dumps(header)),
-        redrawn.reset_index(drop=True),
-    )
+    table = rows.frame({**r, **columns} for r in measured)
+    report = Report(table, json.loads(rows.dumps(header)))
     if not nulls.names:
         return report
     whose = subjects[0].model if n_models == 1 else before
@@ -249,9 +244,8 @@ def measure_models(
         )
         return measure_models(own, on, replace(again, options=options)).frame
 
-    return replace(
-        report, nulls=rows_of_nulls(nulls, on_draw, kept=nulls.retrain is None)
-    )
+    kept = nulls.retrain is None
+    return report.with_rows(rows_of_nulls(nulls, on_draw, kept))
 
 
 def _common_layers(

@@ -33,7 +33,6 @@ from .null import (
     Nulls,
     null_data,
     rows_of_nulls,
-    split_resamples,
 )
 from .report import Report
 from .representation.features import PROBE, probe_set
@@ -377,7 +376,7 @@ def _with_nulls(
         alone = replace(request, resamples=0)
         return measured(replace(task, data=data), trained, alone).frame
 
-    return replace(report, nulls=rows_of_nulls(nulls, rows_of, kept))
+    return report.with_rows(rows_of_nulls(nulls, rows_of, kept))
 
 
 def diagnose_task(
@@ -470,9 +469,7 @@ def _of_first_training(
         for row in seen
         if row["variant"].startswith("training") and row["layer"] in wanted
     )
-    table = pd.concat([report.table, trained], ignore_index=True)
-    own, again = (part.reset_index(drop=True) for part in split_resamples(table))
-    return replace(report, frame=own, resamples=again)
+    return report.with_rows(trained)
 
 
 def shown_variants(report: Report, metric: str) -> list[str]:
@@ -515,11 +512,8 @@ def _diagnose(
     header = {**report.header, **task.header(command), **kept, "absent": absent}
     if report.header["loss"] != task.criterion.name:  # another than that of training
         header |= {"loss": report.header["loss"], "trained_with": task.criterion.name}
-    frame, redrawn = (
-        table.assign(split=table["metric"].map(splits))
-        for table in (report.frame, report.resamples)
-    )
-    return Report(frame, header, redrawn)
+    split = report.table["metric"].map(splits)
+    return Report(report.table.assign(split=split), header)
 
 
 def _for_task(

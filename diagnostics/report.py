@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,25 +41,30 @@ class Report(Displayed):
     True
 
     Attributes:
-        frame: the rows.
-        resamples: the rows of resampled batches, if requested. See :mod:`diagnostics.null`.
-        nulls: the rows of nulls, if requested. Their column ``model`` names the null. See :mod:`diagnostics.null`.
+        table: all rows.
     """
 
-    frame: pd.DataFrame
+    table: pd.DataFrame
     header: dict[str, Any]
-    resamples: pd.DataFrame = field(default_factory=lambda: rows.frame([]))
-    nulls: pd.DataFrame = field(default_factory=lambda: rows.frame([]))
 
-    @property
-    def table(self) -> pd.DataFrame:
-        """All rows, including resamples and nulls."""
-        further = [table for table in (self.resamples, self.nulls) if len(table)]
-        return (
-            pd.concat([self.frame, *further], ignore_index=True)
-            if further
-            else self.frame
-        )
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """The rows of the measurement itself."""
+        return split_resamples(self.table)[0].reset_index(drop=True)
+
+    @cached_property
+    def resamples(self) -> pd.DataFrame:
+        """The rows of resampled batches, if requested. See :mod:`diagnostics.null`."""
+        return split_resamples(self.table)[1].reset_index(drop=True)
+
+    @cached_property
+    def nulls(self) -> pd.DataFrame:
+        """The rows of nulls, if requested. Their column ``model`` names the null. See :mod:`diagnostics.null`."""
+        return self.table[of_null(self.table)].reset_index(drop=True)
+
+    def with_rows(self, *tables: pd.DataFrame) -> Report:
+        """Return the report with further rows."""
+        return replace(self, table=pd.concat([self.table, *tables], ignore_index=True))
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -125,14 +131,7 @@ class Report(Displayed):
             raise UsageError(
                 f"{path} must be a diagnosis; got a header with no layers."
             )
-        own, again = split_resamples(frame)
-        nulls = frame[of_null(frame)]
-        return cls(
-            own.reset_index(drop=True),
-            header,
-            again.reset_index(drop=True),
-            nulls.reset_index(drop=True),
-        )
+        return cls(frame, header)
 
     def _rows(self, metric: str) -> pd.DataFrame:
         check_known(
@@ -142,11 +141,8 @@ class Report(Displayed):
 
     def of_rounds(self, rounds: int | Sequence[int]) -> Report:
         """Return the report of some rounds."""
-        tables = [
-            table[table["round"].isin(as_list("rounds", rounds))].reset_index(drop=True)
-            for table in (self.frame, self.resamples, self.nulls)
-        ]
-        return Report(tables[0], self.header, *tables[1:])
+        some = self.table["round"].isin(as_list("rounds", rounds))
+        return replace(self, table=self.table[some].reset_index(drop=True))
 
     def layer_map(self, gains: pd.DataFrame | None = None, width: float = 16.0) -> Any:
         """Draw the layers down and the rounds across (:func:`diagnostics.plots.layer_map`)."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from diagnostics.metrics.base import METRIC_ALIASES
 from fl_core import rows, tree
@@ -236,14 +235,14 @@ def _with_null(
             diagnose_models(at, models, [PROBE], context=context, **how),
         )
         moved = diagnose_task(at, [MOVED], clients=list(models), **how)
-        return fixed, replace(moved, frame=moved.frame.assign(**same))
+        return fixed, replace(moved, table=moved.table.assign(**same))
 
     report, nulls = _joined(*on(task.data)), []
     for draw in range(1, draws + 1):
         fixed, moved = on(null_data(task.data, NULL, seed, draw))
         nulls.append(mark_null(fixed.frame, NULL, draw, kept=True))
         nulls.append(mark_null(moved.frame, NULL, draw))
-    return replace(report, nulls=pd.concat(nulls, ignore_index=True))
+    return report.with_rows(*nulls)
 
 
 def of_validation(data: FederatedData) -> FederatedData:
@@ -258,13 +257,6 @@ def of_validation(data: FederatedData) -> FederatedData:
 
 def _joined(first: Report, second: Report) -> Report:
     """Return the rows of two reports of the same layers."""
-    tables = [
-        pd.concat([one, other], ignore_index=True) if len(one) else other
-        for one, other in zip(
-            (first.frame, first.resamples, first.nulls),
-            (second.frame, second.resamples, second.nulls),
-            strict=True,
-        )
-    ]
     names = {**first.header["metrics"], **second.header["metrics"]}
-    return Report(tables[0], {**second.header, "metrics": names}, *tables[1:])
+    joined = first.with_rows(second.table)
+    return replace(joined, header={**second.header, "metrics": names})

@@ -23,6 +23,7 @@ from .drawing import (
     FAINT,
     MARKERS,
     MEAN,
+    MOST,
     NICE,
     arm_colours,
     canvas,
@@ -108,9 +109,8 @@ def learning(
         for k, name in enumerate(names):
             runs = means.loc[name].unstack("seed").sort_index()
             x, every = runs.index.to_numpy(dtype=np.float64), max(1, len(runs) // 8)
-            colour, dash = colours[k], DASHES[k // len(COLOURS) % len(DASHES)]
-            if colour in colours[:k]:
-                dash = DASHES[(DASHES.index(dash) + 1) % len(DASHES)]
+            colour = colours[k]
+            dash = DASHES[colours[:k].count(colour) % len(DASHES)]
             look: dict[str, Any] = {
                 "color": colour,
                 "linestyle": dash,
@@ -331,35 +331,28 @@ def roc(curves: pd.DataFrame, ax: Axes | None = None, positive: str = "") -> Axe
         )
     names = in_order([name for name in curves["client"].unique() if name])
     with canvas(ax, width=4.2, height=3.4) as axes:
-        axes.plot(
-            [0, 1],
-            [0, 1],
-            color=FAINT,
-            linestyle=":",
-            linewidth=1,
-            label="guessing, 0.50",
-        )
+        _diagonal(axes, "guessing, 0.50")
         for k, name in enumerate([*names, ""]):
             curve = curves[curves["client"] == name]
             if curve.empty:
                 continue
-            label = f"{name or 'all samples'}, {curve['auroc'].iloc[0]:.2f}"
-            how = (
-                {**client_style(k, names), "marker": None}
-                if name
-                else {"color": MEAN, "linewidth": 2.2}
-            )
-            how |= (
-                {"label": label}
-                if not str(how.get("label", "")).startswith(("_", "each of"))
-                else {}
-            )
+            how: dict[str, Any] = {"color": MEAN, "linewidth": 2.2}
+            if name:
+                how = {**client_style(k, names), "marker": None}
+            if not name or len(names) <= MOST:
+                how["label"] = f"{name or 'all samples'}, {curve['auroc'].iloc[0]:.2f}"
             axes.plot(curve["false_positive"], curve["true_positive"], **how)
-        axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
         of = f" of {positive!r}" if positive else ""
         axes.set(xlabel="false positive rate", ylabel=f"true positive rate{of}")
+        axes.set_aspect("equal")
         legend(axes, title="AUROC")
     return axes
+
+
+def _diagonal(axes: Axes, label: str) -> None:
+    """Draw the diagonal of two shares from 0 to 1."""
+    axes.plot([0, 1], [0, 1], color=FAINT, linestyle=":", linewidth=1, label=label)
+    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
 
 
 def calibration(
@@ -381,9 +374,7 @@ def calibration(
     share = groups["share"].to_numpy(float)
     ends = np.abs(groups[["low", "high"]].to_numpy(float).T - share)
     with canvas(ax, width=4.2, height=3.4) as axes:
-        axes.plot(
-            [0, 1], [0, 1], color=FAINT, linestyle=":", linewidth=1, label="calibrated"
-        )
+        _diagonal(axes, "calibrated")
         axes.errorbar(
             groups["predicted"],
             share,
@@ -393,7 +384,7 @@ def calibration(
             capsize=2,
             label="all clients",
         )
-        axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
+        axes.set_aspect("equal")
         of = f" of {positive!r}" if positive else ""
         axes.set(xlabel=f"predicted probability{of}", ylabel="share of samples")
         legend(axes)

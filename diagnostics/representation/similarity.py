@@ -31,7 +31,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fl_core.bounds import at_least, check_value
+from fl_core.bounds import at_least
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row
@@ -393,8 +393,6 @@ class SimilarityOptions:
 
     def check(self, measurement: Measurement) -> None:
         """Refuse too small a batch."""
-        if measurement.batch is not None:
-            check_value("batch", measurement.batch, at_least(1))
         if self.unbiased:
             batch_bounds(0, measurement.batch or LEAST)
 
