@@ -16,7 +16,6 @@ from typing import Any
 from fl_core.config import RunConfig
 from fl_core.data.registry import DATASETS, path_of
 from fl_core.errors import check_known
-from fl_core.models.building import describe
 from fl_core.registry import Registry, import_object, is_outside
 
 HOMES = {
@@ -61,6 +60,8 @@ def check_value(kind: str, name: str) -> str:
     if kind == "rule":
         return check_deciding(name)
     if kind == "model":
+        from fl_core.models.building import describe  # with torch
+
         return name if ":" in name else check_known("model", name, describe())
     if kind == "dataset":
         return name if is_outside(name) or name in DATASETS else str(path_of(name))

@@ -116,24 +116,12 @@ def _main(words: Sequence[str]) -> None:
         if command.debug:
             traceback.print_exc()
         code = 2 if isinstance(error, UsageError) else 1
-        if isinstance(lines := getattr(error, "lines", None), list):
-            if options := getattr(error, "options", ""):
-                lines.append(_how_to_read(command, words[0], options))
-            _leave(code, *lines)
+        if isinstance(getattr(error, "lines", None), list):  # all faults of a table
+            _leave(code, *str(error).splitlines())
         reason = str(error)
         if not isinstance(error, (UsageError, RunError, OSError)):
             reason = f"{type(error).__name__}: {error} (--debug shows where)"
         _leave(code, f"{reason}{_way_out(error, command)}")
-
-
-def _how_to_read(command: Command, name: str, options: str) -> str:
-    """Return the command with the options that read its data, or these alone if the command needs further ones."""
-    from dataclasses import MISSING, fields
-
-    of_command = (each for each in fields(command) if each.name != "keys")
-    if any(each.default is each.default_factory is MISSING for each in of_command):
-        return f"These options read it: {options}"
-    return f"This works: fedlayers {name} {options}"
 
 
 def _way_out(error: Exception, command: Command) -> str:
@@ -187,10 +175,7 @@ def parse_command(words: Sequence[str]) -> Command:
     name, *words = words
     command = command_class(name)
     import argparse
-    import inspect
     import io
-    import shutil
-    import textwrap
     from contextlib import redirect_stderr
 
     from fedlayers.cli.options import ConfiguredCommand, parse, read_config
@@ -206,26 +191,12 @@ def parse_command(words: Sequence[str]) -> Command:
         found, words = files.parse_known_args(words)
         if found.config is not None:
             defaults = read_config(Path(found.config), name, command.readable())
-    about, *after = re.split(r"\n\n(?=Next:|Examples)", inspect.getdoc(command) or "")
-    width = shutil.get_terminal_size().columns
-    about = "\n".join(
-        textwrap.fill(part, width, initial_indent="  ", subsequent_indent="  ")
-        for part in about.split("\n\n")
-    )
     said = io.StringIO()
     try:
         with redirect_stderr(said):
-            return parse(
-                command,
-                words,
-                f"fedlayers {name}",
-                about,
-                defaults,
-                usual and words == ["--help"],
-            )
+            usual = usual and words == ["--help"]
+            return parse(command, words, f"fedlayers {name}", defaults, usual)
     except SystemExit as ended:
-        if not ended.code:
-            print("\n" + "\n\n".join(after))
         if ended.code == 2:
             helps = "--help-all" if configured else "--help"
             raise UsageError(one_line(said.getvalue(), name, helps)) from None

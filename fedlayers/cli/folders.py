@@ -160,11 +160,9 @@ def _below(path: Path) -> list[Path]:
 
 
 def _size(path: Path) -> float:
-    """Return the size of a folder in MB. A file with several names counts once."""
-    found = [each.lstat() for each in path.rglob("*") if each.is_file()]
-    return (
-        sum({(each.st_dev, each.st_ino): each.st_size for each in found}.values()) / 1e6
-    )
+    """Return the size of a folder's files in MB."""
+    files = (each for each in path.rglob("*") if each.is_file())
+    return sum(each.lstat().st_size for each in files) / 1e6
 
 
 def _describe(path: Path, below: Path) -> dict[str, str]:
@@ -187,14 +185,12 @@ def _describe(path: Path, below: Path) -> dict[str, str]:
 
 def _scores(run: Run) -> dict[str, str]:
     """Return each model's score, the mean over clients weighted by training samples."""
-    from fl_core.rows import SCORES, client_mean, main_score, without_score
+    from fl_core.rows import client_mean, main_score, without_score
 
     rows = run.rows()[1]
     rows = rows[(rows["split"] == "test") & (rows["client"] != "")]
-    rows = rows[rows["round"] == rows["round"].max()]
-    there = set(rows["metric"])
-    by = next((name for name in (main_score(there), *SCORES) if name in there), "")
-    rows = rows[rows["metric"] == by]
+    by = main_score(set(rows["metric"]))
+    rows = rows[(rows["round"] == rows["round"].max()) & (rows["metric"] == by)]
     lacking = without_score(rows)
     return {
         f"{by} {model}": f"{client_mean(own, lacking):.4f}"

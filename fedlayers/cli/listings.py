@@ -12,7 +12,6 @@ from fedlayers import catalogue
 from fedlayers.cli.options import Command
 from fl_core.display import aligned
 from fl_core.errors import check_known
-from fl_core.models.building import describe
 from fl_core.registry import Registry
 
 WIDTH = 110
@@ -126,10 +125,17 @@ def _lines(about: Mapping[str, str]) -> str:
     return _entries({name: [line] for name, line in about.items()})
 
 
+def models() -> str:
+    """List every model with a line about it."""
+    from fl_core.models.building import describe
+
+    return _lines(describe())
+
+
 LISTINGS: dict[str, Callable[[], str]] = {
     "algorithms": algorithms,
     "datasets": datasets,
-    "models": lambda: _lines(describe()),
+    "models": models,
     "metrics": metrics,
     "rules": lambda: _lines(catalogue.registry("rule").summaries()),
 }

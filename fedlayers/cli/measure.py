@@ -21,7 +21,6 @@ from fl_core.display import in_order
 from fl_core.errors import RunError, UsageError, check_known, listing, warn
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
     from torch import nn
 
@@ -336,7 +335,7 @@ class Plot(Command):
     Examples:
         fedlayers diagnose --dataset heart
         fedlayers plot diagnosis
-        fedlayers plot diagnosis --metrics federation_sensitivity --where client=va
+        fedlayers plot diagnosis --metrics federation_sensitivity
         fedlayers run --algorithm fedavg --out runs/fedavg
         fedlayers plot runs/fedavg --metrics macro_f1 --out scores
     """
@@ -345,8 +344,6 @@ class Plot(Command):
     """Folder of diagnose, rows.jsonl, a run directory, or a plan (.json)."""
     metrics: tuple[str, ...] = ()
     """Metrics to draw. Default: all in the rows."""
-    where: tuple[str, ...] = ()
-    """Draw only rows with these values, as COLUMN=VALUE, such as seed=0 client=va."""
     out: Path = Path("pictures")
     """Folder for the pictures (.png)."""
     dpi: int = 200
@@ -369,10 +366,8 @@ class Plot(Command):
 
         to_files()
         if self.path.suffix == ".json":
-            if self.metrics or self.where:
-                raise UsageError(
-                    "--metrics and --where are for rows. A plan is one picture."
-                )
+            if self.metrics:
+                raise UsageError("--metrics is for rows. A plan is one picture.")
             plan = LayerPlan.load(self.path)
             data = plan.why.data
             pictures: dict[str, Callable[[], Figure]] = {
@@ -387,51 +382,13 @@ class Plot(Command):
             else:
                 header, frame = read(self.path)
             data = str(header.get("data", ""))
-            pictures = album(self._chosen(frame), self.metrics)
+            pictures = album(frame, self.metrics)
         for name, draw in pictures.items():
             figure = draw()
             self.out.mkdir(parents=True, exist_ok=True)
             path = self.out / f"{name}.png"
             save(figure, path, self.dpi, command=line, data=data)
             print(path)
-
-    def _chosen(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Return the rows that ``--where`` selects."""
-        for item in sorted(self.where, key=lambda item: item.startswith("client")):
-            name, equals, value = item.partition("=")
-            if not equals:
-                raise UsageError(f"--where must be COLUMN=VALUE; got {item!r}.")
-            column = (
-                frame[check_known("column of the rows", name, frame.columns)]
-                .astype("string")
-                .fillna("")
-            )
-            if name in ("client", "client_b"):
-                self._check_single_clients(frame, item)
-            frame = frame[
-                column == check_known(name, value, filter(None, column.unique()))
-            ]
-        return frame
-
-    def _check_single_clients(self, frame: pd.DataFrame, item: str) -> None:
-        """Refuse to select a client from metrics of pairs. A pair has one row, so its other client would lose it."""
-        from diagnostics.plots.page import STATES
-
-        paired = set(
-            frame.loc[
-                (frame["client_b"].fillna("") != "")
-                & (frame["layer"].fillna("") != ""),
-                "metric",
-            ]
-        )
-        wanted = self.metrics or tuple(frame["metric"].unique())
-        pairs = [name for name in wanted if name in paired and name not in STATES]
-        if pairs:
-            rest = " ".join(name for name in wanted if name not in pairs)
-            advice = f"Pass --metrics {rest}." if rest else f"Leave {item} out."
-            raise UsageError(
-                f"--where {item} must be for metrics of single clients; got {listing(pairs)}. {advice}"
-            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

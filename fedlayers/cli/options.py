@@ -34,8 +34,6 @@ OPTIONS = {
 DEFAULTS = (
     "Options that you omit use the dataset's defaults: see fedlayers list datasets."
 )
-OF_RACE = ("lr", "eval_every", "patience")
-"""Keys of the configuration for which a race has defaults of its own."""
 LARGEST = 2**20
 """Bytes of a configuration file at most."""
 
@@ -110,10 +108,6 @@ class ConfiguredCommand(Command):
         changed += [flag for flag in OPTIONS.values() if getattr(self, flag)]
         return [f"--{name.replace('_', '-')}" for name in changed]
 
-    def own_defaults(self) -> Collection[str]:
-        """Return the keys of the configuration for which the command has defaults of its own, not the dataset's."""
-        return ()
-
     @classmethod
     def readable(cls) -> set[str]:
         """Return the keys of the configuration that a file may give to the command."""
@@ -121,24 +115,16 @@ class ConfiguredCommand(Command):
         return {key for key in KEYS if key not in cls.without or key in own}
 
     def printed(self) -> str:
-        """Return the configuration as TOML, with the dataset's defaults filled in, if it was asked for.
-
-        Only keys with a flag of the command are in it. Those with a default of its own are in it if they are given.
-        """
+        """Return the configuration as TOML if it was asked for: the keys that differ from their defaults."""
         if not self.print_config:
             return ""
         import tomli_w
 
-        from fl_core.config import resolve
-
-        given = {**self.keys.flat(), **vars(self)}
-        left_out = {key for key in self.own_defaults() if given[key] is None}
-        filled = resolve(self.asked_config())
-        groups: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
-        for name in KEYS:
-            value = filled.value(name)
-            if name in self.readable() - left_out and value not in (None, {}):
-                groups[KEYS[name].group][name] = value
+        config = self.asked_config()
+        groups: dict[str, dict[str, Any]] = {}
+        for name in sorted(self.readable(), key=[*KEYS].index):
+            if (value := config.value(name)) != KEYS[name].default:
+                groups.setdefault(KEYS[name].group, {})[name] = value
         return tomli_w.dumps(groups)
 
 
@@ -183,14 +169,12 @@ def parse(
     command: type[Command],
     words: Sequence[str],
     prog: str,
-    about: str,
     defaults: Mapping[str, Any],
-    usual: bool = False,
+    usual: bool,
 ) -> Command:
     """Return the command with its flags parsed. Help ends the program.
 
     Args:
-        about: the description for the help.
         defaults: values of fields and keys in place of their own defaults.
         usual: show only the usual flags of the configuration.
     """
@@ -223,6 +207,7 @@ def parse(
         fields.append(("keys", Annotated[form, tyro.conf.arg(name="", help="")]))
     form = dataclasses.make_dataclass(command.__name__, fields, kw_only=True)
     markers = (tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff)
+    about = inspect.getdoc(command)
     values = vars(
         tyro.cli(form, prog=prog, description=about, args=words, config=markers)
     )

@@ -81,12 +81,13 @@ def scores(
 
 
 def measurements(report: Report, variants: Sequence[tuple[str, str]]) -> str:
-    """Format measured values: of one or two metrics each client's, of more the medians over clients.
+    """Format measured values: the clients' own, or their medians for many clients or more than two metrics.
 
     Args:
         variants: metrics, each with a variant.
     """
-    if len(variants) > 2:
+    clients = report.frame["client"].replace("", None).nunique()
+    if len(variants) > 2 or clients > MANY:
         return _medians(report, variants)
     from diagnostics.metrics.base import metric_or_placeholder
 
@@ -95,36 +96,16 @@ def measurements(report: Report, variants: Sequence[tuple[str, str]]) -> str:
         about = ", ".join(filter(None, [metric, variant]))
         if direction := metric_or_placeholder(metric).direction:
             about += f" ({direction})"
-        if split := splits(report, metric, variant):
-            about += f", {split}"
-        blocks.append(f"{about}\n{format_metric(report, metric, variant)}")
+        own = _rows_of(report, metric, variant)
+        if split := " and ".join(filter(None, own["split"].unique())):
+            about += f", {split} split"
+        if own["client"].any():
+            table = report.values(metric, variant)
+            table = _text(table[in_order(table.columns)].rename(columns=printable))
+        else:
+            table = f"no value: {listing(own['status'].unique())}"
+        blocks.append(f"{about}\n{table}")
     return "\n\n".join(blocks)
-
-
-def format_metric(report: Report, metric: str, variant: str) -> str:
-    """Format the values of a metric: layers by clients, or each layer's lowest, median and highest of more than eight.
-
-    The condensed table counts the clients that have a value. If the metric has no values of clients, return the reason.
-    """
-    own = _rows_of(report, metric, variant)
-    if not own["client"].any():
-        return f"no value: {listing(own['status'].unique())}"
-    table = report.values(metric, variant)
-    table = table[in_order(table.columns)].rename(columns=printable)
-    if table.shape[1] > MANY:
-        table = table.dropna(how="all")
-        table = pd.DataFrame(
-            {
-                "lowest": table.min(axis=1),
-                "at": table.idxmin(axis=1),
-                "median": table.median(axis=1),
-                "highest": table.max(axis=1),
-                "at ": table.idxmax(axis=1),
-                "mean": table.mean(axis=1),
-                "clients": table.count(axis=1),
-            }
-        )
-    return _text(table)
 
 
 def _medians(report: Report, variants: Sequence[tuple[str, str]]) -> str:
@@ -134,9 +115,7 @@ def _medians(report: Report, variants: Sequence[tuple[str, str]]) -> str:
     names = [layer.name for layer in report.layers]
     table = pd.DataFrame(columns)
     table = table.reindex([name for name in names if name in table.index])
-    notes = [
-        "medians over the clients (fedlayers plot, or --metrics with one or two names, shows each client)"
-    ]
+    notes = ["medians over the clients (fedlayers plot shows each client)"]
     if len(table) > ROOM:
         notes.append(f"{len(table) - ROOM} more layers are in the rows")
     if absent := [
@@ -153,11 +132,3 @@ def _text(table: pd.DataFrame) -> str:
 def _rows_of(report: Report, metric: str, variant: str) -> pd.DataFrame:
     frame = report.frame
     return frame[(frame["metric"] == metric) & (frame["variant"] == variant)]
-
-
-def splits(report: Report, metric: str, variant: str) -> str:
-    """Return the measured samples of a metric, such as ``train split``; empty for weights alone."""
-    names = [
-        name for name in _rows_of(report, metric, variant)["split"].unique() if name
-    ]
-    return f"{' and '.join(names)} split" if names else ""

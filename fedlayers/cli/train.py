@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fedlayers import catalogue
-from fedlayers.cli.options import OF_RACE, Command, ConfiguredCommand, by_name, texts
+from fedlayers.cli.options import Command, ConfiguredCommand, by_name, texts
 from fl_core.bounds import at_least, check_value
 from fl_core.config import AUTO, RunConfig
 from fl_core.errors import UsageError, plural
@@ -146,9 +146,6 @@ class ManyRuns(ConfiguredCommand):
     def interrupted(self) -> str:
         return "the same command continues"
 
-    def own_defaults(self) -> Collection[str]:
-        return ("checkpoint_every",)
-
     def asked_config(self) -> RunConfig:
         check_value("--seeds", self.seeds, at_least(1))
         if self.backend:
@@ -229,11 +226,6 @@ class Compare(SeveralAlgorithms):
     out: Path = Path("out/compare")
     """Folder for the results."""
 
-    def own_defaults(self) -> Collection[str]:
-        from fedlayers.studies.tune import TRAINING
-
-        return *super().own_defaults(), *(() if self.tuned is None else TRAINING)
-
     def main(self, line: str) -> None:
         config, options = self.asked_config(), self.own_options()
 
@@ -291,12 +283,6 @@ class Tune(SeveralAlgorithms):
     out: Path = Path("out/tune")
     """Folder for runs, trials.csv and tuned.json."""
 
-    def own_defaults(self) -> Collection[str]:
-        from fedlayers.studies.tune import TRAINING
-
-        searched = {text.partition("=")[0].rpartition(".")[2] for text in self.search}
-        return *super().own_defaults(), *searched.intersection(TRAINING)
-
     def main(self, line: str) -> None:
         config, options = self.asked_config(), self.own_options()
 
@@ -350,9 +336,6 @@ class Choose(OneAlgorithm):
     """For tables, fit linear models and gradient boosting, too, or not."""
     out: Path = Path("out/choose")
     """Folder for the results."""
-
-    def own_defaults(self) -> Collection[str]:
-        return *super().own_defaults(), *OF_RACE
 
     def main(self, line: str) -> None:
         config = self.asked_config()
@@ -453,9 +436,6 @@ class Study(SeveralAlgorithms):
     """Folder for the results."""
 
     without = ("algorithm", "options", "plan", "rule", "monitor")
-
-    def own_defaults(self) -> Collection[str]:
-        return *super().own_defaults(), *OF_RACE
 
     def main(self, line: str) -> None:
         config, options = self.asked_config(), self.own_options()

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import pandas as pd
-
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
 """Contents of a cell without a value, in small letters, for features and labels alike."""
 MISSING_CELLS = sorted(
@@ -139,12 +137,14 @@ def format_of(cells: Iterable[str], given: NumberFormat) -> NumberFormat | None:
 def other_reading(cells: Any, given: NumberFormat) -> str:
     """Return how a cell of text is read that is another number in another format, or an empty text.
 
+    >>> import pandas as pd
     >>> other_reading(pd.Categorical(["1,250", "2,500"]), NumberFormat(","))
     "'1,250' is read as 1.25"
     """
-    if given == PLAIN or not isinstance(cells, pd.Categorical):
+    categories = getattr(cells, "categories", None)  # of text in a table
+    if given == PLAIN or categories is None:
         return ""
-    words = [cell for cell in cells.categories if not is_missing(cell)]
+    words = [cell for cell in categories if not is_missing(cell)]
     used = format_of(words, given) or given
     for form in (PLAIN, *_formats(words)):
         for word in words if all(map(form.fits, words)) else ():

@@ -96,11 +96,10 @@ def refused(capsys, words):
 
 
 def test_plot_draws_what_is_kept_at_the_asked_resolution(here):
-    both = [*norms(here, seed=0), *norms(here, seed=1)]
-    schema.write(here / "rows.jsonl", {"data": "these"}, both)
+    schema.write(here / "rows.jsonl", {"data": "these"}, norms(here))
     widths = []
     for dpi in (40, 80):
-        command(f"plot rows.jsonl --where seed=1 client=a --dpi {dpi} --out {dpi}")
+        command(f"plot rows.jsonl --dpi {dpi} --out {dpi}")
         (drawn,) = (here / str(dpi)).iterdir()
         widths.append(Image.open(drawn).width)
     assert drawn.name == "grad_norm.png"
@@ -135,29 +134,11 @@ def test_what_plot_and_metric_options_refuse(here, capsys):
         ("plot rows.jsonl --out rows.jsonl", "which is a file"),
         ("plot rows.jsonl --dpi 3", "20 to 1200"),
         ("plot rows.jsonl", "by seed"),
-        ("plot rows.jsonl --where seed=2", "seed '2'"),
-        ("plot rows.jsonl --where sed=2", "mean 'seed'"),
-        ("plot rows.jsonl --where seed", "COLUMN=VALUE"),
         ("plot plan.json --metrics cka", "one picture"),
         (f"{spectrum} k=5", "METRIC.k"),
     ):
         assert said in refused(capsys, words)
     assert sorted(here.iterdir()) == before
-
-
-def test_a_client_is_not_chosen_from_rows_of_pairs(here, capsys):
-    """A pair has one row, so that its second client would lose it."""
-    rows = norms(here, "abc")
-    for a, b in ("ab", "ac", "bc"):
-        at = {"client": a, "client_b": b, "layer": "l", "round": 1}
-        rows.append(schema.row("cka", 0.5, **at))
-    schema.write(here / "rows.jsonl", {}, rows)
-    for where in ("client=b", "client_b=b"):
-        message = refused(capsys, f"plot rows.jsonl --where {where}")
-        assert "got cka" in message
-        assert "Pass --metrics grad_norm." in message
-        message = refused(capsys, f"plot rows.jsonl --metrics cka --where {where}")
-        assert f"Leave {where} out" in message
 
 
 def test_plot_reads_a_run_and_leaves_its_folder_alone(here, capsys):
