@@ -37,7 +37,7 @@ from fl_core.errors import RunError, UsageError
 @contextmanager
 def pfllib(job: Job) -> Iterator[Side]:
     """PFLlib's FedAvg server and clients on its own data files; a round is its ``train`` without the evaluation."""
-    data = job.data()
+    data, device = job.data(), str(job.config.execution.device)
     with tempfile.TemporaryDirectory() as folder:
         _pfllib_files(Path(folder) / "dataset" / "random", data)
         home = (
@@ -52,11 +52,12 @@ def pfllib(job: Job) -> Iterator[Side]:
                         algorithm="FedAvg",
                         batch_size=job.batch,
                         dataset="random",
+                        device=device,
                         global_rounds=10**6,
                         join_ratio=job.taken / job.clients,
                         local_epochs=1,
                         local_learning_rate=job.lr,
-                        model=job.model(data),
+                        model=job.model(data).to(device),
                         num_classes=job.classes,
                         num_clients=job.clients,
                     ),

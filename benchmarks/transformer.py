@@ -6,13 +6,16 @@ import multiprocessing
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from benchmarks import training
-from benchmarks.pairs import Measured, compare
+from benchmarks import peers, training
+from benchmarks.pairs import Measured, Work, compare
 from benchmarks.scale import memory, peak_from_now
+from benchmarks.sides import Job
 from fedlayers.studies.choose import choose
 from fl_core import runner, tree
 from fl_core.client_runner import OPTIMIZER_TREE
@@ -140,7 +143,7 @@ def race(pairs: int = 1) -> list[Measured]:
 
 
 def gpu(pairs: int = PAIRS) -> list[Measured]:
-    """S1, S2 and the transformer on a CUDA device, next to the same rounds on processors.
+    """S1, S2 and the transformer on a CUDA device: next to processors, and to PFLlib on the same device.
 
     Raises:
         UsageError: there is no CUDA device.
@@ -149,35 +152,42 @@ def gpu(pairs: int = PAIRS) -> list[Measured]:
         raise UsageError(
             "benchmark gpu must run on a machine with a CUDA device; got none. Use another machine."
         )
-    found = []
-    for name, config, *own in (
-        ("S1", *training._cross_device()),
-        ("S2", *training._cross_silo()),
-        ("transformer", WHOLE),
+    found = [row for job in peers.JOBS[:2] for row in on_device(job, "cuda", pairs)]
+    with (
+        training.rounds(WHOLE.with_keys(device="cuda", workers=0)) as fast,
+        training.rounds(WHOLE) as slow,
     ):
-        data, model = (*own, None, None)[:2]
-        with (
-            training.rounds(
-                config.with_keys(device="cuda", workers=0), data, model=model
-            ) as fast,
-            training.rounds(config, data, model=model) as slow,
-        ):
-            device, text = (
-                torch.cuda.get_device_name(),
-                f"{config.execution.workers} workers on processors",
-            )
-            found.append(
-                compare(
-                    name,
-                    device,
-                    fast.step,
-                    text,
-                    slow.step,
-                    pairs=pairs,
-                    clock=time.perf_counter,
-                )
-            )
+        found.append(_timed("transformer", fast.step, "processors", slow.step, pairs))
     return found
+
+
+def on_device(job: Job, device: str, pairs: int) -> list[Measured]:
+    """Time a job's rounds on a device, next to processors and to PFLlib if there is a checkout."""
+    there = replace(job, config=job.config.with_keys(device=device, workers=0))
+    text = f"{job.config.execution.workers} workers on processors"
+    with peers.ours(there) as fast:
+        with peers.ours(job) as slow:
+            found = [_timed(job.name, fast.round, text, slow.round, pairs)]
+        if why := peers.PEERS["PFLlib"].missing():
+            print(f"{job.name}: PFLlib: not measured: {why}")
+            return found
+        with peers.PEERS["PFLlib"].open(there) as other:
+            text = "PFLlib on the same device"
+            return [*found, _timed(job.name, fast.round, text, other.round, pairs)]
+
+
+def _timed(name: str, work: Work, text: str, other: Work, pairs: int) -> Measured:
+    """Time rounds on the device next to others, each until the device has done them."""
+
+    def whole(one: Work) -> None:
+        one()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    cuda = torch.cuda.is_available()
+    device = torch.cuda.get_device_name() if cuda else "no device"
+    sides = device, partial(whole, work), text, partial(whole, other)
+    return compare(name, *sides, pairs=pairs, clock=time.perf_counter)
 
 
 JOBS = {"gpu": gpu, "transformer": transformer, "transformer-choose": race}

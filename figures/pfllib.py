@@ -51,8 +51,8 @@ def checkout() -> Path:
 
 def arguments(**used: Any) -> SimpleNamespace:
     """Return PFLlib's parsed arguments, with everything else switched off."""
-    used |= {"device": "cpu", "eval_gap": 1, "time_threthold": float("inf")}
-    return SimpleNamespace(**dict.fromkeys(UNUSED, 0), **used)
+    own = {"device": "cpu", "eval_gap": 1, "time_threthold": float("inf")}
+    return SimpleNamespace(**dict.fromkeys(UNUSED, 0), **{**own, **used})
 
 
 def scores(task: runner.Task) -> Iterator[tuple[int, str, float]]:
