@@ -95,8 +95,8 @@ def write(path, source):
 
 
 def exists(test, tree):
-    """Tell whether a tree has a test."""
-    file, _, name = test.partition("::")
+    """Tell whether a tree has a test, whatever its case in brackets."""
+    file, _, name = test.partition("[")[0].partition("::")
     path = tree / file
     return path.is_file() and f"def {name.rpartition('::')[2]}(" in path.read_text(
         encoding="utf-8"
