@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -66,13 +66,28 @@ CLIENTS: ContextVar[MakesClients] = ContextVar("CLIENTS", default=local_clients)
 
 @dataclass(frozen=True)
 class Execution:
-    """Options of a run's execution. They do not change its bits; see :func:`run`."""
+    """Options of a run's execution. They do not change its bits.
+
+    Attributes:
+        progress: show a bar.
+        until: stop after this round with a checkpoint. :func:`resume` continues, and the end has the same bits.
+        save_seconds: least time between two checkpoints. Those of the last and the best round are written at once.
+        log: more destinations of its rows: loggers, or their classes as ``package.module:Class``.
+        trained_by: makes the executor that trains clients. The default is this process, or the configuration's number
+            of workers.
+
+    Raises:
+        UsageError: a name in ``log`` leads to no class made of :class:`fl_core.recorder.Logger`.
+    """
 
     progress: bool = True
     until: int | None = None
     save_seconds: float = 0.0
-    loggers: Sequence[Logger] = ()
+    log: Iterable[str | Logger] = ()
     trained_by: MakesExecutor | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "log", loggers_of(self.log))
 
 
 def run(
@@ -86,24 +101,16 @@ def run(
     plan: LayerPlan | None = None,
     initial: tree.Tree | None = None,
     command: str = "",
-    progress: bool = True,
-    until: int | None = None,
-    save_seconds: float = 0.0,
-    log: Collection[str | Logger] = (),
-    trained_by: MakesExecutor | None = None,
     announce: bool = True,
+    **execution: Any,
 ) -> Engine:
     """Train to the end, into a run directory if ``out`` is given, and return the engine with its final state.
 
     Args:
         data, loaded, model, plan: as of :func:`fl_core.task.assemble`; ``initial`` is its ``start``.
         command: the user's command, for the record.
-        until: stop after this round with a checkpoint. :func:`resume` continues, and the end has the same bits.
-        save_seconds: least time between two checkpoints. Those of the last and the best round are written at once.
-        log: more destinations of its rows: loggers, or their classes as ``package.module:Class``.
-        trained_by: makes the executor that trains clients. The default is this process, or the configuration's number
-            of workers.
         announce: show the table of columns and the notes on the data.
+        execution: options of :class:`Execution`.
 
     Warns: UserWarning: a client has a single class, or less than a batch of samples; the plan was edited by hand, or
     shares no layer that trains, or all of them.
@@ -121,7 +128,7 @@ def run(
     check_device(task.config.execution.device)
     if out is not None:
         writing.check_free(Path(out))
-    how = Execution(progress, until, save_seconds, loggers_of(log), trained_by)
+    how = Execution(**execution)
     if announce:
         task.announce()
     if out is None:
@@ -178,11 +185,7 @@ def resume(
     allow_code: str | Collection[str] = (),
     allow_changed_code: bool = False,
     data_root: Path | str | None = None,
-    progress: bool = True,
-    until: int | None = None,
-    save_seconds: float = 0.0,
-    log: Collection[str | Logger] = (),
-    trained_by: MakesExecutor | None = None,
+    **execution: Any,
 ) -> Engine:
     """Continue a run from its last complete checkpoint. The end is bit for bit that of an uninterrupted run.
 
@@ -195,7 +198,7 @@ def resume(
             model options other than sizes and rates (:func:`fl_core.restore.check_options`).
         allow_changed_code: continue although your own code was edited since the run trained. The run records it.
         data_root: folder of the datasets' files, if it is another one now.
-        until, save_seconds, log, trained_by: as of :func:`run`.
+        execution: options of :class:`Execution`.
 
     Raises:
         UsageError: there is no run, or its own data, model or code is missing or was edited.
@@ -232,7 +235,7 @@ def resume(
                 f"{path} began with {listing(others)}: what follows may differ in its last bits from an "
                 "undisturbed run's"
             )
-        how = Execution(progress, until, save_seconds, loggers_of(log), trained_by)
+        how = Execution(**execution)
         code = writing.digests(task) if changed else {}
         return _execute(task, instruments, writer, how, done, code)
 
@@ -280,7 +283,7 @@ def _execute(
         )
     )
     listeners = listeners_of(
-        task, client_runner, instruments, writer, how.loggers, how.progress
+        task, client_runner, instruments, writer, tuple(how.log), how.progress
     )
     with closing(make(client_runner)) as pool:
         run = "" if writer is None else writer.run.id

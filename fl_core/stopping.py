@@ -29,7 +29,7 @@ BEST_ROUND = "best_round"
 FORM = {
     "patience": COUNT,
     "metrics": [str],
-    "models": MapOf({"rounds": [COUNT], "scores": MapOf([(float, None)])}),
+    "models": MapOf(MapOf(MapOf((float, None)))),
 }
 """What :meth:`StoppingRule.to_json` writes."""
 
@@ -189,11 +189,8 @@ class StoppingRule:
         """Return the rule and what it has seen, for JSON."""
         models = {
             model: {
-                "rounds": list(scores[self.metrics[0]]),
-                "scores": {
-                    name: [None if math.isnan(v) else v for v in of_round.values()]
-                    for name, of_round in scores.items()
-                },
+                name: {str(k): None if math.isnan(v) else v for k, v in seen.items()}
+                for name, seen in scores.items()
             }
             for model, scores in sorted(self.scores.items())
         }
@@ -217,16 +214,16 @@ class StoppingRule:
             raise UsageError(f"{STATE} must have a score; got none.")
         rule = cls(found["patience"], metrics)
         for model, seen in found["models"].items():
-            for name in metrics:
-                values = seen["scores"].get(name, [])
-                if len(seen["rounds"]) != len(values):
-                    raise UsageError(
-                        f"{STATE} must have one {name} for each round of {model}; got {len(values)}."
-                    )
-                rule.scores.setdefault(model, {})[name] = {
-                    done: math.nan if value is None else value
-                    for done, value in zip(seen["rounds"], values, strict=True)
+            if seen.keys() != set(metrics):
+                raise UsageError(
+                    f"{STATE} must have each score of {model}; got others."
+                )
+            rule.scores[model] = {
+                name: {
+                    int(k): math.nan if v is None else v for k, v in of_round.items()
                 }
+                for name, of_round in seen.items()
+            }
         return rule
 
 

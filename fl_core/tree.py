@@ -20,8 +20,6 @@ Tree = dict[str, Tensor]
 
 GROUP = 8
 """Weighted means are summed in float64 over groups of this many consecutive trees, groups in order."""
-BLOCK = 2**16
-"""Numbers that a mean converts at a time, to stay in the processor's cache."""
 
 
 def state_dict(module: nn.Module) -> Tree:
@@ -250,16 +248,14 @@ class Mean:
 
     Sums run in float64 over groups of :data:`GROUP` consecutive trees, then over the groups in order. Integer entries,
     such as the batch counter of BatchNorm, are not averaged: the largest value of each is used. For any number of
-    trees, memory holds two sums of each entry and one block of :data:`BLOCK` numbers.
+    trees, memory holds two sums of each entry and one product.
     """
 
     def __init__(self) -> None:
         self._total: dict[str, Tensor] = {}
         self._group: dict[str, Tensor] = {}
-        self._open: set[str] = set()  # keys that the current group has
         self._weight: dict[str, float] = {}
         self._dtype: dict[str, torch.dtype] = {}
-        self._block = torch.empty(0, dtype=torch.float64)
         self._count = 0
 
     def add(self, tree: Mapping[str, Tensor], weight: float) -> None:
@@ -276,15 +272,15 @@ class Mean:
             if not tensor.is_floating_point():
                 self._total[key] = torch.maximum(self._total.get(key, tensor), tensor)
                 continue
-            if key in self._dtype:
-                shape = (self._group if key in self._group else self._total)[key].shape
-                if shape != tensor.shape:
-                    raise UsageError(
-                        f"tensor {key!r} must have the same shape; got {shape} and {tuple(tensor.shape)}."
-                    )
+            known = self._group.get(key, self._total.get(key))
+            if known is not None and known.shape != tensor.shape:
+                raise UsageError(
+                    f"tensor {key!r} must have the same shape; got {known.shape} and {tuple(tensor.shape)}."
+                )
             self._dtype.setdefault(key, tensor.dtype)
             self._weight[key] = self._weight.get(key, 0.0) + weight
-            self._accumulate(key, tensor.detach(), weight)
+            # a separate product: fused into the sum, its rounding would depend on the hardware
+            _add(self._group, key, tensor.detach().double() * weight)
         self._count += 1
         if self._count % GROUP == 0:
             self._close_group()
@@ -299,40 +295,14 @@ class Mean:
             for key, total in self._total.items()
         }
 
-    def _accumulate(self, key: str, tensor: Tensor, weight: float) -> None:
-        small = tensor.numel() <= BLOCK
-        if key not in self._open:
-            self._open.add(key)
-            if small:
-                self._group[key] = (tensor.double() * weight).contiguous()
-                return
-            if key not in self._group:
-                self._group[key] = torch.empty(
-                    tensor.shape, dtype=torch.float64, device=tensor.device
-                )
-            self._group[key].copy_(tensor).mul_(weight)
-            return
-        # a separate product: fused into the sum, its rounding would depend on the hardware
-        if small:
-            self._group[key].add_(tensor.double() * weight)
-            return
-        if self._block.device != tensor.device or not self._block.numel():
-            self._block = torch.empty(BLOCK, dtype=torch.float64, device=tensor.device)
-        parts = zip(
-            self._group[key].view(-1).split(BLOCK),
-            tensor.reshape(-1).split(BLOCK),
-            strict=True,
-        )
-        for sums, values in parts:
-            sums.add_(self._block[: len(values)].copy_(values).mul_(weight))
-
     def _close_group(self) -> None:
-        for key in self._open:
-            if key in self._total:
-                self._total[key].add_(self._group[key])
-            else:
-                self._total[key] = self._group.pop(key)
-        self._open = set()
+        for key, value in self._group.items():
+            _add(self._total, key, value)
+        self._group = {}
+
+
+def _add(sums: Tree, key: str, value: Tensor) -> None:
+    sums[key] = sums[key].add_(value) if key in sums else value
 
 
 def mean(trees: Iterable[Mapping[str, Tensor]], weights: Iterable[float]) -> Tree:

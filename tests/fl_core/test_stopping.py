@@ -244,7 +244,7 @@ def test_a_best_checkpoint_that_is_gone_or_a_rule_that_was_edited_is_refused(
     for wrong in (
         {"patience": -1},
         {"metrics": ["beauty"]},
-        {"models": {"global": {"rounds": [1], "scores": {"macro_f1": []}}}},
+        {"models": {"global": {"macro_f1": {"1": "x"}}}},
     ):
         path = run.checkpoint_path(engine.done)
         sound = path.read_bytes()
