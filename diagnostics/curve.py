@@ -86,16 +86,11 @@ class Curve:
             weight = math.prod(times[client] for client in who)
             if weight:
                 weights.append(weight * self.weights[who[0]])
-                errors = self.errors.get(who)
                 if who in self.redrawn:
                     v = self.redrawn[who][int(at * len(self.redrawn[who]))]
-                    values.append(np.asarray(v))
                 else:
-                    values.append(
-                        random.normal(v, errors)
-                        if errors and any(errors)
-                        else np.asarray(v)
-                    )
+                    v = random.normal(v, self.errors.get(who, 0.0)).tolist()
+                values.append(v)
         return None if not weights else np.average(values, axis=0, weights=weights)
 
 

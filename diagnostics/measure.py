@@ -38,7 +38,6 @@ from .report import Report
 from .representation.features import PROBE, probe_set
 from .sensitivity import SensitivityAccumulator, recorded_rows
 
-DEFAULT_METRICS = DEFAULT
 SENSITIVITY = "federation_sensitivity"
 
 
@@ -248,7 +247,7 @@ class _Saved(nn.Module):
 
 def diagnose_run(
     path: Path | str,
-    metrics: Sequence[str] = DEFAULT_METRICS,
+    metrics: Sequence[str] = DEFAULT,
     *,
     round: int | str = "last",
     which: str = "local",
@@ -324,7 +323,7 @@ def diagnose_run(
 def diagnose_models(
     task: Task,
     models: Mapping[str, Any],
-    metrics: Sequence[str] = DEFAULT_METRICS,
+    metrics: Sequence[str] = DEFAULT,
     *,
     context: Mapping[str, Any],
     command: str = "diagnose",
@@ -381,7 +380,7 @@ def _with_nulls(
 
 def diagnose_task(
     task: Task,
-    metrics: Sequence[str] = DEFAULT_METRICS,
+    metrics: Sequence[str] = DEFAULT,
     *,
     command: str = "",
     null: Nulls | str | Sequence[str] = (),

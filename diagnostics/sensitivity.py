@@ -229,13 +229,9 @@ def combine(s: ArrayLike, weights: ArrayLike) -> NDArray[np.float64]:
     It takes S [C, L] and training samples [C]. A layer without a value at one of the clients is NaN.
 
     Raises:
-        UsageError: the numbers of clients differ, or a weight is not above 0.
+        UsageError: a weight is not above 0.
     """
     values, w = np.asarray(s, dtype=np.float64), np.asarray(weights, dtype=np.float64)
-    if values.ndim != 2 or w.shape != values.shape[:1]:
-        raise UsageError(
-            f"sensitivities must be [C, L] and weights [C]; got {values.shape} and {w.shape}."
-        )
     if not np.all(w > 0):
         raise UsageError(f"clients' weights must all be above 0; got {w.min():g}.")
     with np.errstate(over="ignore", invalid="ignore"):

@@ -394,17 +394,12 @@ def hessian_trace(
         status = failures.get(layer.name, way.status)
         if status == "ok" and not (math.isfinite(value) and math.isfinite(stderr)):
             status = f"the trace of layer {layer.name!r} is not finite"
-        ok = status == "ok"
+        if status != "ok":
+            value, stderr, way = math.nan, math.nan, Way(note=way.note)
+        sizes = run.size(layer), n
         results.append(
             TraceResult(
-                layer.name,
-                value if ok else math.nan,
-                stderr if ok else math.nan,
-                way.estimator if ok else "",
-                run.size(layer),
-                n,
-                status,
-                way.note,
+                layer.name, value, stderr, way.estimator, *sizes, status, way.note
             )
         )
     return results

@@ -159,13 +159,9 @@ def of_variant(
 ) -> pd.DataFrame:
     """Return the rows of the wanted variant, else of the first preferred one that exists, else all rows."""
     present = list(rows["variant"].unique())
+    chosen = next((name for name in preferred if name in present), None)
     if wanted is not None:
-        check_known("variant", wanted, present)
-    chosen = (
-        wanted
-        if wanted is not None
-        else next((name for name in preferred if name in present), None)
-    )
+        chosen = check_known("variant", wanted, present)
     return rows if chosen is None else rows[rows["variant"] == chosen]
 
 

@@ -111,17 +111,14 @@ def learning(
             x, every = runs.index.to_numpy(dtype=np.float64), max(1, len(runs) // 8)
             colour = colours[k]
             dash = DASHES[colours[:k].count(colour) % len(DASHES)]
-            look: dict[str, Any] = {
-                "color": colour,
-                "linestyle": dash,
-                "marker": MARKERS[k % len(MARKERS)],
-            }
             axes.plot(
                 x,
                 runs.mean(axis=1, skipna=False),
                 label=name,
                 markevery=(k % every, every),
-                **look,
+                color=colour,
+                linestyle=dash,
+                marker=MARKERS[k % len(MARKERS)],
             )
             if runs.shape[1] > 1:
                 axes.fill_between(

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from torch_cka import CKA
 
 from diagnostics.measure import diagnose
 from diagnostics.measurement import ClientModel
@@ -230,15 +229,3 @@ def test_images_lie_channels_last_unless_the_model_takes_a_view():
         assert models[0].seen[-1] == views
         maps = [model.conv(x).detach().flatten(1) for model in models]
         assert found["conv"] == pytest.approx(linear_cka(*maps))
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_minibatches_are_those_of_torch_cka():
-    torch.manual_seed(0)
-    models = [nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4)) for _ in range(2)]
-    x, y, names = torch.randn(48, 6), torch.arange(48) % 4, ["0", "1"]
-    rows = measured("cka", models, (x, y), batch=12, estimator="minibatch")
-    package = CKA(*models, "a", "b", names, names, device="cpu")
-    package.compare(DataLoader(TensorDataset(x, y), 12))
-    theirs = package.export()["CKA"].diagonal().tolist()
-    assert [*by_layer(rows).values()] == pytest.approx(theirs, abs=1e-4)

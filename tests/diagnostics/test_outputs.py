@@ -156,15 +156,12 @@ def test_inputs_of_every_kind_give_the_same_values():
         [{**names, "labels": y}],
     ]
     metrics = ["hessian_trace", "grad_noise", "federation_sensitivity"]
-    before = {k: v.clone() for k, v in model.state_dict().items()}
     reports = [diagnose(model, form, metrics, progress=False).frame for form in forms]
     for report in reports[1:]:
         assert report["value"].tolist() == pytest.approx(
             reports[0]["value"].tolist(), rel=1e-6, abs=1e-9, nan_ok=True
         )
     assert (reports[0]["metric"] == "hessian_trace").any()
-    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
-    assert type(model) is Several
 
 
 def test_positions_that_do_not_count_have_no_loss():
