@@ -88,6 +88,11 @@ def load_weights(
     if not isinstance(into, nn.Module):
         raise UsageError(f"into must be a module; got {into!r}. Build one first.")
     path, into = Path(path), plain(into)
+    if by_position and path.suffix != ".npz":
+        raise UsageError(
+            f"by_position must be left out for files with names; got it with {path}. Leave out by_position=True "
+            "(--by-position)."
+        )
     target = into.state_dict()
     if path.is_dir():
         found, scale = _folder(path)

@@ -224,8 +224,8 @@ def check_given(path: Path, stored: Mapping[str, Any], **given: Any) -> None:
     for kind in stored["own"]:
         if given[kind] is None:
             raise UsageError(
-                f"{path} must be resumed with its own {kind}; got none. Pass the same again, "
-                f"{kind}=...{', or own_model=... of fl.diagnose' if kind == 'model' else ''}"
+                f"{path} must be read with its own {kind}, which it does not store; got none. "
+                f"Pass the same again: {kind}=...{', or own_model=... of fl.diagnose' if kind == 'model' else ''}"
             )
 
 

@@ -17,6 +17,7 @@ from fedlayers.cli.options import (
     check_folder,
 )
 from fl_core.bounds import at_least, check_value
+from fl_core.config import RunConfig
 from fl_core.display import in_order
 from fl_core.errors import RunError, UsageError, check_known, listing, warn
 
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from diagnostics.metrics.base import Metric
     from fl_core.task import Task
 
-_DTYPES = ("float32", "float64")
+
+PATTERN = "client_{client}.pt"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,9 +52,11 @@ class OfRun(ConfiguredCommand):
             raise UsageError(
                 "the command must have a run directory before the flags, or --dataset. Name one of the two."
             )
-        if self.dir is not None and (given := self.changed_flags()):
+        if self.dir is not None and (
+            self.keys != RunConfig() or self.model_option or self.loss_option
+        ):
             raise UsageError(
-                f"{given[0]} goes with --dataset. A run has its own configuration."
+                "options of training go with --dataset. A run has its own configuration."
             )
 
 
@@ -86,7 +90,7 @@ class Diagnose(OfRun):
     """Models of the run: local, personal or global. Default: local. With --dataset: name of the model."""
     models: Path | None = None
     """Folder of models trained elsewhere. Use it with --dataset and --model."""
-    pattern: str = "client_{client}.pt"
+    pattern: str = PATTERN
     """Files of --models, with {client}, and {round} if there are several."""
     by_position: bool = False
     """Take the arrays of .npz files in the order of the model's tensors."""
@@ -125,11 +129,11 @@ class Diagnose(OfRun):
         metrics = tuple(dict.fromkeys(self.metrics)) or DEFAULT
         chosen = {metric.name: metric for metric in chosen_metrics(metrics)}
         options = by_name(self.option, "metric", tuple(chosen))
+        for name, given in options.items():
+            _check_options(chosen[name], given)
         how: dict[str, Any] = {
             "command": line,
-            "options": {
-                name: _options(chosen[name], options[name]) for name in options
-            },
+            "options": options,
             "resamples": self.resamples,
             "batch": self.measure_batch,
             "null": nulls,
@@ -197,6 +201,8 @@ class Diagnose(OfRun):
             raise UsageError(
                 "--round is for a run directory or --models. A dataset is measured after the first local training."
             )
+        if self.models is None and (self.by_position or self.pattern != PATTERN):
+            raise UsageError("--pattern and --by-position go with --models.")
         if self.dir is None and self.allow_code:
             raise UsageError(
                 "--allow-code is for a run directory. With --dataset name the model with --model."
@@ -226,28 +232,19 @@ class Diagnose(OfRun):
         return number, found[number]
 
 
-def _options(metric: Metric, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a metric's options of the command line, checked, with a type of numbers by its name.
+def _check_options(metric: Metric, given: Mapping[str, Any]) -> None:
+    """Check a metric's options of the command line before anything is trained.
 
     Raises:
         UsageError: an unknown option, one that has no text form (models, data), or a value of another type.
     """
-    import torch
-
-    options = dict(given)
+    metric.settings(**given)
     for key, value in given.items():
-        known = check_known(f"option of {metric.name}", key, metric.options)
-        hint = metric.option_types[known]
-        kinds = get_args(hint) or (hint,)
-        if torch.dtype in kinds and value is not None:
-            name = check_known(f"{metric.name}.{key}", value, _DTYPES)
-            options[key] = getattr(torch, name)
-        elif {bool, int, float, str, torch.dtype}.isdisjoint(kinds):
+        hint = metric.option_types[key]
+        if {bool, int, float, str}.isdisjoint(get_args(hint) or (hint,)):
             raise UsageError(
                 f"--option {metric.name}.{key} must be given from Python: it is no text or number; got {value!r}."
             )
-    metric.settings(**options)
-    return options
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -101,13 +101,6 @@ class ConfiguredCommand(Command):
         catalogue.check_deciding(config.federation.rule)
         return config
 
-    def changed_flags(self) -> list[str]:
-        """Return the configuration's flags whose values are not the defaults."""
-        default = RunConfig()
-        changed = [k for k, v in self.keys.flat().items() if v != default.value(k)]
-        changed += [flag for flag in OPTIONS.values() if getattr(self, flag)]
-        return [f"--{name.replace('_', '-')}" for name in changed]
-
     @classmethod
     def readable(cls) -> set[str]:
         """Return the keys of the configuration that a file may give to the command."""
@@ -122,9 +115,10 @@ class ConfiguredCommand(Command):
 
         config = self.asked_config()
         groups: dict[str, dict[str, Any]] = {}
-        for name in sorted(self.readable(), key=[*KEYS].index):
-            if (value := config.value(name)) != KEYS[name].default:
-                groups.setdefault(KEYS[name].group, {})[name] = value
+        for name, key in KEYS.items():
+            value = config.value(name)
+            if name in self.readable() and value != key.default:
+                groups.setdefault(key.group, {})[name] = value
         return tomli_w.dumps(groups)
 
 
@@ -400,10 +394,6 @@ def check_folder(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise UsageError(
             f"--out must be a folder; got {path}, which is a file. Choose another."
-        )
-    if path.suffix in (".png", ".pdf", ".svg"):
-        raise UsageError(
-            f"--out must be a folder for pictures; got {path}. Leave out {path.suffix}."
         )
     _check_no_run(path, path)
 

@@ -34,8 +34,8 @@ def scores(
 ) -> str:
     """Format the test scores after a round: for each model a line per client, and one for their weighted mean.
 
-    Beyond eight clients three are shown: the lowest, the median and the highest by the main score, or else by the first
-    available one. The mean is weighted by training samples.
+    Beyond eight clients three are shown: the lowest, the median and the highest by the main score. The mean is weighted
+    by training samples.
 
     Args:
         frame: the rows of a run.
@@ -49,8 +49,7 @@ def scores(
     if last.empty:
         return f"{title}: no scores"
     lacking, count = without_score(last), last["client"].nunique()
-    names = [main_score(last["metric"]), *SCORES, *last["metric"]]
-    by = next(name for name in names if name in set(last["metric"]))
+    by = main_score(set(last["metric"]))
     condensed = count > MANY
     parts = {}
     for model, rows in last.groupby("model"):
