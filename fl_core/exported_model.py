@@ -170,9 +170,9 @@ def export(
             if round is None and found.stopping_rule() is None
             else found.best_round(which)
         )
-    which, trained, task = restore.load_kind(
-        path, round, which, data=data, model=model, allow_code=allow_code
-    )
+    own = {"data": data, "model": model, "allow_code": allow_code}
+    order = ("personal", "global") if which is None else (which,)
+    _, which, trained, task = next(restore.load_rounds(path, [round], order, **own))
     if isinstance(task.data.shape, PackedShape):
         raise UsageError(
             f"an exported model must have one input; that of {path} has several. "

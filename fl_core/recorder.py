@@ -14,11 +14,12 @@ import pandas as pd
 
 from fl_core import rows, storage
 from fl_core.algorithms.base import Message, Observation, Round
+from fl_core.bounds import NUMBER, validate
 from fl_core.client_runner import ClientReply
 from fl_core.data import FederatedData
-from fl_core.errors import CorruptError, UsageError, as_list
+from fl_core.errors import UsageError, as_list, damaged
 from fl_core.records.store import Checkpoint
-from fl_core.records.writing import PARTS, Writer, timing_of
+from fl_core.records.writing import Writer
 from fl_core.registry import import_object
 from fl_core.rows import OF_CLASS, Row, why_missing
 from fl_core.stopping import EVALUATE, FINISH, EarlyStopping, Listener, rounds_done
@@ -35,6 +36,16 @@ UNITS = {
     "bytes_evaluation": "byte",
     "flops": "FLOP",
 }
+PARTS = {
+    "train": "clients train, and this process waits for them",
+    "move": "jobs and results cross the borders of processes; 0 without worker processes",
+    "aggregate": "messages are made and replies are mixed",
+    "evaluate": "models are scored",
+    "save": "rows and checkpoints are written",
+    "other": "all the rest",
+}
+"""The parts of a round's time."""
+_TIMING = ("round", "steps", *PARTS)
 REPLY_LOST = "reply_lost"
 """The metric of a row about a missing client: 1 if it was sampled and its reply did not arrive in that round."""
 CHANCE, TIMEOUT = "chance", "timeout"
@@ -107,11 +118,10 @@ def by_round(path: Path | str) -> dict[int, dict[str, Any]]:
     for number, line in enumerate(
         folder.read(path.name, most=storage.JSON_BYTES).splitlines(), 1
     ):
-        record = timing_of(line)
-        if record is None:
-            raise CorruptError(
-                f"{path}, line {number} is damaged: it is not the timing of a round"
-            )
+        with damaged(f"{path}, line {number}"):
+            record = storage.parsed_json(line)
+            if wrong := validate(record, dict.fromkeys(_TIMING, NUMBER)):
+                raise ValueError(wrong)
         records[int(record["round"])] = record
     return records
 

@@ -403,9 +403,8 @@ def load_models(
             run's.
         CorruptError: stored files are damaged.
     """
-    _, models, task = load_kind(
-        path, round, which, data=data, model=model, allow_code=allow_code
-    )
+    own = {"data": data, "model": model, "allow_code": allow_code}
+    _, _, models, task = next(load_rounds(path, [round], (which,), **own))
     return {
         name: with_labels(original(model), task.data.classes)
         for name, model in models.items()
@@ -418,38 +417,23 @@ def with_labels(model: nn.Module, names: Sequence[str]) -> nn.Module:
     return model
 
 
-def load_kind(
-    path: Path | str,
-    round: int | str,
-    which: str | None,
-    *,
-    data: Any = None,
-    model: Any = None,
-    allow_code: str | Collection[str] = (),
-) -> tuple[str, dict[str, nn.Module], Task]:
-    """Return the name of the models, and then what :func:`load_models` returns.
-
-    For ``which`` None these are the personal models, or the global one if no model is personal.
-    """
-    if round == "best":
-        round = Run(path).best_round(which)
-    order = ("personal", "global") if which is None else (which,)
-    own = {"data": data, "model": model, "allow_code": allow_code}
-    _, which, models, task = next(load_rounds(path, [round], order, **own))
-    return which, models, task
-
-
 def load_rounds(
-    path: Path | str, rounds: Sequence[int | str], which: Sequence[str], **own: Any
+    path: Path | str,
+    rounds: Sequence[int | str],
+    which: Sequence[str] = ("personal", "global"),
+    **own: Any,
 ) -> Iterator[tuple[int, str, dict[str, nn.Module], Task]]:
     """Yield each round with the name of its models, the models and their task, which is made once.
 
     Args:
+        rounds: rounds, ``last`` or ``best``: that of the one model, or of the one that decides when to stop.
         which: names of models. The first one that the round has is taken.
         own: ``data``, ``model`` and ``allow_code``, as of :func:`load_models`.
     """
     found, task = Run(path), None
     for round in rounds:
+        if round == "best":
+            round = found.best_round(which[0] if len(which) == 1 else None)
         checkpoint = found.checkpoint(round)
         if task is None:
             task = _task_to_read(found, **own)

@@ -18,7 +18,7 @@ from torch import Tensor
 from fl_core import statistics, tree
 from fl_core.data.arrays import nested_groups
 from fl_core.records import store
-from fl_core.restore import allowed_by, load_kind
+from fl_core.restore import allowed_by, load_rounds
 from fl_core.rows import CLASSIFICATION, MULTILABEL, SCORES
 from fl_core.statistics import Interval
 from fl_core.task import Task
@@ -98,9 +98,8 @@ class Bench:
         own = {"data": config.own_data, "model": config.own_model}
         round = "last" if store.Run(path).stopping_rule() is None else "best"
         with warnings.catch_warnings(action="ignore"):
-            _, models, _ = load_kind(
-                path, round, None, allow_code=allowed_by(config), **own
-            )
+            own["allow_code"] = allowed_by(config)
+            _, _, models, _ = next(load_rounds(path, [round], **own))
         logits = self.task.criterion.logits
         return self.predictor(
             name, lambda client, x: logits(evaluate.predict(models[client], x))

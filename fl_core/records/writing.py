@@ -27,7 +27,6 @@ from torch import Tensor, nn
 
 from fl_core import models, rows
 from fl_core.algorithms.base import State
-from fl_core.bounds import NUMBER, validate
 from fl_core.config import Mark, marked
 from fl_core.errors import PACKAGES, CorruptError, UsageError
 from fl_core.records.store import (
@@ -44,7 +43,7 @@ from fl_core.records.store import (
     checkpoint_name,
 )
 from fl_core.registry import import_object, is_outside
-from fl_core.storage import Folder, merge_trees, parsed_json, sha, sign
+from fl_core.storage import Folder, merge_trees, sha, sign
 from fl_core.tree import clone
 
 if TYPE_CHECKING:
@@ -55,15 +54,6 @@ _PART = re.compile(
     rf"({_BLOB.pattern}|[0-9]{{6,}}\.json|[a-z]+\.(json|jsonl|safetensors))\.[0-9]+\.part"
 )
 """The name of an incomplete file of the process with that number."""
-PARTS = {
-    "train": "clients train, and this process waits for them",
-    "move": "jobs and results cross the borders of processes; 0 without worker processes",
-    "aggregate": "messages are made and replies are mixed",
-    "evaluate": "models are scored",
-    "save": "rows and checkpoints are written",
-    "other": "all the rest",
-}
-"""The parts of a round's time."""
 
 
 class Writer:
@@ -112,8 +102,8 @@ class Writer:
         self.count(covered)
         done = rounds[-1] if rounds else 0
         if self.folder.has("timing.jsonl"):
-            kept = _rewound(self.folder.read("timing.jsonl"), done)
-            self.folder.write("timing.jsonl", kept)
+            times = self.folder.read("timing.jsonl")
+            self.folder.write("timing.jsonl", times[: times.rfind(b"\n") + 1])
         return done
 
     def add_rows(self, new: Iterable[rows.Row]) -> None:
@@ -315,26 +305,6 @@ def _removable(run: Run) -> list[str]:
 def runs_below(path: Path) -> list[Path]:
     """Return the run directories in a folder, at any depth, and the folder itself if it is one."""
     return sorted(each.parent for each in path.rglob(CONFIG))
-
-
-def _rewound(data: bytes, done: int) -> bytes:
-    """Return the timing of a run that resumes after round ``done``, without later or incomplete lines."""
-    lines = [(line, timing_of(line)) for line in data.splitlines()]
-    kept = [line + b"\n" for line, found in lines if found and found["round"] <= done]
-    return b"".join(kept)
-
-
-def timing_of(line: bytes) -> dict[str, Any] | None:
-    """Return a line of ``timing.jsonl``, or None if it is not the timing of a round."""
-    try:
-        record = parsed_json(line)
-    except ValueError:
-        return None
-    names = ("round", "steps", *PARTS)
-    sound = isinstance(record, dict) and not validate(
-        record, dict.fromkeys(names, NUMBER)
-    )
-    return record if sound else None
 
 
 # --- what a run begins with ------------------------------------------------------------------------------------
