@@ -198,10 +198,12 @@ def _csv(path: Path, reading: Reading, texts: Collection[str], whole: bool) -> O
     """
     rows = csv_rows(path, reading)
     header = next(rows)[1]
+    alone = len(header) == 1 and header[0] != reading.text_column
+    if alone:  # before the rows, which may have several cells
+        _check_separator(path, header[0])
     first = [cells for _, cells in islice(rows, 1)]
-    if len(header) == 1 and header[0] != reading.text_column:
-        for cells in [header, *first]:  # the header may be a title
-            _check_separator(path, cells[0])
+    for cells in first[:alone]:
+        _check_separator(path, cells[0])
     first += [cells for _, cells in islice(rows, FIRST)]
 
     def place(row: int) -> str:
