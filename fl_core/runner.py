@@ -83,7 +83,7 @@ class Execution:
     progress: bool = True
     until: int | None = None
     save_seconds: float = 0.0
-    log: Iterable[str | Logger] = ()
+    log: Iterable[Any] = ()
     trained_by: MakesExecutor | None = None
 
     def __post_init__(self) -> None:
