@@ -173,29 +173,24 @@ def parse_command(words: Sequence[str]) -> Command:
         UsageError: an unknown command, or flags that do not parse.
     """
     name, *words = words
-    command = command_class(name)
-    import argparse
+    kind = command_class(name)
     import io
     from contextlib import redirect_stderr
 
     from fedlayers.cli.options import ConfiguredCommand, parse, read_config
 
-    configured = issubclass(command, ConfiguredCommand)
-    defaults: dict[str, Any] = {}
-    usual = configured and "--help-all" not in words
+    configured, usual = issubclass(kind, ConfiguredCommand), False
     if not {"-h", "--help", "--help-all"}.isdisjoint(words):
+        usual = configured and "--help-all" not in words
         words = ["--help"]
-    elif issubclass(command, ConfiguredCommand):
-        files = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        files.add_argument("--config", nargs="?", const="")
-        found, words = files.parse_known_args(words)
-        if found.config is not None:
-            defaults = read_config(Path(found.config), name, command.readable())
     said = io.StringIO()
     try:
         with redirect_stderr(said):
-            usual = usual and words == ["--help"]
-            return parse(command, words, f"fedlayers {name}", defaults, usual)
+            command = parse(kind, words, name, {}, usual)
+            if isinstance(command, ConfiguredCommand) and command.config:
+                defaults = read_config(command.config, name, command.readable())
+                command = parse(kind, words, name, defaults)
+            return command
     except SystemExit as ended:
         if ended.code == 2:
             helps = "--help-all" if configured else "--help"

@@ -12,7 +12,6 @@ from fedlayers import catalogue
 from fedlayers.cli.options import Command
 from fl_core.display import aligned
 from fl_core.errors import check_known
-from fl_core.registry import Registry
 
 WIDTH = 110
 COLUMNS = {
@@ -53,7 +52,7 @@ def algorithms() -> str:
     The cost is the number of scalars that a client receives and sends in a round. P stands for all of the model's.
     """
     known = catalogue.registry("algorithm")
-    about = _members(known, _algorithm)
+    about = {name: _algorithm(member) for name, member in known.members().items()}
     legend = "Cost: scalars that a client receives and sends a round; P = all of the model's. Plan: uses --plan."
     blocks = [textwrap.fill(legend, _width())]
     for family, names in known.families().items():
@@ -110,14 +109,8 @@ def metrics() -> str:
         parts = [member.description, f"price: {member.price}", member.direction]
         return [" | ".join(filter(None, [*parts, ", ".join(member.variants)]))]
 
-    return _entries(_members(catalogue.registry("metric"), about))
-
-
-def _members(
-    known: Registry[Any], about: Callable[[Any], list[str]]
-) -> dict[str, list[str]]:
-    """Return texts about each member."""
-    return {name: about(member) for name, member in known.members().items()}
+    members = catalogue.registry("metric").members().items()
+    return _entries({name: about(member) for name, member in members})
 
 
 def _lines(about: Mapping[str, str]) -> str:

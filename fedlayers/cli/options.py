@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_ty
 from fl_core.bounds import check_type
 from fl_core.config import GROUPS, KEYS, RunConfig
 from fl_core.data.columns import BETWEEN
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.errors import UsageError, about, check_known, listing
 from fl_core.storage import read_toml
 
 USUAL = (
@@ -130,8 +130,8 @@ def read_config(file: Path, command: str, keys: Collection[str]) -> dict[str, An
         keys: those that it has flags for.
 
     Raises:
-        UsageError: the file is missing, no TOML, or has an unknown group or key, or one that the command has no flag
-            for.
+        UsageError: the file is missing, no TOML, or has an unknown group or key, a wrong value, or a key that the
+            command has no flag for.
     """
     if not file.is_file():
         raise UsageError(
@@ -140,12 +140,10 @@ def read_config(file: Path, command: str, keys: Collection[str]) -> dict[str, An
     values: dict[str, Any] = {}
     for group, given in read_toml(file, LARGEST).items():
         check_known(f"group of {file}", group, GROUPS)
-        names = [name for name, key in KEYS.items() if key.group == group]
         check_type(f"{group} of {file}", given, dict)
-        for name, value in given.items():
-            check_known(f"key in [{group}] of {file}", name, names)
-            check_type(f"{name} in [{group}] of {file}", value, KEYS[name].hint)
-            values[name] = value
+        values |= given
+    with about(str(file)):
+        RunConfig(**values)
     if other := [key for key in values if key not in keys]:
         raise UsageError(
             f"keys of {file} must be options of fedlayers {command}; got {listing(other)}. Remove them from the file."
@@ -162,9 +160,9 @@ def read_config(file: Path, command: str, keys: Collection[str]) -> dict[str, An
 def parse(
     command: type[Command],
     words: Sequence[str],
-    prog: str,
+    name: str,
     defaults: Mapping[str, Any],
-    usual: bool,
+    usual: bool = False,
 ) -> Command:
     """Return the command with its flags parsed. Help ends the program.
 
@@ -201,9 +199,14 @@ def parse(
         fields.append(("keys", Annotated[form, tyro.conf.arg(name="", help="")]))
     form = dataclasses.make_dataclass(command.__name__, fields, kw_only=True)
     markers = (tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff)
-    about = inspect.getdoc(command)
     values = vars(
-        tyro.cli(form, prog=prog, description=about, args=words, config=markers)
+        tyro.cli(
+            form,
+            prog=f"fedlayers {name}",
+            description=inspect.getdoc(command),
+            args=words,
+            config=markers,
+        )
     )
     if "keys" in values:
         keys: dict[str, Any] = {}
@@ -247,10 +250,10 @@ def _flags(
         if name == getattr(kind, "argument", ""):
             hint = Annotated[hint, conf.Positional]
             metavar = f"[{name.upper()}]" if default is None else name.upper()
-        about = conf.arg(
+        shown = conf.arg(
             help=texts.get(name, ""), metavar=metavar, help_behavior_hint=_default
         )
-        flags.append((name, Annotated[hint, about], dataclasses.field(default=default)))
+        flags.append((name, Annotated[hint, shown], dataclasses.field(default=default)))
     return flags
 
 

@@ -237,7 +237,7 @@ def test_a_printed_configuration_of_several_tables_is_read_again(
         ("lr = 0.1", "unknown group"),
         ("data = 3", "data of run.toml must be dict"),
         ("[model]\nmodel = {a = 1}", "must be str or none"),
-        ("[training]\nlr = 'fast'", "run.toml must be float or none; got 'fast'"),
+        ("[training]\nlr = 'fast'", "lr must be float or none; got 'fast'"),
         ("[", "must be TOML"),
     ],
 )
