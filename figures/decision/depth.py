@@ -36,7 +36,7 @@ from figures import items
 from figures.drawing import Drawing, Finding
 from figures.page import markdown, numbers, percent
 from fl_core.config import RunConfig
-from fl_core.errors import UsageError
+from fl_core.errors import CorruptError, UsageError
 from fl_core.statistics import holm, mean_interval
 
 DATA = {
@@ -400,19 +400,43 @@ class Study(items.Item):
 
     @property
     def state(self) -> str:
-        """Return ``ready`` if all jobs have a row, else their number."""
-        done, every = len(stored(pd.read_parquet(ROWS))), len(list(jobs()))
-        return "ready" if done == every else f"{done} of {every} runs"
+        """Return ``ready`` if all jobs have a row, else their number, or what is wrong with the rows."""
+        try:
+            missing = self.read(self.path())[0]["missing"]
+        except UsageError:
+            return "no rows"
+        except CorruptError:
+            return "damaged"
+        every = len(list(jobs()))
+        return f"{every - len(missing)} of {every} runs" if missing else "ready"
 
     @property
     def command(self) -> str:
         """Return the command that makes the rows."""
         return "python -m benchmarks.depth"
 
+    def path(self, folder: Path | None = None) -> Path:
+        """Return the path next to which the table is, :data:`ROWS` by default."""
+        return ROWS.with_suffix("") if folder is None else super().path(folder)
+
     def read(self, path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
-        """Return a header as other items have it, and the rows of :data:`ROWS`."""
-        rows = pd.read_parquet(ROWS)
-        done = stored(rows)
+        """Return a header as other items have it, and the rows.
+
+        Raises:
+            UsageError: no rows are stored; CorruptError: they are damaged.
+        """
+        file = items.packed_file(path)
+        if not file.is_file():
+            raise UsageError(
+                f"rows of {self.name} must be at {file}; got none. Make them ({self.budget}): {self.command}"
+            )
+        try:
+            rows = pd.read_parquet(file)
+            done = stored(rows)
+        except (OSError, ValueError, LookupError) as error:
+            raise CorruptError(
+                f"{file} must be the study's table; got {error!r}. The command: {self.command}"
+            ) from error
         header = {
             "item": self.name,
             "command": self.command,

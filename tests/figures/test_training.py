@@ -166,12 +166,14 @@ def test_rows_that_are_missing_or_of_another_format_are_one_line_with_the_comman
     name, tmp_path
 ):
     item = items.find(name)
-    path, command = item.path(tmp_path), f"python -m figures {item.study.name} --train"
+    path, command = item.path(tmp_path), item.study.command
     with refuses(f"got none.*{command}"):
         item.read(path)
     items.packed_file(path).write_bytes(b"PAR1")
     with pytest.raises(CorruptError, match=f"^.*parquet.*{command}$"):
         item.read(path)
+    if type(item.study) is not items.Item:
+        return  # whose rows are one table
     items.packed_file(path).unlink()
     path.mkdir()
     for bad in ("", '{"format": 1, "run": "a", "seed": 0}\n'):
