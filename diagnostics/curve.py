@@ -63,15 +63,6 @@ class Curve:
     errors: dict[tuple[str, ...], list[float]] = field(default_factory=dict)
     redrawn: dict[tuple[str, ...], list[list[float]]] = field(default_factory=dict)
 
-    @property
-    def noisy(self) -> bool:
-        """True if a value has a standard error and no resamples replace it."""
-        return any(
-            any(errors)
-            for who, errors in self.errors.items()
-            if who not in self.redrawn
-        )
-
     def resample(
         self, times: Mapping[str, int], random: np.random.Generator, at: float = 0.0
     ) -> NDArray[np.float64] | None:
@@ -427,7 +418,8 @@ def stability(
     if curve.redrawn:
         own = [client for client in clients if (client,) in curve.redrawn]
         of.append("batches" if own == clients else f"batches of {listing(own)}")
-    of += ["measurement errors"] * curve.noisy
+    own = [errors for who, errors in curve.errors.items() if who not in curve.redrawn]
+    of += ["measurement errors"] * any(map(any, own))
     if not of:
         return {
             "status": "one client and no measurement errors or resampled batches: nothing to resample"

@@ -70,14 +70,15 @@ class Cka(SimilarityOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.unbiased and self.positions == "samples":
+        if self.estimator == "minibatch" and self.positions == "samples":
             raise UsageError(
                 "positions='samples' must have estimator 'full'; got 'minibatch'. Its Gram matrices are too large."
             )
 
-    @property
-    def unbiased(self) -> bool:
-        return self.estimator == "minibatch"
+    def check(self, measurement: Measurement) -> None:
+        """Refuse too small a batch."""
+        if self.estimator == "minibatch":
+            measures.batch_bounds(0, measurement.batch or measures.LEAST)
 
 
 @similarity(

@@ -386,16 +386,6 @@ class SimilarityOptions:
     def __post_init__(self) -> None:
         check_known("positions", self.positions, self.treatments)
 
-    @property
-    def unbiased(self) -> bool:
-        """True if the unbiased HSIC is used. Batches must be large enough for it."""
-        return False
-
-    def check(self, measurement: Measurement) -> None:
-        """Refuse too small a batch."""
-        if self.unbiased:
-            batch_bounds(0, measurement.batch or LEAST)
-
 
 @dataclass(frozen=True)
 class LayerComparison:
