@@ -418,8 +418,8 @@ def stability(
     if curve.redrawn:
         own = [client for client in clients if (client,) in curve.redrawn]
         of.append("batches" if own == clients else f"batches of {listing(own)}")
-    own = [errors for who, errors in curve.errors.items() if who not in curve.redrawn]
-    of += ["measurement errors"] * any(map(any, own))
+    unsure = [v for who, v in curve.errors.items() if who not in curve.redrawn]
+    of += ["measurement errors"] * any(map(any, unsure))
     if not of:
         return {
             "status": "one client and no measurement errors or resampled batches: nothing to resample"
