@@ -286,7 +286,7 @@ class Instruments:
         default_factory=dict
     )
     decide: Decide | None = None
-    check_rule: Callable[[str], object] = str
+    check_rule: Callable[[str], object] | None = None
     measuring: Callable[[Task], Listener] | None = None
 
 
@@ -314,7 +314,8 @@ class PlanSelection(Listener):
             return
         name, layers = algorithm.name, algorithm.task_info.layers
         self._decide_by(name)
-        self.instruments.check_rule(self.rule)
+        if self.instruments.check_rule is not None:
+            self.instruments.check_rule(self.rule)
         moving = [layer for layer in layers if layer.used and not layer.is_frozen]
         choices = [layer for layer in moving if layer.weights]
         if len(choices) < 2:

@@ -168,21 +168,18 @@ def code_of(config: Mapping[str, Any]) -> dict[str, str]:
     return {**code, "model": config["model"]} if is_code(str(config["model"])) else code
 
 
-def allowed_by(config: RunConfig) -> set[str]:
-    """Return the code and the model options that a command's own configuration allows a stored run to use."""
-    return {
-        *code_of(config.to_json()).values(),
-        *(
-            format_option(key, value)
-            for key, value in config.model.model_options.items()
-        ),
-    }
-
-
 def own_parts(config: RunConfig) -> dict[str, Any]:
     """Return what a command's own configuration allows and passes, as :func:`fl_core.runner.resume` takes it."""
-    own = {kind: getattr(config, f"own_{kind}") for kind in ("data", "model")}
-    return {"allow_code": allowed_by(config), **own}
+    options = config.model.model_options.items()
+    allowed = {
+        *code_of(config.to_json()).values(),
+        *(format_option(key, value) for key, value in options),
+    }
+    return {
+        "allow_code": allowed,
+        "data": config.own_data,
+        "model": config.own_model,
+    }
 
 
 def allowed_code(allow_code: str | Collection[str]) -> set[str]:

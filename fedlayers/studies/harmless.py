@@ -18,7 +18,7 @@ from torch import Tensor
 from fl_core import statistics, tree
 from fl_core.data.arrays import nested_groups
 from fl_core.records import store
-from fl_core.restore import allowed_by, load_rounds
+from fl_core.restore import load_rounds, own_parts
 from fl_core.rows import CLASSIFICATION, MULTILABEL, SCORES
 from fl_core.statistics import Interval
 from fl_core.task import Task
@@ -95,11 +95,9 @@ class Bench:
             UsageError: the clients hold parts of the model, so that none predicts alone.
         """
         config = self.task.config
-        own = {"data": config.own_data, "model": config.own_model}
         round = "last" if store.Run(path).stopping_rule() is None else "best"
         with warnings.catch_warnings(action="ignore"):
-            own["allow_code"] = allowed_by(config)
-            _, _, models, _ = next(load_rounds(path, [round], **own))
+            _, _, models, _ = next(load_rounds(path, [round], **own_parts(config)))
         logits = self.task.criterion.logits
         return self.predictor(
             name, lambda client, x: logits(evaluate.predict(models[client], x))
