@@ -77,8 +77,7 @@ def run(
         UsageError: an unknown name or an invalid value, before anything is written.
         DivergedError, RunError: during the run; the directory keeps its last checkpoint.
     """
-    from fedlayers.live import LiveRun, open_live
-    from fedlayers.run_result import RunResult
+    from fedlayers.run_result import LiveRun, RunResult, open_live
     from fl_core import runner
     from fl_core.plan import LayerPlan
 
@@ -146,8 +145,7 @@ def resume(
 
     stored = Run(out).config
 
-    from fedlayers.live import LiveRun, open_live
-    from fedlayers.run_result import RunResult
+    from fedlayers.run_result import LiveRun, RunResult, open_live
     from fl_core import restore, runner
 
     config = restore.stored_config(stored)[0]

@@ -36,7 +36,7 @@ from fl_core.storage import Folder, sha
 from fl_core.workers import LOST, Child, receive, send, stream_of
 
 if TYPE_CHECKING:
-    from fedlayers.live import Live
+    from fedlayers.run_result import Live
     from fedlayers.studies.jobs import TrainingJob as Job
 
 TRIES = 5

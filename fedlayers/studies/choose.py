@@ -14,7 +14,6 @@ import pandas as pd
 
 from fedlayers.backends.local import Backend, no_progress
 from fedlayers.studies import arms as candidates
-from fedlayers.studies.baselines import is_table, predictors
 from fedlayers.studies.choice import NOTHING, Choice, answers, infer
 from fedlayers.studies.harmless import (
     BASE_RATE,
@@ -22,6 +21,8 @@ from fedlayers.studies.harmless import (
     VALIDATION,
     Bench,
     Predictor,
+    is_table,
+    predictors,
 )
 from fedlayers.studies.hint import (
     Race,
@@ -115,7 +116,7 @@ def choose(
         tune_rates: number of learning rates to try, 2 to 5 (:mod:`fedlayers.studies.race`), or 0. The first seed tries
             them with all but the last layer shared. Then the arms race at the best. The default is 4 for your own data
             here, else 0. A rate in the configuration is kept, and none is tried.
-        baselines: for tables, fit the baselines too (:mod:`fedlayers.studies.baselines`).
+        baselines: for tables, fit the baselines too (:mod:`fedlayers.studies.harmless`).
         backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.local`);
             default this process, with the configuration's number of ``workers``.
         progress: print the estimated cost and a line whenever an arm has finished the race, and show the runs that are

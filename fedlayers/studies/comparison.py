@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedlayers.studies.baselines import BASELINES as NAIVE
+from fedlayers.studies.harmless import BASELINES as NAIVE
 from fl_core import rows, statistics
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, check_known, listing, plural
@@ -52,7 +52,7 @@ class Comparison(Displayed):
         scores: one value per run and metric: the headline model on the test split, combined over clients by training
             samples (columns algorithm, seed, model, metric, value).
         table: one line per algorithm: each metric's mean and 95 % interval over seeds, then fairness, incentive and
-            mean rank (by the score). Baselines (:mod:`fedlayers.studies.baselines`) have no rank.
+            mean rank (by the score). Baselines (:mod:`fedlayers.studies.harmless`) have no rank.
         unranked: why there are no ranks; "" if there are.
         clients: the mean over seeds for each algorithm, client and metric; NaN if a seed has no value,
             and left out if the client's samples cannot give the score.

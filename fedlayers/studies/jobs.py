@@ -33,7 +33,7 @@ from fedlayers.backends.local import (
     remote_errors,
     write_files,
 )
-from fedlayers.live import LiveRun, open_live
+from fedlayers.run_result import LiveRun, open_live
 from fedlayers.runs import default_instruments
 from fedlayers.studies.arms import Arm
 from fl_core import data as datasets, restore, runner

@@ -8,7 +8,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score
 from sklearn.preprocessing import StandardScaler
 
-from fedlayers.studies.baselines import BASELINES, PENALTIES, baseline_rows
+from fedlayers.studies.harmless import BASELINES, PENALTIES, baseline_rows
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 

@@ -8,9 +8,9 @@ from sklearn.metrics import average_precision_score
 from diagnostics import plots
 from diagnostics.plots.page import figure_of
 from fedlayers.cli import tables
-from fedlayers.studies.baselines import baseline_rows
 from fedlayers.studies.compare import compare
 from fedlayers.studies.comparison import headline
+from fedlayers.studies.harmless import baseline_rows
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
