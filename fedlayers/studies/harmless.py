@@ -319,7 +319,7 @@ class Bench:
                     )
             sizes = [self.sizes[client] for client in members]
             means = np.ma.average(np.ma.masked_invalid(found), axis=0, weights=sizes)
-            drawn.append(means.filled(math.nan))
+            drawn.append(np.ma.filled(means, math.nan))
         return pd.DataFrame(drawn, columns=[one.name for one in many]).cov()
 
     def _value(self, outputs: Tensor, y: Tensor, score: str) -> float:

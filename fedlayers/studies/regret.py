@@ -331,7 +331,7 @@ def _score_cuts(
     lines = []
     for job in jobs:
         cut, frame = int(job.arm), store.Run(job.path).rows()[1]
-        line = {"seed": job.config.execution.seed, "cut": cut}
+        line: dict[str, Any] = {"seed": job.config.execution.seed, "cut": cut}
         line["last"] = names[cut - 1] if cut else ""
         for split in SPLITS:
             final = headline(frame, split, best=best)

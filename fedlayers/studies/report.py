@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -249,7 +250,7 @@ def draw_race(rounds: pd.DataFrame, main: str) -> Figure:
     """
     lines = rounds.rename(columns={"arm": "algorithm", main: "value"})
     lines = lines[["algorithm", "seed", "round", "value"]].to_dict("records")
-    how = {"model": "personal", "split": "validation"}
+    how: dict[str, Any] = {"model": "personal", "split": "validation"}
     found = [rows.row(main, **line, **how) for line in lines]
     return figure_of(plots.learning(rows.frame(found), main, split="validation"))
 

@@ -180,8 +180,10 @@ def points(space: Mapping[str, Search], trials: int, seed: int) -> list[Point]:
         point = {}
         for key, each in space.items():
             share = numpy_generator(seed, "tune", key, attempt).random()
-            values = isinstance(each, tuple)
-            point[key] = each[int(share * len(each))] if values else each.at(share)
+            if isinstance(each, tuple):
+                point[key] = each[int(share * len(each))]
+            else:
+                point[key] = each.at(share)
         if point not in found:
             found.append(point)
     return found
