@@ -21,8 +21,6 @@ DIFFERENT = 6
 """The number of different numbers from which words with a number in them are suspicious."""
 MINUS = "\u2212"
 """The minus sign of Unicode, which is read like the hyphen."""
-IN_NUMBERS = f"0123456789.,'+-{MINUS}"
-"""Signs of numbers in any spelling."""
 
 _AFFIXED = re.compile(
     r"(?P<before>[^\w\s.,+-]*)\s*[+-]?(?P<number>[0-9][0-9.,]*)\s*(?P<after>[^\W\d]*|[^\w\s]*|[^\d\s.,+-]+)"

@@ -157,6 +157,7 @@ def test_the_commands_go_through_a_folder(interrupted, capsys):
     )
     assert any("one" in line and "fedper" in line and "3/4" in line for line in lines)
     assert any("broken" in line and "damaged" in line for line in lines)
+    assert lines == [line.rstrip() for line in lines]
     command(f"clean {study}")
     said = capsys.readouterr().out
     assert "MB" in said

@@ -97,6 +97,9 @@ def test_labels_are_indices_for_a_module_of_the_users():
         assert set(task.data.clients[1].train.y.tolist()) == {0, 1, 3}
         assert "no sample has class '2': macro-F1 leaves it out" in task.notes()
         assert task.data.absent == [2]
+    assert any(
+        "'heart', the default" in each for each in built(None, nn.Linear(10, 5)).said
+    )
     with refuses(r"from 0 to 2.*got 3"):
         built(given, nn.Linear(5, 3))
     renumbered = built(given, "mlp")

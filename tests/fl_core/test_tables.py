@@ -282,6 +282,17 @@ def test_new_rows_are_compared_with_the_training_samples(scale):
         samples_of(table.assign(age="1,5"))
 
 
+def test_new_dates_are_compared_as_dates_with_the_file_named(tmp_path):
+    table = frame().assign(day=[f"2023-01-{1 + k % 20:02}" for k in range(60)])
+    path = written(tmp_path / "t.csv", table)
+    found = data.load(path, date_columns=["day"])
+    inputs = Inputs.from_federation(found, Reading(date_columns=["day"]))
+    new = written(tmp_path / "new.csv", table.assign(day="1999-01-01"))
+    said = r"new\.csv, column 'day': 100% .* 2023-01-01 to 2023-01-19"
+    with pytest.warns(UserWarning, match=said):
+        inputs.samples(new)
+
+
 def test_a_column_without_a_value_in_new_rows_is_noted():
     table = frame(holes=True).assign(ward=["icu", "icu", "", "er"] * 15)
     source = as_data(table, Reading(impute="median"))
