@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import shlex
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -348,18 +348,13 @@ def first_duplicate(names: Sequence[str]) -> str | None:
     return next((name for name in names if counts[name] > 1), None)
 
 
-def check_distinct_columns(
-    path: Path, header: Sequence[str], read: Collection[str] | None = None
-) -> None:
+def check_distinct_columns(path: Path, header: Sequence[str]) -> None:
     """Check that no column's name is repeated.
-
-    Args:
-        read: the columns that matter. None means all.
 
     Raises:
         UsageError: names the first repeated one, with its places.
     """
-    twice = first_duplicate([name for name in header if read is None or name in read])
+    twice = first_duplicate(header)
     if twice is not None:
         at = " and ".join(str(k) for k, name in enumerate(header, 1) if name == twice)
         raise UsageError(

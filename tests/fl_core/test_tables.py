@@ -106,6 +106,9 @@ def test_another_separator_is_named_with_the_fix(tmp_path):
         assert (samples(found, *SPLITS)[:, 0] == frame()["age"].astype("float32")).all()
         with refuses("--separator ','"):
             data.load(written(path, frame()), separator=sign)
+    commas = written(tmp_path / "t.csv", frame(), sep=";", decimal=",")
+    with refuses("--separator ';' --decimal ,"):
+        data.load(commas)
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16", "utf-16-le"])
