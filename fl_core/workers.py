@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -98,6 +98,11 @@ class Child:
         return self.process.exitcode
 
 
+def ready(children: list[Child], timeout: float | None = None) -> list[Child]:
+    """Wait until some of the processes have an answer or have ended, and return these."""
+    return cast(list[Child], wait(cast(Any, children), timeout))
+
+
 class Workers:
     """Persistent worker processes with one thread each. They end with this process in every case."""
 
@@ -135,7 +140,6 @@ class Workers:
         No worker is left with an unread answer, however the iteration ends.
         """
         busy: dict[Child, tuple[Child, int, ClientRequest]] = {}
-        ready: Any = wait
         try:
             yield from in_order(
                 requests, deque(self._children), busy, self._begin, ready, self._answer
@@ -263,7 +267,7 @@ def check_sendable(model: nn.Module | Callable[..., nn.Module]) -> None:
 
 def stream_of(link: socket.socket) -> Stream:
     """Return the stream of a socket. Small tensors of a message are moved together."""
-    return link.makefile("rwb", buffering=BUFFER)
+    return cast(Stream, link.makefile("rwb", buffering=BUFFER))
 
 
 @contextmanager
@@ -358,7 +362,7 @@ def receive(stream: Stream, last: Tensors | None = None) -> Any:
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     """Return a contiguous tensor's own memory."""
-    return memoryview(tensor.view(-1).view(torch.uint8).numpy())
+    return tensor.view(-1).view(torch.uint8).numpy().data
 
 
 def _serve(link: socket.socket) -> None:

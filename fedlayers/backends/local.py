@@ -22,7 +22,6 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import ExitStack, closing, contextmanager, suppress
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -33,7 +32,7 @@ from fl_core.errors import CorruptError, RunError, UsageError, WorkerError, warn
 from fl_core.progress import end_with_parent, progress_bar
 from fl_core.records.store import BEGINNING
 from fl_core.storage import Folder, sha
-from fl_core.workers import LOST, Child, receive, send, stream_of
+from fl_core.workers import LOST, Child, ready, receive, send, stream_of
 
 if TYPE_CHECKING:
     from fedlayers.run_result import Live
@@ -387,7 +386,7 @@ class Local(WorkerPool[Child]):
 
     def events(self, running: dict[Child, Job]) -> Sequence[Event]:
         found = []
-        for child in wait(list(running), timeout=PERIOD):
+        for child in ready(list(running), PERIOD):
             try:
                 answer: Answer = child.receive()
             except LOST:

@@ -250,10 +250,10 @@ def _flags(
         if name == getattr(kind, "argument", ""):
             hint = Annotated[hint, conf.Positional]
             metavar = f"[{name.upper()}]" if default is None else name.upper()
-        shown = conf.arg(
+        text = conf.arg(
             help=texts.get(name, ""), metavar=metavar, help_behavior_hint=_default
         )
-        flags.append((name, Annotated[hint, shown], dataclasses.field(default=default)))
+        flags.append((name, Annotated[hint, text], dataclasses.field(default=default)))
     return flags
 
 

@@ -145,11 +145,11 @@ def hand_driven(monkeypatch, count):
     workers = Workers.__new__(Workers)
     first, *_ = workers._children = [Answering() for _ in range(count)]
 
-    def wait(busy):
+    def ready(busy):
         assert busy, "waits for nobody, for ever"
         return busy[1:2] if busy[0] is first and busy[1:] else busy[:1]
 
-    monkeypatch.setattr("fl_core.workers.wait", wait)
+    monkeypatch.setattr("fl_core.workers.ready", ready)
     return workers
 
 
@@ -175,7 +175,7 @@ def test_a_caller_that_wants_no_more_leaves_no_answer_behind(monkeypatch):
 
 def test_an_interrupt_leaves_the_workers_to_be_killed(monkeypatch):
     workers = hand_driven(monkeypatch, 2)
-    monkeypatch.setattr("fl_core.workers.wait", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr("fl_core.workers.ready", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         next(workers.run([ScoreRequest(0, 0, models={"global": {}})]))
     assert [len(each.asked) for each in workers._children] == [1, 0]
