@@ -139,8 +139,8 @@ class FederationConfig:
     options: dict[str, Any] = field(default_factory=dict)
     """The algorithm's own configuration."""
     plan: str | None = None
-    """Layers to share: path of a plan, auto to measure first, or choose to race first (run only). Default: the
-    algorithm's own plan."""
+    """Layers to share: path of a plan or of a run, auto to measure first, or choose to race first (run only). Default:
+    the algorithm's own plan."""
     rule: Annotated[str, Mark.CODE] = "sensitivity_ratio"
     """Rule for --plan auto and PLayer-FL: a name (see fedlayers list rules), or package.module:function."""
     threshold: Annotated[float, ABOVE_0] = 1.2
