@@ -184,14 +184,6 @@ def null_samples(
     return shuffled
 
 
-def _groups_of(parts: Iterable[Split]) -> Groups:
-    """Return the groups of all clients' samples, numbered one client after another; None if a client has none."""
-    found = [part.groups for part in parts]
-    if any(groups is None for groups in found):
-        return None
-    return nested_groups(found)
-
-
 def _read(data: Data, seed: int) -> tuple[torch.Tensor, torch.Tensor, list[int] | None]:
     """Return all of a client's samples, and the lengths of its loader's batches; None for a pair."""
     pair = full_batch(data)
@@ -228,7 +220,8 @@ def _shuffled(
     shuffle = NULLS[null].shuffle
     assert shuffle is not None
     x, y = (torch.cat([getattr(p, name) for p in parts.values()]) for name in "xy")
-    groups = _groups_of(parts.values())
+    known = [part.groups for part in parts.values()]
+    groups = None if any(own is None for own in known) else nested_groups(known)
     sizes = {name: len(part) for name, part in parts.items()}
     orders = shuffle(sizes, split, seed, draw, groups)
     ends = np.cumsum(list(sizes.values()))[:-1]
