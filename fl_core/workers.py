@@ -85,6 +85,8 @@ class Child:
 
     def close(self) -> None:
         """Close the stream. The process ends when it reads that."""
+        with suppress(OSError):  # it has ended itself
+            self.link.shutdown(socket.SHUT_RDWR)
         with suppress(OSError):  # what it did not take is lost with it
             self.stream.close()
         self.link.close()
@@ -140,6 +142,8 @@ class Workers:
         No worker is left with an unread answer, however the iteration ends.
         """
         busy: dict[Child, tuple[Child, int, ClientRequest]] = {}
+        for child in self._children:  # `.data` and NumPy change a tensor's values alone
+            child.last.clear()
         try:
             yield from in_order(
                 requests, deque(self._children), busy, self._begin, ready, self._answer
@@ -305,7 +309,7 @@ class _Pickler(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     """Unpickle a message. ``tensors`` holds its plain tensors."""
 
-    def __init__(self, file: Stream, tensors: Tensors) -> None:
+    def __init__(self, file: io.BytesIO, tensors: Tensors) -> None:
         super().__init__(file)
         self.tensors = tensors
 
@@ -316,19 +320,22 @@ class _Unpickler(pickle.Unpickler):
 def send(stream: Stream, message: Any, last: Tensors | None = None) -> None:
     """Send a message: the bytes of its plain tensors, and then all else.
 
+    A tensor arrives with its strides. One with gaps in memory arrives without them, as its clone would be.
+
     Args:
-        last: the plain tensors of the last message, which the other end has, too. They are not sent again. Those of
-            this message replace them.
+        last: the plain tensors of the last message, which the other end has, too. They are not sent again unless torch
+            has changed them. Those of this message replace them.
     """
     last = {} if last is None else last
     body = io.BytesIO()
     pickler = _Pickler(body)
     pickler.dump(message)
-    forms = [(key, each.dtype, each.shape) for key, each in pickler.tensors.items()]
-    pickle.dump(forms, stream)
-    for key, tensor in pickler.tensors.items():
-        if key not in last:
-            stream.write(_bytes_of(tensor.detach().contiguous()))
+    new = {k: _dense(t) for k, t in pickler.tensors.items() if k not in last}
+    forms = [(key, each.dtype, each.shape, each.stride()) for key, each in new.items()]
+    known = last.keys() & pickler.tensors.keys()
+    pickle.dump((known, forms, body.tell()), stream)
+    for tensor in new.values():
+        stream.write(_bytes_of(tensor))
     stream.write(body.getbuffer())
     stream.flush()
     last.clear()
@@ -345,24 +352,40 @@ def receive(stream: Stream, last: Tensors | None = None) -> Any:
         last: as of :func:`send` at the other end.
     """
     last = {} if last is None else last
-    tensors: Tensors = {}
-    for key, dtype, shape in pickle.load(stream):
-        tensor = last.get(key)
-        if tensor is None:
-            tensor = torch.empty(shape, dtype=dtype)
-            if stream.readinto(_bytes_of(tensor)) < tensor.nbytes:
-                raise EOFError
-            tensor.requires_grad_(key[-1])
-        tensors[key] = tensor
-    message = _Unpickler(stream, tensors).load()
+    known, forms, size = pickle.load(stream)
+    tensors = {key: last[key] for key in known}
+    for key, dtype, shape, stride in forms:
+        tensors[key] = torch.empty_strided(shape, stride, dtype=dtype)
+        _fill(stream, _bytes_of(tensors[key]))
+        tensors[key].requires_grad_(key[-1])
+    body = bytearray(size)  # all of it, whatever may fail on loading it
+    _fill(stream, memoryview(body))
+    message = _Unpickler(io.BytesIO(body), tensors).load()
     last.clear()
     last.update(tensors)
     return message
 
 
+def _fill(stream: Stream, memory: memoryview) -> None:
+    """Fill memory from a stream.
+
+    Raises:
+        EOFError: the stream ends before.
+    """
+    if stream.readinto(memory) < len(memory):
+        raise EOFError
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """Return the tensor, or its clone if that has fewer gaps in memory."""
+    tensor = tensor.detach().resolve_neg()
+    return tensor if tensor.is_contiguous() else tensor.clone()
+
+
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """Return a contiguous tensor's own memory."""
-    return tensor.view(-1).view(torch.uint8).numpy().data
+    """Return the memory of a tensor without gaps."""
+    flat = tensor.as_strided((tensor.numel(),), (1,))
+    return flat.view(torch.uint8).numpy().data
 
 
 def _serve(link: socket.socket) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from threading import Thread
 from unittest.mock import Mock
 
 import pytest
@@ -16,7 +17,7 @@ from fl_core.client_runner import (
     TrainRequest,
 )
 from fl_core.errors import NonFiniteError, RunError
-from fl_core.workers import Workers, receive, send, stream_of
+from fl_core.workers import Child, Workers, receive, send, stream_of
 from tests.conftest import (
     CONFIG,
     TOY,
@@ -95,6 +96,13 @@ def test_an_error_that_cannot_be_pickled_comes_back_as_words(workers):
     assert str(fail(RunError, workers, 3)) == "Tantrum: no luck because of b"
 
 
+def job(client, of):
+    """A request to train this model."""
+    return TrainRequest(
+        client, Round(0), Message({"model": of}), state=State({"model": {}})
+    )
+
+
 def test_results_before_an_error_are_given_first_and_the_pool_goes_on_after_it(
     workers,
 ):
@@ -103,17 +111,26 @@ def test_results_before_an_error_are_given_first_and_the_pool_goes_on_after_it(
     broken = {name: torch.full_like(value, torch.nan) for name, value in start.items()}
     workers.use(task.algorithm(None))
 
-    def job(client, of):
-        return TrainRequest(
-            client, Round(0), Message({"model": of}), state=State({"model": {}})
-        )
-
     results = workers.run(job(c, broken if c == 2 else start) for c in range(4))
     assert [next(results).client for _ in range(2)] == [0, 1]
     with pytest.raises(NonFiniteError, match="client 'c'"):
         next(results)
     again = workers.run([job(c, start) for c in (3, 2, 1, 0, 3)])
     assert [result.client for result in again] == [3, 2, 1, 0, 3]
+
+
+def test_a_change_that_torch_does_not_count_reaches_the_workers(workers):
+    task = runner.assemble(MOMENTUM, data=TOY, model=network("drop"))
+    start = tree.state_dict(task.model)
+    workers.use(task.algorithm(None))
+    list(workers.run([job(0, start), job(0, start)]))
+    for value in start.values():
+        value.data.mul_(2)
+    digests = [
+        tree.digest(next(workers.run([job(0, of)])).message.trees["model"])
+        for of in (start, tree.clone(start))
+    ]
+    assert digests[0] == digests[1]
 
 
 def test_a_worker_that_dies_is_reported_with_its_exit_code():
@@ -132,6 +149,7 @@ class Answering:
 
     def __init__(self):
         self.asked = []
+        self.last = {}
 
     def send(self, message):
         self.asked.append(message[1].client)
@@ -184,6 +202,21 @@ def test_an_interrupt_leaves_the_workers_to_be_killed(monkeypatch):
     child.end.assert_called_once_with(0)
 
 
+def test_closing_does_not_wait_for_a_process_that_reads_nothing():
+    child = Child.__new__(Child)
+    child.link, theirs = socket.socketpair()
+    child.stream = stream_of(child.link)
+    child.link.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        send(child.stream, [torch.rand(99) for _ in range(9999)])
+    child.link.setblocking(True)
+    closing = Thread(target=child.close, daemon=True)
+    closing.start()
+    closing.join(5)
+    assert not closing.is_alive()
+    theirs.close()
+
+
 def test_tensors_of_every_kind_pass_between_processes():
     ours, theirs = map(stream_of, socket.socketpair())
     table = torch.arange(12.0).reshape(3, 4)
@@ -191,6 +224,9 @@ def test_tensors_of_every_kind_pass_between_processes():
         torch.tensor(0.5),
         torch.empty(0, 3),
         table.T,
+        table[:1, 0],
+        (table[:1] * 1j).conj().imag[0],
+        table.reshape(1, 2, 3, 2).contiguous(memory_format=torch.channels_last),
         table[:, 1].double().requires_grad_(),
         torch.tensor([True, False]),
         table.bfloat16(),
@@ -206,6 +242,28 @@ def test_tensors_of_every_kind_pass_between_processes():
         assert torch.equal(arrived.to_dense(), tensor.to_dense())
         if not arrived.is_sparse:
             assert arrived.data_ptr() % 64 == 0
+            assert arrived.stride() in (tensor.stride(), tensor.clone().stride())
+
+
+def refuse():
+    """Fail, as a module may that is imported for a message."""
+    raise ImportError
+
+
+class Refused:
+    """What cannot be loaded."""
+
+    def __reduce__(self):
+        return refuse, ()
+
+
+def test_a_message_that_cannot_be_loaded_leaves_the_next_one_whole():
+    ours, theirs = map(stream_of, socket.socketpair())
+    send(ours, [Refused(), "more"])
+    send(ours, "next")
+    with pytest.raises(ImportError):
+        receive(theirs)
+    assert receive(theirs) == "next"
 
 
 def test_a_tensor_of_the_last_message_is_sent_again_only_if_it_changed():
