@@ -198,12 +198,14 @@ def _csv(path: Path, reading: Reading, texts: Collection[str], whole: bool) -> O
     """
     rows = csv_rows(path, reading)
     header = next(rows)[1]
-    alone = len(header) == 1 and header[0] != reading.text_column
-    if alone:  # before the rows, which may have several cells
-        _check_separator(path, header[0])
-    first = [cells for _, cells in islice(rows, 1)]
-    for cells in first[:alone]:
-        _check_separator(path, cells[0])
+    first: list[list[str]] = []
+    if len(header) == 1 and header[0] != reading.text_column:
+        _check_separator(
+            path, header[0]
+        )  # before the rows, which may have several cells
+        first = [cells for _, cells in islice(rows, 1)]
+        for cells in first:
+            _check_separator(path, cells[0])
     first += [cells for _, cells in islice(rows, FIRST)]
 
     def place(row: int) -> str:
