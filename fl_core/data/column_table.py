@@ -170,6 +170,7 @@ _LIKELY = {
     "time_column": "time duration followup futime tte",
     "event_column": "event died death dead censored",
     "text_column": "text note notes report sentence comment message tweet",
+    "group_column": "patient subject person participant family",
 }
 """Words in the names of columns that often have a role."""
 

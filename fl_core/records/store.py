@@ -61,6 +61,7 @@ _CONFIG = {
     "dataset": str,
     "algorithm": str,
     "options": dict,
+    "model": (str, None),
     "model_options": dict,
     "batchnorm": str,
     "own": [str],

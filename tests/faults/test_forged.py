@@ -439,6 +439,11 @@ def test_a_checkpoint_that_claims_more_rows_than_there_are(run, more):
         refused(act, run, "rows.jsonl", LAST)
 
 
+def test_a_configuration_without_a_model(run):
+    forge(run / "config.json", lambda found: found.pop("model"))
+    refused(resume, run, "config.json")
+
+
 def test_a_configuration_with_a_vast_number(run):
     """Who reads a run does nothing a round of its configuration."""
     begun = time.monotonic()

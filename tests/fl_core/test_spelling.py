@@ -2,6 +2,7 @@
 
 import itertools
 import unicodedata
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -266,6 +267,8 @@ def test_groups_need_a_partition_that_keeps_them():
     )
     with refuses(r"group_column must be left out with partition 'dirichlet'.*iid"):
         data.load(source, partition="dirichlet", clients=2)
+    with refuses("--group-column must be one of .* --group-column patient_id"):
+        as_data(visits(), replace(BY_PATIENT, group_column="person"))
     few = as_data(
         visits(2),
         BY_PATIENT,
