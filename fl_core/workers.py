@@ -113,9 +113,12 @@ class Workers:
     def __init__(self, client_runner: ClientRunner, count: int) -> None:
         self._children: list[Child] = []
         self._interrupted = False
+        settings = {
+            name: os.environ.get(name, value) for name, value in ALLOCATOR.items()
+        }
         try:
             for _ in range(count):
-                self._children.append(Child(_serve, ALLOCATOR))
+                self._children.append(Child(_serve, settings))
             self.serve(client_runner)
         except BaseException:  # an interrupt too; no worker has anything to finish
             self._interrupted = True

@@ -17,7 +17,7 @@ from fl_core.client_runner import (
     TrainRequest,
 )
 from fl_core.errors import NonFiniteError, RunError
-from fl_core.workers import Child, Workers, receive, send, stream_of
+from fl_core.workers import ALLOCATOR, Child, Workers, receive, send, stream_of
 from tests.conftest import (
     CONFIG,
     TOY,
@@ -189,6 +189,14 @@ def test_a_caller_that_wants_no_more_leaves_no_answer_behind(monkeypatch):
         assert [next(results).client for _ in range(taken)] == list(range(taken))
         results.close()
         assert not any(each.asked for each in workers._children)
+
+
+def test_workers_keep_what_the_user_sets_of_the_allocator(monkeypatch):
+    child = Mock()
+    monkeypatch.setattr("fl_core.workers.Child", child)
+    monkeypatch.setenv("MALLOC_TOP_PAD_", "7")
+    Workers(Mock(), 1)
+    assert child.call_args.args[1] == ALLOCATOR | {"MALLOC_TOP_PAD_": "7"}
 
 
 def test_an_interrupt_leaves_the_workers_to_be_killed(monkeypatch):
