@@ -142,6 +142,10 @@ def compare(
     kind = task_kind(config)
     if score:
         check_score(score, kind)
+    if not isinstance(plan, LayerPlan | None):
+        raise UsageError(
+            f"plan must be a LayerPlan; got {type(plan).__name__}. Read one: fl.LayerPlan.load(...)."
+        )
     settings: Mapping[str, dict[str, Any]] = {}
     if tuned is not None:
         tuned = tuned if isinstance(tuned, Tuned) else Tuned.load(tuned)

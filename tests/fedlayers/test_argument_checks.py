@@ -33,6 +33,7 @@ REFUSED = [
     ("compare study tune", {"algorithms": ()}, "algorithms .*one"),
     ("compare tune", {"algorithms": ["fedprox"] * 2}, "fedprox .*twice"),
     ("compare study tune", {"options": {"fedrpox": {}}}, "'fedprox'"),
+    ("compare", {"plan": {"fedper": None}}, "plan .*LayerPlan"),
     ("compare study", {"algorithms": ["playrfl"]}, "mean 'playerfl'"),
     ("study", {"options": {"fedavg": {"mu": 1}}}, "fedavg must have no options"),
     ("study", {"config": HEART.with_keys(model="cifar_cnn")}, "cifar_cnn"),
