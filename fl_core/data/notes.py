@@ -80,7 +80,7 @@ def client_notes(data: FederatedData, batch: int) -> list[str]:
 
 
 def _single(data: FederatedData) -> Iterator[str]:
-    """Yield classes without samples, many classes of one sample each, and integers that are no indices."""
+    """Yield classes without samples or of one sample, and integers that are no indices."""
     if data.task != CLASSIFICATION:
         return
     if data.absent:
@@ -91,12 +91,14 @@ def _single(data: FederatedData) -> Iterator[str]:
             f"labels {listing(data.classes, 6)} are the classes 0 to {data.n_classes - 1} of the model, in this order"
         )
     counts = sum(data.class_counts(split).sum() for split in SPLITS)
-    single = int((counts == 1).sum())
-    if 2 * single > data.n_classes:
+    single = list(counts.index[counts == 1])
+    if 2 * len(single) > data.n_classes:
         yield (
-            f"{single} of {data.n_classes} classes have a single sample: is the label column an identifier, or a "
+            f"{len(single)} of {data.n_classes} classes have a single sample: is the label column an identifier, or a "
             "number to be predicted?"
         )
+    elif single:
+        yield f"a single sample has class {listing(map(repr, single), 6)}: is it misspelt, or no label?"
 
 
 def _positive(data: FederatedData) -> Iterator[str]:

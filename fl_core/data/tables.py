@@ -156,7 +156,7 @@ def _labelled(
     rows = np.flatnonzero(~lacking)
     if lacking.any():
         warn(
-            f"{path}: {lacking.sum()} of {len(lacking)} rows have no label and are left out"
+            f"{path}: {lacking.sum():,} of {len(lacking):,} rows have no label and are left out"
         )
     return frame.iloc[rows], lambda row: place(int(rows[row]))
 
@@ -389,7 +389,8 @@ def _check_spelling(cells: pd.Categorical, reading: Reading, feature: str = "") 
         way += f" Or keep the words: --word-columns {shlex.quote(feature)}."
     elif {"date_columns", "exclude_columns"} & repair.keys():
         way, repair = "Write the numbers alone.", {}
-    some = listing(map(repr, sorted(words)), 3)
+    known = sorted(word for word in words if not spelling.is_missing(word))
+    some = listing(map(repr, known), 3)
     rule = f"cells must be numbers or words; got {some}, {found.what}."
     raise DataFault(rule, way, column=feature, **repair)
 

@@ -38,6 +38,10 @@ CASES = {
         {"n": 200, "y": np.arange(400)},
         "^400 of 400",
     ),
+    "a class of one sample": (
+        {"y": np.where(NUMBERS == 9, 2, NUMBERS % 2)},
+        "single sample has class '2'",
+    ),
     "clients alike": (
         {"clients": ("north", "north ", "south")},
         "'north', 'north '",
