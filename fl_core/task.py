@@ -221,6 +221,10 @@ def assemble(
     layers, personal = plain_layers, frozenset[str]()
     if built is not None:
         model, layers, personal = built.model, built.layers(layers), built.personal
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        said.append(
+            "all parameters of the model are frozen, so nothing trains: call requires_grad_(True) on some of them"
+        )
     task_info = _task_info(config, data, base, model, layers, personal)
     config = _with_stack(config, criterion, model)
     _check_batches(model, data, config)

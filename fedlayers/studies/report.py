@@ -52,7 +52,8 @@ def write_page(
         result: a study's comparison.
     """
     task, lead = choice.task, choice.answers if lead is None else lead
-    config = resolve(task.config)
+    used = {} if choice.rates is None else {"lr": choice.rates.lr}
+    config = resolve(task.config.with_keys(**used))
     name = Path(config.data.dataset).name
     title = f"Which layers of {config.model.model} to federate on {name}"
     page = Page(title, f"**{lead.head}**")

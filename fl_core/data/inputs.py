@@ -335,7 +335,7 @@ class Inputs:
                 if words and (x[:, k] == len(words)).all():
                     raise DataFault(
                         f"column {made.columns[k]!r} must have words of training samples, such as "
-                        f"{listing(map(repr, words), 4)}; got others only."
+                        f"{listing(map(repr, words), 4)}; got others only. Write them as in training."
                     )
             odd = made.oddities(x, self.reading.date_columns or ())
             for name, (what, _) in odd.items():

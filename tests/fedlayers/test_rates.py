@@ -1,6 +1,7 @@
 """Rates tuned before a race: what is tried, which is used, and what is kept."""
 
 import math
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from fedlayers.studies import race
 from fedlayers.studies.choose import choose
 from fedlayers.studies.jobs import TrainingJob
+from fedlayers.studies.report import write_page
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 
@@ -23,6 +25,8 @@ def test_rates_are_tried_without_the_probe_among_the_arms(tmp_path):
     )
     assert choice.cost.runs == choice.measured.runs == 4
     assert set(choice.table["arm"]) == {"nothing", "all"}
+    page = write_page(choice, tmp_path).read_text()
+    assert re.search(r"amsgrad\), lr ([0-9.]+)", page)[1] == f"{choice.rates.lr:g}"
 
 
 def test_rates_are_tuned_for_own_data_by_default(tmp_path):

@@ -45,6 +45,12 @@ def test_what_the_author_froze_stays_frozen(algorithm):
             assert not torch.equal(tree["head.weight"], model.head.weight)
 
 
+def test_a_model_that_is_frozen_as_a_whole_is_noted():
+    model = net().requires_grad_(False)
+    with pytest.warns(UserWarning, match="all parameters .* are frozen"):
+        runner.run(CONFIG.with_keys(rounds=1), data=TOY, model=model, progress=False)
+
+
 OUTPUTS = {
     "logits": ([nn.Linear(36, 3)], ""),
     "softmax": ([nn.Linear(36, 3), nn.Softmax(1)], "sum to 1"),
