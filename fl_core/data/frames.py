@@ -143,7 +143,7 @@ def _several(
     """Read the files of a folder or of a list, each with its own separator and encoding."""
     client, tables = reading.client_column, []
     for part in files_of(path):
-        table = _own(part, reading, texts, whole)
+        table = open_own(part, reading, texts, whole)
         if client in table.frame:
             raise DataFault(
                 f"each file must be one client, or a column must name the clients; got both in {part}, column "
@@ -174,9 +174,14 @@ def _several(
     return frame, place_in(parts)
 
 
-def _own(part: Path, reading: Reading, texts: Collection[str], whole: bool) -> Table:
-    """Read one of several files, which may have its own separator and encoding."""
-    if part.suffix.lower() == PARQUET:
+def open_own(
+    part: Path | pd.DataFrame,
+    reading: Reading,
+    texts: Collection[str] = (),
+    whole: bool = True,
+) -> Table:
+    """Read a table next to others (:func:`open_table`). It may have its own separator and encoding, with a note."""
+    if isinstance(part, Path) and part.suffix.lower() == PARQUET:
         reading = replace(reading, **{key: getattr(Reading, key) for key in WRITTEN})
     for _ in WRITTEN:
         try:

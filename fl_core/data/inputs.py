@@ -27,7 +27,6 @@ from fl_core.data.columns import (
     PLAIN,
     READING,
     TABLES,
-    WRITTEN,
     DataFault,
     Place,
     Reading,
@@ -183,8 +182,9 @@ class Inputs:
         except DataFault as fault:
             if not fault.repair:
                 raise
-            written = (*WRITTEN, "decimal", "thousands")
-            signs = {key: getattr(self.reading, key) for key in written}
+            signs = {
+                key: getattr(self.reading, key) for key in ("decimal", "thousands")
+            }
             some = [f"{key} {sign!r}" for key, sign in signs.items() if sign]
             raise UsageError(
                 f"{fault.what} Write new samples as training samples were: {listing(some)}."
@@ -253,9 +253,9 @@ class Inputs:
 
     def _table(self, source: Path | pd.DataFrame, ids: Sequence[str] | None) -> Samples:
         how, words, names = self.reading, self._words, list(self.columns)
-        path, frame, _ = frames.open_table(source, how, whole=False)
+        path, frame, _ = frames.open_own(source, how, whole=False)
         named = self._ids(path, list(frame), ids)
-        path, frame, place = frames.open_table(source, how, [*words, *named])
+        path, frame, place = frames.open_own(source, how, [*words, *named])
         if not names:
             names = [
                 each for each in frame if each not in (how.client_column, *how.labels)
@@ -301,7 +301,7 @@ class Inputs:
         place: Place = row_of_array
         if isinstance(new, Path):
             name = self.reading.text_column
-            path, frame, place = frames.open_table(new, self.reading, [name])
+            path, frame, place = frames.open_own(new, self.reading, [name])
             check_known(f"column of {path}", name, list(frame))
             where, texts = (
                 f"{path}, column {name!r}",

@@ -296,6 +296,17 @@ def test_new_dates_are_compared_as_dates_with_the_file_named(tmp_path):
         inputs.samples(new)
 
 
+def test_new_rows_may_have_their_own_separator_and_encoding(tmp_path):
+    """As each file of a folder may when a model trains."""
+    table = frame().assign(ward=["Süd", "Nord", "Ost"] * 20)
+    inputs = Inputs.from_federation(data.load(as_data(table)))
+    new = tmp_path / "new.csv"
+    table.to_csv(new, sep=";", index=False, encoding="latin-1")
+    with pytest.warns(UserWarning, match="new.csv is read with --separator ';'"):
+        found = inputs.samples(new)
+    assert torch.equal(found.x, inputs.samples(table).x)
+
+
 def test_a_column_without_a_value_in_new_rows_is_noted():
     table = frame(holes=True).assign(ward=["icu", "icu", "", "er"] * 15)
     source = as_data(table, Reading(impute="median"))
