@@ -115,9 +115,14 @@ class Registry(Displayed, Generic[Member]):
         """Return the member of a name, or the attribute at ``package.module:attribute``.
 
         Raises:
-            UsageError: the name is unknown (the message has the nearest one), cannot be imported, or is not such a
-                member.
+            UsageError: the name is unknown (the message has the nearest one), cannot be imported, is not such a
+                member, or is the member itself.
         """
+        if not isinstance(name, str):
+            own = getattr(name, "name", getattr(name, "__name__", "its name"))
+            raise UsageError(
+                f"{self.kind} must be a name; got {name!r}. Write {own!r}."
+            )
         if is_outside(name):
             return self._from_outside(name, import_object(self.kind, name))
         self._import_package()

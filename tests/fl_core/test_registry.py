@@ -121,5 +121,7 @@ def test_a_class_is_an_algorithm_by_itself(own_members):
         config = RunConfig(algorithm=kind)
         assert config.federation.algorithm == name
         assert ALGORITHMS[name] is kind
+        with pytest.raises(UsageError, match=f"be a name.*'{kind.name}'"):
+            ALGORITHMS[kind]
     with pytest.raises(UsageError, match="a class made of"):
         RunConfig(algorithm=int)
