@@ -329,7 +329,8 @@ def _table(
     others: Sequence[Predictor],
     main: str,
 ) -> pd.DataFrame:
-    """Return a line for each finished run, then for each arm that a judge stopped, then for each baseline."""
+    """Return a line for each finished run, seed by seed, then for each stopped arm, then for each baseline."""
+    runs = runs.sort_values("seed", kind="stable")  # other seeds have other samples
     stopped, seed = pd.DataFrame(), bench.task.config.execution.seed
     if "note" in judged:
         there = (judged["note"] != "") & ~judged["run"].isin(runs.index)

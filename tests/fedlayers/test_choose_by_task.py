@@ -51,6 +51,10 @@ def test_choose_judges_by_the_main_score(task, tmp_path, capsys):
     assert standing[MAIN[task]].between(0, 1).all()
     choice = json.loads((out / "choice.json").read_text())
     assert choice["winner"] in ("nothing", "all")
+    seeds = [
+        line["seed"] for line in choice["trials"] if line["name"] in ("nothing", "all")
+    ]
+    assert seeds == [0, 0, 1, 1]
     assert (out / "race.png").stat().st_size > 5000
     page = (out / "report.html").read_text()
     assert choice["answers"][0].split(":")[0].replace("'", "&#x27;") in page
