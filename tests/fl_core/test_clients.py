@@ -44,7 +44,7 @@ def alive():
 @pytest.mark.parametrize(
     ("stack", "counts"),
     [
-        ("off", (10, 25)),
+        ("off", (10, 26)),
         pytest.param(
             "on",
             (batched.TOGETHER, 3 * batched.TOGETHER),
