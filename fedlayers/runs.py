@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_core.config import RunConfig, in_memory
-from fl_core.errors import as_list
+from fl_core.errors import UsageError, as_list
 
 if TYPE_CHECKING:
     from fedlayers.run_result import RunResult
@@ -85,8 +85,12 @@ def run(
     own_plan = None
     if isinstance(plan, LayerPlan):
         own_plan = plan
-    elif plan is not None:
+    elif isinstance(plan, str | Path):
         keys["plan"] = str(plan)
+    elif plan is not None:
+        raise UsageError(
+            f"plan must be a LayerPlan or its path; got {type(plan).__name__}. Pass its plan, such as choice.plan."
+        )
     config = in_memory(config, data, model, **keys)
     trained_by = _clients_on(backend, config)
     if trained_by is not None:

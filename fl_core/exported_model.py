@@ -66,8 +66,8 @@ _FORM = {
 }
 
 
-@dataclass(frozen=True)
-class ExportedModel:
+@dataclass(frozen=True, repr=False)
+class ExportedModel(Displayed):
     """A trained model written by :func:`export`, with the description from its JSON file.
 
     Attributes:
@@ -80,6 +80,13 @@ class ExportedModel:
 
     path: Path
     about: Mapping[str, Any]
+
+    def summary(self) -> Summary:
+        run = self.about["run"]
+        whose = f" of client {run['client']}" if run["client"] else ""
+        lead = f"{self.path}: the {run['model']} model{whose}, {run['algorithm']}, round {run['round']}"
+        classes = listing(map(str, self.classes), 6)
+        return Summary(f"{lead}\n{self.task}: {classes}" if classes else lead)
 
     @property
     def inputs(self) -> Inputs:

@@ -81,6 +81,11 @@ def test_what_a_study_cannot_take_is_refused_before_any_work(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_run_takes_a_plan_and_nothing_that_has_one():
+    with pytest.raises(fl.UsageError, match=r"plan .*; got dict\..*choice\.plan"):
+        fl.run(HEART, plan={"fc1": True})
+
+
 NET = nn.Linear(2, 2)
 SAMPLES = {"north": (torch.zeros(4, 2), torch.arange(4) % 2)}
 OTHERS = {

@@ -23,7 +23,8 @@ def shown(tmp_path_factory):
     out, two = tmp_path_factory.mktemp("shown"), ("half", "all")
     race = fl.choose(config, out, arms=two, baselines=False, progress=False)
     task = runner.assemble(config)
-    result = fl.run(config, progress=False)
+    result = fl.run(config, out=out / "own", progress=False)
+    file = fl.export(out / "own", out / "va.safetensors", client="va")
     north = (torch.randn(20, 4), torch.arange(20) % 3)
     report = fl.diagnose(
         torch.nn.Linear(4, 3), {"north": north}, ["weight_magnitude"], progress=False
@@ -42,6 +43,7 @@ def shown(tmp_path_factory):
     return [
         *(config, task, task.data, result, result.plan, report),
         *(Comparison(frame), regret, ALGORITHMS, race, fl.hint(config, arms=two), made),
+        file,
     ]
 
 
