@@ -87,9 +87,8 @@ def choose(
 
     A run's best round, and its end, follow from the ranks of two scores (:data:`fl_core.rows.SELECTION`). Rates, arms
     and finished runs are ranked by the calibrated validation loss (:func:`fl_core.training.evaluate.fit`). A
-    named ``score`` does both instead. An
-    arm is refused if the mean of that loss is above the base rate's. If all arms
-    are refused, there is no plan and no model.
+    named ``score`` does both instead. An arm is refused if the mean of that loss over the seeds is above the base
+    rate's. If all arms are refused, there is no plan and no model.
 
     All finished runs count, trials of rates among them. With several seeds the arm with the best mean over seeds at
     its rate is recommended, with one seed the arm of the best run. The recommended model is the best finished run of
@@ -251,12 +250,13 @@ def recommend(
         finished += [job for job in rates.jobs if job.arm in names]
     by_run = {job.name: job for job in finished}
     runs, models = ranked(list(by_run.values()), race.rounds, race.benches)
-    above = runs.groupby(["arm", "lr"], dropna=False)["above"].mean()
+    judges = runs  # trials of rates have the first seed alone
+    if len(race.seeds) > 1:
+        judges = runs[runs.index.isin([job.name for job in jobs])]
+    above = judges.groupby(["arm", "lr"], dropna=False)["above"].mean()
     above = above.groupby("arm").min()
     refused = [name for name in names if above.get(name, 0.0) > 0]
-    several = len(race.seeds) > 1
-    raced = runs[runs.index.isin([job.name for job in jobs])]
-    shown = (raced if several else runs).drop_duplicates(["arm", "seed"])
+    shown = judges.drop_duplicates(["arm", "seed"])
     columns = list(dict.fromkeys(("run", "lr", main, "loss", "score")))
     keys = ["arm", "seed"]
     own = shown.reset_index()[[*keys, *columns]]

@@ -29,6 +29,19 @@ def test_rates_are_tried_without_the_probe_among_the_arms(tmp_path):
     assert re.search(r"amsgrad\), lr ([0-9.]+)", page)[1] == f"{choice.rates.lr:g}"
 
 
+def test_a_trial_of_a_rate_by_one_seed_keeps_no_arm_that_several_seeds_refuse(
+    tmp_path, monkeypatch
+):
+    def bad_with_seed_1(*asked):
+        runs, models = race.ranked(*asked)
+        return runs.assign(above=np.where(runs["seed"] == 1, 9.0, -1.0)), models
+
+    monkeypatch.setattr("fedlayers.studies.choose.ranked", bad_with_seed_1)
+    how = {"tune_rates": 2, "seeds": (0, 1), "baselines": False}
+    choice = choose(CONFIG.with_keys(rounds=1), tmp_path, arms=ARMS, **how)
+    assert choice.inference.refused == ARMS
+
+
 def test_rates_are_tuned_for_own_data_by_default(tmp_path):
     draw, few = np.random.default_rng(0), RunConfig(rounds=1)
     wards = {
