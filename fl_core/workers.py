@@ -268,7 +268,7 @@ def check_sendable(model: nn.Module | Callable[..., nn.Module]) -> None:
         name = getattr(model, "__qualname__", type(model).__name__)
         raise UsageError(
             f"model {name} must be sendable to worker processes: {error}. "
-            "Define its classes and functions at the top of a module, or use workers=0."
+            "Define its classes and functions at the top of a module, or train without workers and backend."
         ) from error
 
 

@@ -31,7 +31,7 @@ from fl_core import __version__, storage
 from fl_core.algorithms.base import find
 from fl_core.bounds import COUNT, NUMBER, MapOf, at_least, check_value, validate
 from fl_core.config import RunConfig, in_memory, resolve
-from fl_core.display import csv_bytes
+from fl_core.display import Displayed, Summary, csv_bytes
 from fl_core.errors import (
     RunError,
     UsageError,
@@ -221,8 +221,8 @@ FORM = {
 Settings = dict[str, dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Tuned:
+@dataclass(frozen=True, repr=False)
+class Tuned(Displayed):
     """The result of tuning: the settings of each algorithm that did best.
 
     Attributes:
@@ -322,16 +322,22 @@ class Tuned:
             own[name] |= others
         return settings, own
 
-    def text(self) -> str:
+    def shown(self) -> pd.DataFrame:
         """Return the chosen settings, a line per algorithm."""
-        lines = [
-            {"algorithm": name, "tried": self.trials[name], **settings}
-            | {self.score: self.values[name]}
-            for name, settings in self.settings.items()
-        ]
-        shown = pd.DataFrame(lines).to_string(
-            index=False, na_rep="", float_format="%.4g"
+        return pd.DataFrame(
+            [
+                {"algorithm": name, "tried": self.trials[name], **settings}
+                | {self.score: self.values[name]}
+                for name, settings in self.settings.items()
+            ]
         )
+
+    def summary(self) -> Summary:
+        return Summary.of_frame("The best settings on validation samples", self.shown())
+
+    def text(self) -> str:
+        """Return the chosen settings, and how they were chosen."""
+        shown = self.shown().to_string(index=False, na_rep="", float_format="%.4g")
         failed = self.table[self.table["failed"] != ""]
         counts = failed.groupby("algorithm", sort=False).size()
         notes = [

@@ -24,6 +24,9 @@ def shown(tmp_path_factory):
     race = fl.choose(config, out, arms=two, baselines=False, progress=False)
     task = runner.assemble(config)
     result = fl.run(config, out=out / "own", progress=False)
+    values = {"settings": {"fedavg": {"lr": 0.1}}, "values": {"fedavg": 0.5}}
+    values |= {"trials": {"fedavg": 2}, "seeds": (1000,), "version": ""}
+    tuned = fl.Tuned(score="macro_f1", dataset="heart", rounds=1, **values)
     file = fl.export(out / "own", out / "va.safetensors", client="va")
     north = (torch.randn(20, 4), torch.arange(20) % 3)
     report = fl.diagnose(
@@ -43,7 +46,7 @@ def shown(tmp_path_factory):
     return [
         *(config, task, task.data, result, result.plan, report),
         *(Comparison(frame), regret, ALGORITHMS, race, fl.hint(config, arms=two), made),
-        file,
+        *(file, tuned),
     ]
 
 
