@@ -24,9 +24,8 @@ def shown(tmp_path_factory):
     race = fl.choose(config, out, arms=two, baselines=False, progress=False)
     task = runner.assemble(config)
     result = fl.run(config, out=out / "own", progress=False)
-    values = {"settings": {"fedavg": {"lr": 0.1}}, "values": {"fedavg": 0.5}}
-    values |= {"trials": {"fedavg": 2}, "seeds": (1000,), "version": ""}
-    tuned = fl.Tuned(score="macro_f1", dataset="heart", rounds=1, **values)
+    few = {"fedavg": {"lr": 0.1}}, {"fedavg": 0.5}, {"fedavg": 2}
+    tuned = fl.Tuned(*few, "macro_f1", "heart", 1, (0,), "")
     file = fl.export(out / "own", out / "va.safetensors", client="va")
     north = (torch.randn(20, 4), torch.arange(20) % 3)
     report = fl.diagnose(
