@@ -104,6 +104,7 @@ def contents(path, but=("lock", "timing.jsonl")):
 BEGUN = {
     "dataset": "heart",
     "algorithm": "fedavg",
+    "model": None,
     "batchnorm": "global",
     "command": "",
     "options": {},
