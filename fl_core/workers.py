@@ -17,6 +17,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -27,9 +28,8 @@ from fl_core.progress import delay_signals, end_with_parent
 
 Worker = TypeVar("Worker")
 Handle = TypeVar("Handle")
-Key = tuple[int, int, bool]
-Tensors = dict[Key, Tensor]
-"""Plain tensors of a message, by identity, version, and whether they need gradients."""
+Tensors = dict[int, Tensor]
+"""Plain tensors of a message by their identity."""
 FAST = (torch.float32, torch.float64, torch.int64, torch.bool)
 """Types of plain tensors. Only their bytes are sent; all others are pickled."""
 Stream = io.BufferedRWPair
@@ -56,10 +56,14 @@ class Child:
     Args:
         serve: what it does with its end of the stream, until it ends.
         settings: variables of its environment.
+        last: empty, if both ends remember the plain tensors of the last message. Equal ones are not sent again.
     """
 
     def __init__(
-        self, serve: Callable[[socket.socket], None], settings: Mapping[str, str]
+        self,
+        serve: Callable[[socket.socket], None],
+        settings: Mapping[str, str],
+        last: Tensors | None = None,
     ) -> None:
         resource_tracker.ensure_running()  # or the first process would start it, and let interrupts through
         self.link, theirs = socket.socketpair()
@@ -69,14 +73,14 @@ class Child:
             self.process.start()
         theirs.close()
         self.stream = stream_of(self.link)
-        self.last: Tensors = {}
+        self.last = last
 
     def fileno(self) -> int:
         """Return the file descriptor, to wait for several processes at once."""
         return self.link.fileno()
 
     def send(self, message: Any) -> None:
-        """Send a message, without the tensors that the last one had."""
+        """Send a message."""
         send(self.stream, message, self.last)
 
     def receive(self) -> Any:
@@ -118,7 +122,7 @@ class Workers:
         }
         try:
             for _ in range(count):
-                self._children.append(Child(_serve, settings))
+                self._children.append(Child(_serve, settings, {}))
             self.serve(client_runner)
         except BaseException:  # an interrupt too; no worker has anything to finish
             self._interrupted = True
@@ -145,8 +149,6 @@ class Workers:
         No worker is left with an unread answer, however the iteration ends.
         """
         busy: dict[Child, tuple[Child, int, ClientRequest]] = {}
-        for child in self._children:  # `.data` and NumPy change a tensor's values alone
-            child.last.clear()
         try:
             yield from in_order(
                 requests, deque(self._children), busy, self._begin, ready, self._answer
@@ -291,22 +293,19 @@ def environment(settings: Mapping[str, str]) -> Iterator[None]:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickle all of a message but its plain tensors. Each of these leaves a key there."""
+    """Pickle all of a message but its plain tensors. Each of these leaves its identity there."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self.tensors: Tensors = {}
 
-    def persistent_id(self, value: Any) -> Key | None:
+    def persistent_id(self, value: Any) -> int | None:
         if type(value) is not Tensor or value.dtype not in FAST:
             return None
         if value.device.type != "cpu" or value.layout is not torch.strided:
             return None
-        if value.is_inference():  # it has no version
-            return None
-        key = id(value), value._version, value.requires_grad
-        self.tensors[key] = value
-        return key
+        self.tensors[id(value)] = value
+        return id(value)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -316,7 +315,7 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(file)
         self.tensors = tensors
 
-    def persistent_load(self, key: Key) -> Tensor:
+    def persistent_load(self, key: int) -> Tensor:
         return self.tensors[key]
 
 
@@ -326,23 +325,25 @@ def send(stream: Stream, message: Any, last: Tensors | None = None) -> None:
     A tensor arrives with its strides. One with gaps in memory arrives without them, as its clone would be.
 
     Args:
-        last: the plain tensors of the last message, which the other end has, too. They are not sent again unless torch
-            has changed them. Those of this message replace them.
+        last: copies of the plain tensors of the last message, which the other end has, too. One whose bytes have not
+            changed is not sent again. Those of this message replace them.
     """
-    last = {} if last is None else last
     body = io.BytesIO()
     pickler = _Pickler(body)
     pickler.dump(message)
-    new = {k: _dense(t) for k, t in pickler.tensors.items() if k not in last}
-    forms = [(key, each.dtype, each.shape, each.stride()) for key, each in new.items()]
-    known = last.keys() & pickler.tensors.keys()
+    tensors = {key: _dense(each) for key, each in pickler.tensors.items()}
+    known = {key for key, each in tensors.items() if _same(each, (last or {}).get(key))}
+    forms = [
+        (key, each.dtype, each.shape, each.stride(), pickler.tensors[key].requires_grad)
+        for key, each in tensors.items()
+    ]
     pickle.dump((known, forms, body.tell()), stream)
-    for tensor in new.values():
-        stream.write(_bytes_of(tensor))
+    for key, tensor in tensors.items():
+        if key not in known:
+            stream.write(_bytes_of(tensor))
     stream.write(body.getbuffer())
     stream.flush()
-    last.clear()
-    last.update(pickler.tensors)
+    _remember(last, tensors, known)
 
 
 def receive(stream: Stream, last: Tensors | None = None) -> Any:
@@ -354,19 +355,39 @@ def receive(stream: Stream, last: Tensors | None = None) -> Any:
     Args:
         last: as of :func:`send` at the other end.
     """
-    last = {} if last is None else last
     known, forms, size = pickle.load(stream)
-    tensors = {key: last[key] for key in known}
-    for key, dtype, shape, stride in forms:
-        tensors[key] = torch.empty_strided(shape, stride, dtype=dtype)
-        _fill(stream, _bytes_of(tensors[key]))
-        tensors[key].requires_grad_(key[-1])
+    tensors = {key: last[key].clone() for key in known} if last else {}
+    for key, dtype, shape, stride, _ in forms:
+        if key not in known:
+            tensors[key] = torch.empty_strided(shape, stride, dtype=dtype)
+            _fill(stream, _bytes_of(tensors[key]))
+    _remember(
+        last, tensors, known
+    )  # copies, since who works on a message may change it
     body = bytearray(size)  # all of it, whatever may fail on loading it
     _fill(stream, memoryview(body))
-    message = _Unpickler(io.BytesIO(body), tensors).load()
-    last.clear()
-    last.update(tensors)
-    return message
+    for key, *_, requires_grad in forms:
+        tensors[key].requires_grad_(requires_grad)
+    return _Unpickler(io.BytesIO(body), tensors).load()
+
+
+def _same(a: Tensor, b: Tensor | None) -> bool:
+    """Return whether two tensors without gaps have the same form and the same bytes."""
+    if b is None:
+        return False
+    alike = a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
+    return alike and np.array_equal(_bytes_of(a), _bytes_of(b))
+
+
+def _remember(last: Tensors | None, tensors: Tensors, known: set[int]) -> None:
+    """Replace the tensors of the last message by copies of those of this one."""
+    if last is not None:
+        copies = {
+            key: last[key] if key in known else tensor.clone()
+            for key, tensor in tensors.items()
+        }
+        last.clear()
+        last.update(copies)
 
 
 def _fill(stream: Stream, memory: memoryview) -> None:
