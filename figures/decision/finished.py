@@ -1,7 +1,7 @@
 """Replay what the product took from the study with tuned rates: its judge of curves, and its bands of label skew.
 
 The study has ended. Its rows have two files a federation: rows, and log-probabilities of held-out samples in hundredths
-of a nat. ``REGISTERED_FINISHED.md`` and ``REGISTERED_JUDGE.md`` define the numbers. Commit 2f496909 is the last with
+of a nat. ``REGISTERED_FINISHED.md`` and ``REGISTERED_JUDGE.md`` define the numbers. Commit 44010171 is the last with
 the code of the study's page.
 """
 

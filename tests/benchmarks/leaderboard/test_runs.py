@@ -114,18 +114,6 @@ def test_runs_resume_after_any_run(quick, tmp_path):
     assert runs.read(tmp_path / "whole", tmp_path / "whole") == whole
 
 
-def test_no_run_begins_after_the_budget(quick, tmp_path, monkeypatch):
-    for budget in (0, -1, math.nan):
-        with refuses("budget must be above 0"):
-            runs.run(tmp_path, budget=budget)
-    assert not list(tmp_path.iterdir())
-    now = iter(range(1000))
-    monkeypatch.setattr(runs.time, "monotonic", lambda: 60.0 * next(now))
-    how = {"federations": ["heart"], "methods": SOME}
-    for budget in (4, 2):
-        assert runs.run(tmp_path / "rows", budget=budget, **how) == budget
-
-
 def test_federations_without_their_tables_are_left_out_unless_named(quick, tmp_path):
     told, out = [], tmp_path / "out"
     methods = {"majority": METHODS["majority"]}
@@ -190,18 +178,6 @@ def test_an_own_algorithm_is_tuned_and_scored_alike(short, tmp_path):
     assert stored == new
     with refuses("again must be from 1"):
         list(runs.repeat_runs([], 1))
-
-
-def test_the_command_shows_the_table(tmp_path, monkeypatch, capsys):
-    rows = planted.rows(
-        ["heart"], lambda federation, method, seed, k: 0.7 if method == "ditto" else 0.5
-    )
-    runs.add(runs.STORED, *rows)
-    command(["--out", str(tmp_path / "out")])
-    lines = capsys.readouterr().out.splitlines()
-    table = lines[lines.index("") + 1 :]
-    assert len(table) == 1 + len(METHODS)
-    assert table[1].split()[:2] == ["Ditto", "70.0"]
 
 
 def test_the_command_refuses_what_is_not_there(capsys):
