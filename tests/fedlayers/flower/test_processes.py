@@ -52,6 +52,7 @@ def has_round(out, number):
     return (out / "checkpoints" / f"{number:06d}.json").exists()
 
 
+@pytest.mark.federation
 def test_a_real_round_of_two_sites_has_the_bits_of_one_process(tmp_path):
     file = server_file(tmp_path / "run", "fedper", rounds=1, sites=2)
     with federation(tmp_path, sites=2) as found:
