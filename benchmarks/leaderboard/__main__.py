@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,6 @@ from fl_core.errors import RunError, UsageError, check_known
 
 def main(
     run: bool = False,
-    budget: float = math.inf,
     federations: tuple[str, ...] = (),
     algorithm: str = "",
     again: int = 0,
@@ -30,7 +28,6 @@ def main(
 
     Args:
         run: train the runs that are missing. If it stops, type the same command again: it continues.
-        budget: begin no further run after this many minutes.
         federations: to run and show. Default: all; with your own algorithm, those where all others ran.
         algorithm: to add: a name, or package.module:Class. It is shown once its runs are complete.
         again: repeat N stored runs, chosen at random, and check that they have the same bits.
@@ -38,8 +35,6 @@ def main(
         out: file for new rows.
         data_root: folder of the datasets. Default: $FEDLAYERS_DATA_ROOT.
     """
-    if budget != math.inf and not run:
-        raise UsageError("budget must be used with --run; got it alone. Add --run.")
     if write:
         print(f"wrote {page.write()}")
         return
@@ -58,7 +53,7 @@ def main(
             if runs.complete(there, name) and not runs.absent(name, data_root)
         ]
     if run:
-        count = runs.run(out, budget, chosen, known, data_root, print)
+        count = runs.run(out, chosen, known, data_root, print)
         print(f"{count} new runs in {out}")
         if own and not count:
             print(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -137,30 +136,26 @@ def complete(
 
 def run(
     out: Path,
-    budget: float = math.inf,
     federations: Sequence[str] = (),
     methods: Mapping[str, Method] = METHODS,
     data_root: Location | None = None,
     tell: Callable[[str], None] = lambda line: None,
     known: Path | None = None,
 ) -> int:
-    """Make the missing runs, federation by federation, until the budget is spent. Return their number.
+    """Make the missing runs, federation by federation. Return their number.
 
     Args:
         out: the file of new rows. Runs that it or ``known`` has are not made again; default :data:`STORED`.
-        budget: minutes. No run begins later; one that has begun ends.
         federations: their names; default all whose tables are there.
         tell: receives a line for each complete cell, and for each federation that is left out.
 
     Raises:
-        UsageError: an unknown federation, a budget that is not above 0, or a table that is not there.
+        UsageError: an unknown federation, or a table that is not there.
     """
-    if not budget > 0:
-        raise UsageError(f"budget must be above 0 minutes; got {budget:g}.")
     chosen = [
         check_known("federation", name, FEDERATIONS) for name in federations
     ] or list(FEDERATIONS)
-    end, count, rows = time.monotonic() + 60 * budget, 0, read(known or STORED, out)
+    count, rows = 0, read(known or STORED, out)
     for federation in chosen:
         if not federations and (reason := absent(federation, data_root)):
             tell(f"{federation} is left out: {reason}")
@@ -168,8 +163,6 @@ def run(
         scenes: dict[int, Scene] = {}
         for name, method in methods.items():
             while (asked := next_run(rows, federation, name, method)) is not None:
-                if time.monotonic() > end:
-                    return count
                 seed, setting = asked
                 if seed not in scenes:
                     scenes[seed] = Scene(federation, seed, data_root)

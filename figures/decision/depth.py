@@ -1,6 +1,7 @@
 """Analyse and draw the study of depth: how many blocks to share, and whether the first round can see it.
 
-``REGISTERED_DEPTH.md`` defines the four tests and when a verdict may be drawn. ``python -m benchmarks.depth`` trains.
+``REGISTERED_DEPTH.md`` defines the four tests and when a verdict may be drawn. The runs are made by
+:mod:`figures.decision.depth_runs`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy import stats
 
-from benchmarks.depth import (
+from diagnostics.plots.drawing import COLOURS, MARKERS, style
+from figures import items
+from figures.decision.depth_runs import (
     CLIENTS,
     FIRST,
     LATER,
@@ -31,8 +34,6 @@ from benchmarks.depth import (
     jobs,
     stored,
 )
-from diagnostics.plots.drawing import COLOURS, MARKERS, style
-from figures import items
 from figures.drawing import Drawing, Finding
 from figures.page import markdown, numbers, percent
 from fl_core.config import RunConfig
@@ -413,7 +414,7 @@ class Study(items.Item):
     @property
     def command(self) -> str:
         """Return the command that makes the rows."""
-        return "python -m benchmarks.depth"
+        return "python -m figures.decision.depth_runs"
 
     def path(self, folder: Path | None = None) -> Path:
         """Return the path next to which the table is, :data:`ROWS` by default."""

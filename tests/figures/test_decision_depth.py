@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from benchmarks.depth import DOSES, FIRST, ONE, ROWS, jobs
 from figures.decision import depth
+from figures.decision.depth_runs import DOSES, FIRST, ONE, ROWS, jobs
 from fl_core.statistics import holm
 from tests.figures.conftest import check_picture
 

@@ -144,6 +144,15 @@ def test_a_score_without_a_value_makes_what_rests_on_it_nan():
     assert line[["worst", "below"]].isna().all()
 
 
+def test_one_family_has_differences_without_intervals():
+    runs = analysis.scored_runs(rows(EIGHT[:1], planted))
+    gaps = analysis.differences(runs, "fedavg_finetuned")
+    assert gaps["difference"].notna().all()
+    assert gaps[["low", "high", "p_value"]].isna().all(axis=None)
+    assert set(gaps["verdict"]) == {analysis.OPEN}
+    assert "first look" in analysis.lead(runs)[-2]
+
+
 def test_winners_and_how_badly_they_predict():
     def score(federation, method, seed, client):
         best = {"heart": "ditto", "chile": "apfl"}.get(federation, "fedper")

@@ -1,4 +1,4 @@
-"""Runs of the leaderboard: trials, resume, budget, own algorithms, and rows of the same bits."""
+"""Runs of the leaderboard: trials, resume, own algorithms, and rows of the same bits."""
 
 import json
 import math
@@ -183,7 +183,6 @@ def test_an_own_algorithm_is_tuned_and_scored_alike(short, tmp_path):
 def test_the_command_refuses_what_is_not_there(capsys):
     for words, told in (
         (["--federations", "hart"], "did you mean 'heart'"),
-        (["--budget", "3"], "--run"),
         (["--algorithm", "fedprxo"], "did you mean 'fedprox'"),
     ):
         with pytest.raises(SystemExit) as ended:

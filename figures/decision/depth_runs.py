@@ -1,9 +1,9 @@
 """Train MobileNetV2 shared to several depths, on federations that differ more or less.
 
-    python -m benchmarks.depth [--processes 16 --device cuda]
-    python -m benchmarks.depth --again 3
+    python -m figures.decision.depth_runs [--processes 16 --device cuda]
+    python -m figures.decision.depth_runs --again 3
 
-``figures/decision/REGISTERED_DEPTH.md`` says what is asked. A job is one run and one row. They begin in the order of
+``REGISTERED_DEPTH.md`` says what is asked. A job is one run and one row. They begin in the order of
 :func:`jobs`. A job with a row is skipped, so a stopped call goes on. The data lie below ``FEDLAYERS_DATA_ROOT``.
 The second command trains stored rows again and compares their bits.
 """
@@ -37,7 +37,7 @@ from fl_core.data.sources import Source
 from fl_core.errors import DivergedError
 from fl_core.training.evaluate import predict
 
-ROWS = Path(__file__).parents[1] / "figures" / "decision" / "depth.parquet"
+ROWS = Path(__file__).with_name("depth.parquet")
 PIXELS, CLIENTS, TRAIN, VALIDATION = 64, 4, 160, 80
 DOSES: dict[str, tuple[float, ...]] = {
     "cifar10": (0.5, 100.0, 0.1),

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmarks import depth
-from benchmarks.depth import Job
+from figures.decision import depth_runs as depth
+from figures.decision.depth_runs import Job
 
 
 def test_seeds_share_test_samples_that_no_run_trains_on(
