@@ -15,7 +15,6 @@ from torch import nn
 from diagnostics import plots
 from diagnostics.plots.drawing import COLOURS, MARKERS
 from diagnostics.representation.embedding import (
-    Pool,
     centroids,
     embed,
     pool,
@@ -23,6 +22,7 @@ from diagnostics.representation.embedding import (
 )
 from fl_core.errors import UsageError
 from fl_core.rows import row
+from tests.diagnostics.made import parted
 from tests.networks import Wired
 
 mpl.use("agg")
@@ -38,15 +38,6 @@ def pair(n=30, seed=0):
     g = torch.Generator().manual_seed(seed)
     y = torch.arange(n) % C
     return 0.2 * torch.randn(n, 4, generator=g) + 3.0 * nn.functional.one_hot(y, 4), y
-
-
-def parted(n=60, d=8, gap=20.0):
-    """Three classes far apart, two clients that do not differ."""
-    rng = np.random.default_rng(0)
-    y = np.arange(n) % C
-    x = rng.normal(size=(n, d)) + gap * np.eye(C, d)[y]
-    clients = np.array(["a", "b"], dtype=object)[(np.arange(n) // C) % 2]
-    return Pool(x, np.array(list("pqr"), dtype=object)[y], clients, np.arange(n))
 
 
 def test_the_pool_holds_each_client_s_features_by_its_own_model():

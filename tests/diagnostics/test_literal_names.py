@@ -8,7 +8,7 @@ from matplotlib.text import Text
 from diagnostics import plots
 from diagnostics.plots import drawing
 from diagnostics.plots.page import figure_of
-from tests.diagnostics.test_plots import decision, diagnosis, results
+from tests.diagnostics.made import decision, diagnosis, results
 
 pytestmark = pytest.mark.usefixtures("closed")
 

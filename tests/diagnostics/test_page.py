@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import re
-from html.parser import HTMLParser
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -15,40 +14,7 @@ from hypothesis import given, settings, strategies as st
 
 from diagnostics.plots.page import Page, in_words
 from fl_core.errors import UsageError
-
-VOID = {"meta", "img", "br"}
-
-
-class Tree(HTMLParser):
-    """Checks that tags close in order, and keeps tags with their attributes and the visible text."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str]]] = []
-        self.seen: list[str] = []
-        self.feed(html)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, {k: v or "" for k, v in attrs}))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if "style" not in self.open:
-            self.seen.append(data)
-
-    @property
-    def text(self):
-        return " ".join("".join(self.seen).split())
-
-    def all(self, tag):
-        return [attributes for name, attributes in self.tags if name == tag]
+from tests.diagnostics.made import Tree
 
 
 @pytest.fixture

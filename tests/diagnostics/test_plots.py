@@ -1,7 +1,5 @@
 """Pictures show what the rows hold: the right lines at the right values, gaps with reasons, and refusals."""
 
-from itertools import combinations, product
-
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
@@ -12,41 +10,10 @@ from matplotlib.colors import to_rgb
 from diagnostics import plots
 from diagnostics.plots.drawing import weighted_mean, with_notes
 from diagnostics.plots.layer_map import FEDERATED, LOCAL
-from fl_core import rows as schema
 from fl_core.errors import UsageError
-from fl_core.layers import Layer
-from fl_core.plan import Evidence, LayerPlan
-
-HOSPITALS = {"Cleveland": 193, "Hungarian": 167, "Switzerland": 29, "VA": 83}
-LAYERS = ["fc1", "fc2", "fc3", "fc4"]
-
+from tests.diagnostics.made import HOSPITALS, LAYERS, decision, diagnosis, results
 
 pytestmark = pytest.mark.usefixtures("closed")
-
-
-def diagnosis(clients=HOSPITALS, layers=LAYERS):
-    """Rows as a diagnosis gives them, with different values for every client and layer."""
-    found = []
-
-    def add(metric, variant, value, **columns):
-        found.append(schema.row(metric, value, variant=variant, **columns))
-
-    for (c, (client, n)), (k, layer) in product(
-        enumerate(clients.items()), enumerate(layers)
-    ):
-        at = {"client": client, "layer": layer, "n_train": n}
-        add("grad_variance", "epoch", 1e-6 * (c + 1) * 5**k, stderr=0.0, **at)
-        add("grad_variance", "batch", 2e-6 * (c + 1) * 5**k, stderr=1e-7, **at)
-        add("hessian_trace", "per_parameter", 0.01 * (c + k + 1), stderr=1e-3, **at)
-        add("hessian_trace", "absolute", 5.0 * (c + k + 1), stderr=0.0, **at)
-        add("federation_sensitivity", "after", 1 + k * (c + 1) / 2, **at)
-        add("federation_sensitivity", "importance", 1e-9 * (k + 1), **at)
-    for k, layer in enumerate(layers):
-        add("federation_sensitivity", "after", 1.0 + k, layer=layer)
-        for (a, one), (b, other) in combinations(enumerate(clients), 2):
-            pair = {"client": one, "client_b": other, "layer": layer}
-            add("cka", "flatten", 1 - 0.01 * (k + 1) * (a + b), **pair)
-    return schema.frame(found)
 
 
 def lines(ax):
@@ -133,11 +100,6 @@ def test_matrices_are_symmetric_with_ones_and_one_colour_bar():
     assert plots.cka_matrices(diagnosis(), list(given)) == list(given)
 
 
-def decision(names, cut, **why):
-    layers = tuple(Layer(name, (f"{name}.weight",)) for name in names)
-    return LayerPlan.prefix(layers, cut, Evidence(**why))
-
-
 def boxes(ax):
     return [tuple(patch.get_facecolor()[:3]) for patch in ax.patches]
 
@@ -181,24 +143,6 @@ def test_partition_bars_add_up():
         assert [tick.get_text() for tick in ax.get_yticklabels()] == [*counts.index]
         assert entries(ax) == (list(counts.columns) if classes <= 12 else [])
         assert len(ax.figure.axes) == (1 if classes <= 12 else 2)
-
-
-def results(algorithms=("local", "fedavg", "player_fl"), seeds=2):
-    """Scores of runs; FedAvg has only a global model, Local only a personal one."""
-    found = []
-    only = {"fedavg": ["global"], "local": ["personal"]}
-    for (a, algorithm), seed, rnd in product(
-        enumerate(algorithms), range(seeds), (0, 5, 10)
-    ):
-        run = {"run": f"{algorithm}-{seed}", "algorithm": algorithm, "seed": seed}
-        for c, (client, n) in enumerate(HOSPITALS.items()):
-            for model in only.get(algorithm, ["global", "personal"]):
-                value = 0.1 + 0.05 * a + 0.02 * rnd + 0.01 * c + 0.03 * seed
-                value -= 0.05 * (model == "global")
-                at = {"round": rnd, "model": model, "split": "test"}
-                at |= {"client": client, "n_train": n, **run}
-                found.append(schema.row("macro_f1", value, **at))
-    return schema.frame(found)
 
 
 def test_learning_is_the_weighted_mean_with_a_band_over_seeds():

@@ -3,8 +3,10 @@
 import json
 import os
 import shutil
+import signal
 from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 
 from fl_core.storage import json_bytes, sha, sign
 
@@ -157,3 +159,11 @@ def edit(run, **changes):
     """Change a run's configuration, digests and all, as whoever hands it on can."""
     forge(run / "config.json", lambda found: found.update(changes))
     cover(run, "config.json")
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()

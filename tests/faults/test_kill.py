@@ -16,10 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.injected import contents
+from tests.faults.injected import ROOT, contents, die
 from tests.processes import alive
 
-ROOT = Path(__file__).parents[2]
 ROUNDS = 6
 RANDOM = random.Random(20)
 FIRST_CHECKPOINT = 16  # files: 5 before training, the plan, 9 blobs and a manifest
@@ -50,11 +49,6 @@ MOMENTS = {
 }
 
 QUICK = ("before the first rows", "three times")
-
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-    signal.pause()
 
 
 def arm(where, which, delay=0.0):

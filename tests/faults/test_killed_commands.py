@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 
 from fl_core.records.store import Run
-from tests.faults.injected import contents
-from tests.faults.test_kill import ROOT, die
+from tests.faults.injected import ROOT, contents, die
 
 TRAINED = (
     "--dataset",

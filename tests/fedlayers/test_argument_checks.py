@@ -11,7 +11,7 @@ from torch import nn
 import fedlayers as fl
 from fl_core import runner
 from tests.conftest import TOY
-from tests.fl_core.test_tables import frame, written
+from tests.fl_core.made import frame, written
 
 TWO = {"algorithms": ["fedavg", "fedprox"]}
 STUDIES = {

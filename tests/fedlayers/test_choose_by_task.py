@@ -20,7 +20,7 @@ from fl_core.rows import (
     label_of,
 )
 from tests.fedlayers import command
-from tests.fl_core.test_survival_and_labels import TASKS, frame
+from tests.fl_core.made import TASKS, targets
 
 
 def each_task(quick):
@@ -32,7 +32,7 @@ def each_task(quick):
 
 def words(task, folder):
     """Return the flags of a table for a task, in the working folder."""
-    frame().to_csv(folder / "t.csv", index=False)
+    targets().to_csv(folder / "t.csv", index=False)
     label, excluded = (TASKS[task][key] for key in ("label_column", "exclude_columns"))
     return (
         f"--dataset {folder / 't.csv'} --task {task} --label-column {label} "

@@ -10,7 +10,7 @@ import fedlayers as fl
 from fl_core import data
 from fl_core.errors import UsageError
 from tests.fedlayers import command
-from tests.fl_core.test_tables import frame, written
+from tests.fl_core.made import frame, written
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
 """Scores of pooled features tell whether classes and clients stand apart."""
 
 from figures.planes import scored
-from tests.diagnostics.test_embedding import parted
+from tests.diagnostics.made import parted
 
 
 def test_the_scores_tell_what_stands_apart():

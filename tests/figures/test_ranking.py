@@ -1,7 +1,7 @@
 """Nemenyi's test on Demsar's example."""
 
 from figures.ranking import Ranking
-from tests.fl_core.test_evaluate import DEMSAR
+from tests.fl_core.made import DEMSAR
 
 
 def test_nemenyi_on_demsars_example():

@@ -11,7 +11,7 @@ from fl_core import data
 from fl_core.data.inputs import Inputs
 from fl_core.data.preprocessing import MOST_LISTED, Preprocessing
 from tests.conftest import refuses
-from tests.fl_core.test_tables import SPLITS, frame, samples, train_rows, written
+from tests.fl_core.made import SPLITS, frame, samples, train_rows, written
 
 
 def people(n=60):

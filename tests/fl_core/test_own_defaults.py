@@ -12,7 +12,7 @@ from fl_core.config import RunConfig, in_memory, resolve
 from fl_core.data.column_table import is_identifier
 from fl_core.data.registry import PATIENCE
 from fl_core.errors import UsageError
-from tests.fl_core.test_tables import frame, samples, written
+from tests.fl_core.made import frame, samples, written
 
 
 @pytest.fixture

@@ -22,18 +22,7 @@ from fl_core.data.partitions import (
 from fl_core.data.sources import Source
 from tests.bounds import forbidden
 from tests.conftest import refuses
-
-LABELS = np.arange(600) * 7 % 10
-
-
-def source(labels=LABELS, owner=None, is_train=None, **fields):
-    y = np.asarray(labels, dtype=np.int64)
-    x = np.arange(len(y) * 2, dtype=np.float32).reshape(-1, 2)
-    names = (
-        tuple(f"site {k}" for k in range(owner.max() + 1)) if owner is not None else ()
-    )
-    classes = tuple("abcdefghij"[: int(y.max()) + 1])
-    return Source("toy", x, y, classes, owner, names, is_train, **fields)
+from tests.fl_core.made import LABELS, source
 
 
 def parts_of(kind, labels, clients, seed=0, owner=None, min_size=None, **options):

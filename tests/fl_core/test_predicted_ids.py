@@ -7,7 +7,7 @@ from fedlayers.cli.app import main
 from fl_core import exported_model, runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
-from tests.fl_core.test_tables import frame, written
+from tests.fl_core.made import frame, written
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
@@ -17,6 +16,7 @@ from fl_core.recorder import Recorder
 from fl_core.runner import run
 from fl_core.training import losses
 from fl_core.training.evaluate import concordance, scores
+from tests.fl_core.made import TASKS, targets
 
 COX, LABELS = losses.build("cox"), losses.build("multilabel_bce")
 
@@ -122,32 +122,14 @@ def test_labels_have_the_mean_of_binary_losses_and_areas():
     assert math.isnan(scores(z, y * 0, LABELS)["macro_auroc"])
 
 
-def frame(n=160):
-    """Return a table of two clients with a time, an event and two labels."""
-    draw = np.random.default_rng(0)
-    x = draw.normal(size=(n, 4))
-    table = pd.DataFrame(x, columns=list("abcd"))
-    table["time"] = draw.exponential(np.exp(-x[:, 0])).round(2)
-    table["event"] = (draw.random(n) < 0.7).astype(int)
-    return table.assign(
-        cough=(x[:, 0] > 0).astype(int),
-        fever=(x[:, 1] > 0).astype(int),
-        client=["n", "s"] * (n // 2),
-    )
-
-
-TASKS = {
-    "survival": {"label_column": "time,event", "exclude_columns": ["cough", "fever"]},
-    "multilabel": {"label_column": "cough,fever", "exclude_columns": ["time", "event"]},
-}
 SCORE = {"survival": "c_index", "multilabel": "macro_auroc"}
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_a_file_and_a_frame_are_read_alike(task, tmp_path):
-    frame().to_csv(tmp_path / "t.csv", index=False)
+    targets().to_csv(tmp_path / "t.csv", index=False)
     loaded = datasets.load(tmp_path / "t.csv", task=task, **TASKS[task])
-    source = as_data(frame(), Reading(task=task, **TASKS[task]))
+    source = as_data(targets(), Reading(task=task, **TASKS[task]))
     assert loaded.task == source.task == task
     assert source.y.shape == (160, 2)
     assert source.columns == tuple("abcd")
@@ -173,7 +155,7 @@ def test_every_algorithm_learns_or_refuses_in_one_line(task, start):
             algorithm=name, task=task, rounds=1, patience=0, model="mlp", **TASKS[task]
         )
         try:
-            result = run(config, data=frame(), progress=False)
+            result = run(config, data=targets(), progress=False)
         except UsageError as error:
             refused.add(name)
             said.append(str(error))
@@ -194,11 +176,11 @@ def test_wrong_targets_are_one_clear_line():
         ("multilabel", "cough,time", "label 'time' must be 0 or 1"),
     ):
         with pytest.raises(UsageError, match=message):
-            as_data(frame(), Reading(task=task, label_column=columns))
+            as_data(targets(), Reading(task=task, label_column=columns))
     for task, columns in (("survival", "time,event"), ("multilabel", "cough,fever")):
         with pytest.raises(UsageError, match=f"--task {task}"):
-            as_data(frame(), Reading(label_column=columns))
-        words = frame().replace({columns.split(",")[1]: {0: "no", 1: "yes"}})
+            as_data(targets(), Reading(label_column=columns))
+        words = targets().replace({columns.split(",")[1]: {0: "no", 1: "yes"}})
         with pytest.raises(UsageError, match=r"got '(no|yes)'.* Write .*0"):
             as_data(words, Reading(task=task, label_column=columns))
     x, y = np.zeros((4, 2)), np.array([[1.0, 0], [2, 1], [3, 0], [3, 1]])

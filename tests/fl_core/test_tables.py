@@ -25,43 +25,7 @@ from fl_core.errors import UsageError
 from fl_core.exported_model import Predictions
 from fl_core.records.store import Run
 from tests.conftest import refuses
-
-SPLITS = ("train", "validation", "test")
-WORDS = ("ill", "well")
-
-
-def frame(n=60, holes=False):
-    """Ages and doses of three wards whose scales differ, and a column that is the same everywhere."""
-    draw = np.random.default_rng(0)
-    table = pd.DataFrame({
-        "client": [f"ward_{k % 3}" for k in range(n)],
-        "age": draw.normal(50, 10, n).round(1),
-        "dose": draw.normal(0, 1e-3, n).round(5),
-        "one": 1.0,
-        "label": [WORDS[k % 2] for k in range(n)],
-    })  # fmt: skip
-    if holes:
-        table.loc[::7, "dose"] = np.nan
-    return table
-
-
-def written(path, table, **how):
-    table.to_csv(path, index=False, **how)
-    return path
-
-
-def train_rows(federated):
-    return np.sort(
-        np.concatenate([part["train"] for part in federated.partition.indices.values()])
-    )
-
-
-def samples(federated, *splits):
-    """Samples of all clients, in the order of the source."""
-    parts = [(c, s) for c in federated.clients for s in splits]
-    rows = [federated.partition.indices[c.name][s] for c, s in parts]
-    x = np.concatenate([c.split(s).x for c, s in parts])
-    return x[np.argsort(np.concatenate(rows))]
+from tests.fl_core.made import SPLITS, frame, samples, train_rows, written
 
 
 def test_what_cannot_be_read_so_is_refused(tmp_path):

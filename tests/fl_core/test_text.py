@@ -12,28 +12,7 @@ from fl_core import data, models, tree
 from fl_core.data import sources
 from fl_core.tokens import PAD, SPECIAL, START, UNKNOWN, TokenShape
 from tests.conftest import refuses
-
-GOOD, BAD, PLAIN = (
-    "good nice great happy",
-    "bad late lost rude",
-    "the flight was on my way",
-)
-
-
-def lines(n=120, seed=0):
-    """Texts of two clients whose class is in their words."""
-    draws = np.random.default_rng(seed)
-    for k in range(n):
-        words = [
-            *draws.choice((BAD, GOOD)[k % 2].split(), 3),
-            *draws.choice(PLAIN.split(), 4),
-        ]
-        yield {
-            "client": ("north", "south")[k % 3 == 0],
-            "label": k % 2,
-            "text": f"{' '.join(words)}!",
-            "day": k,
-        }
+from tests.fl_core.made import lines
 
 
 def write(path, entries=None):

@@ -10,9 +10,11 @@ import pandas as pd
 from flwr.app import DEFAULT_TTL, Context, Error, Message, Metadata, RecordDict
 from flwr.serverapp import Grid
 
+import fedlayers as fl
 from fedlayers.flower import clients
 from fedlayers.flower.client_app import app
 from fedlayers.flower.server_app import ServerFile, federate
+from fl_core.records.store import Run
 
 NUMBERS = count()
 
@@ -127,3 +129,22 @@ def over_sites(out, grid, sites=3, **keys):
     }
     file = ServerFile(str(out), sites, config={**PLAIN, **keys}, **own)
     return federate(grid, file)
+
+
+def at_home(folder, out, **keys):
+    """Run in this process on the same tables, with one client a process."""
+    tables = ",".join(str(folder / f"{ward}.csv") for ward in WARDS)
+    own = {"stack": "off", "checkpoint_every": 1, "patience": 0, "scale": "none"}
+    own["dataset"] = tables
+    fl.run(out=out, progress=False, **{**PLAIN, **own, **keys})
+
+
+def assert_same(run, other):
+    """Assert that two runs have the same rows and the same server, bit for bit."""
+    one, two = Run(run), Run(other)
+    rows = [each.rows()[1].drop(columns="run") for each in (one, two)]
+    pd.testing.assert_frame_equal(*rows, check_exact=True)
+    trees = [each.checkpoint().server.trees for each in (one, two)]
+    assert trees[0].keys() == trees[1].keys()
+    for kind, tensors in trees[0].items():
+        assert all(tensors[name].equal(trees[1][kind][name]) for name in tensors)

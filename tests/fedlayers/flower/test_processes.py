@@ -15,8 +15,7 @@ from examples.four_hospitals import hospital_files, server_file as hospital_run
 from examples.local_federation import LocalFederation
 from fl_core.errors import RunError
 from fl_core.records.store import Run
-from tests.fedlayers.flower.grid import PLAIN, WARDS, site_files
-from tests.fedlayers.flower.test_run import assert_same, at_home
+from tests.fedlayers.flower.grid import PLAIN, WARDS, assert_same, at_home, site_files
 
 LONGEST = 500.0
 

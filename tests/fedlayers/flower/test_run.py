@@ -16,26 +16,15 @@ from fedlayers.flower.clients import Sites
 from fl_core.errors import RunError, UsageError
 from fl_core.records.store import Run
 from fl_core.task import assemble
-from tests.fedlayers.flower.grid import PLAIN, WARDS, LocalGrid, over_sites, site_files
-
-
-def at_home(folder, out, **keys):
-    """Run in this process on the same tables, with one client a process."""
-    tables = ",".join(str(folder / f"{ward}.csv") for ward in WARDS)
-    own = {"stack": "off", "checkpoint_every": 1, "patience": 0, "scale": "none"}
-    own["dataset"] = tables
-    fl.run(out=out, progress=False, **{**PLAIN, **own, **keys})
-
-
-def assert_same(run, other):
-    """Assert that two runs have the same rows and the same server, bit for bit."""
-    one, two = Run(run), Run(other)
-    rows = [each.rows()[1].drop(columns="run") for each in (one, two)]
-    pd.testing.assert_frame_equal(*rows, check_exact=True)
-    trees = [each.checkpoint().server.trees for each in (one, two)]
-    assert trees[0].keys() == trees[1].keys()
-    for kind, tensors in trees[0].items():
-        assert all(tensors[name].equal(trees[1][kind][name]) for name in tensors)
+from tests.fedlayers.flower.grid import (
+    PLAIN,
+    WARDS,
+    LocalGrid,
+    assert_same,
+    at_home,
+    over_sites,
+    site_files,
+)
 
 
 def test_a_class_that_nobody_has_is_left_out_as_at_home(tmp_path):
