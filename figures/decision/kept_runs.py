@@ -14,7 +14,6 @@ import pandas as pd
 import fedlayers as fl
 from fedlayers.studies.harmless import Bench
 from fedlayers.studies.race import validation_scores
-from fl_core import runner
 from fl_core.config import resolve
 from fl_core.records.store import Run
 from tests.fedlayers.test_harmless import READ, rare_table
