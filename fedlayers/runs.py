@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fl_core.config import RunConfig, in_memory
+from fl_core.config import RunConfig, with_own
 from fl_core.errors import UsageError, as_list
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def run(
         raise UsageError(
             f"plan must be a LayerPlan or its path; got {type(plan).__name__}. Pass its plan, such as choice.plan."
         )
-    config = in_memory(config, data, model, **keys)
+    config, own = with_own(config, data, model, **keys)
     trained_by = _clients_on(backend, config)
     if trained_by is not None:
         config = config.with_keys(stack="off")
@@ -99,6 +99,7 @@ def run(
         engine = runner.run(
             config,
             out,
+            **own,
             instruments=instruments or default_instruments(),
             plan=own_plan,
             command=command,

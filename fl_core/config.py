@@ -15,6 +15,7 @@ from typing import (
     Any,
     NamedTuple,
     Self,
+    TypedDict,
     get_args,
     get_type_hints,
 )
@@ -187,8 +188,8 @@ class ExecutionConfig:
 class RunConfig(Displayed):
     """The configuration of one run: five groups of keys. A value None means the dataset's default.
 
-    Data and a model from Python come with it (:func:`in_memory`). Keys are given flat, because a key's name is unique
-    over the groups. :func:`resolve` fills in defaults.
+    Data and a model from Python are no part of it, but stand beside it (:class:`Own`). Keys are given flat, because a
+    key's name is unique over the groups. :func:`resolve` fills in defaults.
 
     >>> config = RunConfig(dataset="digits", algorithm="fedprox", options={"mu": 0.01}, clients=3)
     >>> config.federation.algorithm, config.with_keys(lr=0.1).training.lr
@@ -206,9 +207,6 @@ class RunConfig(Displayed):
     training: TrainingConfig
     federation: FederationConfig
     execution: ExecutionConfig
-
-    own_data: Any = field(default=None, compare=False)
-    own_model: Any = field(default=None, compare=False)
 
     def __init__(self, **keys: Any) -> None:
         if isinstance(keys.get("algorithm"), type):
@@ -265,13 +263,7 @@ class RunConfig(Displayed):
         Raises:
             UsageError: a key is unknown.
         """
-        made = type(self)(**{**self.flat(), **keys})
-        return made._with(self.own_data, self.own_model)
-
-    def _with(self, data: Any, model: Any) -> Self:
-        object.__setattr__(self, "own_data", data)
-        object.__setattr__(self, "own_model", model)
-        return self
+        return type(self)(**{**self.flat(), **keys})
 
     def to_json(self) -> dict[str, Any]:
         """Return the keys as a dictionary for JSON."""
@@ -323,10 +315,22 @@ def marked(mark: Mark) -> list[str]:
     return [name for name, key in KEYS.items() if mark in key.marks]
 
 
-def in_memory(
+class Own(TypedDict):
+    """Objects from Python in place of what a configuration names. A job is (config, data, model).
+
+    Keys:
+        data: a source or a federation. None: the configuration's dataset.
+        model: a module, or a callable that builds one. None: the configuration's model.
+    """
+
+    data: Any
+    model: Any
+
+
+def with_own(
     config: RunConfig | None, data: Any = None, model: Any = None, **keys: Any
-) -> RunConfig:
-    """Return the configuration with other values of keys, and with data and a model from Python, if any are given.
+) -> tuple[RunConfig, Own]:
+    """Return the configuration with other values of keys, and beside it the data and the model from Python.
 
     Args:
         config: None for the default one.
@@ -344,8 +348,6 @@ def in_memory(
     config = (config or RunConfig()).with_keys(**keys)
     if isinstance(model, str):
         config, model = config.with_keys(model=model), None
-    if data is None and model is None:
-        return config
     if data is not None:
         from fl_core.data.python_data import as_data
 
@@ -354,10 +356,7 @@ def in_memory(
         raise UsageError(
             f"model must be a module, or a callable that builds one; got {type(model).__name__}. Give an nn.Module."
         )
-    return config._with(
-        config.own_data if data is None else data,
-        config.own_model if model is None else model,
-    )
+    return config, {"data": data, "model": model}
 
 
 def weights_of(class_weights: str) -> tuple[float, ...] | str | None:
@@ -402,27 +401,26 @@ OF_RECIPE = (
 )
 
 
-def resolve(config: RunConfig) -> RunConfig:
+def resolve(config: RunConfig, data: Any = None, model: Any = None) -> RunConfig:
     """Return the configuration with the dataset's defaults, after a check of names and numbers.
 
-    Data from Python give their name, and their recipe or the general one.
+    Data from Python give their name, and their recipe or the general one. They and the model are as in :class:`Own`.
 
     Raises:
         UsageError: a value is invalid, or a key about reading or partitioning data is set for a federation from Python.
     """
-    given = config.own_data
-    if given is not None and isinstance(given, datasets.FederatedData):
+    if isinstance(data, datasets.FederatedData):
         config = config.with_keys(
             scale=None if config.data.scale == bounds.SCALES[0] else config.data.scale
         )
-        _check_undealt(config, given.name)
-        natural = given.partition.kind == "natural"
-        recipe = datasets.datasets().get(given.name) or datasets.general(
-            given.shape, natural, given.task, stops=False
+        _check_undealt(config, data.name)
+        natural = data.partition.kind == "natural"
+        recipe = datasets.datasets().get(data.name) or datasets.general(
+            data.shape, natural, data.task, stops=False
         )
     else:
         keys = config.data.reading_options()
-        named = config.data.dataset if given is None else given
+        named = config.data.dataset if data is None else data
         recipe = datasets.recipe(
             named,
             data_root=config.data.data_root,
@@ -432,7 +430,7 @@ def resolve(config: RunConfig) -> RunConfig:
     root = config.data.data_root or os.environ.get(ROOT_VARIABLE)
     own_model = (
         recipe.model_options
-        if config.model.model in (None, recipe.model) and config.own_model is None
+        if config.model.model in (None, recipe.model) and model is None
         else {}
     )
     config = _fill(config, {key: getattr(recipe, key) for key in OF_RECIPE})
@@ -463,9 +461,9 @@ def resolve(config: RunConfig) -> RunConfig:
             raise UsageError(
                 f"{key} must be left out with optimizer {config.training.optimizer!r}; got {config.value(key)}."
             )
-    dataset = config.data.dataset if given is None else given.name
+    dataset = config.data.dataset if data is None else data.name
     files = {"data_root": root, "init": config.model.init}
-    if given is None and is_file(dataset):
+    if data is None and is_file(dataset):
         files["dataset"] = dataset
     paths = {key: absolute(key, path) for key, path in files.items() if path}
     return config.with_keys(

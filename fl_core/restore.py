@@ -16,7 +16,7 @@ from torch import nn
 
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Round, State
-from fl_core.config import AUTO, Mark, RunConfig, absolute, in_memory, marked
+from fl_core.config import AUTO, Mark, RunConfig, absolute, marked
 from fl_core.data import FederatedData, Partition
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import (
@@ -87,14 +87,13 @@ def task_of(
             )
     if data_root is not None:
         config = config.with_keys(data_root=absolute("data_root", data_root))
-    config = in_memory(config.with_keys(download=False), given["data"], given["model"])
-    own = isinstance(config.own_data, FederatedData)
-    dealt = {} if own else _dealt(run, stored)
+    config = config.with_keys(download=False)
+    dealt = {} if isinstance(given["data"], FederatedData) else _dealt(run, stored)
     if trained:
         options = without_weights(str(config.model.model), config.model.model_options)
         config = config.with_keys(model_options=options)
     with about(str(run.path)):
-        return assemble(config, **dealt, plan=plan, start=start)
+        return assemble(config, **given, **dealt, plan=plan, start=start)
 
 
 def _dealt(run: Run, stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,17 +167,12 @@ def code_of(config: Mapping[str, Any]) -> dict[str, str]:
     return {**code, "model": config["model"]} if is_code(str(config["model"])) else code
 
 
-def own_parts(config: RunConfig) -> dict[str, Any]:
-    """Return what a command's own configuration allows and passes, as :func:`fl_core.runner.resume` takes it."""
+def code_in(config: RunConfig) -> set[str]:
+    """Return what a command's own configuration allows, as :func:`fl_core.runner.resume` takes it."""
     options = config.model.model_options.items()
-    allowed = {
+    return {
         *code_of(config.to_json()).values(),
         *(format_option(key, value) for key, value in options),
-    }
-    return {
-        "allow_code": allowed,
-        "data": config.own_data,
-        "model": config.own_model,
     }
 
 

@@ -148,9 +148,7 @@ def run(
     in_force = task.algorithm(task.plan).plan
     stored["given"] = None if task.plan is None else task.plan.to_json()
     stored["in_force"] = None if in_force is None else in_force.to_json()
-    own = [
-        kind for kind in ("data", "model") if getattr(config, f"own_{kind}") is not None
-    ]
+    own = [kind for kind, given in task.own.items() if given is not None]
     stored |= {"command": command, "code": writing.digests(task), "own": own}
     header = {"run": Path(out).name, **task.header(command)}
     stored["environment"] = {

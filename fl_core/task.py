@@ -22,7 +22,16 @@ from fl_core.algorithms.base import (
 )
 from fl_core.batched import stacks
 from fl_core.client_runner import ClientRunner
-from fl_core.config import AUTO, Mark, RunConfig, in_memory, marked, resolve, weights_of
+from fl_core.config import (
+    AUTO,
+    Mark,
+    Own,
+    RunConfig,
+    marked,
+    resolve,
+    weights_of,
+    with_own,
+)
 from fl_core.data import FederatedData, Partition
 from fl_core.data.column_table import by_name
 from fl_core.data.notes import client_notes, notes
@@ -55,9 +64,13 @@ from fl_core.workers import check_sendable
 
 @dataclass(repr=False)
 class Task(Displayed):
-    """The objects that a configuration names: data, model, layers, criterion, and the algorithm's arguments."""
+    """The objects that a configuration names: data, model, layers, criterion, and the algorithm's arguments.
+
+    ``own`` are the data and the model from Python that it was made of.
+    """
 
     config: RunConfig
+    own: Own
     data: FederatedData
     model: nn.Module
     layers: tuple[Layer, ...]
@@ -183,7 +196,7 @@ def assemble(
 
     Args:
         data, model: your own objects in place of those that the configuration names
-            (:func:`fl_core.config.in_memory`). With a federation the configuration has no options on reading or
+            (:func:`fl_core.config.with_own`). With a federation the configuration has no options on reading or
             partitioning data.
         loaded: the configuration's own data, if they are loaded already.
         partition: a stored partition in place of a new draw.
@@ -194,25 +207,25 @@ def assemble(
     Raises:
         UsageError: something is unknown, missing or does not fit. The message names it.
     """
-    asked = in_memory(config, data, model)
-    config = resolve(asked)
+    asked, own = with_own(config, data, model)
+    config = resolve(asked, **own)
     algorithm = find(config.federation.algorithm)
     base = algorithm.base_algorithm(config.federation.options)
     uses_plan = algorithm.uses_plan or base.uses_plan
     _check_plan_use(config, plan, uses_plan)
-    data = load(config, loaded, partition, preprocessing)
-    if isinstance(config.own_model, nn.Module):
-        data = _as_in_torch(data, config.own_model)
+    data = load(config, own["data"], loaded, partition, preprocessing)
+    if isinstance(own["model"], nn.Module):
+        data = _as_in_torch(data, own["model"])
     config, said = _with_stopping(config, data, asked.federation.patience)
-    said = [*_made_up(config, data), *said]
-    by_default = config.own_data is None and asked.data == RunConfig().data
-    if config.own_model is not None and by_default:
+    said = [*_made_up(config, own["data"], data), *said]
+    by_default = own["data"] is None and asked.data == RunConfig().data
+    if own["model"] is not None and by_default:
         said.append(
             f"your model trains on the dataset {data.name!r}, the default: pass data= or dataset= for other data"
         )
     criterion = _criterion(config, data)
     _check_outputs(base, criterion, data.n_classes)
-    model, start = build(config, data, criterion, start, said)
+    model, start = build(config, own["model"], data, criterion, start, said)
     plain_layers = layers_of(
         model, models.example(data.shape), by=config.model.layer_granularity
     )
@@ -238,6 +251,7 @@ def assemble(
         plan.check_fits(model)
     task = Task(
         config,
+        own,
         data,
         model,
         layers,
@@ -259,24 +273,24 @@ def assemble(
 
 def load(
     config: RunConfig,
+    own: Any = None,
     loaded: FederatedData | None = None,
     partition: Partition | None = None,
     preprocessing: Preprocessing | None = None,
 ) -> FederatedData:
-    """Load the data of a resolved configuration, and partition them over clients.
+    """Load the data of a resolved configuration, or one's own, and partition them over clients.
 
     Raises:
         UsageError: files are missing or do not fit, or a client has no training samples.
     """
-    given = config.own_data
-    data = given if isinstance(given, FederatedData) else loaded
+    data = own if isinstance(own, FederatedData) else loaded
     if data is None:
         options = {**config.data.load_options(), "seed": config.execution.seed}
         if partition is not None:
             for key in ("seed", *marked(Mark.DRAW)):
                 del options[key]
         data = datasets.load(
-            config.data.dataset if given is None else given,
+            config.data.dataset if own is None else own,
             indices=partition,
             preprocessing=preprocessing,
             **options,
@@ -304,12 +318,13 @@ def _as_in_torch(data: FederatedData, module: nn.Module) -> FederatedData:
 
 def build(
     config: RunConfig,
+    own: Any,
     data: FederatedData,
     criterion: Loss,
     start: Tree | None,
     said: list[str],
 ) -> tuple[nn.Module, Tree | None]:
-    """Build the model of a resolved configuration, and give it its initial weights.
+    """Build the model of a resolved configuration, or copy one's own, and give it its initial weights.
 
     Args:
         start: stored initial weights. said: receives notes.
@@ -317,13 +332,13 @@ def build(
     Returns:
         The model, and its initial weights if they are not the seed's.
     """
-    own_model, named = config.own_model, str(config.model.model)
+    named = str(config.model.model)
     options, seed = config.model.model_options, config.execution.seed
     outputs = criterion.outputs(data.n_classes)
-    pretrained = own_model is None and wants_weights(named, options)
-    if own_model is not None:
+    pretrained = own is None and wants_weights(named, options)
+    if own is not None:
         model = models.copy_user_model(
-            own_model, data.shape, outputs, seed=seed, options=options
+            own, data.shape, outputs, seed=seed, options=options
         )
     else:
         if pretrained and start is not None:  # a copy of them
@@ -338,7 +353,7 @@ def build(
         start = tree.state_dict(model)
     elif pretrained:
         start = tree.state_dict(model)  # the run and its workers get them as tensors
-    if own_model is not None or named not in models.MODELS.own:
+    if own is not None or named not in models.MODELS.own:
         said += models.output_notes(model, data.shape, criterion.task)
     if config.model.batchnorm == "drop":
         drop_statistics(model)
@@ -570,14 +585,14 @@ def _check_outputs(algorithm: type[Algorithm], criterion: Loss, n_classes: int) 
         )
 
 
-def _made_up(config: RunConfig, data: FederatedData) -> list[str]:
+def _made_up(config: RunConfig, own: Any, data: FederatedData) -> list[str]:
     """Return a warning if samples are partitioned over artificial clients by default.
 
     There is none if a partition or a number of clients is given.
     """
     named = config.data.dataset
     if (
-        isinstance(config.own_data, FederatedData)
+        isinstance(own, FederatedData)
         or named in datasets.DATASETS
         or datasets.is_code(named)
         or config.data.partition is not None
@@ -588,7 +603,7 @@ def _made_up(config: RunConfig, data: FederatedData) -> list[str]:
     columns = () if data.preprocessing is None else data.preprocessing.columns
     likely = by_name("client_column", columns)
     way = f"Name the column with clients: --client-column {likely[0] if likely else 'NAME'}"
-    if config.own_data is not None and not columns:
+    if own is not None and not columns:
         way = "Pass data={client: (x, y)}"
     elif Path(named).is_dir():
         way = f"Sort the images as {Path(named) / 'CLIENT/CLASS'}"

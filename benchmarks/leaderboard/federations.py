@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from fl_core import data as datasets, runner
-from fl_core.config import RunConfig, in_memory
+from fl_core.config import RunConfig, with_own
 from fl_core.data import FederatedData, Source, files
 from fl_core.data.columns import LABEL_COLUMN, Reading
 from fl_core.data.federated import ClientData, Split
@@ -157,18 +157,17 @@ def _table(name: str) -> pd.DataFrame:
     return frame.assign(**{LABEL_COLUMN: label.astype(int).astype(str)})
 
 
-def config_of(name: str, seed: int, data_root: Location | None = None) -> RunConfig:
+def config_of(name: str, seed: int) -> RunConfig:
     """Return the configuration of a federation's runs but for the method: one small perceptron, trained to its stop."""
     federation = FEDERATIONS[check_known("federation", name, FEDERATIONS)]
     dealing: dict[str, Any] = {"partition": "natural", **dict(federation.dealing)}
     if federation.origin != NAMED:
         dealing |= READING
-    base = RunConfig(
+    return RunConfig(
         seed=seed, model="mlp", model_options={"sizes": (64, 32, 16)}, batch_size=32, loss="cross_entropy",
         optimizer="adamw", weight_decay=1e-4, amsgrad=True, rounds=ROUNDS, eval_every=EVERY, patience=PATIENCE,
         **dealing,
     )  # fmt: skip
-    return in_memory(base, data=source_of(name, data_root))
 
 
 def concat_splits(parts: Iterable[Split | None]) -> Split:
@@ -186,9 +185,10 @@ class Scene:
 
     def __init__(self, name: str, seed: int, data_root: Location | None = None) -> None:
         self.name, self.seed = name, seed
-        self.config = config_of(name, seed, data_root)
-        self.task: Task = runner.assemble(self.config)
-        source = self.config.own_data
+        data = source_of(name, data_root)
+        self.config, self.own = with_own(config_of(name, seed), data)
+        self.task: Task = runner.assemble(self.config, **self.own)
+        source = self.own["data"]
         assert isinstance(source, Source)
         whole = source.with_methods(
             self.config.data.scale or "none", self.config.data.impute

@@ -257,6 +257,7 @@ def train_to_stop(scene: Scene, method: Method, setting: Setting) -> Row:
     config = config.with_keys(**configuration_keys(method, setting))
     engine = runner.run(
         config,
+        data=scene.own["data"],
         loaded=data,
         plan=plan,
         progress=False,
@@ -322,7 +323,9 @@ def recommended_setting(scene: Scene) -> Setting:
     """Return what a whole race of ``choose`` advises for one's own data: a plan, and the rate that it tuned."""
     asked: dict[str, Any] = {"tune_rates": len(RATES), "thorough": True}
     with TemporaryDirectory() as folder:
-        choice = choose(scene.config, Path(folder), seeds=(scene.seed,), **asked)
+        choice = choose(
+            scene.config, Path(folder), seeds=(scene.seed,), **scene.own, **asked
+        )
     assert choice.plan is not None
     assert choice.rates is not None
     return {

@@ -29,7 +29,7 @@ from fedlayers.studies.choose import stored
 from fedlayers.studies.hint import bytes_a_round, measured_cost
 from fedlayers.studies.jobs import check_stored, jobs_of, train
 from fl_core import rows, runner
-from fl_core.config import RunConfig, in_memory
+from fl_core.config import RunConfig, with_own
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.progress import say
 from fl_core.task import Task, assemble
@@ -110,17 +110,16 @@ def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Choi
     """
     if config.federation.plan is not None:
         raise UsageError("a race makes its own plans. Name a plan among the arms.")
-    config = race.with_evaluations(race.with_plan_algorithm(config))
+    config = race.with_evaluations(*with_own(race.with_plan_algorithm(config)))
     config = config.with_keys(workers=0)
     jobs, tasks = [], {}
     for seed in file.seeds or [config.execution.seed]:
         data = federated(sites.common(seed))
-        own = in_memory(config.with_keys(seed=seed), data)
-        task = assemble(own)
-        arms = arms_of(file.arms or (), task.layers, own.federation.algorithm)
-        jobs += jobs_of(arms, own, [seed], out / "arms")
+        task = assemble(config.with_keys(seed=seed), data=data)
+        arms = arms_of(file.arms or (), task.layers, config.federation.algorithm)
+        jobs += jobs_of(arms, config, [seed], out / "arms", data=data)
     for job in jobs:
-        tasks[job.arm] = assemble(job.config, plan=job.plan)
+        tasks[job.arm] = job.assemble()
         check_stored(job.path, tasks[job.arm])
     say("no baseline and no base rate are compared: samples stay at their sites")
     failed = train(jobs, InProcessBackend(), say)

@@ -51,7 +51,7 @@ from fedlayers.studies.race import (
     standings,
 )
 from fl_core import __version__, tree
-from fl_core.config import RunConfig, in_memory
+from fl_core.config import RunConfig, with_own
 from fl_core.display import csv_bytes
 from fl_core.errors import RunError, listing
 from fl_core.plan import LayerPlan
@@ -134,11 +134,12 @@ def choose(
     >>> choice.inference.seeds, len(choice.table)
     (1, 4)
     """
-    out, config = study_folder(out), in_memory(config, data, model, **keys)
+    out = study_folder(out)
+    config, own = with_own(config, data, model, **keys)
     tell = progress if callable(progress) else say if progress else no_progress
     if score:
-        config = config.with_keys(monitor=check_score(score, task_kind(config)))
-    race = planned(config, out, arms, seeds, tune_rates, thorough, tell)
+        config = config.with_keys(monitor=check_score(score, task_kind(config, own)))
+    race = planned(config, own, out, arms, seeds, tune_rates, thorough, tell)
     task, jobs = race.task, race.jobs
     table = baselines and is_table(task.data)
     shown = {"parallel": True, "progress": progress is True, "live": live}

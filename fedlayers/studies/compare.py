@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ from fedlayers.studies.jobs import (
     train,
 )
 from fedlayers.studies.tune import Tuned
-from fl_core import rows, runner
-from fl_core.config import RunConfig, in_memory, resolve
+from fl_core import rows
+from fl_core.config import RunConfig, with_own
 from fl_core.data import Partition
 from fl_core.display import csv_bytes
 from fl_core.errors import UsageError, as_list, check_known, listing, warn
@@ -83,7 +84,7 @@ def compared_jobs(
         for task in assembled(jobs, stored=out is not None, announced=announced)
     }
     if plan is not None:
-        _warn_of_seen(plan, config, partitions)
+        _warn_of_seen(plan, jobs[0], partitions)
     return jobs
 
 
@@ -136,10 +137,11 @@ def compare(
         UsageError: an unknown name or an invalid value, before the first run.
         RunError: a run failed; the same call resumes from there.
     """
-    out, config = study_folder(out), in_memory(config, data, model, **keys)
+    out = study_folder(out)
+    config, own = with_own(config, data, model, **keys)
     algorithms = as_list("algorithms", algorithms, distinct=True)
     seeds = seeds_of(config, seeds, 3)
-    kind = task_kind(config)
+    kind = task_kind(config, own)
     if score:
         check_score(score, kind)
     if not isinstance(plan, LayerPlan | None):
@@ -149,12 +151,12 @@ def compare(
     settings: Mapping[str, dict[str, Any]] = {}
     if tuned is not None:
         tuned = tuned if isinstance(tuned, Tuned) else Tuned.load(tuned)
-        settings, options = tuned.apply(config, algorithms, seeds, options)
+        settings, options = tuned.apply(config, algorithms, seeds, options, **own)
     asked = (config, algorithms, seeds, out, options, plan, settings)
     announced: set[str] | None = (
         set() if beside is None else None
     )  # or the other runs' study did
-    jobs = compared_jobs(*asked, announced, command=command)
+    jobs = compared_jobs(*asked, announced, command=command, **own)
     shown = {"progress": progress, "live": live}
     with open_backend(backend, config.execution.workers, **shown) as place:
         train(jobs, place)
@@ -186,7 +188,7 @@ def _training(jobs: Sequence[TrainingJob]) -> str:
     """Describe the local training of some runs, per algorithm if they differ."""
     names: dict[str, list[str]] = {}
     for job in jobs:
-        how = Training.of(resolve(job.config).training).description
+        how = Training.of(job.resolved.training).description
         names.setdefault(how, []).append(job.arm)
     if len(names) == 1:
         return next(iter(names))
@@ -194,15 +196,15 @@ def _training(jobs: Sequence[TrainingJob]) -> str:
 
 
 def _warn_of_seen(
-    plan: LayerPlan, config: RunConfig, partitions: Mapping[int, Partition]
+    plan: LayerPlan, job: TrainingJob, partitions: Mapping[int, Partition]
 ) -> None:
     """Warn of seeds whose test samples were used to measure the plan. Each seed draws its own splits."""
     seed = plan.why.seed
     if seed is None or not plan.why.data:
         return
-    own = config.with_keys(algorithm="fedavg", plan=None, options={}, seed=seed)
+    own = job.config.with_keys(algorithm="fedavg", plan=None, options={}, seed=seed)
     try:
-        data = runner.assemble(own).data
+        data = replace(job, config=own, plan=None).assemble().data
     except UsageError:  # the plan was not measured on data of this partition
         return
     if plan.why.data != data.digest:

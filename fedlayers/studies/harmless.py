@@ -20,7 +20,7 @@ from fl_core import rows, statistics, tree
 from fl_core.data.arrays import nested_groups
 from fl_core.data.federated import FederatedData
 from fl_core.records import store
-from fl_core.restore import load_rounds, own_parts
+from fl_core.restore import code_in, load_rounds
 from fl_core.rows import (
     CLASSIFICATION,
     MULTILABEL,
@@ -105,10 +105,11 @@ class Bench:
         Raises:
             UsageError: the clients hold parts of the model, so that none predicts alone.
         """
-        config = self.task.config
         round = "last" if store.Run(path).stopping_rule() is None else "best"
         with warnings.catch_warnings(action="ignore"):
-            _, _, models, _ = next(load_rounds(path, [round], **own_parts(config)))
+            code = code_in(self.task.config)
+            found = load_rounds(path, [round], allow_code=code, **self.task.own)
+            _, _, models, _ = next(found)
         logits = self.task.criterion.logits
         return self.predictor(
             name, lambda client, x: logits(evaluate.predict(models[client], x))

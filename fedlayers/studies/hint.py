@@ -40,7 +40,7 @@ from fl_core import recorder, runner, tree
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import Round
 from fl_core.client_runner import TrainRequest
-from fl_core.config import RunConfig, in_memory
+from fl_core.config import Own, RunConfig, with_own
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, plural
 from fl_core.records import store
@@ -148,10 +148,10 @@ def hint(
     Raises:
         UsageError: an unknown name or an invalid value.
     """
-    config = in_memory(config, data, model, **keys)
+    config, own = with_own(config, data, model, **keys)
     with TemporaryDirectory() as folder:
         out = Path(folder)
-        race = planned(config, out, arms, seeds, tune_rates, False, no_progress)
+        race = planned(config, own, out, arms, seeds, tune_rates, False, no_progress)
     data, counts = race.task.data, pd.DataFrame()
     if data.task == CLASSIFICATION:
         counts = data.class_counts()
@@ -166,7 +166,7 @@ class Race:
     """A race before its start.
 
     Attributes:
-        config: of its runs, except algorithm and seed.
+        config: of its runs, except algorithm and seed. ``own``: the data and the model beside it.
         out: the folder of its runs.
         task: of the first seed.
         jobs: its runs at the configuration's rate; ``tasks`` what each arm trains, by its name.
@@ -176,6 +176,7 @@ class Race:
     """
 
     config: RunConfig
+    own: Own
     out: Path
     seeds: tuple[int, ...]
     task: Task
@@ -194,8 +195,12 @@ class Race:
 
     def at_rate(self, lr: float) -> list[TrainingJob]:
         """Return the runs of all arms at a learning rate."""
-        own = self.config.with_keys(lr=lr)
-        return jobs_of(self.arms, own, self.seeds, self.out / "arms", f"-lr{lr:g}")
+        config, out, suffix = (
+            self.config.with_keys(lr=lr),
+            self.out / "arms",
+            f"-lr{lr:g}",
+        )
+        return jobs_of(self.arms, config, self.seeds, out, suffix, **self.own)
 
     def trained(self, jobs: Sequence[TrainingJob]) -> list[TrainingJob]:
         """Return the probes and the arms' runs. One run may be both."""
@@ -216,6 +221,7 @@ class Race:
 
 def planned(
     config: RunConfig,
+    own: Own,
     out: Path,
     arms: str | Sequence[str],
     seeds: Sequence[int] | None,
@@ -227,11 +233,11 @@ def planned(
     seeds = seeds_of(config, seeds, 1)
     if config.federation.plan is not None:
         raise UsageError("A race makes its own plans. Name a plan among the arms.")
-    config = with_evaluations(with_plan_algorithm(config)).with_keys(workers=0)
-    task = runner.assemble(config.with_keys(seed=seeds[0]))
+    config = with_evaluations(with_plan_algorithm(config), own).with_keys(workers=0)
+    task = runner.assemble(config.with_keys(seed=seeds[0]), **own)
     task.announce()
     racing = arms_of(arms, task.layers, config.federation.algorithm)
-    jobs = jobs_of(racing, config, seeds, out / "arms")
+    jobs = jobs_of(racing, config, seeds, out / "arms", **own)
     tasks: dict[str, Task] = {}
     benches = {seeds[0]: Bench(task)}
     check_scored(benches[seeds[0]])
@@ -239,16 +245,19 @@ def planned(
         tasks.setdefault(job.arm, each)
         if (seed := job.config.execution.seed) not in benches:
             benches[seed] = Bench(each)
-    rates = rates_of(config, float(task.config.training.lr or 0), tune_rates, tell)
+    lr = float(task.config.training.lr or 0)
+    rates = rates_of(config, lr, tune_rates, tell, own["data"] is not None)
     probe = arms_of((PROBE, "all"), task.layers, config.federation.algorithm)[:1]
     probes = []
     for lr in rates:
-        own = config.with_keys(lr=lr)
-        probes += jobs_of(probe, own, seeds[:1], out / "arms", f"-lr{lr:g}")
+        at_rate, suffix = config.with_keys(lr=lr), f"-lr{lr:g}"
+        probes += jobs_of(probe, at_rate, seeds[:1], out / "arms", suffix, **own)
     for job, each in zip(probes, assembled(probes, task), strict=True):
         tasks.setdefault(job.arm, each)
     at, why = (0, "") if thorough else judged_at(task, racing, seeds)
-    race = Race(config, out, seeds, task, racing, jobs, tasks, benches, probes, at, why)
+    race = Race(
+        config, own, out, seeds, task, racing, jobs, tasks, benches, probes, at, why
+    )
     begun = [job for lr in rates for job in race.at_rate(lr) if job.path.exists()]
     list(assembled(begun, task))  # which checks them
     return race

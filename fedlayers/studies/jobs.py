@@ -38,7 +38,7 @@ from fedlayers.runs import default_instruments
 from fedlayers.studies.arms import Arm
 from fl_core import data as datasets, restore, runner
 from fl_core.algorithms import find
-from fl_core.config import KEYS, RunConfig, resolve
+from fl_core.config import KEYS, Own, RunConfig, resolve
 from fl_core.data import FederatedData, Partition
 from fl_core.errors import (
     BusyError,
@@ -52,7 +52,6 @@ from fl_core.models.building import wants_weights
 from fl_core.plan import LayerPlan
 from fl_core.recorder import Logger
 from fl_core.records import store, writing
-from fl_core.restore import own_parts
 from fl_core.storage import Folder, check_no_links
 from fl_core.task import Task
 from fl_core.training.losses import LOSSES
@@ -70,9 +69,10 @@ SAVE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """One run: its directory, its configuration, its plan, and its last round.
+    """One run: its directory, its configuration with own data and model beside it, its plan, and its last round.
 
     Attributes:
+        data, model: as of :class:`fl_core.config.Own`.
         arm: the name of what it tries.
         until: the round after which it stops, with a checkpoint; None = its last.
         name: of its directory, which is distinct within a study.
@@ -83,6 +83,8 @@ class TrainingJob:
 
     path: Path
     config: RunConfig
+    data: Any = field(default=None, compare=False, repr=False)
+    model: Any = field(default=None, compare=False, repr=False)
     plan: LayerPlan | None = None
     arm: str = ""
     until: int | None = None
@@ -107,6 +109,11 @@ class TrainingJob:
         return f"{self.label.replace('-lr', ' at ')}, seed {seed}"
 
     @property
+    def resolved(self) -> RunConfig:
+        """Its configuration with the dataset's defaults."""
+        return resolve(self.config, self.data, self.model)
+
+    @property
     def gpus(self) -> int:
         return int(self.config.execution.device != "cpu")
 
@@ -121,7 +128,7 @@ class TrainingJob:
         if not self.begun:
             return False
         run = store.Run(self.path)
-        last = self.until or resolve(self.config).federation.rounds or 1
+        last = self.until or self.resolved.federation.rounds or 1
         return run.finished or run.rounds[-1:] >= [last]
 
     def carry_out(self) -> Any:
@@ -142,7 +149,9 @@ class TrainingJob:
                 self.config,
                 self.path,
                 instruments=default_instruments(),
-                loaded=self._data(),
+                data=self.data,
+                model=self.model,
+                loaded=self._loaded(),
                 initial=self.start,
                 plan=self.plan,
                 command=self.command,
@@ -153,11 +162,12 @@ class TrainingJob:
                 announce=False,
             )
         elif not self.finished:
-            own = own_parts(self.config)
             runner.resume(
                 self.path,
                 instruments=default_instruments(),
-                **own,
+                data=self.data,
+                model=self.model,
+                allow_code=restore.code_in(self.config),
                 data_root=self.config.data.data_root,
                 progress=False,
                 until=self.until,
@@ -167,23 +177,28 @@ class TrainingJob:
 
     def with_weights(self) -> TrainingJob:
         """Return the run with its pretrained initial weights, if its configuration asks for any."""
-        if self.config.own_model is not None:
-            check_sendable(self.config.own_model)
+        if self.model is not None:
+            check_sendable(self.model)
             return self
         if self.begun or not wants_weights(
             self.config.model.model, self.config.model.model_options
         ):
             return self
-        return replace(
-            self,
-            start=runner.assemble(
-                self.config, plan=self.plan, loaded=self._data()
-            ).start,
+        return replace(self, start=self.assemble(self._loaded()).start)
+
+    def assemble(self, loaded: FederatedData | None = None) -> Task:
+        """Return what it trains, of its configuration's data if they are loaded already."""
+        return runner.assemble(
+            self.config,
+            data=self.data,
+            model=self.model,
+            plan=self.plan,
+            loaded=loaded,
         )
 
-    def _data(self) -> FederatedData | None:
-        if self.config.own_data is not None:
-            return None  # it comes with the configuration
+    def _loaded(self) -> FederatedData | None:
+        if self.data is not None:
+            return None
         return _data(
             self.config.data.dataset,
             json.dumps(self.config.data.load_options()),
@@ -195,7 +210,7 @@ class TrainingJob:
         if path is not None:
             return replace(self, path=path)
         return replace(
-            self, config=resolve(self.config), away=True
+            self, config=self.resolved, away=True
         )  # its paths do not depend on the folder one is in
 
     @contextmanager
@@ -260,7 +275,7 @@ def jobs_of(
                     f"arms must have different folders; got {jobs[path].arm!r} and {arm.name!r}, both in "
                     f"{arm.folder!r}. Rename one of the files."
                 )
-            jobs[path] = TrainingJob(path, own, arm.plan, arm.name, **common)
+            jobs[path] = TrainingJob(path, own, plan=arm.plan, arm=arm.name, **common)
     return list(jobs.values())
 
 
@@ -283,7 +298,7 @@ def assembled(
     for job in jobs:
         same = task and task.config.execution.seed == job.config.execution.seed
         data = task.data if task and same else None
-        task = runner.assemble(job.config, plan=job.plan, loaded=data)
+        task = job.assemble(data)
         if stored:
             check_stored(job.path, task)
         if announced is not None:
@@ -390,9 +405,9 @@ def _backend(name: str) -> Backend:
 # --- before anything is trained --------------------------------------------------------------------------------
 
 
-def task_kind(config: RunConfig) -> str:
+def task_kind(config: RunConfig, own: Own) -> str:
     """Return the kind of task of a configuration's loss, of :data:`fl_core.rows.TASKS`."""
-    return LOSSES[str(resolve(config).training.loss)].task
+    return LOSSES[str(resolve(config, **own).training.loss)].task
 
 
 def seeds_of(
@@ -459,8 +474,7 @@ def check_stored(path: Path, task: Task) -> None:
     if not (path / "config.json").exists():
         return writing.check_free(path)
     run = store.Run(path)
-    own = {"data": task.config.own_data, "model": task.config.own_model}
-    restore.check_given(path, run.config, **own)
+    restore.check_given(path, run.config, **task.own)
     stored, plan = restore.stored_config(run.config)
     config = task.config.with_keys(plan=None) if task.plan is not None else task.config
     for name in [key for key in KEYS if key not in FREE]:

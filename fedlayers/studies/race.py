@@ -26,7 +26,7 @@ from fedlayers.studies.jobs import Tell, TrainingJob, train
 from fl_core import rows
 from fl_core.algorithms.base import find
 from fl_core.bounds import STOPPING_INTERVAL
-from fl_core.config import RunConfig, is_file, resolve
+from fl_core.config import Own, RunConfig, is_file, resolve
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.records import store
 from fl_core.rows import (
@@ -89,18 +89,18 @@ class Standing(NamedTuple):
         return [*lines, *rows.left_out(self.left_out)]
 
 
-def with_evaluations(config: RunConfig) -> RunConfig:
+def with_evaluations(config: RunConfig, own: Own) -> RunConfig:
     """Return the configuration of a race's runs, evaluated after every twentieth of the rounds by default.
 
     A run's own default may be longer if evaluation is expensive. Then the three rounds that decide would begin far
     before the end of the race.
 
-    >>> with_evaluations(RunConfig(dataset="heart", rounds=100)).execution.eval_every
+    >>> with_evaluations(RunConfig(dataset="heart", rounds=100), Own(data=None, model=None)).execution.eval_every
     5
     """
     if config.execution.eval_every is not None:
         return config
-    federation = resolve(config).federation
+    federation = resolve(config, **own).federation
     every = max(1, int(federation.rounds or 1) // DEFAULT_EVALUATIONS)
     if federation.patience:
         every = min(every, STOPPING_INTERVAL)
@@ -305,7 +305,7 @@ def best_rate(
         raise RunError(
             f"training failed at every rate, the first with: {next(iter(failed.values()))}"
         )
-    rounds = int(resolve(jobs[0].config).federation.rounds or 1)
+    rounds = int(jobs[0].resolved.federation.rounds or 1)
     runs = ranked(sound, rounds, benches)[0]
     tried = tuple(float(job.config.training.lr or 0) for job in jobs)
     best = float(runs.loc[runs["score"].idxmax(), "lr"])
@@ -314,7 +314,11 @@ def best_rate(
 
 
 def rates_of(
-    config: RunConfig, default: float, count: int | None, tell: Tell
+    config: RunConfig,
+    default: float,
+    count: int | None,
+    tell: Tell,
+    from_python: bool = False,
 ) -> tuple[float, ...]:
     """Return the rates to try; none where the rate is given or known.
 
@@ -328,6 +332,7 @@ def rates_of(
     Args:
         default: The rate that the configuration has without a search.
         count: Asked for; 0 for none, None for the default.
+        from_python: Whether the data are, in place of the configuration's.
 
     Raises:
         UsageError: Fewer than two, or more than there are.
@@ -341,9 +346,7 @@ def rates_of(
             tell(f"lr {config.training.lr:g} is given and kept: no rates are tuned")
         return ()
     if count is None:
-        count = (
-            COUNT if config.own_data is not None or is_file(config.data.dataset) else 0
-        )
+        count = COUNT if from_python or is_file(config.data.dataset) else 0
     return tuple(float(f"{default * factor:.3g}") for factor in FACTORS[:count])
 
 

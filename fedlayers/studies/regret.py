@@ -28,7 +28,7 @@ from fedlayers.studies.jobs import (
 )
 from fl_core import runner, statistics
 from fl_core.algorithms import find, registry
-from fl_core.config import RunConfig, in_memory
+from fl_core.config import RunConfig, with_own
 from fl_core.display import Displayed, Summary, csv_bytes
 from fl_core.errors import RunError, UsageError, as_list, check_known, listing
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
@@ -45,6 +45,7 @@ from fl_core.rows import (
     positive_in,
 )
 from fl_core.storage import write_atomically
+from fl_core.task import Task
 
 DEFAULT_RULES = ("sensitivity_ratio", "largest_jump", "change_point")
 RANDOM = "random cut"
@@ -238,9 +239,10 @@ def regret(
         RunError: a run failed; the same call resumes from there. A rule that cannot decide gives a line with its
             reason.
     """
-    out, config = study_folder(out), in_memory(config, data, model, **keys)
+    out = study_folder(out)
+    config, own = with_own(config, data, model, **keys)
     seeds = seeds_of(config, seeds, 3)
-    kind = task_kind(config)
+    kind = task_kind(config, own)
     score = check_score(score or MAIN[kind], kind)
     rules = as_list("rules", rules, distinct=True)
     parsed_rules = {text: _parse_rule(text) for text in rules}
@@ -251,21 +253,21 @@ def regret(
         raise UsageError(
             f"{config.federation.algorithm} uses no plan. These use one: {listing(using)}."
         )
-    task = runner.assemble(config.with_keys(seed=seeds[0]))
+    task = runner.assemble(config.with_keys(seed=seeds[0]), **own)
     nothing = LayerPlan(task.layers, (), Evidence(rule=CANDIDATE))
     names = nothing.trainable
     arms = [
         Arm(str(cut), config.federation.algorithm, nothing.with_first(cut))
         for cut in range(len(names) + 1)
     ]
-    jobs = jobs_of(arms, config, seeds, out / "cuts", command=command)
+    jobs = jobs_of(arms, config, seeds, out / "cuts", command=command, **own)
     list(assembled(jobs, announced=set()))  # which checks them
     decided: list[dict[str, Any]] = []
     shown = {"progress": progress, "live": live}
     with open_backend(backend, config.execution.workers, **shown) as place:
         for seed in with_progress(seeds, "measured", "seed", shown=progress):
-            own = config.with_keys(seed=seed)
-            decided += _decisions(own, parsed_rules, out, command)
+            task = runner.assemble(config.with_keys(seed=seed), **own)
+            decided += _decisions(task, parsed_rules, out, command)
         train(jobs, place)
     best = bool(task.config.federation.patience)
     scores = _score_cuts(jobs, names, score, best)
@@ -287,13 +289,13 @@ def _parse_rule(text: str) -> tuple[str, str | None]:
 
 
 def _decisions(
-    config: RunConfig,
+    task: Task,
     parsed_rules: dict[str, tuple[str, str | None]],
     out: Path,
     command: str,
 ) -> list[dict[str, Any]]:
     """Return each rule's decision for one seed after the clients' first local training."""
-    task = runner.assemble(config, plan=None)
+    config = task.config
     metrics = [metric or measure.SENSITIVITY for _, metric in parsed_rules.values()]
     report = measure.diagnose_task(
         task, tuple(dict.fromkeys(metrics)), command=command, progress=False

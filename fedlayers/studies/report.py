@@ -16,7 +16,6 @@ from diagnostics.plots.page import Page, figure_of
 from fedlayers.studies.choice import DECIDED, Answers, Choice
 from fedlayers.studies.comparison import Comparison, display_name
 from fl_core import __version__, rows, statistics
-from fl_core.config import resolve
 from fl_core.costs import layer_bytes
 from fl_core.data.partitions.base import SPLITS
 from fl_core.display import in_order, printable
@@ -53,7 +52,7 @@ def write_page(
     """
     task, lead = choice.task, choice.answers if lead is None else lead
     used = {} if choice.rates is None else {"lr": choice.rates.lr}
-    config = resolve(task.config.with_keys(**used))
+    config = task.config.with_keys(**used)
     name = Path(config.data.dataset).name
     title = f"Which layers of {config.model.model} to federate on {name}"
     page = Page(title, f"**{lead.head}**")

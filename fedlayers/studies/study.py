@@ -17,7 +17,7 @@ from fedlayers.studies.choose import choose, save_plan
 from fedlayers.studies.compare import compare, compared_jobs
 from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.jobs import seeds_of, study_folder, task_kind
-from fl_core.config import RunConfig, in_memory
+from fl_core.config import RunConfig, with_own
 from fl_core.errors import RunError, UsageError, as_list
 from fl_core.plan import LayerPlan
 from fl_core.records import store
@@ -103,20 +103,21 @@ def study(
         UsageError: an unknown name or an invalid value, or a folder with another study; nothing is written then.
         RunError: there is no decision, or a run failed; the same call resumes from there.
     """
-    out, config = study_folder(out), in_memory(config, data, model, **keys)
+    out = study_folder(out)
+    config, own = with_own(config, data, model, **keys)
     seeds = seeds_of(config, seeds, 5)
     algorithms = as_list("algorithms", algorithms, distinct=True)
     if config.federation.plan is not None:
         raise UsageError(
             "A study decides on its own plan. Leave --plan out, or use compare."
         )
-    if (kind := task_kind(config)) != CLASSIFICATION:
+    if (kind := task_kind(config, own)) != CLASSIFICATION:
         raise UsageError(
             f"A study must have classes; got task {kind}. Use choose and compare."
         )
     config = config.with_keys(seed=seeds[0])
-    compared_jobs(config, algorithms, seeds, None, options)
-    how: dict[str, Any] = {"backend": backend, "live": live}
+    compared_jobs(config, algorithms, seeds, None, options, **own)
+    how: dict[str, Any] = {"backend": backend, "live": live, **own}
     choice = choose(
         config,
         out / "race",

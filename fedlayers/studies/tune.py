@@ -30,7 +30,7 @@ from fedlayers.studies.race import WINDOW, best_of_run, validation_scores
 from fl_core import __version__, storage
 from fl_core.algorithms.base import find
 from fl_core.bounds import COUNT, NUMBER, MapOf, at_least, check_value, validate
-from fl_core.config import RunConfig, in_memory, resolve
+from fl_core.config import RunConfig, resolve, with_own
 from fl_core.display import Displayed, Summary, csv_bytes
 from fl_core.errors import (
     RunError,
@@ -284,8 +284,12 @@ class Tuned(Displayed):
         algorithms: Sequence[str],
         seeds: Sequence[int],
         options: Mapping[str, Mapping[str, Any]] | None = None,
+        **given: Any,
     ) -> tuple[Settings, Settings]:
         """Return the settings and the options of a comparison's algorithms: tuned ones and given ones.
+
+        Args:
+            given: data and model from Python, as of :class:`fl_core.config.Own`.
 
         Warns:
             UserWarning: some algorithms were not tuned, or on another dataset.
@@ -303,7 +307,7 @@ class Tuned(Displayed):
             raise UsageError(
                 f"Seed {seen[0]} was used for tuning. Use others to compare, such as --seed {max(self.seeds) + 1}."
             )
-        if resolve(config).data.dataset != self.dataset:
+        if resolve(config, **given).data.dataset != self.dataset:
             warn(f"tuned on {self.dataset}, compared on {config.data.dataset}")
         rest = [name for name in algorithms if name not in tuned]
         if rest:
@@ -421,11 +425,12 @@ def tune(
     >>> found.trials, sorted(found.settings["fedprox"]), sorted(found.settings["fedavg"])
     ({'fedavg': 2, 'fedprox': 2}, ['lr', 'mu'], ['lr'])
     """
-    out, config = study_folder(out), in_memory(config, data, model, **keys)
+    out = study_folder(out)
+    config, own = with_own(config, data, model, **keys)
     seeds = seeds_of(config, seeds, 1, APART)
     check_value("trials", trials, at_least(1))
     algorithms = as_list("algorithms", algorithms, distinct=True)
-    kind = task_kind(config)
+    kind = task_kind(config, own)
     score = check_score(score or MAIN[kind], kind)
     for name in options or {}:
         check_known("algorithm that is tuned", name, algorithms)
@@ -439,15 +444,15 @@ def tune(
         fixed = {} if name in using else {"plan": None}
         found = points(searched[name], trials, config.execution.seed)
         for number, point in enumerate(found):
-            settings, own = _parts(point)
-            all_own = {**(options or {}).get(name, {}), **own}
+            settings, extra = _parts(point)
+            all_own = {**(options or {}).get(name, {}), **extra}
             arm = Arm(f"{name}-{number:03}", name, None, {**fixed, **settings}, all_own)
             arms.append(arm)
             tested[name, number] = point
             line = {"arm": arm.name, "algorithm": name, "trial": number}
             lines.append({**line, **point})
     tried = pd.DataFrame(lines)
-    jobs = jobs_of(arms, config.with_keys(workers=0), seeds, out / "trials")
+    jobs = jobs_of(arms, config.with_keys(workers=0), seeds, out / "trials", **own)
     tasks: dict[str, Task] = {}
     for job, task in zip(jobs, assembled(jobs, announced=set()), strict=True):
         tasks[job.arm] = task

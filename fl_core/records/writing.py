@@ -380,7 +380,7 @@ def digests(task: Task) -> dict[str, str]:
     }
     parts.setdefault("algorithm", []).append(type(task.algorithm(None)))
     found = {key: digest_of(things) for key, things in parts.items()}
-    found |= of_model(task.model, config.own_model, str(config.model.model))
+    found |= of_model(task.model, task.own["model"], str(config.model.model))
     return {key: digest for key, digest in sorted(found.items()) if digest}
 
 

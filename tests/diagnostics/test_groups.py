@@ -9,7 +9,7 @@ import torch
 from diagnostics import groups
 from diagnostics.groups import best_grouping, client_groups
 from fl_core import runner, tree
-from fl_core.config import RunConfig, in_memory
+from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 
 
@@ -23,7 +23,7 @@ def task_of(directions, seed=0):
         x[:, direction] += 4 * y - 2
         clients[f"client {place}"] = (x, y)
     return runner.assemble(
-        in_memory(RunConfig(epochs=3, lr=0.01, seed=seed, patience=0), clients, "mlp")
+        RunConfig(epochs=3, lr=0.01, seed=seed, patience=0), data=clients, model="mlp"
     )
 
 

@@ -12,7 +12,7 @@ from diagnostics import measure, select
 from diagnostics.measure import diagnose
 from diagnostics.representation.features import probe_set
 from fl_core import runner, tree
-from fl_core.config import RunConfig, in_memory
+from fl_core.config import RunConfig
 from fl_core.data.federated import Split
 from fl_core.errors import UsageError
 from fl_core.records.store import Run
@@ -267,8 +267,8 @@ def test_a_start_that_is_not_the_run_s_is_not_used(tmp_path, null):
         how = {"model": own(seed), "progress": False, **how}
         return measure.diagnose_run(tmp_path / "run", metrics, **how)
 
-    config = in_memory(RunConfig(dataset="heart", rounds=1), None, own(0))
-    runner.run(config, tmp_path / "run", progress=False)
+    config = RunConfig(dataset="heart", rounds=1)
+    runner.run(config, tmp_path / "run", model=own(0), progress=False)
     moved, nulls = "update_magnitude", {"null": null or ()}
     known = measured(moved, seed=0, **nulls)
     assert set(known.frame["status"]) == {"ok"}

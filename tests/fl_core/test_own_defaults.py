@@ -8,7 +8,7 @@ import pytest
 
 from fedlayers.cli.app import main
 from fl_core import data, runner
-from fl_core.config import RunConfig, in_memory, resolve
+from fl_core.config import RunConfig, resolve
 from fl_core.data.column_table import is_identifier
 from fl_core.data.registry import PATIENCE
 from fl_core.errors import UsageError
@@ -41,7 +41,7 @@ def test_runs_on_own_data_stop_when_they_no_longer_improve(table):
     for config in (RunConfig(dataset="heart"), RunConfig(dataset="heart", patience=3)):
         assert resolve(config).federation.patience == (config.federation.patience or 0)
     ready = data.load(table)
-    assert resolve(in_memory(RunConfig(), ready)).federation.patience == 0
+    assert resolve(RunConfig(), ready).federation.patience == 0
 
 
 def test_without_enough_validation_samples_only_what_was_asked_for_is_refused(
