@@ -27,7 +27,7 @@ from fl_core.errors import check_known
 from fl_core.training import phases
 from fl_core.training.loop import GATHERED
 from fl_core.training.losses import Loss
-from fl_core.training.phases import MOMENTUM, Entries, Phase, Training, batch_slices
+from fl_core.training.phases import MOMENTUM, Entries, Training, batch_slices
 from fl_core.training.workspace import chain, has_hooks
 from fl_core.tree import Tree
 
@@ -125,9 +125,8 @@ class BatchedClients:
         for k, part in parts.items():
             if self._allows(part):
                 phase = part.phase
-                groups.setdefault(
-                    (phase.train, phase.epochs, *phase.rates, phase.max_grad_norm), []
-                ).append(k)
+                settings = phase.settings(self.client_runner.training)
+                groups.setdefault((phase.train, phase.epochs, settings), []).append(k)
         trained_phases: dict[int, tuple[Tree, Tree]] = {}
         for members in groups.values():
             if len(members) > 1:
@@ -160,11 +159,8 @@ class BatchedClients:
 
         A client with non-finite numbers has None. It is then trained alone for its error.
         """
-        workspace, training, phase = (
-            self.client_runner.workspace,
-            self.client_runner.training,
-            parts[0].phase,
-        )
+        workspace, phase = self.client_runner.workspace, parts[0].phase
+        training = phase.settings(self.client_runner.training)
         for part in parts:
             tree.check_same(workspace.live, part.source, "the model", "the tree")
         with workspace.trains(phase.train) as names:
@@ -186,9 +182,7 @@ class BatchedClients:
             [kept[k] for k in batches.order], {name: values[name] for name in names}
         )
         criterion = self.client_runner.criterion
-        losses = _descend(
-            self._operations, values, state, batches, training, phase, criterion
-        )
+        losses = _descend(self._operations, values, state, batches, training, criterion)
         results: list[tuple[Tree, Tree] | None] = [None] * len(parts)
         sound = _finite(
             losses, *(value for name, value in values.items() if name in phase.train)
@@ -322,7 +316,6 @@ def _descend(
     state: Entries,
     batches: _Batches,
     training: Training,
-    phase: Phase,
     criterion: Loss,
 ) -> Tensor:
     """Train the stacked weights ``values`` [clients, ...] in place and return each client's loss, summed over samples.
@@ -332,7 +325,7 @@ def _descend(
             complete at the end only if ``training`` keeps it.
     """
     totals = torch.zeros(len(batches.order), dtype=torch.float64)
-    longest = training.grad_norm_limit(phase)
+    longest = training.max_grad_norm
     done = 0
     while done < batches.steps[0]:
         left = sum(steps > done for steps in batches.steps)
@@ -347,9 +340,7 @@ def _descend(
         apart = [
             each for each in zip(params, equal, parts, strict=True) if len(each[1]) > 1
         ]
-        optimizer = training.build(
-            [part for each in parts for part in each], *phase.rates
-        )
+        optimizer = training.build([part for each in parts for part in each])
         for each, entries in zip(parts, state.values(), strict=True):
             _put(optimizer, each, entries)
         step_losses = []

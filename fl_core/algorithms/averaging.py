@@ -79,13 +79,20 @@ class ServerMade(Algorithm):
 
     evaluates = "personal"
 
+    def model_for(self, server: State, client: int, rnd: Round) -> Tree:
+        """Return the tensors that the server makes for a client and sends to it."""
+        raise NotImplementedError
+
+    def server_message(self, server: State, client: int, rnd: Round) -> Message:
+        return Message({"model": self.model_for(server, client, rnd)})
+
     def client_state(self, initial: Tree, client: int) -> State:
         state = super().client_state(initial, client)
         state.meta["client"] = client
         return state
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
-        made = self.server_message(server, client.meta["client"], rnd).trees["model"]
+        made = self.model_for(server, client.meta["client"], rnd)
         return {self.evaluates: {**client.trees["model"], **made}}
 
 
@@ -211,19 +218,12 @@ class Ditto(ProximalTerm, PersonalCopy):
     @dataclass(frozen=True)
     class Config:
         lam: float = 0.1
-        personal_epochs: int | None = None
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        epochs = (
-            self.task_info.epochs
-            if self.config.personal_epochs is None
-            else self.config.personal_epochs
-        )
-        personal = (
-            Phase("personal", self.task_info.tensors, epochs, state_key="personal"),
-        )
+        names, epochs = self.task_info.tensors, self.task_info.epochs
+        personal = (Phase("personal", names, epochs, state_key="personal"),)
         return (
-            Phase("global", self.task_info.tensors, self.task_info.epochs),
+            Phase("global", names, epochs),
             *with_term(personal, "pulled_loss", self.config.lam),
         )
 

@@ -117,8 +117,8 @@ class Mixing(ServerMade):
                 mean.add(tree.select(self.last_upload(server, other), names), weight)
         return mean.result()
 
-    def server_message(self, server: State, client: int, rnd: Round) -> Message:
-        return Message({"model": self.mixture(server, client, rnd)})
+    def model_for(self, server: State, client: int, rnd: Round) -> Tree:
+        return self.mixture(server, client, rnd)
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
         # messages depend on all uploads of the round before, so none changes until every client has been served
@@ -446,15 +446,6 @@ class FedCAC(ServerMade):
         critical: Annotated[float, INSIDE] = 0.5
         until: Count = 100
 
-    def server_message(self, server: State, client: int, rnd: Round) -> Message:
-        return Message(
-            {
-                "model": tree.select(
-                    self.merge_model(server, client), self.shared(rnd, client)
-                )
-            }
-        )
-
     def client_update(
         self,
         state: State,
@@ -494,9 +485,10 @@ class FedCAC(ServerMade):
             str(c): with_ for c, with_ in collaborators(masks, progress).items()
         }
 
-    def merge_model(self, server: State, client: int) -> Tree:
+    def model_for(self, server: State, client: int, rnd: Round) -> Tree:
         """Return a client's merged model: critical parameters from similar clients, the others from all."""
-        average, mask = server.trees["model"], server.trees.get(f"mask/{client}")
+        average = tree.select(server.trees["model"], self.shared(rnd, client))
+        mask = server.trees.get(f"mask/{client}")
         if mask is None:
             return average
         others = [

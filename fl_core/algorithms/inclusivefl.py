@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from fl_core import models, tree
 from fl_core.algorithms import (
     Context,
-    Message,
     Round,
     Shape,
     State,
@@ -24,9 +23,7 @@ from fl_core.algorithms import (
 )
 from fl_core.algorithms.fedra import LimitedDepth
 from fl_core.bounds import Count, Share
-from fl_core.errors import UsageError, listing
 from fl_core.models.blocks import Exits, paths_of_blocks, tensors_below
-from fl_core.plan import LayerPlan
 
 CHANGE = "change/"
 
@@ -46,12 +43,10 @@ class InclusiveFL(LimitedDepth):
     Without momentum, or without a deeper group in the round before, the group's plain mean is used. Running statistics
     always take the plain mean.
 
-    - ``own_heads``: give every depth its own last layer, averaged over its clients alone (the paper). By default the
-      last layer is common to all groups, as in FedRA's comparison. The global model has the deepest group's own head.
-      With ``random_depths`` it has the head of all blocks. The other heads stay on the server.
+    The last layer is common to all groups, as in FedRA's comparison. The paper gives every depth its own.
 
     Raises:
-        UsageError: momentum between blocks that are not alike; own heads of a model that ends in a block.
+        UsageError: momentum between blocks that are not alike.
     """
 
     name = "inclusivefl"
@@ -61,7 +56,6 @@ class InclusiveFL(LimitedDepth):
     class Config(LimitedDepth.Config):
         momentum: bool = True
         beta: Share = 0.2
-        own_heads: bool = False
 
     @classmethod
     def wrap_model(
@@ -80,47 +74,8 @@ class InclusiveFL(LimitedDepth):
                 tree.check_same(here, there, first, other)
         return built
 
-    def setup(self) -> None:
-        super().setup()
-        last = LayerPlan.last(self.task_info.layers)
-        last_layer = (
-            last.body_tensors - self.task_info.frozen - self.task_info.never_sent
-        )
-        self.heads = last_layer if self.config.own_heads else frozenset[str]()
-        if not self.heads <= self.always:
-            raise UsageError(
-                f"inclusivefl: the last layer must follow all blocks with own_heads; "
-                f"got {listing(last.shared)} inside one."
-            )
-        depths = (
-            range(1, len(self.task_info.blocks) + 1)
-            if self.config.random_depths
-            else self.fixed
-        )
-        self.deepest, self.shallower = max(depths), sorted({*depths} - {max(depths)})
-
-    def server_state(self, initial: Tree) -> State:
-        server = super().server_state(initial)
-        if self.heads:
-            server.trees |= {
-                _head(depth): tree.clone(tree.select(initial, self.heads))
-                for depth in self.shallower
-            }
-        return server
-
-    def server_message(self, server: State, client: int, rnd: Round) -> Message:
-        head = server.trees.get(_head(self.depth(rnd, client)), {})
-        return Message(
-            {
-                "model": {
-                    **super().server_message(server, client, rnd).trees["model"],
-                    **head,
-                }
-            }
-        )
-
     def mix(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
-        if not (self.config.momentum or self.heads):
+        if not self.config.momentum:
             super().mix(server, updates, rnd)
             return
         groups: dict[int, tree.Mean] = {}
@@ -139,22 +94,10 @@ class InclusiveFL(LimitedDepth):
         }
         for depth in sorted(groups):
             group_mean = groups[depth].result()
-            common = {
-                name: tensor
-                for name, tensor in group_mean.items()
-                if name not in self.heads
-            }
-            if self.heads:
-                trees["model" if depth == self.deepest else _head(depth)].update(
-                    tree.select(group_mean, self.heads)
-                )
-            if self.config.momentum:
-                change = tree.subtract(
-                    common, tree.select(server.trees["model"], common)
-                )
-                trees[_slot(depth)] = change
-                common |= self._distil_last_block(server, depth, common, change)
-            mean.add(common, weights[depth])
+            before = tree.select(server.trees["model"], group_mean)
+            change = trees[_slot(depth)] = tree.subtract(group_mean, before)
+            moved = self._distil_last_block(server, depth, group_mean, change)
+            mean.add(group_mean | moved, weights[depth])
         trees["model"].update(mean.result())
         server.trees = trees
 
@@ -190,10 +133,6 @@ class InclusiveFL(LimitedDepth):
 
 def _slot(depth: int) -> str:
     return f"{CHANGE}{depth}"
-
-
-def _head(depth: int) -> str:
-    return f"head/{depth}"
 
 
 @register

@@ -21,7 +21,7 @@ from fl_core.algorithms import (
     Tree,
     register,
 )
-from fl_core.bounds import SHARE, Count, at_least
+from fl_core.bounds import SHARE, at_least
 from fl_core.errors import UsageError
 from fl_core.models.extended import Gated
 from fl_core.seeds import seed_of, torch_seeded
@@ -168,8 +168,7 @@ class PFedGate(Algorithm):
     """A personal gate that scales and prunes the shared weights for every batch (pFedGate; Chen et al. 2023).
 
     See :class:`~fl_core.models.extended.Gated` for how the gate uses ``target`` and ``split``. Both learn from the loss
-    of the adapted model. They learn together, or batch by batch in turn with ``bi_level``, the gate first. The
-    gradients of each are clipped at this algorithm's ``clip`` instead of the run's.
+    of the adapted model, together. The gradients of each are clipped at this algorithm's ``clip`` instead of the run's.
 
     The dense model travels. The paper's sparse message would contain the kept blocks only. The budget is (target -
     s_min) of all weights of a group. Together with its first blocks the group then keeps ``target`` of them. The
@@ -190,9 +189,7 @@ class PFedGate(Algorithm):
     class Config:
         target: Annotated[float, SHARE] = 0.5
         split: Annotated[int, at_least(2)] = 5
-        bi_level: bool = False
         clip: float = 10.0
-        eval_batch: Count = 128
 
     @classmethod
     def wrap_model(
@@ -203,30 +200,16 @@ class PFedGate(Algorithm):
                 "pfedgate: samples must be images or tables; got token ids."
             )
         with torch_seeded(seed_of(seed, "gate")):
-            return Gated(model, shape, config.target, config.split, config.eval_batch)
+            return Gated(model, shape, config.target, config.split)
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         names, epochs = self.task_info.tensors, self.task_info.epochs
         return (Phase("train", names, epochs, step="gated_step"),)
 
     def gated_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
-        """Take one optimiser step of the gate, of the model, or of both."""
+        """Take one optimiser step of the gate and of the model."""
         grads = steps.gradients(batch, clip=False)
-        gate_grads = {name: grad for name, grad in grads.items() if _of_gate(name)}
-        parts = [
-            gate_grads,
-            {name: grad for name, grad in grads.items() if name not in gate_grads},
-        ]
-        if self.config.bi_level:
-            parts = [parts[steps.taken % 2]]
-        steps.descend(
-            {
-                name: grad
-                for part in parts
-                for name, grad in clip_gradients(part, self.config.clip).items()
-            }
-        )
-
-
-def _of_gate(name: str) -> bool:
-    return name.startswith("gate.")
+        gate = {name: grad for name, grad in grads.items() if name.startswith("gate.")}
+        model = {name: grad for name, grad in grads.items() if name not in gate}
+        clip = self.config.clip
+        steps.descend(clip_gradients(gate, clip) | clip_gradients(model, clip))

@@ -139,15 +139,9 @@ class PFedHN(ServerMade):
             for name in sorted(self.parameters)
         }
 
-    def server_message(self, server: State, client: int, rnd: Round) -> Message:
+    def model_for(self, server: State, client: int, rnd: Round) -> Tree:
         with tree.one_thread(), torch.no_grad():
-            return Message(
-                {
-                    "model": self.generate(
-                        server.trees[PURPOSE], server.trees["model"], client
-                    )
-                }
-            )
+            return self.generate(server.trees[PURPOSE], server.trees["model"], client)
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         return (
@@ -269,13 +263,9 @@ class PFedLA(Mixing):
         """Train the hypernetwork of each client that replied by one step, and yield the results."""
         changes = []
         for update in replies:
-            sent = self.server_message(server, update.client, rnd).trees["model"]
-            changes.append(
-                {
-                    name: update.message.trees["model"][name] - value
-                    for name, value in sent.items()
-                }
-            )
+            sent = self.model_for(server, update.client, rnd)
+            received = tree.select(update.message.trees["model"], sent)
+            changes.append({name: received[name] - sent[name] for name in sent})
         along = torch.stack(
             [self._along(server, unit, changes) for unit in self.units]
         )  # [units, replies, clients]
@@ -383,14 +373,9 @@ class HeurpFedLA(PFedLA):
         )  # stable: the earlier of equal ones
         return frozenset(self.units[unit].name for unit in ranked[: self.config.k])
 
-    def server_message(self, server: State, client: int, rnd: Round) -> Message:
-        return Message(
-            {
-                "model": self.mixture(
-                    server, client, rnd, skip=self.retained_units(server, client, rnd)
-                )
-            }
-        )
+    def model_for(self, server: State, client: int, rnd: Round) -> Tree:
+        kept = self.retained_units(server, client, rnd)
+        return self.mixture(server, client, rnd, skip=kept)
 
     def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
         """Record the aggregation weights, and whether each client keeps each unit (1) or receives it (0)."""

@@ -53,9 +53,6 @@ class FedLAMA(Algorithm):
 
     A layer here is weight and bias. The released code considers kernels only. Frozen parameters do not count. A layer
     that is frozen as a whole is always long.
-
-    - ``crossing``: also make the layer long at which the two curves cross, as in the released code (default). Otherwise
-      a model with one dominant layer has no other long layer.
     """
 
     name = "fedlama"
@@ -71,7 +68,6 @@ class FedLAMA(Algorithm):
     class Config:
         tau: Count = 1
         phi: Count = 2
-        crossing: bool = True
 
     def due_layers(self, server: State, rnd: Round) -> list[str]:
         """Return the names of the layers that are averaged at the end of this round."""
@@ -183,7 +179,7 @@ class FedLAMA(Algorithm):
             if layer.name in noted
         }
         frozen = [layer.name for layer in self.task_info.layers if layer.is_frozen]
-        long = {*long_layers(noted, sizes, crossing=self.config.crossing), *frozen}
+        long = {*long_layers(noted, sizes), *frozen}
         server.meta[INTERVALS] = {
             name: self.config.tau * (self.config.phi if name in long else 1)
             for name in (*sizes, *frozen)
@@ -194,13 +190,13 @@ class FedLAMA(Algorithm):
 
 
 def long_layers(
-    discrepancy: Mapping[str, float], sizes: Mapping[str, int], crossing: bool = True
+    discrepancy: Mapping[str, float], sizes: Mapping[str, int]
 ) -> list[str]:
     """Return the layers to average less often by the cut criterion of FedLAMA.
 
     Layers are taken by ascending discrepancy. The share delta_k of all discrepancy in the first k layers is the loss.
     Here each layer's discrepancy is multiplied by its size. Their share lambda_k of all parameters is the saving.
-    Layers up to the first k with delta_k > 1 - lambda_k are long. Without ``crossing`` only the layers before it are.
+    Layers up to the first k with delta_k > 1 - lambda_k are long, as in the released code.
 
     Args:
         discrepancy: d_l, per parameter and round, at least 0. If all are 0, no layer is long.
@@ -220,7 +216,7 @@ def long_layers(
         for k, (at, part) in enumerate(parts)
         if at * all_saved > (all_saved - part) * all_lost
     )
-    return order[: first + crossing]
+    return order[: first + 1]
 
 
 FROZEN = "frozen"  # a client's tree of layers that do not train yet

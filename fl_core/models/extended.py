@@ -216,6 +216,10 @@ class Gate(nn.Module):
         return self.scores(self.linear(x.flatten(1))).sigmoid().mean(0)
 
 
+BATCH = 128
+"""Samples that a gate scores together, at most, outside training."""
+
+
 class Gated(nn.Module):
     """A model whose blocks of weights are multiplied by the gate's score, or by 0 once the budget is spent.
 
@@ -226,7 +230,7 @@ class Gated(nn.Module):
     each group the blocks with the highest scores, rounded to tenths, are kept within the budget. The budget is (target
     - s_min) of the group's numbers. With ``target`` 1 all blocks are kept.
 
-    A prediction depends on its batch. In evaluation mode batches have at most ``batch`` samples.
+    A prediction depends on its batch. In evaluation mode batches have at most :data:`BATCH` samples.
 
     Raises:
         UsageError: ``target`` outside (0, 1], or fewer than two blocks a tensor.
@@ -238,10 +242,9 @@ class Gated(nn.Module):
         shape: tuple[int, ...],
         target: float,
         split: int,
-        batch: int,
     ) -> None:
         super().__init__()
-        self.target, self.batch = target, batch
+        self.target = target
         self.least = min(max(1 / split, 0.1), target)
         linear = {
             f"{path}.{name}".lstrip(".")
@@ -266,8 +269,8 @@ class Gated(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [n, C]."""
-        if not self.training and len(x) > self.batch:
-            return torch.cat([self(part) for part in x.split(self.batch)])
+        if not self.training and len(x) > BATCH:
+            return torch.cat([self(part) for part in x.split(BATCH)])
         scales = self.scales(x)
         scaled = {
             name: p * scale

@@ -6,7 +6,8 @@ Clients of small perceptrons may train together instead (:mod:`fl_core.batched`)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.nn.utils import get_total_norm
 
 from fl_core import seeds, tree
 from fl_core.errors import NonFiniteError, UsageError, check_known
-from fl_core.layers import Layer, tensor_in_layer
+from fl_core.layers import tensor_in_layer
 from fl_core.training import phases
 from fl_core.training.phases import Context, Observer, Phase, Training, batch_slices
 from fl_core.tree import Tree
@@ -76,29 +77,23 @@ def train(
         params: list[Tensor] = [workspace.params[name] for name in names]
         if params and phase.epochs and slices:
             by_name = dict(zip(names, params, strict=True))
-            optimizer = training.build(
-                _parameter_groups(phase, by_name, training), *phase.rates
-            )
+            settings = phase.settings(training)
+            optimizer = settings.build(_parameter_groups(phase, by_name, settings.lr))
             phases.restore(
                 optimizer, names, params, phases.entries_of(kept or {}, phase)
             )
-            seen, data, layers = (
-                list(watching.values()),
-                (x, y),
-                algorithm.task_info.layers,
-            )
             steps = Steps(
-                phase,
-                workspace,
                 by_name,
-                objective,
+                workspace,
                 optimizer,
                 training,
+                settings,
+                phase,
                 ctx,
-                data,
+                objective,
+                (x, y),
                 seed,
-                seen,
-                layers,
+                list(watching.values()),
             )
             step = algorithm.method(phase, "step") if phase.step else Steps.plain
             frozen = workspace.frozen_outputs(ctx.client, split.x, x)
@@ -109,7 +104,7 @@ def train(
                     step(steps, (bx, by), ctx)
                     steps.taken += 1
                 left = max(0, left - len(slices))
-                seen.clear()  # observers see the first epoch
+                steps.observers.clear()  # they see the first epoch
             total, samples, taken = steps.loss, steps.samples, steps.taken
             if training.keep_optimizer:
                 state = phases.to_tree(phases.read(optimizer, names, params), phase)
@@ -179,30 +174,18 @@ def _in_order(values: Tensor, order: Tensor) -> Callable[[slice], Tensor]:
 
 
 def _parameter_groups(
-    phase: Phase, params: Mapping[str, Tensor], training: Training
+    phase: Phase, params: Mapping[str, Tensor], usual: float
 ) -> list[Tensor] | list[dict[str, Any]]:
-    """The parameters for the optimiser, in groups if the phase has any."""
+    """Return the parameters for the optimiser, in groups if the phase has any. ``usual`` is its learning rate."""
     if not phase.groups:
         return list(params.values())
-    rest, groups = dict(params), []
-    usual = training.lr if phase.lr is None else phase.lr
+    rest, groups = dict(params), list[dict[str, Any]]()
     for group in phase.groups:
         lr = usual / group.lr_divisor if group.lr is None else group.lr
-        rates = {
-            "lr": lr,
-            "momentum": group.momentum,
-            "weight_decay": group.weight_decay,
-        }
-        set_rates: dict[str, Any] = {
-            key: value for key, value in rates.items() if value is not None
-        }
-        groups.append(
-            set_rates
-            | {"params": [rest.pop(name) for name in sorted(group.train & rest.keys())]}
-        )
-    return [
-        group for group in (*groups, {"params": list(rest.values())}) if group["params"]
-    ]
+        own = [rest.pop(name) for name in sorted(group.train & rest.keys())]
+        groups.append({"params": own, "lr": lr})
+    groups.append({"params": list(rest.values())})
+    return [group for group in groups if group["params"]]
 
 
 Batch = tuple[Tensor, Tensor]  # x [b, ...], y [b]
@@ -219,6 +202,7 @@ def clip_gradients(grads: Mapping[str, Tensor], most: float) -> dict[str, Tensor
     return {name: grad * scale for name, grad in grads.items()}
 
 
+@dataclass
 class Steps:
     """The tools of a training step: parameters, gradients, optimiser steps, further batches.
 
@@ -227,44 +211,41 @@ class Steps:
 
     Attributes:
         params: the parameters that train, by name: the model's own, to be changed in place without gradients.
-        live: all of the model's tensors, by name.
+        workspace: the model.
         optimizer: the phase's, over ``params``.
-        training: the run's local training.
-        longest: norm to which gradients are clipped, or None.
+        training, settings: the local training of the run, and of the phase.
+        phase, ctx: of the client that trains.
+        objective: (parameters, batch, ctx) -> the phase's loss.
+        data: all training samples and their labels.
+        seed: of the run.
+        observers: what sees every step.
         taken: batches of the phase that were taken before this one.
+        samples, loss: whose gradients were taken, and their summed loss.
     """
 
-    def __init__(
-        self,
-        phase: Phase,
-        workspace: Workspace,
-        params: Mapping[str, Tensor],
-        objective: Callable[..., Tensor],
-        optimizer: torch.optim.Optimizer,
-        training: Training,
-        ctx: Context,
-        data: Batch,
-        seed: int,
-        observers: Sequence[Observer],
-        layers: Sequence[Layer],
-    ) -> None:
-        self.params, self.optimizer, self.training = params, optimizer, training
-        self.longest = training.grad_norm_limit(phase)
-        self._inputs, self.live = workspace.params, workspace.live
-        self.taken, self.samples, self.loss = (
-            0,
-            0,
-            0.0,
-        )  # samples whose gradient was taken, and their summed loss
-        self._phase, self._objective, self._ctx, self._seed = (
-            phase,
-            objective,
-            ctx,
-            seed,
-        )
-        self._data, self._observers, self._layers = data, observers, layers
+    params: Mapping[str, Tensor]
+    workspace: Workspace
+    optimizer: torch.optim.Optimizer
+    training: Training
+    settings: Training
+    phase: Phase
+    ctx: Context
+    objective: Callable[..., Tensor]
+    data: Batch
+    seed: int
+    observers: list[Observer]
+    taken: int = 0
+    samples: int = 0
+    loss: float = 0.0
+
+    def __post_init__(self) -> None:
         self._draws: dict[str, torch.Generator] = {}
         self._copies: dict[str, torch.optim.Optimizer] = {}
+
+    @property
+    def live(self) -> Tree:
+        """Return all of the model's tensors by name, without copying."""
+        return self.workspace.live
 
     def gradients(self, batch: tuple[Any, ...], clip: bool = True) -> dict[str, Tensor]:
         """Gradients of the phase's loss on a batch, at the present parameters, for parameters that the loss reaches.
@@ -275,9 +256,9 @@ class Steps:
             clip: whether the gradients are clipped as the phase asks; not where differences are taken of them.
 
         Raises:
-            NonFiniteError: the loss is NaN or infinite. The error names the layer of the largest weight.
+            NonFiniteError: the loss is NaN or infinite.
         """
-        loss = self._objective(self._inputs, batch, self._ctx)
+        loss = self.objective(self.workspace.params, batch, self.ctx)
         params = list(self.params.values())
         for param in params:
             param.grad = None
@@ -295,33 +276,18 @@ class Steps:
             if grad is not None
         }
         if not math.isfinite(value):
-            where = f"{self._ctx.location(self._phase.name)}: at step {self.taken + 1}, the loss is {value}"
-            raise NonFiniteError(f"{where}; {self._origin(batch[0])}")
+            cause = "Use a smaller lr."
+            if not tree.is_finite(batch[0]):
+                cause = "The batch has features that are not finite."
+            raise NonFiniteError(
+                f"{self.ctx.location(self.phase.name)}: the loss of step {self.taken + 1} is {value}. {cause}"
+            )
         self.loss, self.samples = self.loss + value * size, self.samples + size
-        return (
-            clip_gradients(reached, self.longest)
-            if clip and self.longest is not None
-            else reached
-        )
+        return self._clipped(reached) if clip else reached
 
-    def _origin(self, x: Tensor) -> str:
-        """Return why a loss is not finite: features of the batch [b, ...] are not, or the layer of the largest weight.
-
-        A gradient that is not finite makes weights so, and then the loss of the next step.
-        """
-        if not tree.is_finite(x):
-            return "the batch has features that are not finite"
-        largest = {
-            name: float(weights.detach().abs().max())
-            for name, weights in self._inputs.items()
-            if weights.numel()
-        }
-        name = max(
-            reversed(largest),
-            key=lambda name: (not math.isfinite(largest[name]), largest[name]),
-        )
-        hint = " Use a smaller lr." if self.taken else ""
-        return f"the largest weight is {largest[name]:.3g} in {tensor_in_layer(name, self._layers)}.{hint}"
+    def _clipped(self, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        longest = self.settings.max_grad_norm
+        return dict(grads) if longest is None else clip_gradients(grads, longest)
 
     def plain(self, batch: Batch, ctx: Context) -> None:
         """Take the step of a phase that names none: observers get the gradients as they are before clipping."""
@@ -329,10 +295,10 @@ class Steps:
 
     def descend(self, grads: Mapping[str, Tensor], clip: bool = False) -> None:
         """Take the optimiser's step along these gradients; a parameter without one stays the same."""
-        for observer in self._observers:
-            observer.update(self._inputs, grads)
-        if clip and self.longest is not None:
-            grads = clip_gradients(grads, self.longest)
+        for observer in self.observers:
+            observer.update(self.workspace.params, grads)
+        if clip:
+            grads = self._clipped(grads)
         for name, param in self.params.items():
             param.grad = grads.get(name)
         self.optimizer.step()
@@ -350,7 +316,7 @@ class Steps:
         """
         if name not in self._copies:
             tensors = [copy[key] for key in self.params]
-            self._copies[name] = self.training.build(tensors, *self._phase.rates)
+            self._copies[name] = self.settings.build(tensors)
         for key in self.params:
             copy[key].grad = grads.get(key)
         self._copies[name].step()
@@ -359,7 +325,7 @@ class Steps:
 
     def draw(self, stream: str) -> Batch:
         """Draw a further batch without replacement, independent of the phase's own: the next of the named stream."""
-        x, y = self._data
+        x, y = self.data
         order = torch.randperm(
             len(y), generator=self.generator("batches", f"/{stream}")
         )
@@ -369,12 +335,8 @@ class Steps:
     def generator(self, purpose: str, stream: str = "") -> torch.Generator:
         """The phase's random generator for a purpose, on the CPU; it continues from step to step."""
         if purpose + stream not in self._draws:
-            parts = (
-                self._ctx.round,
-                self._ctx.client,
-                f"{self._phase.batch_stream}{stream}",
-            )
+            where = f"{self.phase.batch_stream}{stream}"
             self._draws[purpose + stream] = seeds.torch_generator(
-                self._seed, purpose, *parts
+                self.seed, purpose, self.ctx.round, self.ctx.client, where
             )
         return self._draws[purpose + stream]

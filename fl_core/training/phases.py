@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Annotated, Any, Protocol
 
@@ -25,9 +25,11 @@ def _eager(kind: type[torch.optim.Optimizer]) -> type[Any]:
     return type(kind.__name__, (kind,), methods)
 
 
-_SGD, _ADAM, _ADAMW = map(
-    _eager, (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
-)
+_OPTIMIZERS = {
+    "sgd": (_eager(torch.optim.SGD), "momentum"),
+    "adam": (_eager(torch.optim.Adam), "amsgrad"),
+    "adamw": (_eager(torch.optim.AdamW), "amsgrad"),
+}
 
 
 @dataclass(frozen=True)
@@ -84,49 +86,25 @@ class Training:
         )
         return f"{named}, lr {self.lr:g}, optimiser state {state}".replace("_", " ")
 
-    def grad_norm_limit(self, phase: Phase) -> float | None:
-        """The norm to which gradients are clipped in a phase."""
-        return (
-            self.max_grad_norm if phase.max_grad_norm is None else phase.max_grad_norm
-        )
-
     def build(
-        self,
-        parameters: list[Tensor] | list[dict[str, Any]],
-        lr: float | None = None,
-        momentum: float | None = None,
-        weight_decay: float | None = None,
-        optimizer: str | None = None,
+        self, parameters: list[Tensor] | list[dict[str, Any]]
     ) -> torch.optim.Optimizer:
-        """A new optimiser of these tensors or groups of tensors, without frozen ones.
-
-        Args:
-            lr, momentum, weight_decay, optimizer: in place of this training's; adam and adamw know no momentum and
-                ignore one.
-        """
-        name = self.optimizer if optimizer is None else optimizer
-        rate = self.lr if lr is None else lr
-        decay = self.weight_decay if weight_decay is None else weight_decay
-        if name == "sgd":
-            speed = self.momentum if momentum is None else momentum
-            return _SGD(
-                parameters, lr=rate, momentum=speed, weight_decay=decay, fused=True
-            )
-        kind = _ADAM if name == "adam" else _ADAMW
-        return kind(
-            parameters, lr=rate, weight_decay=decay, amsgrad=self.amsgrad, fused=True
-        )
+        """Return a new optimiser of these tensors or groups of tensors. Adam and AdamW ignore the momentum."""
+        kind, own = _OPTIMIZERS[self.optimizer]
+        options = {name: getattr(self, name) for name in ("lr", "weight_decay", own)}
+        return kind(parameters, fused=True, **options)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Tensors of a phase with rates of their own; None stands for the phase's, ``lr`` divided by ``lr_divisor``."""
+    """Tensors of a phase with a learning rate of their own: ``lr``, or the phase's divided by ``lr_divisor``."""
 
     train: frozenset[str]
     lr: float | None = None
     lr_divisor: float = 1.0
-    momentum: float | None = None
-    weight_decay: float | None = None
+
+
+_OWN = ("lr", "momentum", "weight_decay", "optimizer", "max_grad_norm")
 
 
 @dataclass(frozen=True)
@@ -144,7 +122,7 @@ class Phase:
         observe: names of observers that see parameters and gradients of every step of the first pass: those of the
             loss, not clipped, or with a ``step`` of its own what that follows.
         lr, momentum, weight_decay, optimizer, max_grad_norm: if not the run's.
-        groups: tensors among those that train with rates of their own; no tensor is in two groups.
+        groups: tensors among those that train with learning rates of their own; no tensor is in two groups.
         steps: stop after so many batches, if ``epochs`` passes have more.
         step: name of the algorithm's method that makes the step of a batch; default the optimiser's own step along
             the gradient of the loss. See :class:`fl_core.training.loop.Steps`.
@@ -174,10 +152,10 @@ class Phase:
         whole = self.epochs * batches
         return whole if self.steps is None else min(self.steps, whole)
 
-    @property
-    def rates(self) -> tuple[float | None, float | None, float | None, str | None]:
-        """The phase's rates and optimiser, as :meth:`Training.build` takes them."""
-        return self.lr, self.momentum, self.weight_decay, self.optimizer
+    def settings(self, training: Training) -> Training:
+        """Return the settings of this phase: the run's, with the phase's own in their place."""
+        own = {name: getattr(self, name) for name in _OWN}
+        return replace(training, **{k: v for k, v in own.items() if v is not None})
 
 
 class Observer(Protocol):

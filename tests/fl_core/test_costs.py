@@ -149,7 +149,7 @@ WHOLE, HEAD, LOWER = full("fc1", "fc2", "fc3"), full("fc3"), full("fc1", "fc2")
         ("fedbabu", {}, LOWER),
         ("fedrep", {"head_epochs": 3}, 3 * HEAD + LOWER),
         ("fedrep", {"head_epochs": 0}, LOWER),
-        ("ditto", {"personal_epochs": 3}, 4 * WHOLE),
+        ("ditto", {}, 2 * WHOLE),
         ("playerfl", {}, WHOLE),
     ],
 )
