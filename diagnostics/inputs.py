@@ -151,7 +151,13 @@ def client_models(
         if not request.across_models:
             mine = tree.named_tensors(model)
             whose = f"the model of client {names[0]!r}", f"that of client {name!r}"
-            tree.check_same(first, mine, *whose)
+            try:
+                tree.check_same(first, mine, *whose)
+            except UsageError as error:
+                raise UsageError(
+                    f"{error} Metrics of pairs that read features alone, such as cka, "
+                    "compare other architectures. Ask for no other metric."
+                ) from error
         if id(own) not in read:
             with (
                 about(f"client {name!r}"),

@@ -79,7 +79,7 @@ def combine(values: Values, weights: Values) -> float:
     m, w = _align(values=values, weights=weights)
     if not (np.isfinite(w).all() and (w >= 0).all() and w.sum() > 0):
         raise UsageError(
-            f"weights must be finite, at least 0, and not all 0; got {w.tolist()}."
+            f"weights must be finite, at least 0, and not all 0; got {w.tolist()}. Leave out clients without samples."
         )
     return float((w / w.sum()) @ m) if _whole(m) else math.nan
 

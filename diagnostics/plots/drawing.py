@@ -202,7 +202,8 @@ def weighted_mean(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
         return float((group["value"] * weights).sum(skipna=False) / weights.sum())
 
     groups = rows.groupby(list(keys), sort=False, dropna=False)
-    return groups[["value", "n_train"]].apply(mean)
+    found = groups[["value", "n_train"]].apply(mean)
+    return found if len(rows) else pd.Series(dtype=float)
 
 
 def missing_notes(rows: pd.DataFrame, where: str) -> list[str]:

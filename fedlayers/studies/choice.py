@@ -277,6 +277,18 @@ def _head(race: Inference, arms: Sequence[Arm], cheapest: str) -> str:
     )
 
 
+def bracket(score: str, low: float, high: float) -> str:
+    """Return an interval in brackets; empty if it is unknown. Equal ends are no interval: no spread was seen.
+
+    >>> bracket("macro_f1", 0.011, 0.029), bracket("macro_f1", 0.0, 0.0)
+    (' [1.1, 2.9]', ', no spread seen')
+    """
+    if low == high:
+        return ", no spread seen"
+    ends = f" [{in_column(score, low)}, {in_column(score, high)}]"
+    return "" if math.isnan(low) else ends
+
+
 def _compare_leader(race: Inference, arms: Sequence[Arm]) -> list[str]:
     """Compare the leader with each other arm in one line."""
     names = {arm.name: NAMES.get(arm.extreme, arm.name) for arm in arms}
@@ -287,10 +299,7 @@ def _compare_leader(race: Inference, arms: Sequence[Arm]) -> list[str]:
             continue
         side = "above" if value >= 0 else "below"
         found = f"{in_points(race.main, abs(value))} {side} {name}"
-        if not math.isnan(line.low):
-            ends = (in_column(race.main, end) for end in (line.low, line.high))
-            found += f" [{', '.join(ends)}]"
-        parts.append(found)
+        parts.append(f"{found}{bracket(race.main, line.low, line.high)}")
     if not parts:
         return []
     basis = (
@@ -438,6 +447,7 @@ class Choice(Displayed):
         if self.main != "loss":
             forms[self.main] = partial(in_column, self.main)
         table = self.trials.drop(columns="refused")
+        table.loc[table["low"] == table["high"], ["low", "high"]] = math.nan
         for name, form in forms.items():
             table[name] = table[name].map(form).where(table[name].notna(), "")
         titles = {"name": "arm", "lr": "rate", "above": "above base"}

@@ -15,6 +15,7 @@ from diagnostics.metrics.base import METRICS
 from diagnostics.select import RULES, curve_rule
 from fedlayers.backends.local import Backend
 from fedlayers.studies.arms import Arm
+from fedlayers.studies.choice import bracket
 from fedlayers.studies.comparison import gains_of, headline, scores_of
 from fedlayers.studies.jobs import (
     TrainingJob,
@@ -168,9 +169,8 @@ class Regret(Displayed):
         shown = self.table[["rule", "seeds", "cuts"]].copy()
         for name in SPLITS:
             shown[name + unit] = self.table[name].map(self._number)
-        ends = self.table[["regret_low", "regret_high"]].map(self._number)
-        given = self.table["regret_low"].notna()
-        spread = (" [" + ends.agg(", ".join, axis=1) + "]").where(given, "")
+        ends = self.table[["regret_low", "regret_high"]].itertuples(index=False)
+        spread = [bracket(self.score, *pair) for pair in ends]
         shown["regret" + unit] = self.table["regret"].map(self._number) + spread
         layers = ", ".join(f"{k} {name}" for k, name in enumerate(self.layers, 1))
         failed = self.choices[self.choices["status"] != "ok"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import pandas as pd
 
 from fedlayers.backends.local import Backend
 from fedlayers.studies import arms as candidates
-from fedlayers.studies.choice import NAMES, Answers, Choice
+from fedlayers.studies.choice import NAMES, Answers, Choice, bracket
 from fedlayers.studies.choose import choose, save_plan
 from fedlayers.studies.compare import compare, compared_jobs
 from fedlayers.studies.comparison import Comparison
@@ -21,7 +20,7 @@ from fl_core.config import RunConfig, with_own
 from fl_core.errors import RunError, UsageError, as_list
 from fl_core.plan import LayerPlan
 from fl_core.records import store
-from fl_core.rows import CLASSIFICATION, in_column, in_points, label_of
+from fl_core.rows import CLASSIFICATION, in_points, label_of
 
 Say = Callable[[str], None]
 CHOSEN, OWN = "choose", "own_race"
@@ -184,10 +183,9 @@ def with_gains(found: Answers, table: pd.DataFrame, seeds: int, score: str) -> A
     for line in table.itertuples():
         plus = "+" if line.value >= 0 else ""
         gain = f"over {AGAINST[line.algorithm]}: {plus}{in_points(score, line.value)}"
-        if not math.isnan(line.low):
-            ends = ", ".join(in_column(score, end) for end in (line.low, line.high))
-            sure = line.low > 0 or line.high < 0
-            gain += f" [{ends}]{'' if sure else ', no significant difference'}"
+        gain += bracket(score, line.low, line.high)
+        if line.low < line.high and line.low <= 0 <= line.high:
+            gain += ", no significant difference"
         lines.append(f"Gain in {label_of(score)} on test samples {gain}.")
     lines.append("One seed gives no interval of a gain.")
     if seeds > 1:
