@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +15,7 @@ if TYPE_CHECKING:
     from fl_core.engine import Instruments
     from fl_core.plan import LayerPlan
     from fl_core.recorder import Logger
-    from fl_core.stopping import Listener
-    from fl_core.task import Task
+    from fl_core.runner import MakesInstruments
 
 
 def run(
@@ -27,7 +25,7 @@ def run(
     data: Any = None,
     model: Any = None,
     plan: LayerPlan | Path | str | None = None,
-    instruments: Instruments | None = None,
+    instruments: MakesInstruments | None = None,
     command: str = "",
     progress: bool = True,
     live: bool = False,
@@ -64,7 +62,7 @@ def run(
         model: a registered name, ``package.module:callable``, your own module, which is copied, or a callable that
             builds one.
         plan: the layers that are shared: a plan or its path. ``auto`` measures and decides first.
-        instruments: how the run measures and decides; by default the diagnostics.
+        instruments: makes what the run measures and decides by; the default are the diagnostics.
         command: the command line, for the record.
         progress: show a progress bar.
         live: draw the main score over the rounds in the notebook's cell, again at most once a second.
@@ -100,7 +98,7 @@ def run(
             config,
             out,
             **own,
-            instruments=instruments or default_instruments(),
+            instruments=instruments or default_instruments,
             plan=own_plan,
             command=command,
             progress=progress,
@@ -123,7 +121,7 @@ def _clients_on(place: str, config: RunConfig) -> MakesExecutor | None:
 def resume(
     out: Path | str,
     *,
-    instruments: Instruments | None = None,
+    instruments: MakesInstruments | None = None,
     live: bool = False,
     log: str | Logger | Collection[str | Logger] = (),
     backend: str = "",
@@ -159,7 +157,7 @@ def resume(
     with open_live(live) as picture:
         engine = runner.resume(
             out,
-            instruments=instruments or default_instruments(),
+            instruments=instruments or default_instruments,
             log=[*log, LiveRun(picture)] if picture else log,
             trained_by=trained_by,
             **options,
@@ -171,11 +169,4 @@ def default_instruments() -> Instruments:
     """Return the diagnostics' observers and rules; they are imported at the first call."""
     from diagnostics.measure import instruments
 
-    return replace(instruments(), measuring=_measuring)
-
-
-def _measuring(task: Task) -> Listener:
-    """Return the listener that measures the layers; it is imported only by a run that measures."""
-    from diagnostics.through_time import Measuring
-
-    return Measuring(task)
+    return instruments()

@@ -161,7 +161,7 @@ def after_run(task: runner.Task) -> Sites:
             task.config,
             path,
             loaded=task.data,
-            instruments=measure.instruments(),
+            instruments=measure.instruments,
             progress=False,
         )
         models, _ = load_models(path, "last", "local")

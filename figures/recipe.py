@@ -49,7 +49,7 @@ def scored_at_end(config: RunConfig) -> RunConfig:
 def trained(task: runner.Task) -> tuple[Engine, pd.DataFrame]:
     """Train a task to its end; returns the run and its rows."""
     engine = runner.run(
-        task.config, loaded=task.data, instruments=measure.instruments(), progress=False
+        task.config, loaded=task.data, instruments=measure.instruments, progress=False
     )
     return engine, engine.listener(Recorder).frame()
 
@@ -66,7 +66,7 @@ def paused(
         out = Path(folder) / "run"
         for k, done in enumerate(rounds):
             how: dict[str, Any] = {
-                "instruments": measure.instruments(),
+                "instruments": measure.instruments,
                 "until": done,
                 "progress": False,
             }

@@ -49,6 +49,7 @@ DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 MakesClients = Callable[[Task, str, ClientRunner, Executor], LocalClients]
+MakesInstruments = Callable[[], Instruments]
 
 
 def local_clients(
@@ -94,7 +95,7 @@ def run(
     config: RunConfig,
     out: Path | str | None = None,
     *,
-    instruments: Instruments | None = None,
+    instruments: MakesInstruments = Instruments,
     data: Any = None,
     loaded: FederatedData | None = None,
     model: Any = None,
@@ -107,6 +108,7 @@ def run(
     """Train to the end, into a run directory if ``out`` is given, and return the engine with its final state.
 
     Args:
+        instruments: makes what a run measures and decides by, and is called if it does either.
         data, loaded, model, plan: as of :func:`fl_core.task.assemble`; ``initial`` is its ``start``.
         command: the user's command, for the record.
         announce: show the table of columns and the notes on the data.
@@ -122,9 +124,9 @@ def run(
     task = assemble(
         config, data=data, loaded=loaded, model=model, plan=plan, start=initial
     )
-    instruments = instruments or Instruments()
-    plan_selection_of(task, instruments).check(task.algorithm(task.plan))
-    _measuring(task, instruments)
+    used = _used(instruments, task)
+    plan_selection_of(task, used).check(task.algorithm(task.plan))
+    _measuring(task, used)
     check_device(task.config.execution.device)
     if out is not None:
         writing.check_free(Path(out))
@@ -132,7 +134,7 @@ def run(
     if announce:
         task.announce()
     if out is None:
-        return _execute(task, instruments, None, how)
+        return _execute(task, used, None, how)
     data, config = task.data, task.config
     stored = {
         **config.to_json(),
@@ -161,7 +163,7 @@ def run(
     _check_storable(stored)
     partition = data.partition.to_tree()
     with writing.create(out, stored, partition, header, task.start) as made:
-        return _execute(task, instruments, made, how)
+        return _execute(task, used, made, how)
 
 
 def _check_storable(stored: Mapping[str, Any]) -> None:
@@ -177,7 +179,7 @@ def _check_storable(stored: Mapping[str, Any]) -> None:
 def resume(
     out: Path | str,
     *,
-    instruments: Instruments | None = None,
+    instruments: MakesInstruments = Instruments,
     data: Any = None,
     model: Any = None,
     allow_code: str | Collection[str] = (),
@@ -208,9 +210,9 @@ def resume(
         weights = run.start() is not None
         restore.check_own(path, run.config, allow_code, weights, data=data, model=model)
         task = task_of(run, data_root=data_root, data=data, model=model)
-        instruments = instruments or Instruments()
+        used = _used(instruments, task)
         if not run.rounds:  # later the plan has been chosen
-            plan_selection_of(task, instruments).check(task.algorithm(task.plan))
+            plan_selection_of(task, used).check(task.algorithm(task.plan))
         check_device(task.config.execution.device)
         changed: list[str] = []
 
@@ -235,7 +237,7 @@ def resume(
             )
         how = Execution(**execution)
         code = writing.digests(task) if changed else {}
-        return _execute(task, instruments, writer, how, done, code)
+        return _execute(task, used, writer, how, done, code)
 
 
 def check_device(name: str) -> None:
@@ -384,6 +386,13 @@ def _measuring(task: Task, instruments: Instruments) -> list[Listener]:
             "a run that measures must have instruments; got none. Use fl.run."
         )
     return [instruments.measuring(task)]
+
+
+def _used(instruments: MakesInstruments, task: Task) -> Instruments:
+    """Return the instruments of a task, empty ones if it neither chooses a plan nor measures."""
+    config = task.config
+    chooses = config.federation.plan == AUTO or task.algorithm(task.plan).decides
+    return instruments() if chooses or config.execution.measure else Instruments()
 
 
 def plan_selection_of(task: Task, instruments: Instruments) -> PlanSelection:

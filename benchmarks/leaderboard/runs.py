@@ -261,7 +261,7 @@ def train_to_stop(scene: Scene, method: Method, setting: Setting) -> Row:
         loaded=data,
         plan=plan,
         progress=False,
-        instruments=default_instruments(),
+        instruments=default_instruments,
     )
     rule = rule_of(engine)
     assert rule is not None

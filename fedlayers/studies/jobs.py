@@ -148,7 +148,7 @@ class TrainingJob:
             runner.run(
                 self.config,
                 self.path,
-                instruments=default_instruments(),
+                instruments=default_instruments,
                 data=self.data,
                 model=self.model,
                 loaded=self._loaded(),
@@ -164,7 +164,7 @@ class TrainingJob:
         elif not self.finished:
             runner.resume(
                 self.path,
-                instruments=default_instruments(),
+                instruments=default_instruments,
                 data=self.data,
                 model=self.model,
                 allow_code=restore.code_in(self.config),

@@ -87,7 +87,7 @@ def test_playerfl_decides_among_the_layers_that_train(which):
     weight = model.get_submodule(which).weight
     for kind in ("", "_minus", "_random"):
         config = CONFIG.with_keys(algorithm=f"playerfl{kind}", rounds=2)
-        how = {"instruments": instruments(), "progress": False}
+        how = {"instruments": instruments, "progress": False}
         engine = runner.run(config, data=TOY, model=model, **how)
         plan = engine.algorithm.plan
         assert plan.trainable == tuple(name for name in names if name != which)
@@ -107,7 +107,7 @@ def biased():
 
 def test_what_cannot_be_decided_is_refused_first(tmp_path):
     config, path = CONFIG.with_keys(algorithm="playerfl"), tmp_path / "run"
-    how = {"instruments": instruments(), "progress": False}
+    how = {"instruments": instruments, "progress": False}
     for model, words in (
         (biased(), "layer 'fc2'"),
         (frozen("fc1", "fc2"), "playerfl.*2 layers.*1"),

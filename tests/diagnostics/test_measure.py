@@ -42,7 +42,7 @@ def run(tmp_path_factory):
         seed=3,
         participation=0.5,
     )
-    runner.run(config, path, instruments=measure.instruments(), progress=False)
+    runner.run(config, path, instruments=measure.instruments, progress=False)
     return path
 
 
@@ -106,7 +106,7 @@ def test_a_decision_weights_clients_by_their_samples_however_models_are_averaged
         {"algorithm": "fedper", "plan": "auto"},
     ):
         config = CONFIG.with_keys(rounds=1, client_weights="uniform", **chosen)
-        engine = runner.run(config, instruments=measure.instruments(), progress=False)
+        engine = runner.run(config, instruments=measure.instruments, progress=False)
         theirs, task = engine.algorithm.plan, runner.assemble(config)
         ours = select.select(measure.diagnose_task(task, [SENSITIVITY], progress=False))
         assert ours.digest == theirs.digest

@@ -74,7 +74,7 @@ def test_a_run_measures_while_it_trains_and_resumes_to_the_same_rows(tmp_path):
     whole = fl.run(**keys, out=tmp_path / "whole")
     config = fl.RunConfig(**{k: v for k, v in keys.items() if k != "progress"})
     runner.run(
-        config, tmp_path / "parts", instruments=default_instruments(), until=2, progress=False
+        config, tmp_path / "parts", instruments=default_instruments, until=2, progress=False
     )  # fmt: skip
     parts = fl.resume(tmp_path / "parts", progress=False)
     frames = [each.to_frame().drop(columns="run") for each in (whole, parts)]

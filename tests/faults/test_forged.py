@@ -38,7 +38,7 @@ def sound(tmp_path_factory):
     config = RunConfig(
         algorithm="playerfl", rounds=ROUNDS, epochs=1, checkpoint_every=1, eval_every=2
     )
-    runner.run(config, path, instruments=instruments(), progress=False, until=2)
+    runner.run(config, path, instruments=instruments, progress=False, until=2)
     return path
 
 
@@ -49,7 +49,7 @@ def run(sound, tmp_path):
 
 
 def resume(path):
-    runner.resume(path, instruments=instruments(), progress=False)
+    runner.resume(path, instruments=instruments, progress=False)
 
 
 def models(path):

@@ -106,7 +106,7 @@ def go(out, algorithm, workers):
 
     pools.Workers.__init__ = noting
     if (out / "config.json").exists():
-        runner.resume(out, instruments=instruments(), progress=False)
+        runner.resume(out, instruments=instruments, progress=False)
         return
     stack = {"playerfl": "off", "ditto": "on"}[
         algorithm
@@ -121,7 +121,7 @@ def go(out, algorithm, workers):
         stack=stack,
         **often,
     )
-    runner.run(config, out, instruments=instruments(), progress=False)
+    runner.run(config, out, instruments=instruments, progress=False)
 
 
 def forked(out, algorithm, workers, moment=None):
@@ -154,7 +154,7 @@ def nursery(cases):
     first = RunConfig(
         algorithm="playerfl", rounds=1, epochs=1
     )  # what is loaded on first use is loaded before the forks
-    runner.run(first, instruments=instruments(), progress=False)
+    runner.run(first, instruments=instruments, progress=False)
     for name, case in cases.items():
         out, algorithm, workers = Path(case["out"]), case["algorithm"], case["workers"]
         out.parent.mkdir()

@@ -167,7 +167,7 @@ def test_steps_that_are_foreseen_are_those_that_are_made(algorithm, monkeypatch)
     monkeypatch.setattr(ClientRunner, "run", counted)
     config = CONFIG.with_keys(algorithm=algorithm, rounds=1, epochs=3, stack="off")
     foreseen = hint.round_steps(runner.assemble(config))
-    runner.run(config, instruments=instruments(), progress=False)
+    runner.run(config, instruments=instruments, progress=False)
     assert foreseen == sum(made)
 
 

@@ -32,7 +32,7 @@ def test_a_run_is_measured_when_it_is_reported(tmp_path):
     training.train(item, folder, only=["mnist.fedavg", name], progress=False)
     _, frame = item.read(folder)
     engine = runner.run(
-        runs[name], instruments=recipe.measure.instruments(), progress=False
+        runs[name], instruments=recipe.measure.instruments, progress=False
     )
     whole = engine.listener(Recorder).frame()
     tested = recipe.tested(whole)

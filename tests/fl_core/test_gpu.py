@@ -24,7 +24,7 @@ def test_a_gpu_run_is_a_cpu_run_up_to_rounding(algorithm):
             RunConfig(
                 algorithm=algorithm, rounds=2, device=device, optimizer="sgd", lr=0.01
             ),
-            instruments=instruments(),
+            instruments=instruments,
             progress=False,
         )
         for device in ("cpu", "cuda")

@@ -37,7 +37,7 @@ def test_what_the_author_froze_stays_frozen(algorithm):
         algorithm=algorithm, optimizer="sgd", weight_decay=0.1, momentum=0.9
     )
     engine = runner.run(
-        config, data=TOY, model=model, instruments=instruments(), progress=False
+        config, data=TOY, model=model, instruments=instruments, progress=False
     )
     for client in range(len(TOY.clients)):
         for tree in engine.models(client).values():

@@ -125,7 +125,7 @@ def undisturbed(tmp_path_factory):
     @cache
     def one(case):
         out, config = folder / case / "run", HEART.with_keys(**CASES[case])
-        runner.run(config, out, instruments=instruments(), progress=False)
+        runner.run(config, out, instruments=instruments, progress=False)
         return out
 
     return one
@@ -134,7 +134,7 @@ def undisturbed(tmp_path_factory):
 @pytest.mark.parametrize("case", ["playerfl", "fedper, adapters"])
 def test_a_resumed_run_ends_with_the_same_bytes(case, undisturbed, tmp_path):
     broken = cut_back(undisturbed(case), tmp_path, after=1)
-    runner.resume(broken, instruments=instruments(), progress=False)
+    runner.resume(broken, instruments=instruments, progress=False)
     assert contents(broken) == contents(undisturbed(case))
 
 
@@ -171,7 +171,7 @@ def test_going_on_after_the_decision_needs_no_instruments(undisturbed, tmp_path)
     assert contents(broken) == contents(undisturbed("fedper auto"))
     fresh = cut_back(undisturbed("fedper auto"), tmp_path / "other", after=0)
     with pytest.raises(UsageError, match=r"plan.*instruments"):
-        runner.resume(fresh, instruments=Instruments(), progress=False)
+        runner.resume(fresh, instruments=Instruments, progress=False)
 
 
 def test_a_given_plan_travels_with_the_run(tmp_path):
@@ -213,7 +213,7 @@ def test_your_own_data_and_model_must_be_given_again(tmp_path):
 def test_the_models_of_a_checkpoint_are_those_of_the_run(case, undisturbed):
     path = undisturbed(case)
     checkpoint, last = store.Run(path).checkpoint(2), store.Run(path).checkpoint()
-    engine = runner.resume(path, instruments=instruments(), progress=False)
+    engine = runner.resume(path, instruments=instruments, progress=False)
     algorithm = engine.algorithm
     which = algorithm.evaluates
     evaluated = {

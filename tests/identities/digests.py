@@ -163,7 +163,7 @@ def _digest(value):
     ).hexdigest()[:16]
 
 
-OWN = {"data": TOY, "instruments": instruments(), "progress": False}
+OWN = {"data": TOY, "instruments": instruments, "progress": False}
 
 
 @cache
