@@ -63,8 +63,6 @@ class BatchedClients:
     The batches are the same as one by one. Results and optimiser states are the same up to rounding.
     """
 
-    transfer_seconds = 0.0
-
     def __init__(self, client_runner: ClientRunner) -> None:
         self.client_runner = client_runner
         self._operations = _perceptron(client_runner.workspace.model) or []

@@ -5,7 +5,6 @@ The engine sends requests and receives messages and numbers. What else a client 
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,8 +32,6 @@ from fl_core.workers import Workers
 class Executor(Protocol):
     """An executor of requests that yields their replies in the requests' order."""
 
-    transfer_seconds: float  # seconds that this process has spent on moving requests and replies between processes
-
     def use(self, algorithm: Algorithm) -> None:
         """Load an algorithm for later requests. Call this again after its plan has changed."""
 
@@ -47,8 +44,6 @@ class Executor(Protocol):
 
 class Serial:
     """An executor that does every request in this process."""
-
-    transfer_seconds = 0.0
 
     def __init__(self, client_runner: ClientRunner) -> None:
         self.client_runner = client_runner
@@ -119,9 +114,6 @@ class LocalClients:
     Args:
         client_runner: has the model and the data. executor: does the work. initial: the model before the first round.
         dropout: the probability that a client's reply is lost in a round (:func:`is_lost`).
-
-    Attributes:
-        work_seconds: that :meth:`run` has waited for replies.
     """
 
     def __init__(
@@ -137,12 +129,6 @@ class LocalClients:
         self.names = [client.name for client in client_runner.data.clients]
         self.index = {name: client for client, name in enumerate(self.names)}
         self.kept: dict[str, dict[str, Tree]] = {}  # models of the current round
-        self.work_seconds = 0.0
-
-    @property
-    def transfer_seconds(self) -> float:
-        """Return the seconds that this process has spent on moving work between processes."""
-        return self.executor.transfer_seconds
 
     def begin(self, algorithm: Algorithm) -> None:
         """Reset every client to its state before the first round of this algorithm."""
@@ -162,25 +148,13 @@ class LocalClients:
     def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
         """Yield the replies in the requests' order. An error is raised in the place of its reply."""
         asked: deque[ClientRequest] = deque()
-        waiting = iter(requests)
 
         def filled() -> Iterator[ClientRequest]:
-            while True:
-                began = time.perf_counter()
-                request = next(waiting, None)
-                self.work_seconds -= time.perf_counter() - began
-                if request is None:
-                    return
+            for request in requests:
                 asked.append(self._fill(request))
                 yield asked[-1]
 
-        replies = self.executor.run(filled())
-        while True:
-            began = time.perf_counter()
-            reply = next(replies, None)
-            self.work_seconds += time.perf_counter() - began
-            if reply is None:
-                return
+        for reply in self.executor.run(filled()):
             self._take(asked.popleft(), reply)
             yield reply
 

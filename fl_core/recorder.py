@@ -37,9 +37,7 @@ UNITS = {
     "flops": "FLOP",
 }
 PARTS = {
-    "train": "clients train, and this process waits for them",
-    "move": "jobs and results cross the borders of processes; 0 without worker processes",
-    "aggregate": "messages are made and replies are mixed",
+    "train": "clients get messages and train, and replies are mixed",
     "evaluate": "models are scored",
     "save": "rows and checkpoints are written",
     "other": "all the rest",
@@ -136,8 +134,7 @@ class Timer(Listener):
     def __init__(self, writer: Writer | None = None) -> None:
         self.pace, self.seconds = Pace(), dict.fromkeys(PARTS, 0.0)
         self._writer, self._steps = writer, 0
-        self._began = time.perf_counter()
-        self._before: tuple[float, ...] = ()
+        self._began = self._exchange = time.perf_counter()
 
     @contextmanager
     def charge(self, part: str) -> Iterator[None]:
@@ -149,7 +146,7 @@ class Timer(Listener):
             self.seconds[part] += time.perf_counter() - began
 
     def before_exchange(self, engine: Engine, rnd: Round) -> None:
-        self._before = self._readings(engine)
+        self._exchange = self._without_saving()
 
     def on_reply(self, engine: Engine, rnd: Round, reply: ClientReply) -> None:
         self._steps += sum(
@@ -157,14 +154,8 @@ class Timer(Listener):
         )
 
     def after_exchange(self, engine: Engine, rnd: Round) -> None:
-        pairs = zip(self._readings(engine), self._before, strict=True)
-        elapsed, work, moving, saving = (now - before for now, before in pairs)
-        if _is_evaluation(engine, rnd):
-            self.seconds["evaluate"] += elapsed - moving - saving
-        else:
-            self.seconds["train"] += work - moving
-            self.seconds["aggregate"] += elapsed - work - saving
-        self.seconds["move"] += moving
+        part = "evaluate" if _is_evaluation(engine, rnd) else "train"
+        self.seconds[part] += self._without_saving() - self._exchange
 
     def after_round(self, engine: Engine) -> None:
         seconds, now = self.seconds, time.perf_counter()
@@ -177,11 +168,9 @@ class Timer(Listener):
         self._began, self._steps = now, 0
         self.seconds = dict.fromkeys(PARTS, 0.0)
 
-    def _readings(self, engine: Engine) -> tuple[float, ...]:
-        """Return the time, and the seconds so far of clients' work, of moving it, and of saving."""
-        clients = engine.clients
-        times = clients.work_seconds, clients.transfer_seconds
-        return time.perf_counter(), *times, self.seconds["save"]
+    def _without_saving(self) -> float:
+        """Return a time that stands still while rows and checkpoints are written."""
+        return time.perf_counter() - self.seconds["save"]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import os
 import pickle
 import signal
 import socket
-import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -112,8 +111,6 @@ def ready(children: list[Child], timeout: float | None = None) -> list[Child]:
 class Workers:
     """Persistent worker processes with one thread each. They end with this process in every case."""
 
-    transfer_seconds = 0.0
-
     def __init__(self, client_runner: ClientRunner, count: int) -> None:
         self._children: list[Child] = []
         self._interrupted = False
@@ -172,22 +169,22 @@ class Workers:
         for child in self._children:
             child.end(0 if self._interrupted else 5)
 
-    @contextmanager
-    def _moving(self, child: Child) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        except LOST as error:
-            raise _death(child) from error
-        self.transfer_seconds += time.perf_counter() - began
-
     def _send(self, child: Child, message: Any) -> None:
-        with self._moving(child):
+        with _living(child):
             child.send(message)
 
     def _answer(self, worker: Child, child: Child) -> Any:
-        with self._moving(child):
+        with _living(child):
             return child.receive()
+
+
+@contextmanager
+def _living(child: Child) -> Iterator[None]:
+    """Report a worker that has ended."""
+    try:
+        yield
+    except LOST as error:
+        raise _death(child) from error
 
 
 def _death(child: Child) -> WorkerError:

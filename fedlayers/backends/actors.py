@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import socket
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -38,7 +37,6 @@ class Actors:
     """
 
     def __init__(self, client_runner: ClientRunner, address: str = "") -> None:
-        self.transfer_seconds = 0.0
         self._ray, self._ours = connect(address)
         try:
             gpu = client_runner.workspace.device.type != "cpu"
@@ -88,20 +86,14 @@ class Actors:
         )  # the second: its node has ended, and the reply with it
 
         def begin(actor: Any, request: ClientRequest) -> Any:
-            began = time.perf_counter()
-            reference = actor.run.remote(pickle.dumps(request))
-            self.transfer_seconds += time.perf_counter() - began
-            return reference
+            return actor.run.remote(pickle.dumps(request))
 
         def answer(actor: Any, reference: Any) -> Any:
-            began = time.perf_counter()
             try:
                 return pickle.loads(self._ray.get(reference))
             except lost:
                 self._lost(actor)
                 return None
-            finally:
-                self.transfer_seconds += time.perf_counter() - began
 
         yield from in_order(
             requests,

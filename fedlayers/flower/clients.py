@@ -209,14 +209,12 @@ class SiteClients(LocalClients):
         store: whether sites store the states after training.
     """
 
-    transfer_seconds = 0.0
-
     def __init__(self, sites: Sites, task: Task, run: str, store: bool = True) -> None:
         self.sites, self.task, self.run_name, self.store = sites, task, run, store
         self.initial = tree.state_dict(task.model)
         self.dropout = task.config.federation.client_dropout
         self.names = [client.name for client in task.data.clients]
-        self.kept, self.work_seconds = {}, 0.0
+        self.kept = {}
         trees = len(self.names) + EXTRA_TREES
         self.most_bytes = trees * (tree.n_bytes(self.initial) + 4096)
 
@@ -236,11 +234,9 @@ class SiteClients(LocalClients):
         asked = {self.names[request.client]: request for request in requests}
         packets = {name: self._packet(name, each) for name, each in asked.items()}
         scores = all(isinstance(each, ScoreRequest) for each in asked.values())
-        began = time.perf_counter()
         found = self.sites.ask(
             "evaluate" if scores else "train", packets, self.most_bytes
         )
-        self.work_seconds += time.perf_counter() - began
         replies = {
             name: checks.reply_of(name, found[name], asked[name], self)
             for name in asked
