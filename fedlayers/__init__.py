@@ -15,6 +15,7 @@ quiet_imports("fedlayers")
 
 from typing import TYPE_CHECKING  # noqa: E402
 
+from fl_core.bounds import checked  # noqa: E402
 from fl_core.registry import attach  # noqa: E402
 
 if TYPE_CHECKING:
@@ -93,4 +94,4 @@ if TYPE_CHECKING:
     from fl_core.task import assemble as assemble
     from fl_core.training.phases import Context as Context, Phase as Phase
 
-__getattr__, __dir__, __all__ = attach(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__, checked)

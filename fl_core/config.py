@@ -29,6 +29,7 @@ from fl_core.bounds import (
     at_least,
     check_fields,
     check_type,
+    short_value,
 )
 from fl_core.data.columns import BETWEEN, Reading
 from fl_core.data.registry import DATASETS, ROOT_VARIABLE
@@ -223,7 +224,7 @@ class RunConfig(Displayed):
                 value = keys[key] = BETWEEN.join(map(str, value))
             if isinstance(value, str) and list[str] in get_args(KEYS[key].hint):
                 value = keys[key] = list(as_list(key, value))
-            check_type(key, value, KEYS[key].hint, way, show=_short_value)
+            check_type(key, value, KEYS[key].hint, way, show=short_value)
             if isinstance(value, float) and not math.isfinite(value):
                 raise UsageError(f"{key} must be finite; got {value}.")
         for group, kind in GROUPS.items():
@@ -338,13 +339,8 @@ def with_own(
         model: a module, a callable that builds one, or a name.
 
     Raises:
-        UsageError: a key is unknown, or the configuration, the data or the model are nothing of this kind.
+        UsageError: a key is unknown, or the data or the model are nothing of this kind.
     """
-    if config is not None and not isinstance(config, RunConfig):
-        raise UsageError(
-            f"config must be fl.RunConfig(...); got {type(config).__name__}. "
-            "Name a dataset by dataset=, and own samples by data=."
-        )
     config = (config or RunConfig()).with_keys(**keys)
     if isinstance(model, str):
         config, model = config.with_keys(model=model), None
@@ -379,12 +375,6 @@ def weights_of(class_weights: str) -> tuple[float, ...] | str | None:
             bounds.CLASS_WEIGHTS,
         )
         raise
-
-
-def _short_value(value: object) -> str:
-    """Return a value for an error message. Of a long or complex value only the type is shown, to hide clients' data."""
-    text = repr(value) if isinstance(value, str | int | float | Path | None) else ""
-    return text if 0 < len(text) <= 80 else type(value).__name__
 
 
 OF_RECIPE = (

@@ -382,9 +382,10 @@ class LayerPlan(Displayed):
         """
         path = Path(path)
         if not path.is_file():
+            fault = "is a folder" if path.is_dir() else "does not exist"
             raise UsageError(
                 "plan must be a file that fedlayers choose or select wrote, or auto; "
-                f"got {str(path)!r}, which does not exist. Correct its path, or use --plan auto."
+                f"got {str(path)!r}, which {fault}. Correct its path, or use --plan auto."
             )
         try:
             return cls.from_json(

@@ -261,7 +261,9 @@ def parameters_of(function: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
 
 
 def attach(
-    package: str, file: str
+    package: str,
+    file: str,
+    wrap: Callable[[Any], Any] | None = None,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return ``__getattr__``, ``__dir__`` and ``__all__`` for a package whose names live in other modules.
 
@@ -271,6 +273,7 @@ def attach(
     Args:
         package: the package's ``__name__``.
         file: its ``__file__``. The imports below its ``if TYPE_CHECKING:`` are read.
+        wrap: changes each of its functions.
 
     >>> import fl_core.models
     >>> look_up, names, public = attach("fl_core.models", fl_core.models.__file__)
@@ -299,6 +302,9 @@ def attach(
             if hasattr(module, name)
             else import_module(f"{homes[name]}.{name}")
         )
+        if inspect.isfunction(value) and wrap is not None:
+            value = wrap(value)
+            setattr(module, name, value)  # where pickle finds it
         vars(sys.modules[package]).setdefault(name, value)
         return value
 

@@ -1,6 +1,7 @@
 """Studies say where what they cannot take belongs."""
 
 import inspect
+import pickle
 import re
 
 import numpy as np
@@ -172,7 +173,7 @@ def test_a_run_and_a_file_are_no_folder_of_a_study(name, tmp_path):
 @pytest.mark.parametrize("name", STUDIES)
 def test_what_is_no_configuration_and_no_key_is_told(name):
     for args, given, said in (
-        ((TOY,), {}, r"fl.RunConfig\(...\); got FederatedData"),
+        ((TOY,), {}, "config must be RunConfig or none; got FederatedData"),
         ((), {"oot": "here"}, "key 'oot'"),
     ):
         with pytest.raises(fl.UsageError, match=said):
@@ -214,6 +215,20 @@ def test_the_columns_of_own_data_are_shown_once(tmp_path, caplog):
     assert len(shown) == 1
 
 
-def test_a_run_names_what_is_no_configuration():
-    with pytest.raises(fl.UsageError, match=r"fl\.RunConfig.*got str"):
-        fl.run("heart")
+PLAIN = re.compile(
+    r"(Path|str|int|float|bool|None|Sequence|Mapping|Collection|RunConfig|LayerPlan|Any|[][|, ])+"
+)
+
+
+@pytest.mark.parametrize("name", fl.__all__)
+def test_a_value_of_another_kind_is_told_by_the_name_of_its_argument(name):
+    function = getattr(fl, name)
+    if not inspect.isfunction(function):
+        return
+    for each in inspect.signature(function).parameters.values():
+        told = str(each.annotation)
+        if told == "Any" or not PLAIN.fullmatch(told) or each.kind is each.VAR_KEYWORD:
+            continue
+        with pytest.raises(fl.UsageError, match=f"^{each.name} must be .*; got object"):
+            function(**{each.name: object()})
+    assert pickle.loads(pickle.dumps(function)) is function
