@@ -43,6 +43,7 @@ from fl_core.stopping import (
 )
 from fl_core.task import Task, assemble
 from fl_core.training.losses import guessing_loss
+from fl_core.workers import check_main
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 """Where clients may train; a number may follow, as in ``cuda:1``."""
@@ -121,6 +122,7 @@ def run(
         UsageError: before anything is written.
         NonFiniteError, RunError: during the run. The directory keeps its last checkpoint.
     """
+    check_main()
     task = assemble(
         config, data=data, loaded=loaded, model=model, plan=plan, start=initial
     )

@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import socket
+import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,7 +19,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fl_core.algorithms.base import Algorithm
 from fl_core.client_runner import ClientReply, ClientRequest, ClientRunner
@@ -36,6 +37,8 @@ LOST = (ConnectionError, EOFError, pickle.UnpicklingError)
 """Errors of a stream whose other end has ended, perhaps within a message."""
 BUFFER = 1 << 16
 """Bytes of a message that are gathered before they are moved."""
+UNGUARDED = 93
+"""Exit code of a process whose script trains while the process imports it."""
 AHEAD = 4  # requests that may begin before the first reply is yielded, for each worker
 ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
@@ -64,6 +67,7 @@ class Child:
         settings: Mapping[str, str],
         last: Tensors | None = None,
     ) -> None:
+        check_main()
         resource_tracker.ensure_running()  # or the first process would start it, and let interrupts through
         self.link, theirs = socket.socketpair()
         context = multiprocessing.get_context("spawn")
@@ -113,7 +117,7 @@ class Workers:
 
     def __init__(self, client_runner: ClientRunner, count: int) -> None:
         self._children: list[Child] = []
-        self._interrupted = False
+        self._broken = False
         settings = {
             name: os.environ.get(name, value) for name, value in ALLOCATOR.items()
         }
@@ -122,7 +126,7 @@ class Workers:
                 self._children.append(Child(_serve, settings, {}))
             self.serve(client_runner)
         except BaseException:  # an interrupt too; no worker has anything to finish
-            self._interrupted = True
+            self._broken = True
             self.close()
             raise
 
@@ -137,6 +141,7 @@ class Workers:
 
     def use(self, algorithm: Algorithm) -> None:
         """Load an algorithm in every worker."""
+        check_sendable(algorithm)
         for child in self._children:
             self._send(child, ("use", algorithm))
 
@@ -151,11 +156,10 @@ class Workers:
                 requests, deque(self._children), busy, self._begin, ready, self._answer
             )
         except KeyboardInterrupt:
-            self._interrupted = True
-            busy.clear()  # nobody waits for their replies
+            self._broken = True
             raise
         finally:
-            for child in busy:
+            for child in () if self._broken else busy:
                 self._answer(child, child)
 
     def _begin(self, child: Child, request: ClientRequest) -> Child:
@@ -163,43 +167,53 @@ class Workers:
         return child
 
     def close(self) -> None:
-        """End the workers. After an interrupt this happens at once, even within a request."""
+        """End the workers. After an interrupt or a loss this happens at once, even within a request."""
         for child in self._children:
             child.close()
         for child in self._children:
-            child.end(0 if self._interrupted else 5)
+            child.end(0 if self._broken else 5)
+
+    @contextmanager
+    def _living(self, child: Child) -> Iterator[None]:
+        """Report a worker that has ended."""
+        try:
+            yield
+        except LOST:
+            self._broken = True
+            raise ended(child, "a worker process") from None
 
     def _send(self, child: Child, message: Any) -> None:
-        with _living(child):
+        with self._living(child):
             child.send(message)
 
     def _answer(self, worker: Child, child: Child) -> Any:
-        with _living(child):
+        with self._living(child):
             return child.receive()
 
 
-@contextmanager
-def _living(child: Child) -> Iterator[None]:
-    """Report a worker that has ended."""
-    try:
-        yield
-    except LOST as error:
-        raise _death(child) from error
+def check_main() -> None:
+    """Prepare for worker processes, which import the user's script, and end one whose script trains meanwhile."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        sys.exit(UNGUARDED)
+    main = sys.modules["__main__"]
+    if getattr(main, "__file__", "") == "<stdin>":
+        del main.__file__  # no process could read it
 
 
-def _death(child: Child) -> WorkerError:
-    """Return the error for a worker that has ended."""
-    child.process.join(timeout=5)
-    code = child.process.exitcode
-    hint = (
-        'its own message is above. A script must train below `if __name__ == "__main__":`, and a model\'s class '
-        "must be importable, so not defined in a notebook or inside a function"
-    )
+def ended(child: Child, what: str) -> Exception:
+    """Return the error for a process that has ended."""
+    code = child.end(5)
+    if code == UNGUARDED:
+        return UsageError(
+            'a script with workers or a backend must train below if __name__ == "__main__":; '
+            f"got {sys.argv[0]}, which trains when a process imports it. Indent what trains below that line."
+        )
+    hint = "If it left a message, that is above."
     if code == -signal.SIGKILL:
-        hint = "if memory ran out, use fewer workers"
+        hint = "If memory ran out, use fewer workers."
     elif code is None or code < 0:
-        hint = "something outside this run ended it"
-    return WorkerError(f"a worker process ended with exit code {code}; {hint}")
+        hint = "Something outside this run ended it."
+    return WorkerError(f"{what} ended with exit code {code}. {hint}")
 
 
 def in_order(
@@ -255,20 +269,24 @@ def in_order(
                 idle.append(worker)
 
 
-def check_sendable(model: nn.Module | Callable[..., nn.Module]) -> None:
-    """Check that a model can be sent to worker processes.
+def check_sendable(part: Any) -> None:
+    """Check that a part of a run can be sent to worker processes.
 
     Raises:
-        UsageError: a part cannot be sent. The message names it.
+        UsageError: it cannot be pickled, or the processes cannot import its classes.
     """
+    fault = "its class is of a notebook or a command, which no process can import"
     try:
-        pickle.dumps(model)
+        no_file = not hasattr(sys.modules["__main__"], "__file__")
+        if not (b"__main__" in pickle.dumps(part) and no_file):
+            return
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        name = getattr(model, "__qualname__", type(model).__name__)
-        raise UsageError(
-            f"model {name} must be sendable to worker processes: {error}. "
-            "Define its classes and functions at the top of a module, or train without workers and backend."
-        ) from error
+        fault = str(error)
+    name = getattr(part, "__qualname__", type(part).__name__)
+    raise UsageError(
+        f"{name} must be sendable to worker processes; got: {fault}. "
+        "Define its classes and functions at the top of a module, or train without workers and backend."
+    )
 
 
 def stream_of(link: socket.socket) -> Stream:

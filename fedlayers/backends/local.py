@@ -32,7 +32,7 @@ from fl_core.errors import CorruptError, RunError, UsageError, WorkerError, warn
 from fl_core.progress import end_with_parent, progress_bar
 from fl_core.records.store import BEGINNING
 from fl_core.storage import Folder, sha
-from fl_core.workers import LOST, Child, ready, receive, send, stream_of
+from fl_core.workers import LOST, Child, ended, ready, receive, send, stream_of
 
 if TYPE_CHECKING:
     from fedlayers.run_result import Live
@@ -390,10 +390,9 @@ class Local(WorkerPool[Child]):
             try:
                 answer: Answer = child.receive()
             except LOST:
-                code = child.end(AT_ONCE)
+                error = ended(child, f"{running[child].name}: its process")
+                code = child.process.exitcode
                 if code is not None and code > 0:  # it ended itself, and would again
-                    said = f"{running[child].name}: its process ended with exit code {code}"
-                    error = WorkerError(f"{said}. If it left a message, that is above.")
                     found.append(Event(child, Answer(None, error, [])))
                 else:
                     found.append(Event(child, lost=f"a process (exit code {code})"))

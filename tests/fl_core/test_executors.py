@@ -2,7 +2,10 @@
 
 import math
 import os
+import re
 import socket
+import subprocess
+import sys
 from threading import Thread
 from unittest.mock import Mock
 
@@ -145,6 +148,31 @@ def test_a_worker_that_dies_is_reported_with_its_exit_code():
         workers.close()
 
 
+TRAINS = """
+import fedlayers as fl
+class Own(fl.Algorithm): name = "own of a script"
+result = fl.run({algorithm}rounds=1, workers=2, stack="off", out="run", progress=False)
+print(result.done, "round")
+"""
+
+
+@pytest.mark.parametrize(
+    ("own", "way", "said"),
+    [
+        (False, ["script.py"], "UsageError: a script .* below if __name__ == "),
+        (False, ["-"], "1 round"),
+        (True, ["-"], "UsageError: Own must be sendable to worker processes; got"),
+    ],
+)
+def test_a_script_that_processes_import_is_one_line(own, way, said, tmp_path):
+    text = TRAINS.format(algorithm="algorithm=Own, " * own)
+    (tmp_path / "script.py").write_text(text)
+    words = {"input": text, "cwd": tmp_path, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, "-W", "ignore", *way], **words)
+    assert re.search(said, (done.stdout + done.stderr).splitlines()[-1])
+    assert done.stderr.count("Traceback") == ("Error" in said)
+
+
 class Answering:
     """A worker that answers every job with its client's number."""
 
@@ -161,6 +189,7 @@ class Answering:
 def hand_driven(monkeypatch, count):
     """Workers without processes, of which the first answers only when no other is busy."""
     workers = Workers.__new__(Workers)
+    workers._broken = False
     first, *_ = workers._children = [Answering() for _ in range(count)]
 
     def ready(busy):
