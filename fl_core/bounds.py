@@ -66,9 +66,8 @@ ABOVE_0 = Bound("above 0", lambda value: value > 0)
 SHARE = Bound("above 0 and at most 1", lambda value: 0 < value <= 1)
 BELOW_1 = Bound("at least 0 and below 1", lambda value: 0 <= value < 1)
 INSIDE = Bound("between 0 and 1", lambda value: 0 < value < 1)
-Size = Annotated[
-    int, Bound("an integer above 0", lambda value: isinstance(value, int) and value > 0)
-]
+SIZE = Bound("an integer above 0", lambda value: isinstance(value, int) and value > 0)
+Size = Annotated[int, SIZE]
 """The type of a width, a depth or another size of a model."""
 Positive = Annotated[float, ABOVE_0]
 Count = Annotated[int, at_least(1)]

@@ -155,3 +155,21 @@ def damaged(path: Path | str, *kinds: type[Exception]) -> Iterator[None]:
         if isinstance(error, kinds or ValueError):
             raise CorruptError(f"{path} is damaged: {error}") from error
         raise
+
+
+def check_options(what: str, options: Iterable[str], known: Iterable[str]) -> None:
+    """Check that a function or class takes all given options.
+
+    Args:
+        what: has the options, as in messages: ``model 'mlp'``.
+
+    Raises:
+        UsageError: an option is unknown. The message names it, the nearest known one, and all known ones.
+    """
+    known = sorted(known)
+    for option in options:
+        if not known:
+            raise UsageError(
+                f"{what} must have no options; got {option!r}. Leave it out."
+            )
+        check_known(f"option of {what}", option, known)

@@ -330,7 +330,7 @@ def describe_model(
     """Return the description of a run's model, as in its JSON file."""
     config, data = task.config, task.data
     checkpoint = found.checkpoint(round, lazy=True)
-    below = find(config.federation.algorithm).base_algorithm(config.federation.options)
+    below = find(config.federation.algorithm, config.federation.options)
     asked = {
         "algorithm": config.federation.algorithm,
         "options": dict(config.federation.options),
@@ -431,7 +431,7 @@ def built_from(
         drop_statistics(made)
     if extends:
         sizes = {"shape": shape, "n_classes": n_classes, "seed": seed}
-        algorithm = find(extended["algorithm"])
+        algorithm = find(extended["algorithm"], extended["options"])
         made = wrapped(made, algorithm, extended["options"], said["bn"], **sizes)
     if said.get("code", now := writing.of_model(made, model, said["callable"])) != now:
         warn(

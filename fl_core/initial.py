@@ -124,8 +124,7 @@ def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None, bool, list[str]]:
             f"init must be a run without adapters; got {path}. Export its model, and name that file."
         )
     planned = (
-        find(config["algorithm"]).base_algorithm(config["options"]).uses_plan
-        and plan is not None
+        find(config["algorithm"], config["options"]).uses_plan and plan is not None
     )
     which = (
         "last"
@@ -153,7 +152,7 @@ def _has_global_model(run: store.Run) -> bool:
         isinstance(each, str) and is_outside(each) for each in (name, *options.values())
     ):
         return bool((run.rows()[1]["model"] == "global").any())
-    return find(name).base_algorithm(options).evaluates == "global"
+    return find(name, options).evaluates == "global"
 
 
 def _keep_classifier(

@@ -15,9 +15,9 @@ from fl_core import data as datasets, initial, models, tree
 from fl_core.algorithms.base import (
     Algorithm,
     TaskInfo,
-    configurations,
     extends_model,
     find,
+    read_config,
     registry,
 )
 from fl_core.batched import stacks
@@ -94,9 +94,11 @@ class Task(Displayed):
 
     def algorithm(self, plan: LayerPlan | None) -> Algorithm:
         """Return the configured algorithm with the plan that it derives from the given one."""
-        algorithm = find(self.config.federation.algorithm)(
-            self.task_info, None, self.config.federation.options
+        name, options = (
+            self.config.federation.algorithm,
+            self.config.federation.options,
         )
+        algorithm = find(name, options)(self.task_info, None, options)
         return (
             algorithm
             if plan is None
@@ -209,10 +211,8 @@ def assemble(
     """
     asked, own = with_own(config, data, model)
     config = resolve(asked, **own)
-    algorithm = find(config.federation.algorithm)
-    base = algorithm.base_algorithm(config.federation.options)
-    uses_plan = algorithm.uses_plan or base.uses_plan
-    _check_plan_use(config, plan, uses_plan)
+    algorithm = find(config.federation.algorithm, config.federation.options)
+    _check_plan_use(config, plan, algorithm.uses_plan)
     data = load(config, own["data"], loaded, partition, preprocessing)
     if isinstance(own["model"], nn.Module):
         data = _as_in_torch(data, own["model"])
@@ -224,7 +224,7 @@ def assemble(
             f"your model trains on the dataset {data.name!r}, the default: pass data= or dataset= for other data"
         )
     criterion = _criterion(config, data)
-    _check_outputs(base, criterion, data.n_classes)
+    _check_outputs(algorithm, criterion, data.n_classes)
     model, start = build(config, own["model"], data, criterion, start, said)
     plain_layers = layers_of(
         model, models.example(data.shape), by=config.model.layer_granularity
@@ -238,12 +238,12 @@ def assemble(
         said.append(
             "all parameters of the model are frozen, so nothing trains: call requires_grad_(True) on some of them"
         )
-    task_info = _task_info(config, data, base, model, layers, personal)
+    task_info = _task_info(config, data, algorithm, model, layers, personal)
     config = _with_stack(config, criterion, model)
     _check_batches(model, data, config)
     if plan is None and config.federation.plan not in (None, AUTO):
         plan = _plan_at(str(config.federation.plan))
-    if plan is None and uses_plan and config.federation.plan is None:
+    if plan is None and algorithm.uses_plan and config.federation.plan is None:
         undecided = algorithm(task_info, None, config.federation.options)
         plan = undecided.default_plan(plain_layers)
     if plan is not None:
@@ -368,9 +368,8 @@ def extend(
     Raises:
         UsageError: the extended model does not take the data's samples.
     """
-    algorithm = find(config.federation.algorithm)
-    base = algorithm.base_algorithm(config.federation.options)
-    if not extends_model(base):
+    algorithm = find(config.federation.algorithm, config.federation.options)
+    if not extends_model(algorithm):
         return None
     outputs = criterion.outputs(data.n_classes)
     plain = BaseModel(model)
@@ -386,10 +385,10 @@ def extend(
     built = ExtendedModel(
         plain,
         model,
-        base.added_modules,
+        algorithm.added_modules,
         models.example(data.shape),
         config.model.layer_granularity,
-        cuts=base.removes_layers,
+        cuts=algorithm.removes_layers,
     )
     made = f"{type(model).__name__}, built for {algorithm.name},"
     models.check_fit(made, model, data.shape, outputs)
@@ -408,8 +407,7 @@ def wrapped(
     Args:
         how: ``shape``, ``n_classes`` and ``seed``, as of :meth:`fl_core.algorithms.base.Algorithm.wrap_model`.
     """
-    base, own = algorithm.base_algorithm(options), configurations(algorithm, options)
-    model = base.wrap_model(model, own[-1], **how)
+    model = algorithm.wrap_model(model, read_config(algorithm, options), **how)
     if batchnorm == "drop":
         drop_statistics(model)
     return model

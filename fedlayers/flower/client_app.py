@@ -84,7 +84,9 @@ def work(site: Site, packet: Packet) -> Packet:
     job, start = states.job()
     task = _task(site, job, start)
     number = list(job["data"]["sites"]).index(site.name)
-    algorithm = find(head["algorithm"])(task.task_info, None, head["options"])
+    algorithm = find(head["algorithm"], head["options"])(
+        task.task_info, None, head["options"]
+    )
     if head["plan"] is not None:
         algorithm = algorithm.with_plan(LayerPlan.from_json(head["plan"]))
     if head["from"]:

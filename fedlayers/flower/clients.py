@@ -257,7 +257,7 @@ class SiteClients(LocalClients):
         """Return a request as a packet. The client's tensors are named in it, for the site to fill in."""
         algorithm, known = self.algorithm, self.states[name].meta
         config = self.task.config.federation
-        own = type(algorithm) is find(config.algorithm)
+        own = type(algorithm) is find(config.algorithm, config.options)
         head: dict[str, Any] = {
             "run": self.run_name,
             "algorithm": config.algorithm if own else algorithm.name,

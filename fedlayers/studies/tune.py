@@ -190,14 +190,7 @@ def points(space: Mapping[str, Search], trials: int, seed: int) -> list[Point]:
 
 
 def _own_keys(name: str, options: Mapping[str, Any]) -> list[str]:
-    algorithm = find(name)
-    return list(
-        dict.fromkeys(
-            f.name
-            for each in (algorithm, algorithm.base_algorithm(options))
-            for f in fields(each.Config)
-        )
-    )
+    return [field.name for field in fields(find(name, options).Config)]
 
 
 def _value(text: str) -> Any:

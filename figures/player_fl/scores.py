@@ -17,7 +17,7 @@ from figures.ranking import Ranking
 from figures.recipe import where
 from figures.verdicts import median_ends
 from fl_core import statistics
-from fl_core.training.evaluate import SCORES
+from fl_core.rows import SCORES
 
 SCORE, FAIRNESS, INCENTIVE = "score", "fairness", "incentive"
 CONTROL = "playerfl"

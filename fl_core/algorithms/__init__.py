@@ -4,7 +4,6 @@
 
 from fl_core.algorithms.base import (
     Algorithm,
-    AlgorithmWrapper,
     Message,
     Observation,
     Round,
@@ -16,6 +15,6 @@ from fl_core.algorithms.base import (
     register,
     registry,
 )
-from fl_core.training.loop import Batch, Steps
-from fl_core.training.phases import Context, Group, Phase
+from fl_core.training.loop import Steps
+from fl_core.training.phases import Batch, Context, Group, Phase
 from fl_core.tree import Tree

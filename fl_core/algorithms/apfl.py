@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from statistics import pstdev
 from typing import Annotated
 
 import torch
-from torch import Tensor
 
 from fl_core.algorithms import (
     Algorithm,
@@ -98,9 +96,7 @@ class APFL(Algorithm):
             )
         steps.descend(grads)
 
-    def mixture(
-        self, w: Mapping[str, Tensor], v: Mapping[str, Tensor], alpha: float
-    ) -> Tree:
+    def mixture(self, w: Tree, v: Tree, alpha: float) -> Tree:
         """Alpha v + (1 - alpha) w of the parameters, with running statistics of v."""
         parameters = self.task_info.parameters
         return {
@@ -213,8 +209,8 @@ class FedALA(OwnModel):
     def learn_step(
         self,
         weights: Tree,
-        received: Mapping[str, Tensor],
-        own: Mapping[str, Tensor],
+        received: Tree,
+        own: Tree,
         batch: Batch,
         ctx: Context,
     ) -> tuple[float, Tree]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,6 +11,7 @@ from torch.nn.functional import kl_div
 from fl_core import tree
 from fl_core.algorithms import (
     Algorithm,
+    Batch,
     Context,
     Message,
     Phase,
@@ -38,9 +38,7 @@ class ProximalTerm(Algorithm):
             super().phases(rnd, client), "pulled_loss", self.pull(rnd.index)
         )
 
-    def pulled_loss(
-        self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context
-    ) -> Tensor:
+    def pulled_loss(self, params: Tree, batch: Batch, ctx: Context) -> Tensor:
         """Return the local objective with the pull."""
         return self.loss(params, batch, ctx) + half_pull(
             self.pull(ctx.round), params, ctx
@@ -188,7 +186,7 @@ def with_term(
     )
 
 
-def half_pull(strength: float, params: Mapping[str, Tensor], ctx: Context) -> Tensor:
+def half_pull(strength: float, params: Tree, ctx: Context) -> Tensor:
     """Return (strength / 2) ||w - w_received||^2 over trainable parameters, as a differentiable scalar."""
     gaps = [
         (param - ctx.reference[name]).square().sum()
@@ -290,9 +288,7 @@ class PFedSD(Algorithm):
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         return with_term(super().phases(rnd, client), "distilled_loss", self.config.lam)
 
-    def distilled_loss(
-        self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context
-    ) -> Tensor:
+    def distilled_loss(self, params: Tree, batch: Batch, ctx: Context) -> Tensor:
         """Return the local objective with the distance to the teacher's predictions."""
         teacher, warmth = ctx.trees.get(TEACHER), self.config.temperature
         if teacher is None:

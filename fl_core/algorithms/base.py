@@ -10,7 +10,6 @@ import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
-from functools import wraps
 from inspect import isfunction, signature
 from typing import Any, ClassVar, Self, cast
 
@@ -18,12 +17,12 @@ from torch import Tensor, nn
 
 from fl_core import tree
 from fl_core.bounds import read_options
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError, check_known, check_options
 from fl_core.layers import Layer
 from fl_core.models.papers import Shape
 from fl_core.plan import LayerPlan
 from fl_core.registry import Registry
-from fl_core.training.phases import Context, Phase
+from fl_core.training.phases import Batch, Context, Phase
 from fl_core.tree import Tree
 
 
@@ -190,7 +189,7 @@ class Algorithm:
     hook                  process  times                  when
     ====================  =======  =====================  ============================================================
     notes                 server   any                    before a run: notes for its user
-    base_algorithm        both     any                    to know whose model and options these are
+    for_options           both     any                    before an algorithm is made, to know its class
     wrap_model            server   1 a start              before a run starts or resumes: makes the model
     setup                 both     any                    when an algorithm is made, with its options and its task
     default_plan          server   any                    before a run that uses a plan and has none
@@ -303,7 +302,7 @@ class Algorithm:
     ):
         self.task_info = task_info
         self.options: Mapping[str, Any] = dict(config or {})
-        self.config: Any = configurations(type(self), self.options)[0]
+        self.config: Any = read_config(type(self), self.options)
         self.plan: LayerPlan | None = plan
         self.setup()
 
@@ -367,8 +366,8 @@ class Algorithm:
     # --- the model ---
 
     @classmethod
-    def base_algorithm(cls, config: Mapping[str, Any]) -> type[Algorithm]:
-        """The class that sets the model and its options: this one, or of a wrapper the algorithm that it wraps."""
+    def for_options(cls, options: Mapping[str, Any]) -> type[Algorithm]:
+        """The class that runs with these options: this one, or of a schedule this one on top of its base."""
         return cls
 
     @classmethod
@@ -474,9 +473,7 @@ class Algorithm:
         names, epochs = self.submodel(rnd, client), self.task_info.epochs
         return (Phase("train", names, epochs, step=self.step),)
 
-    def loss(
-        self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context
-    ) -> Tensor:
+    def loss(self, params: Tree, batch: Batch, ctx: Context) -> Tensor:
         """The local objective on one batch (x [b, ...], y [b]): a scalar."""
         x, y = batch
         return ctx.criterion(ctx.forward(params, x), y)
@@ -578,40 +575,22 @@ def _check_hooks(algorithm: type[Algorithm]) -> None:
 
 
 def freeze(algorithm: Algorithm) -> None:
-    """Forbid setting attributes of an algorithm from now on, and of the algorithms inside it.
+    """Forbid setting attributes of an algorithm from now on.
 
     It is copied to worker processes and built again when a run resumes. What it set would be lost.
     """
-    for value in list(vars(algorithm).values()):
-        if isinstance(value, Algorithm):
-            freeze(value)
     vars(algorithm)["_frozen"] = True
 
 
-def configurations(
-    algorithm: type[Algorithm], values: Mapping[str, Any]
-) -> tuple[Any, ...]:
-    """The algorithm's ``Config`` and, if it wraps another algorithm, that one's ``Config`` after it.
+def read_config(algorithm: type[Algorithm], values: Mapping[str, Any]) -> Any:
+    """Return the algorithm's ``Config`` with these values.
 
     Raises:
         UsageError: an unknown key, or a value of the wrong type.
     """
-    algorithms = list(dict.fromkeys((algorithm, algorithm.base_algorithm(values))))
-    known = {
-        field.name
-        for each_algorithm in algorithms
-        for field in fields(each_algorithm.Config)
-    }
-    for key in values:
-        if not known:
-            raise UsageError(
-                f"{algorithm.name} must have no options; got {key!r}. Leave it out."
-            )
-        check_known(f"option of {algorithm.name}", key, known)
-    return tuple(
-        read_options(algorithm.name, each_algorithm.Config, values)
-        for each_algorithm in algorithms
-    )
+    known = [field.name for field in fields(algorithm.Config)]
+    check_options(algorithm.name, values, known)
+    return read_options(algorithm.name, algorithm.Config, values)
 
 
 def extends_model(algorithm: type[Algorithm]) -> bool:
@@ -663,69 +642,10 @@ def registry() -> dict[str, type[Algorithm]]:
     return ALGORITHMS.members()
 
 
-def find(name: str) -> type[Algorithm]:
-    """The algorithm of that name, or the class that ``package.module:Class`` names.
+def find(name: str, options: Mapping[str, Any] | None = None) -> type[Algorithm]:
+    """The algorithm of that name with these options, or the class that ``package.module:Class`` names.
 
     Raises:
         UsageError: unknown; names the nearest.
     """
-    return ALGORITHMS[name]
-
-
-# --- around another algorithm ---------------------------------------------------------------------------------
-
-
-class AlgorithmWrapper(Algorithm):
-    """A wrapper of the algorithm named by ``base``, whose hooks call the inner ones unless a subclass overrides them.
-
-    The inner algorithm's own keys are given by ``--option`` too. It calls its own hooks and never the wrapper's. To
-    change its view of the task, override :meth:`inner_task_info`.
-    """
-
-    @dataclass(frozen=True)
-    class Config:
-        base: str = "fedavg"
-
-    def setup(self) -> None:
-        own_keys = {field.name for field in fields(self.Config)}
-        options = {
-            key: value for key, value in self.options.items() if key not in own_keys
-        }
-        self.inner = self.base_algorithm(self.options)(
-            self.inner_task_info(), self.plan, options
-        )
-        self.evaluates, self.static_traffic = (
-            self.inner.evaluates,
-            self.inner.static_traffic,
-        )
-        self.uses_plan = self.uses_plan or self.inner.uses_plan
-
-    def inner_task_info(self) -> TaskInfo:
-        """Return the task for the inner algorithm. Default: the same."""
-        return self.task_info
-
-    @classmethod
-    def base_algorithm(cls, config: Mapping[str, Any]) -> type[Algorithm]:
-        return find(
-            str(
-                config.get(
-                    "base",
-                    next(f.default for f in fields(cls.Config) if f.name == "base"),
-                )
-            )
-        )
-
-
-def _pass_on(name: str) -> Callable[..., Any]:
-    @wraps(getattr(Algorithm, name))
-    def hook(self: AlgorithmWrapper, *args: Any, **options: Any) -> Any:
-        return getattr(self.inner, name)(*args, **options)
-
-    return hook
-
-
-for _name, _hook in vars(Algorithm).items():
-    if (
-        isfunction(_hook) and _name[0] != "_" and _name not in ("setup", "with_plan")
-    ):  # they make it
-        setattr(AlgorithmWrapper, _name, _pass_on(_name))
+    return ALGORITHMS[name].for_options(options or {})

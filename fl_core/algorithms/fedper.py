@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fl_core import models, seeds, tree
 from fl_core.algorithms import (
     Algorithm,
+    Batch,
     Context,
     Message,
     Phase,
@@ -104,7 +105,7 @@ class FedBN(Algorithm):
     evaluates = "personal"
 
     def notes(self) -> list[str]:
-        none = f"{self.name} keeps batch normalisations with each client, and the model has none: it is FedAvg"
+        none = "fedbn keeps batch normalisations with each client, and the model has none: it is FedAvg"
         return [] if self.task_info.norms else [none]
 
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
@@ -382,9 +383,7 @@ class FedRoD(Algorithm):
     ) -> nn.Module:
         return TwoHeads(*split_head(model, models.example(shape)))
 
-    def loss(
-        self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context
-    ) -> Tensor:
+    def loss(self, params: Tree, batch: Batch, ctx: Context) -> Tensor:
         x, y = batch
         generic, personal = ctx.forward(params, x, both=True)
         counts = torch.bincount(ctx.labels, minlength=generic.shape[-1]).to(

@@ -121,7 +121,7 @@ class ContrastiveTraining(Algorithm):
         queue["filled"].copy_((queue["filled"] + len(keys)).clamp(max=size))
 
     def contrast_loss(
-        self, params: Mapping[str, Tensor], seen: ContrastiveBatch, ctx: Context
+        self, params: Tree, seen: ContrastiveBatch, ctx: Context
     ) -> Tensor:
         """Return MoCo's loss of a batch: -log softmax of the other view's key among the queue's keys (FedPFT, Eq. 4).
 
@@ -148,7 +148,7 @@ class ContrastiveTraining(Algorithm):
 
     def frozen_statistics(
         self,
-        params: Mapping[str, Tensor],
+        params: Tree,
         seen: ContrastiveBatch,
         live: Iterable[str] = (),
     ) -> Tree:
@@ -369,7 +369,7 @@ class FedPFT(ContrastiveTraining):
 
     def classify(
         self,
-        params: Mapping[str, Tensor],
+        params: Tree,
         batch: Any,
         ctx: Context,
         severed: bool = False,
@@ -384,7 +384,7 @@ class FedPFT(ContrastiveTraining):
 
     def second(
         self,
-        params: Mapping[str, Tensor],
+        params: Tree,
         batch: Any,
         ctx: Context,
         live: Iterable[str] | None = None,
@@ -398,15 +398,11 @@ class FedPFT(ContrastiveTraining):
             ctx,
         )
 
-    def both_loss(
-        self, params: Mapping[str, Tensor], batch: Any, ctx: Context
-    ) -> Tensor:
+    def both_loss(self, params: Tree, batch: Any, ctx: Context) -> Tensor:
         """Return the sum of the classification and the contrastive loss, over everything that trains."""
         return self.classify(params, batch, ctx) + self.second(params, batch, ctx)
 
-    def feature_loss(
-        self, params: Mapping[str, Tensor], batch: Any, ctx: Context
-    ) -> Tensor:
+    def feature_loss(self, params: Tree, batch: Any, ctx: Context) -> Tensor:
         """Return the loss of the feature phase (Eq. 5).
 
         It is contrastive for the extractor, and classification for prompts and tau.
@@ -415,9 +411,7 @@ class FedPFT(ContrastiveTraining):
             params, batch, ctx
         )
 
-    def adapt_loss(
-        self, params: Mapping[str, Tensor], batch: Any, ctx: Context
-    ) -> Tensor:
+    def adapt_loss(self, params: Tree, batch: Any, ctx: Context) -> Tensor:
         """Return the loss of the adapt phase: contrastive for the second prompts, else classification (Eq. 6)."""
         live = self.part_of("contrast_prompts")
         return self.classify(params, batch, ctx) + self.second(params, batch, ctx, live)

@@ -57,7 +57,7 @@ class Blockwise(Algorithm):
     class Config:
         lora_targets: tuple[str, ...] | None = (LAST,)
         rank: Count = 8
-        lora_alpha: int = 8
+        lora_alpha: Count = 8
         lora_dropout: Annotated[float, BELOW_1] = 0.1
         weighted: bool = True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from fl_core import models, tree
 from fl_core.algorithms import (
+    Batch,
     Context,
     Round,
     Shape,
@@ -197,9 +198,7 @@ class DepthFL(LimitedDepth):
             name for name, number in numbers.items() if int(number) >= depth
         }
 
-    def loss(
-        self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context
-    ) -> Tensor:
+    def loss(self, params: Tree, batch: Batch, ctx: Context) -> Tensor:
         x, y = batch
         logits = ctx.forward(params, x, every=True)
         total = torch.stack([ctx.criterion(each, y) for each in logits]).sum()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -180,11 +180,11 @@ class PFedMe(PersonalCopy):
                     )
 
 
-def _copy(params: Mapping[str, Tensor]) -> Tree:
+def _copy(params: Tree) -> Tree:
     return {name: param.detach().clone() for name, param in params.items()}
 
 
 @torch.no_grad()
-def _move(params: Mapping[str, Tensor], along: Mapping[str, Tensor], by: float) -> None:
+def _move(params: Tree, along: Tree, by: float) -> None:
     for name, direction in along.items():
         params[name].add_(direction, alpha=by)

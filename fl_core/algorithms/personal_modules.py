@@ -26,15 +26,14 @@ from fl_core.errors import UsageError
 from fl_core.models.extended import Gated
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.tokens import TokenShape
-from fl_core.training.loop import Batch, Steps, clip_gradients
+from fl_core.training.loop import Steps, clip_gradients
+from fl_core.training.phases import Batch
 from fl_core.tree import assign
 
 CLIENT = "prompts"  # the stream of a client's initial prompts
 
 
-def draw_prompts(
-    like: Mapping[str, Tensor], scale: float, seed: int, *parts: int | str
-) -> Tree:
+def draw_prompts(like: Tree, scale: float, seed: int, *parts: int | str) -> Tree:
     """Draw initial prompts: normal noise of one standard deviation, with the shapes and types of the given tensors."""
     noise = {}
     for name, tensor in like.items():
@@ -124,7 +123,7 @@ class PFedPT(Algorithm):
                 f"pfedpt: twice pad must be below the image's sides, {shape[1]} x {shape[2]}; got pad={config.pad}."
             )
         border = Border(shape, config.pad)
-        frame = dict(border.named_parameters())
+        frame: Tree = dict(border.named_parameters())
         assign(frame, draw_prompts(frame, 1.0, seed))
         return BorderedModel(model, border)
 

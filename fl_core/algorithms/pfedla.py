@@ -7,7 +7,7 @@ have arrived. A run directory therefore stores all that is needed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -61,7 +61,7 @@ def draw_linear(n_in: int, n_out: int, name: str, draw: torch.Generator) -> Tree
     }
 
 
-def apply_linear(net: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
+def apply_linear(net: Tree, name: str, x: Tensor) -> Tensor:
     return linear(x, net[f"{name}.weight"], net[f"{name}.bias"])
 
 
@@ -127,9 +127,7 @@ class PFedHN(ServerMade):
             }
         )
 
-    def generate(
-        self, net: Mapping[str, Tensor], like: Mapping[str, Tensor], client: int
-    ) -> Tree:
+    def generate(self, net: Tree, like: Tree, client: int) -> Tree:
         """Return the parameters that the hypernetwork generates for a client, with the shapes of ``like``."""
         hidden = net["embeddings"][client]
         for k in range(4):
@@ -235,7 +233,7 @@ class PFedLA(Mixing):
         trained = server.trees.get(_slot(client))
         return self._drawn(client) if trained is None else trained
 
-    def alpha(self, net: Mapping[str, Tensor]) -> Tensor:
+    def alpha(self, net: Tree) -> Tensor:
         """Return the aggregation weights of a client's hypernetwork, [units, clients]. Each row sums to 1."""
         hidden = net["embedding"]
         for k in range(3):

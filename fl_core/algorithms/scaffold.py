@@ -9,7 +9,7 @@ As in the papers, means weigh all clients equally. Buffers are averaged in the s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -169,9 +169,7 @@ class FedDyn(ControlVariates):
     class Config:
         alpha: Positive = 0.01  # the server divides by it
 
-    def loss(
-        self, params: Mapping[str, Tensor], batch: tuple[Tensor, Tensor], ctx: Context
-    ) -> Tensor:
+    def loss(self, params: Tree, batch: Batch, ctx: Context) -> Tensor:
         tilt = [
             (ctx.trees[VARIATE][name] * param).sum()
             for name, param in params.items()
@@ -219,5 +217,5 @@ class FedDyn(ControlVariates):
         )
 
 
-def _zeros(like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _zeros(like: Tree) -> dict[str, Tensor]:
     return {name: torch.zeros_like(tensor) for name, tensor in like.items()}

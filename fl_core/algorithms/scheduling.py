@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import accumulate
 from typing import Any, ClassVar
 
 from fl_core import tree
 from fl_core.algorithms import (
     Algorithm,
-    AlgorithmWrapper,
     Context,
     Message,
     Observation,
     Phase,
     Round,
     State,
-    TaskInfo,
     Tree,
     Update,
+    find,
     register,
 )
 from fl_core.algorithms.fedamp import Mixing
@@ -221,13 +221,11 @@ def long_layers(
 
 FROZEN = "frozen"  # a client's tree of layers that do not train yet
 TRAINED = "trained"  # the metric of rows that record which layers train
-WHOLE = (
-    Mixing,
-    PFedHN,
-)  # their server makes a whole model for each client, so no layer can be frozen
+WHOLE = (Mixing, PFedHN)
+"""Their server makes a whole model for each client, so no layer can be frozen."""
 
 
-class Scheduled(AlgorithmWrapper):
+class Scheduled(Algorithm):
     """A schedule for another algorithm that unfreezes the shared layers one by one (Jang and Choi 2024, Alg. 1).
 
     Layers are counted from the end at which the schedule begins. Shared layer k trains and travels from the 0-based
@@ -261,48 +259,38 @@ class Scheduled(AlgorithmWrapper):
         unfreeze: tuple[int, ...] | None = None
 
     @classmethod
-    def base_algorithm(cls, config: Mapping[str, Any]) -> type[Algorithm]:
-        below, over = (
-            super().base_algorithm(config),
-            config.get("base", cls.Config.base),
-        )
-        if issubclass(below, Scheduled):
+    def for_options(cls, options: Mapping[str, Any]) -> type[Algorithm]:
+        base = str(options.get("base", cls.Config.base))
+        below = find(base)
+        if below.needs_blocks or issubclass(below, (Scheduled, *WHOLE)):
             raise UsageError(
-                f"{cls.name}: base must not be a schedule; got {over}. Use such as fedper."
+                f"{cls.name}: base must be an algorithm with one whole model at the server, and no schedule; "
+                f"got {base}. Use such as fedper."
             )
-        if below.needs_blocks:
-            raise UsageError(
-                f"{cls.name}: base must be an algorithm whose clients have the whole model; got {over}. "
-                "Use such as fedper."
+        made: type[Algorithm] = _on_top(cls, below)  # type: ignore[arg-type]
+        return made
+
+    def __reduce__(self) -> Any:
+        schedule = type(self).__bases__[0]
+        return _made, (schedule, self.task_info, self.plan, self.options)
+
+    def setup(self) -> None:
+        """Mark the layers that do not train yet in the algorithm's view of the task."""
+        if self.plan is not None:
+            layers, rounds = self.scheduled_layers(self.plan), self.rounds_of(self.plan)
+            waiting = tuple(
+                (name, since)
+                for layer, since in zip(layers, rounds, strict=True)
+                if since
+                for name in layer.tensors
             )
-        if issubclass(below, WHOLE):
-            raise UsageError(
-                f"{cls.name}: base must be an algorithm with one model at the server; "
-                f"got {over}, with one for each client. Use such as fedper."
-            )
-        return below
+            self.task_info = replace(self.task_info, unfreeze_at=waiting)
+        super().setup()
 
     @classmethod
     def scheduled_layers(cls, plan: LayerPlan) -> tuple[Layer, ...]:
         """Return the layers that start to train one after another, first to last."""
         return plan.body if cls.forward else plan.body[::-1]
-
-    def inner_task_info(self) -> TaskInfo:
-        """Return the task for the inner algorithm, with frozen layers marked as not trained yet."""
-        if self.plan is None:
-            return self.task_info
-        layers = zip(
-            self.scheduled_layers(self.plan), self.rounds_of(self.plan), strict=True
-        )
-        return replace(
-            self.task_info,
-            unfreeze_at=tuple(
-                (name, since)
-                for layer, since in layers
-                if since
-                for name in layer.tensors
-            ),
-        )
 
     def default_plan(self, layers: tuple[Layer, ...]) -> LayerPlan | None:
         plan = super().default_plan(layers)
@@ -330,7 +318,7 @@ class Scheduled(AlgorithmWrapper):
 
     def frozen(self, rnd: Round) -> frozenset[str]:
         """Return the names of the tensors that still have their initial value in this round."""
-        return self.inner.task_info.not_yet_trained(rnd)
+        return self.task_info.not_yet_trained(rnd)
 
     # --- a schedule stores frozen layers separately and does not train them --------------------------------------
 
@@ -379,6 +367,19 @@ class Scheduled(AlgorithmWrapper):
                     float(not trained.isdisjoint(layer.tensors)),
                     layer=layer.name,
                 )
+
+
+@cache
+def _on_top(schedule: Any, base: Any) -> Any:
+    """Return the schedule as a subclass of its base, whose options it has too."""
+    options = type("Config", (schedule.Config, base.Config), {})
+    members: dict[str, Any] = {"Config": dataclass(frozen=True)(options)}
+    return type(schedule.__name__, (schedule, base), members)
+
+
+def _made(schedule: type[Scheduled], *how: Any) -> Algorithm:
+    """Return a schedule from what is in its pickle."""
+    return schedule.for_options(how[-1])(*how)
 
 
 @register

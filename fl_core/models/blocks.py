@@ -75,8 +75,7 @@ def with_optional_blocks(model: nn.Module, example: Tensor) -> nn.Module:
         example: a batch that the model takes.
 
     Raises:
-        UsageError: the model has no ``blocks``, does not simply run one after the other, or a block changes the shape
-            of its input.
+        UsageError: the model has no ``blocks``, or does not simply run one after the other with inputs of one shape.
     """
     chained: Any = getattr(model, "blocks", None)
     if not isinstance(chained, nn.Sequential) or not len(chained):
@@ -93,28 +92,22 @@ def with_optional_blocks(model: nn.Module, example: Tensor) -> nn.Module:
             (k, output.shape == args[0].shape)
         )
 
-    try:
-        with (
-            with_hooks(blocks, {str(k): note(k) for k in range(len(blocks))}),
-            in_mode(model, False),
-            torch.no_grad(),
-        ):
-            model(example)
-            uneven = [str(k) for k, same in seen if not same]
-            if uneven:
-                raise UsageError(
-                    f"{type(model).__name__}: blocks must keep the shape of their input; "
-                    f"got another from blocks {listing(uneven)}."
-                )
-            once = [k for k, _ in seen] == list(range(len(blocks)))
+    expected = [(k, True) for k in range(len(blocks))]
+    with (
+        with_hooks(blocks, {str(k): note(k) for k in range(len(blocks))}),
+        in_mode(model, False),
+        torch.no_grad(),
+    ):
+        model(example)
+        if seen == expected:
             blocks.absent = frozenset(name for name, _ in blocks.named_children())
             model(example)
-            if not once or len(seen) != len(blocks):
-                raise UsageError(
-                    f"{type(model).__name__} must run one block after the other; got another way."
-                )
-    finally:
-        blocks.absent = frozenset()
+            blocks.absent = frozenset()
+    if seen != expected:
+        raise UsageError(
+            f"{type(model).__name__} must run one block after the other, each with an output of its input's shape; "
+            "got another way. Choose another model."
+        )
     return model
 
 

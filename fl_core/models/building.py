@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from fl_core import storage
 from fl_core.bounds import check_values
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError, check_options
 from fl_core.model_contexts import in_mode, plain
 from fl_core.models.adapter import PackedShape, adapt, check_real
 from fl_core.registry import Registry, import_object, is_outside, parameters_of
@@ -435,21 +435,3 @@ def option_error(model: str, options: Options, error: Exception) -> UsageError:
     return UsageError(
         f"options of model {model} must fit it; got {options}: {said}. Correct --model-option."
     )
-
-
-def check_options(what: str, options: Iterable[str], known: Iterable[str]) -> None:
-    """Check that a function or class takes all given options.
-
-    Args:
-        what: has the options, as in messages: ``model 'mlp'``.
-
-    Raises:
-        UsageError: an option is unknown. The message names it, the nearest known one, and all known ones.
-    """
-    known = sorted(known)
-    for option in options:
-        if not known:
-            raise UsageError(
-                f"{what} must have no options; got {option!r}. Leave it out."
-            )
-        check_known(f"option of {what}", option, known)

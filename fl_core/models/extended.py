@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch.nn.functional import normalize
 
 from fl_core.errors import UsageError
 from fl_core.model_contexts import Hook, in_mode, with_hooks
+from fl_core.tree import Tree
 
 PROMPTS = ("prompts", "contrast_prompts")
 CONTRAST_WIDTH = 128
@@ -89,7 +90,7 @@ class Prompted(nn.Module):
         body: nn.Module,
         head: nn.Linear,
         transform: Transform,
-        prompts: Mapping[str, Tensor],
+        prompts: Tree,
         project: bool = False,
         direct: bool = False,
     ) -> None:

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.errors import UsageError, check_known, check_options, listing
 from fl_core.models.building import (
     LIBRARIES,
     PRETRAINED,
     Builder,
     Options,
-    check_options,
     image_shape,
     option_error,
 )

@@ -15,11 +15,12 @@ from typing import Annotated, Any
 from torch import Tensor, nn
 
 from fl_core import tree
-from fl_core.bounds import ABOVE_0, BELOW_1, at_least, check_fields
+from fl_core.bounds import BELOW_1, Count, Positive, read_options
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.models.extended import head_path
 from fl_core.seeds import seed_of, torch_seeded
+from fl_core.tree import Tree
 
 ALL, ATTENTION = "all", "attn"
 PARTS = ("lora_A", "lora_B")
@@ -41,13 +42,10 @@ class Lora:
         dropout: share of an adapter's inputs that training drops, from 0 to below 1.
     """
 
-    r: Annotated[int, at_least(1)] = 8
+    r: Count = 8
     targets: tuple[str, ...] = (ALL,)
-    alpha: Annotated[float | None, ABOVE_0] = None
+    alpha: Positive | None = None
     dropout: Annotated[float, BELOW_1] = 0.0
-
-    def __post_init__(self) -> None:
-        check_fields(self, "adapt: ", "Leave it out for the default.")
 
 
 def parse(text: str) -> Lora:
@@ -61,25 +59,17 @@ def parse(text: str) -> Lora:
     """
     method, _, rest = text.partition(":")
     check_known("method of adapt", method, ("lora",))
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for pair in filter(None, rest.split(",")):
         key, _, value = pair.partition("=")
         check_known("key of adapt", key, [field.name for field in fields(Lora)])
-        if key in found:
+        if key in values:
             raise UsageError(
                 f"{key} of adapt must be given once; got {text!r}. Separate targets by +."
             )
-        try:
-            found[key] = (
-                tuple(value.split("+"))
-                if key == "targets"
-                else (int if key == "r" else float)(value)
-            )
-        except ValueError as error:
-            raise UsageError(
-                f"{key} of adapt must be a number; got {value!r}. Write such as lora:r=8."
-            ) from error
-    return Lora(**found)
+        values[key] = value.split("+") if key == "targets" else value
+    adapters: Lora = read_options("adapt", Lora, values)
+    return adapters
 
 
 def with_adapters(
@@ -124,9 +114,7 @@ def adapt(model: nn.Module, lora: Lora, head: str, seed: int) -> nn.Module:
     return adapted
 
 
-def _parts(
-    layer: Layer, of_path: Mapping[str, str], live: Mapping[str, Tensor]
-) -> list[Layer]:
+def _parts(layer: Layer, of_path: Mapping[str, str], live: Tree) -> list[Layer]:
     """Return what trains of a layer: the factors A and B of its adapters, and tensors that are not frozen."""
     inside = [path for path, name in of_path.items() if name in layer.tensors]
     found = [

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from fl_core.bounds import ABOVE_0, BELOW_1, Size
+from fl_core.bounds import ABOVE_0, BELOW_1, SIZE, Size, check_value
 from fl_core.errors import UsageError
 from fl_core.models.building import image_shape, model
 from fl_core.tokens import PAD, TokenShape
@@ -124,8 +123,17 @@ def fmnist_cnn(shape: Shape, n_classes: int, *, width: Width = 1.0) -> Layered:
     10 classes. ``width`` multiplies channels and hidden units. Time grows with about its square.
     """
     *channels, hidden = _scale(width, 64, 128, 256, 100)
-    build = _Cnn("fmnist_cnn", 8, 5, padding=2, pooled=(1, 2, 3))
-    return _kaiming(build(shape, channels, (hidden, n_classes)))
+    network = _cnn(
+        "fmnist_cnn",
+        shape,
+        8,
+        5,
+        channels,
+        (hidden, n_classes),
+        padding=2,
+        pooled=(1, 2, 3),
+    )
+    return _kaiming(network)
 
 
 @model
@@ -140,9 +148,19 @@ def cifar_cnn(
     ``fmnist_cnn``.
     """
     *channels, hidden = _scale(width, 64, 128, 256, 512, 512, 100)
-    every = (1, 2, 3, 4, 5)
-    build = _Cnn("cifar_cnn", 1, 3, padding=2, pooled=(2, 4), dropped=every)
-    return _kaiming(build(shape, channels, (hidden, n_classes), dropout))
+    network = _cnn(
+        "cifar_cnn",
+        shape,
+        1,
+        3,
+        channels,
+        (hidden, n_classes),
+        padding=2,
+        pooled=(2, 4),
+        dropped=(1, 2, 3, 4, 5),
+        dropout=dropout,
+    )
+    return _kaiming(network)
 
 
 @model
@@ -157,8 +175,19 @@ def isic_cnn(
     ``fmnist_cnn``.
     """
     *channels, hidden = _scale(width, 32, 64, 128, 256, 512, 256)
-    build = _Cnn("isic_cnn", 8, 3, padding=1, pooled=(3, 4, 5), dropped=(3, 4, 5))
-    return _kaiming(build(shape, channels, (hidden, n_classes), dropout))
+    network = _cnn(
+        "isic_cnn",
+        shape,
+        8,
+        3,
+        channels,
+        (hidden, n_classes),
+        padding=1,
+        pooled=(3, 4, 5),
+        dropped=(3, 4, 5),
+        dropout=dropout,
+    )
+    return _kaiming(network)
 
 
 @model
@@ -169,8 +198,16 @@ def scheduling_cnn(shape: Shape, n_classes: int) -> Layered:
     Initialisation is PyTorch's default. The size of fc1 grows with the image. With 10 classes it has 582,026 parameters
     for 1 x 28 x 28 and 878,538 for 3 x 32 x 32.
     """
-    build = _Cnn("scheduling_cnn", 16, 5, pooled=(1, 2), flat=True)
-    return build(shape, (32, 64), (512, n_classes))
+    return _cnn(
+        "scheduling_cnn",
+        shape,
+        16,
+        5,
+        (32, 64),
+        (512, n_classes),
+        pooled=(1, 2),
+        flat=True,
+    )
 
 
 @model
@@ -187,8 +224,17 @@ def pfedla_cnn(shape: Shape, n_classes: int, *, norm: bool | None = None) -> Lay
             f"pfedla_cnn: norm must be true, false, or left out; got {norm!r}."
         )
     norm = shape[0] == 3 if norm is None else norm
-    build = _Cnn("pfedla_cnn", 16, 5, pooled=(1, 2), flat=True, norm=norm)
-    return build(shape, (16, 32), (120, 84, n_classes))
+    return _cnn(
+        "pfedla_cnn",
+        shape,
+        16,
+        5,
+        (16, 32),
+        (120, 84, n_classes),
+        pooled=(1, 2),
+        flat=True,
+        norm=norm,
+    )
 
 
 @model
@@ -213,17 +259,9 @@ def mlp(
 
     Weights are Kaiming-normal (fan-in, ReLU) and biases zero. With ``sizes=()`` it is multinomial logistic regression.
     """
-    sizes = (
-        (sizes,) if isinstance(sizes, int) and not isinstance(sizes, bool) else sizes
-    )
-    if (
-        isinstance(sizes, str)
-        or not isinstance(sizes, Sequence)
-        or not all(_positive(size) for size in sizes)
-    ):
-        raise UsageError(
-            f"mlp: sizes must be a list of hidden widths, each an integer above 0; got {sizes!r}."
-        )
+    sizes = (sizes,) if isinstance(sizes, int) else sizes
+    for size in sizes:
+        check_value("mlp: sizes", size, SIZE)
     return _perceptron(math.prod(shape), sizes, n_classes)
 
 
@@ -241,51 +279,47 @@ def _fully_connected(*widths: int) -> dict[str, nn.Module]:
     }
 
 
-@dataclass(frozen=True)
-class _Cnn:
-    """A chain of square convolutions and fully connected layers.
+def _cnn(
+    name: str,
+    shape: Shape,
+    smallest: int,
+    kernel: int,
+    channels: Sequence[int],
+    hidden: Sequence[int],
+    *,
+    padding: int = 0,
+    pooled: tuple[int, ...] = (),
+    dropped: tuple[int, ...] = (),
+    dropout: float = 0.0,
+    flat: bool = False,
+    norm: bool = False,
+) -> Layered:
+    """Return a chain of square convolutions and fully connected layers.
 
-    Attributes:
+    Args:
+        hidden: widths of the fully connected layers. The last are the classes.
         smallest: side of an image.
         pooled, dropped: 1-based numbers of the convolutions with max pooling, and with dropout.
         flat: flatten the last maps. Otherwise they are averaged over all positions.
     """
-
-    name: str
-    smallest: int
-    kernel: int
-    padding: int = 0
-    pooled: tuple[int, ...] = ()
-    dropped: tuple[int, ...] = ()
-    flat: bool = False
-    norm: bool = False
-
-    def __call__(
-        self,
-        shape: Shape,
-        channels: Sequence[int],
-        hidden: Sequence[int],
-        dropout: float = 0.0,
-    ) -> Layered:
-        """Return the network for images of this shape. The last of ``hidden`` are the classes."""
-        first, *sides = image_shape(self.name, shape, self.smallest)
-        widths, layers = [first, *channels], dict[str, nn.Module]()
-        for k in range(1, len(widths)):
-            layers[f"conv{k}"] = _conv(
-                widths[k - 1],
-                widths[k],
-                self.kernel,
-                padding=self.padding,
-                norm=self.norm,
-                pool=k in self.pooled,
-                dropout=dropout if k in self.dropped else None,
-            )
-            sides = [side + 2 * self.padding - self.kernel + 1 for side in sides]
-            if k in self.pooled:
-                sides = [side // 2 for side in sides]
-        positions = math.prod(sides) if self.flat else 1
-        layers["flatten"] = nn.Flatten() if self.flat else _average()
-        return chain(**layers, **_fully_connected(widths[-1] * positions, *hidden))
+    first, *sides = image_shape(name, shape, smallest)
+    widths, layers = [first, *channels], dict[str, nn.Module]()
+    for k in range(1, len(widths)):
+        layers[f"conv{k}"] = _conv(
+            widths[k - 1],
+            widths[k],
+            kernel,
+            padding=padding,
+            norm=norm,
+            pool=k in pooled,
+            dropout=dropout if k in dropped else None,
+        )
+        sides = [side + 2 * padding - kernel + 1 for side in sides]
+        if k in pooled:
+            sides = [side // 2 for side in sides]
+    positions = math.prod(sides) if flat else 1
+    layers["flatten"] = nn.Flatten() if flat else _average()
+    return chain(**layers, **_fully_connected(widths[-1] * positions, *hidden))
 
 
 def _conv(
@@ -298,17 +332,16 @@ def _conv(
     pool: bool = False,
     dropout: float | None = None,
 ) -> nn.Sequential:
-    parts: OrderedDict[str, nn.Module] = OrderedDict(
-        conv=nn.Conv2d(n_in, n_out, kernel, padding=padding)
-    )
+    parts = nn.Sequential()
+    parts.conv = nn.Conv2d(n_in, n_out, kernel, padding=padding)
     if norm:
-        parts["norm"] = nn.BatchNorm2d(n_out)
-    parts["relu"] = nn.ReLU()
+        parts.norm = nn.BatchNorm2d(n_out)
+    parts.relu = nn.ReLU()
     if pool:
-        parts["pool"] = nn.MaxPool2d(2)
+        parts.pool = nn.MaxPool2d(2)
     if dropout is not None:
-        parts["drop"] = nn.Dropout(dropout)
-    return nn.Sequential(parts)
+        parts.drop = nn.Dropout(dropout)
+    return parts
 
 
 def _fc(n_in: int, n_out: int, *, last: bool = False) -> nn.Sequential:
@@ -337,10 +370,6 @@ def _kaiming(network: Layered) -> Layered:
 def _scale(width: float, *sizes: int) -> list[int]:
     """Return the numbers of channels and hidden units times the width, rounded and at least 1."""
     return [max(1, round(width * size)) for size in sizes]
-
-
-def _positive(size: object) -> bool:
-    return isinstance(size, int) and not isinstance(size, bool) and size > 0
 
 
 class TokenEmbedding(nn.Module):

@@ -16,7 +16,7 @@ from fl_core import tree
 from fl_core.bounds import at_least, check_value
 from fl_core.errors import NonFiniteError, UsageError
 from fl_core.model_contexts import in_mode
-from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SCORES, SURVIVAL
+from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 from fl_core.training.losses import ClassWeighted, Loss
 
 if TYPE_CHECKING:
@@ -138,8 +138,7 @@ def _rank(logits: Array, classes: Array) -> tuple[Array, Array]:
 
     With two classes the difference of their logits decides, exactly. With more it is log p = (z - max z) - log(1 + r),
     where r sums exp(z_j - max z) over the others. Both its parts come from the sorted differences of logits, so that
-    samples of equal p have equal numbers to the last bit. Where numbers are equal, the rounding of their difference
-    decides, and then the sorted differences themselves: r may hide small ones.
+    samples of equal p have equal numbers to the last bit.
 
     Returns:
         The order and the marks, both [K, n].
@@ -147,27 +146,20 @@ def _rank(logits: Array, classes: Array) -> tuple[Array, Array]:
     gaps = logits - logits.max(axis=1, keepdims=True)
     gap = gaps[:, classes].T
     if logits.shape[1] == 2:
-        return _sort((gap - gaps[:, 1 - classes].T)[None])
+        return _sort(gap - gaps[:, 1 - classes].T)
     falling = -np.sort(-gaps, axis=1)
     rest = np.log1p(
         np.exp(falling[:, :0:-1].T.copy()).sum(axis=0)
     )  # the least first, and in that order of all samples
-    key = gap - rest
-    order, ends = _sort(key[None])
-    if ends.all():
-        return order, ends
-    back = key - gap
-    rounding = (gap - (key - back)) - (rest + back)
-    place = np.unique(falling, axis=0, return_inverse=True)[1].reshape(-1)
-    return _sort(np.stack([key, rounding, np.broadcast_to(-place, key.shape)]))
+    return _sort(gap - rest)
 
 
-def _sort(keys: Array) -> tuple[Array, Array]:
-    """Rank as :func:`_rank` does, by keys [number, K, n]. An earlier key counts before a later one."""
-    order = np.argsort(-keys[0], axis=1) if len(keys) == 1 else np.lexsort(-keys[::-1])
-    ranked = np.take_along_axis(keys, order[None], axis=2)
+def _sort(key: Array) -> tuple[Array, Array]:
+    """Rank as :func:`_rank` does, by a key [K, n]."""
+    order = np.argsort(-key, axis=1)
+    ranked = np.take_along_axis(key, order, axis=1)
     ends = np.ones(order.shape, dtype=bool)
-    ends[:, :-1] = (ranked[:, :, 1:] != ranked[:, :, :-1]).any(axis=0)
+    ends[:, :-1] = ranked[:, 1:] != ranked[:, :-1]
     return order, ends
 
 
@@ -233,7 +225,7 @@ def _of_labels(logits: Array, positive: Array) -> dict[str, float]:
     for k in np.flatnonzero(positive.any(axis=0) & ~positive.all(axis=0)):
         areas.append(
             _areas(
-                *_sort(logits[:, k][None, None]),
+                *_sort(logits[:, k][None]),
                 positive[:, k].astype(np.int64),
                 np.array([1]),
             )
@@ -285,9 +277,6 @@ def predict(model: Callable[[Tensor], Tensor], x: Tensor, batch: int = 1024) -> 
         in_mode(model, False) if isinstance(model, nn.Module) else nullcontext(),
     ):
         return torch.cat([model(part) for part in x.split(batch)])
-
-
-__all__ = ["BINS", "SCORES", "predict", "scores"]
 
 
 LARGEST = 50.0
@@ -369,7 +358,7 @@ def calibrated(
 
 
 def calibration_of(
-    task: Task, models: Mapping[str, nn.Module], bases: Mapping[str, Tensor]
+    task: Task, models: Mapping[str, nn.Module], bases: tree.Tree
 ) -> tuple[float, float]:
     """Return the temperature of clients' models on their validation samples, and the weight of each one's base rate.
 

@@ -18,7 +18,14 @@ from fl_core import seeds, tree
 from fl_core.errors import NonFiniteError, UsageError, check_known
 from fl_core.layers import tensor_in_layer
 from fl_core.training import phases
-from fl_core.training.phases import Context, Observer, Phase, Training, batch_slices
+from fl_core.training.phases import (
+    Batch,
+    Context,
+    Observer,
+    Phase,
+    Training,
+    batch_slices,
+)
 from fl_core.tree import Tree
 
 if TYPE_CHECKING:
@@ -174,7 +181,7 @@ def _in_order(values: Tensor, order: Tensor) -> Callable[[slice], Tensor]:
 
 
 def _parameter_groups(
-    phase: Phase, params: Mapping[str, Tensor], usual: float
+    phase: Phase, params: Tree, usual: float
 ) -> list[Tensor] | list[dict[str, Any]]:
     """Return the parameters for the optimiser, in groups if the phase has any. ``usual`` is its learning rate."""
     if not phase.groups:
@@ -188,10 +195,7 @@ def _parameter_groups(
     return [group for group in groups if group["params"]]
 
 
-Batch = tuple[Tensor, Tensor]  # x [b, ...], y [b]
-
-
-def clip_gradients(grads: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
+def clip_gradients(grads: Tree, most: float) -> dict[str, Tensor]:
     """Gradients scaled down together to a Euclidean norm of at most ``most``.
 
     If the norm is not finite they stay unchanged, so that the error is found at its origin.
@@ -223,7 +227,7 @@ class Steps:
         samples, loss: whose gradients were taken, and their summed loss.
     """
 
-    params: Mapping[str, Tensor]
+    params: Tree
     workspace: Workspace
     optimizer: torch.optim.Optimizer
     training: Training
@@ -285,7 +289,7 @@ class Steps:
         self.loss, self.samples = self.loss + value * size, self.samples + size
         return self._clipped(reached) if clip else reached
 
-    def _clipped(self, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _clipped(self, grads: Tree) -> dict[str, Tensor]:
         longest = self.settings.max_grad_norm
         return dict(grads) if longest is None else clip_gradients(grads, longest)
 
@@ -293,7 +297,7 @@ class Steps:
         """Take the step of a phase that names none: observers get the gradients as they are before clipping."""
         self.descend(self.gradients(batch, clip=False), clip=True)
 
-    def descend(self, grads: Mapping[str, Tensor], clip: bool = False) -> None:
+    def descend(self, grads: Tree, clip: bool = False) -> None:
         """Take the optimiser's step along these gradients; a parameter without one stays the same."""
         for observer in self.observers:
             observer.update(self.workspace.params, grads)
@@ -305,9 +309,7 @@ class Steps:
         for param in self.params.values():
             param.grad = None
 
-    def descend_copy(
-        self, name: str, copy: Mapping[str, Tensor], grads: Mapping[str, Tensor]
-    ) -> None:
+    def descend_copy(self, name: str, copy: Tree, grads: Tree) -> None:
         """Take a step of copied parameters that the algorithm keeps, by an optimiser like the phase's.
 
         Args:

@@ -9,14 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fl_core.bounds import ABOVE_0, Bound, at_least, check_value
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.bounds import (
+    ABOVE_0,
+    Bound,
+    Positive,
+    at_least,
+    check_fields,
+    check_value,
+)
+from fl_core.errors import UsageError, check_known, check_options, listing
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 
 
@@ -28,13 +35,18 @@ class Loss:
         task: of :data:`fl_core.rows.TASKS`. ``y`` holds class indices (int64 [n]), numbers (float32 [n]), times and
             events (float32 [n, 2]), or labels of 0 and 1 (float32 [n, C]).
         couples: whether a sample's loss depends on the other samples of its batch.
+        binary: whether there must be two classes.
         single: whether a model has one output, whatever the number of classes.
     """
 
     name: ClassVar[str]
     task: ClassVar[str] = CLASSIFICATION
     couples: ClassVar[bool] = False
+    binary: ClassVar[bool] = False
     single: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_fields(self, f"{self.name}: ")
 
     def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
         return self.per_sample(logits, y).mean()
@@ -65,12 +77,11 @@ class Loss:
             UsageError: the kind of task, the number of classes or the length of a list does not fit.
         """
         task = task or (CLASSIFICATION if n_classes else REGRESSION)
-        if self.task != task:
-            two_only = {BinaryCrossEntropy.name} if n_classes > 2 else set()
+        if self.task != task or (self.binary and n_classes != 2):
             fitting = listing(
                 name
                 for name, kind in LOSSES.items()
-                if kind.task == task and name not in two_only
+                if kind.task == task and (n_classes == 2 or not kind.binary)
             )
             what = {CLASSIFICATION: f"{n_classes} classes", REGRESSION: "numbers"}.get(
                 task, f"task {task}"
@@ -97,28 +108,20 @@ class CrossEntropy(Loss):
 class _Weighted(Loss):
     """Base of both focal losses: the class weights ``alpha`` (one number, or one per class) and ``gamma`` >= 0."""
 
-    gamma: float = 2.0
+    gamma: Annotated[float, at_least(0)] = 2.0
     alpha: float | tuple[float, ...] = 1.0
 
     alphas: ClassVar[Bound] = at_least(0)
 
     def __post_init__(self) -> None:
-        check_value(f"{self.name}: gamma", self.gamma, at_least(0))
-        if isinstance(self.alpha, Sequence) and not isinstance(self.alpha, str):
+        super().__post_init__()
+        if isinstance(self.alpha, list):
             object.__setattr__(self, "alpha", tuple(self.alpha))
-            if not self.alpha:
-                raise UsageError(
-                    f"{self.name}: alpha must be one number, or one for each class; got an empty list."
-                )
         for value in self._weights():
             check_value(f"{self.name}: alpha", value, self.alphas)
 
     def check(self, n_classes: int, task: str = "") -> None:
         super().check(n_classes, task)
-        if n_classes < 2:
-            raise UsageError(
-                f"{self.name}: there must be at least 2 classes; got {n_classes}."
-            )
         if isinstance(self.alpha, tuple) and len(self.alpha) != n_classes:
             raise UsageError(
                 f"{self.name}: alpha must have one weight for each of the {n_classes} classes; got {len(self.alpha)}."
@@ -164,7 +167,7 @@ class PlayerFocal(_Weighted):
     and classes.
     """
 
-    gamma: float = 3.0
+    gamma: Annotated[float, at_least(0)] = 3.0
 
     name = "player_focal"
     alphas = Bound("between 0 and 1", lambda alpha: 0 <= alpha <= 1)
@@ -191,6 +194,7 @@ class BinaryCrossEntropy(Loss):
     """
 
     name = "bce"
+    binary = True
     single = True
 
     def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
@@ -203,13 +207,6 @@ class BinaryCrossEntropy(Loss):
 
     def logits(self, outputs: Tensor) -> Tensor:
         return torch.cat([torch.zeros_like(outputs), outputs], dim=-1)
-
-    def check(self, n_classes: int, task: str = "") -> None:
-        super().check(n_classes, task)
-        if n_classes != 2:
-            raise UsageError(
-                f"loss {self.name} must have 2 classes; got {n_classes}. Use --loss cross_entropy."
-            )
 
 
 @dataclass(frozen=True)
@@ -244,12 +241,9 @@ class AbsoluteError(_OfNumbers):
 class Huber(_OfNumbers):
     """(z - y)^2 / 2 up to |z - y| = ``delta`` > 0, and from there delta (|z - y| - delta / 2) (Huber 1964)."""
 
-    delta: float = 1.0
+    delta: Positive = 1.0
 
     name = "huber"
-
-    def __post_init__(self) -> None:
-        check_value(f"{self.name}: delta", self.delta, ABOVE_0)
 
     def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
         return F.huber_loss(
@@ -452,13 +446,7 @@ def build(name: str, **options: Any) -> Loss:
         UsageError: an unknown name or option, or a value outside its range.
     """
     kind = LOSSES[check_known("loss", name, LOSSES)]
-    known = [field.name for field in fields(kind)]
-    for option in options:
-        if not known:
-            raise UsageError(
-                f"loss {name!r} must have no options; got {option!r}. Leave it out."
-            )
-        check_known(f"option of loss {name!r}", option, known)
+    check_options(f"loss {name!r}", options, [field.name for field in fields(kind)])
     return kind(**options)
 
 

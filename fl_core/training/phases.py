@@ -16,6 +16,9 @@ from fl_core.config import TrainingConfig
 from fl_core.training.losses import Loss
 from fl_core.tree import Tree, copy_to_cpu
 
+Batch = tuple[Tensor, Tensor]
+"""Samples [b, ...] and their labels [b]."""
+
 
 def _eager(kind: type[torch.optim.Optimizer]) -> type[Any]:
     """Return an optimiser without the wrappers of ``torch.compile``. They import 750 modules, and slow each step."""
@@ -161,7 +164,7 @@ class Phase:
 class Observer(Protocol):
     """A named accumulator that sees every step of local training; its result is sent in the reply."""
 
-    def update(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> None:
+    def update(self, params: Tree, grads: Tree) -> None:
         """Take in one step, before the optimiser changes the parameters."""
 
     def result(self) -> dict[str, Any]:
@@ -259,7 +262,7 @@ def entries_of(kept: Tree, phase: Phase) -> Entries:
     return found
 
 
-def to_tree(entries: Mapping[str, Mapping[str, Tensor]], phase: Phase) -> Tree:
+def to_tree(entries: Mapping[str, Tree], phase: Phase) -> Tree:
     """The tree that keeps these entries of a phase: contiguous copies on the CPU."""
     prefix = _prefix(phase)
     return copy_to_cpu(
@@ -289,7 +292,7 @@ def restore(
     optimizer: torch.optim.Optimizer,
     names: Sequence[str],
     params: Sequence[Tensor],
-    entries: Mapping[str, Mapping[str, Tensor]],
+    entries: Mapping[str, Tree],
 ) -> None:
     """Put copies of the entries into a new optimiser of these tensors. Tensors without an entry begin fresh."""
     for name, param in zip(names, params, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -114,7 +114,7 @@ class Workspace:
                 )  # one channel too, unlike contiguous()
         self.device = torch.device(device)
         self.live = tree.named_tensors(self.model)
-        self.params = dict(self.model.named_parameters())
+        self.params: Tree = dict(self.model.named_parameters())
         self.submodel: frozenset[str] | None = (
             None  # names of the tensors that are present; None = all
         )
@@ -162,7 +162,7 @@ class Workspace:
             else tree.select(self.live, self.submodel)
         )
 
-    def forward(self, params: Mapping[str, Tensor], x: Tensor, **options: Any) -> Any:
+    def forward(self, params: Tree, x: Tensor, **options: Any) -> Any:
         """Return logits [n, C] with these parameters. If they are the skeleton's own, it runs directly.
 
         Args:
@@ -192,7 +192,7 @@ class Workspace:
         """Start later forward passes over this ``x`` from the frozen layers' outputs."""
         self._ahead = (x, outputs)
 
-    def infer(self, params: Mapping[str, Tensor], x: Tensor, **options: Any) -> Tensor:
+    def infer(self, params: Tree, x: Tensor, **options: Any) -> Tensor:
         """Return logits [n, C] under a whole tree, in evaluation mode without gradients, also during training.
 
         Args:
@@ -201,7 +201,7 @@ class Workspace:
         with in_mode(self.model, False), torch.no_grad():
             return torch.func.functional_call(self.model, dict(params), (x,), options)
 
-    def features(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    def features(self, params: Tree, x: Tensor) -> Tensor:
         """Return the input [n, d] of the last linear layer, in the mode of the moment.
 
         Raises:
@@ -242,53 +242,28 @@ class Workspace:
 CHUNK = 64  # samples computed at a time, whatever the batch, so that bits depend on model and data alone
 KEPT = 1 << 28  # bytes of outputs that one process keeps
 
-_SAMPLEWISE: tuple[type[nn.Module], ...] = (
-    *(
-        nn.Linear,
-        nn.Conv1d,
-        nn.Conv2d,
-        nn.Conv3d,
-        nn.Flatten,
-        nn.Unflatten,
-        nn.Identity,
-    ),
-    *(
-        nn.ReLU,
-        nn.ReLU6,
-        nn.LeakyReLU,
-        nn.ELU,
-        nn.SELU,
-        nn.GELU,
-        nn.SiLU,
-        nn.Mish,
-        nn.Hardswish,
-    ),
-    *(nn.Sigmoid, nn.Tanh, nn.Softplus),
-    *(
-        nn.MaxPool1d,
-        nn.MaxPool2d,
-        nn.MaxPool3d,
-        nn.AvgPool1d,
-        nn.AvgPool2d,
-        nn.AvgPool3d,
-    ),
-    *(
-        nn.AdaptiveAvgPool1d,
-        nn.AdaptiveAvgPool2d,
-        nn.AdaptiveAvgPool3d,
-        nn.AdaptiveMaxPool2d,
-    ),
-    *(nn.LayerNorm, nn.GroupNorm),
+_SAMPLEWISE = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Flatten,
+    nn.Identity,
+    nn.ReLU,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Sigmoid,
+    nn.Tanh,
+    nn.MaxPool1d,
+    nn.MaxPool2d,
+    nn.AvgPool2d,
+    nn.AdaptiveAvgPool2d,
+    nn.LayerNorm,
+    nn.GroupNorm,
 )
-_QUIET_IN_EVALUATION = (
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-)
-_WORK = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_QUIET_IN_EVALUATION = (nn.BatchNorm1d, nn.BatchNorm2d, nn.Dropout, nn.Dropout2d)
+_WORK = (nn.Linear, nn.Conv1d, nn.Conv2d)
 
 
 @dataclass(frozen=True)
@@ -334,22 +309,16 @@ def cut(model: nn.Module) -> Cut | None:
     return Cut(tuple(first), tuple(parts[count:]))
 
 
-@dataclass(frozen=True)
-class _Kept:
-    samples: Tensor
-    modules: tuple[nn.Module, ...]
-    values: list[Tensor]
-    outputs: Tensor
-
-    def fits(self, modules: tuple[nn.Module, ...], tensors: list[Tensor]) -> bool:
-        return self.modules == modules and all(map(torch.equal, self.values, tensors))
-
-
 class FrozenPrefixCache:
-    """A cache of the first parts' outputs by client: the most recently used, up to :data:`KEPT` bytes."""
+    """A cache of the first parts' outputs by client: the most recently used, up to :data:`KEPT` bytes.
+
+    All outputs are of the same layers and weights. A round's clients share those that are frozen.
+    """
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        self._modules: tuple[nn.Module, ...] = ()
+        self._weights: list[Tensor] = []
+        self._kept: OrderedDict[int, tuple[Tensor, Tensor]] = OrderedDict()
 
     def outputs(
         self, client: int, where: Cut, samples: Tensor, x: Tensor
@@ -363,33 +332,26 @@ class FrozenPrefixCache:
         Returns:
             The outputs [n, ...], or None if they have more than :data:`KEPT` bytes.
         """
-        tensors = [
+        weights = [
             tensor
             for module in where.first
             for tensor in (*module.parameters(), *module.buffers())
         ]
-        cached = self._kept.pop(client, None)
-        if (
-            cached is None
-            or cached.samples is not samples
-            or not cached.fits(where.first, tensors)
+        if where.first != self._modules or not all(
+            map(torch.equal, self._weights, weights)
         ):
+            self._kept.clear()
+            self._modules = where.first
+            self._weights = [tensor.detach().clone() for tensor in weights]
+        seen, outputs = self._kept.pop(client, (None, None))
+        if outputs is None or seen is not samples:
             if where.outputs(x[:1]).nbytes * len(x) > KEPT:
                 return None
-            latest = next(reversed(self._kept.values()), None)
-            same = latest is not None and latest.fits(
-                where.first, tensors
-            )  # shared by a round's clients
-            values = (
-                latest.values
-                if latest and same
-                else [tensor.detach().clone() for tensor in tensors]
-            )
-            cached = _Kept(samples, where.first, values, where.outputs(x))
-        self._kept[client] = cached
-        while sum(each.outputs.nbytes for each in self._kept.values()) > KEPT:
+            outputs = where.outputs(x)
+        self._kept[client] = samples, outputs
+        while sum(each.nbytes for _, each in self._kept.values()) > KEPT:
             self._kept.popitem(last=False)
-        return cached.outputs
+        return outputs
 
 
 def chain(module: nn.Module) -> list[nn.Module] | None:

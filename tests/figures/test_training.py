@@ -13,7 +13,7 @@ from figures.__main__ import main
 from figures.items import rows_file
 from fl_core import rows, runner
 from fl_core.algorithms import find, registry
-from fl_core.algorithms.base import configurations
+from fl_core.algorithms.base import read_config
 from fl_core.errors import CorruptError
 from tests.conftest import refuses
 from tests.figures.conftest import NAME, made
@@ -28,9 +28,8 @@ def test_every_item_names_what_there_is(name):
     item = STUDIES[name]
     for config in item.runs.values():
         if config.federation.algorithm in registry():
-            configurations(
-                find(config.federation.algorithm), config.federation.options
-            )[0]
+            options = config.federation.options
+            read_config(find(config.federation.algorithm, options), options)
     assert item.planned(1) == [(run, 0) for run in item.runs]
 
 

@@ -11,7 +11,6 @@ import pytest
 from fl_core import runner
 from fl_core.algorithms import (
     Algorithm,
-    AlgorithmWrapper,
     Phase,
     registry,
 )
@@ -24,8 +23,6 @@ from tests.conftest import (
     CONFIG,
     TOY,
     client_runner_of,
-    every_other,
-    kind_for,
     network,
     play,
 )
@@ -143,7 +140,7 @@ def test_hooks_are_called_where_and_as_often_as_the_table_says(workers, log):
     told = calls(log)
     here, counts = os.getpid(), Counter(name for name, _ in told)
     for hook, (where, times) in promises().items():
-        if hook in ("base_algorithm", "finetuning"):
+        if hook in ("for_options", "finetuning"):
             continue
         places = {process == here for name, process in told if name == hook}
         if times != "any":
@@ -254,20 +251,3 @@ def test_what_a_phase_names_must_be_there(what, late):
     config = config.with_keys(stack="off")
     with pytest.raises(UsageError, match=MISNAMED[what]):
         runner.run(config, data=TOY, model=network("plain"), progress=False)
-
-
-class Through(AlgorithmWrapper):
-    name = "through"
-
-
-@pytest.mark.parametrize("below", every_other(ALL))
-def test_laid_over_another_without_a_change_it_is_that_one(below):
-    """Bit for bit, with all that it keeps and records."""
-    keys = {"rounds": 2, "participation": 0.5, "momentum": 0.9, "weight_decay": 0.05}
-    keys["model"] = network(kind_for(below, "norm"))
-    wanted = play(algorithm=below, **keys)
-    found = play(algorithm=f"{__name__}:Through", options={"base": below}, **keys)
-    assert found.everything() == wanted.everything()
-    assert [row | {"algorithm": ""} for row in found.rows] == [
-        row | {"algorithm": ""} for row in wanted.rows
-    ]

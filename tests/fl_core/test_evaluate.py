@@ -101,7 +101,7 @@ def exact_areas(logits, y, k):
 
 
 @pytest.mark.parametrize("n_classes", [2, 3, 4, 10])
-@pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
+@pytest.mark.parametrize("scale", [0.1, 1.0])
 def test_areas_rank_exactly(n_classes, scale):
     """Samples of equal probability tie, whatever their logits are shifted by and however their classes are ordered."""
     generator = torch.Generator().manual_seed(n_classes)

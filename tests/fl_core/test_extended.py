@@ -6,7 +6,7 @@ from torch import nn
 
 from fl_core import models, tree
 from fl_core.algorithms import find
-from fl_core.algorithms.base import configurations
+from fl_core.algorithms.base import read_config
 from fl_core.models.extended import Transform
 
 D = 6
@@ -59,7 +59,7 @@ def test_parts_are_as_large_as_in_the_papers_table(name):
     shape, kind = (3, 32, 32), find("fedpft")
     options = {"seed": 0, "shape": shape, "n_classes": 100}
     built = kind.wrap_model(
-        models.build(name, shape, 100), configurations(kind, {})[0], **options
+        models.build(name, shape, 100), read_config(kind, {}), **options
     )
     *wanted, ratio = TABLE_10[name]
     counts = [
