@@ -16,12 +16,11 @@ from fl_core import tree
 from fl_core.algorithms.base import (
     Algorithm,
     Round,
-    State,
     TaskInfo,
     Update,
     freeze,
 )
-from fl_core.algorithms.fedper import MEASURED, PLayerFL, Scout
+from fl_core.algorithms.fedper import MEASURED, PLayerFL
 from fl_core.client_runner import SCORED, FinetuneRequest, ScoreRequest, TrainRequest
 from fl_core.clients import LocalClients
 from fl_core.data import FederatedData
@@ -171,6 +170,11 @@ class Engine:
         self.tell("after_exchange", rnd)
         return tuple(replied)
 
+    def measure(self, clients: tuple[int, ...], keep: bool = False) -> None:
+        """Run PLayer-FL's measuring exchange alone. The server's state then has what the clients measured."""
+        self.use(self.algorithm)
+        self.exchange(Round(0, "stats", clients), keep=clients if keep else ())
+
     def tune(self) -> None:
         """Let every client fine-tune a copy of its model if the algorithm asks for it now, and keep it."""
         if not self.algorithm.finetuning(self.done, 0):
@@ -244,15 +248,6 @@ class Engine:
         if "plan" in self.server.meta:
             plan = LayerPlan.from_json(self.server.meta["plan"])
             self.algorithm = self.algorithm.with_plan(plan)
-
-    def fork(self, algorithm: Algorithm, listeners: Sequence[Listener] = ()) -> Engine:
-        """Return a second engine with the same clients and start, whose exchanges change nothing of this run."""
-        clients = self.clients.fork()
-        other = Engine(
-            algorithm, self.data, self.initial, clients, self.schedule, listeners
-        )
-        other.use(algorithm)
-        return other
 
     def models(self, client: int) -> Mapping[str, Tree]:
         """Return the present models of one client: global or personal ones, and a fine-tuned one."""
@@ -338,17 +333,27 @@ class PlanSelection(Listener):
             return
         self.check(engine.algorithm)
         if self.measure_first and engine.algorithm.plan is None:
-            costs = engine.listener(Costs).apart("plan")
-            listeners = [costs, engine.listener(Timer)]
-            scouting = run_measuring_exchange(engine, listeners)
+            info, schedule = engine.task_info, engine.schedule
+            scouting = Engine(
+                PLayerFL(info),
+                engine.data,
+                engine.initial,
+                engine.clients.fork(),
+                schedule,
+                [engine.listener(Costs).apart("plan"), engine.listener(Timer)],
+            )
+            sampled = sampled_clients(
+                info.seed, 0, len(engine.names), schedule.participation
+            )
+            scouting.measure(sampled)
             scouting.tell("after_training")
-            self._decide(engine, pop_measurements(scouting.server))
+            self._decide(engine, scouting.server.meta.pop(MEASURED))
             engine.clients.begin(engine.algorithm)
 
     def after_exchange(self, engine: Engine, rnd: Round) -> None:
         """Decide on the plan once the clients of an algorithm that measures have done so."""
         if engine.algorithm.decides and MEASURED in engine.server.meta:
-            self._decide(engine, pop_measurements(engine.server))
+            self._decide(engine, engine.server.meta.pop(MEASURED))
 
     def _decide(self, engine: Engine, measured: Sequence[Measurement]) -> None:
         plan = self._decide_by(engine.algorithm.name)(
@@ -369,44 +374,3 @@ class PlanSelection(Listener):
                 f"{name} must have a plan, or instruments to choose one; got neither. Pass a plan, or use fl.run."
             )
         return self.instruments.decide
-
-
-def pop_measurements(server: State) -> list[Measurement]:
-    """Remove the clients' measurements from the server's state and return them."""
-    measured: list[Measurement] = server.meta.pop(MEASURED)
-    return measured
-
-
-def run_measuring_exchange(
-    engine: Engine,
-    listeners: Sequence[Listener] = (),
-    keep: bool = False,
-    clients: tuple[int, ...] | None = None,
-) -> Engine:
-    """Run PLayer-FL's measuring exchange with the first round's clients, apart from the engine's own run.
-
-    Args:
-        keep: also keep the clients' trained models, and report all that was measured, not just what a decision needs.
-        clients: others than the first round's.
-
-    Returns:
-        The engine of that exchange, with what was measured in its server's state.
-    """
-    algorithm = (Scout if keep else PLayerFL)(engine.task_info)
-    scouting = engine.fork(algorithm, listeners)
-    if clients is None:
-        clients = sampled_clients(
-            engine.task_info.seed, 0, len(engine.names), engine.schedule.participation
-        )
-    scouting.exchange(Round(0, "stats", clients), keep=clients if keep else ())
-    return scouting
-
-
-def first_models(
-    engine: Engine, clients: tuple[int, ...] | None = None
-) -> tuple[Mapping[str, Tree], dict[str, Measurement]]:
-    """Each client's model after PLayer-FL's measuring training, and its measurement, by client; or of some clients."""
-    scouting = run_measuring_exchange(engine, keep=True, clients=clients)
-    measured = pop_measurements(scouting.server)
-    by_client = {engine.names[each["client"]]: each for each in measured}
-    return scouting.clients.kept["local"], by_client

@@ -14,12 +14,13 @@ import torch
 from torch import nn
 
 from fl_core import restore, storage, tree
+from fl_core.algorithms.fedper import MEASURED, Scout
 from fl_core.client_runner import ClientRunner
 from fl_core.clients import Executor, LocalClients, MakesExecutor, Serial, executor
 from fl_core.config import AUTO, RunConfig
 from fl_core.costs import training_flops
 from fl_core.data import FederatedData
-from fl_core.engine import Engine, Instruments, PlanSelection, first_models
+from fl_core.engine import Engine, Instruments, PlanSelection
 from fl_core.errors import RunError, UsageError, as_list, check_known, listing, warn
 from fl_core.plan import LayerPlan
 from fl_core.progress import progress_bar
@@ -425,17 +426,16 @@ def train_first_round(
     everyone = Schedule(rounds=1, participation=1.0, eval_every=1, checkpoint_every=1)
     initial = tree.state_dict(task.model)
     home = LocalClients(client_runner, Serial(client_runner), initial)
-    engine = Engine(task.algorithm(task.plan), task.data, initial, home, everyone)
-    training = None
-    if clients is not None:
-        chosen = as_list("clients", clients)
-        for name in chosen:
-            check_known("client", name, engine.names)
-        training = tuple(k for k, name in enumerate(engine.names) if name in chosen)
-    local, measured = first_models(engine, training)
-    return {
-        name: copy_with(task.model, model) for name, model in local.items()
-    }, measured
+    engine = Engine(Scout(task.task_info), task.data, initial, home, everyone)
+    names = engine.names
+    chosen = names if clients is None else as_list("clients", clients)
+    for name in chosen:
+        check_known("client", name, names)
+    engine.measure(tuple(k for k, n in enumerate(names) if n in chosen), keep=True)
+    local = {
+        name: copy_with(task.model, model) for name, model in home.kept["local"].items()
+    }
+    return local, {names[each["client"]]: each for each in engine.server.meta[MEASURED]}
 
 
 __all__ = ["Task", "assemble", "resume", "run", "train_first_round"]
