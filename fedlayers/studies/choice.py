@@ -458,14 +458,14 @@ class Choice(Displayed):
         """The meaning of the table."""
         seeds = plural(self.standing.judged["seed"].nunique(), "seed")
         best = "its best round" if self.standing.best else f"round {self.until}"
-        how = ""
+        by, how = self.task.config.federation.monitor or "loss", ""
         if self.task.data.task in (CLASSIFICATION, MULTILABEL):
             how = (
-                "A temperature and a weight of the base rate calibrate it, fitted on the other half of "
+                "The loss is calibrated by a temperature and a weight of the base rate, fitted on the other half of "
                 "the samples. "
             )
         return (
-            f"Validation samples, {seeds}, each run at {best}. The loss ranks. {how}"
+            f"Validation samples, {seeds}, each run at {best}. Ranked by {label_of(by)}. {how}"
             "The base rate ignores the features."
         )
 

@@ -58,6 +58,7 @@ from fl_core.plan import LayerPlan
 from fl_core.progress import say
 from fl_core.rows import (
     CLASSIFICATION,
+    SCORES,
     TABLE,
     check_score,
     in_column,
@@ -298,6 +299,9 @@ def recommend(
     elif found.verdict == NOTHING and bench.base_rate.outputs[TEST]:
         told = (f"{one.name} {bench.scores(one)['loss']:.3f}" for one in others)
         notes = [f"Loss on test samples: {', '.join(told)}."]
+    behind = found.differences["difference"] * (1 if SCORES[main] else -1) < 0
+    if behind.any() and not race.task.config.federation.monitor:
+        notes.append(f"Arms are ranked by their loss: {found.leader} has the least.")
     leaders = shown[~shown["arm"].isin(refused)].drop_duplicates("seed")
     cheapest = min(
         found.remaining, key=lambda name: bytes_a_round(race.tasks[name]), default=""

@@ -193,8 +193,8 @@ def _add_race(page: Page, out: Path, choice: Choice) -> None:
     if choice.inference.early is not None:
         later = " Only the kept one trained to its own end."
     page.text(
-        f"Candidates with the same data, start and batches were trained up to round {choice.until} with "
-        f"{plural(seeds, 'seed')} each, and judged on validation samples.{later}"
+        f"Candidates with the same data, start and batches were trained for at most "
+        f"{plural(choice.until, 'round')} with {plural(seeds, 'seed')} each, and judged on validation samples.{later}"
     )
     words = {arm.name: arm.words for arm in choice.arms}
     table = choice.shown()
@@ -312,7 +312,7 @@ def overview(task: Task, found: Answers, choice: Choice) -> list[str]:
         "How many samples": f"{total}. The smallest client, {smallest.name}, has {len(smallest.train):,} for training.",
         "The outcome": found.head,
         "How sure": " ".join(found.lines),
-        "The cost": f"{choice.cost_line} {_traffic(task, choice.plan)}".strip(),
+        "Time and traffic": f"{choice.cost_line} {_traffic(task, choice.plan)}".strip(),
         "What to do next": _next(found, choice),
     }
     return [f"**{what}:** {printable(said)}" for what, said in lines.items()]
@@ -334,8 +334,10 @@ def _next(found: Answers, choice: Choice) -> str:
             "Do not use these models yet. Check the labels and the columns. Then train for more rounds (`--rounds`) "
             "or at other learning rates (`--lr`)."
         )
-    plan = " --plan plan.json" * (winner.plan is not None)
-    use = f"Train with `fedlayers run --algorithm {winner.algorithm}{plan}` and the data and options of this race."
+    how = f"--algorithm {winner.algorithm}" + " --plan plan.json" * bool(winner.plan)
+    if choice.rates is not None:
+        how += f" --lr {choice.rates.lr:g}"
+    use = f"Train with `fedlayers run {how}` and the data and options of this race."
     if winner.extreme == "nothing":
         use = "Each client can train alone: nothing has to be sent."
     if choice.inference.verdict == DECIDED:
