@@ -49,7 +49,7 @@ class Mark(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Reading):
-    """The data, and their partition over clients."""
+    """The data, and their partition over clients. Defaults: see fedlayers list datasets."""
 
     dataset: Annotated[str, Mark.CODE] = "heart"
     """Dataset: a name, your file or folder, several tables (one per client), or package.module:function."""
@@ -104,7 +104,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """Local training of a client in a round."""
+    """Local training of a client in a round. Options that you omit use the dataset's defaults."""
 
     epochs: Annotated[int | None, at_least(0)] = None
     """Local epochs per round."""

@@ -88,6 +88,20 @@ def check_version(path: Path | str, found: object, wanted: str) -> bool:
     return bool(match)
 
 
+def check_folder(path: Path) -> None:
+    """Refuse a folder for results that is a run or a file.
+
+    Raises:
+        UsageError: names the path.
+    """
+    is_run = (path / "config.json").exists() and (path / "lock").exists()
+    if is_run or (path.exists() and not path.is_dir()):
+        what = "a run directory" if is_run else "a file"
+        raise UsageError(
+            f"out must be a folder for results; got {path}, which is {what}. Choose another folder."
+        )
+
+
 def check_no_links(folder: Path) -> None:
     """Refuse a folder with a symbolic link anywhere below, through which runs would be read or written elsewhere.
 

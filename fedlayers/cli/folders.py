@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from fedlayers.cli.options import Command, check_file
 from fl_core.config import KEYS, RunConfig
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from fl_core.records.store import Run
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Check(Command):
     """Check a table of yours, and print how to read it.
 
@@ -29,7 +28,7 @@ class Check(Command):
     """Your table, a folder with tables, or one table for each client."""
     keys: RunConfig
 
-    argument: ClassVar[str] = "data"
+    argument = "data"
     without = KEYS.keys() - {field.name for field in dataclasses.fields(Reading)}
 
     def main(self, line: str) -> None:
@@ -65,7 +64,6 @@ class Check(Command):
             )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Verify(Command):
     """Check that the files of a run are unchanged.
 
@@ -79,7 +77,7 @@ class Verify(Command):
     dir: Path
     """Run directory."""
 
-    argument: ClassVar[str] = "dir"
+    argument = "dir"
 
     def main(self, line: str) -> None:
         from fl_core.records.store import Run
@@ -88,7 +86,6 @@ class Verify(Command):
         print(f"{self.dir}: all files are unchanged")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Runs(Command):
     """List the runs in a folder, with scores and sizes.
 
@@ -100,7 +97,7 @@ class Runs(Command):
     dir: Path
     """Run directory, or a folder with runs."""
 
-    argument: ClassVar[str] = "dir"
+    argument = "dir"
 
     def main(self, line: str) -> None:
         found = _below(self.dir)
@@ -113,7 +110,6 @@ class Runs(Command):
         print(*aligned([list(table), *table.to_numpy()]), sep="\n")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Clean(Command):
     """Remove old checkpoints of the runs in a folder.
 
@@ -127,7 +123,7 @@ class Clean(Command):
     dir: Path
     """Run directory, or a folder with runs."""
 
-    argument: ClassVar[str] = "dir"
+    argument = "dir"
 
     def main(self, line: str) -> None:
         found = _below(self.dir)
@@ -202,7 +198,6 @@ FIRST, LATER = "sample", "predicted"
 """Columns of a table of predictions. Columns of ids are between them."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Export(Command):
     """Write one model of a run to a file.
 
@@ -232,7 +227,7 @@ class Export(Command):
     """Custom code that this run may import and call, as package.module:name. A model option that is no size or rate
     needs it too, such as pretrained=true."""
 
-    argument: ClassVar[str] = "dir"
+    argument = "dir"
 
     def main(self, line: str) -> None:
         from fl_core.exported_model import export
@@ -253,7 +248,6 @@ class Export(Command):
         )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Predict(Command):
     """Predict new samples with an exported model.
 
@@ -280,7 +274,7 @@ class Predict(Command):
     """Custom code that this run may import and call, as package.module:name. A model option that is no size or rate
     needs it too, such as pretrained=true."""
 
-    argument: ClassVar[str] = "file"
+    argument = "file"
 
     def main(self, line: str) -> None:
         check_file(self.out, "an earlier table of predictions", _is_of_predictions)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from fedlayers import catalogue
 from fedlayers.cli.options import Command
@@ -28,7 +27,6 @@ COLUMNS = {
 """Defaults of a dataset in its line of the list, with their headings."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class List(Command):
     """List algorithms, datasets, models, metrics or rules.
 
@@ -40,7 +38,7 @@ class List(Command):
     what: str
     """What to list: algorithms, datasets, models, metrics or rules."""
 
-    argument: ClassVar[str] = "what"
+    argument = "what"
 
     def main(self, line: str) -> None:
         print(LISTINGS[check_known("listing", self.what, LISTINGS)]())

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from fedlayers import catalogue
 from fedlayers.cli.options import (
@@ -14,25 +12,28 @@ from fedlayers.cli.options import (
     ConfiguredCommand,
     by_name,
     check_file,
-    check_folder,
 )
 from fl_core.bounds import at_least, check_value
 from fl_core.config import RunConfig
 from fl_core.display import in_order
-from fl_core.errors import RunError, UsageError, check_known, listing, warn
+from fl_core.errors import RunError, UsageError, listing, warn
+from fl_core.storage import check_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from torch import nn
 
     from diagnostics.metrics.base import Metric
-    from fl_core.task import Task
 
 
-PATTERN = "client_{client}.pt"
+NEEDS = {
+    "round": "dir",
+    "allow_code": "dir",
+    "null_draws": "null",
+    "groups": "dataset",
+}
+"""Flags of diagnose that have no meaning without another one."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class OfRun(ConfiguredCommand):
     """Base of commands that measure a run, or else train on a dataset first."""
 
@@ -44,7 +45,7 @@ class OfRun(ConfiguredCommand):
     """Custom code that this run may import and call, as package.module:name. A model option that is no size or rate
     needs it too, such as pretrained=true."""
 
-    argument: ClassVar[str] = "dir"
+    argument = "dir"
 
     def check_source(self) -> None:
         """Refuse a run and a dataset together, neither of them, and a configuration for a run, which has its own."""
@@ -60,7 +61,6 @@ class OfRun(ConfiguredCommand):
             )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Diagnose(OfRun):
     """Measure every layer on every client.
 
@@ -75,7 +75,6 @@ class Diagnose(OfRun):
         fedlayers diagnose --dataset heart --null labels fresh --out null
         fedlayers run --algorithm fedavg --out runs/fedavg
         fedlayers diagnose runs/fedavg --model global --out global
-        fedlayers diagnose --models server/ --model my:Net --dataset heart
     """
 
     out: Path = Path("diagnosis")
@@ -88,12 +87,6 @@ class Diagnose(OfRun):
     """Round of the run: one with a checkpoint, or last."""
     model: str | None = None
     """Models of the run: local, personal or global. Default: local. With --dataset: name of the model."""
-    models: Path | None = None
-    """Folder of models trained elsewhere. Use it with --dataset and --model."""
-    pattern: str = PATTERN
-    """Files of --models, with {client}, and {round} if there are several."""
-    by_position: bool = False
-    """Take the arrays of .npz files in the order of the model's tensors."""
     resamples: int = 0
     """Bootstrap resamples of each client's batches. select --explain then shows how certain a plan is."""
     null: tuple[str, ...] = ()
@@ -114,7 +107,17 @@ class Diagnose(OfRun):
 
     def main(self, line: str) -> None:
         self.check_source()
-        self._check_flags()
+        check_value("--measure-batch", self.measure_batch, at_least(1))
+        check_value("--resamples", self.resamples, at_least(0))
+        if self.round != "last" and not self.round.isdigit():
+            raise UsageError(f"--round must be a number or last; got {self.round!r}.")
+        for flag, needed in NEEDS.items():
+            given = getattr(self, flag) != getattr(type(self), flag)
+            if given and not getattr(self, needed):
+                way = "a run directory" if needed == "dir" else f"--{needed}"
+                raise UsageError(
+                    f"--{flag.replace('_', '-')} goes with {way}; got none."
+                )
         check_folder(self.out)
 
         from diagnostics import measure
@@ -139,7 +142,6 @@ class Diagnose(OfRun):
             "null": nulls,
         }
         notes: list[str] = []
-        after = "the first local training"
         if self.dir is not None:
             report = measure.diagnose_run(
                 self.dir,
@@ -156,16 +158,7 @@ class Diagnose(OfRun):
                 from diagnostics.groups import client_groups
 
                 notes.append(client_groups(task).text())
-            if self.models is None:
-                report = measure.diagnose_task(task, metrics, **how)
-            else:
-                number, stored = self._stored_models(task)
-                context = {"round": number, "model": "local", "run": self.models.name}
-                report = measure.diagnose_models(
-                    task, stored, metrics, context=context, **how
-                )
-        if self.dir is not None or self.models is not None:
-            after = f"round {int(report.frame['round'].max())}"
+            report = measure.diagnose_task(task, metrics, **how)
         rows = self.out / ROWS
         if rows.exists():
             warn(f"{rows} is replaced")
@@ -176,60 +169,21 @@ class Diagnose(OfRun):
         if nulls.names:
             titles = "; ".join(NULLS[name].title for name in nulls.names)
             notes.append(f"nulls, with which select compares: {titles}")
-        notes.append(f"rows: {rows}")
         shown = [
             (name, variant)
             for name in chosen
             for variant in measure.shown_variants(report, name)
         ]
+        after = "the first local training"
+        if self.dir is not None:
+            after = f"round {int(report.frame['round'].max())}"
         title = f"{(self.dir and self.model) or 'local'} models after {after}"
         missing = report.frame.loc[report.frame["status"] != "ok", "status"]
         if len(missing):
             title += f"; {len(missing)} rows without a value"
             notes.insert(0, f"without a value: {listing(missing.unique(), 3)}")
-        print(f"{title}\n")
-        print(tables.measurements(report, shown))
-        print("", *notes, sep="\n")
-
-    def _check_flags(self) -> None:
-        """Refuse flags that have no meaning for a run, or for a dataset."""
-        check_value("--measure-batch", self.measure_batch, at_least(1))
-        check_value("--resamples", self.resamples, at_least(0))
-        if self.round != "last" and not self.round.isdigit():
-            raise UsageError(f"--round must be a number or last; got {self.round!r}.")
-        if self.dir is None and self.models is None and self.round != "last":
-            raise UsageError(
-                "--round is for a run directory or --models. A dataset is measured after the first local training."
-            )
-        if self.models is None and (self.by_position or self.pattern != PATTERN):
-            raise UsageError("--pattern and --by-position go with --models.")
-        if self.dir is None and self.allow_code:
-            raise UsageError(
-                "--allow-code is for a run directory. With --dataset name the model with --model."
-            )
-        if self.null_draws != 1 and not self.null:
-            raise UsageError(
-                "--null-draws must have a null; got none. Name one, such as --null labels."
-            )
-        if self.groups and self.dir is not None:
-            raise UsageError(
-                "--groups goes with --dataset: the clients train again on shuffled samples."
-            )
-
-    def _stored_models(self, task: Task) -> tuple[int, dict[str, nn.Module]]:
-        """Return the models of the folder that --models names, and their round."""
-        from diagnostics.load_weights import load_clients
-
-        assert self.models is not None
-        found = load_clients(
-            self.models,
-            self.pattern,
-            lambda: copy.deepcopy(task.model),
-            by_position=self.by_position,
-        )
-        number = max(found) if self.round == "last" else int(self.round)
-        check_known("round of --models", str(number), map(str, found))
-        return number, found[number]
+        print(f"{title}\n\n{tables.measurements(report, shown)}\n")
+        print(*notes, f"rows: {rows}", sep="\n")
 
 
 def _check_options(metric: Metric, given: Mapping[str, Any]) -> None:
@@ -247,7 +201,6 @@ def _check_options(metric: Metric, given: Mapping[str, Any]) -> None:
             )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Select(Command):
     """Choose the layers to share from a diagnosis.
 
@@ -279,7 +232,7 @@ class Select(Command):
     out: Path = Path("plan.json")
     """File of the plan to write."""
 
-    argument: ClassVar[str] = "dir"
+    argument = "dir"
 
     def main(self, line: str) -> None:
         catalogue.check("rule", self.rule)
@@ -290,9 +243,8 @@ class Select(Command):
         from fl_core.records.store import ROWS
 
         rule = RULES[self.rule]
-        if self.threshold is not None and not (
-            rule.takes_threshold or rule.reads == "curves"
-        ):
+        takes = rule.takes_threshold or rule.reads == "curves"
+        if self.threshold is not None and not takes:
             members = RULES.members().items()
             known = sorted(name for name, each in members if each.takes_threshold)
             raise UsageError(
@@ -325,7 +277,6 @@ def _is_plan(path: Path) -> bool:
     return True
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Plot(Command):
     """Draw a diagnosis, the scores of a run, or a plan.
 
@@ -346,7 +297,7 @@ class Plot(Command):
     dpi: int = 200
     """Resolution in dots per inch, 20 to 1200."""
 
-    argument: ClassVar[str] = "path"
+    argument = "path"
 
     def main(self, line: str) -> None:
         check_folder(self.out)
@@ -355,13 +306,12 @@ class Plot(Command):
 
         from diagnostics import plots
         from diagnostics.plots.page import album, figure_of
-        from fedlayers.studies.report import save, to_files
+        from fedlayers.studies.report import save
         from fl_core.plan import LayerPlan
         from fl_core.records.store import ROWS, Run
         from fl_core.rows import read
         from fl_core.storage import Folder
 
-        to_files()
         if self.path.suffix == ".json":
             if self.metrics:
                 raise UsageError("--metrics is for rows. A plan is one picture.")
@@ -388,7 +338,6 @@ class Plot(Command):
             print(path)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Map(OfRun):
     """Draw how each layer behaves over the rounds: the layer map.
 
@@ -417,12 +366,11 @@ class Map(OfRun):
         from diagnostics.plots.layer_map import WIDTH
         from diagnostics.through_time import LEAST_DRAWS, through_time
         from fedlayers import runs
-        from fedlayers.studies.report import save, to_files
+        from fedlayers.studies.report import save
 
         # a run may be trained before these are used
         check_value("--width", self.width, WIDTH)
         check_value("--draws", self.draws, LEAST_DRAWS)
-        to_files()
         path = self.dir or self.out / "run"
         if self.dir is None:
             runs.run(self.asked_config(), path, command=line)

@@ -11,14 +11,22 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from fl_core.bounds import check_type
 from fl_core.config import GROUPS, KEYS, RunConfig
 from fl_core.data.columns import BETWEEN
 from fl_core.errors import UsageError, about, check_known, listing
-from fl_core.storage import read_toml
+from fl_core.storage import check_folder, read_toml
 
 USUAL = (
     *("dataset", "client_column", "label_column", "model", "algorithm", "plan"),
@@ -31,16 +39,14 @@ OPTIONS = {
     "loss_options": "loss_option",
 }
 """The keys of the configuration that are options, each with the flag of one option. It is repeatable."""
-DEFAULTS = (
-    "Options that you omit use the dataset's defaults: see fedlayers list datasets."
-)
 LARGEST = 2**20
 """Bytes of a configuration file at most."""
 
 
+@dataclass_transform(kw_only_default=True, frozen_default=True)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Command:
-    """A command. Its fields are its flags, and its docstring is its help."""
+    """A command. Its class is a frozen dataclass. Its fields are its flags, and its docstring is its help."""
 
     debug: bool = False
     """Show the traceback of an error."""
@@ -49,6 +55,9 @@ class Command:
     """The field that is given without a flag."""
     without: ClassVar[Collection[str]] = ()
     """The keys of the configuration that the command has no flag for, if it takes one."""
+
+    def __init_subclass__(cls) -> None:
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
     def main(self, line: str) -> None:
         """Run the command. ``line`` is the command as it was typed.
@@ -67,7 +76,6 @@ class Command:
         return "nothing was written"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class ConfiguredCommand(Command):
     """A command that takes a run's configuration."""
 
@@ -173,30 +181,20 @@ def parse(
     import tyro
 
     helps = "--help" in words
-    ordered = [
-        name for kind in command.__mro__ for name in inspect.get_annotations(kind)
-    ]
-    fields = _flags(command, dict.fromkeys(ordered), defaults, helps)
-    if "keys" in ordered:
-        groups: dict[str, Any] = {}
-        for group, kind in GROUPS.items():
-            names = [
-                name
-                for name, key in KEYS.items()
-                if key.group == group
-                and name not in (*command.without, *OPTIONS)
-                and (name in USUAL or not usual)
-            ]
-            made: Any = dataclasses.make_dataclass(
-                group, _flags(kind, names, defaults, helps), kw_only=True
-            )
-            titled = tyro.conf.arg(
-                help=DEFAULTS if group in ("data", "training") else ""
-            )
-            if names:
-                groups[group] = Annotated[made, tyro.conf.OmitArgPrefixes, titled]
-        form: Any = dataclasses.make_dataclass("Keys", groups.items())
-        fields.append(("keys", Annotated[form, tyro.conf.arg(name="", help="")]))
+    own = [name for kind in command.__mro__ for name in inspect.get_annotations(kind)]
+    fields = _flags(command, dict.fromkeys(own), defaults, helps)
+    groups = GROUPS if "keys" in own else {}
+    for group, kind in groups.items():
+        hidden = {*command.without, *OPTIONS}
+        names = [
+            name for name in KEYS if name not in hidden and (name in USUAL or not usual)
+        ]
+        flags = _flags(kind, names, defaults, helps)
+        made: Any = dataclasses.make_dataclass(group, flags, kw_only=True)
+        text = tyro.conf.arg(name=group, help=inspect.getdoc(kind) if flags else "")
+        fields.append(
+            (f"{group}_keys", Annotated[made, tyro.conf.OmitArgPrefixes, text])
+        )
     form = dataclasses.make_dataclass(command.__name__, fields, kw_only=True)
     markers = (tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff)
     values = vars(
@@ -208,12 +206,10 @@ def parse(
             config=markers,
         )
     )
-    if "keys" in values:
-        keys: dict[str, Any] = {}
-        for each in vars(values["keys"]).values():
-            keys |= vars(each)
-        values["keys"] = RunConfig(**keys)
-    return command(**values)
+    keys: dict[str, Any] = {}
+    for group in groups:
+        keys |= vars(values.pop(f"{group}_keys"))
+    return command(**values, **({"keys": RunConfig(**keys)} if groups else {}))
 
 
 def _flags(
@@ -230,23 +226,12 @@ def _flags(
     known = {field.name: field.default for field in dataclasses.fields(kind)}
     hints, texts, flags = get_type_hints(kind), descriptions(kind), []
     for name in [name for name in names if name in known and name != "keys"]:
-        default = defaults.get(name, known[name])
-        hint: Any = hints[name]
-        parts = (hint, *get_args(hint))
-        container: Any = {list, tuple}.intersection(map(get_origin, parts))
+        default, hint = defaults.get(name, known[name]), hints[name]
         metavar = None
-        if name in ("dataset", "data"):
-            hint = Annotated[object, _words(_files, "NAME or FILE [FILE ...]")]
-        elif name in OPTIONS.values() and not helps:
+        if name in OPTIONS.values() and not helps:
             hint = Annotated[hint, conf.UseAppendAction]
-        elif container:
-            shown = "KEY=VALUE" if name in OPTIONS.values() else "NAME [NAME ...]"
-            hint = Annotated[object, _words(container.pop(), shown)]
-        elif hint == bool | None:
-            read = _words(_switch, "[BOOL]")
-            hint = Annotated[object, read, conf.FlagConversionOff]
-        elif isinstance(hint, UnionType):
-            hint = Union[None, *get_args(hint)]  # tyro finds a default None at once
+        elif hint is not bool:
+            hint = Annotated[object, _words(name, hint)]
         if name == getattr(kind, "argument", ""):
             hint = Annotated[hint, conf.Positional]
             metavar = f"[{name.upper()}]" if default is None else name.upper()
@@ -262,30 +247,47 @@ def _default(value: str) -> str:
     return "" if value in ("None", "False", "", "''") else f"(default: {value})"
 
 
-def _words(read: Callable[[list[str]], Any], metavar: str) -> Any:
-    """Return how tyro reads a flag of any number of words."""
+NUMBERS: dict[type, str] = {int: "a whole number", float: "a number"}
+SWITCH = {(): True, ("True",): True, ("False",): False}
+"""A switch means yes alone, and yes or no by the word after it."""
+
+
+def _words(name: str, hint: Any) -> Any:
+    """Return how tyro reads the words after a flag, by the type of its field."""
     from tyro.constructors import PrimitiveConstructorSpec
 
+    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    kind = next(each for each in kinds if each is not NoneType)
+    nargs: Any = "*"
+    if name in ("dataset", "data"):
+        metavar = "NAME or FILE [FILE ...]"
+    elif kind is bool:
+        metavar = "[BOOL]"
+    elif get_origin(kind):
+        metavar = "KEY=VALUE" if name in OPTIONS.values() else "NAME [NAME ...]"
+    else:
+        nargs, metavar = 1, kind.__name__.upper()
+
+    def read(words: list[str]) -> Any:
+        if kind is bool:
+            if tuple(words) not in SWITCH:
+                raise ValueError(f"must be True or False; got {' '.join(words)!r}")
+            return SWITCH[tuple(words)]
+        if get_origin(kind):
+            return get_origin(kind)(words)
+        if not words:
+            raise ValueError("must be a name, a folder or files; got none")
+        text = BETWEEN.join(words)
+        try:
+            return kind(text)
+        except ValueError:
+            raise ValueError(f"must be {NUMBERS[kind]}; got {text!r}") from None
+
     def shown(value: Any) -> list[str]:
-        if value is None:
-            return []
-        return list(map(str, value if isinstance(value, list | tuple) else [value]))
+        values = value if isinstance(value, list | tuple) else [value]
+        return [str(each) for each in values if each is not None]
 
-    return PrimitiveConstructorSpec("*", metavar, read, lambda value: True, shown)
-
-
-def _switch(words: list[str]) -> bool:
-    """Read a flag that means yes alone, and yes or no by the word after it."""
-    if words not in ([], ["True"], ["False"]):
-        raise ValueError(f"takes True or False, not {' '.join(words)!r}")
-    return words != ["False"]
-
-
-def _files(words: list[str]) -> str:
-    """Read a dataset's name, or files, which are joined to one name."""
-    if not words:
-        raise ValueError("takes a name, a folder, or files, not nothing")
-    return BETWEEN.join(words)
+    return PrimitiveConstructorSpec(nargs, metavar, read, lambda value: True, shown)
 
 
 def descriptions(kind: type) -> dict[str, str]:
@@ -377,32 +379,8 @@ def check_file(path: Path, such: str, is_earlier: Callable[[Path], bool]) -> Non
     Raises:
         UsageError: names the path.
     """
-    if not path.parent.is_dir():
-        raise UsageError(
-            f"--out {path} must be in an existing folder; got {path.parent}. Make it first."
-        )
-    _check_no_run(path, path.parent)
+    check_folder(path.parent)
     if path.is_dir() or (path.exists() and not is_earlier(path)):
         raise UsageError(
             f"--out must be a new file or {such}; got {path}. Choose another name."
-        )
-
-
-def check_folder(path: Path) -> None:
-    """Refuse, before any work, an output folder that cannot be made or that is a run.
-
-    Raises:
-        UsageError: names the path.
-    """
-    if path.exists() and not path.is_dir():
-        raise UsageError(
-            f"--out must be a folder; got {path}, which is a file. Choose another."
-        )
-    _check_no_run(path, path)
-
-
-def _check_no_run(path: Path, folder: Path) -> None:
-    if (folder / "config.json").exists() and (folder / "lock").exists():
-        raise UsageError(
-            f"--out must not be a run directory; got {path}, in {folder}. Choose another folder."
         )

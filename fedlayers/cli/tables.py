@@ -15,7 +15,6 @@ from fl_core.rows import (
     SCORES,
     client_mean,
     left_out,
-    main_score,
     positive_in,
     without_score,
 )
@@ -34,8 +33,8 @@ def scores(
 ) -> str:
     """Format the test scores after a round: for each model a line per client, and one for their weighted mean.
 
-    Beyond eight clients three are shown: the lowest, the median and the highest by the main score. The mean is weighted
-    by training samples.
+    Beyond eight clients it shows the lowest, the median and the highest of each score. The mean is weighted by training
+    samples.
 
     Args:
         frame: the rows of a run.
@@ -49,7 +48,6 @@ def scores(
     if last.empty:
         return f"{title}: no scores"
     lacking, count = without_score(last), last["client"].nunique()
-    by = main_score(set(last["metric"]))
     condensed = count > MANY
     parts = {}
     for model, rows in last.groupby("model"):
@@ -58,17 +56,12 @@ def scores(
         each = rows.groupby("metric")
         mean = pd.Series({name: client_mean(own, lacking) for name, own in each})
         if condensed:
-            order = table[by].sort_values(kind="stable", na_position="first").index
-            ends = [order[0], order[len(order) // 2], order[-1]]
-            table = table.loc[ends]
-            ranks = ("lowest", "median", "highest")
-            table.index = [f"{r}: {c}" for r, c in zip(ranks, ends, strict=True)]
+            table = table.quantile([0.0, 0.5, 1.0])
+            table.index = ["lowest", "median", "highest"]
         if len(table) > 1:
             table.loc[f"all {rows['client'].nunique()}"] = mean
         parts[model] = table
     shown = pd.concat(parts, names=["model", "client"]).rename(index=printable)
-    if condensed:
-        title += f"; lowest, median and highest of the clients by {by}"
     positive = positive_in(last)
     of_class = [name for name in OF_CLASS if name in shown]
     if positive and of_class:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
+import inspect
 import shlex
-from collections.abc import Collection
+from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from fedlayers import catalogue
 from fedlayers.cli.options import Command, ConfiguredCommand, by_name, texts
 from fl_core.bounds import at_least, check_value
-from fl_core.config import AUTO, RunConfig
+from fl_core.config import AUTO, KEYS, RunConfig
 from fl_core.errors import UsageError, plural
 from fl_core.progress import say
 
+if TYPE_CHECKING:
+    from fedlayers.run_result import RunResult
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+
 class Run(ConfiguredCommand):
     """Train one algorithm, and store a run directory.
 
@@ -46,7 +47,7 @@ class Run(ConfiguredCommand):
         made = runs.run(
             config, self.out, command=line, log=self.logger, backend=self.backend
         )
-        print_result(made.engine, self.out)
+        print_result(made, self.out)
 
     def interrupted(self) -> str:
         if not (self.out / "config.json").exists():
@@ -57,7 +58,6 @@ class Run(ConfiguredCommand):
         return f"fedlayers resume {shlex.join(again)} continues it"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Resume(Command):
     """Continue an interrupted run.
 
@@ -82,7 +82,7 @@ class Resume(Command):
     backend: str = ""
     """Train clients on a Ray cluster: ray or ray:HOST:PORT. Default: on this machine."""
 
-    argument: ClassVar[str] = "dir"
+    argument = "dir"
 
     def main(self, line: str) -> None:
         from fedlayers import runs
@@ -95,13 +95,13 @@ class Resume(Command):
             allow_changed_code=self.allow_changed_code,
             data_root=self.data_root,
         )
-        print_result(made.engine, self.dir)
+        print_result(made, self.dir)
 
     def interrupted(self) -> str:
         return "the same command continues"
 
 
-def print_result(engine: Any, out: Path) -> None:
+def print_result(result: RunResult, out: Path) -> None:
     """Print the result of a run.
 
     Raises:
@@ -113,30 +113,31 @@ def print_result(engine: Any, out: Path) -> None:
     from fl_core.stopping import check_end, rule_of
     from fl_core.training.phases import Training
 
-    stored, rule, plan = StoredRun(out), rule_of(engine), engine.algorithm.plan
+    stored, plan, done = StoredRun(out), result.plan, result.done
+    rule = rule_of(result.engine)
     best = {} if rule is None else rule.best
     config, given = restore.stored_config(stored.config)
-    notes = []
+    print(f"{tables.scores(stored.rows()[1], done, best)}\n")
     if plan is not None:  # who gave a plan knows its evidence
-        notes.append(f"{plan}\n" if given is None else f"{plan!r}\n")
-    notes.append(f"local training: {Training.of(config.training).description}\n")
+        print(f"{plan if given is None else repr(plan)}\n")
+    print(f"local training: {Training.of(config.training).description}\n")
     times = out / "timing.jsonl"
     if times.is_file():
-        notes.append(recorder.read_pace(times).line())
+        print(recorder.read_pace(times).line())
     if rule is not None:
-        notes.append(rule.report(engine.done, engine.schedule.rounds))
-    notes.append(f"{plural(engine.done, 'round')} of {engine.algorithm.name}: {out}")
-    print(tables.scores(stored.rows()[1], engine.done, best))
-    print("", *notes, sep="\n")
-    check_end(stored, engine.done if rule is None else best.get(rule.main, engine.done))
+        print(rule.report(done, result.engine.schedule.rounds))
+    print(f"{plural(done, 'round')} of {result.engine.algorithm.name}: {out}")
+    check_end(stored, done if rule is None else best.get(rule.main, done))
 
 
 ARMS = ("nothing", "half", "all_but_last", "all")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class ManyRuns(ConfiguredCommand):
-    """The base of commands that train many runs. They can be interrupted and started again."""
+    """The base of commands that train many runs by the function of the same name in :mod:`fedlayers.studies`.
+
+    They can be interrupted and started again.
+    """
 
     seeds: int
     """Number of seeds, counted from --seed."""
@@ -148,27 +149,36 @@ class ManyRuns(ConfiguredCommand):
 
     def asked_config(self) -> RunConfig:
         check_value("--seeds", self.seeds, at_least(1))
-        if self.backend:
-            from fedlayers.backends.local import check_backend
-
-            check_backend(self.backend)
         return super().asked_config()
 
-    @property
-    def all_seeds(self) -> tuple[int, ...]:
-        """Return the seeds of the runs."""
-        first = self.keys.execution.seed
-        return tuple(range(first, first + self.seeds))
+    def main(self, line: str) -> None:
+        given = self.arguments()
+        name = type(self).__name__.lower()
+        study = getattr(import_module(f"fedlayers.studies.{name}"), name)
+        known = inspect.signature(study).parameters
+        given |= {"command": line, "say": say, "tell": say}
+        self.show(study(**{k: v for k, v in given.items() if k in known}), line)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of the study's function; those that it does not take are left out."""
+        config = self.asked_config()
+        first = config.execution.seed
+        seeds = tuple(range(first, first + self.seeds))
+        given = {k: v for k, v in vars(self).items() if k not in ("keys", *KEYS)}
+        return {**given, "config": config, "seeds": seeds}
+
+    def show(self, result: Any, line: str) -> None:
+        """Draw and print the study's result."""
+        raise NotImplementedError
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class OneAlgorithm(ManyRuns):
     """Base of commands whose runs all train one algorithm with the plans under study."""
 
     algorithm: str = "fedper"
     """Algorithm that trains all runs. It must use a plan."""
 
-    without: ClassVar[Collection[str]] = ("algorithm", "plan", "rule", "monitor")
+    without = ("algorithm", "plan", "rule", "monitor")
 
     def asked_config(self) -> RunConfig:
         config = super().asked_config()
@@ -182,7 +192,6 @@ class OneAlgorithm(ManyRuns):
         return config
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class SeveralAlgorithms(ManyRuns):
     """The base of commands that run several algorithms, each with options of its own."""
 
@@ -191,16 +200,13 @@ class SeveralAlgorithms(ManyRuns):
     option: tuple[str, ...] = ()
     """An option of one algorithm, such as --option fedprox.mu=0.1. Repeatable."""
 
-    without: ClassVar[Collection[str]] = ("algorithm", "options")
+    without = ("algorithm", "options")
 
-    def own_options(self) -> dict[str, dict[str, Any]]:
-        """Return the algorithms' own options, after checks."""
-        for name in self.algorithms:
-            catalogue.check("algorithm", name)
-        return by_name(self.option, "algorithm", self.algorithms)
+    def arguments(self) -> dict[str, Any]:
+        options = by_name(self.option, "algorithm", self.algorithms)
+        return {**super().arguments(), "options": options}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Compare(SeveralAlgorithms):
     """Train several algorithms, and compare their scores.
 
@@ -226,38 +232,24 @@ class Compare(SeveralAlgorithms):
     out: Path = Path("out/compare")
     """Folder for the results."""
 
-    def main(self, line: str) -> None:
-        config, options = self.asked_config(), self.own_options()
+    def arguments(self) -> dict[str, Any]:
+        given = super().arguments()
+        plan = given["config"].federation.plan
+        if plan not in (None, AUTO):
+            from fl_core.plan import LayerPlan
 
+            given["config"] = given["config"].with_keys(plan=None)
+            given["plan"] = LayerPlan.load(plan)
+        return given
+
+    def show(self, result: Any, line: str) -> None:
         from fedlayers.studies import report
-        from fedlayers.studies.compare import compare
-        from fl_core.plan import LayerPlan
 
-        report.to_files()
-        plan = None
-        if config.federation.plan not in (None, AUTO):
-            plan = LayerPlan.load(str(config.federation.plan))
-            config = config.with_keys(plan=None)
-        comparison = compare(
-            config,
-            self.algorithms,
-            self.all_seeds,
-            self.out,
-            options=options,
-            plan=plan,
-            tuned=self.tuned,
-            score=self.score,
-            baselines=self.baselines,
-            backend=self.backend,
-            command=line,
-        )
-        for name, figure in report.draw_comparison(comparison).items():
+        for name, figure in report.draw_comparison(result).items():
             report.save(figure, self.out / f"{name}.png", command=line)
-        print(comparison.text())
-        print(f"\nrows, table and pictures: {self.out}")
+        print(f"{result.text()}\n\nrows, table and pictures: {self.out}")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Tune(SeveralAlgorithms):
     """Search learning rates and options of algorithms.
 
@@ -283,29 +275,20 @@ class Tune(SeveralAlgorithms):
     out: Path = Path("out/tune")
     """Folder for runs, trials.csv and tuned.json."""
 
-    def main(self, line: str) -> None:
-        config, options = self.asked_config(), self.own_options()
+    def arguments(self) -> dict[str, Any]:
+        from fedlayers.studies.tune import APART
 
-        from fedlayers.studies.tune import APART, tune
+        given = super().arguments()
+        given["seeds"] = [APART + seed for seed in given["seeds"]]
+        return {**given, "search": texts("search", self.search)}
 
-        result = tune(
-            config,
-            self.algorithms,
-            texts("search", self.search),
-            self.out,
-            trials=self.trials,
-            seeds=[APART + seed for seed in self.all_seeds],
-            score=self.score,
-            options=options,
-            backend=self.backend,
-            tell=say,
-        )
+    def show(self, result: Any, line: str) -> None:
+        settings = self.out / "tuned.json"
         print(
-            f"\n{result.text()}\n\nto compare by it: fedlayers compare --tuned {self.out / 'tuned.json'}"
+            f"\n{result.text()}\n\nto compare by it: fedlayers compare --tuned {settings}"
         )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Choose(OneAlgorithm):
     """Try a few ways to share layers, and say which to use.
 
@@ -337,34 +320,17 @@ class Choose(OneAlgorithm):
     out: Path = Path("out/choose")
     """Folder for the results."""
 
-    def main(self, line: str) -> None:
-        config = self.asked_config()
-
-        from fedlayers.studies.choose import choose
-
-        choice = choose(
-            config,
-            self.out,
-            arms=self.arms,
-            seeds=self.all_seeds,
-            thorough=self.thorough,
-            score=self.score,
-            tune_rates=self.tune_rates,
-            baselines=self.baselines,
-            backend=self.backend,
-        )
+    def show(self, result: Any, line: str) -> None:
         print(
-            f"\n{choice.text()}\n\nthe recommended model: {choice.run or 'none'}; "
+            f"\n{result.text()}\n\nthe recommended model: {result.run or 'none'}; "
             f"the report: {self.out / 'report.html'}"
         )
 
-        from fedlayers.studies.report import to_files, write_page
+        from fedlayers.studies.report import write_page
 
-        to_files()
-        write_page(choice, self.out, line)
+        write_page(result, self.out, line)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Regret(OneAlgorithm):
     """Train all cuts, and measure what each rule loses.
 
@@ -385,31 +351,16 @@ class Regret(OneAlgorithm):
     out: Path = Path("out/regret")
     """Folder for the results."""
 
-    def main(self, line: str) -> None:
-        config = self.asked_config()
-
+    def show(self, result: Any, line: str) -> None:
         from diagnostics import plots
         from diagnostics.plots.page import figure_of
-        from fedlayers.studies import report
-        from fedlayers.studies.regret import regret
+        from fedlayers.studies.report import save
 
-        report.to_files()
-        result = regret(
-            config,
-            self.rules,
-            self.all_seeds,
-            self.out,
-            score=self.score,
-            backend=self.backend,
-            command=line,
-        )
         figure = figure_of(plots.regret(result.scores, result.decisions, result.score))
-        report.save(figure, self.out / "regret.png", command=line)
-        print(result.text())
-        print(f"\ntables and picture: {self.out}")
+        save(figure, self.out / "regret.png", command=line)
+        print(f"{result.text()}\n\ntables and picture: {self.out}")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Study(SeveralAlgorithms):
     """Choose layers, compare algorithms, and write a report.
 
@@ -437,23 +388,5 @@ class Study(SeveralAlgorithms):
 
     without = ("algorithm", "options", "plan", "rule", "monitor")
 
-    def main(self, line: str) -> None:
-        config, options = self.asked_config(), self.own_options()
-
-        import matplotlib as mpl  # alone, which is quick: what draws is imported after the outcome
-
-        from fedlayers.studies.study import study
-
-        mpl.use("Agg")
-        study(
-            config,
-            self.algorithms,
-            self.all_seeds,
-            self.out,
-            arms=self.arms,
-            tune_rates=self.tune_rates,
-            options=options,
-            backend=self.backend,
-            command=line,
-            say=say,
-        )
+    def show(self, result: Any, line: str) -> None:
+        """Print nothing: the study has said all."""

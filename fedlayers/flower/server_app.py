@@ -95,7 +95,7 @@ def federate(grid: Grid, file: ServerFile) -> RunResult | Report | Choice:
             result = run(config, out, data=data, progress=False)
     finally:
         runner.CLIENTS.reset(token)
-    print_result(result.engine, out)
+    print_result(result, out)
     return result
 
 

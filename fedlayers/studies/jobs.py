@@ -52,7 +52,7 @@ from fl_core.models.building import wants_weights
 from fl_core.plan import LayerPlan
 from fl_core.recorder import Logger
 from fl_core.records import store, writing
-from fl_core.storage import Folder, check_no_links
+from fl_core.storage import Folder, check_folder, check_no_links
 from fl_core.task import Task
 from fl_core.training.losses import LOSSES
 from fl_core.tree import Tree
@@ -461,11 +461,7 @@ def study_folder(out: Path | str) -> Path:
         CorruptError: a link below it.
     """
     out = Path(out)
-    if (out / "config.json").exists() or (out.exists() and not out.is_dir()):
-        what = "a run" if out.is_dir() else "a file"
-        raise UsageError(
-            f"out must be a folder of runs; {out} is {what}. Choose another folder."
-        )
+    check_folder(out)
     check_no_links(out)
     return out
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -222,11 +221,6 @@ def _add(page: Page, out: Path, name: str, figure: Figure, caption: str) -> None
 
 
 # --- pictures --------------------------------------------------------------------------------------------------
-
-
-def to_files() -> None:
-    """Draw to files only from now on, even if there is a screen."""
-    mpl.use("Agg")
 
 
 def save(figure: Figure, path: Path, dpi: int = 200, **facts: str) -> None:

@@ -162,8 +162,8 @@ def test_one_value_of_a_key_is_a_list_of_one():
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_run_and_a_file_are_no_folder_of_a_study(name, tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "file").write_text("mine")
+    for path in ("config.json", "lock", "file"):
+        (tmp_path / path).write_text("mine")
     for out, said in ((tmp_path, "is a run"), (tmp_path / "file", "is a file")):
         with pytest.raises(fl.UsageError, match=said):
             getattr(fl, name)(HEART, **STUDIES[name], out=out)

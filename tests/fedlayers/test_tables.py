@@ -33,8 +33,8 @@ def test_scores_of_many_clients_are_condensed(n):
     assert "9.0" not in text
     which = dict.fromkeys(range(n), "")
     if n > 8:
-        which = {0: "lowest: ", n // 2: "median: ", n - 1: "highest: "}
-    wanted = {f"{rank}client_{k}": k / 100 for k, rank in which.items()}
+        which = {0: "lowest", n // 2: "median", n - 1: "highest"}
+    wanted = {rank or f"client_{k}": k / 100 for k, rank in which.items()}
     if n > 1:
         wanted[f"all {n}"] = np.average(np.arange(n) / 100, weights=np.arange(n) + 1)
     lines = [
