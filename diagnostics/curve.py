@@ -14,10 +14,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from fl_core.bounds import read_as
 from fl_core.display import natural
 from fl_core.errors import RunError, UsageError, check_known, listing
 from fl_core.layers import Layer
-from fl_core.plan import LayerPlan, layer_from_json
+from fl_core.plan import LayerPlan
 from fl_core.rows import read
 from fl_core.seeds import numpy_generator
 
@@ -125,7 +126,7 @@ def layers_in(header: Mapping[str, Any]) -> tuple[Layer, ...]:
         raise UsageError(
             f"layers of the rows' header must be a list; got {type(header['layers']).__name__}."
         )
-    return tuple(layer_from_json(item) for item in header["layers"])
+    return read_as(tuple[Layer, ...], header["layers"], "a report")
 
 
 def curve_of(

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from fl_core import rows
+from fl_core.bounds import read_as
 from fl_core.display import MANY, Displayed, Summary, in_order, printable
 from fl_core.errors import UsageError, as_list, check_known, listing
 from fl_core.layers import Layer
-from fl_core.plan import LayerPlan, layer_from_json
+from fl_core.plan import LayerPlan
 
 from .curve import both_ways
 from .metrics.base import metric_or_placeholder
@@ -69,7 +70,7 @@ class Report(Displayed):
     @property
     def layers(self) -> tuple[Layer, ...]:
         """All layers of the model with their tensors, from input to output."""
-        return tuple(layer_from_json(item) for item in self.header["layers"])
+        return read_as(tuple[Layer, ...], self.header["layers"], "a report")
 
     def values(self, metric: str, variant: str | None = None) -> pd.DataFrame:
         """Return the values of one metric, layers x clients.

@@ -405,22 +405,47 @@ def _faults(found: Any, form: Any, name: str) -> Iterator[str]:
                 yield f"{at}{key} is missing"
 
 
-def form_of(kind: Any) -> Any:
-    """Return the form of what :func:`dataclasses.asdict` gives of a type. Fields with a default are optional."""
-    parts = get_args(kind)
-    if is_dataclass(kind):
-        hints = get_type_hints(kind)
-        return {
-            f"{each.name}{'' if _is_needed(each) else '?'}": form_of(hints[each.name])
-            for each in fields(kind)
-        }
-    if get_origin(kind) is UnionType:
-        return tuple(form_of(part) for part in parts)
-    if get_origin(kind) in (tuple, list):
-        return [form_of(parts[0])]
-    if get_origin(kind) is dict:
-        return dict if parts[1] is Any else MapOf(form_of(parts[1]))
-    return {float: NUMBER, NoneType: None}.get(kind, kind)
+def read_as(kind: Any, found: Any, what: str, name: str = "") -> Any:
+    """Return what :func:`dataclasses.asdict` gave of a type as that type again. Lists become tuples where it has these.
+
+    Args:
+        kind: a dataclass, a tuple, a dictionary, a plain type, or one of these or None.
+        what: has the value, as in messages: ``a plan``.
+        name: of the value within it.
+
+    Raises:
+        UsageError: names the first field that is unknown (and the nearest known one), missing, or of another type.
+    """
+    parts, at = get_args(kind), f"{name}." if name else ""
+    found = list(found) if isinstance(found, tuple) else found
+    if NoneType in parts:
+        (kind,) = (part for part in parts if part is not NoneType)
+        return None if found is None else read_as(kind, found, what, name)
+    origin = get_origin(kind) or kind
+    form = {float: NUMBER, tuple: list}.get(origin, origin)
+    form = dict if is_dataclass(kind) else form
+    fault = "" if kind is Any or _is(found, form) else _wrong(found, name, (form,))
+    hints = get_type_hints(kind) if is_dataclass(kind) else {}
+    if hints and not fault:
+        for key in found:
+            check_known(f"field of {what}{name and f', {name}'}", key, hints)
+        lacking = [each.name for each in fields(kind) if _is_needed(each)]
+        lacking = [key for key in lacking if key not in found]
+        fault = f"{at}{lacking[0]} is missing" if lacking else ""
+    if fault:
+        raise UsageError(
+            f"{what} must be as fedlayers writes it; {fault}. Make it again."
+        )
+    if hints:
+        return kind(
+            **{k: read_as(hints[k], v, what, f"{at}{k}") for k, v in found.items()}
+        )
+    if origin in (tuple, list):
+        places = enumerate(found)
+        return origin(read_as(parts[0], v, what, f"{at}{k}") for k, v in places)
+    if origin is dict:
+        return {k: read_as(parts[1], v, what, f"{at}{k}") for k, v in found.items()}
+    return found
 
 
 def _is_needed(each: Field[Any]) -> bool:
@@ -435,34 +460,6 @@ def check_stored(path: Path, found: Any, form: Any) -> None:
     """
     if wrong := validate(found, form):
         raise CorruptError(f"{path} is damaged: {wrong}")
-
-
-def check_names(what: str, found: Any, form: Mapping[str, Any]) -> None:
-    """Refuse a field that the form does not have.
-
-    Args:
-        what: has the fields, as in messages: ``a plan``.
-
-    Raises:
-        UsageError: names the field and the nearest known one.
-    """
-    for name in found if isinstance(found, Mapping) else ():
-        check_known(
-            f"field of {what}", name, [known.removesuffix("?") for known in form]
-        )
-
-
-def check_form(what: str, found: Any, form: Mapping[str, Any]) -> None:
-    """Refuse a value with a field that the form does not have, or without the form.
-
-    Raises:
-        UsageError: as :func:`check_names`, or names the first fault.
-    """
-    check_names(what, found, form)
-    if fault := validate(found, form):
-        raise UsageError(
-            f"{what} must be as fedlayers writes it; {fault}. Make it again."
-        )
 
 
 def _is(found: Any, form: Any) -> bool:
@@ -480,9 +477,11 @@ def _is(found: Any, form: Any) -> bool:
 
 
 def _wrong(found: Any, name: str, forms: tuple[Any, ...]) -> str:
-    words = {list: "a list", dict: "an object", MapOf: "an object"}
+    words: dict[Any, str] = {list: "a list", dict: "an object", MapOf: "an object"}
     wanted = [
-        words.get(type(form)) or getattr(form, "__name__", form) for form in forms
+        words.get(form if isinstance(form, type) else type(form))
+        or getattr(form, "__name__", form)
+        for form in forms
     ]
     known = " or ".join("null" if each is None else each for each in wanted)
     shown = repr(found)

@@ -21,7 +21,7 @@ from fl_core import models, restore, tree
 from fl_core.algorithms.base import Algorithm, extends_model, find
 from fl_core.bounds import COUNT, DIGEST, NUMBER, MapOf, validate
 from fl_core.data.columns import BETWEEN
-from fl_core.data.inputs import FORM as INPUTS, Inputs
+from fl_core.data.inputs import Inputs
 from fl_core.display import Displayed, Summary
 from fl_core.errors import (
     NonFiniteError,
@@ -57,7 +57,7 @@ _FORM = {
         "code": MapOf(DIGEST),
         "extended_by": ({"algorithm": str, "options": dict}, None),
     },
-    "inputs": INPUTS,
+    "inputs": dict,
     "classes": [str],
     "task": str,
     "temperature": NUMBER,

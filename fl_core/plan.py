@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from fl_core import storage, tree
-from fl_core.bounds import check_form, check_names, form_of
+from fl_core.bounds import read_as
 from fl_core.display import MANY, Displayed, Summary, printable
 from fl_core.errors import UsageError, as_list, check_known, listing
 from fl_core.layers import Layer
@@ -351,20 +351,8 @@ class LayerPlan(Displayed):
             raise UsageError(
                 f"a plan must have the format {FORMAT!r}; got {found!r}. Use --plan auto to make one."
             )
-        why_form = form_of(Evidence)
-        form = {"format": str, "layers": [dict], "shared": [str], "why": why_form}
-        check_form("a plan", data, {**form, "sha256?": str})
-        check_names("a plan's evidence", data["why"], why_form)
-        why = {**data["why"], "values": tuple(data["why"].get("values", ()))}
-        why["clients"] = {
-            name: tuple(values) for name, values in why.get("clients", {}).items()
-        }
-        why["race"] = tuple(why.get("race", ()))
-        plan = cls(
-            tuple(map(layer_from_json, data["layers"])),
-            tuple(data["shared"]),
-            Evidence(**why),
-        )
+        rest = {k: v for k, v in data.items() if k not in ("format", "sha256")}
+        plan: LayerPlan = read_as(cls, rest, "a plan")
         if data.get("sha256") != _signature(data) and not plan.is_edited:
             return plan.with_shared(plan.shared, rule=f"{EDITED} (was {plan.why.rule})")
         return plan
@@ -420,19 +408,6 @@ def _signature(data: Mapping[str, Any]) -> str:
 def frozen_in(layers: Iterable[Layer]) -> tuple[str, ...]:
     """Return the names of the frozen layers in use. Rules share them at any position."""
     return tuple(layer.name for layer in layers if layer.used and layer.is_frozen)
-
-
-def layer_from_json(item: Mapping[str, Any]) -> Layer:
-    """Return a layer from the JSON of ``asdict(layer)``.
-
-    Raises:
-        UsageError: a field is unknown or of another type, or there is no name.
-    """
-    check_form("a layer", item, form_of(Layer))
-    data: dict[str, Any] = {
-        key: tuple(v) if isinstance(v, list) else v for key, v in item.items()
-    }
-    return Layer(**data)
 
 
 def shift_plan(plan: LayerPlan, by: int) -> LayerPlan:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedlayers.flower.federation import checked
 from fl_core import tree
 from fl_core.algorithms.base import Message, Observation, State
-from fl_core.bounds import COUNT, NUMBER, MapOf, check_names, form_of
+from fl_core.bounds import COUNT, NUMBER, MapOf, read_as
 from fl_core.client_runner import (
     LOCAL,
     SCORED,
@@ -36,13 +36,12 @@ TIMES_MEDIAN = 1_000.0
 """How often an update's norm may be the median of the others."""
 LEAST_UPDATES = 3
 """Updates from which norms are compared."""
-OBSERVED = form_of(Observation)
 REPLY = {
     "meta": dict,
     "outline": MapOf([str]),
     "work": MapOf(NUMBER),
     "scores": MapOf(MapOf(MapOf(float))),
-    "observations": [OBSERVED],
+    "observations": list,
     "received": COUNT,
 }
 
@@ -67,8 +66,7 @@ def reply_of(
         _check_scores(head["scores"], clients)
         observed = []
         for each in head["observations"]:
-            check_names("an observation", each, OBSERVED)
-            observed.append(Observation(**each))
+            observed.append(read_as(Observation, each, "an observation"))
             ends = {observed[-1].client, observed[-1].client_b}
             if not ends <= {None, *range(len(clients.names))}:
                 raise UsageError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from fl_core.bounds import form_of
+from fl_core.bounds import read_as
 from fl_core.data import (
     arrays,
     column_table,
@@ -137,28 +137,19 @@ class Inputs:
         Raises:
             UsageError: a key is unknown, or the shape is not that of the prepared columns.
         """
-        for key in values:
-            check_known(
-                "key of a model's inputs", key, [field.name for field in fields(cls)]
-            )
-        found: dict[str, Any] = {
-            key: tuple(v) if isinstance(v, list) else v for key, v in values.items()
-        }
-        if found.get("preprocessing") is not None:
-            made = found["preprocessing"] = Preprocessing.from_json(
-                found["preprocessing"]
-            )
+        found: Inputs = read_as(cls, values, "a model's inputs")
+        if (made := found.preprocessing) is not None:
             columns = preprocessing.width(made.width, made.categories)
-            if made.width and found["shape"] != (columns,):
+            if made.width and found.shape != (columns,):
                 raise UsageError(
-                    f"shape of a table must be [{columns}], its prepared columns; got {list(found['shape'])}. "
+                    f"shape of a table must be [{columns}], its prepared columns; got {list(found.shape)}. "
                     "Store it again."
                 )
-        if found.get("images") and len(found["shape"]) != 3:
+        if found.images and len(found.shape) != 3:
             raise UsageError(
-                f"shape of images must be (channels, height, width); got {found['shape']}. Store it again."
+                f"shape of images must be (channels, height, width); got {found.shape}. Store it again."
             )
-        return cls(**{**found, "reading": Reading.with_keys(found.get("reading", {}))})
+        return found
 
     # --- new samples -----------------------------------------------------------------------------------------------
 
@@ -377,7 +368,3 @@ class Inputs:
             named = f" ({listing(self.columns)})" if self.columns else ""
             return f"rows of {len(self.columns) or self.shape[0]} {'values' if self._words else 'numbers'}{named}"
         return f"floating-point samples [n, {', '.join(map(str, self.shape))}]"
-
-
-FORM = form_of(Inputs)
-"""The form of :meth:`Inputs.to_json`, as :func:`fl_core.bounds.validate` takes it."""

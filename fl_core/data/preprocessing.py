@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fl_core.bounds import form_of, validate
+from fl_core.bounds import read_as
 from fl_core.data import arrays
 from fl_core.data.arrays import Array, Cells, texts_of
 from fl_core.data.columns import DataFault
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.errors import UsageError, listing
 
 MOST = 100
 """The maximum number of different words in a column."""
@@ -143,6 +143,22 @@ class Preprocessing:
     high: tuple[float, ...] = ()
     target: tuple[float, ...] = ()
 
+    def __post_init__(self) -> None:
+        pairs = ((self.centre, self.spread), (self.low, self.high))
+        parts = (self.columns, self.fill, self.categories, *sum(pairs, ()))
+        widths = {len(part) for part in parts if part}
+        whole = all(bool(one) == bool(other) for one, other in pairs)
+        if len(widths) > 1 or not whole or len(self.target) not in (0, 2):
+            raise UsageError(
+                f"parts of a preprocessing must have one number for each column; got {sorted(widths)} numbers. "
+                "Store it again."
+            )
+        most = max(map(len, self.categories), default=0)
+        if most > MOST_LISTED:
+            raise UsageError(
+                f"categories of a column must be at most {MOST_LISTED:,} words; got {most:,}. Store it again."
+            )
+
     @property
     def width(self) -> int:
         """Return the number of columns that it takes. 0 means any number."""
@@ -232,30 +248,7 @@ class Preprocessing:
         Raises:
             UsageError: a key is unknown, a value has another type, or a column has too many categories.
         """
-        for key in values:
-            check_known("key of a preprocessing", key, cls.__dataclass_fields__)
-        if wrong := validate(values, form_of(cls), "preprocessing"):
-            raise UsageError(f"{wrong}. Store it again.")
-        found: dict[str, Any] = {
-            key: tuple(v) if isinstance(v, list) else v for key, v in values.items()
-        }
-        made = cls(
-            **{**found, "categories": tuple(map(tuple, values.get("categories", ())))}
-        )
-        pairs = ((made.centre, made.spread), (made.low, made.high))
-        parts = (made.columns, made.fill, made.categories, *sum(pairs, ()))
-        widths = {len(part) for part in parts if part}
-        whole = all(bool(one) == bool(other) for one, other in pairs)
-        if len(widths) > 1 or not whole or len(made.target) not in (0, 2):
-            raise UsageError(
-                f"parts of a preprocessing must have one number for each column; got {sorted(widths)} numbers. "
-                "Store it again."
-            )
-        most = max(map(len, made.categories), default=0)
-        if most > MOST_LISTED:
-            raise UsageError(
-                f"categories of a column must be at most {MOST_LISTED:,} words; got {most:,}. Store it again."
-            )
+        made: Preprocessing = read_as(cls, values, "a preprocessing")
         return made
 
 
