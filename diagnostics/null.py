@@ -420,8 +420,8 @@ def rows_of_nulls(
 
 def of_null(table: pd.DataFrame) -> pd.Series:
     """Return which rows belong to a null, [rows] of bool."""
-    models = table["model"] if "model" in table else pd.Series("", index=table.index)
-    return models.astype("string").str.fullmatch(_MARK).fillna(False).astype(bool)
+    marked = table["model"].astype("string").str.fullmatch(_MARK)
+    return marked.fillna(False).astype(bool)
 
 
 def nulls_in(table: pd.DataFrame) -> dict[str, list[pd.DataFrame]]:

@@ -16,7 +16,7 @@ HOSPITALS = {"Cleveland": 193, "Hungarian": 167, "Switzerland": 29, "VA": 83}
 LAYERS = ["fc1", "fc2", "fc3", "fc4"]
 
 
-def diagnosis(clients=HOSPITALS, layers=LAYERS):
+def diagnosis():
     """Rows as a diagnosis gives them, with different values for every client and layer."""
     found = []
 
@@ -24,7 +24,7 @@ def diagnosis(clients=HOSPITALS, layers=LAYERS):
         found.append(schema.row(metric, value, variant=variant, **columns))
 
     for (c, (client, n)), (k, layer) in product(
-        enumerate(clients.items()), enumerate(layers)
+        enumerate(HOSPITALS.items()), enumerate(LAYERS)
     ):
         at = {"client": client, "layer": layer, "n_train": n}
         add("grad_variance", "epoch", 1e-6 * (c + 1) * 5**k, stderr=0.0, **at)
@@ -33,9 +33,9 @@ def diagnosis(clients=HOSPITALS, layers=LAYERS):
         add("hessian_trace", "absolute", 5.0 * (c + k + 1), stderr=0.0, **at)
         add("federation_sensitivity", "after", 1 + k * (c + 1) / 2, **at)
         add("federation_sensitivity", "importance", 1e-9 * (k + 1), **at)
-    for k, layer in enumerate(layers):
+    for k, layer in enumerate(LAYERS):
         add("federation_sensitivity", "after", 1.0 + k, layer=layer)
-        for (a, one), (b, other) in combinations(enumerate(clients), 2):
+        for (a, one), (b, other) in combinations(enumerate(HOSPITALS), 2):
             pair = {"client": one, "client_b": other, "layer": layer}
             add("cka", "flatten", 1 - 0.01 * (k + 1) * (a + b), **pair)
     return schema.frame(found)
@@ -46,12 +46,12 @@ def decision(names, cut, **why):
     return LayerPlan.prefix(layers, cut, Evidence(**why))
 
 
-def results(algorithms=("local", "fedavg", "player_fl"), seeds=2):
+def results():
     """Scores of runs; FedAvg has only a global model, Local only a personal one."""
     found = []
     only = {"fedavg": ["global"], "local": ["personal"]}
     for (a, algorithm), seed, rnd in product(
-        enumerate(algorithms), range(seeds), (0, 5, 10)
+        enumerate(("local", "fedavg", "player_fl")), range(2), (0, 5, 10)
     ):
         run = {"run": f"{algorithm}-{seed}", "algorithm": algorithm, "seed": seed}
         for c, (client, n) in enumerate(HOSPITALS.items()):
@@ -64,11 +64,11 @@ def results(algorithms=("local", "fedavg", "player_fl"), seeds=2):
     return schema.frame(found)
 
 
-def parted(n=60, d=8, gap=20.0):
+def parted(n=60, d=8):
     """Three classes far apart, two clients that do not differ."""
     rng = np.random.default_rng(0)
     y = np.arange(n) % 3
-    x = rng.normal(size=(n, d)) + gap * np.eye(3, d)[y]
+    x = rng.normal(size=(n, d)) + 20.0 * np.eye(3, d)[y]
     clients = np.array(["a", "b"], dtype=object)[(np.arange(n) // 3) % 2]
     return Pool(x, np.array(list("pqr"), dtype=object)[y], clients, np.arange(n))
 

@@ -29,9 +29,9 @@ mpl.use("agg")
 C = 3
 
 
-def net(seed=0, width=5):
+def net(seed=0):
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, C))
+    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, C))
 
 
 def pair(n=30, seed=0):

@@ -19,9 +19,9 @@ from fl_core.data.federated import Split
 C = 3
 
 
-def net(seed=0, width=40):
+def net(seed=0):
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, C))
+    return nn.Sequential(nn.Linear(4, 40), nn.ReLU(), nn.Linear(40, C))
 
 
 def pair(n=30, seed=0):

@@ -70,10 +70,10 @@ def rows_of(
     ]
 
 
-def pairs_of(matrix, metric="cka"):
+def pairs_of(matrix):
     """Rows of a metric of pairs from {(client, client): values}."""
     return [
-        row(metric, value, client=a, client_b=b, layer=layer.name, variant="flatten")
+        row("cka", value, client=a, client_b=b, layer=layer.name, variant="flatten")
         for (a, b), values in matrix.items()
         for layer, value in zip(LAYERS, values, strict=False)
     ]

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,15 +12,17 @@ import torch
 from flwr.app import Message
 
 import fedlayers as fl
-from fedlayers.flower import clients, packets
+from fedlayers.flower import checks, clients, packets
 from fedlayers.flower.clients import Sites
 from fedlayers.flower.federation import federated
 from fedlayers.flower.site import States
 from fl_core.algorithms.base import Round, State
+from fl_core.client_runner import TrainRequest
 from fl_core.engine import Engine
 from fl_core.errors import CorruptError, UsageError
 from fl_core.stopping import Schedule
 from fl_core.task import assemble
+from tests.conftest import refuses
 from tests.fedlayers.flower.grid import PLAIN, LocalGrid, over_sites, site_files
 
 
@@ -114,6 +117,17 @@ def test_forged_replies_are_refused_by_the_site_s_name(tmp_path):
         assert words in text, text
         assert "west" in text or "distinct" in text
         assert "\n" not in text
+
+
+def test_an_update_may_be_a_thousand_times_the_median(monkeypatch):
+    monkeypatch.setattr(checks, "_norm", lambda _, norm: norm)
+    asked = dict.fromkeys("abc", TrainRequest(0, Round(0, "train", ()), None))
+    for largest, fault in ((2000.0, nullcontext()), (2001.0, refuses("'c'.*got 2e"))):
+        norms = {"a": 2.0, "b": 2.0, "c": largest}
+        with fault:
+            checks.check_norms(
+                asked, {k: SimpleNamespace(message=v) for k, v in norms.items()}
+            )
 
 
 def test_bad_files_are_one_line(tmp_path):

@@ -27,9 +27,9 @@ NAMES = ("nothing", "first_1", "first_2", "all")
 ARMS = arms_of(NAMES, LAYERS)
 
 
-def judged_of(means, deviation, seeds, draw=0):
+def judged_of(means, deviation, seeds):
     deviations = np.broadcast_to(deviation, len(means))[:, None]
-    noise = np.random.default_rng(draw).normal(0, deviations, (len(means), seeds))
+    noise = np.random.default_rng(0).normal(0, deviations, (len(means), seeds))
     return pd.DataFrame(
         {
             "arm": NAMES[arm],

@@ -21,22 +21,22 @@ UNITS = ("A", "B", "C", "D")
 COLUMNS, INFORMATIVE = 70, 12
 
 
-def rare_table(share, seed=0, rows=3000):
+def rare_table(share, seed=0):
     """Draw a table of four units with an outcome that a given share of the rows has.
 
     Seventy correlated columns of numbers have a tenth of gaps. Twelve of them matter, in part not linearly. Their
     effects differ between units a little, so that pooling helps a little.
     """
     draw = np.random.default_rng(seed)
-    unit = np.sort(draw.choice(len(UNITS), rows, p=(0.4, 0.3, 0.2, 0.1)))
-    mixed = draw.normal(size=(rows, 20)) @ draw.normal(size=(20, COLUMNS)) / 20**0.5
-    x = 0.7 * mixed + 0.7 * draw.normal(size=(rows, COLUMNS))
+    unit = np.sort(draw.choice(len(UNITS), 3000, p=(0.4, 0.3, 0.2, 0.1)))
+    mixed = draw.normal(size=(3000, 20)) @ draw.normal(size=(20, COLUMNS)) / 20**0.5
+    x = 0.7 * mixed + 0.7 * draw.normal(size=(3000, COLUMNS))
     x += 0.3 * draw.normal(size=(len(UNITS), COLUMNS))[unit]
     effects = draw.normal(size=INFORMATIVE)
     effects = effects + 0.3 * draw.normal(size=(len(UNITS), INFORMATIVE))
     risk = (effects[unit] * x[:, :INFORMATIVE]).sum(axis=1)
     risk += x[:, 0] * x[:, 1] + 1.5 * np.abs(x[:, 2]) + 2 * (x[:, 3] > 1)
-    risk = 1.6 * (risk - risk.mean()) / risk.std() + draw.logistic(size=rows)
+    risk = 1.6 * (risk - risk.mean()) / risk.std() + draw.logistic(size=3000)
     died = risk > np.quantile(risk, 1 - share)
     x[draw.random(x.shape) < 0.1] = np.nan
     table = pd.DataFrame(x.round(3), columns=[f"v{k}" for k in range(COLUMNS)])

@@ -64,16 +64,14 @@ def sites(algorithm="fedavg", model=None, **changes):
 def jobs(
     task,
     order=(0, 1, 2, 3),
-    index=0,
-    states=None,
 ):
     algorithm, initial = task.algorithm(task.plan), tree.state_dict(task.model)
-    rnd = Round(index, "train", order)
+    rnd = Round(0, "train", order)
     for client in order:
         message = algorithm.server_message(
             State({"model": initial}), client, rnd
         ).clone()
-        state = (states or {}).get(client) or algorithm.client_state(initial, client)
+        state = algorithm.client_state(initial, client)
         yield TrainRequest(
             client, rnd, message, state=state, score=("test",), keep=True
         )

@@ -9,14 +9,14 @@ from fl_core.data.partitions import make
 from tests.conftest import refuses
 
 
-def skewed(n=900, owners=3):
+def skewed(n=900):
     """Samples that hold their own number and are half of class 0, a third of class 1, a sixth of class 2."""
     numbers = np.arange(n)
     labels = np.array([0, 0, 0, 1, 1, 2])[np.random.default_rng(0).permutation(n) % 6]
-    names = tuple("abc"[:owners])
+    names = tuple("abc")
     x = numbers[:, None].astype(np.float32)
     return Source(
-        "toy", x, labels, ("0", "1", "2"), owner=numbers % owners, owner_names=names
+        "toy", x, labels, ("0", "1", "2"), owner=numbers % 3, owner_names=names
     )
 
 

@@ -36,9 +36,9 @@ ONE_OUTPUT = {
 each_loss = pytest.mark.parametrize("loss", BUILT, ids=str)
 
 
-def batch(n=7, n_classes=5, scale=2.0, seed=0):
+def batch(n=7, n_classes=5, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    logits = scale * torch.randn(n, n_classes, generator=generator, dtype=torch.float64)
+    logits = 2.0 * torch.randn(n, n_classes, generator=generator, dtype=torch.float64)
     return logits, torch.randint(n_classes, (n,), generator=generator)
 
 

@@ -14,9 +14,9 @@ from tests.conftest import network
 SHAPE = (1, 6, 6)
 
 
-def gated(kind="norm", target=0.5, split=5):
+def gated(target=0.5, split=5):
     torch.manual_seed(0)
-    return Gated(network(kind), SHAPE, target, split)
+    return Gated(network("norm"), SHAPE, target, split)
 
 
 def images(n, *shape, seed=0):

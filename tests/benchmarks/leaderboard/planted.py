@@ -35,12 +35,11 @@ def rows(
     federations,
     score,
     sizes=(10, 30),
-    methods=METHODS,
 ):
     """Return the scored rows of all methods. A client's accuracy is its macro-F1, its log loss 1 minus that."""
     found = []
     for federation in federations:
-        for method in methods:
+        for method in METHODS:
             for seed in SCORED:
                 values = [score(federation, method, seed, k) for k in range(len(sizes))]
                 clients = {
