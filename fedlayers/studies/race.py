@@ -65,10 +65,10 @@ class Standing(NamedTuple):
         main: the score that is shown: the task's main one (:data:`fl_core.rows.MAIN`), or the one that selects.
         rounds: a line per run and evaluated round: the main score and ``loss`` on validation, means over the
             clients weighted by training samples.
-        judged: a line per run: their means over the last evaluated rounds that all arms have, or over those up
-            to its best round under a stopping rule. ``score`` is minus the sum of ranks by the scores that select
-            among the runs of the seed; higher is better. If an arm makes its model at the end, that is the last round
-            alone. NaN for a run that failed.
+        judged: a line per run: their means over the last three evaluated rounds, or over those up to its best round
+            under a stopping rule. ``score`` is minus the sum of ranks by the scores that select among the runs of the
+            seed; higher is better. An arm that makes its model at the end has the last round alone. NaN for a run
+            that failed.
         failed: why a run has no result.
         best: under a stopping rule the best round of each run.
         left_out: the rows of clients whose samples give no main score. It is the mean over the other clients, for all
@@ -140,14 +140,10 @@ def standings(
     """
     by, main = jobs[0].config.federation.monitor, ""
     best: dict[str, int] = {}
-    about = [
-        (job.name, job.arm, job.config.execution.seed, job.config.training.lr)
-        for job in jobs
-    ]
-    runs = pd.DataFrame(about, columns=["run", "arm", "seed", "lr"])
-    runs = runs.astype({"lr": float})
-    frames, left_out = [], []
+    curves, lines, left_out = [], [], []
     for job in jobs:
+        about = {"run": job.name, "arm": job.arm, "seed": job.config.execution.seed}
+        lines.append({**about, "lr": job.config.training.lr})
         if job.name in failed:
             continue
         if (at := best_of_run(job.path)) is not None:
@@ -157,25 +153,16 @@ def standings(
         own = frame[(frame["split"] == "validation") & (frame["metric"] == main)]
         left_out.append(own[rows.without_score(own)])
         shown = list(dict.fromkeys((main, "loss")))
-        lines = validation_scores(frame, shown, until)
-        frames.append(lines.assign(run=job.name))
-    rounds = pd.concat(frames, ignore_index=True)
+        curve = validation_scores(frame, shown, until)
+        latest = curve if at is None else curve[curve["round"] <= at]
+        lines[-1] |= latest[shown].tail(WINDOW).mean(skipna=False)
+        curves.append(curve.assign(**about)[[*about, "round", *shown]])
+    rounds, judged = pd.concat(curves, ignore_index=True), pd.DataFrame(lines)
     if rounds.empty:
         raise UsageError(
             "an arm must have an evaluated round; got none. Lower --eval-every."
         )
-    rounds = runs.merge(rounds, on="run")[["run", "arm", "seed", "round", *shown]]
-    of_round = rounds.groupby(["seed", "round"])
-    for name in shown:  # what has no value gets the round's worst
-        worst = of_round[name].transform("min" if SCORES[name] else "max")
-        rounds[name] = rounds[name].fillna(worst)
-    racing = of_round["run"].transform("size")
-    counted = racing == racing.groupby(rounds["seed"]).transform("max")
-    last = rounds["run"].map(best)
-    counted = counted.where(last.isna(), rounds["round"] <= last)
-    latest = rounds[counted].groupby("run").tail(WINDOW)
-    judged = runs.join(latest.groupby("run")[shown].mean(), on="run")
-    judged["score"] = 0.0
+    judged = judged.astype({"lr": float}).assign(score=0.0)
     for name in selecting_scores(TABLE[main].task, by):
         values = judged[name].round(DIGITS).groupby(judged["seed"])
         judged["score"] -= values.rank(ascending=not SCORES[name])
