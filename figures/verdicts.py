@@ -214,11 +214,15 @@ NO_HIGHER = Check(
 )
 
 
-def holm(odds: Sequence[Odds]) -> list[bool | None]:
-    """Return the verdict on each part of a claim, all together wrong with a probability of 5 % at most (Holm)."""
+def of_parts(odds: Sequence[Odds]) -> list[bool | None]:
+    """Return the verdict on each part of a claim that all of them hold.
+
+    Who claims all parts needs each of them at 5 %, and no correction: if one does not hold, its own test errs in 5 % at
+    most (the intersection-union test). Against the claim any one will do, so there parts are corrected (Holm).
+    """
     least = [1.0 if math.isnan(min(each)) else min(each) for each in odds]
     return [
-        each.holds < each.fails if p < ALPHA else None
+        True if each.holds < ALPHA else False if p < ALPHA else None
         for each, p in zip(odds, statistics.holm(least), strict=True)
     ]
 
@@ -247,7 +251,7 @@ def judged(
     test: Check = LEAD,
     show: Callable[[Interval], str] = points,
 ) -> JointVerdict:
-    """Judge a claim of one or several parts, corrected for their number.
+    """Judge a claim of one or several parts by :func:`of_parts`.
 
     An order of accuracies, shown in points, fails also where both are level within the margin.
     A part whose difference still shrinks decides nothing. If it alone made the verdict, that is the evidence.
@@ -259,7 +263,7 @@ def judged(
     odds = {name: test.odds(gap) for name, gap in gaps.items()}
     if show is points and not test.bounds:
         odds = {name: _or_level(each, gaps[name]) for name, each in odds.items()}
-    parts = holm(list(odds.values()))
+    parts = of_parts(list(odds.values()))
     told = []
     for (name, gap), part in zip(gaps.items(), parts, strict=True):
         unsure = gap.few or ("equal" if gap.equal else UNDECIDED)

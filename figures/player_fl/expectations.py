@@ -14,7 +14,7 @@ from figures.verdicts import (
     LEAD,
     Odds,
     by_seed,
-    holm,
+    of_parts,
     of_ranges,
     of_seeds,
     of_share,
@@ -65,7 +65,7 @@ def whole(expected: str, parts: Mapping[str, tuple[str, Odds, str]]) -> Finding:
     Args:
         parts: by dataset what was measured, its p-values, and why it is not comparable; empty where it is.
     """
-    sides = holm([odds for _, odds, _ in parts.values()])
+    sides = of_parts([odds for _, odds, _ in parts.values()])
     fair = [
         None if far and side is False else side
         for side, (_, _, far) in zip(sides, parts.values(), strict=True)

@@ -16,7 +16,6 @@ from figures.player_fl.runs import ABSENT, BESIDE, CASES, METHODS
 from figures.ranking import Ranking
 from figures.recipe import where
 from figures.verdicts import median_ends
-from fl_core import statistics
 from fl_core.rows import SCORES
 
 SCORE, FAIRNESS, INCENTIVE = "score", "fairness", "incentive"
@@ -150,32 +149,30 @@ def clients(frame: pd.DataFrame, reading: Reading) -> pd.DataFrame:
 def by_seed(scored: pd.DataFrame, table: Table) -> pd.DataFrame:
     """Return the table's quantity in its printed unit, one row a dataset, method and seed.
 
-    Incentive needs both baselines.
+    It is NaN where a client has no value. Incentive needs both baselines.
     """
-    own = scored[scored["metric"] == table.metric]
-    lines = []
-    for (dataset, seed), part in own.groupby(["dataset", "seed"], sort=False):
-        values = part.pivot(index="client", columns="method", values="value")
-        weights = part.groupby("client")["n_train"].first().loc[values.index]
-        for method in values.columns:
-            value = table.factor * _quantity(values, str(method), weights, table)
-            lines.append(
-                {"dataset": dataset, "method": method, "seed": seed, "value": value}
-            )
-    return pd.DataFrame(lines, columns=["dataset", "method", "seed", "value"])
-
-
-def _quantity(
-    values: pd.DataFrame, method: str, weights: pd.Series, table: Table
-) -> float:
+    own, keys = scored[scored["metric"] == table.metric], ["dataset", "seed"]
+    values = own.pivot(index=[*keys, "client"], columns="method", values="value")
     if table.kind == SCORE:
-        return statistics.combine(values[method], weights)
-    if table.kind == FAIRNESS:
-        return statistics.fairness(values[method])
-    if not set(BASELINES) <= set(values.columns):
-        return math.nan
-    local, fedavg = (values[name] for name in BASELINES)
-    return statistics.incentive(values[method], local, fedavg, SCORES[table.metric])
+        weights = own.groupby([*keys, "client"])["n_train"].first().loc[values.index]
+        total = weights.groupby(level=keys).transform("sum")
+        found = values.mul(weights / total, axis=0).groupby(level=keys).sum()
+    elif table.kind == FAIRNESS:
+        found = values.groupby(level=keys).var(ddof=0)
+    else:
+        best = values.reindex(columns=list(BASELINES))
+        higher = SCORES[table.metric]
+        bar = (
+            best.max(axis=1, skipna=False) if higher else best.min(axis=1, skipna=False)
+        )
+        better = values.gt(bar, axis=0) if higher else values.lt(bar, axis=0)
+        found = (
+            better.astype(float).where(bar.notna(), axis=0).groupby(level=keys).mean()
+        )
+    whole = values.notna().groupby(level=keys).all()
+    lines = (table.factor * found.where(whole)).stack(future_stack=True).rename("value")
+    made = pd.MultiIndex.from_frame(own[[*keys, "method"]].drop_duplicates())
+    return lines[lines.index.isin(made)].reset_index()
 
 
 @dataclass(frozen=True)

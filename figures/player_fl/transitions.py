@@ -24,7 +24,7 @@ from figures.page import markdown, missing_runs
 from figures.papers import published
 from figures.player_fl.runs import ABSENT, CASES, NETWORKS, STAND_IN
 from figures.recipe import where
-from figures.verdicts import holm, of_share
+from figures.verdicts import of_parts, of_share
 from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.errors import listing
@@ -334,7 +334,7 @@ def _stable(decided: list[Decisions], far: Mapping[str, str]) -> Finding:
             for name, (count, seeds) in counts.items()
         )
         + f" ({len(near)} parts, Holm's correction)",
-        joint(holm([of_share(*count) for count in counts.values()])),
+        joint(of_parts([of_share(*count) for count in counts.values()])),
     )
 
 

@@ -47,6 +47,7 @@ METHODS = (
 )
 IN_TABLE2 = tuple(method for method in METHODS if method != "local_adaptation")
 """The methods of the paper's Table 2."""
+OTHERS = tuple(method for method in IN_TABLE2 if method not in SCHEDULES)
 BELOW = ("fedavg", "fedper", "fedrep", "fedrod")
 """Methods that schedules are laid over in Sec. 5.4. LG-FedAvg shares its last layer only: there is nothing to thaw."""
 WRAPPED = "cifar10"

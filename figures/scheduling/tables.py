@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -29,7 +30,9 @@ from figures.scheduling.runs import (
     METHODS,
     NAME,
     NAMES,
+    OTHERS,
     OVER,
+    RIVAL,
     SCHEDULES,
     SIZES,
     THAW,
@@ -95,27 +98,27 @@ def table2(header: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
+def over(
+    values: pd.DataFrame, dataset: str, method: str, others: Sequence[str] = OTHERS
+) -> dict[str, Difference]:
+    """Return a method's leads over others on a dataset."""
+    return {
+        f"{dataset}.{other}": settled(
+            values, f"{dataset}.{method}", f"{dataset}.{other}"
+        )
+        for other in others
+    }
+
+
 def _findings(header: Mapping[str, Any], frame: pd.DataFrame) -> Iterator[Finding]:
-    values = finished(frame)
-
-    def gaps(dataset: str, method: str, others: Sequence[str]) -> dict[str, Difference]:
-        return {
-            f"{dataset}.{other}": settled(
-                values, f"{dataset}.{method}", f"{dataset}.{other}"
-            )
-            for other in others
-        }
-
-    papers = [
-        method for method in METHODS if method not in (*SCHEDULES, "local_adaptation")
-    ]
+    gaps = partial(over, finished(frame))
     for dataset in ("cifar100", "tiny_imagenet"):
         for method in SCHEDULES:
-            found = judge(gaps(dataset, method, papers))
+            found = judge(gaps(dataset, method))
             yield found.finding(
                 f"{NAMES[dataset]}, mean of the last three evaluations: {names.title(method)} lies above the paper's "
                 "six other methods",
-                apart=incomparable(header, frame, dataset, [*papers, method]),
+                apart=incomparable(header, frame, dataset, [*OTHERS, method]),
             )
     near = own_images(header)
     far = [NAMES[dataset] for dataset in columns(header) if dataset not in near]
@@ -274,7 +277,7 @@ def accuracies(
 
 def _draw_thawed(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     known = items.published("scheduling")
-    known = known[known["place"] == "Sec. 5.3"].set_index(
+    known = known[known["place"].isin(["Sec. 5.3", "Table 2"])].set_index(
         ["dataset", "setting", "method"]
     )["value"]
     ((dataset, column),) = columns(header).items()
@@ -290,6 +293,13 @@ def _draw_thawed(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             }
             printed = f"{rounds} rounds, unfrozen at {unfreeze}"
             published.append(known.get((dataset, printed, method), math.nan))
+    runs[f"{dataset}.{RIVAL}"] = {
+        "dataset": dataset,
+        "method": RIVAL,
+        "rounds": rounds,
+        "unfreeze": "–",
+    }
+    published.append(known[dataset, f"{rounds} rounds", RIVAL])
     table, values = accuracies(frame, runs), finished(frame)
     table["published"] = published
     found = judge(
@@ -301,10 +311,16 @@ def _draw_thawed(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         },
         TRAIL,
     )
-    finding = found.finding(
-        f"{NAMES[dataset]}: unfreezing twice as early costs both schedules accuracy (paper: 0.3 to 1 point)",
-        "early − late, in points: ",
-        apart=incomparable(header, frame, dataset, SCHEDULES),
+    findings = (
+        found.finding(
+            f"{NAMES[dataset]}: unfreezing twice as early costs both schedules accuracy (paper: 0.3 to 1 point)",
+            "early − late, in points: ",
+            apart=incomparable(header, frame, dataset, SCHEDULES),
+        ),
+        judge(over(values, dataset, "anti")).finding(
+            f"{NAMES[dataset]}: Anti lies above the paper's six other methods",
+            apart=incomparable(header, frame, dataset, ["anti", RIVAL]),
+        ),
     )
     caption = (
         "Accuracy after fine-tuning, with 95 % intervals. It is the mean of the last three evaluations. The labels "
@@ -312,7 +328,7 @@ def _draw_thawed(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         f"{missing_runs(header, list(THAW.runs))} {setting(header, frame, dataset)}"
     )
     text = lines(table, ("dataset", "method", "unfreeze"))
-    return Drawing(None, table, caption, (finding,), text)
+    return Drawing(None, table, caption, findings, text)
 
 
 def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
@@ -364,6 +380,7 @@ items.register(Item(
 ))  # fmt: skip
 items.register(Item(
     "scheduling.sec53", "When layers are unfrozen: earlier against later", source=THAWING, draw=_draw_thawed,
+    partial=True,
 ))  # fmt: skip
 items.register(Item(
     "scheduling.sec54", f"Schedules over methods that train their head, {NAMES[WRAPPED]}",

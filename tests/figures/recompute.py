@@ -257,6 +257,24 @@ LINES["player_fl.above_fedavg"] = partial(leads, "fedavg")
 LINES["player_fl.above_local"] = partial(leads, "local")
 
 
+TEN = (
+    "fedprox", "pfedme", "ditto", "local_adaptation", "fedbabu", "fedlp", "fedlama", "pfedla", "playerfl",
+    "playerfl_random",
+)  # fmt: skip
+
+
+@covers("player_fl.best_fairness")
+def best_fairness():
+    spread = [
+        tuned(data).groupby(level="seed")[list(TEN)].var(ddof=0) for data in TITLES
+    ]
+    ranks = sum(each.median().rank() for each in spread) / len(spread)
+    assert ranks.idxmin() == "fedbabu"
+    return [
+        f"PLayer-FL {ranks['playerfl']:.1f} and FedBABU the least with {ranks.min():.1f}"
+    ]
+
+
 def layers(metric, variant):
     """Return each seed's curves of Fashion-MNIST after one epoch, layers x clients, over their first layer."""
     frame = rows("player_fl.layers", "fashion_mnist-first")

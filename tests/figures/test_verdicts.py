@@ -19,9 +19,9 @@ from figures.verdicts import (
     TRAIL,
     Odds,
     by_seed,
-    holm,
     judged,
     little_learned,
+    of_parts,
     of_ranges,
     of_seeds,
     of_share,
@@ -124,10 +124,11 @@ def test_parts_of_a_joint_claim_are_named_and_corrected():
     assert 0.025 < stats.ttest_1samp(good, 0).pvalue < 0.05
     assert stats.ttest_1samp(weak, 0).pvalue > 0.05
     assert held(x=good) is True
-    assert held(x=good, y=sure) is True  # Holm: the larger p against 5 %
-    both = judged({"x": between(good), "y": between(good)})
+    assert held(x=good, y=good) is True  # each by itself
+    both = judged({"x": between(good), "y": between(good)}, TRAIL)  # corrected
     assert (both.held, both.text.count("undecided")) == (None, 2)
     assert "2 parts" in both.text
+    assert held(TRAIL, x=good) is False
     wrong = [-value for value in sure]
     failed = judged({"x": between(wrong), "y": between(weak)})
     assert failed.held is False
@@ -146,13 +147,15 @@ def test_an_order_fails_where_both_are_level():
     assert judged({"x": between(level)}, show=plain).held is None  # no accuracies
 
 
-def test_holms_procedure_and_shares_of_few_seeds():
+def test_all_parts_hold_by_themselves_and_one_refutes_after_holms_correction():
     p = [0.001, 0.013, 0.02, 0.04, 0.9]
-    verdicts = holm([Odds(each, 1 - each) for each in p])
-    assert [each is True for each in verdicts] == [True, False, False, False, False]
-    assert holm([Odds(0.9, 0.001), Odds(math.nan, math.nan)]) == [False, None]
-    assert holm([of_share(0, 3), of_share(3, 3)]) == [None, None]
-    assert holm([of_share(0, 10), of_share(5, 10)]) == [False, None]
+    verdicts = of_parts([Odds(each, 1 - each) for each in p])
+    assert verdicts == [True, True, True, True, None]
+    verdicts = of_parts([Odds(1 - each, each) for each in p])
+    assert verdicts == [False, None, None, None, None]
+    assert of_parts([Odds(0.9, 0.001), Odds(math.nan, math.nan)]) == [False, None]
+    assert of_parts([of_share(0, 3), of_share(3, 3)]) == [None, None]
+    assert of_parts([of_share(0, 10), of_share(5, 10)]) == [False, None]
     assert of_share(10, 10).holds == pytest.approx(2 * 0.5**10)
     assert LEVEL.odds(between([0.0] * 3)) == Odds(0.0, 1.0)
 
