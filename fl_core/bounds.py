@@ -192,7 +192,7 @@ def _kind_words(hint: Any) -> str:
     if kind in (Sequence, Collection):
         return f"a list of {_kind_words(get_args(hint)[0])}"
     words = {NoneType: "none", Path: "a path", Mapping: "dict"}
-    return words.get(kind) or getattr(kind, "__name__", str(kind))
+    return words.get(kind) or str(getattr(kind, "__name__", kind))
 
 
 def short_value(value: object) -> str:

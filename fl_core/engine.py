@@ -106,12 +106,10 @@ class Engine:
 
         In one thread: what is done here is small, and a second one would wait for a core that clients train on.
         """
-        info, schedule, done = self.task_info, self.schedule, self.done + 1
+        schedule, done = self.schedule, self.done + 1
         exchanges = self.algorithm.exchanges(self.done)
         self.clients.forget()
-        sampled = sampled_clients(
-            info.seed, self.done, len(self.names), schedule.participation
-        )
+        sampled = self.sampled()
         for exchange in exchanges:
             last = exchange == exchanges[-1]
             score = SCORED if last and schedule.evaluates(done) else ()
@@ -202,6 +200,11 @@ class Engine:
         self.tell("after_exchange", rnd)
 
     # --- around the rounds ---
+
+    def sampled(self) -> tuple[int, ...]:
+        """Draw the clients of the next round."""
+        count, share = len(self.names), self.schedule.participation
+        return sampled_clients(self.task_info.seed, self.done, count, share)
 
     def check_finite(self) -> None:
         """Check that the server's state has no NaN or infinity, besides those of the initial model.
@@ -333,19 +336,15 @@ class PlanSelection(Listener):
             return
         self.check(engine.algorithm)
         if self.measure_first and engine.algorithm.plan is None:
-            info, schedule = engine.task_info, engine.schedule
             scouting = Engine(
-                PLayerFL(info),
+                PLayerFL(engine.task_info),
                 engine.data,
                 engine.initial,
                 engine.clients.fork(),
-                schedule,
+                engine.schedule,
                 [engine.listener(Costs).apart("plan"), engine.listener(Timer)],
             )
-            sampled = sampled_clients(
-                info.seed, 0, len(engine.names), schedule.participation
-            )
-            scouting.measure(sampled)
+            scouting.measure(scouting.sampled())
             scouting.tell("after_training")
             self._decide(engine, scouting.server.meta.pop(MEASURED))
             engine.clients.begin(engine.algorithm)

@@ -169,7 +169,6 @@ def export(
             f"{out} must be a file of safetensors. Call {OTHERS[out.suffix.lower()]} on the model of fl.load_models."
         )
     check_free(out)
-    _check_path(path, "a run directory", "Give the folder that the run was stored in")
     found = store.Run(path)
     if round in (None, "best"):
         round = (
@@ -254,11 +253,6 @@ def read(path: Path | str) -> ExportedModel:
     return ExportedModel(path, about)
 
 
-def _check_path(path: Any, what: str, way: str) -> None:
-    if not isinstance(path, str | Path):
-        raise UsageError(f"path must be {what}; got {type(path).__name__}. {way}.")
-
-
 def predict(
     path: Path | str,
     new: Any,
@@ -288,7 +282,6 @@ def predict(
         CorruptError: a file of the model is damaged.
         NonFiniteError: the model's output is NaN or infinite.
     """
-    _check_path(path, "the file of an exported model", "Write one with fl.export")
     exported = read(path)
     built = adapt(exported.model(model=model, allow_code=allow_code))
     samples = exported.inputs.samples(new, ids)

@@ -190,39 +190,27 @@ def copy_into(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> Non
     Raises:
         UsageError: a name or shape does not fit. The message names the first.
     """
-    names: dict[int, list[str]] = {}
-    wanted = {
+    live = {
         name: tensor
         for name, tensor in model.state_dict(keep_vars=True).items()
         if isinstance(tensor, Tensor)
     }
-    for name, tensor in wanted.items():
-        names.setdefault(id(tensor), []).append(name)
-    missing = [
-        tied[0] for tied in names.values() if not any(name in stored for name in tied)
-    ]
-    unexpected = [name for name in stored if name not in wanted]
-    problems = [
-        f"{what}: {listing(keys, 4)}"
-        for what, keys in (("missing", missing), ("unexpected", unexpected))
-        if keys
-    ]
-    if problems:
-        raise UsageError(
-            f"weights in {where} must fit the model; got others: {'; '.join(problems)}."
-        )
-    for name, tensor in stored.items():
-        if tensor.shape != wanted[name].shape:
-            shapes = f"{tuple(tensor.shape)} in {where}, {tuple(wanted[name].shape)} in the model"
-            raise UsageError(f"tensor {name!r} must have the same shape; got {shapes}.")
-    for tied in names.values():
-        first, *rest = [name for name in tied if name in stored]
-        for name in rest:
-            if not torch.equal(stored[first], stored[name]):
+    ties: dict[int, list[str]] = {}
+    for name, tensor in live.items():
+        ties.setdefault(id(tensor), []).append(name)
+    given = dict(stored)
+    for names in ties.values():
+        held = [name for name in names if name in given]
+        for name in held[1:]:
+            if not torch.equal(given[held[0]], given.pop(name)):
                 raise UsageError(
-                    f"tied tensors {first!r} and {name!r} must have the same values; got different ones in {where}."
+                    f"tied tensors {held[0]!r} and {name!r} must have the same values; got different ones in {where}."
                 )
-    tree.assign({name: wanted[name] for name in stored}, stored)
+        if held:
+            given[names[0]] = given.pop(held[0])
+    targets = {names[0]: live[names[0]] for names in ties.values()}
+    tree.check_same(given, targets, where, "the model")
+    tree.assign(targets, given)
 
 
 def read(path: Path) -> dict[str, Tensor]:

@@ -75,40 +75,6 @@ class Lines:
         """Ignore the words after a bar."""
 
 
-class InCell(Lines):
-    """A bar in a notebook's cell, drawn again at most once a second."""
-
-    def __enter__(self) -> Self:
-        self.words, self.place = "", Cell()
-        self._draw()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._draw(last=True)
-
-    def update(self, n: float = 1) -> None:
-        """Add steps that are done."""
-        self.done += n
-        self._draw()
-
-    def set_postfix_str(self, s: str = "", refresh: bool = True) -> None:
-        """Set the words behind the bar."""
-        self.words = s
-
-    def _draw(self, last: bool = False) -> None:
-        if not (last or self.place.due):
-            return
-        from html import escape
-
-        from tqdm import tqdm
-
-        seconds = tqdm.format_interval(time.monotonic() - self.began)
-        steps = f"{self.done:g} of {plural(self.total, self.unit)}, {seconds}"
-        words = escape(f"{self.what}: {steps} {self.words}".strip())
-        bar = f'<progress value="{self.done:g}" max="{self.total}"></progress>'
-        self.place.show({"text/html": f"{bar} {words}", "text/plain": words})
-
-
 class Cell:
     """A place in a notebook's cell whose contents are replaced.
 
@@ -183,9 +149,7 @@ def progress_bar(
         shown: write anything at all.
         leave: leave the bar on the terminal at the end, or the last line of short work.
     """
-    if shown and in_notebook():
-        return InCell(total, what, unit, initial, leave)
-    if shown and not sys.stderr.isatty():
+    if shown and not (sys.stderr.isatty() or in_notebook()):
         return Lines(total, what, unit, initial, leave)
     from tqdm import tqdm
 
@@ -197,6 +161,7 @@ def progress_bar(
         disable=not shown,
         initial=initial,
         leave=leave,
+        mininterval=SECONDS if in_notebook() else 0.1,
         smoothing=0.0,
     )
 
