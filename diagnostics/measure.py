@@ -202,7 +202,7 @@ def diagnose_features(
     read: dict[str, dict[str, Tensor]] = {}
     for client, layers in features.items():
         with about(f"client {client!r}"):
-            check_type("features", layers, dict, show=lambda v: type(v).__name__)
+            check_type("features", layers, dict)
             read[str(client)] = {name: tensor(a).float() for name, a in layers.items()}
     names = list(dict.fromkeys(name for layers in read.values() for name in layers))
     sizes = {len(a) if a.ndim else 0 for own in read.values() for a in own.values()}

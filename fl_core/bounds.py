@@ -24,7 +24,7 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache, wraps
 from numbers import Integral, Real
 from pathlib import Path
-from types import NoneType, SimpleNamespace, UnionType
+from types import MappingProxyType, NoneType, SimpleNamespace, UnionType
 from typing import (
     Annotated,
     Any,
@@ -73,22 +73,15 @@ Positive = Annotated[float, ABOVE_0]
 Count = Annotated[int, at_least(1)]
 Share = Annotated[float, Bound("at most 1", lambda value: value <= 1)]
 """Types of an algorithm's options."""
-_TYPES: dict[Any, tuple[type, ...]] = {
-    kind: (kind,) for kind in (bool, int, str, list, dict, NoneType)
-}
-_TYPES |= {float: (float, int), tuple: (tuple, list)}
-_NUMPY: dict[Any, tuple[type, ...]] = {int: (Integral,), float: (Real,)}
-_NUMPY |= {Path: (os.PathLike,)}
+_PLAIN = {bool, int, float, str, list, dict, tuple, NoneType}
+_ACCEPTED = {float: (float, int), tuple: (tuple, list), Path: os.PathLike}
+_NUMPY = _ACCEPTED | {int: Integral, float: Real}
+"""What stands for a type, and what does if a number may be NumPy's."""
+_LISTS = (list, tuple, Sequence, Collection)
 
 
 def check_type(
-    name: str,
-    value: Any,
-    hint: Any,
-    way: str = "",
-    *,
-    numpy: bool = False,
-    show: Callable[[Any], str] = repr,
+    name: str, value: Any, hint: Any, way: str = "", *, numpy: bool = False
 ) -> None:
     """Check that a value has an annotated type. A whole number is also a ``float``, and a truth value is no number.
 
@@ -102,29 +95,13 @@ def check_type(
     Args:
         way: what to do, for the message.
         numpy: whether a number may be NumPy's.
-        show: returns the value's text for the message.
 
     Raises:
         UsageError: it has another type.
     """
-    parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    kinds = [get_origin(part) or part for part in parts]
-    if not set(kinds) <= _TYPES.keys():
-        return
-    types = _TYPES | _NUMPY if numpy else _TYPES
-    accepted = tuple(each for kind in kinds for each in types[kind])
-    fits = bool in kinds if isinstance(value, bool) else isinstance(value, accepted)
-    if tuple[str, ...] in parts and isinstance(value, list | tuple):
-        fits = all(isinstance(each, str) for each in value)
-    if not fits:
-        words = {NoneType: "none", tuple[str, ...]: "a list of names"}
-        wanted = " or ".join(
-            words.get(part) or kind.__name__
-            for part, kind in zip(parts, kinds, strict=True)
-        )
-        raise UsageError(
-            f"{name} must be {wanted}; got {show(value)}.{way and f' {way}'}"
-        )
+    plain = {get_origin(part) or part for part in _alternatives(hint)} <= _PLAIN
+    if plain and not _is_kind(value, hint, _NUMPY if numpy else _ACCEPTED):
+        raise _not_of(hint, name, value, way)
 
 
 def checked(function: Function) -> Function:
@@ -151,14 +128,10 @@ def checked(function: Function) -> Function:
             if parameter.kind is not parameter.VAR_KEYWORD:
                 hint = argument_hint(function, name)
                 if not _is_kind(value, hint):
-                    parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-                    wanted = " or ".join(map(_kind_words, parts))
                     several = as_list(name, value, empty=True)
                     wrong = [each for each in several if not _is_kind(each, hint)]
-                    way = " Name a dataset by dataset=." if name == "config" else ""
-                    raise UsageError(
-                        f"{name} must be {wanted}; got {short_value(wrong[0])}.{way}"
-                    )
+                    way = "Name a dataset by dataset=." if name == "config" else ""
+                    raise _not_of(hint, name, wrong[0], way)
         return function(*args, **options)
 
     return cast(Function, call)
@@ -174,22 +147,36 @@ def argument_hint(function: Callable[..., Any], name: str) -> Any:
         return Any
 
 
-def _is_kind(value: Any, hint: Any) -> bool:
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if isinstance(hint, UnionType) else (hint,)
+
+
+def _is_kind(
+    value: Any, hint: Any, accepted: Mapping[Any, Any] = MappingProxyType(_NUMPY)
+) -> bool:
     parts, kind = get_args(hint), get_origin(hint) or hint
     if kind is UnionType:
-        return any(_is_kind(value, part) for part in parts)
-    if kind in (Sequence, Collection) and not isinstance(value, Iterator):
+        return any(_is_kind(value, part, accepted) for part in parts)
+    if kind in _LISTS and parts and not isinstance(value, Iterator):
+        fits = kind in (Sequence, Collection) or _is_kind(value, kind, accepted)
         values = as_list("", value, empty=True)
-        return all(_is_kind(each, parts[0]) for each in values)
-    if kind in _NUMPY and isinstance(value, bool):
+        return fits and all(_is_kind(each, parts[0], accepted) for each in values)
+    if kind in (int, float) and isinstance(value, bool):
         return False
-    kinds = _NUMPY.get(kind, kind)
+    kinds = accepted.get(kind, kind)
     return kind is Any or not isinstance(kind, type) or isinstance(value, kinds)
+
+
+def _not_of(hint: Any, name: str, value: Any, way: str) -> UsageError:
+    wanted = " or ".join(map(_kind_words, _alternatives(hint)))
+    return UsageError(
+        f"{name} must be {wanted}; got {short_value(value)}.{way and f' {way}'}"
+    )
 
 
 def _kind_words(hint: Any) -> str:
     kind = get_origin(hint) or hint
-    if kind in (Sequence, Collection):
+    if kind in _LISTS and get_args(hint):
         return f"a list of {_kind_words(get_args(hint)[0])}"
     words = {NoneType: "none", Path: "a path", Mapping: "dict"}
     return words.get(kind) or str(getattr(kind, "__name__", kind))

@@ -29,7 +29,6 @@ from fl_core.bounds import (
     at_least,
     check_fields,
     check_type,
-    short_value,
 )
 from fl_core.data.columns import BETWEEN, Reading
 from fl_core.data.registry import DATASETS, ROOT_VARIABLE
@@ -224,7 +223,7 @@ class RunConfig(Displayed):
                 value = keys[key] = BETWEEN.join(map(str, value))
             if isinstance(value, str) and list[str] in get_args(KEYS[key].hint):
                 value = keys[key] = list(as_list(key, value))
-            check_type(key, value, KEYS[key].hint, way, show=short_value)
+            check_type(key, value, KEYS[key].hint, way)
             if isinstance(value, float) and not math.isfinite(value):
                 raise UsageError(f"{key} must be finite; got {value}.")
         for group, kind in GROUPS.items():
