@@ -17,6 +17,7 @@ from fedlayers.studies import arms as candidates
 from fedlayers.studies.choice import NOTHING, Choice, answers, infer
 from fedlayers.studies.harmless import (
     BASE_RATE,
+    PROBABLE,
     TEST,
     VALIDATION,
     Bench,
@@ -356,12 +357,13 @@ def _on_test(
 ) -> list[str]:
     """Compare the model with the base rate and the best baseline by validation, on test samples."""
     own, base, lines = bench.scores(model), bench.scores(bench.base_rate), []
+    loss = "calibrated loss" if bench.kind in PROBABLE else "loss"
     rivals = [one for one in others if one.name != BASE_RATE]
     if rivals:
         rival = min(rivals, key=lambda one: bench.scores(one, VALIDATION)["loss"])
         if bench.above(model, rival, TEST).low > 0:
             lines.append(
-                f"{rival.name} is better on test samples: loss {bench.scores(rival)['loss']:.3f}, "
+                f"{rival.name} is better on test samples: {loss} {bench.scores(rival)['loss']:.3f}, "
                 f"the model's {own['loss']:.3f}."
             )
     names = [name for name in dict.fromkeys((main, "auroc")) if name != "loss"]
@@ -370,7 +372,7 @@ def _on_test(
         f"{label_of(name)} {in_column(name, own[name])}{' %' * TABLE[name].share}"
         for name in names
     ]
-    parts.append(f"loss {own['loss']:.3f}, the base rate's {base['loss']:.3f}")
+    parts.append(f"{loss} {own['loss']:.3f}, the base rate's {base['loss']:.3f}")
     lines.append(
         f"On test samples the model has {', '.join(parts)}: means over clients."
     )

@@ -183,6 +183,8 @@ class Comparison(Displayed):
             lines.append(f"{self.unranked}.")
         if self.training:
             lines.append(f"local training: {self.training}.")
+        if set(NAIVE) & set(self.table["algorithm"]):
+            lines.append("loss: as in training; that of baselines is calibrated.")
         for name in self.table["algorithm"]:
             if name in NAIVE:
                 lines.append(f"{name}: {NAIVE[name]}.")

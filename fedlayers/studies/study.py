@@ -147,7 +147,9 @@ def study(
     )
     lead, known = choice.answers, ""
     if choice.winner is not None:
-        table = result.gains(CHOSEN, tuple(AGAINST))
+        same = NAMES.get(choice.winner.extreme)  # its runs are those of this extreme
+        others = [name for name, words in AGAINST.items() if words != same]
+        table = result.gains(CHOSEN, others)
         lead = with_gains(lead, table, len(seeds), result.score)
         known = f"\n{CHOSEN}: the recommended arm. {OWN}: in each seed, the arm that wins its own race."
     say(f"\n{lead.text()}\n\n{result.text()}{known}")
