@@ -57,6 +57,8 @@ def test_calibrated_probabilities_lie_at_the_line():
     assert (wider["high"] - wider["low"]).sum() > (groups["high"] - groups["low"]).sum()
     ax = plots.calibration(groups)
     np.testing.assert_allclose(ax.lines[1].get_ydata(), groups["share"])
+    ends = np.array(ax.collections[0].get_segments())[:, :, 1]
+    np.testing.assert_allclose(ends, groups[["low", "high"]])
     with pytest.raises(UsageError):
         plots.calibration(groups.iloc[:0])
     plt.close("all")

@@ -14,14 +14,14 @@ from tests.conftest import refuses
 from tests.fl_core.made import SPLITS, frame, samples, train_rows, written
 
 
-def people(n=60):
+def people():
     """Ages with a sex, which some lack, and a ward's colour."""
     draw = np.random.default_rng(2)
-    table = frame(n)[["client", "age", "label"]]
+    table = frame()[["client", "age", "label"]]
     table.insert(
-        1, "sex", [("f", "m", "")[k] for k in draw.choice(3, n, p=(0.45, 0.45, 0.1))]
+        1, "sex", [("f", "m", "")[k] for k in draw.choice(3, 60, p=(0.45, 0.45, 0.1))]
     )
-    table.insert(3, "colour", [("red", "green", "blue")[k] for k in draw.choice(3, n)])
+    table.insert(3, "colour", [("red", "green", "blue")[k] for k in draw.choice(3, 60)])
     return table
 
 

@@ -466,7 +466,8 @@ def write_idx(folder, prefix, x, y):
 
 
 def write_mnist(folder, n=200):
-    x, y = images(n, 28, 28, 0), labels(n, 10).astype(np.uint8)
+    x = images(n, 28, 28, 0)
+    y = np.random.default_rng(0).integers(0, 10, n, np.uint8)
     for prefix in ("train", "t10k"):
         write_idx(folder, prefix, x, y)
     return x, y

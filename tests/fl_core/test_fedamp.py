@@ -31,10 +31,10 @@ def problem(kind="plain", clients=N, **changes):
     )
 
 
-def noise(seed, scale=1.0, kind="plain"):
+def noise(seed, scale=1.0):
     """A model around the common start."""
     draw = torch.Generator().manual_seed(seed)
-    start = tree.state_dict(network(kind).double())
+    start = tree.state_dict(network("plain").double())
     return {
         n: t + scale * torch.randn(t.shape, generator=draw, dtype=t.dtype)
         if t.is_floating_point()

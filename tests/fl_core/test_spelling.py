@@ -224,14 +224,14 @@ def test_open_quotation_marks_are_found(tmp_path):
 # --- rows that belong together ---------------------------------------------------------------------------------
 
 
-def visits(patients=40, rows=5):
+def visits(patients=40):
     """Return several rows of each patient. Two hospitals have the same numbers of patients."""
-    draw, patient = np.random.default_rng(0), np.repeat(np.arange(patients), rows)
+    draw, patient = np.random.default_rng(0), np.repeat(np.arange(patients), 5)
     base = draw.normal(size=(2, patients))
     return pd.DataFrame({
-        "hospital": np.repeat(["north", "south"], patients * rows),
+        "hospital": np.repeat(["north", "south"], patients * 5),
         "patient_id": np.tile(patient, 2),
-        "v": np.concatenate([base[0, patient], base[1, patient]]) + 0.1 * draw.normal(size=2 * patients * rows),
+        "v": np.concatenate([base[0, patient], base[1, patient]]) + 0.1 * draw.normal(size=2 * patients * 5),
         "died": np.tile(patient % 2, 2),
     })  # fmt: skip
 

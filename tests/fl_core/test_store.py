@@ -82,9 +82,9 @@ def begun(tmp_path):
         yield writer
 
 
-def a_row(done, value=0.5):
+def a_row(done):
     return rows.row(
-        "accuracy", value, round=done, client="é", model="global", split="test"
+        "accuracy", 0.5, round=done, client="é", model="global", split="test"
     )
 
 

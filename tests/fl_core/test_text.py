@@ -108,10 +108,10 @@ def small(tokens=30, length=9, classes=3, **options):
     )
 
 
-def batch(tokens=30, length=9, n=5):
-    ids = models.example(TokenShape((length,), tokens), n)
+def batch(n=5):
+    ids = models.example(TokenShape((9,), 30), n)
     for row in range(n):
-        ids[row, length - row :] = PAD
+        ids[row, 9 - row :] = PAD
     return ids
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from fl_core import models, tree
-from fl_core.algorithms import Round, registry
-from fl_core.layers import layers_of
+from fl_core.algorithms import Round, find, registry
+from fl_core.layers import Layer, layers_of
 from fl_core.plan import LayerPlan
 from fl_core.task import assemble
 from tests.conftest import (
@@ -127,6 +127,8 @@ def test_the_limit_is_the_other_bit_for_bit(limit, setting):
     ("variant", "by"), [("playerfl_minus", -1), ("playerfl_plus", 1)]
 )
 def test_one_layer_less_or_more_is_playerfl_with_that_plan(variant, by):
+    middle = LayerPlan.prefix([Layer(name, (name,)) for name in "abcde"], 2)
+    assert find(variant).resolve_plan(None, middle).cut == 2 + by
     setting = "batch norm local"
     decided = run(setting, "playerfl").engine.algorithm.plan
     count = min(max(decided.cut + by, 1), len(decided.layers) - 1)

@@ -52,11 +52,11 @@ def hit(number):
 
 
 @contextmanager
-def copied_tree(root=ROOT):
+def copied_tree():
     """Give a copy of the tree without its environment; mutants are made there alone."""
     with tempfile.TemporaryDirectory(prefix="mutants") as folder:
         copy = Path(folder) / "tree"
-        shutil.copytree(root, copy, ignore=LEFT_OUT)
+        shutil.copytree(ROOT, copy, ignore=LEFT_OUT)
         yield copy
 
 
