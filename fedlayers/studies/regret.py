@@ -170,8 +170,8 @@ class Regret(Displayed):
         for name in SPLITS:
             shown[name + unit] = self.table[name].map(self._number)
         ends = self.table[["regret_low", "regret_high"]].itertuples(index=False)
-        spread = [bracket(self.score, *pair) for pair in ends]
-        shown["regret" + unit] = self.table["regret"].map(self._number) + spread
+        brackets = [bracket(self.score, *pair) for pair in ends]
+        shown["regret" + unit] = self.table["regret"].map(self._number) + brackets
         layers = ", ".join(f"{k} {name}" for k, name in enumerate(self.layers, 1))
         failed = self.choices[self.choices["status"] != "ok"]
         notes = [
