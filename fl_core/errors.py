@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 PACKAGES = ("fl_core", "diagnostics", "fedlayers")
+ON_COMMAND_LINE = ContextVar("ON_COMMAND_LINE", default=False)
+"""Whether the program runs, so that messages name its options and not the keywords of Python."""
 
 
 class UsageError(ValueError):
@@ -70,6 +74,23 @@ def plural(count: int, noun: str) -> str:
     ('1 round', '3 rounds')
     """
     return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def spelled(**settings: Any) -> str:
+    """Return settings as the caller types them: keywords in Python, options on the command line.
+
+    >>> spelled(label_column="died at", exclude_columns=["id"], keep_ids=True)
+    "label_column='died at', exclude_columns=['id'], keep_ids=True"
+    """
+    if not ON_COMMAND_LINE.get():
+        return ", ".join(f"{key}={value!r}" for key, value in settings.items())
+    words = []
+    for key, value in settings.items():
+        words.append(f"--{key.replace('_', '-')}")
+        for text in map(str, () if value is True else as_list(key, value)):
+            named = any(map(str.isalnum, text))  # a sign alone is quoted
+            words.append(shlex.quote(text) if named else repr(text))
+    return " ".join(words)
 
 
 def needs_package(package: str, purpose: str, extra: str) -> UsageError:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 from fl_core import progress
 from fl_core.display import message_line, printable
 from fl_core.errors import (
+    ON_COMMAND_LINE,
     CorruptError,
     RunError,
     UsageError,
@@ -71,11 +72,13 @@ ABOUT = (
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the program. An error gives one line, and exit code 2 for usage, 1 for a failure, 128 + N for signal N."""
+    told = ON_COMMAND_LINE.set(True)
     try:
         try:
             with progress.end_on_signals():
                 _main(list(sys.argv[1:] if argv is None else argv))
         finally:
+            ON_COMMAND_LINE.reset(told)
             sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -33,8 +33,10 @@ class Check(Command):
 
     def main(self, line: str) -> None:
         from fl_core.data import frames, tables
+        from fl_core.data.column_table import MOST
         from fl_core.data.partitions import make
         from fl_core.data.registry import DATASETS, path_of
+        from fl_core.display import aligned
 
         named = not Path(self.data).exists() and self.data in DATASETS
         path = Path() if named else path_of(self.data)
@@ -56,8 +58,13 @@ class Check(Command):
             except UsageError:
                 print(source.table)
                 raise
-        print(f"This works: fedlayers run {found.options}")
+        print(f"This works: fedlayers run {found.settings}")
         print(source.table)
+        counts = source.counts()
+        rows = [list(map(str, row)) for row in counts.reset_index().to_numpy()]
+        print("", *aligned([["client", *counts], *rows[:MOST]]), sep="\n")
+        if len(rows) > MOST:
+            print(f"and {len(rows) - MOST:,} more clients")
         if source.owner is None:
             print(
                 "no column names the clients, so a run makes them up. Name it: --client-column NAME"

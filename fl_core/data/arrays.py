@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from fl_core.data import spelling
+from fl_core.data.cells import refuse_where, texts_of
 from fl_core.data.columns import DataFault, Place
-from fl_core.errors import listing, warn
+from fl_core.errors import listing, spelled, warn
 
 Array = NDArray[np.generic]
 Integers = NDArray[np.int64]
-Cells: TypeAlias = "pd.Categorical | NDArray[np.float64]"
-"""A column of text, each word once, or of numbers, NaN where one is missing."""
-_EPOCH, _CLOCK = (pd.Timestamp(day, tz="UTC") for day in ("1970-01-01", "1900-01-01"))
-DATE_FORMS = {
-    "ISO8601": _EPOCH,
-    **dict.fromkeys(("%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y"), _EPOCH),
-    **dict.fromkeys(("%H:%M", "%H:%M:%S"), _CLOCK),
-}
-"""The forms of dates, and the day from which each counts."""
 FEW = 4
 """The largest number of channels of an image if only its shape shows their axis."""
 
@@ -38,43 +30,6 @@ def loses_digits(values: Array) -> bool:
     return bool((rounded != values).any()) and len(np.unique(rounded)) < len(
         np.unique(values)
     )
-
-
-def cells_of(column: pd.Series, text: bool = False) -> Cells:
-    """Return a column's cells: float64 [n] with NaN for missing numbers, or text in Unicode's composed form.
-
-    Raises:
-        DataFault: a cell is a list, an array or a dictionary.
-    """
-    kind = column.dtype
-    if pd.api.types.is_numeric_dtype(column) and not text:
-        return column.to_numpy(dtype=np.float64, na_value=np.nan)
-    if isinstance(kind, pd.CategoricalDtype):
-        place, words = column.cat.codes.to_numpy(), kind.categories
-    else:
-        if pd.api.types.infer_dtype(column, skipna=True) != "string":
-            nested = [isinstance(each, dict | list | np.ndarray) for each in column]
-            rule = "a cell must have one number or text"
-            refuse_where(np.array(nested, dtype=bool), column.to_numpy(), rule)
-            column = column.map(spelling.cell_text)
-        place, words = pd.factorize(column)
-    names = [spelling.name(spelling.cell_text(word)) for word in words]
-    if (place < 0).any():
-        names.append("")
-    code, distinct = pd.factorize(np.array(names, dtype=object))
-    code = code[place]
-    cells = pd.Categorical.from_codes(code, pd.Index(distinct, dtype=object))
-    used = np.bincount(code, minlength=len(distinct))
-    return cells if used.all() else cells.remove_unused_categories()
-
-
-def texts_of(cells: Cells | Array) -> pd.Categorical:
-    """Return a column's cells as text. A missing number has no text."""
-    if isinstance(cells, pd.Categorical):
-        return cells
-    text = cells_of(pd.Series(cells), text=True)
-    assert isinstance(text, pd.Categorical)
-    return text
 
 
 def place_in(parts: Sequence[tuple[str, int, Place]]) -> Place:
@@ -138,7 +93,7 @@ def features(x: Array, missing: bool = False) -> Array:
         row, *cell = map(int, np.unravel_index(int(np.argmin(finite)), finite.shape))
         value, way = x[(row, *cell)], ""
         if x.ndim == 2 and np.isnan(value):
-            way = "Fill missing values with --impute mean, median or most_frequent."
+            way = f"Fill missing values: {spelled(impute='median')}."
         rule = f"features at position {cell} must be finite float32; got {value}."
         raise DataFault(rule, way, row)
     return out
@@ -281,88 +236,6 @@ def whole_numbers(values: Array, way: str = "", **repair: Any) -> Integers:
     return values.astype(np.int64)
 
 
-def numbers(
-    cells: Cells, given: spelling.NumberFormat = spelling.PLAIN
-) -> NDArray[np.float64]:
-    """Convert text to float64 [n], NaN for a cell without a value. Numbers stay as they are.
-
-    Args:
-        given: the signs in the numbers. Plain numbers are read, too.
-
-    Raises:
-        DataFault: names the first cell that is not a number.
-    """
-    if isinstance(cells, np.ndarray):
-        return cells
-    words = cells.categories
-    form = spelling.format_of(words, given) or given
-    known = np.array([*map(form.fits, words)], dtype=bool)
-    others = ~(known[cells.codes] | lacks_value(cells))
-    if others.any():
-        row = int(np.argmax(others))
-        signs = ("point", "comma") if form.decimal == "." else ("comma", "point")
-        other = spelling.is_number(cells[row].replace(",", ".", 1))
-        point = f" with a decimal {signs[0]}, not a {signs[1]}" if other else ""
-        raise DataFault(
-            f"the cell must be a number{point}; got {cells[row]!r} "
-            f"({others.sum():,} of {len(cells):,} cells are no numbers).",
-            row=row,
-        )
-    values = np.full(len(words), np.nan)
-    values[known] = [form.number(word) for word in words[known]]
-    return values[cells.codes]
-
-
-def lacks_value(cells: Cells) -> NDArray[np.bool_]:
-    """Return where a column has no value."""
-    if isinstance(cells, np.ndarray):
-        return np.isnan(cells)
-    missing = [*map(spelling.is_missing, cells.categories)]
-    return np.array(missing, dtype=bool)[cells.codes]
-
-
-def dates(cells: pd.Categorical) -> NDArray[np.float64]:
-    """Return dates as days since 1970 [n], with NaN where a cell is missing.
-
-    All cells have one form: ISO 8601, year/month/day, day.month.year, day/month/year or month/day/year. Times alone are
-    parts of a day.
-
-    >>> dates(pd.Categorical(["1970-01-02", "", "1970-01-01T12:00"])).tolist()
-    [1.0, nan, 0.5]
-
-    Raises:
-        DataFault: names the first cell that is no date, or cells that fit two forms.
-    """
-    words = [word.strip() for word in cells.categories]
-    lacking = np.array([*map(spelling.is_missing, words)], dtype=bool)
-    fits, first, way = [], 0, "Write 2024-12-31."
-    for form in DATE_FORMS:
-        found = pd.to_datetime(pd.Series(words), format=form, utc=True, errors="coerce")
-        bad = (found.isna() & ~lacking).to_numpy()[cells.codes]
-        if bad.any():
-            first = max(first, int(np.argmax(bad)))
-            continue
-        days = (found - DATE_FORMS[form]) / pd.Timedelta(days=1)
-        fits.append(days.to_numpy(np.float64, na_value=np.nan)[cells.codes])
-    if not fits:
-        raise DataFault(f"dates must have one form; got {cells[first]!r}.", way, first)
-    if any(not np.array_equal(other, fits[0], equal_nan=True) for other in fits[1:]):
-        raise DataFault(
-            f"dates must not be day/month or month/day alike; got {cells[0]!r}.", way
-        )
-    return fits[0]
-
-
-def date_text(days: float) -> str:
-    """Return days since 1970 as a date, or a part of a day as a time.
-
-    >>> date_text(19358.0), date_text(0.25)
-    ('2023-01-01', '06:00')
-    """
-    when = pd.Timestamp(0) + pd.Timedelta(days=days)
-    return f"{when:%H:%M}" if 0 <= days <= 1 else f"{when:%Y-%m-%d}"
-
-
 def check_flat(values: Array | pd.Categorical) -> None:
     """Check that there is one value for each sample.
 
@@ -385,18 +258,3 @@ def check_codes(values: Integers, names: Sequence[str]) -> None:
     """Check that values are indices of names."""
     rule = f"values must be from 0 to {len(names) - 1}, the indices of names"
     refuse_where((values < 0) | (values >= len(names)), values, rule)
-
-
-def refuse_where(
-    bad: NDArray[np.bool_], values: Any, rule: str, way: str = "", **repair: Any
-) -> None:
-    """Refuse values, and name the first bad one.
-
-    Args:
-        bad: whether a value is refused. rule: what values must be. way: what to do. repair: the settings for it.
-    """
-    if bad.any():
-        row = int(np.argmax(bad))
-        got = values[row]
-        shown = repr(str(got)) if isinstance(got, str) else got  # it may be empty
-        raise DataFault(f"{rule}; got {shown}.", way, row, **repair)

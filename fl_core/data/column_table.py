@@ -13,7 +13,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fl_core.data import spelling
-from fl_core.data.arrays import Cells, Integers, lacks_value, texts_of
+from fl_core.data.arrays import Integers
+from fl_core.data.cells import Cells, date_text, lacks_value, texts_of
 from fl_core.display import Displayed, Summary, aligned
 from fl_core.errors import listing
 
@@ -117,7 +118,10 @@ def describe(
     """
     lacking, example, more = lacks_value(cells), "", ""
     if not lacking.all():
-        example = spelling.cell_text(cells[int(np.argmin(lacking))]).strip()
+        first = cells[int(np.argmin(lacking))]
+        example = (
+            date_text(first) if taken_as == DATE else spelling.cell_text(first).strip()
+        )
     if isinstance(cells, np.ndarray):
         known = cells[~lacking]
         single = not len(known) or known.min() == known.max()

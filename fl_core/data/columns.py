@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from fl_core import bounds
 from fl_core.bounds import OneOf, at_least, check_values
 from fl_core.data import spelling
 from fl_core.data.spelling import NumberFormat
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.errors import UsageError, check_known, listing, spelled
 from fl_core.rows import CLASSIFICATION, MULTILABEL, SURVIVAL, TASKS
 
 CLIENT_COLUMN = "client"
@@ -47,6 +46,7 @@ class DataFault(UsageError):
 
     Attributes:
         what: what is wrong. The message adds what to do.
+        way: what to do. After a colon at its end the repair is added.
         row: where, or None.
         repair: the settings, by key of :class:`Reading`. Empty means that no setting is certain to help.
         column: the column to leave out if nothing else helps.
@@ -60,6 +60,8 @@ class DataFault(UsageError):
         column: str = "",
         **repair: Any,
     ) -> None:
+        if way.endswith(":"):
+            way += f" {spelled(**repair)}."
         super().__init__(f"{what} {way}".strip())
         self.what, self.way, self.row = what, way, row
         self.column, self.repair = column, repair
@@ -87,11 +89,16 @@ def located(where: str, place: Place = row_of_array) -> Iterator[None]:
 
 
 class DataFaults(UsageError):
-    """An error of several faults, one line each."""
+    """An error of one or several faults, one line each."""
 
     def __init__(self, faults: Sequence[UsageError]) -> None:
         super().__init__("\n".join(map(str, faults)))
         self.faults = faults
+
+
+def faults_of(error: UsageError) -> Sequence[UsageError]:
+    """Return the faults of an error."""
+    return getattr(error, "faults", [error])
 
 
 @dataclass(frozen=True)
@@ -187,7 +194,8 @@ class Reading:
         check_values(vars(self), Reading)
         if self.fill_missing_columns and not self.may_be_missing:
             raise UsageError(
-                "fill_missing_columns must come with impute mean, median or most_frequent; got none. Add --impute."
+                "fill_missing_columns must come with impute mean, median or most_frequent; got none. "
+                f"Add {spelled(impute='median')}."
             )
 
     @classmethod
@@ -243,34 +251,39 @@ class Reading:
         return replace(self, **keys)
 
     @property
-    def options(self) -> str:
-        """Return the options of the command line for all settings that are not the default."""
-        options = []
-        for key in READING:
-            value = getattr(self, key)
-            if value == getattr(Reading, key):
-                continue
-            options.append(f"--{key.replace('_', '-')}")
-            if value is not True:
-                values = [value] if isinstance(value, str) else value
-                options.append(" ".join(map(shlex.quote, values)))
-        return " ".join(options)
+    def changed(self) -> dict[str, Any]:
+        """Return the settings that are not the default."""
+        found = self.reading_options()
+        return {k: v for k, v in found.items() if v != getattr(Reading, k)}
 
-    def check_labels(self, what: str) -> None:
+    @property
+    def predicts_numbers(self) -> bool:
+        """Return whether labels are numbers, and not names of classes."""
+        return self.task != CLASSIFICATION or self.label_numbers
+
+    def takes(self, column: str) -> bool:
+        """Return whether a column may be a feature by its name."""
+        kept = self.columns is None or column in self.columns
+        return kept and column not in (self.exclude_columns or ())
+
+    def check_labels(self, what: str, likely: str = "") -> None:
         """Check that the task has the label columns that it needs.
 
+        Args:
+            what: the data, with which the message begins.
+            likely: the label columns to name in it.
+
         Raises:
-            UsageError: it does not. The message begins with ``what``, the data.
+            DataFault: it does not.
         """
-        count, needed = (
-            len(self.labels),
-            {SURVIVAL: "TIME,EVENT", MULTILABEL: "LABEL,LABEL,..."}.get(self.task),
-        )
+        count = len(self.labels)
+        needed = {SURVIVAL: "TIME,EVENT", MULTILABEL: "LABEL,LABEL,..."}.get(self.task)
         fits = needed is None or count == 2 or (count > 2 and self.task == MULTILABEL)
         if not fits or len(set(self.labels)) < count:
-            raise UsageError(
-                f"{what}: label columns of task {self.task} must be {needed}; got {self.label_column!r}. "
-                f"Name them: --label-column {needed}."
+            raise DataFault(
+                f"{what}: label columns of task {self.task} must be {needed}; got {self.label_column!r}.",
+                f"Name them: {spelled(label_column=likely or needed)}.",
+                **({"label_column": likely} if likely else {}),
             )
 
     @property
@@ -340,6 +353,7 @@ CHOSEN = (
     "fill_missing_columns",
 )
 WRITTEN = ("separator", "encoding")
+SIGNS = ("decimal", "thousands")
 
 
 def first_duplicate(names: Sequence[str]) -> str | None:

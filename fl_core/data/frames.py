@@ -7,34 +7,41 @@ import csv
 import re
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 from pandas.errors import ParserWarning
 
 from fl_core import storage
 from fl_core.data import spelling
 from fl_core.data.arrays import place_in
+from fl_core.data.cells import cells_of, read_column
 from fl_core.data.columns import (
     BETWEEN,
     ENCODING,
     PARQUET,
     PLAIN,
+    SIGNS,
     TABLES,
     WRITTEN,
     DataFault,
+    DataFaults,
     Place,
     Reading,
     check_distinct_columns,
+    faults_of,
     first_duplicate,
+    located,
     row_of_array,
 )
 from fl_core.data.image_folders import holds_images
-from fl_core.errors import UsageError, listing, needs_package, warn
+from fl_core.data.targets import label_numbers
+from fl_core.errors import UsageError, listing, needs_package, spelled, warn
 
 SEPARATORS = (";", "\t", "|", ",")
 EXCEL = (".xlsx", ".xls")
@@ -51,13 +58,15 @@ class Table(NamedTuple):
 
     Attributes:
         where: its path, or a name for messages.
-        frame: its columns, as they are stored (:func:`fl_core.data.arrays.cells_of`). Names are distinct.
+        frame: its columns. Features that are numbers or dates are float64. Names are distinct.
         place: how messages name a row.
+        shown: how a cell of a column is read that has two readings, by name.
     """
 
     where: Path
     frame: pd.DataFrame
     place: Place
+    shown: Mapping[str, str] = {}
 
 
 def is_table(path: Path) -> bool:
@@ -115,23 +124,60 @@ def open_table(
             another number of cells, a name is repeated, or one of several files lacks a column that is read, or has
             one of the client's name.
     """
-    where = Path("the table")
-    place: Place = row_of_array
+    table = Table(Path("the table"), pd.DataFrame(), row_of_array)
     if isinstance(source, pd.DataFrame):
-        frame = source.copy(deep=False)
+        table = table._replace(frame=source.copy(deep=False))
     elif files_of(source):
-        where, (frame, place) = source, _several(source, reading, texts, whole)
+        table = _several(source, reading, texts, whole)
     elif source.suffix.lower() == PARQUET:
-        where, frame = source, _parquet(source, reading, texts, whole)
+        frame = _parquet(source, reading, texts, whole)
+        table = table._replace(where=source, frame=frame)
     elif source.suffix.lower() == ".jsonl":
-        where, (frame, place) = source, _json_lines(source, reading, whole)
+        table = Table(source, *_json_lines(source, reading, whole))
     else:
-        where, (frame, place) = source, _csv(source, reading, texts, whole)
+        table = Table(source, *_csv(source, reading, texts, whole))
+    frame = table.frame
     frame.columns = [spelling.name(str(name)) for name in frame]
-    check_distinct_columns(where, list(frame))
+    check_distinct_columns(table.where, list(frame))
     if whole and not len(frame):
-        raise UsageError(f"{where} must have rows; got no rows. Add samples.")
-    return Table(where, frame, place)
+        raise UsageError(f"{table.where} must have rows; got no rows. Add samples.")
+    known = reading.columns or {*reading.labels} <= {*frame}
+    if whole and known and reading.text_column not in frame:
+        return _read_columns(table, reading, texts)
+    return table
+
+
+def _read_columns(table: Table, reading: Reading, texts: Collection[str]) -> Table:
+    """Return a table whose features are float64, or words.
+
+    Raises:
+        DataFaults: of all columns (:func:`fl_core.data.cells.read_column`).
+    """
+    where, frame, place, shown = table
+    faults, shown = [], {**shown}
+    for name in frame:
+        labels = name in reading.labels
+        numbers = reading.predicts_numbers if labels else reading.takes(name)
+        if name in texts or not numbers:
+            continue
+        try:
+            with located(f"{where}, column {name!r}", place):
+                cells = cells_of(frame[name])
+                if labels:
+                    found = label_numbers(cells, reading)
+                else:
+                    found = read_column(name, cells, reading)
+                if frame[name].dtype != np.float64:
+                    frame[name] = found
+        except DataFault as fault:
+            faults.append(fault)
+            continue
+        if name not in (reading.date_columns or ()):
+            other = spelling.other_reading(cells, reading.numbers)
+            shown |= {name: other} if other else {}
+    if faults:
+        raise DataFaults(faults)
+    return Table(where, frame, place, shown)
 
 
 # --- several files, one for each client --------------------------------------------------------------------------
@@ -139,8 +185,8 @@ def open_table(
 
 def _several(
     path: Path, reading: Reading, texts: Collection[str], whole: bool
-) -> Opened:
-    """Read the files of a folder or of a list, each with its own separator and encoding."""
+) -> Table:
+    """Read the files of a folder or of a list, each in its own forms."""
     client, tables = reading.client_column, []
     for part in files_of(path):
         table = open_own(part, reading, texts, whole)
@@ -148,7 +194,7 @@ def _several(
             raise DataFault(
                 f"each file must be one client, or a column must name the clients; got both in {part}, column "
                 f"{client!r}.",
-                f"Leave the column out: --client-column file --exclude-columns {client}",
+                "Leave the column out:",
                 client_column="file",
                 exclude_columns=[client],
             )
@@ -158,7 +204,8 @@ def _several(
         for table in tables
     ]
     frame = pd.concat(frames, ignore_index=True)
-    for part, found, _ in tables:
+    shown: dict[str, str] = {}
+    for part, found, _, own in tables:
         lacking = [
             name
             for name in (*reading.labels, reading.text_column)
@@ -169,9 +216,10 @@ def _several(
                 f"{part} must have the label and the text of the other files; got no {listing(map(repr, lacking))}. "
                 "Add or rename the column."
             )
-    parts = [(part.name, len(found), place) for part, found, place in tables]
+        shown |= {name: f"{part.name}: {text}" for name, text in own.items()}
+    parts = [(table.where.name, len(table.frame), table.place) for table in tables]
     frame.insert(0, client, frame.pop(client))
-    return frame, place_in(parts)
+    return Table(path, frame, place_in(parts), shown)
 
 
 def open_own(
@@ -180,16 +228,27 @@ def open_own(
     texts: Collection[str] = (),
     whole: bool = True,
 ) -> Table:
-    """Read a table next to others (:func:`open_table`). It may have its own separator and encoding, with a note."""
+    """Read a table next to others (:func:`open_table`).
+
+    It may have its own separator, encoding and signs in numbers, with a note.
+    """
     if isinstance(part, Path) and part.suffix.lower() == PARQUET:
         reading = replace(reading, **{key: getattr(Reading, key) for key in WRITTEN})
-    for _ in WRITTEN:
+    tried, own = [], {*WRITTEN, *SIGNS}
+    while True:
         try:
             return open_table(part, reading, texts, whole)
-        except DataFault as fault:
-            reading = reading.repaired([fault])
-            warn(f"{part} is read with {Reading(**fault.repair).options}")
-    return open_table(part, reading, texts, whole)
+        except (DataFault, DataFaults) as error:
+            signs: dict[str, Any] = {}
+            for fault in faults_of(error):
+                if isinstance(fault, DataFault) and fault.repair.keys() <= own:
+                    signs |= fault.repair
+            tried.append(reading)
+            reading = replace(reading, **signs)
+            if reading in tried:
+                raise
+            given = {key: sign for key, sign in signs.items() if sign}
+            warn(f"{part} is read with {spelled(**given)}")
 
 
 # --- .csv ----------------------------------------------------------------------------------------------------------
@@ -246,11 +305,10 @@ def _check_separator(path: Path, row: str) -> None:
     """Refuse a row of one cell if another separator gives it more."""
     sign = max(SEPARATORS, key=row.count)
     if sign in row:
-        named, value = ("tab", "tab") if sign == "\t" else (f"'{sign}'", sign)
         raise DataFault(
             f"{path} must have more than one column; got {row!r}.",
-            f"With another separator it has {row.count(sign) + 1} columns: --separator {named}.",
-            separator=value,
+            f"With another separator it has {row.count(sign) + 1} columns:",
+            separator="tab" if sign == "\t" else sign,
         )
 
 
@@ -407,7 +465,7 @@ def _undecodable(
         guess = ENCODING
     return DataFault(
         f"{path} is not a readable {path.suffix} file in {reading.encoding}{at}.",
-        f"Try --encoding {guess}.",
+        "Read it so:",
         encoding=guess,
     )
 

@@ -17,7 +17,7 @@ from fl_core.data import arrays, spelling, targets
 from fl_core.data.column_table import Column, ColumnTable
 from fl_core.data.columns import located
 from fl_core.data.sources import Source
-from fl_core.errors import UsageError
+from fl_core.errors import UsageError, spelled
 
 IMAGES = (".png", ".jpg", ".jpeg")
 FORMATS = ("PNG", "JPEG")
@@ -91,7 +91,11 @@ def pixels(
     size = (side, side) if side else headers[0].size
     for file, header in zip(files, headers, strict=True):
         if not side and header.size != size:
-            way = f" Crop and scale them: --image-size {min(size)}." if where else ""
+            way = (
+                f" Crop and scale them: {spelled(image_size=min(size))}."
+                if where
+                else ""
+            )
             raise UsageError(
                 f"{file}: all images must have one size; "
                 f"got {header.size[0]}x{header.size[1]}, but {files[0]} is {size[0]}x{size[1]}.{way}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,23 +20,27 @@ from fl_core.data import (
     frames,
     image_folders,
     preprocessing,
-    tables,
 )
 from fl_core.data.arrays import Array
+from fl_core.data.cells import cells_of, numbers
 from fl_core.data.columns import (
     PLAIN,
     READING,
     TABLES,
     DataFault,
+    DataFaults,
     Place,
     Reading,
+    faults_of,
     located,
     row_of_array,
 )
 from fl_core.data.federated import FederatedData
 from fl_core.data.preprocessing import Preprocessing
+from fl_core.data.registry import near_path
 from fl_core.data.sources import Source, check_texts, encode
 from fl_core.errors import UsageError, as_list, check_known, listing, warn
+from fl_core.rows import CLASSIFICATION
 from fl_core.tokens import SPECIAL, TokenShape
 
 
@@ -170,16 +174,24 @@ class Inputs:
             ids = as_list("ids", ids, empty=True)
         try:
             return self._samples_of(new, ids)
-        except DataFault as fault:
-            if not fault.repair:
-                raise
-            signs = {
-                key: getattr(self.reading, key) for key in ("decimal", "thousands")
-            }
-            some = [f"{key} {sign!r}" for key, sign in signs.items() if sign]
-            raise UsageError(
-                f"{fault.what} Write new samples as training samples were: {listing(some)}."
-            ) from fault
+        except (DataFault, DataFaults) as error:
+            said = [
+                f"{fault.what} {self._way}"
+                if isinstance(fault, DataFault) and (fault.repair or fault.column)
+                else str(fault)
+                for fault in faults_of(error)
+            ]
+            raise UsageError("\n".join(said)) from error
+
+    @property
+    def _way(self) -> str:
+        """Return how to write new samples."""
+        signs = (
+            ("decimal", self.reading.decimal),
+            ("thousands", self.reading.thousands),
+        )
+        some = listing(f"{key} {sign!r}" for key, sign in signs if sign)
+        return f"Write new samples as training samples were: {some}."
 
     def _samples_of(self, new: Any, ids: Sequence[str] | None) -> Samples:
         path = Path(new) if isinstance(new, (str, Path)) else None
@@ -190,7 +202,7 @@ class Inputs:
         if ids:
             raise UsageError(
                 f"ids must name columns of a table; got {listing(ids)} for {path or 'samples in memory'}. "
-                "Leave --id-columns out."
+                "Leave them out."
             )
         if self.words is not None:
             return self._texts(new if path is None else path)
@@ -212,7 +224,7 @@ class Inputs:
         """Return the suffix of a file of new samples, or ``folder``."""
         if not path.exists():
             raise UsageError(
-                f"new samples must be a file or a folder; got {path}, which does not exist. Check the path."
+                f"new samples must be a file or a folder; got {path}, which does not exist. {near_path(path)}"
             )
         frames.files_of(path)
         kind = "folder" if path.is_dir() else path.suffix.lower()
@@ -232,7 +244,7 @@ class Inputs:
     ) -> list[str]:
         """Return the columns that name the records."""
         for name in asked or ():
-            check_known(f"column of {where} (ids, --id-columns)", name, header)
+            check_known(f"column of {where} (ids)", name, header)
         if asked is not None or not self.columns:
             return list(asked or ())
         read = {*self.columns, self.reading.client_column, *self.reading.labels}
@@ -244,9 +256,11 @@ class Inputs:
 
     def _table(self, source: Path | pd.DataFrame, ids: Sequence[str] | None) -> Samples:
         how, words, names = self.reading, self._words, list(self.columns)
-        path, frame, _ = frames.open_own(source, how, whole=False)
+        if names:
+            how = replace(how, columns=names, exclude_columns=None, task=CLASSIFICATION)
+        path, frame, *_ = frames.open_own(source, how, whole=False)
         named = self._ids(path, list(frame), ids)
-        path, frame, place = frames.open_own(source, how, [*words, *named])
+        path, frame, place, _ = frames.open_own(source, how, [*words, *named])
         if not names:
             names = [
                 each for each in frame if each not in (how.client_column, *how.labels)
@@ -265,14 +279,15 @@ class Inputs:
         made: list[Array] = []
         for name in names:
             with located(f"{path}, column {name!r}", place):
-                cells = arrays.cells_of(frame[name], name in words)
-                if name in words:
-                    made.append(preprocessing.codes(cells, words[name]))
-                else:
-                    made.append(tables.numbers_of(name, cells, how))
+                cells = cells_of(frame[name], name in words)
+                made.append(
+                    preprocessing.codes(cells, words[name])
+                    if name in words
+                    else numbers(cells, how.numbers, self._way)
+                )
         with located(str(path), place):
             found = self._arrays(np.column_stack(made), str(path))
-        shown = {name: arrays.cells_of(frame[name], True) for name in named}
+        shown = {name: cells_of(frame[name], True) for name in named}
         return found._replace(ids={name: tuple(shown[name]) for name in named})
 
     def _folder(self, path: Path) -> Samples:
@@ -292,11 +307,11 @@ class Inputs:
         place: Place = row_of_array
         if isinstance(new, Path):
             name = self.reading.text_column
-            path, frame, place = frames.open_own(new, self.reading, [name])
+            path, frame, place, _ = frames.open_own(new, self.reading, [name])
             check_known(f"column of {path}", name, list(frame))
             where, texts = (
                 f"{path}, column {name!r}",
-                list(arrays.cells_of(frame[name], True)),
+                list(cells_of(frame[name], True)),
             )
         elif not isinstance(new, Sequence) or not all(
             isinstance(each, str) for each in new

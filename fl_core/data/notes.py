@@ -11,7 +11,7 @@ from fl_core.data.federated import FederatedData
 from fl_core.data.partitions import SPLITS
 from fl_core.data.sources import NOTED
 from fl_core.display import MANY, in_order
-from fl_core.errors import listing
+from fl_core.errors import listing, spelled
 from fl_core.rows import CLASSIFICATION, REGRESSION, SURVIVAL
 from fl_core.tokens import SPECIAL, UNKNOWN
 
@@ -110,7 +110,8 @@ def _positive(data: FederatedData) -> Iterator[str]:
     )
     if share > USUAL:
         rare = data.classes[0]
-        yield f"AUROC and AUPRC describe {data.positive!r}, the class of {share:.0%} of samples; --positive {rare}?"
+        other = spelled(positive=rare)
+        yield f"AUROC and AUPRC describe {data.positive!r}, the class of {share:.0%} of samples; {other}?"
 
 
 def _large(data: FederatedData) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,10 +13,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fl_core.bounds import read_as
-from fl_core.data import arrays
-from fl_core.data.arrays import Array, Cells, texts_of
+from fl_core.data.arrays import Array
+from fl_core.data.cells import Cells, date_text, texts_of
 from fl_core.data.columns import DataFault
-from fl_core.errors import UsageError, listing
+from fl_core.errors import UsageError, listing, spelled
 
 MOST = 100
 """The maximum number of different words in a column."""
@@ -41,8 +40,7 @@ def words_of(name: str, cells: Cells) -> tuple[str, ...]:
         raise DataFault(
             f"there must be numbers, or words that come again ({MOST} at most); got "
             f"{len(words):,} different words.",
-            f"Leave it out: --exclude-columns {shlex.quote(name)}. Or read these texts alone: "
-            f"--text-column {shlex.quote(name)}.",
+            f"Read these texts alone: {spelled(text_column=name)}. Or leave them out:",
             exclude_columns=[name],
         )
     return words
@@ -225,7 +223,7 @@ class Preprocessing:
                 known = int((~np.isnan(values)).sum())
                 ends = f"{low:g} to {high:g}"
                 if self.columns and self.columns[k] in dates:
-                    ends = " to ".join(map(arrays.date_text, (low, high)))
+                    ends = " to ".join(map(date_text, (low, high)))
                 what = f"far outside of the training samples' range, {ends}"
             else:
                 continue
@@ -275,7 +273,7 @@ def fitted(
     from sklearn.impute import SimpleImputer
     from sklearn.preprocessing import MinMaxScaler, RobustScaler, StandardScaler
 
-    values = x.astype(np.float64)
+    values = np.array(x, dtype=np.float64, order="C")  # the order of sums
     values[:, [k for k, words in enumerate(categories) if words]] = (
         0.0  # words are neither filled nor scaled
     )

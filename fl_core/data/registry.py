@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fl_core.data.columns import BETWEEN, TABLES
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.errors import UsageError, check_known, listing, spelled
 from fl_core.registry import Registry, is_outside
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 from fl_core.tokens import TokenShape
@@ -226,16 +227,27 @@ def path_of(dataset: Location) -> Path:
         for part in str(dataset).split(BETWEEN):
             if Path(part).suffix.lower() not in TABLES or not os.path.isfile(part):
                 raise UsageError(
-                    f"each file must be a table that is there ({listing(TABLES)}); got {part!r}. Correct its path."
+                    f"each file must be a table that is there ({listing(TABLES)}); got {part!r}. {near_path(part)}"
                 )
         return path
-    if len(path.parts) > 1 or path.suffix:
-        raise UsageError(
-            f"dataset must be a file or a folder; got {path}, which does not exist. Correct its path, "
-            "or take a name of fedlayers list datasets."
-        )
-    check_known("dataset or path", str(dataset), sorted(DATASETS))
-    raise AssertionError(dataset)
+    if len(path.parts) == 1 and not path.suffix and not path.is_absolute():
+        beside = [entry.name for entry in Path().iterdir() if entry.is_dir()]
+        check_known("dataset or path", str(dataset), [*sorted(DATASETS), *beside])
+    raise UsageError(
+        f"dataset must be a file or a folder; got {path}, which does not exist. {near_path(path)} "
+        "Or take a name of fedlayers list datasets."
+    )
+
+
+def near_path(path: Location) -> str:
+    """Return what to do about a path that is not there: with the nearest name in the last folder that is."""
+    folder = next(each for each in (Path(path), *Path(path).parents) if each.is_dir())
+    there = {entry.name.lower(): entry for entry in folder.iterdir()}
+    part, *below = Path(path).relative_to(folder).parts
+    near = difflib.get_close_matches(part.lower(), there, n=1)
+    if not near:
+        return "Correct its path."
+    return f"Did you mean {str(there[near[0]].joinpath(*below))!r}?"
 
 
 # --- the folder of the named datasets' files --------------------------------------------------------------------
@@ -272,7 +284,7 @@ def find_root(name: str, data_root: Location | None, files: str) -> Path:
     if not root or not Path(root).is_dir():
         raise UsageError(
             f"{name} must have a data root, a folder with {files}; got {root or 'none'}. "
-            f"Pass data_root (--data-root) or set {ROOT_VARIABLE}."
+            f"Set {ROOT_VARIABLE}, or name it: {spelled(data_root='FOLDER')}."
         )
     return Path(root)
 

@@ -22,7 +22,7 @@ from fl_core.data.arrays import Array, Integers, loses_digits
 from fl_core.data.column_table import ColumnTable
 from fl_core.data.columns import DataFault
 from fl_core.data.preprocessing import Categories, Preprocessing
-from fl_core.errors import UsageError, listing, warn
+from fl_core.errors import UsageError, listing, spelled, warn
 from fl_core.models.adapter import Layout, PackedShape
 from fl_core.rows import CLASSIFICATION, REGRESSION, task_of
 from fl_core.tokens import PAD, SPECIAL, START, UNKNOWN, TokenShape
@@ -40,6 +40,8 @@ _SIGN = re.compile(f"[{_UNSPACED}]")
 _TOKEN = re.compile(
     rf"[{_UNSPACED}]|[#@]?[^\W{_UNSPACED}]+(?:['’][^\W{_UNSPACED}]+)*|[^\w\s]"
 )
+ROWS = 4096
+"""Rows of a table, stored by column, that its digest takes at a time."""
 NOTED = 0.1
 """Share of tokens that are lost or unknown, or of texts without spaces, from which a warning says so."""
 
@@ -120,6 +122,21 @@ class Source:
     def task(self) -> str:
         """Return the task from :data:`fl_core.rows.TASKS`."""
         return task_of(self.y.ndim, self.classes)
+
+    def counts(self) -> pd.DataFrame:
+        """Count samples by natural client and by class or label. Without classes count samples, and events."""
+        names = np.array(self.owner_names or ("all",))
+        client = names[
+            np.zeros(len(self), dtype=int) if self.owner is None else self.owner
+        ]
+        columns: dict[str, Any] = {"samples": 1}
+        if self.task == CLASSIFICATION:
+            columns = {name: self.y == k for k, name in enumerate(self.classes)}
+        elif self.y.ndim == 2:
+            named = self.classes or ("", "events")
+            pairs = zip(named, self.y.T, strict=True)
+            columns |= {name: values > 0 for name, values in pairs if name}
+        return pd.DataFrame(columns, index=client).groupby(level=0, sort=False).sum()
 
     @property
     def is_image(self) -> bool:
@@ -202,7 +219,9 @@ class Source:
                 sha.update(b"none")
             else:
                 sha.update(f"{array.dtype.str}{array.shape}".encode())
-                sha.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+                for start in range(0, len(array), ROWS):
+                    rows = np.ascontiguousarray(array[start : start + ROWS])
+                    sha.update(rows.reshape(-1).view(np.uint8).data)
         return sha.hexdigest()
 
     def tensor(self, indices: Integers) -> Tensor:
@@ -210,7 +229,7 @@ class Source:
 
         Texts are int64 token ids.
         """
-        x = torch.from_numpy(self.x[indices])
+        x = torch.from_numpy(np.ascontiguousarray(self.x[indices]))
         if not self.is_image:
             return x.float() if x.is_floating_point() else x
         x = x.unsqueeze(1) if x.ndim == 3 else x.permute(0, 3, 1, 2)
@@ -283,8 +302,8 @@ class Source:
             merged.append("the targets")
         if merged:
             warn(
-                f"different values of {' and '.join(merged)} become equal in float32: scale them, such as --scale "
-                "standard"
+                f"different values of {' and '.join(merged)} become equal in float32: scale them, such as "
+                f"{spelled(scale='standard')}"
             )
 
     def with_vocabulary(self, vocabulary: tuple[str, ...]) -> Source:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-import shlex
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
+
+from fl_core.errors import spelled
 
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
 """Contents of a cell without a value, in small letters, for features and labels alike."""
@@ -23,7 +24,8 @@ MINUS = "\u2212"
 """The minus sign of Unicode, which is read like the hyphen."""
 
 _AFFIXED = re.compile(
-    r"(?P<before>[^\w\s.,+-]*)\s*[+-]?(?P<number>[0-9][0-9.,]*)\s*(?P<after>[^\W\d]*|[^\w\s]*|[^\d\s.,+-]+)"
+    r"(?P<before>[^\w\s.,+-]*)\s*[+-]?(?P<number>[0-9]{1,3}(?:['\s][0-9]{3})+(?:[.,][0-9]*)?|[0-9][0-9.,]*)\s*"
+    r"(?P<after>[^\W\d]*|[^\w\s]*|[^\d\s.,+-]+)"
 )
 _DATE = re.compile(
     r"(?:[0-9]{4}[-/][0-9]{1,2}[-/][0-9]{1,2}|[0-9]{1,2}[./][0-9]{1,2}[./][0-9]{4})(?:[ T][0-9]{1,2}:[0-9]{2}.*)?"
@@ -95,11 +97,18 @@ class NumberFormat:
     def _form(self) -> re.Pattern[str]:
         decimal, whole = re.escape(self.decimal), "[0-9]+"
         if self.thousands:
-            groups = f"(?:{re.escape(self.thousands)}[0-9]{{3}})+"
+            between = r"\s" if self.thousands == " " else re.escape(self.thousands)
+            groups = f"(?:{between}[0-9]{{3}})+"
             whole = f"(?:[0-9]{{1,3}}{groups}|{whole})"
         digits = f"(?:{whole}(?:{decimal}[0-9]*)?|{decimal}[0-9]+)"
         number = f"{digits}(?:e[+{MINUS}-]?[0-9]+)?|inf(?:inity)?"
         return re.compile(f"[+{MINUS}-]?(?:{number})|nan", re.IGNORECASE)
+
+    @property
+    def signs(self) -> dict[str, str]:
+        """Return the settings of its signs that are not those of plain numbers."""
+        decimal = {"decimal": self.decimal} if self.decimal != "." else {}
+        return decimal | ({"thousands": self.thousands} if self.thousands else {})
 
     def fits(self, cell: str) -> bool:
         """Return whether a cell is a number with these signs and no others."""
@@ -109,7 +118,8 @@ class NumberFormat:
         """Return the number of a cell that fits."""
         cell = cell.replace(MINUS, "-")
         if self.thousands:
-            cell = cell.replace(self.thousands, "")
+            groups = cell.split(None if self.thousands == " " else self.thousands)
+            cell = "".join(groups)
         return float(cell.replace(self.decimal, "."))
 
 
@@ -170,8 +180,9 @@ def suspicion(cells: Iterable[str], column: str) -> Suspicion | None:
     distinct = {cell.strip() for cell in cells if not is_missing(cell)}
     most = max(len(distinct) / 2, DIFFERENT - 1)
     if sum(1 for word in distinct if _DATE.fullmatch(word)) > most:
-        way = f"Read them as numbers: --date-columns {shlex.quote(column)}"
-        return Suspicion("dates or times", way, {"date_columns": [column]})
+        repair = {"date_columns": [column]}
+        way = f"Read them as numbers: {spelled(**repair)}"
+        return Suspicion("dates or times", way, repair)
     found = [match for match in map(_AFFIXED.fullmatch, distinct) if match]
     affixes = Counter((match["before"], match["after"]) for match in found)
     for affix, count in affixes.most_common(1):
@@ -189,10 +200,15 @@ def suspicion(cells: Iterable[str], column: str) -> Suspicion | None:
 
 
 def _formats(words: Collection[str]) -> list[NumberFormat]:
-    """Return the formats that have a comma and fit all words."""
+    """Return the formats that fit all words, with a sign that they have."""
     forms = [NumberFormat(","), NumberFormat(".", ",")]
     if any("." in word for word in words):
         forms.append(NumberFormat(",", "."))
+    grouped = "'" if any("'" in word for word in words) else " "
+    if any(grouped in " ".join(word.split()) for word in words):
+        forms = [NumberFormat(sign, grouped) for sign in ".,"]
+        if not any("," in word for word in words):
+            forms = forms[:1]
     return [form for form in forms if all(map(form.fits, words))]
 
 
@@ -201,16 +217,12 @@ def signs(words: Collection[str]) -> Suspicion:
 
     There are no settings if several read the words, since they read other numbers.
     """
-    fits, what = _formats(words), "numbers with commas"
+    fits, what = _formats(words), "numbers with signs between their digits"
     if not fits:
         return Suspicion(what, "Write them with a decimal point", {})
-    ways = []
-    for form in fits:
-        decimal = "--decimal ','" if form.decimal == "," else ""
-        thousands = f"--thousands '{form.thousands}'" if form.thousands else ""
-        ways.append(f"{decimal} {thousands}".strip())
+    ways = " or ".join(spelled(**form.signs) for form in fits)
     repair = {"decimal": fits[0].decimal, "thousands": fits[0].thousands or None}
-    way = f"Read them with {' or '.join(ways)}"
+    way = f"Read them with {ways}"
     return Suspicion(what, way, repair if len(fits) == 1 else {})
 
 

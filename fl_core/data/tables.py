@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,8 @@ from fl_core.data import (
     spelling,
     targets,
 )
-from fl_core.data.arrays import Array, Cells
+from fl_core.data.arrays import Array
+from fl_core.data.cells import Cells, cells_of, lacks_value, refuse_where
 from fl_core.data.column_table import (
     DATE,
     LEFT_OUT,
@@ -39,10 +39,11 @@ from fl_core.data.columns import (
     DataFaults,
     Place,
     Reading,
+    faults_of,
     located,
 )
 from fl_core.data.sources import Source, check_texts, encode, warn_of_losses
-from fl_core.errors import UsageError, check_known, listing, plural, warn
+from fl_core.errors import UsageError, check_known, listing, plural, spelled, warn
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 
 FEW = 10
@@ -65,62 +66,63 @@ def read_table(
         UsageError: a line has another number of cells, a cell is not a finite number, or a word is among the labels'
             numbers. The message names line and column.
     """
-    roles = ("client_column", "text_column", "group_column")
-    texts = [getattr(reading, key) for key in roles]
-    texts += [*reading.labels, *(reading.word_columns or ())]
-    path, frame, place = frames.open_table(source, reading, texts)
+    texts = [reading.client_column, reading.text_column, *(reading.word_columns or ())]
+    texts += [reading.group_column] if reading.group_column else []
+    texts += [] if reading.predicts_numbers else reading.labels
+    path, frame, place, odd = frames.open_table(source, reading, texts)
     header = list(frame)
     taken = roles_of(path, header, reading)
     features = feature_columns(path, header, taken, reading)
     if reading.drop_missing_labels:
         frame, place = _labelled(path, frame, place, reading.labels)
+    faults: list[UsageError] = []
+    checked = partial(_column, faults, path, place)
     cells: dict[str, Cells] = {}
     for column in header:
         if column in (*taken, *features) or column_table.names_rows(column):
-            with located(f"{path}, column {column!r}", place):
-                cells[column] = arrays.cells_of(frame.pop(column), column in texts)
-    source = Source(name or str(path), np.empty((0, 0)), np.empty(0), ())
-    faults: list[UsageError] = []
-    checked = partial(_column, faults, path, place)
-    answers = []
+            with checked(column):
+                cells[column] = cells_of(frame[column], column in texts)
+    _refuse(faults)
+    found = Source(name or str(path), np.empty((0, 0)), np.empty(0), ())
     for label in reading.labels:
         with checked(label):
-            answers.append(_answer(cells[label], reading))
-    if len(answers) == len(reading.labels):
+            targets.check_present(cells[label])
+    if not faults:
         with checked(reading.label_column):
-            y, classes = _targets(header, answers, reading)
-            source = replace(source, y=y, classes=classes)
+            y, classes = _targets(cells, reading)
+            found = replace(found, y=y, classes=classes)
     if reading.client_column in cells:
         with checked(reading.client_column):
             owner, clients = arrays.owners(cells[reading.client_column])
-            source = replace(source, owner=owner, owner_names=clients)
+            found = replace(found, owner=owner, owner_names=clients)
     if reading.group_column:
         with checked(reading.group_column):
-            groups = _groups(cells[reading.group_column], source.owner)
-            source = replace(source, groups=groups)
+            groups = _groups(cells[reading.group_column], found.owner)
+            found = replace(found, groups=groups)
     rest = {name: cells[name] for name in cells if name not in taken}
-    ids, odd = _identifiers(path, rest, features, source.owner, reading)
+    ids, named = _identifiers(path, rest, features, found.owner, reading)
     faults += ids.values()
     own = {name: cells[name] for name in features if name not in ids}
-    lacking = _lacking(path, own, source, reading)
-    odd |= lacking
+    lacking = _lacking(path, own, found, reading)
+    odd = {**odd, **named, **lacking}
     kinds = {name: (role, 0) for name, role in taken.items()}
-    made: dict[str, tuple[Array, tuple[str, ...]]] = {}
-    for name in own:
+    words: dict[str, tuple[str, ...]] = {}
+    for name, column in own.items():
         if name in lacking and not reading.fill_missing_columns:
             continue
         with checked(name):
-            kind, values, own_words = _feature(name, cells[name], reading)
-            made[name], kinds[name] = (values, own_words), (kind, len(own_words) + 1)
-            if kind == NUMBER:
-                odd.setdefault(
-                    name, spelling.other_reading(cells[name], reading.numbers)
-                )
-                cells[name] = values
+            kind = DATE if name in (reading.date_columns or ()) else NUMBER
+            words[name] = ()
+            if isinstance(column, pd.Categorical):
+                kind, words[name] = WORDS, preprocessing.words_of(name, column)
+                frame[name] = preprocessing.codes(column, words[name])
+            elif not reading.may_be_missing:
+                _check_filled(name, column)
+            kinds[name] = (kind, len(words[name]) + 1)
     if "text" in taken.values():
-        words: list[str] = list(cells[reading.text_column])
+        texts = list(cells[reading.text_column])
         with checked(reading.text_column):
-            check_texts(words)
+            check_texts(texts)
     _refuse(faults)
     rows = [
         column_table.describe(name, cells[name], *kinds[name], odd.get(name, ""))
@@ -128,22 +130,22 @@ def read_table(
         else Column(name, LEFT_OUT, odd=odd.get(name, ""))
         for name in header
     ]
-    source = replace(source, table=ColumnTable(tuple(rows)))
+    found = replace(found, table=ColumnTable(tuple(rows)))
     if "text" in taken.values():
-        warn_of_losses(words, str(path))
-        codes, vocabulary = encode(words)
-        return replace(source, x=codes, words=vocabulary)
-    if not made:
+        warn_of_losses(texts, str(path))
+        codes, vocabulary = encode(texts)
+        return replace(found, x=codes, words=vocabulary)
+    if not words:
+        fill = spelled(fill_missing_columns=True, impute="median")
         raise UsageError(
-            f"{path} must have a column with values at each client; got none. Fill them: --fill-missing-columns "
-            "--impute median."
+            f"{path} must have a column with values at each client; got none. Fill them: {fill}."
         )
-    columns, categories = zip(*made.values(), strict=True)
+    in_memory = isinstance(source, pd.DataFrame)
     return replace(
-        source,
-        x=np.column_stack(columns),
-        columns=tuple(made),
-        categories=categories if any(categories) else (),
+        found,
+        x=frame[list(words)].to_numpy(np.float64, copy=in_memory),
+        columns=tuple(words),
+        categories=tuple(words.values()) if any(words.values()) else (),
     )
 
 
@@ -151,14 +153,15 @@ def _labelled(
     path: Path, frame: pd.DataFrame, place: Place, labels: Sequence[str]
 ) -> tuple[pd.DataFrame, Place]:
     """Return the rows that have all their labels, and warn of the number of others."""
-    columns = [arrays.cells_of(frame[name], text=True) for name in labels]
-    lacking = np.any([arrays.lacks_value(cells) for cells in columns], axis=0)
+    columns = [cells_of(frame[name], text=True) for name in labels]
+    lacking = np.any([lacks_value(cells) for cells in columns], axis=0)
     rows = np.flatnonzero(~lacking)
-    if lacking.any():
-        warn(
-            f"{path}: {lacking.sum():,} of {len(lacking):,} rows have no label and are left out"
-        )
-    return frame.iloc[rows], lambda row: place(int(rows[row]))
+    if not lacking.any():
+        return frame, place
+    warn(
+        f"{path}: {lacking.sum():,} of {len(lacking):,} rows have no label and are left out"
+    )
+    return frame.iloc[rows].copy(), lambda row: place(int(rows[row]))
 
 
 @contextmanager
@@ -174,20 +177,19 @@ def _column(
 
 
 def _refuse(faults: Sequence[UsageError]) -> None:
-    """Raise one fault, or several together."""
     if faults:
-        raise faults[0] if len(faults) == 1 else DataFaults(faults)
+        raise DataFaults(faults)
 
 
 class Findings(UsageError):
-    """All faults of a table, one line each, and the options that read it.
+    """All faults of a table, one line each, and the settings that read it.
 
     Attributes:
         source: the data, or None if no settings read them.
         faults: of all readings.
         reading: the last settings that were tried.
         lines: a heading, and the faults.
-        options: of the command line.
+        settings: as the caller types them.
     """
 
     def __init__(
@@ -198,19 +200,17 @@ class Findings(UsageError):
         left: int,
         reading: Reading,
     ) -> None:
-        name, self.options = "data", reading.options
+        given = reading.changed
         if isinstance(data, Path):
-            files = " ".join(map(shlex.quote, str(data).split(BETWEEN)))
-            name, self.options = (
-                str(data),
-                f"--dataset {files} {reading.options}".strip(),
-            )
+            given = {"dataset": str(data), **given}
         self.source, self.faults, self.reading = source, faults, reading
+        self.settings = spelled(**given)
+        name = data if isinstance(data, Path) else "data"
         self.lines = [
             f"{name} must be read with other settings; got {plural(len(faults), 'fault')}:",
             *(f"  {number}. {fault}" for number, fault in enumerate(faults, 1)),
         ]
-        way = f"These options read it: {self.options}"
+        way = f"This reads it: {self.settings}"
         if source is None:
             last = f"the last {left}" if left > 1 else "the last one"
             way = f"Correct or decide {last}: no setting is certain to repair it."
@@ -229,11 +229,10 @@ def find_faults(
             with warnings.catch_warnings():
                 if found:
                     warnings.simplefilter("ignore", UserWarning)
-                return Findings(
-                    data, read_table(data, reading, name), found, 0, reading
-                )
+                source = read_table(data, reading, name)
+                return Findings(data, source, found, 0, reading)
         except UsageError as error:
-            faults = error.faults if isinstance(error, DataFaults) else [error]
+            faults = faults_of(error)
         last = list(map(str, faults))
         found = [*(fault for fault in found if str(fault) not in last), *faults]
         reading = reading.repaired(faults)
@@ -272,7 +271,7 @@ def _identifiers(
     for name, column in cells.items():
         if not is_identifier(name, column, owner):
             continue
-        given, out = shlex.quote(name), [*(reading.exclude_columns or ()), name]
+        out = [*(reading.exclude_columns or ()), name]
         rows = pd.DataFrame({"client": 0 if owner is None else owner, "value": column})
         repeats = not group and bool(rows.duplicated().any())
         if name not in features:
@@ -281,24 +280,24 @@ def _identifiers(
                 odd[name] += ": its rows may be in training and test"
                 warn(
                     f"{path}: rows with one {name!r} may lie in training and test alike, so scores may be too good. "
-                    f"Keep them together: --group-column {given}"
+                    f"Keep them together: {spelled(group_column=name)}"
                 )
             continue
         if reading.keep_ids:
             continue
         repair: dict[str, Any] = {"exclude_columns": [name]}
-        option = f"--exclude-columns {' '.join(map(shlex.quote, out))}"
-        way = f"Leave it out: {option}"
-        if repeats and not arrays.lacks_value(column).any():
+        leave = spelled(exclude_columns=out)
+        way = f"Leave it out: {leave}"
+        if repeats and not lacks_value(column).any():
             group, repair = name, {"group_column": name}
             way = (
-                f"Keep its rows in one split: --group-column {given}. Or leave it out: {option}; "
+                f"Keep its rows in one split: {spelled(**repair)}. Or leave it out: {leave}; "
                 "its rows may then lie in training and test alike"
             )
         faults[name] = DataFault(
             f"{path}: features must say something about a new sample; got {name!r}, named and filled like an "
             "identifier.",
-            f"{way} (or allow it: --keep-ids).",
+            f"{way} (or allow it: {spelled(keep_ids=True)}).",
             **repair,
         )
     return faults, odd
@@ -308,7 +307,7 @@ def _lacking(
     path: Path, columns: Mapping[str, Cells], source: Source, reading: Reading
 ) -> dict[str, str]:
     """Return what the table says of columns without a value at some clients, and warn of those that are left out."""
-    holes = {name: arrays.lacks_value(cells) for name, cells in columns.items()}
+    holes = {name: lacks_value(cells) for name, cells in columns.items()}
     holes = {name: lacking for name, lacking in holes.items() if lacking.any()}
     if source.owner is None or not holes:
         return {}
@@ -322,142 +321,56 @@ def _lacking(
     if found and not reading.fill_missing_columns:
         warn(
             f"{path}: columns without a value at some client are left out: {listing(map(repr, found), 6)}. "
-            "To fill them: --fill-missing-columns --impute median"
+            f"To fill them: {spelled(fill_missing_columns=True, impute='median')}"
         )
     return found
 
 
-def _feature(
-    name: str, cells: Cells, reading: Reading
-) -> tuple[str, Array, tuple[str, ...]]:
-    """Return what a column is taken as, its numbers or the places of its words, and the words.
+def _check_filled(name: str, values: Array) -> None:
+    """Check that no number is missing.
 
     Raises:
-        DataFault: its cells are neither numbers nor words, or a number is missing and not filled.
+        DataFault: names the first row without one.
     """
-    if holds_words(name, cells, reading):
-        words = preprocessing.words_of(name, cells)
-        return WORDS, preprocessing.codes(cells, words), words
-    values = numbers_of(name, cells, reading)
     lacking = np.isnan(values)
-    if lacking.any() and not reading.may_be_missing:
-        leave = f"eave the column out: --exclude-columns {shlex.quote(name)}."
-        way = f"L{leave}"
-        repair: dict[str, Any] = {"exclude_columns": [name]}
-        if not lacking.all():
-            fill = "Fill empty cells with --impute mean, median or most_frequent."
-            way, repair = f"{fill} Or l{leave}", {"impute": "median"}
-        count = f"{lacking.sum():,} of {len(lacking):,} cells have none"
-        rule = f"the value must not be missing; got none ({count})."
-        raise DataFault(rule, way, int(np.argmax(lacking)), **repair)
-    return DATE if name in (reading.date_columns or ()) else NUMBER, values, ()
-
-
-def holds_words(name: str, cells: Cells, reading: Reading) -> bool:
-    """Return whether a column of features holds words: some, and no number.
-
-    Raises:
-        DataFault: the words are numbers or dates in another spelling.
-    """
-    if isinstance(cells, np.ndarray) or name in (reading.date_columns or ()):
-        return False
-    if name in (reading.word_columns or ()):
-        return True
-    if spelling.format_of(cells.categories, reading.numbers):
-        return False
-    _check_spelling(cells, reading, name)
-    forms = (reading.numbers, spelling.PLAIN)
-    return not any(form.fits(word) for word in cells.categories for form in forms)
-
-
-def _check_spelling(cells: pd.Categorical, reading: Reading, feature: str = "") -> None:
-    """Check that words are no numbers or dates in another spelling (:func:`fl_core.data.spelling.suspicion`).
-
-    If signs are given and fit a cell, the others are stray words.
-
-    Args:
-        feature: the column's name if it is a feature. A label cannot be left out.
-    """
-    given, words = reading.numbers, cells.categories
-    if given != spelling.PLAIN and any(map(given.fits, words)):
+    if not lacking.any():
         return
-    found = spelling.suspicion(words, feature)
-    if not found:
-        return
-    way, repair = f"{found.way}.", found.repair
-    if feature:
-        way += f" Or keep the words: --word-columns {shlex.quote(feature)}."
-    elif {"date_columns", "exclude_columns"} & repair.keys():
-        way, repair = "Write the numbers alone.", {}
-    known = sorted(word for word in words if not spelling.is_missing(word))
-    some = listing(map(repr, known), 3)
-    rule = f"cells must be numbers or words; got {some}, {found.what}."
-    raise DataFault(rule, way, column=feature, **repair)
-
-
-def numbers_of(name: str, cells: Cells, reading: Reading) -> Array:
-    """Return a column of numbers or dates as float64 [n]. A missing value is NaN.
-
-    Raises:
-        DataFault: a value is no finite number.
-    """
-    try:
-        if name in (reading.date_columns or ()) and not isinstance(cells, np.ndarray):
-            values = arrays.dates(cells)
-        else:
-            values = arrays.numbers(cells, reading.numbers)
-        return arrays.features(values[:, None], missing=True)[:, 0]
-    except DataFault as fault:
-        way = f"Correct it, or leave the column out: --exclude-columns {shlex.quote(name)}."
-        raise DataFault(fault.what, way, fault.row, exclude_columns=[name]) from fault
-
-
-def _answer(cells: Cells, reading: Reading) -> Cells:
-    """Return a column of labels, as numbers unless they name classes."""
-    targets.check_present(cells)
-    if reading.task == CLASSIFICATION and not reading.label_numbers:
-        return cells
-    try:
-        return arrays.numbers(cells, reading.numbers)
-    except DataFault as fault:
-        if isinstance(cells, pd.Categorical):
-            _check_spelling(cells, reading)
-        raise DataFault(fault.what, targets.FORMS[reading.task], fault.row) from fault
+    out = {"exclude_columns": [name]}
+    way, repair = "Leave the column out:", out
+    if not lacking.all():
+        way = f"Leave the column out: {spelled(**out)}. Or fill empty cells, such as:"
+        repair = {"impute": "median"}
+    count = f"{lacking.sum():,} of {len(lacking):,} cells have none"
+    rule = f"the value must not be missing; got none ({count})."
+    raise DataFault(rule, way, int(np.argmax(lacking)), **repair)
 
 
 def _targets(
-    header: Sequence[str], answers: Sequence[Cells], reading: Reading
+    cells: Mapping[str, Cells], reading: Reading
 ) -> tuple[Array, tuple[str, ...]]:
-    """Return the targets in label columns, with the names of classes (:func:`targets.answers`)."""
-    y: Any = answers[0] if len(answers) == 1 else np.column_stack(answers)
-    found = targets.answers(y, reading.task, reading.names)
-    if reading.task == CLASSIFICATION:
-        _check_classes(header, *found, reading)
-    return found
-
-
-def _check_classes(
-    header: Sequence[str], y: Array, classes: Sequence[str], reading: Reading
-) -> None:
-    """Check that classes are no numbers to predict.
+    """Return the targets in label columns, with the names of classes (:func:`targets.answers`).
 
     Raises:
-        DataFault: most numbers are there once, or the label is the time until an event of another column.
+        DataFault: classes are numbers to predict: most are there once, or they are the time until an event of another
+            column.
     """
+    answers = [cells[name] for name in reading.labels]
+    y: Any = answers[0] if len(answers) == 1 else np.column_stack(answers)
+    y, classes = targets.answers(y, reading.task, reading.names)
     numbers = all(map(spelling.is_number, classes))
-    if len(classes) <= FEW or not (numbers or spelling.suspicion(classes, "")):
-        return
-    time, event = column_table.survival_columns(header)
+    doubtful = len(classes) > FEW and (numbers or spelling.suspicion(classes, ""))
+    if reading.task != CLASSIFICATION or not doubtful:
+        return y, classes
+    time, event = column_table.survival_columns(list(cells))
     timed = bool(event) and time == reading.label_column
     if timed or 2 * (np.bincount(y) == 1).sum() > len(classes):
-        both, given = f"{time},{event}", shlex.quote(f"{time},{event}")
-        way = "Predict a number: --task regression."
-        repair: dict[str, Any] = {"task": REGRESSION}
-        if timed:
-            way = f"Predict the time until an event: --task survival --label-column {given}. Or p{way[1:]}"
-            repair = {"task": SURVIVAL, "label_column": both}
         rule = f"classes must be few; got {len(classes):,} different numbers."
+        way, repair = "Predict a number:", {"task": REGRESSION}
+        if timed:
+            way = f"Predict a number: {spelled(**repair)}. Or the time until an event:"
+            repair = {"task": SURVIVAL, "label_column": f"{time},{event}"}
         raise DataFault(rule, way, **repair)
+    return y, classes
 
 
 def _groups(cells: Cells, owner: arrays.Integers | None) -> arrays.Integers:
@@ -466,7 +379,7 @@ def _groups(cells: Cells, owner: arrays.Integers | None) -> arrays.Integers:
     Raises:
         DataFault: a row has no group.
     """
-    arrays.refuse_where(arrays.lacks_value(cells), cells, "each row must have a group")
+    refuse_where(lacks_value(cells), cells, "each row must have a group")
     groups = [each.strip() for each in cells]
     rows = pd.DataFrame({"client": 0 if owner is None else owner, "group": groups})
     return rows.groupby(["client", "group"]).ngroup().to_numpy(np.int64)
@@ -479,7 +392,7 @@ def roles_of(path: Path, header: Sequence[str], reading: Reading) -> dict[str, s
         DataFault: a column is missing. The message names the likeliest ones with their flags.
         UsageError: a name is repeated, or has two roles.
     """
-    reading.check_labels(str(path))
+    reading.check_labels(str(path), _survival_labels(header, reading))
     taken: dict[str, str] = {}
     keys = [
         ("client_column", reading.client_column),
@@ -501,29 +414,34 @@ def roles_of(path: Path, header: Sequence[str], reading: Reading) -> dict[str, s
     return {name: taken[name] for name in header if name in taken}
 
 
+def _survival_labels(header: Sequence[str], reading: Reading) -> str:
+    """Return the labels of survival by their names, ``TIME,EVENT``, or an empty text."""
+    pair = column_table.survival_columns(header)
+    return BETWEEN.join(pair) if reading.task == SURVIVAL and all(pair) else ""
+
+
 def _no_column(
     path: Path, key: str, name: str, header: Sequence[str], reading: Reading
 ) -> DataFault:
-    """Return the fault of a role's column that is not there, with the likeliest columns and their flags."""
-    flag = f"--{key.replace('_', '-')}"
-    way = f"Name it with {flag}"
-    repair: dict[str, Any] = {}
+    """Return the fault of a role's column that is not there, with the likeliest columns."""
     likely = column_table.likely_columns(key, name, header)
-    if likely:
-        repair[key] = likely[0]
-        others = "".join(f", or {flag} {shlex.quote(each)}" for each in likely[1:])
-        way = f"Name it: {flag} {shlex.quote(likely[0])}{others}"
+    if key == "label_column" and len(reading.labels) > 1:
+        own = [likely[0] if each == name else each for each in reading.labels]
+        likely = [_survival_labels(header, reading) or BETWEEN.join(own)]
+    repair: dict[str, Any] = {key: likely[0]} if likely else {}
+    named = [spelled(**{key: each}) for each in likely or ["NAME"]]
+    way = f"Name it: {', or '.join(named)}"
     clients = column_table.by_name("client_column", header)
     if key != "client_column" and clients and reading.client_column not in header:
         repair["client_column"] = clients[0]
-        way += f". The column of the clients may be missing as well: --client-column {shlex.quote(clients[0])}"
+        way += f". The column of the clients may be missing as well: {spelled(client_column=clients[0])}"
     several = name.split(BETWEEN)
     if key == "label_column" and len(several) > 1 and {*several} <= {*header}:
         survival = (*several,) == column_table.survival_columns(header)
-        task = SURVIVAL if survival else MULTILABEL
-        repair, way = {"task": task}, f"Name their task: --task {task}"
+        repair = {"task": SURVIVAL if survival else MULTILABEL}
+        way = f"Name their task: {spelled(**repair)}"
     return DataFault(
-        f"{flag} must be one of the {len(header)} columns of {path}; got {name!r}.",
+        f"{key} must be one of the {len(header)} columns of {path}; got {name!r}.",
         f"{way}.",
         **repair,
     )
@@ -547,9 +465,7 @@ def feature_columns(
                 raise UsageError(
                     f"{path}: {key} must name features; got {name!r}, the {taken[name]}."
                 )
-            check_known(
-                f"column of {path} ({key}, --{key.replace('_', '-')})", name, found
-            )
+            check_known(f"column of {path} ({key})", name, found)
     kept = {*(found if reading.columns is None else reading.columns)}
     kept -= {*(reading.exclude_columns or ())}
     if not kept:

@@ -11,26 +11,28 @@ from numpy.typing import NDArray
 from fl_core.data import spelling
 from fl_core.data.arrays import (
     Array,
-    Cells,
     Integers,
     check_codes,
     check_flat,
     is_text,
-    lacks_value,
     loses_digits,
-    numbers,
     place_in,
-    refuse_where,
-    texts_of,
     whole_numbers,
 )
-from fl_core.data.columns import DataFault, Place, row_of_array
+from fl_core.data.cells import (
+    Cells,
+    check_spelling,
+    lacks_value,
+    numbers,
+    refuse_where,
+    texts_of,
+)
+from fl_core.data.columns import DataFault, Place, Reading, row_of_array
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 
-AS_NUMBERS = "Use task regression (--task regression) to predict numbers."
 FORMS = {
-    CLASSIFICATION: "Leave --label-numbers out, since labels may be words.",
+    CLASSIFICATION: "Leave label_numbers out, since labels may be words.",
     REGRESSION: "Write numbers.",
     SURVIVAL: "Write times as numbers, and events as 1, or 0 where the sample was censored.",
     MULTILABEL: "Write each label as 0 or 1.",
@@ -75,7 +77,7 @@ def labels(
         cells = texts_of(y)
         names = written_classes(cells) if names is None else names
         y = _codes(cells, names)
-    values = whole_numbers(y, AS_NUMBERS, task=REGRESSION)
+    values = whole_numbers(y, "Predict numbers:", task=REGRESSION)
     if names is None:
         distinct, codes = np.unique(values, return_inverse=True)
         if -1 in distinct and distinct.tolist() != [-1, 1]:
@@ -115,11 +117,25 @@ def written_classes(cells: pd.Categorical) -> list[str]:
         if twice:
             raise DataFault(
                 f"labels must not be one number in two spellings; got {listing(map(repr, twice))}.",
-                "Read labels as numbers: --label-numbers.",
+                "Read labels as numbers:",
                 label_numbers=True,
             )
         names.sort(key=spelling.PLAIN.number)
     return names
+
+
+def label_numbers(cells: Cells, reading: Reading) -> NDArray[np.float64]:
+    """Return a column of labels as numbers.
+
+    Raises:
+        DataFault: a cell is no number, or in another spelling.
+    """
+    try:
+        return numbers(cells, reading.numbers)
+    except DataFault as fault:
+        if isinstance(cells, pd.Categorical):
+            check_spelling(cells, reading)
+        raise DataFault(fault.what, FORMS[reading.task], fault.row) from fault
 
 
 def check_present(cells: Cells) -> None:
@@ -135,7 +151,7 @@ def check_present(cells: Cells) -> None:
         raise DataFault(
             f"each sample must have a label; got {repr(got) if got else 'an empty cell'} "
             f"({lacking.sum():,} of {len(cells):,} rows).",
-            "Leave them out: --drop-missing-labels.",
+            "Leave them out:",
             row,
             drop_missing_labels=True,
         )

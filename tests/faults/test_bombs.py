@@ -22,7 +22,8 @@ from fedlayers.cli.options import read_config
 from fedlayers.studies.tune import Tuned
 from fl_core import initial as weights, recorder, rows, runner, storage
 from fl_core.config import RunConfig
-from fl_core.data import arrays, column_table, files as own_files, frames
+from fl_core.data import column_table, files as own_files, frames
+from fl_core.data.cells import cells_of
 from fl_core.errors import CorruptError, UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
@@ -302,7 +303,7 @@ def test_a_packed_table_of_texts(tmp_path):
     columns = {"x": np.arange(count) / count, "client": texts}
     parquet.write_table(pyarrow.table(columns), path, store_schema=False)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    cells = arrays.cells_of(frames.open_table(path).frame["client"], True)
+    cells = cells_of(frames.open_table(path).frame["client"], True)
     assert set(map(len, cells)) == {100_000}
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < LITTLE / 1024
 

@@ -66,10 +66,10 @@ def test_numbers_as_labels_are_never_taken_for_a_regression_unasked(table, tmp_p
     x, y = numbers()["north"]
     np.savez(tmp_path / "prices.npz", x=x, y=y)
     for path in (table, tmp_path / "prices.npz"):
-        with pytest.raises(UsageError, match=r"whole.*--task regression"):
+        with pytest.raises(UsageError, match=r"whole.*task='regression'"):
             load(path)
         assert load(path, task=REGRESSION).task == REGRESSION
-    with pytest.raises(UsageError, match=r"whole.*--task regression"):
+    with pytest.raises(UsageError, match=r"whole.*task='regression'"):
         from_clients(numbers())
     with pytest.raises(UsageError, match="finite float32"):
         from_clients({"a": (x, np.full(len(x), np.nan))}, task=REGRESSION)

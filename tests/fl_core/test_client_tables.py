@@ -49,7 +49,7 @@ def test_each_file_is_a_client(wards, how):
 def test_a_column_of_clients_beside_files_of_clients_is_refused(wards):
     for path in wards.glob("*.csv"):
         written(path, pd.read_csv(path).assign(client=range(20)))
-    with refuses(r"'client'.*--client-column"):
+    with refuses("'client'.*client_column='file'"):
         data.load(wards)
     found = data.load(wards, client_column="file", exclude_columns=["client"])
     assert [client.name for client in found.clients] == ["ward_0", "ward_1", "ward_2"]

@@ -261,7 +261,7 @@ def test_bad_tables_are_refused_by_column_and_line(tmp_path):
     for line, message in (
         ("north,x7,1,0", "'a', line 5.*'x7'"),
         ("north,,1,0", "'a', line 5.*empty"),
-        ("north,1,nan,0", "'b', line 5.*missing.*--impute.*--exclude-columns b"),
+        ("north,1,nan,0", r"'b', line 5.*missing.*exclude_columns=\['b'\].*impute='median'"),
         ('north,1,"2,5",0', "'b', line 5.*decimal.*'2,5'"),
         ("north,1,1e60,0", "'b', line 5"),
         ("north,1,1,0.5", r"'label', line 5.*0\.5"),
@@ -274,8 +274,8 @@ def test_bad_tables_are_refused_by_column_and_line(tmp_path):
         with refuses(message):
             data.load(write(path, [*ROWS[:3], line, *ROWS[4:]]))
     for lines, header, options, message in (
-        (ROWS, "client,a,b,lable", {}, "--label-column lable"),
-        (ROWS, "ward,a,b,label", {"client_column": "wrd"}, "--client-column ward"),
+        (ROWS, "client,a,b,lable", {}, "label_column='lable'"),
+        (ROWS, "ward,a,b,label", {"client_column": "wrd"}, "client_column='ward'"),
         (ROWS, "client,a,a,label", {}, "'a'"),
         (ROWS, "client,a,b,label", {"client_column": "label"}, "different columns"),
         ([], "client,a,b,label", {}, "no rows"),
@@ -544,7 +544,7 @@ def test_fed_isic_keeps_the_four_diagnoses_of_the_class_weights(tmp_path):
 
 def test_missing_files_are_refused_with_both_ways(tmp_path, monkeypatch):
     monkeypatch.delenv(ROOT_VARIABLE, raising=False)
-    ways = r"MNIST/raw/.*mnist\.npz.*--data-root.*FEDLAYERS_DATA_ROOT"
+    ways = r"MNIST/raw/.*mnist\.npz.*FEDLAYERS_DATA_ROOT.*data_root="
     with refuses(ways):
         data.load("mnist")
     with refuses(r"folder.*gone"):

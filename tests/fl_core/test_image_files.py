@@ -58,7 +58,7 @@ def test_images_of_other_sizes_are_cropped_scaled_and_shown_in_the_table(
         Image.fromarray(wide if k else wide[:, 4:12]).save(
             folder / f"{k}.png", exif=tag
         )
-    with refuses(r"one size.*--image-size 8"):
+    with refuses("one size.*image_size=8"):
         files.read(tmp_path / "data")
     assert files.peek(tmp_path / "data", Reading(image_size=4)) == (
         (3, 4, 4),

@@ -49,7 +49,7 @@ CASES = {
     "one client": ({"clients": ("north",)}, "one client"),
     "the usual class": (
         {"y": (NUMBERS % 4 > 0).astype(int)},
-        "AUROC.*'1'.*--positive 0",
+        "AUROC.*'1'.*positive='0'",
     ),
 }
 

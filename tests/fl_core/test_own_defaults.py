@@ -130,7 +130,7 @@ def test_an_identifier_is_refused_with_the_remedy_that_fits(
     path = written(tmp_path / "t.csv", frame().assign(**{name: values}))
     with pytest.raises(UsageError, match=name) as refused:
         data.load(path)
-    leave, together = f"--exclude-columns {name}", f"--group-column {name}"
+    leave, together = f"exclude_columns=['{name}']", f"group_column='{name}'"
     assert leave in str(refused.value)
     assert (str(refused.value).find(together) < 0) == unique
     if not unique:
@@ -154,10 +154,10 @@ def test_an_id_column_is_a_feature_only_if_asked_for(tmp_path):
     ids = {"record_id": range(1000, 1060), "StayID": range(60)}
     path = written(tmp_path / "t.csv", frame().assign(**ids))
     with pytest.raises(
-        UsageError, match=r"2 faults(.|\n)*one record_id StayID"
+        UsageError, match=r"2 faults(.|\n)*'one', 'record_id', 'StayID'"
     ) as error:
         data.load(path, exclude_columns=["one"])
-    assert "--keep-ids" in str(error.value)
+    assert "keep_ids=True" in str(error.value)
     assert data.load(path, exclude_columns=list(ids)).shape == (3,)
     assert data.load(path, keep_ids=True).shape == (5,)
     with pytest.raises(UsageError, match="record_id"):
@@ -170,8 +170,8 @@ WIDE = [f"lab_{k}" for k in range(40)]
 @pytest.mark.parametrize(
     ("header", "likely"),
     [
-        ([*WIDE, "died", "ward_name"], ["died", "--client-column ward_name"]),
-        (["Hospital", *WIDE, "outcome"], ["outcome", "--client-column Hospital"]),
+        ([*WIDE, "died", "ward_name"], ["died", "client_column='ward_name'"]),
+        (["Hospital", *WIDE, "outcome"], ["outcome", "client_column='Hospital'"]),
         ([*WIDE, "lable"], ["lable"]),
         (["y", *WIDE], ["y"]),
         ([*WIDE, "septic"], ["septic"]),
@@ -184,10 +184,10 @@ def test_a_label_that_is_not_there_names_the_likeliest_and_the_flags(
     lines = [header, "1" * len(header), "0" * len(header)]
     path.write_text("\n".join(map(",".join, lines)))
     for read in (data.recipe, data.load):
-        with pytest.raises(UsageError, match=r"--label-column.*'label'") as refused:
+        with pytest.raises(UsageError, match=r"label_column.*'label'") as refused:
             read(path)
         said = str(refused.value)
-        assert f"--label-column {likely[0]}" in said
+        assert f"label_column='{likely[0]}'" in said
         assert all(each in said for each in likely)
         assert "lab_20" not in said
         assert len(said) < 300 + len(str(path))

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from fl_core import data
-from fl_core.data import arrays, files, spelling
+from fl_core.data import files, spelling
+from fl_core.data.cells import dates
 from fl_core.data.columns import Reading
 from fl_core.data.python_data import as_data
 from fl_core.data.sources import Source
@@ -36,18 +37,18 @@ def read(tmp_path, cells, labels=None, **how):
 @pytest.mark.parametrize(
     ("spell", "way"),
     [
-        (lambda k: f"{k / 40:.1f}".replace(".", ","), "--decimal ','"),
-        (lambda k: f"{k:,}", "--decimal ',' or --thousands ','"),
+        (lambda k: f"{k / 40:.1f}".replace(".", ","), "decimal=','"),
+        (lambda k: f"{k:,}", "decimal=',' or thousands=','"),
         (
             lambda k: f"{k:,}.5".replace(",", "x").replace(".", ",").replace("x", "."),
-            "--decimal ',' --thousands '.'",
+            "decimal=',', thousands='.'",
         ),
         (lambda k: f"{k} mmol/l", "numbers with 'mmol/l'"),
         (lambda k: f"<{k}", "numbers with '<'"),
         (lambda k: f"€{k}", "numbers with '€'"),
-        (lambda k: f"2024-01-{k // 50 % 28 + 1:02d}", "--date-columns v"),
-        (lambda k: f"{k // 50 % 28 + 1}.3.2024 10:30", "--date-columns v"),
-        (lambda k: f"{k // 50 % 24}:30", "--date-columns v"),
+        (lambda k: f"2024-01-{k // 50 % 28 + 1:02d}", "date_columns=['v']"),
+        (lambda k: f"{k // 50 % 28 + 1}.3.2024 10:30", "date_columns=['v']"),
+        (lambda k: f"{k // 50 % 24}:30", "date_columns=['v']"),
     ],
 )
 def test_numbers_in_another_spelling_are_refused_with_the_way_to_read_them(
@@ -63,8 +64,8 @@ def test_numbers_in_another_spelling_are_refused_with_the_way_to_read_them(
 @pytest.mark.parametrize(
     ("words", "way"),
     [
-        ("1,{} 1.{}", "--thousands ',' or --decimal ',' --thousands '.'"),
-        ("1,{} {}.5", "--thousands ','"),
+        ("1,{} 1.{}", "thousands=',' or decimal=',', thousands='.'"),
+        ("1,{} {}.5", "thousands=','"),
         ("{},5 {}.5", "must be a number with a decimal"),
     ],
 )
@@ -134,13 +135,13 @@ def test_only_plain_numbers_are_numbers(tmp_path, cell):
     ],
 )
 def test_dates_are_days(cells, days):
-    assert arrays.dates(pd.Categorical(cells)) == pytest.approx(days, nan_ok=True)
+    assert dates(pd.Categorical(cells)) == pytest.approx(days, nan_ok=True)
 
 
 @pytest.mark.parametrize("cells", [["2024-01-01", "soon"], ["1/2/2024", "3/4/2024"]])
 def test_dates_of_no_form_or_of_two_are_refused(cells):
     with refuses(r"dates must .* Write 2024-12-31"):
-        arrays.dates(pd.Categorical(cells))
+        dates(pd.Categorical(cells))
 
 
 # --- labels ----------------------------------------------------------------------------------------------------
@@ -151,7 +152,7 @@ def test_dates_of_no_form_or_of_two_are_refused(cells):
 )
 def test_labels_are_never_one_number_in_two_spellings(tmp_path, codes):
     labels, cells = [codes[k % 3] for k in range(30)], [str(k) for k in range(30)]
-    with refuses(r"labels must not be one number in two spellings.*--label-numbers"):
+    with refuses(r"labels must not be one number in two spellings.*label_numbers=True"):
         read(tmp_path, cells, labels)
     assert len(read(tmp_path, cells, labels, label_numbers=True).classes) == 2
     kept = [label for label in labels if label != codes[1]]
@@ -165,7 +166,7 @@ def test_a_missing_label_is_refused_or_left_out(tmp_path, word, others):
         [[*others, word][k % 3] for k in range(30)],
         [str(k) for k in range(30)],
     )
-    with refuses(r"line 4: each sample must have a label; .* --drop-missing-labels"):
+    with refuses(r"line 4: each sample must have a label; .* drop_missing_labels=True"):
         read(tmp_path, cells, labels)
     with pytest.warns(
         UserWarning, match="10 of 30 rows have no label and are left out"
@@ -267,7 +268,7 @@ def test_groups_need_a_partition_that_keeps_them():
     )
     with refuses(r"group_column must be left out with partition 'dirichlet'.*iid"):
         data.load(source, partition="dirichlet", clients=2)
-    with refuses("--group-column must be one of .* --group-column patient_id"):
+    with refuses("group_column must be one of .* group_column='patient_id'"):
         as_data(visits(), replace(BY_PATIENT, group_column="person"))
     few = as_data(
         visits(2),

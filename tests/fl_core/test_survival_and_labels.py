@@ -178,7 +178,7 @@ def test_wrong_targets_are_one_clear_line():
         with pytest.raises(UsageError, match=message):
             as_data(targets(), Reading(task=task, label_column=columns))
     for task, columns in (("survival", "time,event"), ("multilabel", "cough,fever")):
-        with pytest.raises(UsageError, match=f"--task {task}"):
+        with pytest.raises(UsageError, match=f"task='{task}'"):
             as_data(targets(), Reading(label_column=columns))
         words = targets().replace({columns.split(",")[1]: {0: "no", 1: "yes"}})
         with pytest.raises(UsageError, match=r"got '(no|yes)'.* Write .*0"):

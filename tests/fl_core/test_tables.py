@@ -21,7 +21,7 @@ from fl_core.data.columns import Reading
 from fl_core.data.inputs import Inputs
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.python_data import as_data
-from fl_core.errors import UsageError
+from fl_core.errors import UsageError, spelled
 from fl_core.exported_model import Predictions
 from fl_core.records.store import Run
 from tests.conftest import refuses
@@ -31,7 +31,7 @@ from tests.fl_core.made import SPLITS, frame, samples, train_rows, written
 def test_what_cannot_be_read_so_is_refused(tmp_path):
     table = written(tmp_path / "t.csv", frame())
     for how, message in (
-        ({"exclude_columns": ["doze"]}, r"--exclude-columns.*'doze'.*'dose'"),
+        ({"exclude_columns": ["doze"]}, "exclude_columns.*'doze'.*'dose'"),
         ({"columns": ["label"]}, ": columns.*'label'"),
         ({"exclude_columns": ["client"]}, "exclude_columns.*'client'"),
         ({"columns": ["age"], "exclude_columns": ["one"]}, "exclude_columns"),
@@ -60,18 +60,18 @@ def test_what_cannot_be_read_so_is_refused(tmp_path):
 
 
 def test_another_separator_is_named_with_the_fix(tmp_path):
-    for sign, named in ((";", "';'"), ("\t", "tab"), ("|", "'|'")):
+    for sign, named in ((";", ";"), ("\t", "tab"), ("|", "|")):
         path = written(tmp_path / "t.csv", frame(), sep=sign)
         for read in (data.load, data.recipe):
             with refuses("5 columns") as refused:
                 read(path)
-            assert f"--separator {named}" in str(refused.value)
-        found = data.load(path, separator=named.strip("'"), scale="none")
+            assert f"separator={named!r}" in str(refused.value)
+        found = data.load(path, separator=named, scale="none")
         assert (samples(found, *SPLITS)[:, 0] == frame()["age"].astype("float32")).all()
-        with refuses("--separator ','"):
+        with refuses("separator=','"):
             data.load(written(path, frame()), separator=sign)
     commas = written(tmp_path / "t.csv", frame(), sep=";", decimal=",")
-    with refuses("--separator ';' --decimal ,"):
+    with refuses("separator=';', decimal=','"):
         data.load(commas)
 
 
@@ -80,7 +80,7 @@ def test_another_encoding_is_named_with_the_fix(tmp_path, encoding):
     town = "Köln “West”" if encoding == "cp1252" else "Köln"
     table = frame().replace({"ward_0": town})
     path = written(tmp_path / "t.csv", table, encoding=encoding)
-    with refuses(rf"t\.csv.*utf-8.*--encoding {encoding}\b"):
+    with refuses(rf"t\.csv.*utf-8.*encoding='{encoding}'"):
         data.load(path)
     assert data.load(path, encoding=encoding).clients[0].name == town
     line = json.dumps({"text": "a b", "label": 0, "client": "Köln"}) + "\n"
@@ -127,7 +127,7 @@ def test_missing_numbers_are_named_by_row_and_column_if_nothing_fills_them(
         data.load(path, impute="mean")
     x, y = np.where(np.arange(60) == 7, np.nan, 1.0)[:, None], np.arange(60) % 2
     np.savez(tmp_path / "a.npz", x=x, y=y)
-    with refuses(r"row 7.*nan.*--impute"):
+    with refuses("row 7.*nan.*impute=\'median\'"):
         data.load(tmp_path / "a.npz")
     for filled in (
         data.load(tmp_path / "a.npz", impute="mean"),
@@ -177,7 +177,7 @@ def test_a_parquet_table_is_read_as_the_same_csv(tmp_path):
     )
     assert (samples(one, *SPLITS) == samples(two, *SPLITS)).all()
     assert one.classes == two.classes
-    with refuses(r"'dose', row 0.*--impute"):
+    with refuses("'dose', row 0.*impute='median'"):
         data.load(path)
     with refuses("separator"):
         data.load(path, separator=";")
@@ -257,7 +257,7 @@ def test_new_dates_are_compared_as_dates_with_the_file_named(tmp_path):
     new = tmp_path / "new.csv"
     table.assign(day="1999-01-01").to_csv(new, sep=";", index=False)
     said = r"new\.csv, column 'day': 100% .* 2023-01-01 to 2023-01-19"
-    own = "new.csv is read with --separator ';'"
+    own = "new.csv is read with separator=';'"
     with pytest.warns(UserWarning, match=said), pytest.warns(UserWarning, match=own):
         inputs.samples(new)
 
@@ -289,7 +289,8 @@ def test_all_faults_are_listed_with_one_command_that_works(tmp_path):
     for name in ("';'", "died", "record_id", "'age'", "'dose'", "'note'", "'when'"):
         assert any(name in fault for fault in faults[1:])
     found = tables.find_faults(path, Reading()).reading
-    assert command.endswith(f": --dataset {path} {found.options}")
+    settings = {"dataset": str(path), **found.changed}
+    assert command.endswith(f": {spelled(**settings)}")
     assert data.load(path, **asdict(found)).shape == (3,)
 
 
@@ -297,7 +298,7 @@ def test_files_of_a_folder_have_their_own_signs(tmp_path):
     for name, sign, encoding in (("a", ",", "utf-8"), ("b", ";", "cp1252")):
         table = frame().drop(columns="client").replace({"ill": "müde"})
         written(tmp_path / f"{name}.csv", table, sep=sign, encoding=encoding)
-    with pytest.warns(UserWarning, match=r"b\.csv is read with --separator ';'"):
+    with pytest.warns(UserWarning, match=r"b\.csv is read with separator=';'"):
         source = data.files.read(tmp_path)
     assert (source.owner_names, source.classes) == (("a", "b"), ("müde", "well"))
     assert np.array_equal(source.x[:60], source.x[60:])
@@ -322,7 +323,7 @@ def test_a_column_that_a_client_lacks_is_left_out_or_filled(tmp_path, kind):
     assert Inputs.from_federation(out).samples(new).x.shape == (3, *out.shape)
     with refuses("column with values at each client"):
         data.load(path, columns=["age"])
-    with refuses("--impute"):
+    with refuses("impute='median'"):
         Reading(fill_missing_columns=True)
     reading = Reading(impute="median", fill_missing_columns=True)
     found = data.load(path, impute="median", fill_missing_columns=True)

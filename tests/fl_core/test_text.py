@@ -67,7 +67,7 @@ def test_the_vocabulary_is_of_the_training_samples_alone(tmp_path):
     ("change", "options", "message"),
     [
         ({"text": " "}, {}, "'text', line 3.*empty"),
-        ({}, {"text_column": "txt"}, "text-column.*'txt'.*text"),
+        ({}, {"text_column": "txt"}, "text_column.*'txt'.*text"),
         ({}, {"client_column": "text"}, "must be different columns"),
     ],
 )

@@ -15,7 +15,7 @@ from fl_core.bounds import Bound, check_value
 from fl_core.data import spelling
 from fl_core.data.arrays import Integers
 from fl_core.data.registry import SHARES
-from fl_core.errors import UsageError, listing
+from fl_core.errors import UsageError, listing, spelled
 from fl_core.registry import Registry
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Partitioning:
         """
         if clients is None:
             raise UsageError(
-                f"clients must be given for partition {self.name!r}. Add --clients N."
+                f"clients must be given for partition {self.name!r}. Add {spelled(clients=5)}."
             )
         return clients
 
@@ -202,7 +202,7 @@ def split_groups(
     distinct, group = np.unique(keys, return_inverse=True)
     if groups is not None and len(distinct) < len(SPLITS):
         raise UsageError(
-            f"client {name!r} must have at least {len(SPLITS)} groups; got {len(distinct)}. Leave out --group-column."
+            f"client {name!r} must have at least {len(SPLITS)} groups; got {len(distinct)}. Leave group_column out."
         )
     if test is not None and not len(test):
         raise UsageError(
