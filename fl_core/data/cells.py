@@ -18,6 +18,7 @@ _EPOCH, _CLOCK = (pd.Timestamp(day, tz="UTC") for day in ("1970-01-01", "1900-01
 DATE_FORMS = {
     "ISO8601": _EPOCH,
     **dict.fromkeys(("%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y"), _EPOCH),
+    **dict.fromkeys(("%d-%m-%Y", "%m-%d-%Y", "%d-%b-%Y", "%d%b%Y"), _EPOCH),
     **dict.fromkeys(("%H:%M", "%H:%M:%S"), _CLOCK),
 }
 """The forms of dates, and the day from which each counts."""
@@ -160,8 +161,7 @@ def lacks_value(cells: Cells) -> NDArray[np.bool_]:
 def dates(cells: pd.Categorical) -> NDArray[np.float64]:
     """Return dates as days since 1970 [n], with NaN where a cell is missing.
 
-    All cells have one form: ISO 8601, year/month/day, day.month.year, day/month/year or month/day/year. Times alone are
-    parts of a day.
+    All cells have one form of :data:`DATE_FORMS`. Times alone are parts of a day. A year has four digits.
 
     >>> dates(pd.Categorical(["1970-01-02", "", "1970-01-01T12:00"])).tolist()
     [1.0, nan, 0.5]

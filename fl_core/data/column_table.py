@@ -128,6 +128,11 @@ def describe(
         two = bool(((known == 0) | (known == 1)).all())
         if taken_as == NUMBER and len(known) > MANY_ROWS and counts_rows(known):
             more = "like a record number"
+        for end in () if single else (known.min(), known.max()):
+            others = known[known != end]
+            gap = np.abs(others - end).min()
+            if {*spelling.cell_text(end)} <= {*"-9"} and gap > np.ptp(others):
+                more = f"{end:g} far from the others in {len(known) - len(others):,} cells: missing?"
     else:
         words = [word for word in cells.categories if not spelling.is_missing(word)]
         values = {word.strip() for word in words}

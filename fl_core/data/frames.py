@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from pandas.errors import ParserWarning
+from pandas.errors import DtypeWarning, ParserWarning
 
 from fl_core import storage
 from fl_core.data import spelling
@@ -47,6 +47,8 @@ SEPARATORS = (";", "\t", "|", ",")
 EXCEL = (".xlsx", ".xls")
 SEEN = 1000
 """Lines whose words show whether a quotation mark is open."""
+TITLES = 5
+"""The maximum number of titles above a header."""
 FIRST = 100
 """Lines whose words show what a column holds."""
 _UNNAMED = re.compile(r"__index_level_[0-9]+__")  # stored by pandas next to the columns
@@ -138,6 +140,16 @@ def open_table(
         table = Table(source, *_csv(source, reading, texts, whole))
     frame = table.frame
     frame.columns = [spelling.name(str(name)) for name in frame]
+    blank = [
+        not name.strip() and (cells.isna() | (cells == "")).all()
+        for name, cells in frame.items()
+    ]
+    if any(blank):
+        frame = frame.loc[:, ~np.array(blank)]
+        table = table._replace(frame=frame)
+        warn(
+            f"{table.where}: columns without a name and a value are left out: {sum(blank)}"
+        )
     check_distinct_columns(table.where, list(frame))
     if whole and not len(frame):
         raise UsageError(f"{table.where} must have rows; got no rows. Add samples.")
@@ -321,6 +333,7 @@ def _frame(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", ParserWarning)
+            warnings.simplefilter("ignore", DtypeWarning)  # such a column is refused
             return pd.read_csv(
                 path,
                 sep=reading.delimiter_of(path),
@@ -331,7 +344,6 @@ def _frame(
                 dtype=dict.fromkeys(words, str),
                 na_values=dict.fromkeys(numeric, missing),
                 keep_default_na=False,
-                low_memory=False,
             )
     except (ValueError, ParserWarning) as error:
         _check_rows(path, reading)
@@ -348,7 +360,7 @@ def _check_rows(path: Path, reading: Reading) -> None:
 def csv_rows(path: Path, reading: Reading = PLAIN) -> Iterator[tuple[int, list[str]]]:
     """Yield line number and cells of every line of a .csv file that is not blank, header first.
 
-    A title above the header is left out (:func:`fl_core.data.spelling.is_title`).
+    Titles above the header are left out.
     """
     delimiter = reading.delimiter_of(path)
     rows = islice(_lines(path, reading), _header_row(path, reading), None)
@@ -364,7 +376,7 @@ def csv_rows(path: Path, reading: Reading = PLAIN) -> Iterator[tuple[int, list[s
         if len(cells) != len(header):
             raise UsageError(
                 f"{path}, line {first}: every line must have {len(header)} cells like the header; "
-                f"got {len(cells)}. Correct the line."
+                f"got {len(cells)}. {'Correct the line' if any(cells[len(header) :]) else 'Add cells to the header'}."
             )
         if line > first and swallows_rows(cells, delimiter, seen):
             raise UsageError(
@@ -395,17 +407,27 @@ def _lines(path: Path, reading: Reading) -> Iterator[tuple[int, int, list[str]]]
 
 
 def _header_row(path: Path, reading: Reading) -> int:
-    """Return the number of rows of a .csv file above its header: blank lines and a title."""
-    rows = enumerate(islice(_lines(path, reading), SEEN))
-    filled = [
-        (k, cells) for k, (_, _, cells) in islice((row for row in rows if row[1][2]), 2)
-    ]
-    if len(filled) == 2 and spelling.is_title(filled[0][1], filled[1][1]):
-        title, below = (reading.delimiter_of(path).join(cells) for _, cells in filled)
-        if any(0 < title.count(sign) == below.count(sign) for sign in SEPARATORS):
-            return filled[0][0]  # a header whose cells have another separator
-        return filled[1][0]
-    return filled[0][0] if filled else 0
+    """Return the number of rows of a .csv file above its header: blank lines, and titles of one cell above names.
+
+    Rows of one cell with another separator are no titles.
+    """
+    given = reading.delimiter_of(path)
+    above: list[int] = []
+    title = ""
+    for k, (_, _, cells) in enumerate(islice(_lines(path, reading), SEEN)):
+        names = [cell for cell in cells if cell.strip()]
+        line = given.join(cells)
+        if len(names) > 1:
+            signs = [sign for sign in SEPARATORS if sign in title and sign != given]
+            alike = any(title.count(sign) == line.count(sign) for sign in signs)
+            titled = len(above) <= TITLES and not alike
+            if not above or (titled and not any(map(spelling.is_number, names))):
+                return k
+            break
+        if names:
+            above.append(k)
+            title = line
+    return above[0] if above else 0
 
 
 def swallows_rows(

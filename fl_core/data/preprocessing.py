@@ -273,7 +273,7 @@ def fitted(
     from sklearn.impute import SimpleImputer
     from sklearn.preprocessing import MinMaxScaler, RobustScaler, StandardScaler
 
-    values = np.array(x, dtype=np.float64, order="C")  # the order of sums
+    values = x.astype(np.float64)
     values[:, [k for k, words in enumerate(categories) if words]] = (
         0.0  # words are neither filled nor scaled
     )

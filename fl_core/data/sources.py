@@ -40,8 +40,6 @@ _SIGN = re.compile(f"[{_UNSPACED}]")
 _TOKEN = re.compile(
     rf"[{_UNSPACED}]|[#@]?[^\W{_UNSPACED}]+(?:['’][^\W{_UNSPACED}]+)*|[^\w\s]"
 )
-ROWS = 4096
-"""Rows of a table, stored by column, that its digest takes at a time."""
 NOTED = 0.1
 """Share of tokens that are lost or unknown, or of texts without spaces, from which a warning says so."""
 
@@ -219,9 +217,7 @@ class Source:
                 sha.update(b"none")
             else:
                 sha.update(f"{array.dtype.str}{array.shape}".encode())
-                for start in range(0, len(array), ROWS):
-                    rows = np.ascontiguousarray(array[start : start + ROWS])
-                    sha.update(rows.reshape(-1).view(np.uint8).data)
+                sha.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         return sha.hexdigest()
 
     def tensor(self, indices: Integers) -> Tensor:
@@ -229,7 +225,7 @@ class Source:
 
         Texts are int64 token ids.
         """
-        x = torch.from_numpy(np.ascontiguousarray(self.x[indices]))
+        x = torch.from_numpy(self.x[indices])
         if not self.is_image:
             return x.float() if x.is_floating_point() else x
         x = x.unsqueeze(1) if x.ndim == 3 else x.permute(0, 3, 1, 2)

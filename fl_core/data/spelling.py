@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -28,8 +28,10 @@ _AFFIXED = re.compile(
     r"(?P<after>[^\W\d]*|[^\w\s]*|[^\d\s.,+-]+)"
 )
 _DATE = re.compile(
-    r"(?:[0-9]{4}[-/][0-9]{1,2}[-/][0-9]{1,2}|[0-9]{1,2}[./][0-9]{1,2}[./][0-9]{4})(?:[ T][0-9]{1,2}:[0-9]{2}.*)?"
-    r"|[0-9]{1,2}:[0-9]{2}(?::[0-9]{2})?"
+    r"(?:[0-9]{4}[-/][0-9]{1,2}[-/][0-9]{1,2}|[0-9]{1,2}([-./])[0-9]{1,2}\1(?:[0-9]{2}){1,2}"
+    r"|[0-9]{1,2}[- ]?(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[- ]?(?:[0-9]{2}){1,2})"
+    r"(?:[ T][0-9]{1,2}:[0-9]{2}.*)?|[0-9]{1,2}:[0-9]{2}(?::[0-9]{2})?",
+    re.IGNORECASE,
 )
 
 
@@ -224,14 +226,3 @@ def signs(words: Collection[str]) -> Suspicion:
     repair = {"decimal": fits[0].decimal, "thousands": fits[0].thousands or None}
     way = f"Read them with {ways}"
     return Suspicion(what, way, repair if len(fits) == 1 else {})
-
-
-def is_title(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Return whether the first row of a table is a title: one cell, above at least two names.
-
-    >>> is_title(["Study 7", ""], ["age", "label"]), is_title(["age"], ["1", "2"])
-    (True, False)
-    """
-    names = [cell for cell in second if cell.strip()]
-    words = not any(map(is_number, names))
-    return sum(map(bool, first)) == 1 and len(names) > 1 and words

@@ -140,10 +140,9 @@ def read_table(
         raise UsageError(
             f"{path} must have a column with values at each client; got none. Fill them: {fill}."
         )
-    in_memory = isinstance(source, pd.DataFrame)
     return replace(
         found,
-        x=frame[list(words)].to_numpy(np.float64, copy=in_memory),
+        x=arrays.stacked([frame[name].to_numpy() for name in words]),
         columns=tuple(words),
         categories=tuple(words.values()) if any(words.values()) else (),
     )
