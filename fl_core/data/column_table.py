@@ -16,7 +16,7 @@ from fl_core.data import spelling
 from fl_core.data.arrays import Integers
 from fl_core.data.cells import Cells, date_text, lacks_value, texts_of
 from fl_core.display import Displayed, Summary, aligned
-from fl_core.errors import listing
+from fl_core.errors import listing, plural
 
 MOST = 20
 """The maximum number of columns that a command prints."""
@@ -129,10 +129,12 @@ def describe(
         if taken_as == NUMBER and len(known) > MANY_ROWS and counts_rows(known):
             more = "like a record number"
         for end in () if single else (known.min(), known.max()):
+            if {*spelling.cell_text(end)} - {*"-9"}:
+                continue
             others = known[known != end]
-            gap = np.abs(others - end).min()
-            if {*spelling.cell_text(end)} <= {*"-9"} and gap > np.ptp(others):
-                more = f"{end:g} far from the others in {len(known) - len(others):,} cells: missing?"
+            if np.abs(others - end).min() > np.ptp(others) > 0:
+                count = plural(len(known) - len(others), "cell")
+                more = f"{end:g} far from the others in {count}: missing?"
     else:
         words = [word for word in cells.categories if not spelling.is_missing(word)]
         values = {word.strip() for word in words}

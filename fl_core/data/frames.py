@@ -21,6 +21,7 @@ from fl_core import storage
 from fl_core.data import spelling
 from fl_core.data.arrays import place_in
 from fl_core.data.cells import cells_of, read_column
+from fl_core.data.column_table import is_identifier
 from fl_core.data.columns import (
     BETWEEN,
     ENCODING,
@@ -172,6 +173,7 @@ def _read_columns(table: Table, reading: Reading, texts: Collection[str]) -> Tab
         numbers = reading.predicts_numbers if labels else reading.takes(name)
         if name in texts or not numbers:
             continue
+        cells = None
         try:
             with located(f"{where}, column {name!r}", place):
                 cells = cells_of(frame[name])
@@ -182,7 +184,8 @@ def _read_columns(table: Table, reading: Reading, texts: Collection[str]) -> Tab
                 if frame[name].dtype != np.float64:
                     frame[name] = found
         except DataFault as fault:
-            faults.append(fault)
+            if cells is None or not is_identifier(name, cells):  # refused as such later
+                faults.append(fault)
             continue
         if name not in (reading.date_columns or ()):
             other = spelling.other_reading(cells, reading.numbers)
@@ -259,7 +262,8 @@ def open_own(
             reading = replace(reading, **signs)
             if reading in tried:
                 raise
-            given = {key: sign for key, sign in signs.items() if sign}
+            known = vars(tried[-1])
+            given = {k: sign for k, sign in signs.items() if sign and sign != known[k]}
             warn(f"{part} is read with {spelled(**given)}")
 
 

@@ -218,8 +218,13 @@ def joined(
                 f"got {forms[-1][0]}."
             )
     labels, place = targets.joined(ys)
-    with located(name, place):
-        y, names = targets.answers(labels, task, classes)
+    try:
+        with located(name, place):
+            y, names = targets.answers(labels, task, classes)
+    except DataFault as fault:
+        if fault.repair.keys() <= {"task"}:
+            raise
+        raise DataFault(fault.what, "Correct them, or leave them out.") from fault
     unnamed = task == CLASSIFICATION and classes is None
     source = Source(
         name,

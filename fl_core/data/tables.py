@@ -137,8 +137,9 @@ def read_table(
         return replace(found, x=codes, words=vocabulary)
     if not words:
         fill = spelled(fill_missing_columns=True, impute="median")
+        some = listing((f"{name!r}: {text}" for name, text in lacking.items()), 3)
         raise UsageError(
-            f"{path} must have a column with values at each client; got none. Fill them: {fill}."
+            f"{path} must have a column with values at each client; got {some}. Fill them: {fill}."
         )
     return replace(
         found,
@@ -219,17 +220,18 @@ class Findings(UsageError):
 def find_faults(
     data: Path | pd.DataFrame, reading: Reading, name: str = ""
 ) -> Findings:
-    """Read a table, each time with the settings that the last faults ask for."""
+    """Read a table, each time with the settings that the last faults ask for. Notes are of the last reading."""
     found: list[UsageError] = []
     tried: list[Reading] = []
     while reading not in tried:
         tried.append(reading)
         try:
-            with warnings.catch_warnings():
-                if found:
-                    warnings.simplefilter("ignore", UserWarning)
+            with warnings.catch_warnings(record=True) as notes:
+                warnings.simplefilter("always")
                 source = read_table(data, reading, name)
-                return Findings(data, source, found, 0, reading)
+            for note in notes:
+                warn(str(note.message))
+            return Findings(data, source, found, 0, reading)
         except UsageError as error:
             faults = faults_of(error)
         last = list(map(str, faults))

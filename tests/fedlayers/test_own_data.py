@@ -265,5 +265,6 @@ def test_check_notes_clients_that_are_alike_or_made_up(tmp_path, capsys):
     command(f"check {path} --client-column ward")
     printed = capsys.readouterr().out
     assert all(repr(name) in printed for name in names)
+    assert re.search("North +7 +7", printed)
     found = notes(load(path, client_column="ward"))
     assert all(any(repr(name) in note for note in found) for name in names)

@@ -72,6 +72,9 @@ def test_the_command_takes_files_and_the_run_resumes(wards, capsys):
         ("wards/ward_1.csv,ward_1.csv", r"'ward_1'.*Rename"),
         ("wards/ward_1.csv,there.csv", "there.csv"),
         ("wards/ward_1.csv,digts", "digts"),
+        ("ward/ward_1.csv", "Did you mean 'wards/ward_1.csv'"),
+        ("wards/Ward1.csv", "Did you mean 'wards/ward_1.csv'"),
+        ("wardz", "did you mean 'wards'"),
     ],
 )
 def test_files_that_are_no_clients_are_refused(wards, monkeypatch, dataset, message):

@@ -261,7 +261,10 @@ def test_bad_tables_are_refused_by_column_and_line(tmp_path):
     for line, message in (
         ("north,x7,1,0", "'a', line 5.*'x7'"),
         ("north,,1,0", "'a', line 5.*empty"),
-        ("north,1,nan,0", r"'b', line 5.*missing.*exclude_columns=\['b'\].*impute='median'"),
+        (
+            "north,1,nan,0",
+            r"'b', line 5.*missing.*exclude_columns=\['b'\].*impute='median'",
+        ),
         ('north,1,"2,5",0', "'b', line 5.*decimal.*'2,5'"),
         ("north,1,1e60,0", "'b', line 5"),
         ("north,1,1,0.5", r"'label', line 5.*0\.5"),

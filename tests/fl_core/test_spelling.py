@@ -49,6 +49,10 @@ def read(tmp_path, cells, labels=None, **how):
         (lambda k: f"2024-01-{k // 50 % 28 + 1:02d}", "date_columns=['v']"),
         (lambda k: f"{k // 50 % 28 + 1}.3.2024 10:30", "date_columns=['v']"),
         (lambda k: f"{k // 50 % 24}:30", "date_columns=['v']"),
+        (lambda k: f"{k // 50 % 28 + 1:02}/03/24", "date_columns=['v']"),
+        (lambda k: f"{k // 50 % 28 + 1:02}MAR2024", "date_columns=['v']"),
+        (lambda k: f"{k:,}".replace(",", "\u00a0"), "thousands=' '"),
+        (lambda k: f"{k:,}.5".replace(",", "'"), 'thousands="\'"'),
     ],
 )
 def test_numbers_in_another_spelling_are_refused_with_the_way_to_read_them(
@@ -132,6 +136,7 @@ def test_only_plain_numbers_are_numbers(tmp_path, cell):
         (["2.1.1970", "13.1.1970"], [1, 12]),
         (["1/13/1970", "1/2/1970"], [12, 1]),
         (["06:00", "18:00"], [0.25, 0.75]),
+        (["02JAN1970", ""], [1, np.nan]),
     ],
 )
 def test_dates_are_days(cells, days):

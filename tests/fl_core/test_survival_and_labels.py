@@ -177,6 +177,10 @@ def test_wrong_targets_are_one_clear_line():
     ):
         with pytest.raises(UsageError, match=message):
             as_data(targets(), Reading(task=task, label_column=columns))
+    named = targets().rename(columns={"time": "followup", "event": "died"})
+    for columns in ("label", "time,event", "followup,event"):
+        with pytest.raises(UsageError, match="label_column='followup,died'"):
+            as_data(named, Reading(task="survival", label_column=columns))
     for task, columns in (("survival", "time,event"), ("multilabel", "cough,fever")):
         with pytest.raises(UsageError, match=f"task='{task}'"):
             as_data(targets(), Reading(label_column=columns))

@@ -127,7 +127,7 @@ def test_missing_numbers_are_named_by_row_and_column_if_nothing_fills_them(
         data.load(path, impute="mean")
     x, y = np.where(np.arange(60) == 7, np.nan, 1.0)[:, None], np.arange(60) % 2
     np.savez(tmp_path / "a.npz", x=x, y=y)
-    with refuses("row 7.*nan.*impute=\'median\'"):
+    with refuses("row 7.*nan.*impute='median'"):
         data.load(tmp_path / "a.npz")
     for filled in (
         data.load(tmp_path / "a.npz", impute="mean"),
@@ -295,13 +295,61 @@ def test_all_faults_are_listed_with_one_command_that_works(tmp_path):
 
 
 def test_files_of_a_folder_have_their_own_signs(tmp_path):
-    for name, sign, encoding in (("a", ",", "utf-8"), ("b", ";", "cp1252")):
+    """A separator, an encoding, a decimal sign and a form of dates of each file."""
+    days = pd.date_range("2023-01-01", periods=60)
+    for name, form, how in (
+        ("a", "%Y-%m-%d", {}),
+        ("b", "%d.%m.%Y", {"sep": ";", "encoding": "cp1252", "decimal": ","}),
+    ):
         table = frame().drop(columns="client").replace({"ill": "müde"})
-        written(tmp_path / f"{name}.csv", table, sep=sign, encoding=encoding)
-    with pytest.warns(UserWarning, match=r"b\.csv is read with separator=';'"):
-        source = data.files.read(tmp_path)
+        table = table.assign(day=days.strftime(form))
+        written(tmp_path / f"{name}.csv", table, **how)
+    with pytest.warns(UserWarning, match=r"b\.csv is read with") as caught:
+        source = data.files.read(tmp_path, Reading(date_columns=["day"]))
+    said = {str(note.message).partition("b.csv is read with ")[2] for note in caught}
+    assert said == {"encoding='latin-1'", "separator=';'", "decimal=','"}
     assert (source.owner_names, source.classes) == (("a", "b"), ("müde", "well"))
     assert np.array_equal(source.x[:60], source.x[60:])
+    assert source.table.columns[-1].example == "2023-01-01"
+
+
+@pytest.mark.parametrize("how", [{"decimal": ","}, {"thousands": ","}])
+def test_a_file_with_two_readings_is_refused_with_ways_that_read_it(tmp_path, how):
+    for name, sign in (("a", "."), ("b", ",")):
+        cells = [f"{k}{sign}250" for k in range(1, 13)]
+        table = pd.DataFrame({"v": cells, "label": [0, 1] * 6})
+        written(tmp_path / f"{name}.csv", table)
+    with refuses(r"b\.csv, column 'v'.*decimal=',' or thousands=','"):
+        data.load(tmp_path)
+    source = data.files.read(tmp_path, Reading(**how))
+    value = 1.25 if "decimal" in how else 1250
+    assert source.x[[0, 12], 0].tolist() == [1.25, value]
+    assert source.table.columns[1].odd == f"b.csv: '1,250' is read as {value}"
+
+
+LINES = [f"h{k % 2},{20 + k if k else 999},{k % 2}" for k in range(40)]
+HEADER = "client,age,label"
+
+
+def test_exports_of_spreadsheets_are_read_and_said_or_refused(tmp_path):
+    """Titles above the header, cells without a name at its end, and a number that stands for a missing one."""
+    path = tmp_path / "t.csv"
+    for above, end in (("Register,,\nMade in May,,\n\n", ""), ("", ",,")):
+        path.write_text(above + "\n".join(line + end for line in [HEADER, *LINES]))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            source = data.files.read(path)
+        assert [source.columns, len(source)] == [("age",), 40]
+        assert any("without a name" in str(each.message) for each in caught) == bool(
+            end
+        )
+        assert (
+            source.table.columns[1].odd == "999 far from the others in 1 cell: missing?"
+        )
+        assert source.counts().to_numpy().tolist() == [[20, 0], [0, 20]]
+    path.write_text("\n".join([HEADER, *(f"{line}," for line in LINES)]))
+    with refuses("line 2: .*got 4. Add cells to the header"):
+        data.files.read(path)
 
 
 @pytest.mark.parametrize("kind", ["folder", "table"])
