@@ -226,7 +226,7 @@ class ClientRunner:
         ctx.trees = {
             name: self._there(t) for name, t in beside.items() if name != "model"
         }
-        for phase in algorithm.phases(request.rnd, request.client):
+        for phase in algorithm.call("phases", request.rnd, request.client):
             of = f"tree of phase {phase.name!r}"
             key = check_known(of, phase.state_key, trained)
             answer = yield Part(phase, trained[key], ctx, optimizer)
@@ -234,8 +234,8 @@ class ClientRunner:
             trained[key], optimizer = answer[0], {**optimizer, **answer[1]}
         trained |= {name: copy_to_cpu(kept) for name, kept in ctx.scratch.items()}
         local = trained["model"]
-        message = algorithm.client_update(
-            state, trained, ctx, request.rnd, request.client
+        message = algorithm.call(
+            "client_update", state, trained, ctx, request.rnd, request.client
         )
         if self.training.keep_optimizer:
             state.trees[OPTIMIZER_TREE] = optimizer
@@ -265,9 +265,10 @@ class ClientRunner:
         )
         self.workspace.hold(ctx.submodel)
         with seeds.torch_seeded(seed), in_mode(self.workspace.model, True):
-            return algorithm.client_start(
-                state, request.message, ctx, request.rnd, request.client
+            start: Tree = algorithm.call(
+                "client_start", state, request.message, ctx, request.rnd, request.client
             )
+            return start
 
     def _finetune(self, request: FinetuneRequest) -> Parts:
         algorithm = self.algorithm

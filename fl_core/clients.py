@@ -24,6 +24,7 @@ from fl_core.client_runner import (
     FinetuneRequest,
     TrainRequest,
 )
+from fl_core.errors import check_known
 from fl_core.records.store import Checkpoint
 from fl_core.tree import Tree
 from fl_core.workers import Workers
@@ -143,7 +144,10 @@ class LocalClients:
 
     def start(self, name: str) -> State:
         """Return the state of a client before its first round, under the present plan."""
-        return self.algorithm.client_state(self.initial, self.index[name]).clone()
+        state: State = self.algorithm.call(
+            "client_state", self.initial, self.index[name]
+        )
+        return state.clone()
 
     def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
         """Yield the replies in the requests' order. An error is raised in the place of its reply."""
@@ -196,7 +200,10 @@ class LocalClients:
             if self.is_lost(request):  # the hooks' changes are lost with the reply
                 return replace(request, score=(), keep=False, state=state.clone())
             return replace(request, state=state)
-        found = self.algorithm.models(request.server, state, Round(request.done))
+        found = self.algorithm.call(
+            "models", request.server, state, Round(request.done)
+        )
+        check_known(f"model of {self.algorithm.name}", self.algorithm.evaluates, found)
         if isinstance(request, FinetuneRequest):
             found = {self.algorithm.evaluates: found[self.algorithm.evaluates]}
         received = received_bytes(found, state)

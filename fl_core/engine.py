@@ -64,7 +64,7 @@ class Engine:
         self.algorithm, self.data, self.initial = algorithm, data, initial
         self.clients, self.schedule, self.listeners = clients, schedule, listeners
         self.names = [client.name for client in data.clients]
-        self.server = algorithm.server_state(tree.clone(initial))
+        self.server = algorithm.call("server_state", tree.clone(initial))
         self.done = 0
         self.stopped = False
         clients.begin(algorithm)
@@ -107,7 +107,7 @@ class Engine:
         In one thread: what is done here is small, and a second one would wait for a core that clients train on.
         """
         schedule, done = self.schedule, self.done + 1
-        exchanges = self.algorithm.exchanges(self.done)
+        exchanges = self.algorithm.call("exchanges", self.done)
         self.clients.forget()
         sampled = self.sampled()
         for exchange in exchanges:
@@ -146,7 +146,9 @@ class Engine:
 
         def requests() -> Iterator[TrainRequest]:
             for client in rnd.sampled:
-                message = self.algorithm.server_message(self.server, client, rnd)
+                message = self.algorithm.call(
+                    "server_message", self.server, client, rnd
+                )
                 self.tell("on_message", rnd, client, message)
                 yield TrainRequest(client, rnd, message, score, client in keep)
 
@@ -162,7 +164,7 @@ class Engine:
         replies = updates()
         first = list(islice(replies, 1))
         if first:
-            self.algorithm.aggregate(self.server, _joined(first, replies), rnd)
+            self.algorithm.call("aggregate", self.server, _joined(first, replies), rnd)
         for _ in replies:  # the algorithm may not have asked for all of them
             pass
         self.tell("after_exchange", rnd)
@@ -181,7 +183,9 @@ class Engine:
 
         def requests() -> Iterator[FinetuneRequest]:
             for client in rnd.sampled:
-                message = self.algorithm.server_message(self.server, client, rnd)
+                message = self.algorithm.call(
+                    "server_message", self.server, client, rnd
+                )
                 self.tell("on_message", rnd, client, message)
                 yield FinetuneRequest(client, self.done, self.server)
 

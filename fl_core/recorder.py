@@ -325,7 +325,8 @@ class Recorder(Listener):
     def after_exchange(self, engine: Engine, rnd: Round) -> None:
         if rnd.exchange != EVALUATE:
             return
-        observed = engine.algorithm.observations(engine.server, Round(engine.done))
+        done = Round(engine.done)
+        observed = engine.algorithm.call("observations", engine.server, done)
         for each in (*observed, *self._observed):
             other = "" if each.client_b is None else engine.names[each.client_b]
             columns = {

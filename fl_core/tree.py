@@ -98,12 +98,14 @@ def select(tree: Mapping[str, Tensor], names: Iterable[str]) -> Tree:
     """Return the entries of these names, in the tree's order, without copying.
 
     Raises:
-        KeyError: a name is not in the tree.
+        UsageError: a name is not in the tree.
     """
     wanted = set(names)
     missing = wanted - tree.keys()
     if missing:
-        raise KeyError(f"names must be in the tree; got {listing(sorted(missing))}.")
+        raise UsageError(
+            f"names must be tensors of the tree, such as {next(iter(tree), 'none')}; got {listing(sorted(missing), 4)}."
+        )
     return {name: tensor for name, tensor in tree.items() if name in wanted}
 
 

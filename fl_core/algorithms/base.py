@@ -10,8 +10,9 @@ import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
+from functools import cache
 from inspect import isfunction, signature
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self, cast, get_origin, get_type_hints
 
 from torch import Tensor, nn
 
@@ -32,6 +33,25 @@ class _Trees:
 
     trees: dict[str, Tree] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
+
+    def check(self, what: str) -> None:
+        """Refuse trees that are no dictionaries of tensors, and meta data that are no JSON.
+
+        Args:
+            what: made them, as in messages.
+        """
+        for name, each in self.trees.items():
+            values = each.values() if isinstance(each, Mapping) else (None,)
+            if not all(isinstance(value, Tensor) for value in values):
+                raise UsageError(
+                    f"{what}: each of trees must be a dictionary of tensors; got another {name!r}."
+                )
+        for name, value in self.meta.items():
+            if not _is_plain(value):
+                raise UsageError(
+                    f"{what}: meta must be numbers, texts, lists, and dictionaries by text; got {value!r} as {name!r}. "
+                    "Put tensors into trees."
+                )
 
     def clone(self) -> Self:
         """Return a deep copy that shares no tensor with the original, as after a transfer between machines."""
@@ -75,6 +95,14 @@ class Message(_Trees):
         return sum(tree.n_bytes(t) for t in self.trees.values()) + 4 * _count_numbers(
             self.meta
         )
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(k, str) and _is_plain(v) for k, v in value.items())
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return isinstance(value, (str, int, float, type(None)))
 
 
 def _count_numbers(value: Any) -> int:
@@ -356,6 +384,23 @@ class Algorithm:
             check_known(f"{what} of phase {phase.name!r}", name, known)
         return cast(Callable[..., Any], attribute)
 
+    def call(self, hook: str, *args: Any) -> Any:
+        """Return what a hook returns.
+
+        Raises:
+            UsageError: it has another type than the hook's in :class:`Algorithm`, or its trees or a state's are none.
+        """
+        value, wanted = getattr(self, hook)(*args), _returned(hook)
+        if not isinstance(value, wanted):
+            raise UsageError(
+                f"{self.name}: {hook} must return a {wanted.__name__}; got {type(value).__name__}."
+            )
+        changed = args[:1] if hook in ("client_update", "aggregate") else ()
+        for each in (value, *changed):
+            if isinstance(each, _Trees):
+                each.check(f"{self.name}: {hook}")
+        return value
+
     def setup(self) -> None:
         """Check the options against the task, and keep what is fixed during a run. Default: nothing."""
 
@@ -438,11 +483,8 @@ class Algorithm:
 
     def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
         """Names of the tensors that stay with the client between rounds, because they do not travel."""
-        return (
-            self.submodel(rnd, client)
-            - self.shared(rnd, client)
-            - self.task_info.not_yet_trained(rnd)
-        )
+        waiting = self.task_info.not_yet_trained(rnd)
+        return self.submodel(rnd, client).difference(self.shared(rnd, client), waiting)
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
         """The message that the server sends to one client; the engine clones it."""
@@ -541,14 +583,27 @@ class Algorithm:
         return ()
 
 
-def _check_hooks(algorithm: type[Algorithm]) -> None:
-    """Refuse a misspelt hook: a new method with a hook's parameters and nearly its name.
+EVALUATED = ("global", "personal")
+"""The models that an algorithm can evaluate after every round."""
 
-    Losses are left alone: phases call them by whatever name.
+
+@cache
+def _returned(hook: str) -> type:
+    """Return the type of what a hook returns."""
+    wanted = get_type_hints(getattr(Algorithm, hook))["return"]
+    return get_origin(wanted) or wanted
+
+
+def _check_hooks(algorithm: type[Algorithm]) -> None:
+    """Refuse a hook with other arguments, and a misspelt one.
+
+    A method counts as misspelt if it is new and has a hook's parameters and nearly its name. Phases name their losses,
+    so these are left alone.
 
     Raises:
-        UsageError: names the method, and the hook; or options are no dataclass.
+        UsageError: names the method, and the hook; or options are no dataclass; or evaluates is unknown.
     """
+    check_known(f"model of {algorithm.name}", algorithm.evaluates, EVALUATED)
     options = vars(algorithm).get("Config")
     if options is not None and not is_dataclass(options):
         raise UsageError(
@@ -556,22 +611,31 @@ def _check_hooks(algorithm: type[Algorithm]) -> None:
             "Write @dataclass(frozen=True) above it."
         )
     hooks = {
-        name: hook
+        name: [*signature(hook).parameters]
         for name, hook in vars(Algorithm).items()
-        if name[0] != "_" and name != "loss" and isfunction(hook)
+        if name[0] != "_" and isfunction(hook)
     }
     for name, method in vars(algorithm).items():
-        inherited = any(hasattr(parent, name) for parent in algorithm.__mro__[1:])
-        if name[0] == "_" or inherited or not isfunction(method):
+        if name[0] == "_" or not isfunction(method):
             continue
-        near = get_close_matches(name, hooks, 1, 0.7)
-        if near and [*signature(method).parameters] == [
-            *signature(hooks[near[0]]).parameters
-        ]:
-            raise UsageError(
-                f"{algorithm.__module__}.{algorithm.__qualname__}: a method with the arguments of a hook must be one; "
-                f"got {name!r}. Name it {near[0]!r}, or begin its name with an underscore."
-            )
+        where, own = (
+            f"{algorithm.__module__}.{algorithm.__qualname__}",
+            signature(method),
+        )
+        if name in hooks:
+            try:
+                own.bind(*hooks[name])
+            except TypeError as error:
+                raise UsageError(
+                    f"{where}: {name} must have the arguments ({', '.join(hooks[name])}); got {own}."
+                ) from error
+        elif not any(hasattr(parent, name) for parent in algorithm.__mro__[1:]):
+            near = get_close_matches(name, hooks.keys() - {"loss"}, 1, 0.7)
+            if near and [*own.parameters] == hooks[near[0]]:
+                raise UsageError(
+                    f"{where}: a method with the arguments of a hook must be one; got {name!r}. "
+                    f"Name it {near[0]!r}, or begin its name with an underscore."
+                )
 
 
 def freeze(algorithm: Algorithm) -> None:

@@ -69,106 +69,6 @@ class ContrastiveBatch(NamedTuple):
     )
 
 
-class ContrastiveTraining(Algorithm):
-    """Base of algorithms that train MoCo with a queue and a key branch at each client (He et al. 2020, version 1)."""
-
-    views: MoCoViews
-
-    def client_state(self, initial: Tree, client: int) -> State:
-        state = super().client_state(initial, client)
-        size = self.config.queue
-        like = next(
-            initial[name]
-            for name in sorted(initial)
-            if initial[name].is_floating_point()
-        )
-        draw = seeds.torch_generator(self.task_info.seed, QUEUE, client)
-        keys = normalize(torch.randn(size, CONTRAST_WIDTH, generator=draw)).to(like)
-        state.trees[QUEUE] = {
-            "keys": keys,
-            "at": torch.tensor(0),
-            "filled": torch.tensor(0),
-        }
-        return state
-
-    def draw_views(self, steps: Steps, batch: Batch, ctx: Context) -> ContrastiveBatch:
-        """Move the key branch towards the query branch, as in MoCo, and draw two views of a batch's images."""
-        key = ctx.scratch.get(KEY)
-        if key is None:
-            key = ctx.scratch[KEY] = tree.clone(steps.live)
-        ctx.scratch.setdefault(QUEUE, tree.clone(ctx.trees[QUEUE]))
-        config, draw = self.config, steps.generator("views")
-        x, y = batch
-        view, other = (self.views(x, draw) for _ in range(2))
-        with torch.no_grad():
-            for name in self.task_info.parameters:
-                key[name].lerp_(steps.live[name], 1 - config.momentum)
-            keys = ctx.forward(key, other, task="contrast")
-        buffers = {
-            name: t.clone()
-            for name, t in steps.live.items()
-            if name not in self.task_info.parameters
-        }
-        return ContrastiveBatch(x, y, view, keys, buffers)
-
-    def enqueue(self, seen: ContrastiveBatch, ctx: Context) -> None:
-        """Replace the oldest keys in the queue by the batch's."""
-        queue = ctx.scratch[QUEUE]
-        size, keys = len(queue["keys"]), seen.keys[-len(queue["keys"]) :]
-        places = (int(queue["at"]) + torch.arange(len(keys), device=keys.device)) % size
-        queue["keys"][places] = keys
-        queue["at"].copy_((queue["at"] + len(keys)) % size)
-        queue["filled"].copy_((queue["filled"] + len(keys)).clamp(max=size))
-
-    def contrast_loss(
-        self, params: Tree, seen: ContrastiveBatch, ctx: Context
-    ) -> Tensor:
-        """Return MoCo's loss of a batch: -log softmax of the other view's key among the queue's keys (FedPFT, Eq. 4).
-
-        All are unit vectors. The scores are divided by the temperature.
-        """
-        queue, config = ctx.scratch[QUEUE], self.config
-        others = queue["keys"][: int(queue["filled"])]
-        queries = ctx.forward(params, seen.view, task="contrast")
-        scores = (
-            torch.cat(
-                [(queries * seen.keys).sum(1, keepdim=True), queries @ others.T], 1
-            )
-            / config.temperature
-        )
-        return ctx.part(
-            "contrast", (scores.logsumexp(1) - scores[:, 0]).mean(), len(seen.y)
-        )
-
-    def contrast_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
-        """Take one optimiser step on a batch together with its views."""
-        seen = self.draw_views(steps, batch, ctx)
-        steps.descend(steps.gradients(seen))
-        self.enqueue(seen, ctx)
-
-    def frozen_statistics(
-        self,
-        params: Tree,
-        seen: ContrastiveBatch,
-        live: Iterable[str] = (),
-    ) -> Tree:
-        """Return weights for a pass with gradients for ``live`` only that leaves the running statistics unchanged."""
-        return {
-            name: p if name in live else p.detach() for name, p in params.items()
-        } | seen.buffers
-
-    def client_update(
-        self,
-        state: State,
-        trained: dict[str, Tree],
-        ctx: Context,
-        rnd: Round,
-        client: int,
-    ) -> Message:
-        trained.pop(KEY, None)  # built again from the next message
-        return super().client_update(state, trained, ctx, rnd, client)
-
-
 @dataclass(frozen=True)
 class Prompting:
     """Options of both algorithms."""
@@ -184,7 +84,7 @@ class Prompting:
 
 
 @register
-class FedPFT(ContrastiveTraining):
+class FedPFT(Algorithm):
     """Personal prompts in a shared attention that adapts features to the global classifier (Wu et al. 2025).
 
     An attention tau stands between extractor phi and classifier h (:class:`~fl_core.models.extended.Transform`). Each
@@ -319,13 +219,31 @@ class FedPFT(ContrastiveTraining):
 
     def client_state(self, initial: Tree, client: int) -> State:
         state = super().client_state(initial, client)
-        prompts = tree.select(initial, self.part_of(*PROMPTS))
-        state.trees["model"].update(
-            draw_prompts(prompts, SPREAD, self.task_info.seed, client)
+        prompts, seed = (
+            tree.select(initial, self.part_of(*PROMPTS)),
+            self.task_info.seed,
         )
-        if not self.compares(self.config):
-            del state.trees[QUEUE]
+        state.trees["model"].update(draw_prompts(prompts, SPREAD, seed, client))
+        if self.compares(self.config):
+            draw = seeds.torch_generator(seed, QUEUE, client)
+            keys = torch.randn(self.config.queue, CONTRAST_WIDTH, generator=draw)
+            state.trees[QUEUE] = {
+                "keys": normalize(keys).to(initial["projection.weight"]),
+                "at": torch.tensor(0),
+                "filled": torch.tensor(0),
+            }
         return state
+
+    def client_update(
+        self,
+        state: State,
+        trained: dict[str, Tree],
+        ctx: Context,
+        rnd: Round,
+        client: int,
+    ) -> Message:
+        trained.pop(KEY, None)  # built again from the next message
+        return super().client_update(state, trained, ctx, rnd, client)
 
     # --- what is trained ---
 
@@ -392,11 +310,10 @@ class FedPFT(ContrastiveTraining):
         """Return the contrastive loss, or 0 without that task. Only ``live`` has gradients (None: all that trains)."""
         if not self.both:
             return 0.0
-        return self.contrast_loss(
-            params if live is None else self.frozen_statistics(params, batch, live),
-            batch,
-            ctx,
-        )
+        if live is not None:
+            fixed = {n: p if n in live else p.detach() for n, p in params.items()}
+            params = fixed | batch.buffers
+        return self.contrast_loss(params, batch, ctx)
 
     def both_loss(self, params: Tree, batch: Any, ctx: Context) -> Tensor:
         """Return the sum of the classification and the contrastive loss, over everything that trains."""
@@ -415,6 +332,63 @@ class FedPFT(ContrastiveTraining):
         """Return the loss of the adapt phase: contrastive for the second prompts, else classification (Eq. 6)."""
         live = self.part_of("contrast_prompts")
         return self.classify(params, batch, ctx) + self.second(params, batch, ctx, live)
+
+    # --- the contrastive task: MoCo with a queue and a key branch at each client (He et al. 2020, version 1) ---
+
+    def draw_views(self, steps: Steps, batch: Batch, ctx: Context) -> ContrastiveBatch:
+        """Move the key branch towards the query branch, as in MoCo, and draw two views of a batch's images."""
+        key = ctx.scratch.get(KEY)
+        if key is None:
+            key = ctx.scratch[KEY] = tree.clone(steps.live)
+        ctx.scratch.setdefault(QUEUE, tree.clone(ctx.trees[QUEUE]))
+        config, draw = self.config, steps.generator("views")
+        x, y = batch
+        view, other = (self.views(x, draw) for _ in range(2))
+        with torch.no_grad():
+            for name in self.task_info.parameters:
+                key[name].lerp_(steps.live[name], 1 - config.momentum)
+            keys = ctx.forward(key, other, task="contrast")
+        buffers = {
+            name: t.clone()
+            for name, t in steps.live.items()
+            if name not in self.task_info.parameters
+        }
+        return ContrastiveBatch(x, y, view, keys, buffers)
+
+    def enqueue(self, seen: ContrastiveBatch, ctx: Context) -> None:
+        """Replace the oldest keys in the queue by the batch's."""
+        queue = ctx.scratch[QUEUE]
+        size, keys = len(queue["keys"]), seen.keys[-len(queue["keys"]) :]
+        places = (int(queue["at"]) + torch.arange(len(keys), device=keys.device)) % size
+        queue["keys"][places] = keys
+        queue["at"].copy_((queue["at"] + len(keys)) % size)
+        queue["filled"].copy_((queue["filled"] + len(keys)).clamp(max=size))
+
+    def contrast_loss(
+        self, params: Tree, seen: ContrastiveBatch, ctx: Context
+    ) -> Tensor:
+        """Return MoCo's loss of a batch: -log softmax of the other view's key among the queue's keys (FedPFT, Eq. 4).
+
+        All are unit vectors. The scores are divided by the temperature.
+        """
+        queue, config = ctx.scratch[QUEUE], self.config
+        others = queue["keys"][: int(queue["filled"])]
+        queries = ctx.forward(params, seen.view, task="contrast")
+        scores = (
+            torch.cat(
+                [(queries * seen.keys).sum(1, keepdim=True), queries @ others.T], 1
+            )
+            / config.temperature
+        )
+        return ctx.part(
+            "contrast", (scores.logsumexp(1) - scores[:, 0]).mean(), len(seen.y)
+        )
+
+    def contrast_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
+        """Take one optimiser step on a batch together with its views."""
+        seen = self.draw_views(steps, batch, ctx)
+        steps.descend(steps.gradients(seen))
+        self.enqueue(seen, ctx)
 
     # --- what is evaluated ---
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -30,17 +29,14 @@ from fl_core.tree import assign
 class PerFedAvg(Algorithm):
     """A common start that is good after one step of local descent (Fallah et al. 2020).
 
-    The objective is F(w) = f(w - alpha grad f(w)). For each batch D2 of the usual pass, D1 and D3 are drawn
+    The objective is F(w) = f(w - alpha grad f(w)). For each batch D2 of the usual pass, D1 is drawn
     independently:
 
         w' = w - alpha grad f(w; D1),  v = grad f(w'; D2)
 
-    A step of the run's optimiser with rate beta follows. The paper's optimiser is SGD. The direction is v for ``fo``
-    (first-order, the default). For ``hf`` (Hessian-free) it is v - alpha H v with
-
-        H v = (grad f(w + delta v; D3) - grad f(w - delta v; D3)) / (2 delta)
-
-    With alpha = 0 both are FedAvg of rate beta.
+    A step of the run's optimiser along v with rate beta follows. The paper's optimiser is SGD. This is the paper's
+    first-order approximation, FO. It leaves out the factor I - alpha H(w) of v. With alpha = 0 this is FedAvg of rate
+    beta.
 
     The personal model is the global one after one step of plain descent with rate alpha. It uses a batch of the
     client's training samples and is repeated at every evaluation.
@@ -49,7 +45,7 @@ class PerFedAvg(Algorithm):
     ``uniform``.
 
     Raises:
-        UsageError: an unknown variant, or beta or delta is 0.
+        UsageError: beta is 0.
     """
 
     name = "per_fedavg"
@@ -57,10 +53,8 @@ class PerFedAvg(Algorithm):
 
     @dataclass(frozen=True)
     class Config:
-        variant: Literal["fo", "hf"] = "fo"
         alpha: float | None = None  # rate of the adaptation; default the run's
         beta: Positive = 0.01
-        delta: Positive = 1e-3
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         step = "" if self.config.alpha == 0 else "meta_step"
@@ -93,17 +87,6 @@ class PerFedAvg(Algorithm):
             _move(steps.params, steps.gradients(steps.draw("inner")), -alpha)
         along = steps.gradients(batch)
         assign(steps.params, start)
-        if alpha and self.config.variant == "hf":
-            further, delta = steps.draw("curvature"), self.config.delta
-            ends = []
-            for sign in (1, -1):
-                _move(steps.params, along, sign * delta)
-                ends.append(steps.gradients(further, clip=False))
-                assign(steps.params, start)
-            along = {
-                name: v - alpha * (ends[0][name] - ends[1][name]) / (2 * delta)
-                for name, v in along.items()
-            }
         steps.descend(along)
 
     def adapt_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:

@@ -266,10 +266,13 @@ class Steps:
         params = list(self.params.values())
         for param in params:
             param.grad = None
-        if loss.requires_grad:
-            loss.backward(
-                inputs=params
-            )  # lays gradients out in memory as the parameters are, unlike autograd.grad
+        if not loss.requires_grad:
+            raise UsageError(
+                f"{self.ctx.location(self.phase.name)}: {self.phase.loss} must depend on a parameter that trains; "
+                "got a constant. Compute it from params, with gradients."
+            )
+        # lays gradients out in memory as the parameters are, unlike autograd.grad
+        loss.backward(inputs=params)
         grads = tuple(param.grad for param in params)
         for param in params:
             param.grad = None

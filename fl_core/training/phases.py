@@ -149,6 +149,7 @@ class Phase:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        object.__setattr__(self, "train", frozenset(self.train))
 
     def length(self, batches: int) -> int:
         """Steps of the phase if a pass over the training data has this number of batches."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_core import tree
+from fl_core.errors import UsageError, listing
 from fl_core.model_contexts import in_mode
 from fl_core.models import blocks
 from fl_core.models.building import batch_norms, tensors_of
@@ -172,6 +173,15 @@ class Workspace:
             if self._ahead is not None and x is self._ahead[0] and not options:
                 return self._cut.logits(self._ahead[1])
             return self.model(x, **options)
+        return self._call(params, x, options)
+
+    def _call(self, params: Tree, x: Tensor, options: Mapping[str, Any]) -> Any:
+        names = self.params.keys()
+        missing = (names & (self.submodel or names)) - params.keys()
+        if missing:
+            raise UsageError(
+                f"a forward pass must get all parameters of the model; got none for {listing(sorted(missing), 4)}."
+            )
         return torch.func.functional_call(self.model, dict(params), (x,), options)
 
     def frozen_outputs(self, client: int, samples: Tensor, x: Tensor) -> Tensor | None:
@@ -199,7 +209,8 @@ class Workspace:
             options: as of :meth:`forward`.
         """
         with in_mode(self.model, False), torch.no_grad():
-            return torch.func.functional_call(self.model, dict(params), (x,), options)
+            found: Tensor = self._call(params, x, options)
+        return found
 
     def features(self, params: Tree, x: Tensor) -> Tensor:
         """Return the input [n, d] of the last linear layer, in the mode of the moment.

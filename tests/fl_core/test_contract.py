@@ -7,11 +7,13 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 import pytest
+import torch
 
 from fl_core import runner
 from fl_core.algorithms import (
     Algorithm,
     Phase,
+    State,
     registry,
 )
 from fl_core.algorithms.averaging import FedAvg
@@ -28,7 +30,7 @@ from tests.conftest import (
 )
 
 ALL = sorted(registry())
-NO_HOOKS = {"method", "with_plan"}  # what the engine uses and nobody overrides
+NO_HOOKS = {"call", "method", "with_plan"}  # what the engine uses and nobody overrides
 LOG = "FEDLAYERS_TEST_LOG"
 
 
@@ -201,6 +203,36 @@ def test_a_misspelt_hook_is_refused_with_the_name_that_is_meant(name, function, 
     with pytest.raises(UsageError, match=rf"'{name}'.*'{meant}'"):
         type("Misspelt", (Algorithm,), {name: function})
     type("Helped", (Algorithm,), {f"_{name}": function, name: lambda self, other: None})
+
+
+WRONG = {
+    "client_update must return a Message": {"client_update": lambda *args: None},
+    "aggregate must have the arguments": {"aggregate": lambda self, server: None},
+    "trees.*'model'": {"server_state": lambda self, initial: State({"model": None})},
+    "meta.*tensor": {"server_state": lambda *_: State({}, {"a": torch.ones(1)})},
+    "unknown model of mine 'personel'": {"evaluates": "personel"},
+    "unknown model of mine 'personal'": {
+        "evaluates": "personal",
+        "models": lambda self, server, client, rnd: {"global": server.trees["model"]},
+    },
+    "names must be tensors.*fc9": {"shared": lambda *_: ["fc9"]},
+    "must depend on a parameter": {"loss": lambda *_: torch.ones(())},
+    "a forward pass must get all": {
+        "loss": lambda self, params, batch, ctx: ctx.forward({}, batch[0]).sum()
+    },
+}
+
+
+@pytest.mark.parametrize("says", WRONG)
+def test_what_a_hook_returns_is_checked_where_it_is_used(says, monkeypatch):
+    def run():
+        kind = type("Mine", (Algorithm,), {"name": "mine", **WRONG[says]})
+        monkeypatch.setitem(ALGORITHMS._members, "mine", kind)
+        config = CONFIG.with_keys(algorithm="mine", rounds=1, stack="off")
+        runner.run(config, data=TOY, model=network("plain"), progress=False)
+
+    with pytest.raises(UsageError, match=says):
+        run()
 
 
 def test_options_that_are_no_dataclass_are_refused():

@@ -61,7 +61,6 @@ VARIANTS = {
     "local_adaptation, at": {"options": {"finetune_epochs": 2, "finetune_at": (1,)}},
     "playerfl_plus, rarely": {"threshold": 1.05, "eval_every": 2},
     "pfedhn, clipped": {"options": {"local_clip": 0.1}},
-    "per_fedavg, curved": {"options": {"variant": "hf", "alpha": 0.3}},
     "pfedpt, narrow": {"options": {"pad": 1}},
 }
 """Runs with other options: algorithm and a word, then the keys."""

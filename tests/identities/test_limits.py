@@ -48,7 +48,6 @@ LIMITS = {  # algorithm, options, plan, the algorithm that it is, and where
     "pfedsd, lam 0": ("pfedsd", {"lam": 0}, "", "fedavg", "server"),
     "fedbn, no norms": ("fedbn", {}, "", "fedavg", BOTH),
     "first order": ("per_fedavg", {"alpha": 0, "beta": "lr"}, "", "fedavg", "server"),
-    "hessian-free": ("per_fedavg", {"variant": "hf", "alpha": 0, "beta": "lr"}, "", "fedavg", "server"),
     "ditto, no pull": ("ditto", {"lam": 0}, "", "local", "personal"),
     "local_head, no body": ("local_head", {}, "none", "local", "evaluated"),
     "fedamp, no pull": ("fedamp", {"lam": 0}, "", "local", "evaluated"),
