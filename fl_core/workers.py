@@ -17,7 +17,6 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from typing import Any, TypeVar, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,8 +27,8 @@ from fl_core.progress import delay_signals, end_with_parent
 
 Worker = TypeVar("Worker")
 Handle = TypeVar("Handle")
-Tensors = dict[int, Tensor]
-"""Plain tensors of a message by their identity."""
+Sent = dict[int, tuple[Any, bytes | memoryview]]
+"""The form and the bytes of a message's plain tensors, by their identity."""
 FAST = (torch.float32, torch.float64, torch.int64, torch.bool)
 """Types of plain tensors. Only their bytes are sent; all others are pickled."""
 Stream = io.BufferedRWPair
@@ -65,7 +64,7 @@ class Child:
         self,
         serve: Callable[[socket.socket], None],
         settings: Mapping[str, str],
-        last: Tensors | None = None,
+        last: Sent | None = None,
     ) -> None:
         check_main()
         resource_tracker.ensure_running()  # or the first process would start it, and let interrupts through
@@ -312,7 +311,7 @@ class _Pickler(pickle.Pickler):
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self.tensors: Tensors = {}
+        self.tensors: dict[int, Tensor] = {}
 
     def persistent_id(self, value: Any) -> int | None:
         if type(value) is not Tensor or value.dtype not in FAST:
@@ -326,7 +325,7 @@ class _Pickler(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     """Unpickle a message. ``tensors`` holds its plain tensors."""
 
-    def __init__(self, file: io.BytesIO, tensors: Tensors) -> None:
+    def __init__(self, file: io.BytesIO, tensors: dict[int, Tensor]) -> None:
         super().__init__(file)
         self.tensors = tensors
 
@@ -334,34 +333,36 @@ class _Unpickler(pickle.Unpickler):
         return self.tensors[key]
 
 
-def send(stream: Stream, message: Any, last: Tensors | None = None) -> None:
+def send(stream: Stream, message: Any, last: Sent | None = None) -> None:
     """Send a message: the bytes of its plain tensors, and then all else.
 
     A tensor arrives with its strides. One with gaps in memory arrives without them, as its clone would be.
 
     Args:
-        last: copies of the plain tensors of the last message, which the other end has, too. One whose bytes have not
+        last: the plain tensors of the last message, which the other end has, too. One whose form and bytes have not
             changed is not sent again. Those of this message replace them.
     """
     body = io.BytesIO()
     pickler = _Pickler(body)
     pickler.dump(message)
-    tensors = {key: _dense(each) for key, each in pickler.tensors.items()}
-    known = {key for key, each in tensors.items() if _same(each, (last or {}).get(key))}
-    forms = [
-        (key, each.dtype, each.shape, each.stride(), pickler.tensors[key].requires_grad)
-        for key, each in tensors.items()
-    ]
-    pickle.dump((known, forms, body.tell()), stream)
-    for key, tensor in tensors.items():
-        if key not in known:
-            stream.write(_bytes_of(tensor))
+    now: Sent = {}
+    for key, tensor in pickler.tensors.items():
+        dense = _dense(tensor)
+        form = dense.dtype, dense.shape, dense.stride(), tensor.requires_grad
+        memory = _bytes_of(dense)
+        now[key] = form, memory if last is None else bytes(memory)
+    changed = {key for key in now if now[key] != (last or {}).get(key)}
+    forms = {key: form for key, (form, _) in now.items()}
+    pickle.dump((forms, changed, body.tell()), stream)
+    for key, (_, data) in now.items():
+        if key in changed:
+            stream.write(data)
     stream.write(body.getbuffer())
     stream.flush()
-    _remember(last, tensors, known)
+    _replace(last, now)
 
 
-def receive(stream: Stream, last: Tensors | None = None) -> Any:
+def receive(stream: Stream, last: Sent | None = None) -> Any:
     """Receive the next message of a process of this run.
 
     Its tensors have the bits that were sent. They are aligned as torch aligns its own, since kernels may add in another
@@ -370,39 +371,29 @@ def receive(stream: Stream, last: Tensors | None = None) -> Any:
     Args:
         last: as of :func:`send` at the other end.
     """
-    known, forms, size = pickle.load(stream)
-    tensors = {key: last[key].clone() for key in known} if last else {}
-    for key, dtype, shape, stride, _ in forms:
-        if key not in known:
-            tensors[key] = torch.empty_strided(shape, stride, dtype=dtype)
-            _fill(stream, _bytes_of(tensors[key]))
-    _remember(
-        last, tensors, known
-    )  # copies, since who works on a message may change it
+    forms, changed, size = pickle.load(stream)
+    tensors: dict[int, Tensor] = {}
+    now: Sent = {}
+    for key, (dtype, shape, stride, _) in forms.items():
+        tensors[key] = torch.empty_strided(shape, stride, dtype=dtype)
+        memory = _bytes_of(tensors[key])
+        if key in changed:
+            _fill(stream, memory)
+        elif last is not None:
+            memory[:] = last[key][1]
+        now[key] = forms[key], memory if last is None else bytes(memory)
+    _replace(last, now)
     body = bytearray(size)  # all of it, whatever may fail on loading it
     _fill(stream, memoryview(body))
-    for key, *_, requires_grad in forms:
+    for key, (*_, requires_grad) in forms.items():
         tensors[key].requires_grad_(requires_grad)
     return _Unpickler(io.BytesIO(body), tensors).load()
 
 
-def _same(a: Tensor, b: Tensor | None) -> bool:
-    """Return whether two tensors without gaps have the same form and the same bytes."""
-    if b is None:
-        return False
-    alike = a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
-    return alike and np.array_equal(_bytes_of(a), _bytes_of(b))
-
-
-def _remember(last: Tensors | None, tensors: Tensors, known: set[int]) -> None:
-    """Replace the tensors of the last message by copies of those of this one."""
+def _replace(last: Sent | None, now: Sent) -> None:
     if last is not None:
-        copies = {
-            key: last[key] if key in known else tensor.clone()
-            for key, tensor in tensors.items()
-        }
         last.clear()
-        last.update(copies)
+        last.update(now)
 
 
 def _fill(stream: Stream, memory: memoryview) -> None:
@@ -433,7 +424,7 @@ def _serve(link: socket.socket) -> None:
     end_with_parent()
     torch.set_num_threads(1)
     client_runner: Any = None  # of the first message
-    stream, last = stream_of(link), Tensors()
+    stream, last = stream_of(link), Sent()
     with suppress(ConnectionError, EOFError):  # the parent has closed the link
         while True:
             kind, value = receive(stream, last)
