@@ -123,15 +123,13 @@ def checked(function: Function) -> Function:
 
     @wraps(function)
     def call(*args: Any, **options: Any) -> Any:
-        for name, value in signature.bind_partial(*args, **options).arguments.items():
-            parameter = signature.parameters[name]
-            if parameter.kind is not parameter.VAR_KEYWORD:
-                hint = argument_hint(function, name)
-                if not _is_kind(value, hint):
-                    several = as_list(name, value, empty=True)
-                    wrong = [each for each in several if not _is_kind(each, hint)]
-                    way = "Name a dataset by dataset=." if name == "config" else ""
-                    raise _not_of(hint, name, wrong[0], way)
+        try:
+            given = signature.bind_partial(*args, **options).arguments
+        except TypeError:
+            return function(*args, **options)  # Python's error names the function
+        for name, value in given.items():
+            if signature.parameters[name].kind is not inspect.Parameter.VAR_KEYWORD:
+                _check_argument(name, value, argument_hint(function, name))
         return function(*args, **options)
 
     return cast(Function, call)
@@ -147,6 +145,15 @@ def argument_hint(function: Callable[..., Any], name: str) -> Any:
         return Any
 
 
+def _check_argument(name: str, value: Any, hint: Any) -> None:
+    if _is_kind(value, hint):
+        return
+    several = as_list(name, value, empty=True)
+    wrong = [each for each in several if not _is_kind(each, hint)]
+    way = "Name a dataset by dataset=." if name == "config" else ""
+    raise _not_of(hint, name, wrong[0] if wrong else value, way)
+
+
 def _alternatives(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if isinstance(hint, UnionType) else (hint,)
 
@@ -157,7 +164,9 @@ def _is_kind(
     parts, kind = get_args(hint), get_origin(hint) or hint
     if kind is UnionType:
         return any(_is_kind(value, part, accepted) for part in parts)
-    if kind in _LISTS and parts and not isinstance(value, Iterator):
+    if kind in (Sequence, Collection) and isinstance(value, Iterator):
+        return True  # it can be read only once
+    if kind in _LISTS and parts:
         fits = kind in (Sequence, Collection) or _is_kind(value, kind, accepted)
         values = as_list("", value, empty=True)
         return fits and all(_is_kind(each, parts[0], accepted) for each in values)

@@ -6,7 +6,7 @@ Clients of small perceptrons may train together instead (:mod:`fl_core.batched`)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from torch.nn.utils import get_total_norm
 
 from fl_core import seeds, tree
 from fl_core.errors import NonFiniteError, UsageError, check_known
-from fl_core.layers import tensor_in_layer
+from fl_core.layers import Layer, tensor_in_layer
 from fl_core.training import phases
 from fl_core.training.phases import (
     Batch,
@@ -101,6 +101,7 @@ def train(
                 (x, y),
                 seed,
                 list(watching.values()),
+                algorithm.task_info.layers,
             )
             step = algorithm.method(phase, "step") if phase.step else Steps.plain
             frozen = workspace.frozen_outputs(ctx.client, split.x, x)
@@ -223,6 +224,7 @@ class Steps:
         data: all training samples and their labels.
         seed: of the run.
         observers: what sees every step.
+        layers: of the model.
         taken: batches of the phase that were taken before this one.
         samples, loss: whose gradients were taken, and their summed loss.
     """
@@ -238,6 +240,7 @@ class Steps:
     data: Batch
     seed: int
     observers: list[Observer]
+    layers: Sequence[Layer]
     taken: int = 0
     samples: int = 0
     loss: float = 0.0
@@ -260,7 +263,7 @@ class Steps:
             clip: whether the gradients are clipped as the phase asks; not where differences are taken of them.
 
         Raises:
-            NonFiniteError: the loss is NaN or infinite.
+            NonFiniteError: the loss is NaN or infinite. The error names the layer of the largest weight.
         """
         loss = self.objective(self.workspace.params, batch, self.ctx)
         params = list(self.params.values())
@@ -283,14 +286,26 @@ class Steps:
             if grad is not None
         }
         if not math.isfinite(value):
-            cause = "Use a smaller lr."
-            if not tree.is_finite(batch[0]):
-                cause = "The batch has features that are not finite."
             raise NonFiniteError(
-                f"{self.ctx.location(self.phase.name)}: the loss of step {self.taken + 1} is {value}. {cause}"
+                f"{self.ctx.location(self.phase.name)}: the loss of step {self.taken + 1} is {value}. "
+                f"{self._origin(batch[0])}"
             )
         self.loss, self.samples = self.loss + value * size, self.samples + size
         return self._clipped(reached) if clip else reached
+
+    def _origin(self, x: Tensor) -> str:
+        """Return why a loss is not finite: features of the batch [b, ...] are not, or the layer of the largest weight.
+
+        A gradient that is not finite makes weights so, and then the loss of the next step.
+        """
+        if not tree.is_finite(x):
+            return "The batch has features that are not finite."
+        params = self.workspace.params.items()
+        sizes = {n: float(p.detach().abs().max()) for n, p in params if p.numel()}
+        name = max(sizes, key=lambda n: (not math.isfinite(sizes[n]), sizes[n]))
+        place = tensor_in_layer(name, self.layers)
+        hint = " Use a smaller lr." if self.taken else ""
+        return f"The largest weight is {sizes[name]:.3g} in {place}.{hint}"
 
     def _clipped(self, grads: Tree) -> dict[str, Tensor]:
         longest = self.settings.max_grad_norm

@@ -447,6 +447,11 @@ def build(name: str, **options: Any) -> Loss:
     """
     kind = LOSSES[check_known("loss", name, LOSSES)]
     check_options(f"loss {name!r}", options, [field.name for field in fields(kind)])
+    for option, value in options.items():
+        if value is None:
+            raise UsageError(
+                f"{option} of loss {name!r} must have a value; got none. Leave it out."
+            )
     return kind(**options)
 
 

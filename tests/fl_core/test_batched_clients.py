@@ -172,7 +172,7 @@ def test_a_client_that_is_not_finite_is_named_after_the_results_before_it(
     assert [next(results).client for _ in range(2)] == [0, 1]
     with pytest.raises(
         NonFiniteError,
-        match=r"fedavg, round 1, client 'c', phase 'train': the loss of step 1",
+        match=r"fedavg, round 1, client 'c', phase 'train': .*'fc\d'",
     ):
         next(results)
     assert alone == [2], "it alone is trained again"

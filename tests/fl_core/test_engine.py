@@ -160,7 +160,7 @@ def test_a_learning_rate_without_measure_ends_in_an_error_that_says_where(
     with pytest.raises(NonFiniteError) as caught:
         play(algorithm=name, lr=1e30)
     assert str(caught.value).startswith(f"{name}, round 1, client 'a', phase ")
-    assert "the loss of step" in str(caught.value)
+    assert "layer 'fc" in str(caught.value)
 
 
 def test_a_model_whose_scores_overflow_is_named_too():

@@ -158,6 +158,7 @@ def test_derivatives_stay_finite_at_sure_predictions(loss, gap, sure_of):
         ("focal", {"n_classes": 0}, "mse.*'focal'"),
         ("mse", {"n_classes": 2}, "cross_entropy.*'mse'"),
         ("huber", {"delta": 0.0}, "above 0"),
+        ("huber", {"delta": None}, "delta.*none"),
     ],
 )
 def test_bad_requests_are_named(name, options, says):
