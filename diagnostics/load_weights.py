@@ -90,7 +90,8 @@ def load_weights(
     path, into = Path(path), plain(into)
     if by_position and path.suffix != ".npz":
         raise UsageError(
-            f"by_position must be left out for files with names; got it with {path}. Leave it out."
+            f"by_position must be left out for files with names; got it with {path}. Leave out by_position=True "
+            "(--by-position)."
         )
     target = into.state_dict()
     if path.is_dir():
@@ -369,7 +370,7 @@ def _by_position(
     if not by_position:
         raise UsageError(
             f"{path} has arrays without names of tensors. Pass by_position=True "
-            "if they are in the order of the module's state_dict()."
+            "(--by-position) if they are in the order of the module's state_dict()."
         )
     try:
         with np.load(path, allow_pickle=False) as stored:

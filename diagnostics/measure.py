@@ -294,7 +294,8 @@ def diagnose_run(
     nulls = Nulls.of(null)
     if kind := folder_kind(path):
         raise UsageError(
-            f"{path} must be a run directory; it is {kind}. Load it with fl.load_weights."
+            f"{path} must be a run directory; it is {kind}. Load it with fl.load_weights, "
+            "or measure it with --models, --pattern and --model."
         )
     models, task = load_models(
         path, round, which, data=data, model=model, allow_code=allow_code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -16,22 +17,27 @@ from fedlayers.cli.options import (
 from fl_core.bounds import at_least, check_value
 from fl_core.config import RunConfig
 from fl_core.display import in_order
-from fl_core.errors import RunError, UsageError, listing, warn
+from fl_core.errors import RunError, UsageError, check_known, listing, warn
 from fl_core.storage import check_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from torch import nn
 
     from diagnostics.metrics.base import Metric
+    from fl_core.task import Task
 
 
 NEEDS = {
-    "round": "dir",
-    "allow_code": "dir",
-    "null_draws": "null",
-    "groups": "dataset",
+    "round": ("dir", "models"),
+    "allow_code": ("dir",),
+    "models": ("dataset",),
+    "pattern": ("models",),
+    "by_position": ("models",),
+    "null_draws": ("null",),
+    "groups": ("dataset",),
 }
-"""Flags of diagnose that have no meaning without another one."""
+"""Flags of diagnose that have no meaning without one of others."""
 
 
 class OfRun(ConfiguredCommand):
@@ -75,6 +81,7 @@ class Diagnose(OfRun):
         fedlayers diagnose --dataset heart --null labels fresh --out null
         fedlayers run --algorithm fedavg --out runs/fedavg
         fedlayers diagnose runs/fedavg --model global --out global
+        fedlayers diagnose --models server/ --model my:Net --dataset heart
     """
 
     out: Path = Path("diagnosis")
@@ -87,6 +94,12 @@ class Diagnose(OfRun):
     """Round of the run: one with a checkpoint, or last."""
     model: str | None = None
     """Models of the run: local, personal or global. Default: local. With --dataset: name of the model."""
+    models: Path | None = None
+    """Folder of models trained elsewhere. Use it with --dataset and --model."""
+    pattern: str = "client_{client}.pt"
+    """Files of --models, with {client}, and {round} if there are several."""
+    by_position: bool = False
+    """Take the arrays of .npz files in the order of the model's tensors."""
     resamples: int = 0
     """Bootstrap resamples of each client's batches. select --explain then shows how certain a plan is."""
     null: tuple[str, ...] = ()
@@ -113,10 +126,13 @@ class Diagnose(OfRun):
             raise UsageError(f"--round must be a number or last; got {self.round!r}.")
         for flag, needed in NEEDS.items():
             given = getattr(self, flag) != getattr(type(self), flag)
-            if given and not getattr(self, needed):
-                way = "a run directory" if needed == "dir" else f"--{needed}"
+            if given and not any(getattr(self, other) for other in needed):
+                ways = [
+                    "a run directory" if other == "dir" else f"--{other}"
+                    for other in needed
+                ]
                 raise UsageError(
-                    f"--{flag.replace('_', '-')} goes with {way}; got none."
+                    f"--{flag.replace('_', '-')} goes with {' or '.join(ways)}; got none."
                 )
         check_folder(self.out)
 
@@ -158,7 +174,14 @@ class Diagnose(OfRun):
                 from diagnostics.groups import client_groups
 
                 notes.append(client_groups(task).text())
-            report = measure.diagnose_task(task, metrics, **how)
+            if self.models is None:
+                report = measure.diagnose_task(task, metrics, **how)
+            else:
+                number, stored = self._stored_models(self.models, task)
+                context = {"round": number, "model": "local", "run": self.models.name}
+                report = measure.diagnose_models(
+                    task, stored, metrics, context=context, **how
+                )
         rows = self.out / ROWS
         if rows.exists():
             warn(f"{rows} is replaced")
@@ -175,7 +198,7 @@ class Diagnose(OfRun):
             for variant in measure.shown_variants(report, name)
         ]
         after = "the first local training"
-        if self.dir is not None:
+        if self.dir is not None or self.models is not None:
             after = f"round {int(report.frame['round'].max())}"
         title = f"{(self.dir and self.model) or 'local'} models after {after}"
         missing = report.frame.loc[report.frame["status"] != "ok", "status"]
@@ -184,6 +207,22 @@ class Diagnose(OfRun):
             notes.insert(0, f"without a value: {listing(missing.unique(), 3)}")
         print(f"{title}\n\n{tables.measurements(report, shown)}\n")
         print(*notes, f"rows: {rows}", sep="\n")
+
+    def _stored_models(
+        self, folder: Path, task: Task
+    ) -> tuple[int, dict[str, nn.Module]]:
+        """Return the models of a folder, and their round."""
+        from diagnostics.load_weights import load_clients
+
+        found = load_clients(
+            folder,
+            self.pattern,
+            lambda: copy.deepcopy(task.model),
+            by_position=self.by_position,
+        )
+        number = max(found) if self.round == "last" else int(self.round)
+        check_known("round of --models", str(number), map(str, found))
+        return number, found[number]
 
 
 def _check_options(metric: Metric, given: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from diagnostics.load_weights import load_clients, load_weights
 from diagnostics.measure import diagnose
+from fedlayers.cli.app import main
 from fl_core.errors import UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -254,3 +255,18 @@ def test_a_tensor_s_own_attributes_are_not_used():
     load_weights("bad.pt", into=net)
     assert isinstance(net.weight, Tensor)
     assert torch.equal(net.weight, torch.ones(2, 3))
+
+
+def test_the_command_measures_a_folder_of_models(capsys, monkeypatch):
+    Path("own_net.py").write_text(
+        "from torch import nn\ndef net(n_classes): return nn.Linear(10, n_classes)\n"
+    )
+    monkeypatch.syspath_prepend(".")
+    Path("server").mkdir()
+    for client in ("cleveland", "va"):
+        torch.save(nn.Linear(10, 5).state_dict(), f"server/{client}_4.pt")
+    words = "diagnose --models server --model own_net:net --dataset heart --metrics cka"
+    main([*words.split(), "--pattern", "{client}_{round}.pt", "--out", "rows"])
+    printed = capsys.readouterr().out
+    assert "round 4" in printed
+    assert "without a model in this round: hungarian, switzerland" in printed

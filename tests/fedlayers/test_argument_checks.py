@@ -236,7 +236,7 @@ def test_a_value_of_another_kind_is_told_by_the_name_of_its_argument(name):
 
 @pytest.mark.parametrize("given", [[], ["run"], {}])
 def test_a_list_is_no_single_value(given):
-    with pytest.raises(fl.UsageError, match="^out must be .*; got (list|dict)"):
+    with pytest.raises(fl.UsageError, match=r"^out must be .*; got (list|dict)"):
         fl.run(out=given)
 
 

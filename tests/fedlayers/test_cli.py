@@ -288,6 +288,7 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
             "int or none; got 'many'",
         ),
         ("diagnose --dataset heart --option cka.probe=3", "from Python"),
+        ("diagnose --dataset heart --by-position", "goes with --models"),
         ("select nowhere.jsonl", "nowhere.jsonl"),
         ("list metric", "mean 'metrics'?"),
         ("compare --algorithms local fedavgg", "mean 'fedavg'?"),
