@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fedlayers.cli.options import Command, check_file
 from fl_core.config import KEYS, RunConfig
 from fl_core.data.columns import Reading
-from fl_core.errors import BusyError, CorruptError, UsageError, check_known
+from fl_core.errors import BusyError, CorruptError, UsageError, check_known, warn
 
 if TYPE_CHECKING:
     from fl_core.records.store import Run
@@ -49,6 +49,8 @@ class Check(Command):
         found = tables.find_faults(path, self.keys.data)
         if found.source is None:
             raise found if len(found.faults) > 1 else found.faults[0]
+        for note in found.notes:
+            warn(note)
         if found.faults:
             print(*found.lines, sep="\n")
         source = found.source

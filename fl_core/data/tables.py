@@ -190,7 +190,10 @@ class Findings(UsageError):
         reading: the last settings that were tried.
         lines: a heading, and the faults.
         settings: as the caller types them.
+        notes: of the last reading.
     """
+
+    notes: Sequence[str] = ()
 
     def __init__(
         self,
@@ -220,7 +223,7 @@ class Findings(UsageError):
 def find_faults(
     data: Path | pd.DataFrame, reading: Reading, name: str = ""
 ) -> Findings:
-    """Read a table, each time with the settings that the last faults ask for. Notes are of the last reading."""
+    """Read a table, each time with the settings that the last faults ask for."""
     found: list[UsageError] = []
     tried: list[Reading] = []
     while reading not in tried:
@@ -229,9 +232,9 @@ def find_faults(
             with warnings.catch_warnings(record=True) as notes:
                 warnings.simplefilter("always")
                 source = read_table(data, reading, name)
-            for note in notes:
-                warn(str(note.message))
-            return Findings(data, source, found, 0, reading)
+            findings = Findings(data, source, found, 0, reading)
+            findings.notes = [str(note.message) for note in notes]
+            return findings
         except UsageError as error:
             faults = faults_of(error)
         last = list(map(str, faults))
@@ -251,6 +254,8 @@ def read_or_report(
     found = find_faults(data, reading, name)
     if found.source is None or found.faults:
         raise found if len(found.faults) > 1 else found.faults[0]
+    for note in found.notes:
+        warn(note)
     return found.source
 
 
