@@ -21,7 +21,7 @@ def layers():
 
 
 def algorithm(name, plan=None, rounds=300, **options):
-    made = find(name)(
+    made = find(name, options)(
         TaskInfo(layers(), frozenset(), TOY.weights, 1, 0, rounds=rounds), plan, options
     )
     assert isinstance(made, Scheduled)
@@ -123,3 +123,19 @@ def test_naive_costs_are_those_of_the_papers_table_4(name, thirds, published):
     naive = sum(each.naive for each in costs)
     assert naive == sum(100 * trained * 50 * 100 for trained in thirds)
     assert f"{naive / 1e9:.2f}" == published
+
+
+@pytest.mark.parametrize("below", ["fedavg", "fedrep", "ditto", "scaffold"])
+def test_over_another_without_waiting_it_is_that_one(below):
+    """Bit for bit, in all that the server and the clients' models are."""
+    keys = {"rounds": 2, "participation": 0.5, **HARD}
+    made = algorithm("anti", base=below)
+    count = len(made.scheduled_layers(made.default_plan(layers())))
+    options = {"base": below, "unfreeze": (0,) * count}
+    wanted, found = (
+        play(algorithm=below, **keys),
+        play(algorithm="anti", options=options, **keys),
+    )
+    assert found.evaluated() == wanted.evaluated()
+    servers = [[each["server"] for each in one.everything()] for one in (found, wanted)]
+    assert servers[0] == servers[1]
