@@ -280,10 +280,11 @@ class Reading:
         needed = {SURVIVAL: "TIME,EVENT", MULTILABEL: "LABEL,LABEL,..."}.get(self.task)
         fits = needed is None or count == 2 or (count > 2 and self.task == MULTILABEL)
         if not fits or len(set(self.labels)) < count:
+            repair: dict[str, Any] = {"label_column": likely} if likely else {}
             raise DataFault(
                 f"{what}: label columns of task {self.task} must be {needed}; got {self.label_column!r}.",
                 f"Name them: {spelled(label_column=likely or needed)}.",
-                **({"label_column": likely} if likely else {}),
+                **repair,
             )
 
     @property

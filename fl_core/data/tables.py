@@ -341,7 +341,7 @@ def _check_filled(name: str, values: Array) -> None:
     lacking = np.isnan(values)
     if not lacking.any():
         return
-    out = {"exclude_columns": [name]}
+    out: dict[str, Any] = {"exclude_columns": [name]}
     way, repair = "Leave the column out:", out
     if not lacking.all():
         way = f"Leave the column out: {spelled(**out)}. Or fill empty cells, such as:"
@@ -371,7 +371,8 @@ def _targets(
     timed = bool(event) and time == reading.label_column
     if timed or 2 * (np.bincount(y) == 1).sum() > len(classes):
         rule = f"classes must be few; got {len(classes):,} different numbers."
-        way, repair = "Predict a number:", {"task": REGRESSION}
+        way = "Predict a number:"
+        repair: dict[str, Any] = {"task": REGRESSION}
         if timed:
             way = f"Predict a number: {spelled(**repair)}. Or the time until an event:"
             repair = {"task": SURVIVAL, "label_column": f"{time},{event}"}
