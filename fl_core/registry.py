@@ -273,7 +273,7 @@ def attach(
     Args:
         package: the package's ``__name__``.
         file: its ``__file__``. The imports below its ``if TYPE_CHECKING:`` are read.
-        wrap: changes each of its functions.
+        wrap: changes each of its functions, for users of the package alone.
 
     >>> import fl_core.models
     >>> look_up, names, public = attach("fl_core.models", fl_core.models.__file__)
@@ -304,7 +304,7 @@ def attach(
         )
         if inspect.isfunction(value) and wrap is not None:
             value = wrap(value)
-            setattr(module, name, value)  # where pickle finds it
+            value.__module__ = package  # where pickle finds it
         vars(sys.modules[package]).setdefault(name, value)
         return value
 

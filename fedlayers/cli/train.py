@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import shlex
 from importlib import import_module
@@ -156,15 +157,17 @@ class ManyRuns(ConfiguredCommand):
         name = type(self).__name__.lower()
         study = getattr(import_module(f"fedlayers.studies.{name}"), name)
         known = inspect.signature(study).parameters
-        given |= {"command": line, "say": say, "tell": say}
-        self.show(study(**{k: v for k, v in given.items() if k in known}), line)
+        told = {"command": line, "say": say, "tell": say}
+        told = {key: value for key, value in told.items() if key in known}
+        self.show(study(**given, **told), line)
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of the study's function; those that it does not take are left out."""
+        """Return the arguments of the study's function: the configuration, and the flags of this command alone."""
         config = self.asked_config()
         first = config.execution.seed
         seeds = tuple(range(first, first + self.seeds))
-        given = {k: v for k, v in vars(self).items() if k not in ("keys", *KEYS)}
+        common = {field.name for field in dataclasses.fields(ConfiguredCommand)}
+        given = {k: v for k, v in vars(self).items() if k not in (*common, *KEYS)}
         return {**given, "config": config, "seeds": seeds}
 
     def show(self, result: Any, line: str) -> None:
