@@ -48,7 +48,11 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 
 
 def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
-    cells = {"paper and method": [], f"{OURS} %": [], f"{THEIRS} %": []}
+    cells: dict[str, list[str]] = {
+        "paper and method": [],
+        f"{OURS} %": [],
+        f"{THEIRS} %": [],
+    }
     for run in filter(header["had"].get, PAPERS):
         own = where(frame, run=run).groupby(["variant", "round", "seed"])["value"]
         curves = own.mean().unstack("seed")

@@ -197,19 +197,20 @@ def parse(
         )
     form = dataclasses.make_dataclass(command.__name__, fields, kw_only=True)
     markers = (tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff)
-    values = vars(
-        tyro.cli(
-            form,
-            prog=f"fedlayers {name}",
-            description=inspect.getdoc(command),
-            args=words,
-            config=markers,
-        )
+    parsed: Any = tyro.cli(
+        form,
+        prog=f"fedlayers {name}",
+        description=inspect.getdoc(command),
+        args=words,
+        config=markers,
     )
+    values: dict[str, Any] = dict(vars(parsed))
     keys: dict[str, Any] = {}
     for group in groups:
         keys |= vars(values.pop(f"{group}_keys"))
-    return command(**values, **({"keys": RunConfig(**keys)} if groups else {}))
+    if groups:
+        values["keys"] = RunConfig(**keys)
+    return command(**values)
 
 
 def _flags(

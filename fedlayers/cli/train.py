@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import shlex
+from collections.abc import Collection
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedlayers.cli.options import Command, ConfiguredCommand, by_name, texts
 from fl_core.bounds import at_least, check_value
@@ -203,7 +204,7 @@ class SeveralAlgorithms(ManyRuns):
     option: tuple[str, ...] = ()
     """An option of one algorithm, such as --option fedprox.mu=0.1. Repeatable."""
 
-    without = ("algorithm", "options")
+    without: ClassVar[Collection[str]] = ("algorithm", "options")
 
     def arguments(self) -> dict[str, Any]:
         options = by_name(self.option, "algorithm", self.algorithms)

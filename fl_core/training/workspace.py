@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -175,7 +175,7 @@ class Workspace:
             return self.model(x, **options)
         return self._call(params, x, options)
 
-    def _call(self, params: Tree, x: Tensor, options: Mapping[str, Any]) -> Any:
+    def _call(self, params: Tree, x: Tensor, options: dict[str, Any]) -> Any:
         names = self.params.keys()
         missing = (names & (self.submodel or names)) - params.keys()
         if missing:
