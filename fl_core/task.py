@@ -242,7 +242,7 @@ def assemble(
     config = _with_stack(config, criterion, model)
     _check_batches(model, data, config)
     if plan is None and config.federation.plan not in (None, AUTO):
-        plan = _plan_at(str(config.federation.plan))
+        plan = plan_at(str(config.federation.plan))
     if plan is None and algorithm.uses_plan and config.federation.plan is None:
         undecided = algorithm(task_info, None, config.federation.options)
         plan = undecided.default_plan(plain_layers)
@@ -426,7 +426,7 @@ def _check_plan_use(config: RunConfig, plan: LayerPlan | None, uses_plan: bool) 
         )
 
 
-def _plan_at(path: str) -> LayerPlan:
+def plan_at(path: str) -> LayerPlan:
     """Read the plan in a file, or that of the run in a directory."""
     if not Path(path).is_dir():
         return LayerPlan.load(path)

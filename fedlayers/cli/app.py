@@ -5,12 +5,12 @@ Heavy modules are imported only when a command needs them, so help and wrong fla
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 from fl_core import progress
@@ -134,10 +134,8 @@ def _way_out(error: Exception, command: Command) -> str:
 
     if isinstance(error, CorruptError):
         return "" if ". " in str(error) else ". Restore it from a copy."
-    steps = []
-    if isinstance(error, OSError):
-        name = errno.errorcode.get(error.errno or 0, "")
-        steps = [step for names, step in MENDED_BY.items() if name in names.split()]
+    name = errno.errorcode.get(getattr(error, "errno", None) or 0, "")
+    steps = [step for names, step in MENDED_BY.items() if name in names.split()]
     resumed = command.interrupted()
     if "continue" in resumed and (steps or isinstance(error, WorkerError)):
         steps.append(resumed)
@@ -150,11 +148,9 @@ def overview() -> str:
     width = max(map(len, COMMANDS))
     for group, commands in GROUPS.items():
         lines += ["", f"{group}:"]
-        for name, home in commands.items():
-            module, kind = home.split(":")
-            source = Path(__file__).with_name(f"{module}.py").read_text("utf-8")
-            about = re.search(rf'class {kind}\(.*\n    """(.*)', source)  # no import
-            lines.append(f"  {name.ljust(width)}  {about and about[1]}")
+        for name in commands:
+            about = str(inspect.getdoc(command_class(name))).partition("\n")[0]
+            lines.append(f"  {name.ljust(width)}  {about}")
     return "\n".join(
         [*lines, "", "fedlayers COMMAND --help shows options and examples."]
     )
@@ -215,21 +211,19 @@ class _Printable:
         return self._stream.write("\n".join(map(printable, text.split("\n"))))
 
 
-class _Notes:
-    """A handler that shows each warning once, on one line."""
-
-    def __init__(self) -> None:
-        self.seen: set[str] = set()
+class _Notes(set[str]):
+    """A handler that shows each warning once, on one line, above the progress bar if there is one."""
 
     def __call__(self, message: Warning | str, *_: object, **__: object) -> None:
-        text = message_line(str(message))
-        if text not in self.seen:
-            self.seen.add(text)
-            line, bars = f"fedlayers: note: {text}", sys.modules.get("tqdm")
-            if bars is None:
-                print(line, file=sys.stderr)
-            else:  # on a line of its own, above the progress bar
-                bars.tqdm.write(line, file=sys.stderr)
+        line = f"fedlayers: note: {message_line(str(message))}"
+        if line in self:
+            return
+        self.add(line)
+        bars = sys.modules.get("tqdm")
+        if bars is None:
+            print(line, file=sys.stderr)
+        else:
+            bars.tqdm.write(line, file=sys.stderr)
 
 
 def _leave(code: int, *lines: str) -> NoReturn:

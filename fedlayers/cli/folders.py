@@ -152,14 +152,10 @@ class Clean(Command):
 def _below(path: Path) -> list[Path]:
     from fl_core.records.writing import runs_below
 
-    if not path.is_dir():
-        raise UsageError(
-            f"DIR must be a folder that is there; got {str(path)!r}. Name a run directory or a study's."
-        )
     found = runs_below(path)
     if not found:
         raise UsageError(
-            f"DIR must hold runs; got none below {str(path)!r}. Name a run directory or a study's."
+            f"DIR must be a folder with runs; got {str(path)!r}. Name a run directory or a study's."
         )
     return found
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedlayers.cli.options import Command, ConfiguredCommand, by_name, texts
 from fl_core.bounds import at_least, check_value
-from fl_core.config import AUTO, KEYS, RunConfig
+from fl_core.config import KEYS, RunConfig
 from fl_core.errors import UsageError, plural
 from fl_core.progress import say
 
@@ -235,16 +235,6 @@ class Compare(SeveralAlgorithms):
     """Also score the base rate, linear models and gradient boosting."""
     out: Path = Path("out/compare")
     """Folder for the results."""
-
-    def arguments(self) -> dict[str, Any]:
-        given = super().arguments()
-        plan = given["config"].federation.plan
-        if plan not in (None, AUTO):
-            from fl_core.plan import LayerPlan
-
-            given["config"] = given["config"].with_keys(plan=None)
-            given["plan"] = LayerPlan.load(plan)
-        return given
 
     def show(self, result: Any, line: str) -> None:
         from fedlayers.studies import report

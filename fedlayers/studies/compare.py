@@ -27,7 +27,7 @@ from fedlayers.studies.jobs import (
 )
 from fedlayers.studies.tune import Tuned
 from fl_core import rows
-from fl_core.config import RunConfig, with_own
+from fl_core.config import AUTO, RunConfig, with_own
 from fl_core.data import Partition
 from fl_core.display import csv_bytes
 from fl_core.errors import UsageError, as_list, check_known, listing, warn
@@ -35,6 +35,7 @@ from fl_core.plan import LayerPlan
 from fl_core.records import store
 from fl_core.rows import check_score
 from fl_core.storage import write_atomically
+from fl_core.task import plan_at
 from fl_core.training.phases import Training
 
 PART = 1000
@@ -69,7 +70,10 @@ def compared_jobs(
     """
     for name in options or {}:
         check_known("algorithm of this comparison", name, algorithms)
-    given = plan is not None or config.federation.plan is not None
+    named = config.federation.plan
+    given = plan is not None or named is not None
+    if plan is None and named not in (None, AUTO):
+        config, plan = config.with_keys(plan=None), plan_at(str(named))
     using = plan_users(algorithms, given)
     arms = []
     for name in algorithms:
