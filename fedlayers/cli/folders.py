@@ -199,10 +199,6 @@ def _scores(run: Run) -> dict[str, str]:
     }
 
 
-FIRST, LATER = "sample", "predicted"
-"""Columns of a table of predictions. Columns of ids are between them."""
-
-
 class Export(Command):
     """Write one model of a run to a file.
 
@@ -282,7 +278,7 @@ class Predict(Command):
     argument = "file"
 
     def main(self, line: str) -> None:
-        check_file(self.out, "an earlier table of predictions", _is_of_predictions)
+        check_file(self.out, "an earlier table of predictions", "sample,")
 
         from fl_core.display import csv_bytes
         from fl_core.exported_model import SCORES, predict
@@ -294,8 +290,3 @@ class Predict(Command):
         )
         write_atomically(self.out, csv_bytes(made.frame(self.scores)))
         print(f"{len(made.samples)} predictions: {self.out}")
-
-
-def _is_of_predictions(path: Path) -> bool:
-    first = path.read_bytes()[:10_000].partition(b"\n")[0].decode(errors="replace")
-    return first.startswith(f"{FIRST},") and LATER in first

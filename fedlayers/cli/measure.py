@@ -17,7 +17,7 @@ from fedlayers.cli.options import (
 from fl_core.bounds import at_least, check_value
 from fl_core.config import RunConfig
 from fl_core.display import in_order
-from fl_core.errors import RunError, UsageError, check_known, listing, warn
+from fl_core.errors import UsageError, check_known, listing, warn
 from fl_core.storage import check_folder
 
 if TYPE_CHECKING:
@@ -185,7 +185,6 @@ class Diagnose(OfRun):
         rows = self.out / ROWS
         if rows.exists():
             warn(f"{rows} is replaced")
-        self.out.mkdir(parents=True, exist_ok=True)
         report.write(rows)
         if absent := report.header["absent"]:
             notes.append(f"without a model in this round: {listing(in_order(absent))}")
@@ -289,7 +288,7 @@ class Select(Command):
             raise UsageError(
                 f"rule must be one with a threshold: {listing(known)}; got {self.rule!r}."
             )
-        check_file(self.out, "an earlier plan", _is_plan)
+        check_file(self.out, "an earlier plan", '{"format":"fedlayers.plan')
         plan = select.select(
             self.dir / ROWS if self.dir.is_dir() else self.dir,
             self.rule,
@@ -301,19 +300,6 @@ class Select(Command):
         plan.save(self.out)
         print(explain(plan, full=self.explain))
         print(f"\nplan: {self.out}")
-
-
-def _is_plan(path: Path) -> bool:
-    """Return whether a file is empty or a plan, which is then named, since it is replaced."""
-    from fl_core.plan import LayerPlan
-
-    if path.stat().st_size == 0:
-        return True
-    try:
-        warn(f"{path} is replaced; it was {LayerPlan.load(path)!r}")
-    except (UsageError, RunError):
-        return False
-    return True
 
 
 class Plot(Command):

@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import json
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import (
 from fl_core.bounds import check_type
 from fl_core.config import GROUPS, KEYS, RunConfig
 from fl_core.data.columns import BETWEEN
-from fl_core.errors import UsageError, about, check_known, listing
+from fl_core.errors import UsageError, about, check_known, listing, warn
 from fl_core.storage import check_folder, read_toml
 
 USUAL = (
@@ -370,18 +370,24 @@ def by_name(
 # --- paths -----------------------------------------------------------------------------------------------------
 
 
-def check_file(path: Path, such: str, is_earlier: Callable[[Path], bool]) -> None:
+def check_file(path: Path, such: str, begins: str) -> None:
     """Refuse, before any work, an output file that cannot be written, or that has other contents than earlier ones.
 
+    An earlier one is named, since it is replaced.
+
     Args:
-        such: the contents, for the message.
-        is_earlier: whether an existing file has such contents.
+        such: the contents, for the message. begins: how a file of them begins, apart from white space.
 
     Raises:
         UsageError: names the path.
     """
     check_folder(path.parent)
-    if path.is_dir() or (path.exists() and not is_earlier(path)):
+    if not path.exists():
+        return
+    start = "" if path.is_dir() else path.read_bytes()[:200].decode(errors="replace")
+    own = "".join(start.split()).startswith(begins)
+    if path.is_dir() or not (own or path.stat().st_size == 0):
         raise UsageError(
             f"--out must be a new file or {such}; got {path}. Choose another name."
         )
+    warn(f"{path} is replaced")

@@ -172,8 +172,7 @@ class ManyRuns(ConfiguredCommand):
         return {**given, "config": config, "seeds": seeds}
 
     def show(self, result: Any, line: str) -> None:
-        """Draw and print the study's result."""
-        raise NotImplementedError
+        """Draw and print the study's result. By default the study has said all."""
 
 
 class OneAlgorithm(ManyRuns):
@@ -381,6 +380,3 @@ class Study(SeveralAlgorithms):
     """Folder for the results."""
 
     without = ("algorithm", "options", "plan", "rule", "monitor")
-
-    def show(self, result: Any, line: str) -> None:
-        """Print nothing: the study has said all."""

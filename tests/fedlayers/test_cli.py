@@ -517,8 +517,7 @@ def test_a_plan_that_is_replaced_is_named(fedlayers, measured):
     fedlayers("select", measured, "--rule manual --layers fc1,fc3")
     assert "note" not in fedlayers.err
     fedlayers("select", measured, "--rule manual --layers fc1")
-    replaced = "fedlayers: note: plan.json is replaced; it was LayerPlan([fc1] fc2 [fc3] fc4; [] = shared, by manual)"
-    assert replaced in fedlayers.err.splitlines()
+    assert "fedlayers: note: plan.json is replaced" in fedlayers.err.splitlines()
     assert LayerPlan.load("plan.json").shared == ("fc1",)
 
 
