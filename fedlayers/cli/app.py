@@ -211,14 +211,17 @@ class _Printable:
         return self._stream.write("\n".join(map(printable, text.split("\n"))))
 
 
-class _Notes(set[str]):
+class _Notes:
     """A handler that shows each warning once, on one line, above the progress bar if there is one."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
 
     def __call__(self, message: Warning | str, *_: object, **__: object) -> None:
         line = f"fedlayers: note: {message_line(str(message))}"
-        if line in self:
+        if line in self.seen:
             return
-        self.add(line)
+        self.seen.add(line)
         bars = sys.modules.get("tqdm")
         if bars is None:
             print(line, file=sys.stderr)

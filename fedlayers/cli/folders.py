@@ -278,7 +278,8 @@ class Predict(Command):
     argument = "file"
 
     def main(self, line: str) -> None:
-        check_file(self.out, "an earlier table of predictions", "sample,")
+        earlier = "an earlier table of predictions"
+        check_file(self.out, earlier, r"sample,[^\n]*predicted")
 
         from fl_core.display import csv_bytes
         from fl_core.exported_model import SCORES, predict

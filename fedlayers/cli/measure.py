@@ -288,7 +288,7 @@ class Select(Command):
             raise UsageError(
                 f"rule must be one with a threshold: {listing(known)}; got {self.rule!r}."
             )
-        check_file(self.out, "an earlier plan", '{"format":"fedlayers.plan')
+        check_file(self.out, "an earlier plan", r'\{\s*"format":\s*"fedlayers\.plan')
         plan = select.select(
             self.dir / ROWS if self.dir.is_dir() else self.dir,
             self.rule,

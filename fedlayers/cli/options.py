@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import inspect
 import json
+import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
@@ -376,7 +377,7 @@ def check_file(path: Path, such: str, begins: str) -> None:
     An earlier one is named, since it is replaced.
 
     Args:
-        such: the contents, for the message. begins: how a file of them begins, apart from white space.
+        such: the contents, for the message. begins: a regular expression of how a file of them begins.
 
     Raises:
         UsageError: names the path.
@@ -384,9 +385,11 @@ def check_file(path: Path, such: str, begins: str) -> None:
     check_folder(path.parent)
     if not path.exists():
         return
-    start = "" if path.is_dir() else path.read_bytes()[:200].decode(errors="replace")
-    own = "".join(start.split()).startswith(begins)
-    if path.is_dir() or not (own or path.stat().st_size == 0):
+    own = path.is_file() and path.stat().st_size == 0
+    if path.is_file() and not own:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            own = re.match(begins, file.read(10_000)) is not None
+    if not own:
         raise UsageError(
             f"--out must be a new file or {such}; got {path}. Choose another name."
         )

@@ -553,14 +553,15 @@ def test_options_of_somebodys_own_algorithm_are_told_by_its_place():
     assert given == {own: {"mu": 1}, "fedprox": {"mu": 2}}
 
 
-@pytest.mark.parametrize("command", ["diagnose", "select"])
+@pytest.mark.parametrize("command", ["diagnose", "select", "predict"])
 def test_files_of_others_are_not_overwritten(
     fedlayers, finished_runs, measured, command
 ):
     shutil.copytree(finished_runs / "fedavg", "run")
-    Path("mine").write_text("my thesis")
-    subject, taken = (
-        ("run", "run") if command == "diagnose" else (measured, "run/config.json")
-    )
+    Path("mine").write_text("sample,age\nas I predicted,3\n")
+    subjects = {"diagnose": "run", "select": measured, "predict": "model --data new.csv"}
+    subject, taken = subjects[command], "run/config.json"
+    if command == "diagnose":
+        taken = "run"
     assert "run directory" in fedlayers.refused(command, subject, "--out", taken)
     assert "got mine" in fedlayers.refused(command, subject, "--out mine")
