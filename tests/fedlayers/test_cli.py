@@ -559,7 +559,11 @@ def test_files_of_others_are_not_overwritten(
 ):
     shutil.copytree(finished_runs / "fedavg", "run")
     Path("mine").write_text("sample,age\nas I predicted,3\n")
-    subjects = {"diagnose": "run", "select": measured, "predict": "model --data new.csv"}
+    subjects = {
+        "diagnose": "run",
+        "select": measured,
+        "predict": "model --data new.csv",
+    }
     subject, taken = subjects[command], "run/config.json"
     if command == "diagnose":
         taken = "run"
