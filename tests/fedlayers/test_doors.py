@@ -58,11 +58,6 @@ def test_run_measures_and_decides_by_itself():
     assert result.plan.why.metric == "federation_sensitivity"
 
 
-def test_run_refuses_an_unknown_key_with_the_nearest():
-    with pytest.raises(UsageError, match=r"'algoritm'.*'algorithm'"):
-        fl.run(algoritm="fedavg")
-
-
 @pytest.mark.parametrize("kind", catalogue.HOMES)
 def test_a_name_from_outside_is_nobodys_to_correct(kind):
     assert catalogue.check(kind, "some_module:thing") == "some_module:thing"

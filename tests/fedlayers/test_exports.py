@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -66,16 +65,3 @@ def test_a_model_leaves_its_run_and_labels_new_rows(terminal):
     ):
         assert message in terminal(line, code=2), line
     assert Path("new.csv").read_text().startswith("age,sex")
-
-
-def test_new_rows_may_have_their_columns_in_another_order(terminal):
-    draw = np.random.default_rng(0).normal([50, 25, 3], [10, 4, 1], (60, 3))
-    rows = pd.DataFrame(draw, columns=["age", "bmi", "crp"])
-    labels = {"client": np.arange(60) % 2, "label": rows["age"] > 50}
-    rows.assign(**labels).to_csv("cohort.csv", index=False)
-    terminal("run --dataset cohort.csv --scale standard --rounds 1 --out run")
-    terminal("export run --model global --out made.safetensors")
-    for k, order in enumerate((["age", "bmi", "crp"], ["crp", "age", "bmi"])):
-        rows[order].to_csv(f"{k}.csv", index=False)
-        terminal(f"predict made.safetensors --data {k}.csv --out said{k}.csv")
-    assert Path("said0.csv").read_text() == Path("said1.csv").read_text()

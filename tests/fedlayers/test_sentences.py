@@ -1,9 +1,5 @@
 """The sentences of a race, of a study and of a report's first page, on scores whose truth is known."""
 
-import numpy as np
-import pytest
-from scipy import stats
-
 from fedlayers.studies.choice import Answers
 from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.study import (
@@ -79,16 +75,3 @@ def test_a_single_seed_has_no_uncertainty():
     assert not any("[" in line for line in lead.lines)
     assert lead.text().splitlines()[0] == lead.head
     assert "One seed" in lead.lines[-1]
-
-
-def test_the_intervals_hold_together():
-    """Student's t at 0.025 over as many comparisons as there are: three."""
-    table = comparison(choose=GOOD, fedavg=NOISY, local=FAIR, base_rate=BAD).gains(
-        "choose", tuple(AGAINST)
-    )
-    assert list(table["algorithm"]) == list(AGAINST)
-    difference = np.array(GOOD) - NOISY
-    half = stats.t.ppf(1 - 0.025 / 3, 2) * difference.std(ddof=1) / np.sqrt(3)
-    assert table[["value", "low", "high"]].iloc[0].to_numpy() == pytest.approx(
-        [difference.mean(), difference.mean() - half, difference.mean() + half]
-    )

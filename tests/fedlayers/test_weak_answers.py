@@ -2,13 +2,9 @@
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 
-import fedlayers as fl
-from fl_core import data
-from fl_core.errors import UsageError
 from tests.fedlayers import command
 from tests.fl_core.made import frame, written
 
@@ -64,18 +60,3 @@ def test_an_answer_is_one_line_that_says_what_to_do(
     assert str(path) not in text, "a path below the working folder is relative"
     for answer in answers:
         assert answer in text
-
-
-@pytest.mark.parametrize("way", ["file", "memory"])
-def test_one_hot_labels_are_refused_and_one_column_is_squeezed(way):
-    x, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
-
-    def read(labels):
-        np.savez("a.npz", x=x, y=labels)
-        if way == "file":
-            return data.load("a.npz", clients=2)
-        return fl.from_clients({"a": (x, labels)})
-
-    with pytest.raises(UsageError, match=r"y\.argmax\(axis=1\)"):
-        read(np.eye(3)[y])
-    assert read(y[:, None]).classes == read(y).classes == ("0", "1", "2")

@@ -11,13 +11,11 @@ import torch
 from PIL import Image
 
 import fl_core.data as data
-from fl_core import models
 from fl_core.data import files, image_folders
 from fl_core.data.registry import ROOT_VARIABLE
 from fl_core.data.sources import Source
 from fl_core.errors import RunError, UsageError
 from fl_core.training import losses
-from fl_core.training.phases import Training
 from tests.conftest import refuses
 
 SPLITS = ("train", "validation", "test")
@@ -80,10 +78,6 @@ class TestHeart:
 def test_recipes_are_complete(name):
     recipe = data.recipe(name)
     losses.build(recipe.loss, **recipe.loss_options)
-    keys = ("epochs", "batch_size", "lr", "optimizer")
-    Training(*(getattr(recipe, key) for key in keys), **recipe.optimizer_options)
-    assert recipe.partition in data.PARTITIONS
-    assert recipe.model in models.MODELS
     assert len(recipe.mean) == len(recipe.std)
     assert all(std > 0 for std in recipe.std)
     assert recipe.note
@@ -165,7 +159,9 @@ def labels(n=30, classes=3):
 @pytest.mark.parametrize("channels", [0, 1, 3])
 def test_images_become_channel_first_between_0_and_1(tmp_path, channels):
     x = images(60, channels=channels)
-    federated = data.load(save(tmp_path / "a.npz", x=x, y=labels(60)), partition="iid")
+    federated = data.load(
+        save(tmp_path / "a.npz", x=x, y=labels(60)[:, None]), partition="iid"
+    )
     check_tensors(federated)
     got, y = pooled(federated)
     reference = (
@@ -212,7 +208,7 @@ BAD = [
     ({"y": np.array(["a", "b", " "] * 10)}, "y, row 2.*empty"),
     ({"y": np.where(np.arange(30) == 9, np.nan, 1)}, "y, row 9"),
     ({"y": np.zeros(30, int)}, "2 classes"),
-    ({"y": np.zeros((30, 2), int)}, r"\[30, 2\]"),
+    ({"y": np.zeros((30, 2), int)}, r"\[30, 2\].*y\.argmax\(axis=1\)"),
     ({"y": labels(29)}, r"\b30 .*\b29\b"),
     ({"y": np.int64(1)}, r"\b30 .*\b0\b"),
     ({"y": None}, "'y'"),
@@ -573,26 +569,6 @@ def test_a_failed_download_says_so_and_nothing_is_downloaded_unless_asked(
     assert len(data.load("mnist", data_root=tmp_path, partition="iid").clients) == 5
 
 
-def test_a_new_dataset_is_one_function(own_members):
-    own_members(data.DATASETS)
-
-    @data.dataset("coins", partition="iid", clients=2, model="mlp")
-    def coins():
-        """Coins."""
-        return Source(
-            "coins", np.ones((20, 1), np.float32), labels(20, 2), ("heads", "tails")
-        )
-
-    assert data.load("coins").classes == ("heads", "tails")
-    assert data.recipe("coins").clients == 2
-    assert "coins" in data.datasets()
-    assert data.DATASETS.summaries()["coins"] == "Coins."
-    with refuses(r"'heart'.*named\.small:heart"):
-        data.dataset("heart", data.Recipe())(coins)
-    with refuses(r"'notes'.*'modl'.*'model'"):
-        data.dataset("notes", modl="mlp")
-
-
 OUTSIDE = """
 import numpy as np
 from fl_core.data import Source, dataset
@@ -666,10 +642,10 @@ def test_a_function_from_outside_is_a_dataset(outside, function, clients, partit
         ("data_of_this_test:greedy", "'token'"),
         ("data_of_this_test:short", "5 samples.*4"),
         ("data_of_this_test:NUMBER", r"\bint\b"),
-        ("data_of_this_test:pear", "'pair'"),
-        ("no_such_package.data:pair", "'no_such_package'"),
     ],
 )
 def test_what_is_no_dataset_from_outside_is_refused(outside, name, message):
     with refuses(message):
         data.load(name)
+    with refuses(r"'notes'.*'modl'.*'model'"):
+        data.dataset("notes", modl="mlp")

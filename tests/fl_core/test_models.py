@@ -182,7 +182,6 @@ def mine(monkeypatch):
     ("name", "options"),
     [
         ("mine:Tied", {}),
-        ("mine:Tied", {"width": 4}),
         ("mine:shaped", {"wide": True}),
         ("mine:anything", {"width": 4}),
         ("mine:inner.make", {}),
@@ -237,8 +236,6 @@ def test_bad_requests_are_named():
         ("vit", COLOUR, {"width": 10, "heads": 3}, "heads=3.*10"),
         (squeeze, IMAGE, {}, "3 channels.*1"),
         (squeeze, COLOUR, {"drop": 0.1}, "'dropout'"),
-        ("no_such_package.models:Net", (4,), {}, "'no_such_package'"),
-        ("torch.nn:Liner", (4,), {}, "'Linear'"),
         ("mine:shaped", (4,), {"width": 4}, "'width'"),
         ("mine:number", (4,), {}, r"\bint\b"),
         ("mine:Flat", (4,), {}, r"logits.*\(2, 3\)"),
@@ -249,36 +246,6 @@ def test_bad_requests_are_named():
     for n_classes in (0, -1, True, 3.0):
         with refuses("n_classes"):
             models.build("mlp", TABLE, n_classes)
-
-
-@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
-def test_weights_are_loaded_and_those_that_do_not_fit_are_named(tmp_path, suffix):
-    source = tree.state_dict(models.build("mlp", TABLE, 3, seed=9))
-    path, bias = tmp_path / f"weights.{suffix}", "fc1.linear.bias"
-    found = tree.state_dict(started("mlp", TABLE, save(path, source)))
-    assert tree.digest(found) == tree.digest(source)
-    lacking = {name: each for name, each in source.items() if name != bias}
-    for tensors, message in (
-        (lacking, rf"only in the model: {bias}"),
-        ({**source, "fc9.bias": torch.zeros(1)}, "only in .*: fc9.bias"),
-        ({**source, bias: torch.zeros(3)}, rf"'{bias}'.*\(3,\).*\(64,\)"),
-    ):
-        with refuses(message):
-            started("mlp", TABLE, save(path, tensors))
-
-
-def test_a_new_model_is_one_function(own_members):
-    own_members(models.MODELS)
-
-    @models.model
-    def linear(shape, n_classes, *, bias=True):
-        """Multinomial logistic regression; tables."""
-        return nn.Linear(shape[0], n_classes, bias=bias)
-
-    assert models.build("linear", TABLE, 3, options={"bias": False}).bias is None
-    assert models.describe()["linear"] == "Multinomial logistic regression; tables."
-    with refuses(r"'mlp'.*papers:mlp"):
-        models.model(type("mlp", (nn.Linear,), {}))
 
 
 # weights

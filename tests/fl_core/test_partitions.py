@@ -1,7 +1,7 @@
 """Partitions: who gets which sample, as a function of labels, parameters and seed alone."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -12,11 +12,9 @@ from fl_core.data.partitions import (
     PARTITIONS,
     SPLITS,
     Partition,
-    Partitioning,
     check_shares,
     general,
     make,
-    partition,
     split_sizes,
 )
 from fl_core.data.sources import Source
@@ -214,6 +212,9 @@ def test_what_cannot_be_dealt_is_refused():
         ({"owner": OWNER}, "natural", {"clients": 2}, r"clients.*\b3\b"),
         ({}, "iid", {}, "clients.*'iid'"),
         ({}, "dirichlt", {"clients": 3}, "'dirichlet'"),
+        ({}, "iid", {"clients": 3, "alpha": 1}, r"alpha.*'iid'.*none"),
+        ({}, "dirichlet", {"clients": 3, "alfa": 1}, "alfa.*options: alpha"),
+        ({}, "numpy:arange", {"clients": 3}, "'numpy:arange'"),
         ({}, "iid", {"clients": 300}, "got 2 at 'client_000'"),
         (one_tested, "iid", {"clients": 2}, "official test"),
         ({}, "natural_dirichlet", {}, "natural clients"),
@@ -351,33 +352,3 @@ def test_every_partition_says_what_it_is_and_divides_a_source(kind):
         every += rows.tolist()
     if kind in ("iid", "dirichlet", "pathological", "natural"):
         assert sorted(every) == list(range(6000))
-
-
-def test_a_new_partition_is_one_class(own_members):
-    own_members(PARTITIONS)
-
-    @partition
-    @dataclass(frozen=True)
-    class Turns(Partitioning):
-        """Sample after sample to client after client."""
-
-        name = "turns"
-        start: int = 0
-
-        def assign(self, pool, clients, seed):
-            return [
-                np.arange(len(pool))[(client + self.start) % clients :: clients]
-                for client in range(clients)
-            ]
-
-    made = make(source(), "turns", clients=3, start=1)
-    assert made.params == {"clients": 3, "start": 1, "splits": [0.64, 0.16, 0.2]}
-    assert {
-        int(row) % 3 for row in np.concatenate(list(made.indices["client_0"].values()))
-    } == {1}
-    with refuses(r"start.*'iid'.*none"):
-        make(source(), "iid", clients=3, start=1)
-    with refuses(r"alfa.*options: alpha"):
-        make(source(), "dirichlet", clients=3, alfa=1)
-    with refuses(r"'numpy:arange'"):
-        make(source(), "numpy:arange", clients=3)

@@ -138,15 +138,6 @@ def test_a_resumed_run_ends_with_the_same_bytes(case, undisturbed, tmp_path):
     assert contents(broken) == contents(undisturbed(case))
 
 
-def test_resuming_a_finished_run_changes_nothing(undisturbed, tmp_path):
-    for case in ("fedbabu", "playerfl"):
-        done = cut_back(undisturbed(case), tmp_path / case, after=99)
-        engine = runner.resume(done, progress=False)
-        assert engine.done == 3
-        assert contents(done) == contents(undisturbed(case))
-        assert {"personal"} & engine.models(0).keys()
-
-
 def test_who_goes_on_with_other_versions_is_told(undisturbed, tmp_path, monkeypatch):
     began = writing.versions()
     versions = {**began["versions"], "torch": "9.9", "timm": ""}
