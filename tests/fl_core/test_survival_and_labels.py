@@ -92,12 +92,6 @@ def test_the_concordance_is_that_of_all_pairs_and_of_scikit_survival():
     assert scores(z, y, COX)["c_index"] == concordance(z[:, 0].numpy(), time, event)
     assert math.isnan(concordance(risk, time, event * 0))
     assert concordance(risk, time, event) == pytest.approx(CONCORDANCE, rel=1e-12)
-    metrics = pytest.importorskip(
-        "sksurv.metrics", reason="scikit-survival is not installed"
-    )
-    assert concordance(risk, time, event) == pytest.approx(
-        metrics.concordance_index_censored(event > 0, time, risk)[0], rel=1e-12
-    )
 
 
 def test_labels_have_the_mean_of_binary_losses_and_areas():
