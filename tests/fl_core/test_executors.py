@@ -123,20 +123,6 @@ def test_results_before_an_error_are_given_first_and_the_pool_goes_on_after_it(
     assert [result.client for result in again] == [3, 2, 1, 0, 3]
 
 
-def test_a_change_that_torch_does_not_count_reaches_the_workers(workers):
-    task = runner.assemble(MOMENTUM, data=TOY, model=network("drop"))
-    start = tree.state_dict(task.model)
-    workers.use(task.algorithm(None))
-    list(workers.run([job(0, start), job(0, start)]))
-    for value in start.values():
-        value.data.mul_(2)
-    digests = [
-        tree.digest(next(workers.run([job(0, of)])).message.trees["model"])
-        for of in (start, tree.clone(start))
-    ]
-    assert digests[0] == digests[1]
-
-
 def test_a_worker_that_dies_is_reported_with_its_exit_code():
     workers = Workers(
         client_runner_of(runner.assemble(CONFIG, data=TOY, model=network("plain"))), 1
