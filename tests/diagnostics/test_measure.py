@@ -284,7 +284,7 @@ def test_a_start_that_is_not_the_run_s_is_not_used(tmp_path, null):
 
 
 class Products:
-    """The products of weights and gradients, float64, at each step of a training."""
+    """The products of weights and gradients at each step of a training."""
 
     def __init__(self, layers):
         self.steps = []
@@ -292,7 +292,7 @@ class Products:
     def update(self, params, grads, n=1):
         self.steps.append(
             {
-                name: (params[name] * grad).detach().double()
+                name: (params[name] * grad).detach().tolist()
                 for name, grad in grads.items()
             }
         )
@@ -317,7 +317,9 @@ def test_options_of_sensitivity_hold_for_what_training_measures(task):
             importance = []
             for layer in task.layers:
                 steps = [
-                    reduced([step[name].square() for name in layer.parameters])
+                    reduced(
+                        [torch.tensor(step[name]).square() for name in layer.parameters]
+                    )
                     for step in found["steps"]
                 ]
                 importance.append(torch.stack(steps).mean())
