@@ -55,7 +55,6 @@ def test_a_model_leaves_its_run_and_labels_new_rows(terminal):
             "predict va.safetensors --data new.csv --out new.csv",
             "predictions; got new.csv",
         ),
-        ("predict va.safetensors --data new.csv --out no/where.csv", "folder; got no"),
         ("predict va.safetensors --data new.csv --out run", "new file"),
         (
             "predict va.safetensors --data new.csv --scores logits",
