@@ -22,7 +22,6 @@ from fl_core.models import example
 from fl_core.models.adapter import adapt, tensor
 from fl_core.restore import MODELS, load_models
 from fl_core.runner import Task
-from fl_core.stopping import Listener
 from fl_core.training import losses
 
 from . import select
@@ -48,15 +47,7 @@ def instruments() -> Instruments:
         observers={SENSITIVITY: SensitivityAccumulator},
         decide=select.decide,
         check_rule=select.curve_rule,
-        measuring=_measuring,
     )
-
-
-def _measuring(task: Task) -> Listener:
-    """Return the listener that measures the layers, which is imported only by a run that measures."""
-    from diagnostics.through_time import Measuring
-
-    return Measuring(task)
 
 
 def diagnose(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -166,7 +167,8 @@ def resume(
 
 
 def default_instruments() -> Instruments:
-    """Return the diagnostics' observers and rules; they are imported at the first call."""
+    """Return the diagnostics' observers, rules and listener. They are imported at the first call."""
     from diagnostics.measure import instruments
+    from diagnostics.through_time import Measuring
 
-    return instruments()
+    return replace(instruments(), measuring=Measuring)

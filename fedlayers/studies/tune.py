@@ -400,7 +400,7 @@ def tune(
         search: what is searched, by key: :func:`~fedlayers.studies.tune.spaces`.
         trials: settings of each algorithm.
         seeds: of the runs, different from those of a later comparison. The default is the configuration's + 1000.
-        score: of :data:`fl_core.training.evaluate.SCORES`; default the main score of the task.
+        score: of :data:`fl_core.rows.SCORES`; default the main score of the task.
         options: fixed keys of the algorithms, by algorithm.
         backend: where runs are trained; see :func:`~fedlayers.studies.choose.choose`.
         progress: show the runs that are done.

@@ -64,7 +64,7 @@ class Table:
     Attributes:
         place: where it is printed.
         kind: the score itself, its variance over clients (``fairness``), or the share of clients above both baselines.
-        metric: of :data:`fl_core.training.evaluate.SCORES`.
+        metric: of :data:`fl_core.rows.SCORES`.
     """
 
     place: str

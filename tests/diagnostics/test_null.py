@@ -268,8 +268,8 @@ def test_the_command_measures_nulls_and_select_reads_them(
     for words, said in (
         ([*heart, "--null", "label"], "mean 'labels'"),
         ([*heart, "--null", "labels", "--null-draws", "0"], "null_draws must be at"),
-        ([*heart, "--null-draws", "2"], "--null-draws must"),
-        ([*heart, "--allow-code", "mine:net"], "--allow-code is"),
+        ([*heart, "--null-draws", "2"], "--null-draws goes with"),
+        ([*heart, "--allow-code", "mine:net"], "--allow-code goes with"),
     ):
         with pytest.raises(SystemExit):
             cli.main(["diagnose", *words])
