@@ -479,7 +479,9 @@ def main(processes: int = 1, device: str = "cpu", again: int = 0) -> None:
                 job, row = begun[ended], ended.result()
                 rows = pd.concat([rows, pd.DataFrame([row])], ignore_index=True)
                 part = ROWS.with_suffix(".part")
-                rows.to_parquet(part, index=False, compression="zstd")
+                rows.to_parquet(
+                    part, index=False, compression="zstd", compression_level=19
+                )
                 part.replace(ROWS)
                 print(
                     f"{every.index(job) + 1} of {len(every)}: {job}, "
