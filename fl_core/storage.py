@@ -535,8 +535,8 @@ def check_values(text: str) -> None:
 def format_bytes(n_bytes: float) -> str:
     """Format a number of bytes.
 
-    >>> format_bytes(5_440_000)
-    '5.44 MB'
+    >>> format_bytes(999), format_bytes(1000), format_bytes(5_440_000)
+    ('999 B', '1 kB', '5.44 MB')
     """
     for unit in ("B", "kB", "MB", "GB"):
         if n_bytes < 1000:
