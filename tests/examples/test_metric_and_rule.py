@@ -11,6 +11,13 @@ METRIC = "examples.metrics.gradient_snr:gradient_snr"
 RULE = "examples.rules.knee:knee"
 
 
+@pytest.fixture(autouse=True)
+def nothing_stays(own_members):
+    """What is named by its place is known to its test alone."""
+    own_members(fl.METRICS)
+    own_members(fl.RULES)
+
+
 @pytest.mark.parametrize(
     ("values", "shared"),
     [
