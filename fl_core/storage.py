@@ -282,7 +282,8 @@ class Folder:
             CorruptError: what is to be locked is no regular file.
         """
         path = self.file("lock")
-        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "rb+") as file:
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "rb+")
+        try:
             try:
                 with _named(path):
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -295,7 +296,10 @@ class Folder:
                 file.truncate()
                 file.write(f"{os.getpid()}\n".encode())
                 file.flush()
-            yield  # the lock ends when the file is closed
+            yield
+        finally:
+            with _named(path), file:
+                pass  # closing the file ends the lock
 
 
 def _sync(path: Path) -> None:

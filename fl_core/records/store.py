@@ -121,12 +121,15 @@ class Run:
 
     Raises:
         UsageError: there is no run at ``path``.
+        CorruptError: there are checkpoints, but no configuration.
     """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self.folder = Folder(path)
         if not self.folder.has(CONFIG):
+            if (self.path / "checkpoints").is_dir():
+                raise CorruptError(f"{self.path / CONFIG} is missing.")
             raise UsageError(
                 f"run must be a directory with a config.json; got {self.path}. List runs: fedlayers runs DIR."
             )

@@ -20,18 +20,21 @@ from tests.faults.injected import ROOT, contents, die
 from tests.processes import alive
 
 ROUNDS = 6
-RANDOM = random.Random(20)
-FIRST_CHECKPOINT = 16  # files: 5 before training, the plan, 9 blobs and a manifest
+RANDOM = random.Random(22)
+BEFORE, FIRST_CHECKPOINT = 3, 13
+"""Files up to the configuration, and up to the first checkpoint: 9 blobs and its own file."""
 FILES = (FIRST_CHECKPOINT, FIRST_CHECKPOINT + 10 * (ROUNDS - 1))
 
 # A moment is a list: where, and which; several for a run that is killed again while it recovers.
 MOMENTS = {
     "before the first file": [["before file", 1]],
-    "before the manifest": [["before file", 5]],
-    "after the manifest": [["after file", 5]],
+    "before the configuration": [["before file", BEFORE]],
+    "after the configuration": [["after file", BEFORE]],
     "before the first rows": [["in rows", 1]],
     "in the rows of round 1": [["in rows", 2]],
-    "in the first checkpoint": [["before file", RANDOM.randrange(8, FIRST_CHECKPOINT)]],
+    "in the first checkpoint": [
+        ["before file", RANDOM.randrange(BEFORE + 1, FIRST_CHECKPOINT)]
+    ],
     **{
         f"{where} {k}": [[where, k]]
         for where in ("before file", "after file")
@@ -44,7 +47,7 @@ MOMENTS = {
             RANDOM.sample(range(ROUNDS - 2), 2), (0.01, 0.04), strict=True
         )
     },
-    "at the last manifest": [["before file", FILES[1]]],
+    "at the last checkpoint": [["before file", FILES[1]]],
     "three times": [["in round", 2, 0.02], ["in rows", 3], ["before file", 10]],
 }
 
