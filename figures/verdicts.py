@@ -276,7 +276,7 @@ def judged(
             else "no pair of runs"
         )
         told.append(f"{name} {value}".strip() + (f" ({word})" if gap.pairs else ""))
-    notes = [f"{len(gaps)} parts, Holm's correction"] * (len(gaps) > 1) + [
+    notes = [f"{len(gaps)} parts"] * (len(gaps) > 1) + [
         f"90 % intervals, margin {100 * MARGIN:g} point"
     ] * test.bounds
     held, moving = joint(parts), [gap.moves for gap in gaps.values()]

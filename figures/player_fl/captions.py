@@ -307,7 +307,7 @@ def _above(
     sides = of_parts(odds)
     counts = f"As printed {sides.count(True)}, the other way {sides.count(False)} and undecided {sides.count(None)}"
     if len(sides) > 1:
-        counts += f" ({len(sides)} parts, Holm's correction)"
+        counts += f" ({len(sides)} parts)"
     return Finding(
         f"{NAMES[CONTROL]} lies on the same side of {NAMES[baseline]} as in {table.place}"
         f"{'' if table.higher_is_better else ' (less is better)'}",

@@ -76,7 +76,7 @@ def whole(expected: str, parts: Mapping[str, tuple[str, Odds, str]]) -> Finding:
     ]
     return Finding(
         expected,
-        f"{'; '.join(said)} ({len(said)} parts, Holm's correction)",
+        f"{'; '.join(said)} ({len(said)} parts)",
         joint(fair),
     )
 

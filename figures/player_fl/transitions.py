@@ -333,7 +333,7 @@ def _stable(decided: list[Decisions], far: Mapping[str, str]) -> Finding:
             f"{name} in {count} of {seeds} seeds"
             for name, (count, seeds) in counts.items()
         )
-        + f" ({len(near)} parts, Holm's correction)",
+        + f" ({len(near)} parts)",
         joint(of_parts([of_share(*count) for count in counts.values()])),
     )
 
