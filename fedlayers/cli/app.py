@@ -110,7 +110,7 @@ def _main(words: Sequence[str]) -> None:
             warnings.showwarning = _Notes()
             logging.basicConfig(format="%(message)s")
             logging.getLogger("fl_core").setLevel(logging.INFO)
-            if text := command.printed():
+            if (text := command.printed()) is not None:
                 print(text, end="")
             else:
                 command.main(shlex.join(["fedlayers", *words]))

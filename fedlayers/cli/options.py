@@ -68,9 +68,9 @@ class Command:
         """
         raise NotImplementedError
 
-    def printed(self) -> str:
-        """Return the text that the command prints instead of its work; empty = it works."""
-        return ""
+    def printed(self) -> str | None:
+        """Return the text that the command prints instead of its work; None = it works."""
+        return None
 
     def interrupted(self) -> str:
         """Return what to print after Ctrl-C: how to continue the work."""
@@ -116,10 +116,10 @@ class ConfiguredCommand(Command):
         own = {field.name for field in dataclasses.fields(cls)}
         return {key for key in KEYS if key not in cls.without or key in own}
 
-    def printed(self) -> str:
-        """Return the configuration as TOML if it was asked for: the keys that differ from their defaults."""
+    def printed(self) -> str | None:
+        """Return the configuration as TOML if it was asked for: the keys that differ from their defaults, or none."""
         if not self.print_config:
-            return ""
+            return None
         import tomli_w
 
         config = self.asked_config()

@@ -14,7 +14,7 @@ from fedlayers.studies import arms as candidates
 from fedlayers.studies.choice import NAMES, Answers, Choice, bracket
 from fedlayers.studies.choose import choose, save_plan
 from fedlayers.studies.compare import compare, compared_jobs
-from fedlayers.studies.comparison import Comparison
+from fedlayers.studies.comparison import Comparison, display_name
 from fedlayers.studies.jobs import seeds_of, study_folder, task_kind
 from fl_core.config import RunConfig, with_own
 from fl_core.errors import RunError, UsageError, as_list
@@ -149,14 +149,16 @@ def study(
     if choice.winner is not None:
         same = NAMES.get(choice.winner.extreme)  # its runs are those of this extreme
         others = [name for name, words in AGAINST.items() if words != same]
-        table = result.gains(CHOSEN, others)
-        lead = with_gains(lead, table, len(seeds), result.score)
-        known = f"\n{CHOSEN}: the recommended arm. {OWN}: in each seed, the arm that wins its own race."
-    say(f"\n{lead.text()}\n\n{result.text()}{known}")
+        gains = result.gains(CHOSEN, others)
+        lead = with_gains(lead, gains, len(seeds), result.score)
+        known = f" {CHOSEN}: the recommended arm. {OWN}: each seed's own winner."
+    table = display_name(result.table, result.score).to_string(index=False)
+    way = "Test samples, mean ± half the 95 % interval."
+    say(f"\n{lead.text()}\n\n{table}\n\n{way}{known}")
     from fedlayers.studies.report import write_page  # draws, so it comes last
 
     page = write_page(choice, out, command, lead, result)
-    say(f"\nreport: {page}")
+    say(f"report, with the meaning of rows and columns: {page}")
     return Outcome(choice.plan, choice, result, lead, page)
 
 
