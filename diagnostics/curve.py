@@ -14,9 +14,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fl_core.bounds import read_as
 from fl_core.display import natural
-from fl_core.errors import RunError, UsageError, check_known, listing
+from fl_core.errors import RunError, UsageError, check_known, listing, read_as
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
 from fl_core.rows import read

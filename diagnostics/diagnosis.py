@@ -16,10 +16,17 @@ from torch import Tensor
 import fl_core
 from diagnostics.metrics.base import METRIC_ALIASES
 from fl_core import rows, tree
-from fl_core.bounds import OneOf, at_least, check_fields, check_type
 from fl_core.costs import layer_bytes
 from fl_core.data.federated import digest_of
-from fl_core.errors import UsageError, as_list, check_known
+from fl_core.errors import (
+    OneOf,
+    UsageError,
+    as_list,
+    at_least,
+    check_fields,
+    check_known,
+    check_type,
+)
 from fl_core.layers import Layer, layers_of
 from fl_core.model_contexts import preserve_state
 from fl_core.models.adapter import IGNORED

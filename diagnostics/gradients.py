@@ -9,8 +9,7 @@ from typing import Annotated, Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from fl_core.bounds import OneOf
-from fl_core.errors import check_known, warn
+from fl_core.errors import OneOf, check_known, warn
 from fl_core.layers import Layer
 from fl_core.model_contexts import set_mode
 from fl_core.rows import Row

@@ -13,9 +13,8 @@ from scipy.spatial.distance import pdist, squareform
 from sklearn.metrics import silhouette_score
 
 from fl_core import runner, tree
-from fl_core.bounds import at_least, check_value
 from fl_core.data import FederatedData
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.errors import UsageError, at_least, check_known, check_value, listing
 from fl_core.runner import Task
 
 from .measure import SENSITIVITY

@@ -14,9 +14,15 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from fl_core import tree
-from fl_core.bounds import at_least, check_value
 from fl_core.data.federated import FederatedData, Split
-from fl_core.errors import UsageError, about, check_known, listing
+from fl_core.errors import (
+    UsageError,
+    about,
+    at_least,
+    check_known,
+    check_value,
+    listing,
+)
 from fl_core.model_contexts import first_tensor, plain, set_mode
 from fl_core.models.adapter import (
     IGNORED,

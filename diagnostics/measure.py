@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from fl_core import rows, runner, tree
-from fl_core.bounds import check_type
 from fl_core.engine import Instruments
-from fl_core.errors import UsageError, about, as_list, check_known, listing
+from fl_core.errors import UsageError, about, as_list, check_known, check_type, listing
 from fl_core.layers import Layer, layers_of
 from fl_core.models import example
 from fl_core.models.adapter import adapt, tensor

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fl_core.bounds import OneOf, at_least, check_value
-from fl_core.errors import UsageError, listing
+from fl_core.errors import OneOf, UsageError, at_least, check_value, listing
 from fl_core.layers import Layer
 from fl_core.models.adapter import Adapter
 from fl_core.models.building import normalises_batches

@@ -28,11 +28,10 @@ import pandas as pd
 import torch
 from torch import nn
 
-from fl_core.bounds import at_least, check_value
 from fl_core.data.arrays import nested_groups
 from fl_core.data.federated import ClientData, FederatedData, Split
 from fl_core.data.partitions import SPLITS
-from fl_core.errors import UsageError, as_list, check_known
+from fl_core.errors import UsageError, as_list, at_least, check_known, check_value
 from fl_core.rows import Row
 from fl_core.seeds import numpy_generator, seed_of, torch_seeded
 

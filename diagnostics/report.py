@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from fl_core import rows
-from fl_core.bounds import read_as
 from fl_core.display import MANY, Displayed, Summary, in_order, printable
-from fl_core.errors import UsageError, as_list, check_known, listing
+from fl_core.errors import UsageError, as_list, check_known, listing, read_as
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
 

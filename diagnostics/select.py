@@ -22,8 +22,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fl_core import __version__
-from fl_core.bounds import ABOVE_0, check_value
-from fl_core.errors import RunError, UsageError, check_known
+from fl_core.errors import ABOVE_0, RunError, UsageError, check_known, check_value
 from fl_core.layers import Layer
 from fl_core.plan import Evidence, LayerPlan, frozen_in
 from fl_core.registry import Registry

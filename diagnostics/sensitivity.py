@@ -15,8 +15,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from fl_core.bounds import OneOf, check_fields
-from fl_core.errors import UsageError, check_known, listing, warn
+from fl_core.errors import OneOf, UsageError, check_fields, check_known, listing, warn
 from fl_core.layers import Layer
 from fl_core.rows import Row
 

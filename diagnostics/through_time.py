@@ -11,9 +11,8 @@ import numpy as np
 
 from diagnostics.metrics.base import METRIC_ALIASES
 from fl_core import rows, tree
-from fl_core.bounds import at_least, check_value
 from fl_core.data.federated import FederatedData
-from fl_core.errors import UsageError, as_list, check_known
+from fl_core.errors import UsageError, as_list, at_least, check_known, check_value
 from fl_core.progress import Cell, progress_bar
 from fl_core.recorder import Recorder, Timer
 from fl_core.records.store import Run

@@ -15,7 +15,7 @@ quiet_imports("fedlayers")
 
 from typing import TYPE_CHECKING  # noqa: E402
 
-from fl_core.bounds import checked  # noqa: E402
+from fl_core.errors import checked  # noqa: E402
 from fl_core.registry import attach  # noqa: E402
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from fl_core import seeds, tree
 from fl_core.algorithms.base import Algorithm
-from fl_core.bounds import STACKS
 from fl_core.client_runner import (
     ClientReply,
     ClientRequest,
@@ -23,7 +22,6 @@ from fl_core.client_runner import (
     Part,
     Parts,
 )
-from fl_core.errors import check_known
 from fl_core.training import phases
 from fl_core.training.loop import GATHERED
 from fl_core.training.losses import Loss
@@ -43,14 +41,8 @@ def stacks(model: nn.Module, device: str, wanted: str = "auto") -> bool:
     The rule is fixed, since stacking changes the order of sums and so the rounding. With ``auto`` it is True for a
     chain of Linear, ReLU and Flatten on a CPU with fewer than :data:`LARGEST` parameters. With ``on`` the
     size does not matter.
-
-    Raises:
-        UsageError: ``wanted`` is unknown.
     """
-    if (
-        check_known("value of stack", wanted, STACKS) == "off"
-        or device.partition(":")[0] != "cpu"
-    ):
+    if wanted == "off" or device.partition(":")[0] != "cpu":
         return False
     small = sum(param.numel() for param in model.parameters()) < LARGEST
     return (small or wanted == "on") and _perceptron(model) is not None

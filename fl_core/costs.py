@@ -22,8 +22,7 @@ from torch.utils.flop_counter import flop_registry
 
 from fl_core import models, tree
 from fl_core.algorithms.base import Algorithm, Round
-from fl_core.bounds import at_least, check_value
-from fl_core.errors import UsageError, check_known, listing, warn
+from fl_core.errors import UsageError, at_least, check_known, check_value, listing, warn
 from fl_core.layers import Layer
 from fl_core.model_contexts import first_tensor, preserve_state, set_mode
 from fl_core.plan import LayerPlan

@@ -19,16 +19,20 @@ from torch import Tensor, nn
 import fl_core
 from fl_core import models, restore, tree
 from fl_core.algorithms.base import Algorithm, extends_model, find
-from fl_core.bounds import COUNT, DIGEST, NUMBER, MapOf, validate
 from fl_core.data.columns import BETWEEN
 from fl_core.data.inputs import Inputs
 from fl_core.display import Displayed, Summary
 from fl_core.errors import (
+    COUNT,
+    DIGEST,
+    NUMBER,
+    MapOf,
     NonFiniteError,
     UsageError,
     check_known,
     listing,
     plural,
+    validate,
     warn,
 )
 from fl_core.models import lora

@@ -13,8 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from fl_core import tree
-from fl_core.bounds import WAYS
-from fl_core.errors import UsageError, as_list, check_known
+from fl_core.errors import WAYS, UsageError, as_list, check_known
 from fl_core.model_contexts import plain, set_mode
 from fl_core.seeds import torch_seeded
 

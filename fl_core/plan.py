@@ -13,9 +13,8 @@ from typing import Any
 from torch import nn
 
 from fl_core import storage, tree
-from fl_core.bounds import read_as
 from fl_core.display import MANY, Displayed, Summary, printable
-from fl_core.errors import UsageError, as_list, check_known, listing
+from fl_core.errors import UsageError, as_list, check_known, listing, read_as
 from fl_core.layers import Layer
 from fl_core.storage import check_version, sha, write_json
 

@@ -14,10 +14,9 @@ import pandas as pd
 
 from fl_core import rows, storage
 from fl_core.algorithms.base import Message, Observation, Round
-from fl_core.bounds import NUMBER, validate
 from fl_core.client_runner import ClientReply
 from fl_core.data import FederatedData
-from fl_core.errors import UsageError, as_list, damaged
+from fl_core.errors import NUMBER, UsageError, as_list, damaged, validate
 from fl_core.records.store import Checkpoint
 from fl_core.records.writing import Writer
 from fl_core.registry import import_object

@@ -17,8 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fl_core.bounds import INSIDE, check_value
-from fl_core.errors import UsageError
+from fl_core.errors import INSIDE, UsageError, check_value
 
 RANGE_BELOW = 6
 """The number of values from which two of them can enclose the median with 95 % confidence."""

@@ -8,8 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fl_core.bounds import COUNT, MapOf, validate
-from fl_core.errors import DivergedError, UsageError, check_known, warn
+from fl_core.errors import (
+    COUNT,
+    DivergedError,
+    MapOf,
+    UsageError,
+    check_known,
+    validate,
+    warn,
+)
 from fl_core.rows import SCORES, label_of
 
 if TYPE_CHECKING:

@@ -28,12 +28,12 @@ from typing import (
     TypeVar,
 )
 
-from fl_core.bounds import check_stored
 from fl_core.errors import (
     BusyError,
     CorruptError,
     RunError,
     UsageError,
+    check_stored,
     damaged,
 )
 
@@ -189,7 +189,7 @@ class Folder:
         """Return the data of a file from :func:`sign`.
 
         Args:
-            shapes: forms that it must have, each as :func:`fl_core.bounds.check_stored` takes it.
+            shapes: forms that it must have, each as :func:`fl_core.errors.check_stored` takes it.
 
         Raises:
             CorruptError: the file is missing, any byte differs, or it has another form.

@@ -3,7 +3,7 @@
 import math
 from typing import Literal, get_args, get_origin, get_type_hints
 
-from fl_core.bounds import Bound, OneOf
+from fl_core.errors import Bound, OneOf
 
 NUMBERS = (-1, 0, 0.5, 1, 1.5, 2, math.nan, math.inf)
 

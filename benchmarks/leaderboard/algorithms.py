@@ -26,7 +26,7 @@ from fl_core.algorithms import (
     Tree,
     Update,
 )
-from fl_core.bounds import Count, Positive, Share
+from fl_core.errors import Count, Positive, Share
 from fl_core.models.extended import split_head
 
 MASK = "personal entries"

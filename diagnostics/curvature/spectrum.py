@@ -23,7 +23,7 @@ import torch
 from scipy.sparse.linalg import ArpackError, ArpackNoConvergence, LinearOperator, eigsh
 from torch import Tensor, nn
 
-from fl_core.bounds import ABOVE_0, at_least, check_value
+from fl_core.errors import ABOVE_0, at_least, check_value
 from fl_core.layers import Layer
 from fl_core.model_contexts import set_mode
 from fl_core.seeds import numpy_generator, torch_generator

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar, get_type_hints
 
-from fl_core.bounds import check_fields, check_type
-from fl_core.errors import UsageError, about, check_known
+from fl_core.errors import UsageError, about, check_fields, check_known, check_type
 from fl_core.layers import Layer
 from fl_core.registry import Registry
 from fl_core.rows import CLASSIFICATION, SURVIVAL, Row, row
@@ -71,7 +70,7 @@ class Metric:
         name: the function's name, which the rows contain.
         compute: (:class:`~diagnostics.measurement.Measurement`) -> rows, or (measurement, options) -> rows.
         options_type: a frozen dataclass, the type of ``options``. Types of fields may state bounds
-            (:mod:`fl_core.bounds`). Its ``__post_init__`` refuses other values out of range.
+            (:mod:`fl_core.errors`). Its ``__post_init__`` refuses other values out of range.
             Its method ``check(measurement)`` refuses values that do not fit the layers, batch or mode.
         description, direction: one line each. The direction states the meaning of a higher value.
         how: how it is obtained, and what its options change, for the README's list.

@@ -13,9 +13,8 @@ import torch
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
-from fl_core.bounds import ABOVE_0, SHARE, OneOf, at_least
 from fl_core.data.arrays import nested_groups
-from fl_core.errors import UsageError
+from fl_core.errors import ABOVE_0, SHARE, OneOf, UsageError, at_least
 from fl_core.rows import Row
 
 from ..measurement import row_or_reason

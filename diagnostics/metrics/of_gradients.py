@@ -11,8 +11,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from fl_core.bounds import ABOVE_0, at_least
-from fl_core.errors import warn
+from fl_core.errors import ABOVE_0, at_least, warn
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
 

@@ -21,8 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from scipy import stats
 
-from fl_core.bounds import Bound, check_value
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import Bound, UsageError, check_known, check_value
 from fl_core.plan import LayerPlan
 from fl_core.rows import SCORES, TABLE, label_of
 from fl_core.statistics import mean_interval

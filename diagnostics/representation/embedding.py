@@ -13,8 +13,7 @@ from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
-from fl_core.bounds import ABOVE_0, at_least, check_value
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import ABOVE_0, UsageError, at_least, check_known, check_value
 from fl_core.layers import Layer, layers_of
 from fl_core.model_contexts import set_mode
 from fl_core.seeds import seed_of, torch_seeded

@@ -11,9 +11,8 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
-from fl_core.bounds import at_least
 from fl_core.data.arrays import nested_groups
-from fl_core.errors import check_known
+from fl_core.errors import at_least, check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row
 from fl_core.statistics import design_effect

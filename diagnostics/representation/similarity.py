@@ -31,8 +31,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fl_core.bounds import at_least
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError, at_least, check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row
 

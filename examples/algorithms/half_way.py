@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from fl_core.algorithms import Algorithm, Context, Message, Round, State, register
-from fl_core.bounds import Share
+from fl_core.errors import Share
 from fl_core.tree import Tree
 
 

@@ -14,10 +14,9 @@ from fedlayers.cli.options import (
     by_name,
     check_file,
 )
-from fl_core.bounds import at_least, check_value
 from fl_core.config import RunConfig
 from fl_core.display import in_order
-from fl_core.errors import UsageError, check_known, listing, warn
+from fl_core.errors import UsageError, at_least, check_known, check_value, listing, warn
 from fl_core.storage import check_folder
 
 if TYPE_CHECKING:

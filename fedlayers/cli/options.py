@@ -23,10 +23,9 @@ from typing import (
     get_type_hints,
 )
 
-from fl_core.bounds import check_type
 from fl_core.config import GROUPS, KEYS, RunConfig
 from fl_core.data.columns import BETWEEN
-from fl_core.errors import UsageError, about, check_known, listing, warn
+from fl_core.errors import UsageError, about, check_known, check_type, listing, warn
 from fl_core.storage import check_folder, read_toml
 
 USUAL = (

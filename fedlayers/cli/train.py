@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedlayers.cli.options import Command, ConfiguredCommand, by_name, texts
-from fl_core.bounds import at_least, check_value
 from fl_core.config import KEYS, RunConfig
-from fl_core.errors import UsageError, plural
+from fl_core.errors import UsageError, at_least, check_value, plural
 from fl_core.progress import say
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from fedlayers.flower.federation import checked
 from fl_core import tree
 from fl_core.algorithms.base import Message, Observation, State
-from fl_core.bounds import COUNT, NUMBER, MapOf, read_as
 from fl_core.client_runner import (
     LOCAL,
     SCORED,
@@ -19,7 +18,7 @@ from fl_core.client_runner import (
     ClientRequest,
     TrainRequest,
 )
-from fl_core.errors import UsageError, about
+from fl_core.errors import COUNT, NUMBER, MapOf, UsageError, about, read_as
 from fl_core.rows import ROUNDING, TABLE, scores_of
 from fl_core.storage import merge_trees
 from fl_core.tree import Tree

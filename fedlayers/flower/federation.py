@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from fl_core.bounds import COUNT, NUMBER, validate
 from fl_core.data import FederatedData, Partition
 from fl_core.data.federated import ClientData, Split, digest_of
 from fl_core.data.partitions import SPLITS
 from fl_core.data.preprocessing import Preprocessing, width
-from fl_core.errors import UsageError, listing
+from fl_core.errors import COUNT, NUMBER, UsageError, listing, validate
 from fl_core.rows import CLASSIFICATION, REGRESSION
 from fl_core.tokens import TokenShape
 

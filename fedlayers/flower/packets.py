@@ -11,8 +11,14 @@ from typing import Any, TypeVar, get_type_hints
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from fl_core.bounds import check_type
-from fl_core.errors import NonFiniteError, RunError, UsageError, about, check_known
+from fl_core.errors import (
+    NonFiniteError,
+    RunError,
+    UsageError,
+    about,
+    check_known,
+    check_type,
+)
 from fl_core.storage import (
     format_bytes,
     merge_trees,

@@ -25,8 +25,7 @@ from fedlayers.studies.harmless import VALIDATION, Bench, Predictor
 from fedlayers.studies.jobs import Tell, TrainingJob, train
 from fl_core import rows
 from fl_core.algorithms.base import find
-from fl_core.bounds import STOPPING_INTERVAL
-from fl_core.config import Own, RunConfig, is_file, resolve
+from fl_core.config import STOPPING_INTERVAL, Own, RunConfig, is_file, resolve
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.records import store
 from fl_core.rows import (

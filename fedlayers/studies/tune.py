@@ -29,15 +29,20 @@ from fedlayers.studies.jobs import (
 from fedlayers.studies.race import WINDOW, best_of_run, validation_scores
 from fl_core import __version__, storage
 from fl_core.algorithms.base import find
-from fl_core.bounds import COUNT, NUMBER, MapOf, at_least, check_value, validate
 from fl_core.config import RunConfig, resolve, with_own
 from fl_core.display import Displayed, Summary, csv_bytes
 from fl_core.errors import (
+    COUNT,
+    NUMBER,
+    MapOf,
     RunError,
     UsageError,
     as_list,
+    at_least,
     check_known,
+    check_value,
     listing,
+    validate,
     warn,
 )
 from fl_core.records import store

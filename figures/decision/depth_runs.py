@@ -32,7 +32,7 @@ from torch import nn
 
 import fedlayers as fl
 from fedlayers.studies.hint import label_skew
-from fl_core.bounds import IMAGENET
+from fl_core.data.columns import IMAGENET
 from fl_core.data.sources import Source
 from fl_core.errors import DivergedError
 from fl_core.training.evaluate import predict

@@ -20,7 +20,7 @@ from fl_core.algorithms import (
     register,
 )
 from fl_core.algorithms.averaging import OwnModel
-from fl_core.bounds import SHARE, Share, at_least
+from fl_core.errors import SHARE, Share, at_least
 from fl_core.tree import Tree, assign, clone, select
 
 PERSONAL, MIXTURE = "personal", "share"

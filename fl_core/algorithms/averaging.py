@@ -20,7 +20,7 @@ from fl_core.algorithms import (
     Tree,
     register,
 )
-from fl_core.bounds import Positive
+from fl_core.errors import Positive
 
 
 class ProximalTerm(Algorithm):

@@ -17,8 +17,7 @@ from typing import Any, ClassVar, Self, cast, get_origin, get_type_hints
 from torch import Tensor, nn
 
 from fl_core import tree
-from fl_core.bounds import read_options
-from fl_core.errors import UsageError, check_known, check_options
+from fl_core.errors import UsageError, check_known, check_options, read_options
 from fl_core.layers import Layer
 from fl_core.models.papers import Shape
 from fl_core.plan import LayerPlan

@@ -22,7 +22,7 @@ from fl_core.algorithms import (
     register,
 )
 from fl_core.algorithms.averaging import OwnModel, ProximalTerm, ServerMade
-from fl_core.bounds import INSIDE, Count, Positive, Share
+from fl_core.errors import INSIDE, Count, Positive, Share
 from fl_core.layers import Layer
 
 AGGREGATION_WEIGHT = "aggregation_weight"

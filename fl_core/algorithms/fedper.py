@@ -25,8 +25,7 @@ from fl_core.algorithms import (
     register,
 )
 from fl_core.algorithms.averaging import FineTuned
-from fl_core.bounds import Share
-from fl_core.errors import RunError, UsageError
+from fl_core.errors import RunError, Share, UsageError
 from fl_core.layers import Layer
 from fl_core.models.extended import TwoHeads, split_head
 from fl_core.plan import LayerPlan, prefix_length, shift_plan

@@ -27,9 +27,8 @@ from fl_core.algorithms import (
     register,
 )
 from fl_core.algorithms.personal_modules import draw_prompts
-from fl_core.bounds import Count, Positive, Share
 from fl_core.data.augment import MoCoViews
-from fl_core.errors import UsageError
+from fl_core.errors import Count, Positive, Share, UsageError
 from fl_core.models.extended import (
     CONTRAST_WIDTH,
     PROMPTS,

@@ -25,8 +25,7 @@ from fl_core.algorithms.base import (
     Update,
     register,
 )
-from fl_core.bounds import BELOW_1, Count
-from fl_core.errors import UsageError
+from fl_core.errors import BELOW_1, Count, UsageError
 from fl_core.models.blocks import last_layers, tensors_below, with_optional_blocks
 from fl_core.models.extended import head_path
 from fl_core.models.lora import Lora, adapt

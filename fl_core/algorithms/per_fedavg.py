@@ -21,7 +21,7 @@ from fl_core.algorithms import (
     register,
 )
 from fl_core.algorithms.averaging import PersonalCopy
-from fl_core.bounds import Count, Positive
+from fl_core.errors import Count, Positive
 from fl_core.tree import assign
 
 

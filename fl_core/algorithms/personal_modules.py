@@ -21,8 +21,7 @@ from fl_core.algorithms import (
     Tree,
     register,
 )
-from fl_core.bounds import SHARE, at_least
-from fl_core.errors import UsageError
+from fl_core.errors import SHARE, UsageError, at_least
 from fl_core.models.extended import Gated
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.tokens import TokenShape

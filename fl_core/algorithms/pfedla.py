@@ -29,8 +29,7 @@ from fl_core.algorithms import (
 )
 from fl_core.algorithms.averaging import ServerMade
 from fl_core.algorithms.fedamp import Mixing
-from fl_core.bounds import Count, Positive
-from fl_core.errors import UsageError
+from fl_core.errors import Count, Positive, UsageError
 from fl_core.layers import Layer
 
 CHUNK = 1 << 16  # entries of a tensor in one batch of inner products

@@ -29,7 +29,7 @@ from fl_core.algorithms import (
     register,
 )
 from fl_core.algorithms.averaging import half_pull
-from fl_core.bounds import Positive
+from fl_core.errors import Positive
 
 VARIATE = "variate"  # at a client: its own; in a reply: the change of it; at the server: the mean
 MEAN, TOTAL = "mean_variate", "total_gradient"

@@ -24,8 +24,7 @@ from fl_core.algorithms import (
 )
 from fl_core.algorithms.fedamp import Mixing
 from fl_core.algorithms.pfedla import PFedHN
-from fl_core.bounds import Count
-from fl_core.errors import UsageError
+from fl_core.errors import Count, UsageError
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
 

@@ -10,11 +10,17 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from fl_core import bounds
-from fl_core.bounds import OneOf, at_least, check_values
 from fl_core.data import spelling
 from fl_core.data.spelling import NumberFormat
-from fl_core.errors import UsageError, check_known, listing, spelled
+from fl_core.errors import (
+    OneOf,
+    UsageError,
+    at_least,
+    check_known,
+    check_values,
+    listing,
+    spelled,
+)
 from fl_core.rows import CLASSIFICATION, MULTILABEL, SURVIVAL, TASKS
 
 CLIENT_COLUMN = "client"
@@ -23,7 +29,14 @@ TEXT_COLUMN = "text"
 SEPARATOR = ","
 ENCODING = "utf-8"
 _TAB = ("tab", "\\t")
-STANDARD = bounds.SCALES[1]
+SCALES = ("none", "standard", "minmax", "robust", "imagenet")
+"""Scaling of columns of numbers: none, to mean 0 and deviation 1, to 0..1, or by median and quartiles. The last is of
+colour images: by ImageNet's mean and deviation."""
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""The mean and the standard deviation of ImageNet's channels in 0..1."""
+IMPUTES = ("none", "mean", "median", "most_frequent")
+"""Values for missing numbers: none (they are errors), or a statistic of the column's training samples."""
+STANDARD = SCALES[1]
 """The default scaling of your own table."""
 PARQUET = ".parquet"
 TABLES = (".csv", ".tsv", PARQUET)
@@ -123,10 +136,10 @@ class Reading:
     """Separator of your own .csv file: one character, or tab."""
     encoding: str = ENCODING
     """Encoding of your own .csv or .jsonl file, such as latin-1."""
-    scale: Annotated[str | None, OneOf("scale", bounds.SCALES)] = None
+    scale: Annotated[str | None, OneOf("scale", SCALES)] = None
     """Scaling of features, fitted on all clients' training samples: none, standard, minmax or robust. imagenet is for
     colour images. Default: standard for your own table, else none."""
-    impute: Annotated[str, OneOf("impute", bounds.IMPUTES)] = bounds.IMPUTES[0]
+    impute: Annotated[str, OneOf("impute", IMPUTES)] = IMPUTES[0]
     """Fill missing numbers with the training samples' mean, median or most_frequent. With none they are an error."""
     task: Annotated[str, OneOf("task", TASKS)] = CLASSIFICATION
     """Task of your own data: classification, regression, survival or multilabel."""
@@ -317,7 +330,7 @@ class Reading:
     @property
     def may_be_missing(self) -> bool:
         """Return whether features may be missing because they are filled."""
-        return self.impute != bounds.IMPUTES[0]
+        return self.impute != IMPUTES[0]
 
     def check_unasked(self, what: str, *keys: str) -> None:
         """Check that keys without meaning for some data have their defaults, such as names of columns for images.

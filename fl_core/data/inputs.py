@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from fl_core.bounds import read_as
 from fl_core.data import (
     arrays,
     column_table,
@@ -39,7 +38,7 @@ from fl_core.data.federated import FederatedData
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.registry import near_path
 from fl_core.data.sources import Source, check_texts, encode
-from fl_core.errors import UsageError, as_list, check_known, listing, warn
+from fl_core.errors import UsageError, as_list, check_known, listing, read_as, warn
 from fl_core.rows import CLASSIFICATION
 from fl_core.tokens import SPECIAL, TokenShape
 

@@ -12,11 +12,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fl_core.bounds import read_as
 from fl_core.data.arrays import Array
 from fl_core.data.cells import Cells, date_text, texts_of
 from fl_core.data.columns import DataFault
-from fl_core.errors import UsageError, listing, spelled
+from fl_core.errors import UsageError, listing, read_as, spelled
 
 MOST = 100
 """The maximum number of different words in a column."""
@@ -263,7 +262,7 @@ def fitted(
 
     Args:
         x: training samples [n, d] of all clients together. Missing values are NaN.
-        scale, impute: of :data:`fl_core.bounds.SCALES` and :data:`fl_core.bounds.IMPUTES`.
+        scale, impute: of :data:`fl_core.data.columns.SCALES` and :data:`IMPUTES`.
         columns: their names.
         categories: the words of each column. Columns of words are neither filled nor scaled.
 

@@ -124,7 +124,7 @@ def from_clients(
         name: of the data, in records.
         seed, splits: of the split of each client's samples, see :func:`fl_core.data.partitions.make`.
         scale, impute: how a table's columns are scaled and their missing numbers (NaN) filled. They are fitted on the
-            training samples of all clients, see :data:`fl_core.bounds.SCALES` and the next.
+            training samples of all clients, see :data:`fl_core.data.columns.SCALES` and the next.
         task: ``classification``, or ``regression`` if y are numbers to predict, without classes.
         groups: {client: group of each sample}, such as patients with several samples. Each is in one split.
 

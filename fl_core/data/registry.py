@@ -48,7 +48,7 @@ class Recipe:
         patience: evaluations without a better score after which a run stops; 0: never.
         lr, optimizer, optimizer_options: local optimiser. keep_optimizer: keep its state between rounds.
         loss, loss_options: training criterion.
-        scale: scaling of features, of :data:`fl_core.bounds.SCALES`.
+        scale: scaling of features, of :data:`fl_core.data.columns.SCALES`.
         mean, std: normalisation of images by channel after scaling to 0..1. Empty means none.
         note: source of the values.
     """

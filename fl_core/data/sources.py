@@ -16,11 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fl_core.bounds import IMAGENET, SCALES
 from fl_core.data import preprocessing
 from fl_core.data.arrays import Array, Integers, loses_digits
 from fl_core.data.column_table import ColumnTable
-from fl_core.data.columns import DataFault
+from fl_core.data.columns import IMAGENET, SCALES, DataFault
 from fl_core.data.preprocessing import Categories, Preprocessing
 from fl_core.errors import UsageError, listing, spelled, warn
 from fl_core.models.adapter import Layout, PackedShape

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fl_core import storage
-from fl_core.bounds import check_values
-from fl_core.errors import UsageError, check_options
+from fl_core.errors import UsageError, check_options, check_values
 from fl_core.model_contexts import in_mode, plain
 from fl_core.models.adapter import PackedShape, adapt, check_real
 from fl_core.registry import Registry, import_object, is_outside, parameters_of

@@ -15,8 +15,14 @@ from typing import Annotated, Any
 from torch import Tensor, nn
 
 from fl_core import tree
-from fl_core.bounds import BELOW_1, Count, Positive, read_options
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import (
+    BELOW_1,
+    Count,
+    Positive,
+    UsageError,
+    check_known,
+    read_options,
+)
 from fl_core.layers import Layer
 from fl_core.models.extended import head_path
 from fl_core.seeds import seed_of, torch_seeded

@@ -28,8 +28,16 @@ from typing import (
 )
 
 from fl_core import rows, storage
-from fl_core.bounds import COUNT, DIGEST, MapOf, check_stored
-from fl_core.errors import CorruptError, UsageError, damaged, listing
+from fl_core.errors import (
+    COUNT,
+    DIGEST,
+    CorruptError,
+    MapOf,
+    UsageError,
+    check_stored,
+    damaged,
+    listing,
+)
 from fl_core.storage import Folder, check_version, json_bytes, sha
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_core import tree
-from fl_core.bounds import at_least, check_value
-from fl_core.errors import NonFiniteError, UsageError
+from fl_core.errors import NonFiniteError, UsageError, at_least, check_value
 from fl_core.model_contexts import in_mode
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 from fl_core.training.losses import ClassWeighted, Loss

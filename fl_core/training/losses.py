@@ -15,15 +15,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fl_core.bounds import (
+from fl_core.errors import (
     ABOVE_0,
     Bound,
     Positive,
+    UsageError,
     at_least,
     check_fields,
+    check_known,
+    check_options,
     check_value,
+    listing,
 )
-from fl_core.errors import UsageError, check_known, check_options, listing
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 
 

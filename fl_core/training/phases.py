@@ -11,8 +11,8 @@ from typing import Annotated, Any, Protocol
 import torch
 from torch import Tensor
 
-from fl_core.bounds import ABOVE_0, check_fields
 from fl_core.config import TrainingConfig
+from fl_core.errors import ABOVE_0, check_fields
 from fl_core.training.losses import Loss
 from fl_core.tree import Tree, copy_to_cpu
 

@@ -65,7 +65,7 @@ def _imports(body, within):
 ROOMS = {
     "fl_core": (
         "display errors seeds tokens",
-        "bounds model_contexts progress registry tree",
+        "progress registry tree",
         "layers statistics storage",
         "data models rows stopping",
         "config plan",

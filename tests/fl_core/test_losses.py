@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from sklearn.utils.class_weight import compute_class_weight
 
-from fl_core import bounds
+from fl_core import config
 from fl_core.errors import UsageError
 from fl_core.rows import CLASSIFICATION
 from fl_core.training import losses
@@ -175,7 +175,7 @@ def test_every_loss_is_tested():
     }
     # those two have tests in test_survival_and_labels
     assert (
-        tested | {"cox", "multilabel_bce"} == set(losses.LOSSES) == set(bounds.LOSSES)
+        tested | {"cox", "multilabel_bce"} == set(losses.LOSSES) == set(config.LOSSES)
     )
 
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from fl_core.bounds import IMAGENET
 from fl_core.data import arrays, targets
-from fl_core.data.columns import located
+from fl_core.data.columns import IMAGENET, located
 from fl_core.data.files import read_npz
 from fl_core.data.registry import Location, dataset, find_file, find_root
 from fl_core.data.sources import Source

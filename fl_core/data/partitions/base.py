@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 import numpy as np
 
 from fl_core import seeds
-from fl_core.bounds import Bound, check_value
 from fl_core.data import spelling
 from fl_core.data.arrays import Integers
 from fl_core.data.registry import SHARES
-from fl_core.errors import UsageError, listing, spelled
+from fl_core.errors import Bound, UsageError, check_value, listing, spelled
 from fl_core.registry import Registry
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 import numpy as np
 
 from fl_core import seeds
-from fl_core.bounds import ABOVE_0, Bound, check_value
 from fl_core.data.arrays import Integers
 from fl_core.data.partitions.base import (
     PARTITIONS,
@@ -21,7 +20,7 @@ from fl_core.data.partitions.base import (
     follow,
     partition,
 )
-from fl_core.errors import UsageError, listing
+from fl_core.errors import ABOVE_0, Bound, UsageError, check_value, listing
 
 if TYPE_CHECKING:
     from fl_core.data.sources import Source

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_core import seeds
-from fl_core.bounds import ABOVE_0, SHARE, Bound, check_value
 from fl_core.data.arrays import Integers
 from fl_core.data.partitions.base import (
     WHOLE,
@@ -21,7 +20,7 @@ from fl_core.data.partitions.base import (
     partition,
 )
 from fl_core.data.partitions.general import class_holders
-from fl_core.errors import UsageError
+from fl_core.errors import ABOVE_0, SHARE, Bound, UsageError, check_value
 
 if TYPE_CHECKING:
     from fl_core.data.sources import Source

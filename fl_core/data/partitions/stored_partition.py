@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fl_core.bounds import COUNT, validate
 from fl_core.data.arrays import Integers
 from fl_core.data.partitions.base import (
     PARTITIONS,
@@ -20,7 +19,7 @@ from fl_core.data.partitions.base import (
     check_shares,
 )
 from fl_core.data.sources import Source
-from fl_core.errors import UsageError, listing
+from fl_core.errors import COUNT, UsageError, listing, validate
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 from fl_core.storage import parsed_json
 from fl_core.tree import Tree
