@@ -28,11 +28,11 @@ from fl_core.errors import (
     check_type,
 )
 from fl_core.layers import Layer, layers_of
-from fl_core.model_contexts import preserve_state
 from fl_core.models.adapter import IGNORED
 from fl_core.plan import LayerPlan
 from fl_core.progress import progress_bar
 from fl_core.rows import Row, row
+from fl_core.tree import preserve_state
 
 from .gradients import one_pass
 from .inputs import client_models, fit_outputs

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from fl_core.errors import OneOf, check_known, warn
 from fl_core.layers import Layer
-from fl_core.model_contexts import set_mode
 from fl_core.rows import Row
 from fl_core.seeds import seed_of, torch_seeded
+from fl_core.tree import set_mode
 
 from .curvature.exact import CHECKED, check_formulas
 from .curvature.model import (

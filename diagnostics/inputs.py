@@ -23,7 +23,6 @@ from fl_core.errors import (
     check_value,
     listing,
 )
-from fl_core.model_contexts import first_tensor, plain, set_mode
 from fl_core.models.adapter import (
     IGNORED,
     Adapter,
@@ -39,6 +38,7 @@ from fl_core.models.adapter import (
 )
 from fl_core.seeds import numpy_generator, seed_of, torch_seeded
 from fl_core.training.losses import Loss
+from fl_core.tree import first_tensor, plain, set_mode
 
 from .measurement import (
     Batch,

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_core.errors import UsageError, listing, warn
-from fl_core.model_contexts import plain
+from fl_core.tree import plain
 
 from .measurement import one_line
 

@@ -83,7 +83,6 @@ if TYPE_CHECKING:
         predict as predict,
     )
     from fl_core.layers import Layer as Layer, layers_of as layers_of
-    from fl_core.model_contexts import set_mode as set_mode
     from fl_core.models.building import model as model
     from fl_core.plan import LayerPlan as LayerPlan
     from fl_core.recorder import LoggedRun as LoggedRun, Logger as Logger
@@ -93,5 +92,6 @@ if TYPE_CHECKING:
     from fl_core.runner import train_first_round as train_first_round
     from fl_core.task import assemble as assemble
     from fl_core.training.phases import Context as Context, Phase as Phase
+    from fl_core.tree import set_mode as set_mode
 
 __getattr__, __dir__, __all__ = attach(__name__, __file__, checked)

@@ -24,13 +24,12 @@ from fl_core.algorithms.base import (
 from fl_core.data import FederatedData, Split
 from fl_core.errors import NonFiniteError, check_known
 from fl_core.layers import Layer
-from fl_core.model_contexts import in_mode
 from fl_core.training import evaluate
 from fl_core.training.loop import train
 from fl_core.training.losses import Loss
 from fl_core.training.phases import Context, Observer, Phase, Training, batch_slices
 from fl_core.training.workspace import Workspace
-from fl_core.tree import Tree, copy_to_cpu, one_thread
+from fl_core.tree import Tree, copy_to_cpu, in_mode, one_thread
 
 LOCAL = "local"  # the name of the model after local training
 TUNED = "personal"  # the name of a fine-tuned model

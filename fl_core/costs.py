@@ -24,12 +24,12 @@ from fl_core import models, tree
 from fl_core.algorithms.base import Algorithm, Round
 from fl_core.errors import UsageError, at_least, check_known, check_value, listing, warn
 from fl_core.layers import Layer
-from fl_core.model_contexts import first_tensor, preserve_state, set_mode
 from fl_core.plan import LayerPlan
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.task import Task
 from fl_core.training.phases import batch_slices
 from fl_core.training.workspace import Workspace
+from fl_core.tree import first_tensor, preserve_state, set_mode
 
 
 def _vectors(a: Tensor, b: Tensor, **_: Any) -> int:

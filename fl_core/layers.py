@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from fl_core import tree
 from fl_core.errors import WAYS, UsageError, as_list, check_known
-from fl_core.model_contexts import plain, set_mode
 from fl_core.seeds import torch_seeded
+from fl_core.tree import plain, set_mode
 
 _NORMS = (
     nn.modules.batchnorm._NormBase,

@@ -28,9 +28,9 @@ from torch.overrides import TorchFunctionMode
 from fl_core.costs import nodes
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
-from fl_core.model_contexts import Hook, with_hooks
 from fl_core.seeds import seed_of
 from fl_core.training.losses import Loss
+from fl_core.tree import Hook, with_hooks
 
 from ..measurement import call_with, check_outputs
 

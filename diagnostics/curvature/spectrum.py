@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 from fl_core.errors import ABOVE_0, at_least, check_value
 from fl_core.layers import Layer
-from fl_core.model_contexts import set_mode
 from fl_core.seeds import numpy_generator, torch_generator
 from fl_core.training.losses import Loss
+from fl_core.tree import set_mode
 
 from ..measurement import Batch, Data, batches
 from .exact import verdicts

@@ -44,9 +44,9 @@ from torch import Tensor, nn
 
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
-from fl_core.model_contexts import set_mode
 from fl_core.seeds import seed_of, torch_generator
 from fl_core.training.losses import Loss
+from fl_core.tree import set_mode
 
 from ..measurement import Data, batches, call_with, full_batch
 from .exact import CHECKED, Verdict, decide, exact_traces

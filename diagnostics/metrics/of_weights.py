@@ -16,9 +16,9 @@ from fl_core import tree
 from fl_core.costs import WORK, step_work
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
-from fl_core.model_contexts import set_mode
 from fl_core.rows import Row, row
 from fl_core.seeds import seed_of, torch_seeded
+from fl_core.tree import set_mode
 
 from ..gradients import cosine, entries
 from ..measurement import (

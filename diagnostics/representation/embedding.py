@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from fl_core.errors import ABOVE_0, UsageError, at_least, check_known, check_value
 from fl_core.layers import Layer, layers_of
-from fl_core.model_contexts import set_mode
 from fl_core.seeds import seed_of, torch_seeded
+from fl_core.tree import set_mode
 
 from ..measurement import Data, example
 from .features import Array, NoValue, collect, constant

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.model_contexts import first_tensor, set_mode
 from fl_core.seeds import numpy_generator, seed_of, torch_seeded
 from fl_core.training.workspace import takes_channels_last
+from fl_core.tree import first_tensor, set_mode
 
 from ..measurement import (
     Batch,

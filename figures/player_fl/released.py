@@ -51,9 +51,9 @@ from diagnostics.representation.similarity import (
 from diagnostics.sensitivity import Sensitivity, SensitivityAccumulator
 from figures.player_fl.shifts import least_angle, unit_maps
 from fl_core.layers import Layer
-from fl_core.model_contexts import Hook, set_mode, with_hooks
 from fl_core.rows import Row, row
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
+from fl_core.tree import Hook, set_mode, with_hooks
 
 FIGURE_BATCH = 64
 """Samples of the one batch behind the published figures."""

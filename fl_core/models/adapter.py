@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_core.errors import UsageError
-from fl_core.model_contexts import first_tensor
+from fl_core.tree import first_tensor
 
 LABELS = "labels"
 """The key of the labels in a batch dict, as Hugging Face's loaders give it."""

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from fl_core import tree
 from fl_core.errors import UsageError, listing
-from fl_core.model_contexts import Hook, in_mode, with_hooks
 from fl_core.models.extended import head_path
 from fl_core.seeds import seed_of, torch_seeded
+from fl_core.tree import Hook, in_mode, with_hooks
 
 
 class Optional(nn.Module):

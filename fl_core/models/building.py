@@ -13,12 +13,12 @@ from torch.nn.parameter import is_lazy
 
 from fl_core import storage
 from fl_core.errors import UsageError, check_options, check_values
-from fl_core.model_contexts import in_mode, plain
 from fl_core.models.adapter import PackedShape, adapt, check_real
 from fl_core.registry import Registry, import_object, is_outside, parameters_of
 from fl_core.rows import CLASSIFICATION, MULTILABEL
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
 from fl_core.tokens import START, TokenShape
+from fl_core.tree import in_mode, plain
 
 Builder = Callable[..., nn.Module]
 Function = TypeVar("Function", bound=Builder)

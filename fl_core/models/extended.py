@@ -13,8 +13,7 @@ from torch.func import functional_call
 from torch.nn.functional import normalize
 
 from fl_core.errors import UsageError
-from fl_core.model_contexts import Hook, in_mode, with_hooks
-from fl_core.tree import Tree
+from fl_core.tree import Hook, Tree, in_mode, with_hooks
 
 PROMPTS = ("prompts", "contrast_prompts")
 CONTRAST_WIDTH = 128

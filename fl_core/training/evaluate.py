@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from fl_core import tree
 from fl_core.errors import NonFiniteError, UsageError, at_least, check_value
-from fl_core.model_contexts import in_mode
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 from fl_core.training.losses import ClassWeighted, Loss
+from fl_core.tree import in_mode
 
 if TYPE_CHECKING:
     from fl_core.task import Task

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from fl_core import tree
 from fl_core.errors import UsageError, listing
-from fl_core.model_contexts import in_mode
 from fl_core.models import blocks
 from fl_core.models.building import batch_norms, tensors_of
 from fl_core.models.extended import head_path
-from fl_core.tree import Tree
+from fl_core.tree import Tree, in_mode
 
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
 
