@@ -18,8 +18,7 @@ from benchmarks.scale import memory, peak_from_now
 from benchmarks.sides import Job
 from fedlayers.studies.choose import choose
 from fl_core import runner, tree
-from fl_core.client_runner import OPTIMIZER_TREE
-from fl_core.clients import LocalClients
+from fl_core.clients import OPTIMIZER_TREE, LocalClients
 from fl_core.config import RunConfig
 from fl_core.engine import Engine
 from fl_core.errors import UsageError

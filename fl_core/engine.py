@@ -21,8 +21,13 @@ from fl_core.algorithms.base import (
     freeze,
 )
 from fl_core.algorithms.fedper import MEASURED, PLayerFL
-from fl_core.client_runner import SCORED, FinetuneRequest, ScoreRequest, TrainRequest
-from fl_core.clients import LocalClients
+from fl_core.clients import (
+    SCORED,
+    FinetuneRequest,
+    LocalClients,
+    ScoreRequest,
+    TrainRequest,
+)
 from fl_core.data import FederatedData
 from fl_core.errors import NonFiniteError, UsageError, warn
 from fl_core.layers import Layer, tensor_in_layer

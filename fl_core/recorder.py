@@ -14,7 +14,7 @@ import pandas as pd
 
 from fl_core import rows, storage
 from fl_core.algorithms.base import Message, Observation, Round
-from fl_core.client_runner import ClientReply
+from fl_core.clients import ClientReply
 from fl_core.data import FederatedData
 from fl_core.errors import NUMBER, UsageError, as_list, damaged, validate
 from fl_core.records.store import Checkpoint

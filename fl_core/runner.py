@@ -15,8 +15,8 @@ from torch import nn
 
 from fl_core import restore, storage, tree
 from fl_core.algorithms.fedper import MEASURED, Scout
-from fl_core.client_runner import ClientRunner
-from fl_core.clients import Executor, LocalClients, MakesExecutor, Serial, executor
+from fl_core.batched import BatchedClients
+from fl_core.clients import ClientRunner, Executor, LocalClients, MakesExecutor, Serial
 from fl_core.config import AUTO, RunConfig
 from fl_core.costs import training_flops
 from fl_core.data import FederatedData
@@ -44,7 +44,7 @@ from fl_core.stopping import (
 )
 from fl_core.task import Task, assemble
 from fl_core.training.losses import guessing_loss
-from fl_core.workers import check_main
+from fl_core.workers import Workers, check_main
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 """Where clients may train; a number may follow, as in ``cuda:1``."""
@@ -52,6 +52,15 @@ DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 MakesClients = Callable[[Task, str, ClientRunner, Executor], LocalClients]
 MakesInstruments = Callable[[], Instruments]
+
+
+def executor(
+    client_runner: ClientRunner, workers: int, stack: bool = False
+) -> Executor:
+    """Choose the executor: stacked clients if asked for, else this process (0 or 1 workers) or worker processes."""
+    if stack:
+        return BatchedClients(client_runner)
+    return Serial(client_runner) if workers < 2 else Workers(client_runner, workers)
 
 
 def local_clients(

@@ -21,7 +21,7 @@ from fl_core.rows import SCORES, label_of
 
 if TYPE_CHECKING:
     from fl_core.algorithms.base import Message, Round, State
-    from fl_core.client_runner import ClientReply
+    from fl_core.clients import ClientReply
     from fl_core.engine import Engine
     from fl_core.recorder import Recorder
     from fl_core.records.store import Run

@@ -21,7 +21,7 @@ from fl_core.algorithms.base import (
     registry,
 )
 from fl_core.batched import stacks
-from fl_core.client_runner import ClientRunner
+from fl_core.clients import ClientRunner
 from fl_core.config import (
     AUTO,
     Mark,

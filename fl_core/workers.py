@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fl_core.algorithms.base import Algorithm
-from fl_core.client_runner import ClientReply, ClientRequest, ClientRunner
+from fl_core.clients import ClientReply, ClientRequest, ClientRunner
 from fl_core.errors import RunError, UsageError, WorkerError
 from fl_core.progress import delay_signals, end_with_parent
 

@@ -14,8 +14,7 @@ from fedlayers.backends.cluster import connect, reachable
 from fedlayers.backends.local import RAY, check_backend
 from fl_core import __version__
 from fl_core.algorithms.base import Algorithm
-from fl_core.client_runner import ClientReply, ClientRequest, ClientRunner
-from fl_core.clients import MakesExecutor
+from fl_core.clients import ClientReply, ClientRequest, ClientRunner, MakesExecutor
 from fl_core.errors import RunError, UsageError, WorkerError, warn
 from fl_core.workers import answer_of, in_order
 

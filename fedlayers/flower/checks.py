@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedlayers.flower.federation import checked
 from fl_core import tree
 from fl_core.algorithms.base import Message, Observation, State
-from fl_core.client_runner import (
+from fl_core.clients import (
     LOCAL,
     SCORED,
     TUNED,

@@ -17,14 +17,14 @@ from fedlayers.flower.site import Site, States
 from fedlayers.runs import default_instruments
 from fl_core import rows, storage, tree
 from fl_core.algorithms.base import Algorithm, Message, Round, State, find
-from fl_core.client_runner import (
+from fl_core.clients import (
     ClientReply,
     ClientRequest,
     FinetuneRequest,
     ScoreRequest,
     TrainRequest,
+    received_bytes,
 )
-from fl_core.clients import received_bytes
 from fl_core.config import RunConfig
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import UsageError

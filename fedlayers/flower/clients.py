@@ -25,14 +25,14 @@ from fedlayers.flower.federation import (
 from fedlayers.flower.packets import Packet, packet_of, raise_error
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Round, State, find
-from fl_core.client_runner import (
+from fl_core.clients import (
     ClientReply,
     ClientRequest,
     FinetuneRequest,
+    LocalClients,
     ScoreRequest,
     TrainRequest,
 )
-from fl_core.clients import LocalClients
 from fl_core.config import AUTO
 from fl_core.errors import RunError, UsageError, about, as_list, listing, warn
 from fl_core.task import Task

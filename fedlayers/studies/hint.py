@@ -39,7 +39,7 @@ from fedlayers.studies.race import (
 from fl_core import recorder, runner, tree
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import Round
-from fl_core.client_runner import TrainRequest
+from fl_core.clients import TrainRequest
 from fl_core.config import Own, RunConfig, with_own
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, plural

@@ -17,7 +17,7 @@ from fedlayers.flower.clients import Sites
 from fedlayers.flower.federation import federated
 from fedlayers.flower.site import States
 from fl_core.algorithms.base import Round, State
-from fl_core.client_runner import TrainRequest
+from fl_core.clients import TrainRequest
 from fl_core.engine import Engine
 from fl_core.errors import CorruptError, UsageError
 from fl_core.stopping import Schedule

@@ -13,7 +13,7 @@ from fedlayers.studies.arms import DEFAULT, arms_of
 from fedlayers.studies.choose import choose
 from fedlayers.studies.harmless import Bench
 from fl_core import runner
-from fl_core.client_runner import ClientRunner
+from fl_core.clients import ClientRunner
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError
 from fl_core.layers import Layer

@@ -8,7 +8,7 @@ import torch
 from fl_core import models, runner, tree
 from fl_core.algorithms import Round, TaskInfo, find, registry
 from fl_core.algorithms.base import Message
-from fl_core.client_runner import Part
+from fl_core.clients import Part
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import Evidence, LayerPlan, shift_plan

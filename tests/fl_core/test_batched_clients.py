@@ -10,13 +10,14 @@ from fl_core import batched, models, runner, tree
 from fl_core.algorithms import Message, Round, State
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.batched import BatchedClients, stacks
-from fl_core.client_runner import (
+from fl_core.clients import (
     ClientRunner,
+    Serial,
     TrainRequest,
 )
-from fl_core.clients import Serial, executor
 from fl_core.data import ClientData, Split
 from fl_core.errors import NonFiniteError
+from fl_core.runner import executor
 from fl_core.training.phases import Training
 from tests.conftest import CONFIG, TOY, client_runner_of, network
 

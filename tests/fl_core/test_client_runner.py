@@ -5,7 +5,7 @@ import torch
 
 from fl_core import runner, tree
 from fl_core.algorithms import Message, Round, State
-from fl_core.client_runner import (
+from fl_core.clients import (
     OPTIMIZER_TREE,
     TUNED,
     FinetuneRequest,

@@ -15,7 +15,7 @@ import torch
 from fl_core import runner, tree
 from fl_core.algorithms import Message, Round, State, base, registry
 from fl_core.algorithms.averaging import FedAvg
-from fl_core.client_runner import (
+from fl_core.clients import (
     ClientReply,
     ScoreRequest,
     TrainRequest,

@@ -8,7 +8,7 @@ import torch
 from fl_core import runner, tree
 from fl_core.algorithms import Round
 from fl_core.algorithms.fedpft import ContrastiveBatch, FedPFT
-from fl_core.client_runner import Part, TrainRequest
+from fl_core.clients import Part, TrainRequest
 from fl_core.data.augment import MoCoViews
 from tests.conftest import CONFIG, TOY, client_runner_of, network
 

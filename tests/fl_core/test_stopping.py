@@ -10,7 +10,7 @@ from hypothesis import example, given, strategies as st
 
 from fl_core import exported_model, runner, tree
 from fl_core.algorithms.base import Round
-from fl_core.client_runner import ClientReply
+from fl_core.clients import ClientReply
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
 from fl_core.recorder import Recorder
