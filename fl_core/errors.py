@@ -74,6 +74,18 @@ class BusyError(RunError):
     """A run directory to which another process is writing."""
 
 
+UNGUARDED = 93
+"""Exit code of a process whose script trains while the process imports it."""
+
+
+def end_unguarded() -> None:
+    """End a process that imports the user's script if that trains meanwhile. The first process reports it."""
+    import multiprocessing  # with sockets, which messages alone do without
+
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        sys.exit(UNGUARDED)
+
+
 def warn(text: str) -> None:
     """Warn at the line that called this project, not at a line within it.
 

@@ -21,7 +21,15 @@ from fl_core.config import AUTO, RunConfig
 from fl_core.costs import training_flops
 from fl_core.data import FederatedData
 from fl_core.engine import Engine, Instruments, PlanSelection
-from fl_core.errors import RunError, UsageError, as_list, check_known, listing, warn
+from fl_core.errors import (
+    RunError,
+    UsageError,
+    as_list,
+    check_known,
+    end_unguarded,
+    listing,
+    warn,
+)
 from fl_core.plan import LayerPlan
 from fl_core.progress import progress_bar
 from fl_core.recorder import (
@@ -44,7 +52,7 @@ from fl_core.stopping import (
 )
 from fl_core.task import Task, assemble
 from fl_core.training.losses import guessing_loss
-from fl_core.workers import Workers, check_main
+from fl_core.workers import Workers
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 """Where clients may train; a number may follow, as in ``cuda:1``."""
@@ -132,7 +140,7 @@ def run(
         UsageError: before anything is written.
         NonFiniteError, RunError: during the run. The directory keeps its last checkpoint.
     """
-    check_main()
+    end_unguarded()
     task = assemble(
         config, data=data, loaded=loaded, model=model, plan=plan, start=initial
     )

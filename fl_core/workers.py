@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fl_core.algorithms.base import Algorithm
 from fl_core.clients import ClientReply, ClientRequest, ClientRunner
-from fl_core.errors import RunError, UsageError, WorkerError
+from fl_core.errors import UNGUARDED, RunError, UsageError, WorkerError, end_unguarded
 from fl_core.progress import delay_signals, end_with_parent
 
 Worker = TypeVar("Worker")
@@ -36,8 +36,6 @@ LOST = (ConnectionError, EOFError, pickle.UnpicklingError)
 """Errors of a stream whose other end has ended, perhaps within a message."""
 BUFFER = 1 << 16
 """Bytes of a message that are gathered before they are moved."""
-UNGUARDED = 93
-"""Exit code of a process whose script trains while the process imports it."""
 AHEAD = 4  # requests that may begin before the first reply is yielded, for each worker
 ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
@@ -66,7 +64,10 @@ class Child:
         settings: Mapping[str, str],
         last: Sent | None = None,
     ) -> None:
-        check_main()
+        end_unguarded()
+        main = sys.modules["__main__"]
+        if getattr(main, "__file__", "") == "<stdin>":
+            del main.__file__  # the process could not read it
         resource_tracker.ensure_running()  # or the first process would start it, and let interrupts through
         self.link, theirs = socket.socketpair()
         context = multiprocessing.get_context("spawn")
@@ -188,15 +189,6 @@ class Workers:
     def _answer(self, worker: Child, child: Child) -> Any:
         with self._living(child):
             return child.receive()
-
-
-def check_main() -> None:
-    """Prepare for worker processes, which import the user's script, and end one whose script trains meanwhile."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        sys.exit(UNGUARDED)
-    main = sys.modules["__main__"]
-    if getattr(main, "__file__", "") == "<stdin>":
-        del main.__file__  # no process could read it
 
 
 def ended(child: Child, what: str) -> Exception:

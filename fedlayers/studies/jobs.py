@@ -45,6 +45,7 @@ from fl_core.errors import (
     DivergedError,
     UsageError,
     as_list,
+    end_unguarded,
     listing,
     plural,
 )
@@ -56,7 +57,7 @@ from fl_core.storage import Folder, check_folder, check_no_links
 from fl_core.task import Task
 from fl_core.training.losses import LOSSES
 from fl_core.tree import Tree
-from fl_core.workers import check_main, check_sendable
+from fl_core.workers import check_sendable
 
 Tell = Callable[[str], None]
 PROGRESS_LINES = 4
@@ -374,7 +375,7 @@ def open_backend(
     Raises:
         UsageError: an unknown name, a package that is not installed, or workers as well.
     """
-    check_main()
+    end_unguarded()
     if parallel and workers > 1 and not backend:
         backend, workers = f"local:{workers}", 0
     found: AbstractContextManager[Backend]
