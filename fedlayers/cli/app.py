@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -172,30 +171,10 @@ def parse_command(words: Sequence[str]) -> Command:
     Raises:
         UsageError: an unknown command, or flags that do not parse.
     """
-    name, *words = words
-    kind = command_class(name)
-    import io
-    from contextlib import redirect_stderr
+    from fedlayers.cli.options import parse
 
-    from fedlayers.cli.options import ConfiguredCommand, parse, read_config
-
-    configured, usual = issubclass(kind, ConfiguredCommand), False
-    if not {"-h", "--help", "--help-all"}.isdisjoint(words):
-        usual = configured and "--help-all" not in words
-        words = ["--help"]
-    said = io.StringIO()
-    try:
-        with redirect_stderr(said):
-            command = parse(kind, words, name, {}, usual)
-            if isinstance(command, ConfiguredCommand) and command.config:
-                defaults = read_config(command.config, name, command.readable())
-                command = parse(kind, words, name, defaults)
-            return command
-    except SystemExit as ended:
-        if ended.code == 2:
-            helps = "--help-all" if configured else "--help"
-            raise UsageError(one_line(said.getvalue(), name, helps)) from None
-        raise
+    name, *flags = words
+    return parse(command_class(name), name, flags)
 
 
 class _Printable:
@@ -238,52 +217,3 @@ def _leave(code: int, *lines: str) -> NoReturn:
 
 if __name__ == "__main__":
     main()
-
-
-_RULE = r"(?m)^[─-]+$"
-_WORDS = (
-    (r"Unrecognized options: (.*)", r"unrecognized: \1"),
-    (r"Error parsing (\S+): (.*)", r"\1 \2"),
-    (r"Missing value for argument '(\S+)'\..*", r"\1 must have a value; got none"),
-    (r"Missing from fedlayers ([\w ]+): (\S+) .*", r"\1 must have \2; got none"),
-)
-
-
-def one_line(box: str, command: str, helps: str = "--help") -> str:
-    """Return the parser's message without its frame and its help. A message of another form keeps all its words.
-
-    Args:
-        helps: the flag that shows all options of the command.
-
-    >>> print(one_line('''
-    ... ╭─ Unrecognized options ──────────────────────╮
-    ... │ Unrecognized options: --rond                │
-    ... │ ─────────────────────────────────────────── │
-    ... │ Perhaps you meant:                          │
-    ... │     --rounds INT                            │
-    ... ╰─────────────────────────────────────────────╯''', "run"))
-    unrecognized: --rond. Did you mean --rounds? fedlayers run --help shows all options.
-    """
-    rows = [
-        row.strip("│").strip()
-        for row in box.strip().splitlines()
-        if row[:1] not in ("╭", "╰")
-    ]
-    sections = [part.strip() for part in re.split(_RULE, "\n".join(rows))]
-    if (
-        "╭" not in box and len(sections) > 1
-    ):  # without a frame, where output is ASCII, the title is a part by itself
-        sections.pop(0)
-    wrong = " ".join(sections[0].split("\n\n")[0].split())
-    for said, ours in _WORDS:
-        if re.fullmatch(said, wrong):
-            wrong = re.sub(said, ours, wrong)
-            break
-    near = [
-        flag
-        for part in sections[1:]
-        if part.startswith("Perhaps")
-        for flag in re.findall(r"(?m)^--[\w-]+", part)
-    ]
-    meant = f"Did you mean {' or '.join(dict.fromkeys(near))}? " if near else ""
-    return f"{wrong}. {meant}fedlayers {command} {helps} shows all options."

@@ -24,7 +24,7 @@ class Check(Command):
         fedlayers check patients.csv --label-column died
     """
 
-    data: str
+    data: str = ""
     """Your table, a folder with tables, or one table for each client."""
     keys: RunConfig
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import io
 import json
 import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from functools import cache
+from collections.abc import Collection, Sequence
+from contextlib import redirect_stderr
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
-from types import NoneType, UnionType
+from types import UnionType
 from typing import (
     Annotated,
     Any,
@@ -25,7 +27,15 @@ from typing import (
 
 from fl_core.config import GROUPS, KEYS, RunConfig
 from fl_core.data.columns import BETWEEN
-from fl_core.errors import UsageError, about, check_known, check_type, listing, warn
+from fl_core.errors import (
+    UsageError,
+    about,
+    as_list,
+    check_known,
+    check_type,
+    listing,
+    warn,
+)
 from fl_core.storage import check_folder, read_toml
 
 USUAL = (
@@ -109,12 +119,6 @@ class ConfiguredCommand(Command):
         catalogue.check_deciding(config.federation.rule)
         return config
 
-    @classmethod
-    def readable(cls) -> set[str]:
-        """Return the keys of the configuration that a file may give to the command."""
-        own = {field.name for field in dataclasses.fields(cls)}
-        return {key for key in KEYS if key not in cls.without or key in own}
-
     def printed(self) -> str | None:
         """Return the configuration as TOML if it was asked for: the keys that differ from their defaults, or none."""
         if not self.print_config:
@@ -125,17 +129,17 @@ class ConfiguredCommand(Command):
         groups: dict[str, dict[str, Any]] = {}
         for name, key in KEYS.items():
             value = config.value(name)
-            if name in self.readable() and value != key.default:
+            if value != key.default:
                 groups.setdefault(key.group, {})[name] = value
         return tomli_w.dumps(groups)
 
 
-def read_config(file: Path, command: str, keys: Collection[str]) -> dict[str, Any]:
+def read_config(file: Path, command: str, foreign: Collection[str]) -> dict[str, Any]:
     """Return the values of a configuration's file, by the fields and keys that they are the defaults of.
 
     Args:
         command: the name of the command.
-        keys: those that it has flags for.
+        foreign: the keys that it has no flags for.
 
     Raises:
         UsageError: the file is missing, no TOML, or has an unknown group or key, a wrong value, or a key that the
@@ -152,7 +156,7 @@ def read_config(file: Path, command: str, keys: Collection[str]) -> dict[str, An
         values |= given
     with about(str(file)):
         RunConfig(**values)
-    if other := [key for key in values if key not in keys]:
+    if other := [key for key in values if key in foreign]:
         raise UsageError(
             f"keys of {file} must be options of fedlayers {command}; got {listing(other)}. Remove them from the file."
         )
@@ -164,131 +168,149 @@ def read_config(file: Path, command: str, keys: Collection[str]) -> dict[str, An
 
 # --- flags -----------------------------------------------------------------------------------------------------
 
+SEVERAL: dict[Any, str] = {
+    **dict.fromkeys(("dataset", "data"), "NAME or FILE [FILE ...]"),
+    **dict.fromkeys((tuple, list), "NAME [NAME ...]"),
+    bool: "[BOOL]",
+}
+"""Flags with none, one or several words after them, by their name or type, each with how help shows the words."""
+KINDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+}
+SWITCH = {"": True, "True": True, "False": False}
+"""A switch means yes alone, and yes or no by the word after it."""
 
-def parse(
-    command: type[Command],
-    words: Sequence[str],
-    name: str,
-    defaults: Mapping[str, Any],
-    usual: bool = False,
-) -> Command:
+
+def parse(command: type[Command], name: str, words: Sequence[str]) -> Command:
     """Return the command with its flags parsed. Help ends the program.
 
     Args:
-        defaults: values of fields and keys in place of their own defaults.
-        usual: show only the usual flags of the configuration.
+        name: of the command, for messages.
+
+    Raises:
+        UsageError: an unknown flag, one without a value, or a value of another type.
     """
     import tyro
 
-    helps = "--help" in words
-    own = [name for kind in command.__mro__ for name in inspect.get_annotations(kind)]
-    fields = _flags(command, dict.fromkeys(own), defaults, helps)
+    helps = {"-h", "--help", "--help-all"}.intersection(words)
+    own = {field.name for field in dataclasses.fields(command)}
     groups = GROUPS if "keys" in own else {}
+    hidden = {*command.without, *OPTIONS}
+    if helps and "--help-all" not in helps:
+        hidden |= KEYS.keys() - {*USUAL}
+    fields = _flags(command, {"keys"}, bool(helps))
     for group, kind in groups.items():
-        hidden = {*command.without, *OPTIONS}
-        names = [
-            name for name in KEYS if name not in hidden and (name in USUAL or not usual)
-        ]
-        flags = _flags(kind, names, defaults, helps)
+        flags = _flags(kind, hidden, bool(helps))
         made: Any = dataclasses.make_dataclass(group, flags, kw_only=True)
         text = tyro.conf.arg(name=group, help=inspect.getdoc(kind) if flags else "")
         fields.append(
             (f"{group}_keys", Annotated[made, tyro.conf.OmitArgPrefixes, text])
         )
-    form = dataclasses.make_dataclass(command.__name__, fields, kw_only=True)
-    markers = (tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff)
-    parsed: Any = tyro.cli(
-        form,
-        prog=f"fedlayers {name}",
-        description=inspect.getdoc(command),
-        args=words,
-        config=markers,
-    )
-    values: dict[str, Any] = dict(vars(parsed))
-    keys: dict[str, Any] = {}
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            parsed: Any = tyro.cli(
+                dataclasses.make_dataclass(command.__name__, fields, kw_only=True),
+                prog=f"fedlayers {name}",
+                description=inspect.getdoc(command),
+                args=["--help"] if helps else words,
+            )
+    except SystemExit as ended:
+        if ended.code:
+            raise UsageError(one_line(said.getvalue())) from None
+        raise
+    given: dict[str, Any] = vars(parsed)
     for group in groups:
-        keys |= vars(values.pop(f"{group}_keys"))
+        given |= vars(given.pop(f"{group}_keys"))
+    values = {key: value for key, value in given.items() if value not in (None, [])}
+    if "config" in values:
+        foreign = {*command.without} - own
+        values = read_config(values["config"], name, foreign) | values
     if groups:
+        keys = {key: values.pop(key) for key in values.keys() - own}
         values["keys"] = RunConfig(**keys)
     return command(**values)
 
 
-def _flags(
-    kind: type, names: Collection[str], defaults: Mapping[str, Any], helps: bool
-) -> list[Any]:
-    """Return fields of a dataclass as tyro reads them, with their docstrings as help.
+def one_line(box: str) -> str:
+    """Return the parser's message without its frame.
+
+    >>> print(one_line('''
+    ... ╭─ Unrecognized options ──────────────────────╮
+    ... │ Unrecognized options: --rond                │
+    ... │ ─────────────────────────────────────────── │
+    ... │ Perhaps you meant:                          │
+    ... │     --rounds INT                            │
+    ... ╰─────────────────────────────────────────────╯'''))
+    Unrecognized options: --rond. Perhaps you meant: --rounds INT
+    """
+    rows = [row.strip(" │") for row in box.splitlines() if row[:1] not in ("╭", "╰")]
+    text = " ".join(" ".join(rows).split()).replace("Error parsing ", "")
+    return re.sub(r"[ .:]*(─+|-{3,})", ".", text)
+
+
+def _flags(kind: type, hidden: Collection[str], helps: bool) -> list[Any]:
+    """Return fields of a dataclass as tyro reads them. A flag that is not given is None, or an empty list of options.
 
     Args:
-        defaults: values in place of the fields' own defaults.
-        helps: whether help is asked for, where tyro would check a tuple by a slow import.
+        hidden: fields without a flag.
+        helps: whether help is asked for, which shows the fields' docstrings.
     """
     from tyro import conf
+    from tyro.constructors import PrimitiveConstructorSpec
 
-    known = {field.name: field.default for field in dataclasses.fields(kind)}
-    hints, texts, flags = get_type_hints(kind), descriptions(kind), []
-    for name in [name for name in names if name in known and name != "keys"]:
-        default, hint = defaults.get(name, known[name]), hints[name]
-        metavar = None
-        if name in OPTIONS.values() and not helps:
-            hint = Annotated[hint, conf.UseAppendAction]
-        elif hint is not bool:
-            hint = Annotated[object, _words(name, hint)]
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    hints, texts, flags = get_type_hints(kind), descriptions(kind) if helps else {}, []
+    names = [name for base in kind.__mro__ for name in inspect.get_annotations(base)]
+    for name in dict.fromkeys(names):
+        if name in hidden or name not in defaults:
+            continue
+        hint, default = hints[name], defaults[name]
+        of_value = get_args(hint)[0] if isinstance(hint, UnionType) else hint
+        several = SEVERAL.get(name, SEVERAL.get(get_origin(of_value) or of_value))
+        metavar, nargs = several or of_value.__name__.upper(), "*" if several else 1
+        if hint is bool:
+            metavar, nargs = "", 0
+        read = partial(_value, of_value)
+        spec = PrimitiveConstructorSpec(nargs, metavar, read, lambda value: True, str)
+        flag: Any = Annotated[object, spec]
+        made: Any = dataclasses.field(default=None)
+        if name in OPTIONS.values():
+            flag, metavar = Annotated[list, conf.UseAppendAction], "KEY=VALUE"
+            made = dataclasses.field(default_factory=list)
+        elif default is dataclasses.MISSING:
+            made = dataclasses.field()
         if name == getattr(kind, "argument", ""):
-            hint = Annotated[hint, conf.Positional]
+            flag = Annotated[flag, conf.Positional]
             metavar = f"[{name.upper()}]" if default is None else name.upper()
-        text = conf.arg(
-            help=texts.get(name, ""), metavar=metavar, help_behavior_hint=_default
+        shown = " ".join(map(str, as_list(name, default, empty=True)))
+        usual = "" if shown in ("", "False") else f"(default: {shown})"
+        about = conf.arg(
+            help=texts.get(name, ""),
+            metavar=metavar,
+            help_behavior_hint=usual,
         )
-        flags.append((name, Annotated[hint, text], dataclasses.field(default=default)))
+        flags.append((name, Annotated[flag, about], made))
     return flags
 
 
-def _default(value: str) -> str:
-    """Return a default as help shows it; empty if the help text has it already."""
-    return "" if value in ("None", "False", "", "''") else f"(default: {value})"
+def _value(kind: Any, words: Sequence[str]) -> Any:
+    """Return the value of a flag from the words after it.
 
-
-NUMBERS: dict[type, str] = {int: "a whole number", float: "a number"}
-SWITCH = {(): True, ("True",): True, ("False",): False}
-"""A switch means yes alone, and yes or no by the word after it."""
-
-
-def _words(name: str, hint: Any) -> Any:
-    """Return how tyro reads the words after a flag, by the type of its field."""
-    from tyro.constructors import PrimitiveConstructorSpec
-
-    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    kind = next(each for each in kinds if each is not NoneType)
-    nargs: Any = "*"
-    if name in ("dataset", "data"):
-        metavar = "NAME or FILE [FILE ...]"
-    elif kind is bool:
-        metavar = "[BOOL]"
-    elif get_origin(kind):
-        metavar = "KEY=VALUE" if name in OPTIONS.values() else "NAME [NAME ...]"
-    else:
-        nargs, metavar = 1, kind.__name__.upper()
-
-    def read(words: list[str]) -> Any:
-        if kind is bool:
-            if tuple(words) not in SWITCH:
-                raise ValueError(f"must be True or False; got {' '.join(words)!r}")
-            return SWITCH[tuple(words)]
-        if get_origin(kind):
-            return get_origin(kind)(words)
-        if not words:
-            raise ValueError("must be a name, a folder or files; got none")
-        text = BETWEEN.join(words)
-        try:
-            return kind(text)
-        except ValueError:
-            raise ValueError(f"must be {NUMBERS[kind]}; got {text!r}") from None
-
-    def shown(value: Any) -> list[str]:
-        values = value if isinstance(value, list | tuple) else [value]
-        return [str(each) for each in values if each is not None]
-
-    return PrimitiveConstructorSpec(nargs, metavar, read, lambda value: True, shown)
+    Raises:
+        ValueError: they are no value of its type.
+    """
+    if get_origin(kind):
+        return get_origin(kind)(words)
+    text = BETWEEN.join(words)
+    if not words and kind is str:
+        raise ValueError("must be a name, a folder or files; got none")
+    try:
+        return SWITCH[text] if kind is bool else kind(text)
+    except (ValueError, KeyError):
+        raise ValueError(f"must be {KINDS[kind]}; got {text!r}") from None
 
 
 def descriptions(kind: type) -> dict[str, str]:
@@ -322,7 +344,7 @@ def pairs(flag: str, arguments: Sequence[str]) -> dict[str, Any]:
     Raises:
         UsageError: an argument without ``=``.
     """
-    return {key: _value(value) for key, value in texts(flag, arguments).items()}
+    return {key: _parsed(value) for key, value in texts(flag, arguments).items()}
 
 
 def texts(flag: str, arguments: Sequence[str]) -> dict[str, str]:
@@ -337,7 +359,7 @@ def texts(flag: str, arguments: Sequence[str]) -> dict[str, str]:
     return values
 
 
-def _value(text: str) -> Any:
+def _parsed(text: str) -> Any:
     for candidate in (text, f"[{text}]" if "," in text else text):
         try:
             return json.loads(candidate)

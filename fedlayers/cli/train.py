@@ -307,10 +307,14 @@ class Choose(OneAlgorithm):
     tune_rates: int | None = None
     """Number of learning rates to try first: 2 to 5, or 0 for none. Default: 4 for your own data on this machine, else
     0; none with --lr."""
-    baselines: bool = True
-    """For tables, fit linear models and gradient boosting, too, or not."""
+    no_baselines: bool = False
+    """For tables, fit no linear models and gradient boosting."""
     out: Path = Path("out/choose")
     """Folder for the results."""
+
+    def arguments(self) -> dict[str, Any]:
+        given = super().arguments()
+        return {**given, "baselines": not given.pop("no_baselines")}
 
     def show(self, result: Any, line: str) -> None:
         print(

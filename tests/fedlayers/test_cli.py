@@ -126,19 +126,16 @@ def test_help_of_a_command_has_examples_that_parse(fedlayers, name):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ("run --round 3", "unrecognized: --round, 3\\. .* --rounds[?]"),
-        (
-            "compare --algorithm fedavg",
-            "unrecognized: --algorithm, fedavg\\. .* --algorithms[?]",
-        ),
-        ("run -hx", "unrecognized: -hx\\."),
-        ("run file", "unrecognized: file\\."),
-        ("run --rounds three", "--rounds must be a whole number; got 'three'\\."),
-        ("study --seeds 1.5", "--seeds must be a whole number; got '1.5'\\."),
-        ("run --threshold high", "--threshold must be a number; got 'high'\\."),
-        ("run --amsgrad maybe", "--amsgrad .*True.*False.*'maybe'"),
-        ("run --out", "--out must have a value"),
-        ("verify", "verify must have DIR; got none"),
+        ("run --round 3", ".*Unrecognized options: --round, 3\\. .*: --rounds INT"),
+        ("compare --algorithm fedavg", ".*: --algorithm, fedavg\\. .* --algorithms "),
+        ("run -hx", ".*: -hx\\."),
+        ("run file", ".*: file\\."),
+        ("run --rounds three", ".*--rounds: must be a whole number; got 'three'\\."),
+        ("study --seeds 1.5", ".*--seeds: must be a whole number; got '1.5'\\."),
+        ("run --threshold high", ".*--threshold: must be a number; got 'high'\\."),
+        ("run --amsgrad maybe", ".*--amsgrad: .*True.*False.*'maybe'"),
+        ("run --out", ".*Missing value for argument '--out'"),
+        ("verify", ".*Missing from fedlayers verify: DIR"),
     ],
 )
 def test_flags_that_do_not_parse_are_refused_in_one_line(
