@@ -9,9 +9,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fl_core.data import spelling
 from fl_core.data.cells import refuse_where, texts_of
-from fl_core.data.columns import DataFault, Place
+from fl_core.data.columns import DataFault, Place, composed, double_spelling
 from fl_core.errors import listing, spelled, warn
 
 Array = NDArray[np.generic]
@@ -164,7 +163,7 @@ def owners(
         blank = np.array([not word.strip() for word in words])[cells.codes]
         rule = "the client's name must not be empty"
         refuse_where(blank, cells, rule, "Fill the cell, or remove the row.")
-        twice = spelling.double_spelling(words)
+        twice = double_spelling(words)
         if twice:
             raise DataFault(
                 f"clients must not be one number in two spellings; got {listing(map(repr, twice))}.",
@@ -218,7 +217,7 @@ def texts(values: Array) -> tuple[str, ...]:
     """
     if values.dtype.kind != "U":
         raise DataFault(f"names must be text; got {values.dtype}.")
-    names = tuple(spelling.name(str(value)) for value in values.flat)
+    names = tuple(composed(str(value)) for value in values.flat)
     if not all(map(str.strip, names)) or len(set(names)) < len(names):
         raise DataFault(
             f"names must be distinct and not empty; got {listing(map(repr, names))}."

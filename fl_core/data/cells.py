@@ -8,8 +8,18 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fl_core.data import spelling
-from fl_core.data.columns import DataFault, Reading
+from fl_core.data.columns import (
+    PLAIN_NUMBERS,
+    DataFault,
+    NumberFormat,
+    Reading,
+    cell_text,
+    composed,
+    format_of,
+    is_missing,
+    is_number,
+    suspicion,
+)
 from fl_core.errors import listing, spelled
 
 Cells: TypeAlias = "pd.Categorical | NDArray[np.float64]"
@@ -40,9 +50,9 @@ def cells_of(column: pd.Series, text: bool = False) -> Cells:
             nested = [isinstance(each, dict | list | np.ndarray) for each in column]
             rule = "a cell must have one number or text"
             refuse_where(np.array(nested, dtype=bool), column.to_numpy(), rule)
-            column = column.map(spelling.cell_text)
+            column = column.map(cell_text)
         place, words = pd.factorize(column)
-    names = [spelling.name(spelling.cell_text(word)) for word in words]
+    names = [composed(cell_text(word)) for word in words]
     if (place < 0).any():
         names.append("")
     code, distinct = pd.factorize(np.array(names, dtype=object))
@@ -75,9 +85,9 @@ def read_column(name: str, cells: Cells, reading: Reading) -> Cells:
                 return dates(cells)
             if name in (reading.word_columns or ()):
                 return cells
-            if not spelling.format_of(words, given):
+            if not format_of(words, given):
                 check_spelling(cells, reading, name)
-                forms = (given, spelling.PLAIN)
+                forms = (given, PLAIN_NUMBERS)
                 if not any(form.fits(word) for word in words for form in forms):
                     return cells
             cells = numbers(cells, given)
@@ -92,7 +102,7 @@ def read_column(name: str, cells: Cells, reading: Reading) -> Cells:
 
 
 def check_spelling(cells: pd.Categorical, reading: Reading, feature: str = "") -> None:
-    """Check that words are no numbers or dates in another spelling (:func:`fl_core.data.spelling.suspicion`).
+    """Check that words are no numbers or dates in another spelling (:func:`fl_core.data.columns.suspicion`).
 
     If signs are given and fit a cell, the others are stray words.
 
@@ -100,9 +110,9 @@ def check_spelling(cells: pd.Categorical, reading: Reading, feature: str = "") -
         feature: the column's name if it is a feature. A label cannot be left out.
     """
     given, words = reading.numbers, cells.categories
-    if given != spelling.PLAIN and any(map(given.fits, words)):
+    if given != PLAIN_NUMBERS and any(map(given.fits, words)):
         return
-    found = spelling.suspicion(words, feature)
+    found = suspicion(words, feature)
     if not found:
         return
     way, repair = f"{found.way}.", found.repair
@@ -110,14 +120,14 @@ def check_spelling(cells: pd.Categorical, reading: Reading, feature: str = "") -
         way += f" Or keep the words: {spelled(word_columns=[feature])}."
     elif {"date_columns", "exclude_columns"} & repair.keys():
         way, repair = "Write the numbers alone.", {}
-    known = sorted(word for word in words if not spelling.is_missing(word))
+    known = sorted(word for word in words if not is_missing(word))
     some = listing(map(repr, known), 3)
     rule = f"cells must be numbers or words; got {some}, {found.what}."
     raise DataFault(rule, way, column=feature, **repair)
 
 
 def numbers(
-    cells: Cells, given: spelling.NumberFormat = spelling.PLAIN, way: str = ""
+    cells: Cells, given: NumberFormat = PLAIN_NUMBERS, way: str = ""
 ) -> NDArray[np.float64]:
     """Convert text to float64 [n], NaN for a cell without a value. Numbers stay as they are.
 
@@ -131,13 +141,13 @@ def numbers(
     if isinstance(cells, np.ndarray):
         return cells
     words = cells.categories
-    form = spelling.format_of(words, given) or given
+    form = format_of(words, given) or given
     known = np.array([*map(form.fits, words)], dtype=bool)
     others = ~(known[cells.codes] | lacks_value(cells))
     if others.any():
         row = int(np.argmax(others))
         signs = ("point", "comma") if form.decimal == "." else ("comma", "point")
-        other = spelling.is_number(cells[row].replace(",", ".", 1))
+        other = is_number(cells[row].replace(",", ".", 1))
         point = f" with a decimal {signs[0]}, not a {signs[1]}" if other else ""
         raise DataFault(
             f"the cell must be a number{point}; got {cells[row]!r} "
@@ -154,7 +164,7 @@ def lacks_value(cells: Cells) -> NDArray[np.bool_]:
     """Return where a column has no value."""
     if isinstance(cells, np.ndarray):
         return np.isnan(cells)
-    missing = [*map(spelling.is_missing, cells.categories)]
+    missing = [*map(is_missing, cells.categories)]
     return np.array(missing, dtype=bool)[cells.codes]
 
 
@@ -170,7 +180,7 @@ def dates(cells: pd.Categorical) -> NDArray[np.float64]:
         DataFault: names the first cell that is no date, or cells that fit two forms.
     """
     words = [word.strip() for word in cells.categories]
-    lacking = np.array([*map(spelling.is_missing, words)], dtype=bool)
+    lacking = np.array([*map(is_missing, words)], dtype=bool)
     fits, first, way = [], 0, "Write 2024-12-31."
     for form in DATE_FORMS:
         found = pd.to_datetime(pd.Series(words), format=form, utc=True, errors="coerce")

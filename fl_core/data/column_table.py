@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fl_core.data import spelling
 from fl_core.data.arrays import Integers
 from fl_core.data.cells import Cells, date_text, lacks_value, texts_of
+from fl_core.data.columns import cell_text, is_missing, nearly_equal
 from fl_core.display import Displayed, Summary, aligned
 from fl_core.errors import listing, plural
 
@@ -119,9 +119,7 @@ def describe(
     lacking, example, more = lacks_value(cells), "", ""
     if not lacking.all():
         first = cells[int(np.argmin(lacking))]
-        example = (
-            date_text(first) if taken_as == DATE else spelling.cell_text(first).strip()
-        )
+        example = date_text(first) if taken_as == DATE else cell_text(first).strip()
     if isinstance(cells, np.ndarray):
         known = cells[~lacking]
         single = not len(known) or known.min() == known.max()
@@ -129,19 +127,19 @@ def describe(
         if taken_as == NUMBER and len(known) > MANY_ROWS and counts_rows(known):
             more = "like a record number"
         for end in () if single else (known.min(), known.max()):
-            if {*spelling.cell_text(end)} - {*"-9"}:
+            if {*cell_text(end)} - {*"-9"}:
                 continue
             others = known[known != end]
             if np.abs(others - end).min() > np.ptp(others) > 0:
                 count = plural(len(known) - len(others), "cell")
                 more = f"{end:g} far from the others in {count}: missing?"
     else:
-        words = [word for word in cells.categories if not spelling.is_missing(word)]
+        words = [word for word in cells.categories if not is_missing(word)]
         values = {word.strip() for word in words}
         if taken_as == WORDS and lacking.any():
             values.add("")  # an empty cell counts as a word
         single, two = len(values) < 2, len(values) == 2
-        groups = spelling.alike(words) if taken_as != "text" else []
+        groups = nearly_equal(words) if taken_as != "text" else []
         alike = [" and ".join(map(repr, sorted(group))) for group in groups]
         if alike:
             more = f"differ by case or blanks: {listing(alike, 3)}"

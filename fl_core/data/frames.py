@@ -18,15 +18,16 @@ import pandas as pd
 from pandas.errors import DtypeWarning, ParserWarning
 
 from fl_core import storage
-from fl_core.data import spelling
 from fl_core.data.arrays import place_in
 from fl_core.data.cells import cells_of, read_column
 from fl_core.data.column_table import is_identifier
 from fl_core.data.columns import (
     BETWEEN,
     ENCODING,
+    MISSING_CELLS,
     PARQUET,
     PLAIN,
+    PLAIN_NUMBERS,
     SIGNS,
     TABLES,
     WRITTEN,
@@ -35,9 +36,13 @@ from fl_core.data.columns import (
     Place,
     Reading,
     check_distinct_columns,
+    composed,
     faults_of,
     first_duplicate,
+    is_missing,
+    is_number,
     located,
+    other_reading,
     row_of_array,
 )
 from fl_core.data.image_folders import holds_images
@@ -100,9 +105,9 @@ def files_of(path: Path) -> list[Path]:
         raise UsageError(
             f"{excel[0]} must be a text table; got an Excel file. Save it as CSV UTF-8 (.csv)."
         )
-    twice = first_duplicate([spelling.name(part.stem) for part in parts])
+    twice = first_duplicate([composed(part.stem) for part in parts])
     if twice is not None:
-        both = [str(part) for part in parts if spelling.name(part.stem) == twice]
+        both = [str(part) for part in parts if composed(part.stem) == twice]
         raise UsageError(
             f"each file must have its own name, the name of its client; got {twice!r} in {listing(both)}. "
             "Rename one of them."
@@ -140,7 +145,7 @@ def open_table(
     else:
         table = Table(source, *_csv(source, reading, texts, whole))
     frame = table.frame
-    frame.columns = [spelling.name(str(name)) for name in frame]
+    frame.columns = [composed(str(name)) for name in frame]
     blank = [
         not name.strip() and (cells.isna() | (cells == "")).all()
         for name, cells in frame.items()
@@ -188,7 +193,7 @@ def _read_columns(table: Table, reading: Reading, texts: Collection[str]) -> Tab
                 faults.append(fault)
             continue
         if name not in (reading.date_columns or ()):
-            other = spelling.other_reading(cells, reading.numbers)
+            other = other_reading(cells, reading.numbers)
             shown |= {name: other} if other else {}
     if faults:
         raise DataFaults(faults)
@@ -215,8 +220,7 @@ def _several(
             )
         tables.append(table)
     frames = [
-        table.frame.assign(**{client: spelling.name(table.where.stem)})
-        for table in tables
+        table.frame.assign(**{client: composed(table.where.stem)}) for table in tables
     ]
     frame = pd.concat(frames, ignore_index=True)
     shown: dict[str, str] = {}
@@ -294,13 +298,13 @@ def _csv(path: Path, reading: Reading, texts: Collection[str], whole: bool) -> O
     if not whole:
         return pd.DataFrame(first, columns=header), place
     words = {k for k, name in enumerate(header) if name in texts}
-    if reading.numbers != spelling.PLAIN:
+    if reading.numbers != PLAIN_NUMBERS:
         words |= {*range(len(header))}
     for cells in first:
         words |= {
             k
             for k, cell in enumerate(cells)
-            if not spelling.is_number(cell) and not spelling.is_missing(cell)
+            if not is_number(cell) and not is_missing(cell)
         }
     frame = _frame(path, header, words, reading)
     last = frame.iloc[:, -1]
@@ -332,7 +336,7 @@ def _frame(
     path: Path, header: Sequence[str], words: Collection[int], reading: Reading
 ) -> pd.DataFrame:
     """Return a .csv file with its columns by position, those of words as text."""
-    missing = list(spelling.MISSING_CELLS)
+    missing = list(MISSING_CELLS)
     numeric = [k for k in range(len(header)) if k not in words]
     try:
         with warnings.catch_warnings():
@@ -369,7 +373,7 @@ def csv_rows(path: Path, reading: Reading = PLAIN) -> Iterator[tuple[int, list[s
     delimiter = reading.delimiter_of(path)
     rows = islice(_lines(path, reading), _header_row(path, reading), None)
     _, line, cells = next(rows, (0, 0, []))
-    header = list(map(spelling.name, cells))
+    header = list(map(composed, cells))
     if not header:
         raise UsageError(f"{path} must have rows; got an empty file.")
     yield line, header
@@ -425,7 +429,7 @@ def _header_row(path: Path, reading: Reading) -> int:
             signs = [sign for sign in SEPARATORS if sign in title and sign != given]
             alike = any(title.count(sign) == line.count(sign) for sign in signs)
             titled = len(above) <= TITLES and not alike
-            if not above or (titled and not any(map(spelling.is_number, names))):
+            if not above or (titled and not any(map(is_number, names))):
                 return k
             break
         if names:
@@ -447,10 +451,8 @@ def swallows_rows(
 
     def fits(part: str, k: int) -> bool:
         words = seen[k]
-        texts = 2 * len(words) > words.total() and not any(
-            map(spelling.is_number, words)
-        )
-        return texts or spelling.is_number(part) or part in words
+        texts = 2 * len(words) > words.total() and not any(map(is_number, words))
+        return texts or is_number(part) or part in words
 
     width = len(cells)
     for k, cell in enumerate(cells):

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
 
 from fl_core import storage
-from fl_core.data import arrays, spelling, targets
+from fl_core.data import arrays, targets
 from fl_core.data.column_table import Column, ColumnTable
-from fl_core.data.columns import located
+from fl_core.data.columns import composed, located
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, spelled
 
@@ -197,8 +197,8 @@ def list_images(path: Path) -> pd.DataFrame:
             )
     rows = [
         (
-            "" if flat else spelling.name(file.parts[-3]),
-            spelling.name(file.parts[-2]),
+            "" if flat else composed(file.parts[-3]),
+            composed(file.parts[-2]),
             file,
         )
         for file in flat or deep

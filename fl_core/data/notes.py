@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from fl_core.data import spelling
+from fl_core.data.columns import nearly_equal
 from fl_core.data.federated import FederatedData
 from fl_core.data.partitions import SPLITS
 from fl_core.data.sources import NOTED
@@ -39,7 +39,7 @@ def notes(data: FederatedData) -> list[str]:
     if len(names) == 1:
         found.append("there is one client only: nothing is federated, it trains alone")
     for what, words in (("clients", names), ("classes", data.classes)):
-        for group in spelling.alike(words):
+        for group in nearly_equal(words):
             found.append(
                 f"the {what} {listing(map(repr, group))} differ by spaces or capitals only; each is one of its own"
             )

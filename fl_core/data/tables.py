@@ -13,14 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fl_core.data import (
-    arrays,
-    column_table,
-    frames,
-    preprocessing,
-    spelling,
-    targets,
-)
+from fl_core.data import arrays, column_table, frames, preprocessing, targets
 from fl_core.data.arrays import Array
 from fl_core.data.cells import Cells, cells_of, lacks_value, refuse_where
 from fl_core.data.column_table import (
@@ -40,7 +33,9 @@ from fl_core.data.columns import (
     Place,
     Reading,
     faults_of,
+    is_number,
     located,
+    suspicion,
 )
 from fl_core.data.sources import Source, check_texts, encode, warn_of_losses
 from fl_core.errors import UsageError, check_known, listing, plural, spelled, warn
@@ -363,8 +358,8 @@ def _targets(
     answers = [cells[name] for name in reading.labels]
     y: Any = answers[0] if len(answers) == 1 else np.column_stack(answers)
     y, classes = targets.answers(y, reading.task, reading.names)
-    numbers = all(map(spelling.is_number, classes))
-    doubtful = len(classes) > FEW and (numbers or spelling.suspicion(classes, ""))
+    numbers = all(map(is_number, classes))
+    doubtful = len(classes) > FEW and (numbers or suspicion(classes, ""))
     if reading.task != CLASSIFICATION or not doubtful:
         return y, classes
     time, event = column_table.survival_columns(list(cells))

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fl_core.data import spelling
 from fl_core.data.arrays import (
     Array,
     Integers,
@@ -27,7 +26,16 @@ from fl_core.data.cells import (
     refuse_where,
     texts_of,
 )
-from fl_core.data.columns import DataFault, Place, Reading, row_of_array
+from fl_core.data.columns import (
+    PLAIN_NUMBERS,
+    DataFault,
+    Place,
+    Reading,
+    composed,
+    double_spelling,
+    is_number,
+    row_of_array,
+)
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 
@@ -111,16 +119,16 @@ def written_classes(cells: pd.Categorical) -> list[str]:
     """
     check_present(cells)
     names = sorted({word.strip() for word in cells.categories})
-    if any(map(spelling.is_number, names)):
+    if any(map(is_number, names)):
         labels(numbers(cells))  # all are whole
-        twice = spelling.double_spelling(names)
+        twice = double_spelling(names)
         if twice:
             raise DataFault(
                 f"labels must not be one number in two spellings; got {listing(map(repr, twice))}.",
                 "Read labels as numbers:",
                 label_numbers=True,
             )
-        names.sort(key=spelling.PLAIN.number)
+        names.sort(key=PLAIN_NUMBERS.number)
     return names
 
 
@@ -284,7 +292,7 @@ def _squeezed(y: Array) -> Array:
 
 def _codes(cells: pd.Categorical, names: Sequence[str]) -> Integers:
     """Return the position of each cell among the names of the classes."""
-    code = {spelling.name(name.strip()): k for k, name in enumerate(names)}
+    code = {composed(name.strip()): k for k, name in enumerate(names)}
     codes = np.array([code.get(word.strip(), -1) for word in cells.categories])[
         cells.codes
     ]

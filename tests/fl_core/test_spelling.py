@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from fl_core import data
-from fl_core.data import files, spelling
+from fl_core.data import files
 from fl_core.data.cells import dates
-from fl_core.data.columns import Reading
+from fl_core.data.columns import NumberFormat, Reading, is_number
 from fl_core.data.python_data import as_data
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError
@@ -117,14 +117,14 @@ def test_a_number_format_reads_what_it_writes(values, signs):
         f"{v:,.2f}".replace(",", "T").replace(".", decimal).replace("T", thousands)
         for v in values
     ]
-    form = spelling.NumberFormat(decimal, thousands)
+    form = NumberFormat(decimal, thousands)
     assert all(map(form.fits, written))
     assert list(map(form.number, written)) == values
 
 
 @pytest.mark.parametrize("cell", ["10_20", "0x10", "\u0661", "1e", "1 000", "--1"])
 def test_only_plain_numbers_are_numbers(tmp_path, cell):
-    assert not spelling.is_number(cell)
+    assert not is_number(cell)
     with refuses("must be a number"):
         read(tmp_path, ["1", cell, "2"])
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 import numpy as np
 
 from fl_core import seeds
-from fl_core.data import spelling
 from fl_core.data.arrays import Integers
+from fl_core.data.columns import nearly_equal
 from fl_core.data.registry import SHARES
 from fl_core.errors import Bound, UsageError, check_value, listing, spelled
 from fl_core.registry import Registry
@@ -287,7 +287,7 @@ def check_divisible(
     if few:
         kinds = ", ".join(SPLITS[: len(shares)])
         way = "Remove its samples, or give them to another client."
-        same = [listing(map(repr, group)) for group in spelling.alike(names)]
+        same = [listing(map(repr, group)) for group in nearly_equal(names)]
         if same:
             way = f"Spell clients alike that are one: {'; '.join(same[:3])}. Or r{way[1:]}"
         raise UsageError(
