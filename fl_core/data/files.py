@@ -16,8 +16,7 @@ from fl_core import storage
 from fl_core.data import arrays, frames, image_folders, tables
 from fl_core.data.arrays import Array
 from fl_core.data.columns import PLAIN, STANDARD, DataFault, Reading, located
-from fl_core.data.python_data import check_lengths, joined
-from fl_core.data.sources import LENGTH, Source
+from fl_core.data.sources import LENGTH, Source, check_lengths, source_of_parts
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.rows import CLASSIFICATION
 from fl_core.tokens import SPECIAL, TokenShape
@@ -155,7 +154,7 @@ def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> S
             return arrays.texts(data[key]) if key in data else None
 
     pairs = {part[1:]: (data[f"x{part}"], data[f"y{part}"]) for part in parts}
-    source, sizes = joined(pairs, str(path), names("classes"), missing, task)
+    source, sizes = source_of_parts(pairs, str(path), names("classes"), missing, task)
     source = replace(source, indices=False, integers=False)
     if owner_key in data:
         called = names(f"{owner_key}_names")

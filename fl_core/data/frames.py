@@ -18,7 +18,7 @@ import pandas as pd
 from pandas.errors import DtypeWarning, ParserWarning
 
 from fl_core import storage
-from fl_core.data.arrays import place_in
+from fl_core.data.arrays import label_numbers, place_in
 from fl_core.data.cells import cells_of, read_column
 from fl_core.data.column_table import is_identifier
 from fl_core.data.columns import (
@@ -46,7 +46,6 @@ from fl_core.data.columns import (
     row_of_array,
 )
 from fl_core.data.image_folders import holds_images
-from fl_core.data.targets import label_numbers
 from fl_core.errors import UsageError, listing, needs_package, spelled, warn
 
 SEPARATORS = (";", "\t", "|", ",")

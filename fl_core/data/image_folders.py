@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
 
 from fl_core import storage
-from fl_core.data import arrays, targets
+from fl_core.data import arrays
 from fl_core.data.column_table import Column, ColumnTable
 from fl_core.data.columns import composed, located
 from fl_core.data.sources import Source
@@ -39,7 +39,7 @@ def read(path: Path, size: int | None = None) -> Source:
     files, names = list(found["file"]), sorted(set(found["label"]))
     x, odd = pixels(files, where=path, side=size)
     with located(str(path)):
-        y, classes = targets.labels(found["label"].to_numpy(object), names)
+        y, classes = arrays.labels(found["label"].to_numpy(object), names)
     first = files[0].relative_to(path).as_posix()
     columns = [
         Column("image", "pixels in 0..1", x[0].size, example=first, odd=odd),

@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fl_core.data.arrays import Array
 from fl_core.data.cells import Cells, date_text, texts_of
 from fl_core.data.columns import DataFault
 from fl_core.errors import UsageError, listing, read_as, spelled
@@ -170,7 +169,7 @@ class Preprocessing:
             found += [f"{name}={word}" for word in (*words, "other")] if words else [name]  # fmt: skip
         return tuple(found)
 
-    def transform(self, x: Array) -> NDArray[np.float32]:
+    def transform(self, x: NDArray[np.generic]) -> NDArray[np.float32]:
         """Return rows [n, d] as the model takes them, float32 [n, D]. Filling and scaling are computed in float64.
 
         A word is given as its place among the column's categories, or the place after the last.
@@ -198,7 +197,7 @@ class Preprocessing:
         return one_hot(values.astype(np.float32), self.categories)
 
     def oddities(
-        self, x: Array, dates: Collection[str] = ()
+        self, x: NDArray[np.generic], dates: Collection[str] = ()
     ) -> dict[str, tuple[str, NDArray[np.bool_]]]:
         """Return what is odd about columns of new rows [n, d], next to the training samples, and in which rows.
 
@@ -250,7 +249,7 @@ class Preprocessing:
 
 
 def fitted(
-    x: Array,
+    x: NDArray[np.generic],
     scale: str,
     impute: str,
     columns: Sequence[str] = (),

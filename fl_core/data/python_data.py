@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from torch import Tensor
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -19,26 +18,22 @@ from torch.utils.data import (
     default_collate,
 )
 
-from fl_core.data import arrays, tables, targets
-from fl_core.data.arrays import Array
+from fl_core.data import arrays, tables
 from fl_core.data.columns import (
     PLAIN,
     WRITTEN,
-    DataFault,
     Reading,
     first_duplicate,
     located,
 )
 from fl_core.data.federated import FederatedData, gather
 from fl_core.data.partitions import make
-from fl_core.data.sources import Source
+from fl_core.data.sources import OWN_NAME, Source, check_lengths, source_of_parts
 from fl_core.errors import UsageError, as_list, check_known
-from fl_core.models.adapter import is_batch, pack, split_labels
+from fl_core.models.adapter import is_batch, split_labels
 from fl_core.rows import CLASSIFICATION
 
 OwnData = FederatedData | Source
-NAME = "own"
-"""The name of data from Python, in records and messages."""
 
 
 def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
@@ -65,7 +60,7 @@ def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
         return data
     if isinstance(data, pd.DataFrame):
         reading.check_unasked("a DataFrame is no text file", *WRITTEN)
-        return tables.read_or_report(data, reading, NAME)
+        return tables.read_or_report(data, reading, OWN_NAME)
     by_client = isinstance(data, Mapping) and not is_batch(data)
     listed = isinstance(data, list | tuple)
     parts = tuple(data.values() if by_client else data if listed else ())
@@ -89,14 +84,14 @@ def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
     keys: dict[str, Any] = {"missing": reading.may_be_missing, "task": reading.task}
     if isinstance(data, Mapping) and by_client:
         return source_from_clients(data, **keys)
-    return joined({"": pair_of(data, "data")}, **keys)[0]
+    return source_of_parts({"": pair_of(data, "data")}, **keys)[0]
 
 
 def from_clients(
     silos: Mapping[str, tuple[Any, Any]],
     *,
     classes: str | Sequence[str] | None = None,
-    name: str = NAME,
+    name: str = OWN_NAME,
     seed: int = 0,
     splits: Sequence[float] | None = None,
     scale: str = "none",
@@ -153,7 +148,7 @@ def source_from_clients(silos: Mapping[str, tuple[Any, Any]], **keys: Any) -> So
     """Join the samples of all clients, each as a natural client (see :func:`from_clients`).
 
     Args:
-        keys: as in :func:`joined`.
+        keys: as of :func:`fl_core.data.sources.source_of_parts`.
     """
     if not isinstance(silos, Mapping) or not silos:
         got = "an empty one" if isinstance(silos, Mapping) else type(silos).__name__
@@ -174,68 +169,9 @@ def source_from_clients(silos: Mapping[str, tuple[Any, Any]], **keys: Any) -> So
         f"client {silo!r}": pair_of(samples, f"client {silo!r}")
         for silo, samples in silos.items()
     }
-    source, sizes = joined(pairs, **keys)
+    source, sizes = source_of_parts(pairs, **keys)
     owner = np.repeat(np.arange(len(sizes)), sizes)
     return replace(source, owner=owner, owner_names=names)
-
-
-def joined(
-    parts: Mapping[str, tuple[Any, Any]],
-    name: str = NAME,
-    classes: Sequence[str] | None = None,
-    missing: bool = False,
-    task: str = CLASSIFICATION,
-) -> tuple[Source, list[int]]:
-    """Join samples and labels of several parts, and return the size of each. Several inputs are packed into one.
-
-    The samples are checked as in :func:`from_clients`.
-
-    Args:
-        parts: {name for messages: (x, y)}.
-        name: of the data. classes: their names. missing: whether features may be NaN.
-
-    Raises:
-        UsageError: names the part and the first bad row, or the difference between parts.
-    """
-    xs, ys, forms, whole = [], {}, [], True
-    for part, (given, y) in parts.items():
-        where, layout = f"{name}, {part}".removesuffix(", "), None
-        if isinstance(given, Mapping | tuple):
-            given, layout = pack(given)
-        x: Any = _array(given, f"{where}, x")
-        y = ys[part] = _array(y, f"{where}, y")
-        tokens = x.ndim == 2 and x.dtype.kind in "iu" and bool((x >= 0).all())
-        whole &= layout is None and tokens
-        with located(f"{where}, x"):
-            x = arrays.features(x, missing)
-        with located(where):
-            check_lengths(x, y)
-        xs.append(x)
-        forms.append((f"{x.dtype} samples of shape {list(x.shape[1:])}", layout))
-        if forms[-1] != forms[0]:
-            raise UsageError(
-                f"{where} must have the samples' form and inputs of {next(iter(parts))}, {forms[0][0]}; "
-                f"got {forms[-1][0]}."
-            )
-    labels, place = targets.joined(ys)
-    try:
-        with located(name, place):
-            y, names = targets.answers(labels, task, classes)
-    except DataFault as fault:
-        if fault.repair.keys() <= {"task"}:
-            raise
-        raise DataFault(fault.what, "Correct them, or leave them out.") from fault
-    unnamed = task == CLASSIFICATION and classes is None
-    source = Source(
-        name,
-        np.concatenate(xs),
-        y,
-        names,
-        indices=unnamed and not arrays.is_text(labels),
-        integers=whole,
-        layout=layout,
-    )
-    return source, list(map(len, xs))
 
 
 def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
@@ -289,25 +225,3 @@ def _dataset_of(loader: DataLoader[Any], where: str) -> Dataset[Any]:
             "Give a Dataset, such as a torch.utils.data.Subset."
         )
     return Subset(loader.dataset, list(indices))
-
-
-def check_lengths(x: Sized, y: Sized) -> None:
-    """Refuse samples and labels, or other marks, that are not equally many."""
-    count = (
-        len(y) if getattr(y, "ndim", 1) else 0
-    )  # an array without rows has no length
-    if len(x) != count:
-        raise DataFault(
-            f"there must be one value for each sample; got {len(x)} samples and {count} values."
-        )
-
-
-def _array(values: Any, where: str) -> Array:
-    try:
-        return (
-            values.detach().cpu().numpy()
-            if isinstance(values, Tensor)
-            else np.asarray(values)
-        )
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"{where}: {error}") from error

@@ -1,11 +1,11 @@
-"""A dataset before it is partitioned over clients: its samples, and the token ids of texts."""
+"""A dataset before it is partitioned over clients: its samples, made of arrays, and the token ids of texts."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -17,15 +17,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_core.data import preprocessing
-from fl_core.data.arrays import Array, Integers, loses_digits
+from fl_core.data.arrays import (
+    Array,
+    Integers,
+    answers,
+    features,
+    is_text,
+    joined,
+    loses_digits,
+)
 from fl_core.data.column_table import ColumnTable
-from fl_core.data.columns import IMAGENET, SCALES, DataFault
+from fl_core.data.columns import IMAGENET, SCALES, DataFault, located
 from fl_core.data.preprocessing import Categories, Preprocessing
 from fl_core.errors import UsageError, listing, spelled, warn
-from fl_core.models.adapter import Layout, PackedShape
+from fl_core.models.adapter import Layout, PackedShape, pack
 from fl_core.rows import CLASSIFICATION, REGRESSION, task_of
 from fl_core.tokens import PAD, SPECIAL, START, UNKNOWN, TokenShape
 
+OWN_NAME = "own"
+"""The name of data from Python, in records and messages."""
 EXAMPLES = 8
 """Samples of several inputs that serve as an example of them."""
 LEAST, MOST = 2, 10_000
@@ -349,6 +359,90 @@ class Source:
         quota, rest = np.divmod(groups.size().to_numpy() * samples, len(self))
         quota[np.argsort(-rest, kind="stable")[: samples - quota.sum()]] += 1
         return np.flatnonzero(groups.cumcount() < quota[groups.ngroup()])
+
+
+# --- samples of several parts ----------------------------------------------------------------------------------
+
+
+def source_of_parts(
+    parts: Mapping[str, tuple[Any, Any]],
+    name: str = OWN_NAME,
+    classes: Sequence[str] | None = None,
+    missing: bool = False,
+    task: str = CLASSIFICATION,
+) -> tuple[Source, list[int]]:
+    """Join samples and labels of several parts, and return the size of each. Several inputs are packed into one.
+
+    The samples are checked as in :func:`from_clients`.
+
+    Args:
+        parts: {name for messages: (x, y)}.
+        name: of the data. classes: their names. missing: whether features may be NaN.
+
+    Raises:
+        UsageError: names the part and the first bad row, or the difference between parts.
+    """
+    xs, ys, forms, whole = [], {}, [], True
+    for part, (given, y) in parts.items():
+        where, layout = f"{name}, {part}".removesuffix(", "), None
+        if isinstance(given, Mapping | tuple):
+            given, layout = pack(given)
+        x: Any = _array(given, f"{where}, x")
+        y = ys[part] = _array(y, f"{where}, y")
+        tokens = x.ndim == 2 and x.dtype.kind in "iu" and bool((x >= 0).all())
+        whole &= layout is None and tokens
+        with located(f"{where}, x"):
+            x = features(x, missing)
+        with located(where):
+            check_lengths(x, y)
+        xs.append(x)
+        forms.append((f"{x.dtype} samples of shape {list(x.shape[1:])}", layout))
+        if forms[-1] != forms[0]:
+            raise UsageError(
+                f"{where} must have the samples' form and inputs of {next(iter(parts))}, {forms[0][0]}; "
+                f"got {forms[-1][0]}."
+            )
+    labels, place = joined(ys)
+    try:
+        with located(name, place):
+            y, names = answers(labels, task, classes)
+    except DataFault as fault:
+        if fault.repair.keys() <= {"task"}:
+            raise
+        raise DataFault(fault.what, "Correct them, or leave them out.") from fault
+    unnamed = task == CLASSIFICATION and classes is None
+    source = Source(
+        name,
+        np.concatenate(xs),
+        y,
+        names,
+        indices=unnamed and not is_text(labels),
+        integers=whole,
+        layout=layout,
+    )
+    return source, list(map(len, xs))
+
+
+def check_lengths(x: Sized, y: Sized) -> None:
+    """Refuse samples and labels, or other marks, that are not equally many."""
+    count = (
+        len(y) if getattr(y, "ndim", 1) else 0
+    )  # an array without rows has no length
+    if len(x) != count:
+        raise DataFault(
+            f"there must be one value for each sample; got {len(x)} samples and {count} values."
+        )
+
+
+def _array(values: Any, where: str) -> Array:
+    try:
+        return (
+            values.detach().cpu().numpy()
+            if isinstance(values, Tensor)
+            else np.asarray(values)
+        )
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{where}: {error}") from error
 
 
 # --- texts -----------------------------------------------------------------------------------------------------

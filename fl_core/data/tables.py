@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fl_core.data import arrays, column_table, frames, preprocessing, targets
+from fl_core.data import arrays, column_table, frames, preprocessing
 from fl_core.data.arrays import Array
 from fl_core.data.cells import Cells, cells_of, lacks_value, refuse_where
 from fl_core.data.column_table import (
@@ -81,7 +81,7 @@ def read_table(
     found = Source(name or str(path), np.empty((0, 0)), np.empty(0), ())
     for label in reading.labels:
         with checked(label):
-            targets.check_present(cells[label])
+            arrays.check_present(cells[label])
     if not faults:
         with checked(reading.label_column):
             y, classes = _targets(cells, reading)
@@ -357,7 +357,7 @@ def _targets(
     """
     answers = [cells[name] for name in reading.labels]
     y: Any = answers[0] if len(answers) == 1 else np.column_stack(answers)
-    y, classes = targets.answers(y, reading.task, reading.names)
+    y, classes = arrays.answers(y, reading.task, reading.names)
     numbers = all(map(is_number, classes))
     doubtful = len(classes) > FEW and (numbers or suspicion(classes, ""))
     if reading.task != CLASSIFICATION or not doubtful:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fl_core.data import arrays, targets
+from fl_core.data import arrays
 from fl_core.data.columns import IMAGENET, located
 from fl_core.data.files import read_npz
 from fl_core.data.registry import Location, dataset, find_file, find_root
@@ -104,7 +104,7 @@ def _of_torchvision(
     if kind == "EMNIST":
         x = x.transpose(0, 2, 1)  # stored with rows and columns exchanged
     with located(str(root / folder)):
-        y, _ = targets.labels(np.asarray(images.targets), images.classes)
+        y, _ = arrays.labels(np.asarray(images.targets), images.classes)
         x = arrays.features(x)
     return Source(name, x, y, tuple(images.classes), shuffled=True)
 

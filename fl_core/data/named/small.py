@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fl_core.data import arrays, tables, targets
+from fl_core.data import arrays, tables
 from fl_core.data.columns import Reading
 from fl_core.data.preprocessing import FIXED, Preprocessing
 from fl_core.data.registry import Location, dataset, find_file
@@ -152,7 +152,7 @@ def heart() -> Source:
     """
     path = Path(__file__).with_name("heart.csv")
     rows = pd.read_csv(path).dropna(subset=COLUMNS)
-    y, classes = targets.labels(rows["num"].to_numpy())
+    y, classes = arrays.labels(rows["num"].to_numpy())
     owner, owner_names = arrays.owners(rows["hospital"].to_numpy(object))
     x = rows[list(COLUMNS)].to_numpy(np.float64)
     x = arrays.features(PREPARED.transform(x))
