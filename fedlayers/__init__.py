@@ -71,9 +71,8 @@ if TYPE_CHECKING:
     from fl_core.config import RunConfig as RunConfig
     from fl_core.costs import cost_steps as cost_steps, plan_cost as plan_cost
     from fl_core.data.federated import FederatedData as FederatedData
-    from fl_core.data.loading import load as load
+    from fl_core.data.loading import from_clients as from_clients, load as load
     from fl_core.data.partitions.base import partition as partition
-    from fl_core.data.python_data import from_clients as from_clients
     from fl_core.data.registry import dataset as dataset
     from fl_core.errors import RunError as RunError, UsageError as UsageError
     from fl_core.exported_model import (

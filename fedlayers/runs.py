@@ -58,7 +58,7 @@ def run(
         out: the run directory, new or empty. None keeps nothing on disk.
         data: your own data instead of a dataset's name: ``{client: samples}``, where samples are a pair (x, y) of
             tensors or arrays, a Dataset or a DataLoader. Or a DataFrame with a column of clients, read as a table. The
-            seed splits them. A federation from :func:`fl.from_clients <fl_core.data.python_data.from_clients>` keeps
+            seed splits them. A federation from :func:`fl.from_clients <fl_core.data.loading.from_clients>` keeps
             its splits.
         model: a registered name, ``package.module:callable``, your own module, which is copied, or a callable that
             builds one.

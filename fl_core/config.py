@@ -354,7 +354,7 @@ def with_own(
 
     Args:
         config: None for the default one.
-        data: as of :func:`fl_core.data.python_data.as_data`, read by the configuration's keys.
+        data: as of :func:`fl_core.data.loading.as_data`, read by the configuration's keys.
         model: a module, a callable that builds one, or a name.
 
     Raises:
@@ -364,7 +364,7 @@ def with_own(
     if isinstance(model, str):
         config, model = config.with_keys(model=model), None
     if data is not None:
-        from fl_core.data.python_data import as_data
+        from fl_core.data.loading import as_data
 
         data = as_data(data, config.data)
     if model is not None and not callable(model):

@@ -34,7 +34,7 @@ from fl_core.config import (
 )
 from fl_core.data import FederatedData, Partition
 from fl_core.data.column_table import by_name
-from fl_core.data.notes import client_notes, notes
+from fl_core.data.federated import client_notes, notes
 from fl_core.data.partitions import SPLITS
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.display import Displayed, Summary

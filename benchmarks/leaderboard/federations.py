@@ -15,8 +15,8 @@ from fl_core.config import RunConfig, with_own
 from fl_core.data import FederatedData, Source, files
 from fl_core.data.columns import LABEL_COLUMN, Reading
 from fl_core.data.federated import ClientData, Split
+from fl_core.data.loading import as_data
 from fl_core.data.partitions import SPLITS
-from fl_core.data.python_data import as_data
 from fl_core.data.registry import Location, find_root
 from fl_core.errors import UsageError, check_known
 from fl_core.task import Task

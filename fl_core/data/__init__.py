@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     )
     from fl_core.data.loading import (
         extra_test_samples as extra_test_samples,
+        from_clients as from_clients,
         load as load,
         open_named as open_named,
         recipe as recipe,
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
         Partitioning as Partitioning,
         partition as partition,
     )
-    from fl_core.data.python_data import from_clients as from_clients
     from fl_core.data.registry import (
         DATASETS as DATASETS,
         Recipe as Recipe,

@@ -9,14 +9,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fl_core.data.cells import (
-    Cells,
-    check_spelling,
-    lacks_value,
-    numbers,
-    refuse_where,
-    texts_of,
-)
 from fl_core.data.columns import (
     PLAIN_NUMBERS,
     DataFault,
@@ -26,6 +18,14 @@ from fl_core.data.columns import (
     double_spelling,
     is_number,
     row_of_array,
+)
+from fl_core.data.preprocessing import (
+    Cells,
+    check_spelling,
+    lacks_value,
+    numbers,
+    refuse_where,
+    texts_of,
 )
 from fl_core.errors import UsageError, check_known, listing, spelled, warn
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL

@@ -13,8 +13,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fl_core.data.arrays import Integers
-from fl_core.data.cells import Cells, date_text, lacks_value, texts_of
 from fl_core.data.columns import cell_text, is_missing, nearly_equal
+from fl_core.data.preprocessing import Cells, date_text, lacks_value, texts_of
 from fl_core.display import Displayed, Summary, aligned
 from fl_core.errors import listing, plural
 

@@ -19,7 +19,6 @@ from pandas.errors import DtypeWarning, ParserWarning
 
 from fl_core import storage
 from fl_core.data.arrays import label_numbers, place_in
-from fl_core.data.cells import cells_of, read_column
 from fl_core.data.column_table import is_identifier
 from fl_core.data.columns import (
     BETWEEN,
@@ -46,6 +45,7 @@ from fl_core.data.columns import (
     row_of_array,
 )
 from fl_core.data.image_folders import holds_images
+from fl_core.data.preprocessing import cells_of, read_column
 from fl_core.errors import UsageError, listing, needs_package, spelled, warn
 
 SEPARATORS = (";", "\t", "|", ",")
@@ -168,7 +168,7 @@ def _read_columns(table: Table, reading: Reading, texts: Collection[str]) -> Tab
     """Return a table whose features are float64, or words.
 
     Raises:
-        DataFaults: of all columns (:func:`fl_core.data.cells.read_column`).
+        DataFaults: of all columns (:func:`fl_core.data.preprocessing.read_column`).
     """
     where, frame, place, shown = table
     faults, shown = [], {**shown}

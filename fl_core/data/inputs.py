@@ -21,7 +21,6 @@ from fl_core.data import (
     preprocessing,
 )
 from fl_core.data.arrays import Array
-from fl_core.data.cells import cells_of, numbers
 from fl_core.data.columns import (
     PLAIN,
     READING,
@@ -35,7 +34,7 @@ from fl_core.data.columns import (
     row_of_array,
 )
 from fl_core.data.federated import FederatedData
-from fl_core.data.preprocessing import Preprocessing
+from fl_core.data.preprocessing import Preprocessing, cells_of, numbers
 from fl_core.data.registry import near_path
 from fl_core.data.sources import Source, check_texts, encode
 from fl_core.errors import UsageError, as_list, check_known, listing, read_as, warn

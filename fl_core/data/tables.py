@@ -15,7 +15,6 @@ import pandas as pd
 
 from fl_core.data import arrays, column_table, frames, preprocessing
 from fl_core.data.arrays import Array
-from fl_core.data.cells import Cells, cells_of, lacks_value, refuse_where
 from fl_core.data.column_table import (
     DATE,
     LEFT_OUT,
@@ -37,6 +36,7 @@ from fl_core.data.columns import (
     located,
     suspicion,
 )
+from fl_core.data.preprocessing import Cells, cells_of, lacks_value, refuse_where
 from fl_core.data.sources import Source, check_texts, encode, warn_of_losses
 from fl_core.errors import UsageError, check_known, listing, plural, spelled, warn
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL

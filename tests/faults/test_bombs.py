@@ -23,7 +23,7 @@ from fedlayers.studies.tune import Tuned
 from fl_core import initial as weights, recorder, rows, runner, storage
 from fl_core.config import RunConfig
 from fl_core.data import column_table, files as own_files, frames
-from fl_core.data.cells import cells_of
+from fl_core.data.preprocessing import cells_of
 from fl_core.errors import CorruptError, UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run

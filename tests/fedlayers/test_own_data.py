@@ -16,7 +16,7 @@ from torch.utils.data import (
 
 import fedlayers as fl
 from fl_core.data import load
-from fl_core.data.notes import notes
+from fl_core.data.federated import notes
 from fl_core.data.registry import DATASETS
 from fl_core.models.building import MODELS
 from tests.conftest import refuses

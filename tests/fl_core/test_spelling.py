@@ -11,9 +11,9 @@ from hypothesis import given, strategies as st
 
 from fl_core import data
 from fl_core.data import files
-from fl_core.data.cells import dates
 from fl_core.data.columns import NumberFormat, Reading, is_number
-from fl_core.data.python_data import as_data
+from fl_core.data.loading import as_data
+from fl_core.data.preprocessing import dates
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError
 from tests.conftest import refuses

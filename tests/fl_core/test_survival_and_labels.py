@@ -10,7 +10,7 @@ import fl_core.data as datasets
 from fl_core.algorithms.base import registry
 from fl_core.config import RunConfig
 from fl_core.data.columns import Reading
-from fl_core.data.python_data import as_data
+from fl_core.data.loading import as_data
 from fl_core.errors import UsageError
 from fl_core.recorder import Recorder
 from fl_core.runner import run

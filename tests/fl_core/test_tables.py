@@ -19,8 +19,8 @@ from fl_core.config import RunConfig
 from fl_core.data import preprocessing, tables
 from fl_core.data.columns import Reading
 from fl_core.data.inputs import Inputs
+from fl_core.data.loading import as_data
 from fl_core.data.preprocessing import Preprocessing
-from fl_core.data.python_data import as_data
 from fl_core.errors import UsageError, spelled
 from fl_core.exported_model import Predictions
 from fl_core.records.store import Run

@@ -13,14 +13,12 @@ if TYPE_CHECKING:
     from fl_core.data.partitions.base import (
         PARTITIONS as PARTITIONS,
         SPLITS as SPLITS,
+        Partition as Partition,
         Partitioning as Partitioning,
         check_shares as check_shares,
+        make as make,
         partition as partition,
         split_sizes as split_sizes,
-    )
-    from fl_core.data.partitions.stored_partition import (
-        Partition as Partition,
-        make as make,
     )
 
 __getattr__, __dir__, __all__ = attach(__name__, __file__)
