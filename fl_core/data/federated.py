@@ -1,4 +1,4 @@
-"""The data of a run: every client's samples as tensors."""
+"""The data of a run: every client's samples as tensors, and warnings about what is unusual in them."""
 
 from __future__ import annotations
 
@@ -303,6 +303,8 @@ def split_of(source: Source, indices: np.ndarray) -> Split:
     groups = None if source.groups is None else source.groups[indices]
     return Split(source.tensor(indices), torch.from_numpy(source.y[indices]), groups)
 
+
+# --- what is unusual -------------------------------------------------------------------------------------------
 
 LARGE = 1e4
 """The largest feature without a warning. Beyond it a step with an ordinary learning rate is too long."""

@@ -1,4 +1,4 @@
-"""Loading of a federation by a dataset's name, path or code: open it, take its pool, and partition it."""
+"""Loading of a federation: a dataset by its name, path or code, or data from Python, and their partition."""
 
 from __future__ import annotations
 
@@ -314,6 +314,8 @@ def extra_test_samples(
             )
     return further
 
+
+# --- data from Python --------------------------------------------------------------------------------------------
 
 OwnData = FederatedData | Source
 

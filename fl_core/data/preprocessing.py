@@ -1,4 +1,4 @@
-"""Preparation of a table, fitted on training samples only: words as columns, missing numbers, and scaling."""
+"""The columns of a table as numbers: their cells, and the preparation that is fitted on training samples only."""
 
 from __future__ import annotations
 
@@ -227,6 +227,8 @@ def refuse_where(
         shown = repr(str(got)) if isinstance(got, str) else got  # it may be empty
         raise DataFault(f"{rule}; got {shown}.", way, row, **repair)
 
+
+# --- preparation -----------------------------------------------------------------------------------------------
 
 MOST = 100
 """The maximum number of different words in a column."""

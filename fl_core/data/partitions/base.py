@@ -1,4 +1,4 @@
-"""Base and registry of all partitionings: the pool of samples, the clients' shares of it, and their splits."""
+"""Base and registry of all partitionings, and the partition that they make: the client and the split of each sample."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import numbers
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import torch
@@ -31,10 +31,6 @@ from fl_core.registry import Registry
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 from fl_core.storage import parsed_json
 from fl_core.tree import Tree
-
-if TYPE_CHECKING:
-    from fl_core.data.sources import Source
-
 
 SPLITS = ("train", "validation", "test")
 
@@ -368,6 +364,8 @@ def check_clients(
             f"{what} must be at most {samples // each} for {samples} samples with {each} for each; got {clients}."
         )
 
+
+# --- the partition that a run stores ---------------------------------------------------------------------------
 
 META = {
     "kind": str,
