@@ -33,8 +33,7 @@ from fedlayers.backends.local import (
     remote_errors,
     write_files,
 )
-from fedlayers.run_result import LiveRun, open_live
-from fedlayers.runs import default_instruments
+from fedlayers.runs import LiveRun, default_instruments, open_live
 from fedlayers.studies.arms import Arm
 from fl_core import data as datasets, restore, runner
 from fl_core.algorithms import find
