@@ -29,7 +29,7 @@ from fl_core.engine import Engine, Instruments
 from fl_core.runner import executor
 from fl_core.stopping import Schedule
 from fl_core.task import assemble
-from fl_core.training.phases import Phase
+from fl_core.training.loop import Phase
 from fl_core.workers import ALLOCATOR
 
 WORKERS = 2

@@ -90,7 +90,7 @@ def as_taken(parts: Iterable[Batch], model: nn.Module) -> Iterator[Batch]:
     """Yield batches as a model takes them: on its device and in its type.
 
     If the model normalises over a batch, each single sample joins the batch before it. This is the rule of training
-    (:func:`fl_core.training.phases.batch_slices`).
+    (:func:`fl_core.training.loop.batch_slices`).
 
     Raises:
         UsageError: the model normalises over a batch, and there is one sample in all.

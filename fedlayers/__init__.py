@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     from fl_core.rows import Row as Row, row as row
     from fl_core.runner import train_first_round as train_first_round
     from fl_core.task import assemble as assemble
-    from fl_core.training.phases import Context as Context, Phase as Phase
+    from fl_core.training.loop import Context as Context, Phase as Phase
     from fl_core.tree import set_mode as set_mode
 
 __getattr__, __dir__, __all__ = attach(__name__, __file__, checked)

@@ -22,10 +22,9 @@ from fl_core.clients import (
     Part,
     Parts,
 )
-from fl_core.training import phases
-from fl_core.training.loop import GATHERED
+from fl_core.training import loop
+from fl_core.training.loop import GATHERED, MOMENTUM, Entries, Training, batch_slices
 from fl_core.training.losses import Loss
-from fl_core.training.phases import MOMENTUM, Entries, Training, batch_slices
 from fl_core.training.workspace import chain, has_hooks
 from fl_core.tree import Tree
 
@@ -156,7 +155,7 @@ class BatchedClients:
         with workspace.trains(phase.train) as names:
             if not names:
                 return [None] * len(parts)
-        kept = [phases.entries_of(part.optimizer, part.phase) for part in parts]
+        kept = [loop.entries_of(part.optimizer, part.phase) for part in parts]
         batches = _Batches.draw(
             self.client_runner,
             parts,
@@ -198,7 +197,7 @@ class BatchedClients:
                         name: {key: value[at] for key, value in each.items()}
                         for name, each in state.items()
                     }
-                    after = phases.to_tree(own, parts[k].phase)
+                    after = loop.to_tree(own, parts[k].phase)
                 results[k] = trained, after
         return results
 

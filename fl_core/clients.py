@@ -28,9 +28,15 @@ from fl_core.data import FederatedData, Split
 from fl_core.errors import NonFiniteError, check_known
 from fl_core.layers import Layer
 from fl_core.training import evaluate
-from fl_core.training.loop import train
+from fl_core.training.loop import (
+    Context,
+    Observer,
+    Phase,
+    Training,
+    batch_slices,
+    train,
+)
 from fl_core.training.losses import Loss
-from fl_core.training.phases import Context, Observer, Phase, Training, batch_slices
 from fl_core.training.workspace import Workspace
 from fl_core.tree import Tree, copy_to_cpu, in_mode, n_bytes, one_thread
 

@@ -27,7 +27,7 @@ from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.task import Task
-from fl_core.training.phases import batch_slices
+from fl_core.training.loop import batch_slices
 from fl_core.training.workspace import Workspace
 from fl_core.tree import first_tensor, preserve_state, set_mode
 

@@ -35,7 +35,7 @@ from fl_core.plan import LayerPlan
 from fl_core.recorder import Costs, Timer
 from fl_core.records.store import Checkpoint
 from fl_core.stopping import EVALUATE, FINISH, Listener, Schedule, sampled_clients
-from fl_core.training.phases import Observer
+from fl_core.training.loop import Observer
 from fl_core.tree import Tree
 
 if TYPE_CHECKING:

@@ -79,8 +79,7 @@ def _algorithm(member: Any) -> list[str]:
 def datasets() -> str:
     """List every dataset with its defaults, and those of a user's own data."""
     from fl_core import data
-    from fl_core.data.registry import SHARES, general
-    from fl_core.tokens import TokenShape
+    from fl_core.data.registry import SHARES, TokenShape, general
 
     rows = [["name", *COLUMNS.values(), "optimizer", "loss"]]
     shapes = {"table": (1,), "images": (3, 32, 32), "texts": TokenShape((1,), 3)}

@@ -112,7 +112,7 @@ def print_result(result: RunResult, out: Path) -> None:
     from fl_core import recorder, restore
     from fl_core.records.store import Run as StoredRun
     from fl_core.stopping import check_end, rule_of
-    from fl_core.training.phases import Training
+    from fl_core.training.loop import Training
 
     stored, plan, done = StoredRun(out), result.plan, result.done
     rule = rule_of(result.engine)

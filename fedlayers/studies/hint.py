@@ -47,7 +47,7 @@ from fl_core.records import store
 from fl_core.rows import CLASSIFICATION
 from fl_core.storage import format_bytes
 from fl_core.task import Task
-from fl_core.training.phases import Phase, Training
+from fl_core.training.loop import Phase, Training
 
 BANDS = (
     (0.17, "low", "11 of 12 such federations gained at most 1.1 points"),

@@ -24,7 +24,7 @@ from fl_core.records import writing
 from fl_core.rows import CLASSIFICATION, label_of
 from fl_core.storage import format_bytes, write_atomically
 from fl_core.task import Task
-from fl_core.training.phases import Training
+from fl_core.training.loop import Training
 
 BINS = 8
 """Groups of equal size of the predicted probabilities in a calibration picture."""

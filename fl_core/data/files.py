@@ -16,10 +16,10 @@ from fl_core import storage
 from fl_core.data import arrays, frames, image_folders, tables
 from fl_core.data.arrays import Array
 from fl_core.data.columns import PLAIN, STANDARD, DataFault, Reading, located
+from fl_core.data.registry import SPECIAL, TokenShape
 from fl_core.data.sources import LENGTH, Source, check_lengths, source_of_parts
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.rows import CLASSIFICATION
-from fl_core.tokens import SPECIAL, TokenShape
 
 OWNER_KEYS = ("client", "domain", "center")
 

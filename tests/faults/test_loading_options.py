@@ -158,7 +158,7 @@ def test_workers_get_pretrained_weights_as_tensors(tmp_path, pretrained, monkeyp
     run = TrainingJob(tmp_path / "job", config).with_weights()
     assert run.start is not None
     monkeypatch.setattr(
-        "fl_core.models.libraries._pretrained_arguments",
+        "fl_core.models.building._pretrained_arguments",
         lambda full, name, wanted: {"pretrained": bool(wanted)},
     )
     run.carry_out()

@@ -64,7 +64,7 @@ def _imports(body, within):
 
 ROOMS = {
     "fl_core": (
-        "display errors seeds tokens",
+        "display errors seeds",
         "progress registry tree",
         "layers statistics storage",
         "data models rows stopping",

@@ -18,7 +18,7 @@ from fl_core.clients import (
 from fl_core.data import ClientData, Split
 from fl_core.errors import NonFiniteError
 from fl_core.runner import executor
-from fl_core.training.phases import Training
+from fl_core.training.loop import Training
 from tests.conftest import CONFIG, TOY, client_runner_of, network
 
 TRAININGS = {

@@ -9,13 +9,13 @@ import torch
 
 from fl_core import initial, models, runner, tree
 from fl_core.config import RunConfig
+from fl_core.data.registry import SPECIAL, TokenShape
 from fl_core.errors import CorruptError, UsageError
 from fl_core.initial import copy_into, start
 from fl_core.records import store
 from fl_core.restore import load_models
 from fl_core.storage import sha
 from fl_core.task import assemble
-from fl_core.tokens import SPECIAL, TokenShape
 
 SHORT = {
     "rounds": 2,

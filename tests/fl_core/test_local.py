@@ -10,15 +10,15 @@ from hypothesis import given, strategies as st
 from fl_core import runner, tree
 from fl_core.algorithms import TaskInfo, find
 from fl_core.errors import NonFiniteError
-from fl_core.training.loop import train
-from fl_core.training.losses import build
-from fl_core.training.phases import (
+from fl_core.training.loop import (
     Context,
     Group,
     Phase,
     Training,
     batch_slices,
+    train,
 )
+from fl_core.training.losses import build
 from fl_core.training.workspace import Workspace
 from tests.conftest import CONFIG, TOY, network
 

@@ -12,9 +12,8 @@ from fl_core.algorithms import TaskInfo, find
 from fl_core.data import Split
 from fl_core.seeds import torch_seeded
 from fl_core.training import workspace
-from fl_core.training.loop import train
+from fl_core.training.loop import Context, Phase, Training, batch_slices, train
 from fl_core.training.losses import build
-from fl_core.training.phases import Context, Phase, Training, batch_slices
 from fl_core.training.workspace import Workspace, cut, memory_format, pool_first
 from tests.networks import Wired
 
