@@ -46,7 +46,8 @@ if TYPE_CHECKING:
         select as select,
     )
     from diagnostics.through_time import through_time as through_time
-    from fedlayers.runs import RunResult as RunResult, resume as resume, run as run
+    from fedlayers.run_result import RunResult as RunResult
+    from fedlayers.runs import resume as resume, run as run
     from fedlayers.studies.choice import Choice as Choice
     from fedlayers.studies.choose import choose as choose
     from fedlayers.studies.compare import compare as compare

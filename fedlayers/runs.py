@@ -1,38 +1,22 @@
-"""``fl.run`` and ``fl.resume``, which can use diagnostics to choose a plan, and the result of a run.
-
-A result has the scores, the plan and the models of a run, and its picture, also while it trains.
-"""
+"""``fl.run`` and ``fl.resume``: runs that can use diagnostics to choose their plan."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Collection
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
-from fl_core import restore, rows, tree
 from fl_core.config import RunConfig, with_own
-from fl_core.display import Displayed, Summary
-from fl_core.errors import UsageError, as_list, plural
-from fl_core.models.adapter import original
-from fl_core.plan import LayerPlan
-from fl_core.progress import Cell
-from fl_core.recorder import LoggedRun, Logger, Recorder
-from fl_core.records.store import Run
-from fl_core.rows import SCORES, Row, main_score
-from fl_core.stopping import EarlyStopping, rule_of
+from fl_core.errors import UsageError, as_list
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from torch import nn
-
+    from fedlayers.run_result import RunResult
     from fl_core.clients import MakesExecutor
-    from fl_core.engine import Engine, Instruments
+    from fl_core.engine import Instruments
+    from fl_core.plan import LayerPlan
+    from fl_core.recorder import Logger
     from fl_core.runner import MakesInstruments
 
 
@@ -93,7 +77,9 @@ def run(
         UsageError: an unknown name or an invalid value, before anything is written.
         DivergedError, RunError: during the run; the directory keeps its last checkpoint.
     """
-    from fl_core import runner  # with all that trains
+    from fedlayers.run_result import Live, LiveRun, RunResult
+    from fl_core import runner
+    from fl_core.plan import LayerPlan
 
     log = as_list("log", log, empty=True)
     own_plan = None
@@ -109,7 +95,7 @@ def run(
     trained_by = _clients_on(backend, config)
     if trained_by is not None:
         config = config.with_keys(stack="off")
-    with open_live(live) as picture:
+    with Live() if live else nullcontext() as picture:
         engine = runner.run(
             config,
             out,
@@ -160,12 +146,17 @@ def resume(
         UsageError: there is no run, or its own data, model or code are missing from the call.
         BusyError: the run is in progress. CorruptError: stored files are damaged.
     """
-    from fl_core import runner
+    from fl_core.records.store import Run
 
-    config = restore.stored_config(Run(out).config)[0]
+    stored = Run(out).config
+
+    from fedlayers.run_result import Live, LiveRun, RunResult
+    from fl_core import restore, runner
+
+    config = restore.stored_config(stored)[0]
     trained_by = _clients_on(backend, config.with_keys(workers=0))
     log = as_list("log", log, empty=True)
-    with open_live(live) as picture:
+    with Live() if live else nullcontext() as picture:
         engine = runner.resume(
             out,
             instruments=instruments or default_instruments,
@@ -182,261 +173,3 @@ def default_instruments() -> Instruments:
     from diagnostics.through_time import Measuring
 
     return replace(instruments(), measuring=Measuring)
-
-
-# --- the result ------------------------------------------------------------------------------------------------
-
-SHOWN = 8
-"""Number of clients up to which a result names them."""
-
-
-@dataclass(frozen=True, repr=False)
-class RunResult(Displayed):
-    """The result of :func:`fl.run <fedlayers.runs.run>`.
-
-    >>> import fedlayers as fl
-    >>> result = fl.run(dataset="heart", algorithm="fedper", rounds=2, progress=False)
-    >>> result.plan
-    LayerPlan([fc1] [fc2] [fc3] fc4; [] = shared, by all_but_last)
-    >>> result.scores.loc["personal"].index.tolist()
-    ['cleveland', 'hungarian', 'switzerland', 'va']
-    >>> sorted(result.models)
-    ['cleveland', 'hungarian', 'switzerland', 'va']
-
-    Attributes:
-        engine: the engine with its last state, for everything else.
-        path: the run directory; None if nothing was kept on disk.
-    """
-
-    engine: Engine
-    path: Path | None = None
-
-    @property
-    def done(self) -> int:
-        """Return the number of rounds that were trained."""
-        return self.engine.done
-
-    @property
-    def plan(self) -> LayerPlan | None:
-        """Return the plan in force: which layers are shared. None if the algorithm has no plan."""
-        return self.engine.algorithm.plan
-
-    def to_frame(self) -> pd.DataFrame:
-        """Return all rows of the run as a tidy table."""
-        if self.path is None:
-            return self.engine.listener(Recorder).frame()
-        return Run(self.path).rows()[1]
-
-    @cached_property
-    def scores(self) -> pd.DataFrame:
-        """Return the scores on test samples at the end, a line per model and client, a column per metric.
-
-        Under a stopping rule each model is scored at its best round.
-        """
-        return self._final.pivot_table(
-            index=["model", "client"], columns="metric", values="value", sort=False
-        )
-
-    @cached_property
-    def _final(self) -> pd.DataFrame:
-        rule = rule_of(self.engine)
-        last = final_rows(self.to_frame(), self.done, {} if rule is None else rule.best)
-        return last[last["metric"].isin(list(SCORES))]
-
-    @cached_property
-    def models(self) -> dict[str, nn.Module]:
-        """Return the module with which each client predicts at the end: its personal one, or the global one.
-
-        Under a stopping rule it is the one of its best round, as for :attr:`scores`. Its ``label_names``
-        are the names of its classes.
-
-        Raises:
-            UsageError: a client holds a part of a model.
-        """
-        module, found, best = (
-            self.engine.clients.client_runner.workspace.model,
-            {},
-            self._best(),
-        )
-        for number, name in enumerate(self.engine.names):
-            trees = (
-                self.engine.models(number)
-                if best is None
-                else {"personal": best[number]}
-            )
-            chosen = trees.get("personal", trees.get("global"))
-            if chosen is None or chosen.keys() < tree.named_tensors(module).keys():
-                raise UsageError(
-                    f"client {name!r} has only a part of the model. Choose a client with the whole model."
-                )
-            model = copy.deepcopy(module).cpu()
-            tree.load(model, chosen)
-            found[name] = restore.with_labels(
-                original(model.eval()), self.engine.data.classes
-            )
-        return found
-
-    def _best(self) -> Sequence[tree.Tree] | None:
-        """Return each client's model of the best round; None without a stopping rule."""
-        rule = rule_of(self.engine)
-        if rule is None or rule.main not in rule.best:
-            return None
-        if self.path is None:
-            best = self.engine.listener(EarlyStopping).best
-            return None if best is None else best[1]
-        stored = Run(self.path).checkpoint(rule.best[rule.main])
-        models = restore.trees_of(stored, self.engine.algorithm)[rule.main]
-        return [models[name] for name in self.engine.names]
-
-    def plot(self, metric: str = "", ax: Axes | None = None) -> Axes:
-        """Draw a score over the rounds, the mean over clients (:func:`diagnostics.plots.runs.learning`).
-
-        Args:
-            metric: default macro-F1, for a regression R2.
-        """
-        from diagnostics import plots
-
-        return plots.learning(
-            self.to_frame(), metric or main_score(self.scores.columns), ax=ax
-        )
-
-    @property
-    def own(self) -> dict[str, Any]:
-        """Return your own data and model of a stored run. Its directory does not hold them."""
-        own = {} if self.path is None else Run(self.path).config["own"]
-        found: dict[str, Any] = {}
-        if "data" in own:
-            found["data"] = self.engine.data
-        if "model" in own:
-            found["model"] = original(self.engine.clients.client_runner.workspace.model)
-        return found
-
-    def layer_map(
-        self, race: Any = None, width: float = 16.0, **how: Any
-    ) -> list[Axes]:
-        """Measure the layers after the stored rounds, and draw them (:func:`diagnostics.plots.layer_map`).
-
-        Args:
-            race: what ``fl.choose`` or ``fl.regret`` returned, for a panel of what sharing gains.
-            how: arguments of :func:`fl.through_time <diagnostics.through_time.through_time>`.
-
-        Raises:
-            UsageError: the run was given no directory, so its rounds are not stored.
-        """
-        from diagnostics import plots
-        from diagnostics.through_time import through_time
-
-        report = through_time(self, **how)
-        return plots.layer_map(report, None if race is None else race.gains(), width)
-
-    def summary(self) -> Summary:
-        """Return the scores on test samples, and the plan."""
-        layers = None if self.plan is None else self.plan.by_layer()
-        return Summary.of_frame(repr(self), self.scores, layers)
-
-    def __repr__(self) -> str:
-        engine = self.engine
-        clients = len(engine.names)
-        who = f": {', '.join(engine.names)}" if clients <= SHOWN else ""
-        lines = [
-            f"{plural(self.done, 'round')} of {engine.algorithm.name} on {engine.data.name}, "
-            f"{plural(clients, 'client')}{who}"
-        ]
-        if self.plan is not None:
-            lines.append(repr(self.plan))
-        if not self.scores.empty:
-            main = main_score(self.scores.columns)
-            last = self._final[self._final["metric"] == main]
-            lacking = rows.without_score(last)
-            means = [
-                f"{model} {rows.client_mean(part, lacking):.3f}"
-                for model, part in last.groupby("model", sort=False)
-            ]
-            lines.append(
-                f"{main} on test samples, mean over clients: {', '.join(means)}"
-            )
-            lines += rows.left_out(last[lacking])
-        return "\n".join([*lines, *([] if self.path is None else [str(self.path)])])
-
-
-def final_rows(
-    frame: pd.DataFrame, round: int, best: Mapping[str, int] | None = None
-) -> pd.DataFrame:
-    """Return the rows of a run on test samples after a round.
-
-    Args:
-        best: the best round of each model under a stopping rule, in place of ``round``.
-    """
-    of_model = frame["model"].map(best).fillna(0) if best else round
-    return frame[(frame["round"] == of_model) & (frame["split"] == "test")]
-
-
-# --- the picture of runs that train, drawn again in a notebook's cell --------------------------------------------
-
-
-class Live:
-    """One picture of several runs on validation samples, or on test samples if there are no others."""
-
-    def __init__(self) -> None:
-        self.cell = Cell()
-        self.frames: dict[str, pd.DataFrame] = {}
-
-    def add(self, run: str, frame: pd.DataFrame) -> None:
-        """Replace the rows of a run, and draw all runs if the last picture is a second old."""
-        self.frames[run] = frame
-        if self.cell.due:
-            self.draw()
-
-    def draw(self) -> None:
-        """Draw a line for each algorithm that the rows name."""
-        from diagnostics import plots
-
-        if not self.frames:
-            return
-        frame = pd.concat(self.frames.values(), ignore_index=True)
-        main = main_score(frame["metric"].unique())
-        split = "validation" if (frame["split"] == "validation").any() else "test"
-        self.cell.show_figure(plots.learning(frame, main, split=split))
-
-
-class LiveRun(Logger):
-    """Adds one run to a picture while it trains.
-
-    Args:
-        live: the picture, drawn a last time by its owner.
-        label: the run's name there; by default that of its algorithm.
-    """
-
-    def __init__(self, live: Live, label: str = "") -> None:
-        self.live, self.label = live, label
-
-    def begin(self, run: LoggedRun) -> None:
-        """Take the rows that a resumed run has already."""
-        self.run = str(run.path)
-        self.rows: list[Row] = []
-        if run.path is not None and run.done:
-            self.rows += rows.records(Run(run.path).rows()[1])
-
-    def log(self, new: Sequence[Row]) -> None:
-        """Add the rows of a round."""
-        self.rows += new
-        if self.live.cell.due:
-            self.close(finished=False)
-
-    def close(self, finished: bool) -> None:
-        """Give the picture all rows so far."""
-        if self.rows:
-            frame = rows.frame(self.rows)
-            label = self.label or frame["algorithm"]
-            self.live.add(self.run, frame.assign(algorithm=label))
-
-
-@contextmanager
-def open_live(shown: bool) -> Iterator[Live | None]:
-    """Give a picture, drawn a last time at the end; None if it is not shown."""
-    live = Live() if shown else None
-    try:
-        yield live
-    finally:
-        if live is not None:
-            live.draw()

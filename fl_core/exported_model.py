@@ -35,13 +35,14 @@ from fl_core.errors import (
     validate,
     warn,
 )
+from fl_core.layer_mapping import wrapped
 from fl_core.models import lora
 from fl_core.models.adapter import PackedShape, adapt
 from fl_core.models.building import TRIAL, drop_statistics, without_weights
 from fl_core.records import store, writing
 from fl_core.rows import MULTILABEL
 from fl_core.storage import Folder, check_version, sha, sign
-from fl_core.task import Task, wrapped
+from fl_core.task import Task
 from fl_core.training import evaluate
 from fl_core.training.losses import Standardised, build
 from fl_core.tree import Tree

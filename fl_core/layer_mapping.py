@@ -1,16 +1,22 @@
-"""Mapping of layers and plans to models that an algorithm extended with heads, prompts, adapters or gates."""
+"""Models that an algorithm extends with heads, prompts, adapters or gates, and how layers and plans map to them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor, nn
 
-from fl_core import tree
+from fl_core import models, tree
+from fl_core.algorithms.base import Algorithm, find, read_config
+from fl_core.config import RunConfig
+from fl_core.data import FederatedData
 from fl_core.errors import check_known
 from fl_core.layers import Layer, layers_of
+from fl_core.models.building import drop_statistics
 from fl_core.plan import LayerPlan
+from fl_core.training.losses import Loss
 
 SHARED, PERSONAL = "shared", "personal"
 WRAPPED = ".base_layer"
@@ -204,6 +210,57 @@ class ExtendedModel:
         held = self._now(name for name in layer.tensors if _inside(name, layer.output))
         path = self._paths[layer.output].removesuffix(WRAPPED) if layer.output else ""
         return path if all(_inside(name, path) for name in held) else _owner(held[0])
+
+
+def extend(
+    config: RunConfig, data: FederatedData, model: nn.Module, criterion: Loss
+) -> ExtendedModel:
+    """Add to a model what the configured algorithm adds, and map the layers of the one to those of the other.
+
+    Raises:
+        UsageError: the extended model does not take the data's samples.
+    """
+    algorithm = find(config.federation.algorithm, config.federation.options)
+    outputs = criterion.outputs(data.n_classes)
+    plain = BaseModel(model)
+    model = wrapped(
+        model,
+        algorithm,
+        config.federation.options,
+        config.model.batchnorm,
+        shape=data.shape,
+        n_classes=outputs,
+        seed=config.execution.seed,
+    )
+    built = ExtendedModel(
+        plain,
+        model,
+        algorithm.added_modules,
+        models.example(data.shape),
+        config.model.layer_granularity,
+        cuts=algorithm.removes_layers,
+    )
+    made = f"{type(model).__name__}, built for {algorithm.name},"
+    models.check_fit(made, model, data.shape, outputs)
+    return built
+
+
+def wrapped(
+    model: nn.Module,
+    algorithm: type[Algorithm],
+    options: Mapping[str, Any],
+    batchnorm: str,
+    **how: Any,
+) -> nn.Module:
+    """Return a model with what an algorithm adds to it.
+
+    Args:
+        how: ``shape``, ``n_classes`` and ``seed``, as of :meth:`fl_core.algorithms.base.Algorithm.wrap_model`.
+    """
+    model = algorithm.wrap_model(model, read_config(algorithm, options), **how)
+    if batchnorm == "drop":
+        drop_statistics(model)
+    return model
 
 
 def _owner(name: str) -> str:

@@ -17,7 +17,6 @@ from fl_core.algorithms.base import (
     TaskInfo,
     extends_model,
     find,
-    read_config,
     registry,
 )
 from fl_core.batched import stacks
@@ -39,7 +38,7 @@ from fl_core.data.partitions import SPLITS
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, listing, warn
-from fl_core.layer_mapping import BaseModel, ExtendedModel
+from fl_core.layer_mapping import extend
 from fl_core.layers import Layer, layers_of, sizes
 from fl_core.models import lora
 from fl_core.models.blocks import paths_of_blocks
@@ -230,7 +229,9 @@ def assemble(
         model, models.example(data.shape), by=config.model.layer_granularity
     )
     model, plain_layers = _adapt(config, data, model, plain_layers, said)
-    built = extend(config, data, model, criterion)
+    built = None
+    if extends_model(algorithm):
+        built = extend(config, data, model, criterion)
     layers, personal = plain_layers, frozenset[str]()
     if built is not None:
         model, layers, personal = built.model, built.layers(layers), built.personal
@@ -358,59 +359,6 @@ def build(
     if config.model.batchnorm == "drop":
         drop_statistics(model)
     return model, start
-
-
-def extend(
-    config: RunConfig, data: FederatedData, model: nn.Module, criterion: Loss
-) -> ExtendedModel | None:
-    """Add to a model what the configured algorithm adds, if anything, and map its layers to those of the model.
-
-    Raises:
-        UsageError: the extended model does not take the data's samples.
-    """
-    algorithm = find(config.federation.algorithm, config.federation.options)
-    if not extends_model(algorithm):
-        return None
-    outputs = criterion.outputs(data.n_classes)
-    plain = BaseModel(model)
-    model = wrapped(
-        model,
-        algorithm,
-        config.federation.options,
-        config.model.batchnorm,
-        shape=data.shape,
-        n_classes=outputs,
-        seed=config.execution.seed,
-    )
-    built = ExtendedModel(
-        plain,
-        model,
-        algorithm.added_modules,
-        models.example(data.shape),
-        config.model.layer_granularity,
-        cuts=algorithm.removes_layers,
-    )
-    made = f"{type(model).__name__}, built for {algorithm.name},"
-    models.check_fit(made, model, data.shape, outputs)
-    return built
-
-
-def wrapped(
-    model: nn.Module,
-    algorithm: type[Algorithm],
-    options: Mapping[str, Any],
-    batchnorm: str,
-    **how: Any,
-) -> nn.Module:
-    """Return a model with what an algorithm adds to it.
-
-    Args:
-        how: ``shape``, ``n_classes`` and ``seed``, as of :meth:`fl_core.algorithms.base.Algorithm.wrap_model`.
-    """
-    model = algorithm.wrap_model(model, read_config(algorithm, options), **how)
-    if batchnorm == "drop":
-        drop_statistics(model)
-    return model
 
 
 def _check_plan_use(config: RunConfig, plan: LayerPlan | None, uses_plan: bool) -> None:

@@ -30,7 +30,8 @@ from benchmarks.leaderboard.methods import (
     configuration_keys,
     next_setting,
 )
-from fedlayers.runs import RunResult, default_instruments
+from fedlayers.run_result import RunResult
+from fedlayers.runs import default_instruments
 from fedlayers.studies.choose import choose
 from fedlayers.studies.harmless import Bench
 from fl_core import runner, tree

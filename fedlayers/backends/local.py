@@ -35,7 +35,7 @@ from fl_core.storage import Folder, sha
 from fl_core.workers import LOST, Child, ended, ready, receive, send, stream_of
 
 if TYPE_CHECKING:
-    from fedlayers.runs import Live
+    from fedlayers.run_result import Live
     from fedlayers.studies.jobs import TrainingJob as Job
 
 TRIES = 5

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from fedlayers.runs import final_rows
+from fedlayers.run_result import final_rows
 from fl_core.display import MANY, in_order, printable
 from fl_core.errors import listing
 from fl_core.rows import (

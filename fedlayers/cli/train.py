@@ -16,7 +16,7 @@ from fl_core.errors import UsageError, at_least, check_value, plural
 from fl_core.progress import say
 
 if TYPE_CHECKING:
-    from fedlayers.runs import RunResult
+    from fedlayers.run_result import RunResult
 
 
 class Run(ConfiguredCommand):

@@ -20,7 +20,8 @@ from fedlayers.cli.train import print_result
 from fedlayers.flower.clients import Sites
 from fedlayers.flower.federation import checked, federated
 from fedlayers.flower.packets import Packet, read_keys
-from fedlayers.runs import RunResult, resume, run
+from fedlayers.run_result import RunResult
+from fedlayers.runs import resume, run
 from fedlayers.studies import race
 from fedlayers.studies.arms import arms_of
 from fedlayers.studies.choice import Choice, answers, infer

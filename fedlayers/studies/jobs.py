@@ -33,7 +33,8 @@ from fedlayers.backends.local import (
     remote_errors,
     write_files,
 )
-from fedlayers.runs import LiveRun, default_instruments, open_live
+from fedlayers.run_result import Live, LiveRun
+from fedlayers.runs import default_instruments
 from fedlayers.studies.arms import Arm
 from fl_core import data as datasets, restore, runner
 from fl_core.algorithms import find
@@ -386,7 +387,8 @@ def open_backend(
         )
     else:
         found = closing(_backend(backend))
-    with found as place, open_live(live) as place.live:
+    picture = Live() if live else nullcontext()
+    with found as place, picture as place.live:
         place.progress = progress
         yield place
 
