@@ -54,6 +54,8 @@ SEEN = 1000
 """Lines whose words show whether a quotation mark is open."""
 TITLES = 5
 """The maximum number of titles above a header."""
+TOTALS = ("total", "sum", "summe", "gesamt")
+"""What a last row calls itself that holds sums of the rows above, and no sample."""
 FIRST = 100
 """Lines whose words show what a column holds."""
 _UNNAMED = re.compile(r"__index_level_[0-9]+__")  # stored by pandas next to the columns
@@ -158,10 +160,26 @@ def open_table(
     check_distinct_columns(table.where, list(frame))
     if whole and not len(frame):
         raise UsageError(f"{table.where} must have rows; got no rows. Add samples.")
+    if whole:
+        with located(str(table.where), table.place):
+            _check_last_row(frame)
     known = reading.columns or {*reading.labels} <= {*frame}
     if whole and known and reading.text_column not in frame:
         return _read_columns(table, reading, texts)
     return table
+
+
+def _check_last_row(frame: pd.DataFrame) -> None:
+    """Refuse a last row of sums: one cell says so, and no other cell of its column."""
+    for _, column in frame.items():
+        for last in column[-1:]:
+            named = str(last).strip(" :").lower() in TOTALS
+            if named and (column == last).sum() == 1:
+                raise DataFault(
+                    f"each row must be a sample; got {last!r}, a row of sums.",
+                    "Remove the row.",
+                    len(column) - 1,
+                )
 
 
 def _read_columns(table: Table, reading: Reading, texts: Collection[str]) -> Table:

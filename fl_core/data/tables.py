@@ -41,8 +41,6 @@ from fl_core.data.sources import Source, check_texts, encode, warn_of_losses
 from fl_core.errors import UsageError, check_known, listing, plural, spelled, warn
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 
-TOTALS = ("total", "sum", "summe", "gesamt")
-"""What a last row calls itself that holds sums of the rows above, and no sample."""
 FEW = 10
 """The number of classes that are few, even if most of them have one sample."""
 
@@ -72,8 +70,6 @@ def read_table(
     features = feature_columns(path, header, taken, reading)
     if reading.drop_missing_labels:
         frame, place = _labelled(path, frame, place, reading.labels)
-    with located(str(path), place):
-        _check_last_row(frame)
     faults: list[UsageError] = []
     checked = partial(_column, faults, path, place)
     cells: dict[str, Cells] = {}
@@ -146,19 +142,6 @@ def read_table(
         columns=tuple(words),
         categories=tuple(words.values()) if any(words.values()) else (),
     )
-
-
-def _check_last_row(frame: pd.DataFrame) -> None:
-    """Refuse a last row of sums: one cell says so, and no other cell of its column."""
-    for _, column in frame.items():
-        for last in column[-1:]:
-            named = str(last).strip(" :").lower() in TOTALS
-            if named and (column == last).sum() == 1:
-                raise DataFault(
-                    f"each row must be a sample; got {last!r}, a row of sums.",
-                    "Remove the row.",
-                    len(column) - 1,
-                )
 
 
 def _labelled(
