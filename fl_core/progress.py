@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TextIO, TypeVar
 
 from fl_core.errors import plural, warn
 
@@ -166,11 +166,11 @@ def progress_bar(
     )
 
 
-def say(line: str) -> None:
+def say(line: str, file: TextIO | None = None) -> None:
     """Print a line above the progress bar, if there is one."""
-    bars = sys.modules.get("tqdm")
-    (print if bars is None else bars.tqdm.write)(line)
-    sys.stdout.flush()
+    bars, file = sys.modules.get("tqdm"), file or sys.stdout
+    (print if bars is None else bars.tqdm.write)(line, file=file)
+    file.flush()
 
 
 def with_progress(

@@ -100,13 +100,22 @@ def _main(words: Sequence[str]) -> None:
     from contextlib import redirect_stdout
 
     safe = redirect_stdout(cast(TextIO, _Printable(sys.stdout)))
+    seen = set()
+
+    def note(message: Warning | str, *_: object, **__: object) -> None:
+        """Show a warning once, on one line."""
+        line = f"fedlayers: note: {message_line(str(message))}"
+        if line not in seen:
+            seen.add(line)
+            progress.say(line, sys.stderr)
+
     try:
         with (
             progress.end_on_signals(command.interrupted),
             warnings.catch_warnings(),
             safe,
         ):
-            warnings.showwarning = _Notes()
+            warnings.showwarning = note
             logging.basicConfig(format="%(message)s")
             logging.getLogger("fl_core").setLevel(logging.INFO)
             if (text := command.printed()) is not None:
@@ -188,24 +197,6 @@ class _Printable:
 
     def write(self, text: str) -> int:
         return self._stream.write("\n".join(map(printable, text.split("\n"))))
-
-
-class _Notes:
-    """A handler that shows each warning once, on one line, above the progress bar if there is one."""
-
-    def __init__(self) -> None:
-        self.seen: set[str] = set()
-
-    def __call__(self, message: Warning | str, *_: object, **__: object) -> None:
-        line = f"fedlayers: note: {message_line(str(message))}"
-        if line in self.seen:
-            return
-        self.seen.add(line)
-        bars = sys.modules.get("tqdm")
-        if bars is None:
-            print(line, file=sys.stderr)
-        else:
-            bars.tqdm.write(line, file=sys.stderr)
 
 
 def _leave(code: int, *lines: str) -> NoReturn:

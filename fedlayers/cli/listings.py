@@ -4,27 +4,14 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedlayers import catalogue
 from fedlayers.cli.options import Command
-from fl_core.display import aligned
 from fl_core.errors import check_known
 
 WIDTH = 110
-COLUMNS = {
-    "model": "model",
-    "clients": "clients",
-    "partition": "partition",
-    "alpha": "alpha",
-    "max_samples": "samples",
-    "rounds": "rounds",
-    "epochs": "epochs",
-    "batch_size": "batch",
-    "lr": "lr",
-}
-"""Defaults of a dataset in its line of the list, with their headings."""
 
 
 class List(Command):
@@ -49,77 +36,62 @@ def algorithms() -> str:
 
     The cost is the number of scalars that a client receives and sends in a round. P stands for all of the model's.
     """
-    known = catalogue.registry("algorithm")
-    about = {name: _algorithm(member) for name, member in known.members().items()}
-    legend = "Cost: scalars that a client receives and sends a round; P = all of the model's. Plan: uses --plan."
-    blocks = [textwrap.fill(legend, _width())]
-    for family, names in known.families().items():
-        heading = textwrap.fill(family, _width())
-        blocks.append(f"{heading}\n{_entries({name: about[name] for name in names})}")
-    return "\n\n".join(blocks)
-
-
-def _algorithm(member: Any) -> list[str]:
-    """Return the text of an algorithm, and that of its options if it has any."""
     from fl_core.algorithms.base import defaults_of
 
-    parts = [
-        member.paper,
-        f"trained: {member.trains}",
-        f"sent: {member.travels}",
-        f"kept: {member.keeps}",
-        f"cost: {member.cost}",
+    known = catalogue.registry("algorithm")
+    blocks = [
+        "Cost: scalars that a client receives and sends a round; P = all of the model's. Plan: uses --plan."
     ]
-    if member.uses_plan:
-        parts.append("plan")
-    options = _options(defaults_of(member))
-    return [" | ".join(parts), *([f"--option {options}"] if options else [])]
+    for family, names in known.families().items():
+        about = {}
+        for name in names:
+            kind = known[name]
+            parts = [
+                kind.paper,
+                f"trained: {kind.trains}",
+                f"sent: {kind.travels}",
+                f"kept: {kind.keeps}",
+                f"cost: {kind.cost}",
+            ]
+            if kind.uses_plan:
+                parts.append("plan")
+            if options := _options(defaults_of(kind)):
+                parts.append(f"--option {options}")
+            about[name] = " | ".join(parts)
+        blocks.append(f"{family}\n{_entries(about)}")
+    return "\n\n".join(blocks)
 
 
 def datasets() -> str:
     """List every dataset with its defaults, and those of a user's own data."""
     from fl_core import data
-    from fl_core.data.registry import SHARES, TokenShape, general
+    from fl_core.data.registry import TokenShape, general
 
-    rows = [["name", *COLUMNS.values(), "optimizer", "loss"]]
     shapes = {"table": (1,), "images": (3, 32, 32), "texts": TokenShape((1,), 3)}
     own = {f"your {name}": general(shape, False) for name, shape in shapes.items()}
+    about = {}
     for name, recipe in {**data.datasets(), **own}.items():
-        values = {key: getattr(recipe, key) for key in COLUMNS}
-        values["clients"] = recipe.clients or "natural"
-        values["max_samples"] = recipe.max_samples or "all"
+        keys = {key: value for key, value in vars(recipe).items() if value}
         if recipe.partition != "dirichlet":
-            values["alpha"] = ""
-        optimizer = f"{recipe.optimizer} {_options(recipe.optimizer_options)}"
-        loss = f"{recipe.loss} {_options(recipe.loss_options)}"
-        rows.append([name, *map(str, values.values()), optimizer, loss])
-    shares = "/".join(f"{100 * share:.0f}" for share in SHARES)
-    note = f"Your own data: {shares} % of each client's samples for training, validation and test, with patience "
-    patience = own["your table"].patience
-    return "\n".join([*aligned(rows), "", f"{note}{patience}."])
+            del keys["alpha"]
+        about[name] = _options(keys)
+    return _entries(about)
 
 
 def metrics() -> str:
     """List every metric with its meaning, price, direction and variants."""
-
-    def about(member: Any) -> list[str]:
-        parts = [member.description, f"price: {member.price}", member.direction]
-        return [" | ".join(filter(None, [*parts, ", ".join(member.variants)]))]
-
-    members = catalogue.registry("metric").members().items()
-    return _entries({name: about(member) for name, member in members})
-
-
-def _lines(about: Mapping[str, str]) -> str:
-    """Format each name with its line."""
-    return _entries({name: [line] for name, line in about.items()})
+    about = {}
+    for name, kind in catalogue.registry("metric").members().items():
+        parts = [kind.description, f"price: {kind.price}", kind.direction]
+        about[name] = " | ".join(filter(None, [*parts, ", ".join(kind.variants)]))
+    return _entries(about)
 
 
 def models() -> str:
     """List every model with a line about it."""
     from fl_core.models.building import describe
 
-    return _lines(describe())
+    return _entries(describe())
 
 
 LISTINGS: dict[str, Callable[[], str]] = {
@@ -127,33 +99,30 @@ LISTINGS: dict[str, Callable[[], str]] = {
     "datasets": datasets,
     "models": models,
     "metrics": metrics,
-    "rules": lambda: _lines(catalogue.registry("rule").summaries()),
+    "rules": lambda: _entries(catalogue.registry("rule").summaries()),
 }
 
 
-def _entries(about: Mapping[str, Sequence[str]]) -> str:
-    """Format each name with its texts, wrapped next to it."""
+def _entries(about: Mapping[str, str]) -> str:
+    """Format each name with its text, wrapped next to it."""
     left = max(map(len, about)) + 4
-    lines = []
-    for name, parts in about.items():
-        first = f"  {name}".ljust(left)
-        for part in parts:
-            lines.append(
-                textwrap.fill(
-                    part, _width(), initial_indent=first, subsequent_indent=" " * left
-                )
-            )
-            first = " " * left
-    return "\n".join(lines)
+    width = min(shutil.get_terminal_size((WIDTH, 0)).columns, WIDTH)
+    return "\n".join(
+        textwrap.fill(
+            text,
+            width,
+            initial_indent=f"  {name}".ljust(left),
+            subsequent_indent=" " * left,
+        )
+        for name, text in about.items()
+    )
 
 
 def _options(options: Mapping[str, Any]) -> str:
     """Format options. A list, with one number per class, is abbreviated."""
-    return ", ".join(
-        f"{key}=…" if isinstance(value, list) else f"{key}={value}"
-        for key, value in options.items()
-    )
-
-
-def _width() -> int:
-    return min(shutil.get_terminal_size((WIDTH, 0)).columns, WIDTH)
+    shown = []
+    for key, value in options.items():
+        if isinstance(value, dict):
+            value = f"({_options(value)})"
+        shown.append(f"{key}={'…' if isinstance(value, list) else value}")
+    return ", ".join(shown)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from fedlayers import catalogue
 from fedlayers.cli.options import (
@@ -16,14 +16,13 @@ from fedlayers.cli.options import (
 )
 from fl_core.config import RunConfig
 from fl_core.display import in_order
-from fl_core.errors import UsageError, at_least, check_known, check_value, listing, warn
+from fl_core.errors import UsageError, check_known, check_value, listing, warn
 from fl_core.storage import check_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import nn
 
-    from diagnostics.metrics.base import Metric
     from fl_core.task import Task
 
 
@@ -119,8 +118,6 @@ class Diagnose(OfRun):
 
     def main(self, line: str) -> None:
         self.check_source()
-        check_value("--measure-batch", self.measure_batch, at_least(1))
-        check_value("--resamples", self.resamples, at_least(0))
         if self.round != "last" and not self.round.isdigit():
             raise UsageError(f"--round must be a number or last; got {self.round!r}.")
         for flag, needed in NEEDS.items():
@@ -136,7 +133,7 @@ class Diagnose(OfRun):
         check_folder(self.out)
 
         from diagnostics import measure
-        from diagnostics.diagnosis import chosen_metrics
+        from diagnostics.diagnosis import Request, chosen_metrics
         from diagnostics.metrics.base import DEFAULT
         from diagnostics.null import NULLS, Nulls
         from fedlayers.cli import tables
@@ -148,20 +145,23 @@ class Diagnose(OfRun):
         chosen = {metric.name: metric for metric in chosen_metrics(metrics)}
         options = by_name(self.option, "metric", tuple(chosen))
         for name, given in options.items():
-            _check_options(chosen[name], given)
+            if samples := {"probe", "test"} & given.keys():
+                raise UsageError(
+                    f"samples must be given from Python; got --option {name}.{min(samples)}."
+                )
         how: dict[str, Any] = {
-            "command": line,
             "options": options,
             "resamples": self.resamples,
             "batch": self.measure_batch,
-            "null": nulls,
         }
+        Request.of(metrics, how)  # refuses them before any work
+        how |= {"command": line, "null": nulls}
         notes: list[str] = []
         if self.dir is not None:
             report = measure.diagnose_run(
                 self.dir,
                 metrics,
-                round=self.round if self.round == "last" else int(self.round),
+                round=self.round,
                 which=self.model or "local",
                 allow_code=self.allow_code,
                 **how,
@@ -201,8 +201,8 @@ class Diagnose(OfRun):
         title = f"{(self.dir and self.model) or 'local'} models after {after}"
         missing = report.frame.loc[report.frame["status"] != "ok", "status"]
         if len(missing):
-            title += f"; {len(missing)} rows without a value"
-            notes.insert(0, f"without a value: {listing(missing.unique(), 3)}")
+            why = listing(missing.unique(), 3)
+            notes.append(f"{len(missing)} rows without a value: {why}")
         print(f"{title}\n\n{tables.measurements(report, shown)}\n")
         print(*notes, f"rows: {rows}", sep="\n")
 
@@ -221,21 +221,6 @@ class Diagnose(OfRun):
         number = max(found) if self.round == "last" else int(self.round)
         check_known("round of --models", str(number), map(str, found))
         return number, found[number]
-
-
-def _check_options(metric: Metric, given: Mapping[str, Any]) -> None:
-    """Check a metric's options of the command line before anything is trained.
-
-    Raises:
-        UsageError: an unknown option, one that has no text form (models, data), or a value of another type.
-    """
-    metric.settings(**given)
-    for key, value in given.items():
-        hint = metric.option_types[key]
-        if {bool, int, float, str}.isdisjoint(get_args(hint) or (hint,)):
-            raise UsageError(
-                f"--option {metric.name}.{key} must be given from Python: it is no text or number; got {value!r}."
-            )
 
 
 class Select(Command):
@@ -334,7 +319,6 @@ class Plot(Command):
         from fl_core.plan import LayerPlan
         from fl_core.records.store import ROWS, Run
         from fl_core.rows import read
-        from fl_core.storage import Folder
 
         if self.path.suffix == ".json":
             if self.metrics:
@@ -345,13 +329,11 @@ class Plot(Command):
                 "plan": lambda: figure_of(plots.plan(plan))
             }
         else:
-            folder = Folder(self.path)  # which follows no link
-            if folder.has("config.json"):
+            if (self.path / "config.json").exists():
                 header, frame = Run(self.path).rows()
-            elif self.path.is_dir():
-                header, frame = read(folder.file(ROWS))
             else:
-                header, frame = read(self.path)
+                path = self.path / ROWS if self.path.is_dir() else self.path
+                header, frame = read(path)
             data = str(header.get("data", ""))
             pictures = album(frame, self.metrics)
         for name, draw in pictures.items():
