@@ -464,8 +464,10 @@ def read_toml(path: Path, most: int) -> dict[str, Any]:
     """Return the contents of a TOML file of at most ``most`` bytes.
 
     Raises:
-        UsageError: the file is too large, or no TOML. The message names it.
+        UsageError: the file is missing, too large, or no TOML. The message names it.
     """
+    if not path.is_file():
+        raise UsageError(f"{path} must be a file of TOML; got none. Correct its path.")
     try:
         return tomllib.loads(read_text(path, most))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:

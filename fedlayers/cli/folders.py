@@ -35,11 +35,10 @@ class Check(Command):
         from fl_core.data import frames, tables
         from fl_core.data.column_table import MOST
         from fl_core.data.partitions import make
-        from fl_core.data.registry import DATASETS, path_of
+        from fl_core.data.registry import path_of
         from fl_core.display import aligned
 
-        named = not Path(self.data).exists() and self.data in DATASETS
-        path = Path() if named else path_of(self.data)
+        path = path_of(self.data)
         if not (frames.is_table(path) or path.suffix.lower() == ".jsonl"):
             raise UsageError(
                 f"DATA must be a table or a folder of tables; got {self.data!r}. "
@@ -63,10 +62,10 @@ class Check(Command):
         print(f"This works: fedlayers run {found.settings}")
         print(source.table)
         counts = source.counts()
-        rows = [list(map(str, row)) for row in counts.reset_index().to_numpy()]
-        print("", *aligned([["client", *counts], *rows[:MOST]]), sep="\n")
-        if len(rows) > MOST:
-            print(f"and {len(rows) - MOST:,} more clients")
+        rows = counts[:MOST].itertuples()
+        print("", *aligned([["client", *counts], *rows]), sep="\n")
+        if len(counts) > MOST:
+            print(f"and {len(counts) - MOST:,} more clients")
         if source.owner is None:
             print(
                 "no column names the clients, so a run makes them up. Name it: --client-column NAME"

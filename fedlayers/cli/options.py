@@ -125,12 +125,9 @@ class ConfiguredCommand(Command):
             return None
         import tomli_w
 
-        config = self.asked_config()
         groups: dict[str, dict[str, Any]] = {}
-        for name, key in KEYS.items():
-            value = config.value(name)
-            if value != key.default:
-                groups.setdefault(key.group, {})[name] = value
+        for group, key, value in self.asked_config().summary().rows:
+            groups.setdefault(str(group), {})[str(key)] = value
         return tomli_w.dumps(groups)
 
 
@@ -145,10 +142,6 @@ def read_config(file: Path, command: str, foreign: Collection[str]) -> dict[str,
         UsageError: the file is missing, no TOML, or has an unknown group or key, a wrong value, or a key that the
             command has no flag for.
     """
-    if not file.is_file():
-        raise UsageError(
-            f"--config must name a file; got {file}. Write one with --print-config."
-        )
     values: dict[str, Any] = {}
     for group, given in read_toml(file, LARGEST).items():
         check_known(f"group of {file}", group, GROUPS)
@@ -378,14 +371,13 @@ def by_name(
     """
     options: dict[str, dict[str, Any]] = {}
     for key, value in pairs("option", arguments).items():
-        own = [name for name in names if key.startswith(f"{name}.")]
-        name = own[0] if own else key.partition(".")[0]
-        if name == key:
+        name, _, option = key.rpartition(".")
+        if not name:
             raise UsageError(
                 f"--option must name its {kind}; got {key!r}. Write --option {kind.upper()}.{key}=..."
             )
         check_known(f"{kind} of --{kind}s", name, names)
-        options.setdefault(name, {})[key.removeprefix(f"{name}.")] = value
+        options.setdefault(name, {})[option] = value
     return options
 
 
@@ -406,11 +398,8 @@ def check_file(path: Path, such: str, begins: str) -> None:
     check_folder(path.parent)
     if not path.exists():
         return
-    own = path.is_file() and path.stat().st_size == 0
-    if path.is_file() and not own:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            own = re.match(begins, file.read(10_000)) is not None
-    if not own:
+    text = path.read_text("utf-8", "replace") if path.is_file() else "a folder"
+    if not re.match(rf"{begins}|\Z", text):
         raise UsageError(
             f"--out must be a new file or {such}; got {path}. Choose another name."
         )

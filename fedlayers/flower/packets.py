@@ -71,10 +71,6 @@ def read_keys(path: Path, kind: type[Keys]) -> Keys:
         UsageError: a key is unknown or missing, or a value has another type.
     """
     with about(str(path)):
-        if not path.is_file():
-            raise UsageError(
-                "the file must exist; got none. Name it in the node config or the run config."
-            )
         found, hints = read_toml(path, TOML_BYTES), get_type_hints(kind)
         for key, value in found.items():
             check_type(check_known("key", key, hints), value, hints[key])

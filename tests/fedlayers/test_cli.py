@@ -241,7 +241,7 @@ def test_a_printed_configuration_of_several_tables_is_read_again(
 def test_a_wrong_configuration_file_is_one_line(fedlayers, tmp_path, text, says):
     (tmp_path / "run.toml").write_text(text)
     assert says in fedlayers.refused("run --config", str(tmp_path / "run.toml"))
-    assert "must name a file" in fedlayers.refused("run --config nowhere.toml")
+    assert "must be a file of TOML" in fedlayers.refused("run --config nowhere.toml")
 
 
 @pytest.mark.parametrize(
