@@ -274,15 +274,6 @@ class LayerPlan(Displayed):
             tuple(layers), cls(tuple(layers), ()).trainable[-1:], Evidence(rule="last")
         )
 
-    @classmethod
-    def everything(cls, layers: Sequence[Layer]) -> LayerPlan:
-        """Share every layer: FedAvg."""
-        return cls(
-            tuple(layers),
-            tuple(layer.name for layer in layers),
-            Evidence(rule="everything"),
-        )
-
     def with_shared(self, shared: str | Iterable[str], **why: Any) -> LayerPlan:
         """Return a plan with the same layers and other shared ones. Keywords replace fields of the evidence."""
         return LayerPlan(

@@ -98,7 +98,7 @@ def median_interval(values: Values, level: float = 0.95) -> Interval:
     (x,) = _align(values=values)
     check_value("level", level, INSIDE)
     if not _whole(x):
-        return Interval(math.nan, math.nan, math.nan)
+        return UNKNOWN
     from scipy import stats
 
     ends = stats.quantile_test(x, p=0.5).confidence_interval(level)

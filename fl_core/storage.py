@@ -31,7 +31,6 @@ from typing import (
 from fl_core.errors import (
     BusyError,
     CorruptError,
-    RunError,
     UsageError,
     check_stored,
     damaged,
@@ -549,9 +548,3 @@ def format_bytes(n_bytes: float) -> str:
             return f"{n_bytes:.3g} {unit}"
         n_bytes /= 1000
     return f"{n_bytes:.3g} TB"
-
-
-def lacks_memory(error: BaseException | None) -> bool:
-    """Return whether Python, NumPy or torch raised this because memory ended."""
-    torchs = isinstance(error, RuntimeError) and not isinstance(error, RunError)
-    return isinstance(error, MemoryError) or (torchs and "memory" in str(error))

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fl_core import storage
 from fl_core.data.registry import START, TokenShape
 from fl_core.errors import UsageError, check_known, check_options, check_values, listing
 from fl_core.models.adapter import PackedShape, adapt, check_real
@@ -157,9 +156,6 @@ def build(
             except Exception as error:  # of torch, on values that no check foresees
                 if isinstance(error, UsageError):
                     raise
-                if storage.lacks_memory(error):
-                    sizes = f"must fit into memory; got {model_options}. Choose smaller sizes."
-                    raise UsageError(f"model {label} {sizes}") from error
                 raise option_error(label, model_options, error) from error
         elif colon and source in LIBRARIES:
             model = LIBRARIES[source](rest, shape, n_classes, model_options)

@@ -30,13 +30,10 @@ def memory_format(model: nn.Module, example: Tensor | None = None) -> str:
     fixed and not based on timing, since the two formats round differently. Trees that leave a workspace are contiguous
     in both.
     """
-    if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
-        return "contiguous"
-    return (
-        "channels_last"
-        if example is None or takes_channels_last(model, example)
-        else "contiguous"
-    )
+    taken = any(isinstance(module, nn.Conv2d) for module in model.modules())
+    if example is not None:
+        taken = takes_channels_last(model, example)
+    return "channels_last" if taken else "contiguous"
 
 
 def takes_channels_last(model: nn.Module, x: Tensor) -> bool:

@@ -389,8 +389,8 @@ def test_explanation():
 def test_explanation_of_plans_without_a_curve():
     clipped = LayerPlan.prefix(LAYERS, 2).with_shared([], status="clipped")
     for plan, part in (
-        (LayerPlan.everything(LAYERS), "everything: 5 of 5 layers are federated"),
-        (LayerPlan.everything(LAYERS), "  spare  federated"),
+        (LayerPlan.prefix(LAYERS, 5), "manual: 5 of 5 layers are federated"),
+        (LayerPlan.prefix(LAYERS, 5), "  spare  federated"),
         (LayerPlan(LAYERS, ()), "manual: 0 of 5"),
         (clipped, "Note: clipped"),
     ):
