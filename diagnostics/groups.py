@@ -120,7 +120,7 @@ def client_groups(task: Task, layer: str = "", draws: int = DRAWS) -> Groups:
         UsageError: fewer than four clients, less than one draw, an unknown layer, or a client whose training does not
             move the layer.
     """
-    names = [client.name for client in task.data.clients]
+    names = task.data.names
     if len(names) < LEAST:
         raise UsageError(
             f"clients must be at least {LEAST} to be grouped; got {len(names)}."

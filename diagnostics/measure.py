@@ -341,7 +341,7 @@ def diagnose_models(
     """
     request = Request.of(metrics, options)
     for name in models:
-        check_known("client of the data", name, [c.name for c in task.data.clients])
+        check_known("client of the data", name, task.data.names)
 
     def measured(on: Task, trained: bool, request: Request) -> Report:
         whose = models if trained else dict.fromkeys(models, task.model)
@@ -420,7 +420,7 @@ def diagnose_task(
 def _of_start(
     task: Task, request: Request, clients: Sequence[str] | None, command: str
 ) -> Report:
-    names = [client.name for client in task.data.clients]
+    names = task.data.names
     chosen = names if clients is None else as_list("clients", clients)
     for name in chosen:
         check_known("client", name, names)

@@ -508,7 +508,7 @@ class LocalClients:
         self.client_runner, self.executor = client_runner, executor
         self.initial = initial
         self.dropout = dropout
-        self.names = [client.name for client in client_runner.data.clients]
+        self.names = client_runner.data.names
         self.index = {name: client for client, name in enumerate(self.names)}
         self.kept: dict[str, dict[str, Tree]] = {}  # models of the current round
 

@@ -68,7 +68,7 @@ class Engine:
     ) -> None:
         self.algorithm, self.data, self.initial = algorithm, data, initial
         self.clients, self.schedule, self.listeners = clients, schedule, listeners
-        self.names = [client.name for client in data.clients]
+        self.names = data.names
         self.server = algorithm.call("server_state", tree.clone(initial))
         self.done = 0
         self.stopped = False

@@ -118,7 +118,7 @@ def check(run: Run, checkpoint: Checkpoint, task: Task) -> Algorithm:
     run.stopping_rule()  # which checks what is stored of it
     initial, names = (
         tree.state_dict(task.model),
-        [client.name for client in task.data.clients],
+        task.data.names,
     )
     with damaged(run.checkpoint_path(checkpoint.round), UsageError):
         algorithm = _under_its_plan(task, checkpoint.server)
@@ -457,8 +457,8 @@ def _trees_of_first(
             raise UsageError(
                 f"client {client!r} must have a whole {which!r} model to load; got a part of it."
             )
-    names = (client.name for client in task.data.clients)
-    return which, {name: trees[which][name] for name in names if name in trees[which]}
+    chosen = trees[which]
+    return which, {name: chosen[name] for name in task.data.names if name in chosen}
 
 
 def trees_of(

@@ -46,6 +46,7 @@ from fl_core.models.building import (
     PRETRAINED,
     batch_norms,
     drop_statistics,
+    normalises_batches,
     statistics_of,
     tensors_of,
     wants_weights,
@@ -573,10 +574,7 @@ def _check_steps(data: FederatedData, batch: int) -> None:
 
 def _check_batches(model: nn.Module, data: FederatedData, config: RunConfig) -> None:
     batch, bn = int(config.training.batch_size or 1), config.model.batchnorm
-    if not any(
-        isinstance(module, nn.modules.batchnorm._BatchNorm)
-        for module in model.modules()
-    ):
+    if not normalises_batches(model, training=True):
         return
     if batch < 2:
         raise UsageError(

@@ -213,7 +213,7 @@ class SiteClients(LocalClients):
         self.sites, self.task, self.run_name, self.store = sites, task, run, store
         self.initial = tree.state_dict(task.model)
         self.dropout = task.config.federation.client_dropout
-        self.names = [client.name for client in task.data.clients]
+        self.names = task.data.names
         self.kept = {}
         trees = len(self.names) + EXTRA_TREES
         self.most_bytes = trees * (tree.n_bytes(self.initial) + 4096)

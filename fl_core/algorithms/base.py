@@ -172,6 +172,11 @@ class TaskInfo:
     uniform: bool = False  # whether averages weigh clients equally
     may_stop_every: int = 0  # rounds between those after which a stopping rule may end the run; 0 = no such rule
 
+    @property
+    def clients(self) -> range:
+        """Return the positions of all clients."""
+        return range(len(self.n_train))
+
     def weight(self, client: int) -> int:
         """Return a client's weight in a weighted mean: its training samples, or 1."""
         return 1 if self.uniform else self.n_train[client]

@@ -66,7 +66,7 @@ class Mixing(ServerMade):
         Up to :data:`PAIRS` pairs all weights are recorded. In larger federations only each client's weight on itself
         is.
         """
-        everyone = range(len(self.task_info.n_train))
+        everyone = self.task_info.clients
         whole = len(self.units) * len(everyone) ** 2 <= PAIRS
         for client in everyone:
             for unit, row in zip(
@@ -179,7 +179,7 @@ class FedAMP(ProximalTerm, Keeping):
     def weights(self, server: State, client: int, rnd: Round) -> Tensor:
         with tree.one_thread():
             parameters = self._parameters(server, client)
-            row = torch.zeros(len(self.task_info.n_train), dtype=torch.float64)
+            row = torch.zeros(len(self.task_info.clients), dtype=torch.float64)
             for other in range(len(row)):
                 if other != client:
                     gap = (
@@ -206,7 +206,7 @@ class FedAMP(ProximalTerm, Keeping):
         """Return a round's step size alpha_k, limited so that no client's weight on itself is negative."""
         return min(
             self._scheduled_step_size(index),
-            self.config.sigma / max(1, len(self.task_info.n_train) - 1),
+            self.config.sigma / max(1, len(self.task_info.clients) - 1),
         )
 
     def _scheduled_step_size(self, index: int) -> float:
@@ -246,7 +246,7 @@ class HeurFedAMP(FedAMP):
         return self._scheduled_step_size(index)
 
     def weights(self, server: State, client: int, rnd: Round) -> Tensor:
-        count = len(self.task_info.n_train)
+        count = len(self.task_info.clients)
         itself = (
             1 / count if self.config.self_weight is None else self.config.self_weight
         )
@@ -376,7 +376,7 @@ class FedFomo(Keeping):
 
     def weights(self, server: State, client: int, rnd: Round) -> Tensor:
         """Return the aggregation weights that the client last used to mix models."""
-        row = torch.zeros(len(self.task_info.n_train), dtype=torch.float64)
+        row = torch.zeros(len(self.task_info.clients), dtype=torch.float64)
         for peer, weight in server.meta.get("weights", {}).get(str(client), {}).items():
             row[int(peer)] = max(weight, 0.0)
         if not row.any():
@@ -388,9 +388,7 @@ class FedFomo(Keeping):
 
     def _peers(self, server: State, client: int, rnd: Round) -> list[int]:
         peers = [
-            c
-            for c in range(len(self.task_info.n_train))
-            if c != client and self.heard(server, c)
+            c for c in self.task_info.clients if c != client and self.heard(server, c)
         ]
         affinity = server.meta.get("affinity", {}).get(str(client), {})
         draw = seeds.numpy_generator(
@@ -477,7 +475,7 @@ class FedCAC(ServerMade):
             }
         masks = {
             c: server.trees[f"mask/{c}"]
-            for c in range(len(self.task_info.n_train))
+            for c in self.task_info.clients
             if f"mask/{c}" in server.trees
         }
         progress = min((rnd.index + 1) / self.config.until, 1.0)

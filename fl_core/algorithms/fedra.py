@@ -179,7 +179,7 @@ class LimitedDepth(Blockwise):
                 f"{self.name}: the model must have residual blocks; got none. Use a model such as vit or mixer."
             )
         self.fixed = fixed_depths(
-            self.config.depths, len(self.task_info.n_train), len(blocks)
+            self.config.depths, len(self.task_info.clients), len(blocks)
         )
         self.always = tensors.difference(
             *(tensors_below(tensors, path) for path in blocks)

@@ -108,7 +108,7 @@ class PFedHN(ServerMade):
         return self.parameters
 
     def server_state(self, initial: Tree) -> State:
-        clients, width = len(self.task_info.n_train), self.config.hidden
+        clients, width = len(self.task_info.clients), self.config.hidden
         size = 1 + clients // 4
         draw = seeds.torch_generator(self.task_info.seed, PURPOSE)
         net: Tree = {"embeddings": torch.randn(clients, size, generator=draw)}
@@ -237,7 +237,7 @@ class PFedLA(Mixing):
         hidden = net["embedding"]
         for k in range(3):
             hidden = apply_linear(net, f"trunk.{k}", hidden).relu()
-        shape = (len(self.units), len(self.task_info.n_train))
+        shape = (len(self.units), len(self.task_info.clients))
         return apply_linear(net, "heads", hidden).view(shape).softmax(1)
 
     def _given(self, net: Tree) -> Tree:
@@ -287,7 +287,7 @@ class PFedLA(Mixing):
         This is how much alpha_j gains from Delta_k. Differences are taken from the common start, so a client that has
         not changed counts exactly 0. A unit that was not sent to a client gives no gradient.
         """
-        clients = range(len(self.task_info.n_train))
+        clients = self.task_info.clients
         products = torch.zeros(len(changes), len(clients), dtype=torch.float64)
         for name in unit.parameters:
             start = server.trees["model"][name]
@@ -315,7 +315,7 @@ class PFedLA(Mixing):
 
     def _drawn(self, client: int) -> Tree:
         draw = seeds.torch_generator(self.task_info.seed, PURPOSE, client)
-        outputs = len(self.units) * len(self.task_info.n_train)
+        outputs = len(self.units) * len(self.task_info.clients)
         net: Tree = {"embedding": torch.randn(self.config.embedding, generator=draw)}
         for k in range(3):
             net |= draw_linear(
@@ -377,7 +377,7 @@ class HeurpFedLA(PFedLA):
     def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
         """Record the aggregation weights, and whether each client keeps each unit (1) or receives it (0)."""
         yield from super().observations(server, rnd)
-        for client in range(len(self.task_info.n_train)):
+        for client in self.task_info.clients:
             retained = self.retained_units(server, client, rnd)
             yield from (
                 Observation(

@@ -57,7 +57,7 @@ class ControlVariates(Algorithm):
     def take(self, server: State, changes: Tree, replies: int) -> None:
         """Update the server's mean variate by the mean change of the clients that replied."""
         mean = server.trees[VARIATE]
-        fraction = replies / len(self.task_info.n_train)
+        fraction = replies / len(self.task_info.clients)
         moved = {
             name: mean[name] + (fraction * change.double()).to(change.dtype)
             for name, change in changes.items()

@@ -212,6 +212,11 @@ class FederatedData(Displayed):
         return np.flatnonzero(counts.sum() == 0).tolist()
 
     @property
+    def names(self) -> list[str]:
+        """Return the names of the clients, in order."""
+        return [client.name for client in self.clients]
+
+    @property
     def weights(self) -> tuple[int, ...]:
         """Return the number of training samples of each client."""
         return tuple(len(client.train) for client in self.clients)
@@ -222,7 +227,7 @@ class FederatedData(Displayed):
         Raises:
             UsageError: there is no such client.
         """
-        names = [client.name for client in self.clients]
+        names = self.names
         return self.clients[names.index(check_known("client", name, names))]
 
     def class_counts(self, split: str = "train") -> pd.DataFrame:
@@ -242,9 +247,8 @@ class FederatedData(Displayed):
             y.sum(0).long() if several else torch.bincount(y, minlength=self.n_classes)
             for y in ys
         ]
-        names = [client.name for client in self.clients]
         return pd.DataFrame(
-            torch.stack(counts).numpy(), index=names, columns=list(self.classes)
+            torch.stack(counts).numpy(), index=self.names, columns=list(self.classes)
         )
 
     @cached_property
@@ -325,7 +329,7 @@ def notes(data: FederatedData) -> list[str]:
     >>> notes(load("digits", clients=1, partition="iid"))
     ['there is one client only: nothing is federated, it trains alone']
     """
-    names = [client.name for client in data.clients]
+    names = data.names
     found = []
     if len(names) == 1:
         found.append("there is one client only: nothing is federated, it trains alone")

@@ -16,11 +16,9 @@ from torch import Tensor, nn
 from fl_core import tree
 from fl_core.errors import UsageError, listing
 from fl_core.models import blocks
-from fl_core.models.building import batch_norms, tensors_of
+from fl_core.models.building import batch_norms, normalises_batches, tensors_of
 from fl_core.models.extended import head_path
 from fl_core.tree import Tree, in_mode
-
-_BATCH_NORM = nn.modules.batchnorm._BatchNorm
 
 
 def memory_format(model: nn.Module, example: Tensor | None = None) -> str:
@@ -119,9 +117,7 @@ class Workspace:
         self._outputs, self._cut = FrozenPrefixCache(), Cut((), ())
         self._ahead: tuple[Tensor, Tensor] | None = None
         self._head: nn.Module | None = None
-        self.couples = any(
-            isinstance(module, _BATCH_NORM) for module in self.model.modules()
-        )  # samples
+        self.couples = normalises_batches(self.model, training=True)  # samples
         self.norms = [
             (module, tensors_of(name, module))
             for name, module in batch_norms(self.model).items()
