@@ -21,6 +21,7 @@ from fl_core.clients import (
     ClientRunner,
     Part,
     Parts,
+    Serial,
 )
 from fl_core.training import loop
 from fl_core.training.loop import GATHERED, MOMENTUM, Entries, Training, batch_slices
@@ -47,7 +48,7 @@ def stacks(model: nn.Module, device: str, wanted: str = "auto") -> bool:
     return (small or wanted == "on") and _perceptron(model) is not None
 
 
-class BatchedClients:
+class BatchedClients(Serial):
     """Executor in this process that trains clients together if their phases allow it, otherwise one by one.
 
     A phase must minimise the common objective, the mean loss of a batch. No code may observe its steps or replace them.
@@ -55,16 +56,12 @@ class BatchedClients:
     """
 
     def __init__(self, client_runner: ClientRunner) -> None:
-        self.client_runner = client_runner
+        super().__init__(client_runner)
         self._operations = _perceptron(client_runner.workspace.model) or []
         parts = chain(client_runner.workspace.model)
         self._flat = parts is not None and isinstance(
             next(iter(parts), None), nn.Flatten
         )
-
-    def use(self, algorithm: Algorithm) -> None:
-        """Load an algorithm."""
-        self.client_runner.use(algorithm)
 
     def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
         """Yield replies in order."""
@@ -74,9 +71,6 @@ class BatchedClients:
                 if isinstance(outcome, Exception):
                     raise outcome
                 yield outcome
-
-    def close(self) -> None:
-        """Do nothing: there are no processes."""
 
     def _outcomes(self, some: list[Parts]) -> list[ClientReply | Exception]:
         """Advance all requests to their next phase and train it, until every request has its reply."""
@@ -390,7 +384,7 @@ def _stack_states(clients: list[Entries], params: dict[str, Tensor]) -> Entries:
             joined[name][key] = torch.stack(
                 [entries.get(name, {}).get(key, none) for entries in clients]
             )
-    if any(MOMENTUM in entries for entries in joined.values()):  # as in phases.restore
+    if any(MOMENTUM in entries for entries in joined.values()):  # as in loop.restore
         for name, param in params.items():
             joined[name].setdefault(MOMENTUM, torch.zeros_like(param))
     return joined

@@ -482,12 +482,8 @@ def _in_order(values: Tensor, order: Tensor) -> Callable[[slice], Tensor]:
     return lambda part: ordered[part]
 
 
-def _parameter_groups(
-    phase: Phase, params: Tree, usual: float
-) -> list[Tensor] | list[dict[str, Any]]:
-    """Return the parameters for the optimiser, in groups if the phase has any. ``usual`` is its learning rate."""
-    if not phase.groups:
-        return list(params.values())
+def _parameter_groups(phase: Phase, params: Tree, usual: float) -> list[dict[str, Any]]:
+    """Return the phase's groups of parameters, with that of the rest, for an optimiser with this usual rate."""
     rest, groups = dict(params), list[dict[str, Any]]()
     for group in phase.groups:
         lr = usual / group.lr_divisor if group.lr is None else group.lr
