@@ -314,7 +314,8 @@ class Choose(OneAlgorithm):
 
     def arguments(self) -> dict[str, Any]:
         given = super().arguments()
-        return {**given, "baselines": not given.pop("no_baselines")}
+        given["baselines"] = not given.pop("no_baselines")
+        return given
 
     def show(self, result: Any, line: str) -> None:
         print(
