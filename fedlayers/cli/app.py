@@ -74,8 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     told = ON_COMMAND_LINE.set(True)
     try:
         try:
-            with progress.end_on_signals():
-                _main(list(sys.argv[1:] if argv is None else argv))
+            _main(list(sys.argv[1:] if argv is None else argv))
         finally:
             ON_COMMAND_LINE.reset(told)
             sys.stdout.flush()

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedlayers import catalogue
 from fedlayers.cli.options import (
     Command,
     ConfiguredCommand,
@@ -257,8 +256,6 @@ class Select(Command):
     argument = "dir"
 
     def main(self, line: str) -> None:
-        catalogue.check("rule", self.rule)
-
         from diagnostics import select
         from diagnostics.report import explain
         from diagnostics.select import RULES

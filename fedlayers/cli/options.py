@@ -109,15 +109,10 @@ class ConfiguredCommand(Command):
         Raises:
             UsageError: a value is wrong, or an option is not KEY=VALUE.
         """
-        from fedlayers import catalogue
-
         given = {key: pairs(flag, getattr(self, flag)) for key, flag in OPTIONS.items()}
         given = {k: v for k, v in given.items() if v and k not in self.without}
         own = {k: v for k, v in vars(self).items() if k in KEYS and v is not None}
-        config = self.keys.with_keys(**given, **own)
-        catalogue.check_names(config)
-        catalogue.check_deciding(config.federation.rule)
-        return config
+        return self.keys.with_keys(**given, **own)
 
     def printed(self) -> str | None:
         """Return the configuration as TOML if it was asked for: the keys that differ from their defaults, or none."""
@@ -310,20 +305,24 @@ def descriptions(kind: type) -> dict[str, str]:
     """Return the docstring beneath each field of a dataclass, the help of its flag."""
     texts = {}
     for base in reversed(kind.__mro__[:-1]):
-        body = _classes(base.__module__).get(base.__name__, [])
-        for field, text in pairwise(body):
-            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
-                words = str(ast.literal_eval(text.value)).split()
-                texts[ast.unparse(field.target)] = " ".join(words)
+        texts |= _descriptions(base.__module__).get(base.__name__, {})
     return texts
 
 
 @cache
-def _classes(module: str) -> dict[str, list[ast.stmt]]:
-    """Return the statements of a module's classes."""
-    source = Path(str(sys.modules[module].__file__)).read_text("utf-8")
-    nodes = ast.parse(source).body
-    return {node.name: node.body for node in nodes if isinstance(node, ast.ClassDef)}
+def _descriptions(module: str) -> dict[str, dict[str, str]]:
+    """Return those of a module's own fields, by class."""
+    found: dict[str, dict[str, str]] = {}
+    for kind in ast.parse(inspect.getsource(sys.modules[module])).body:
+        if isinstance(kind, ast.ClassDef):
+            found[kind.name] = {
+                ast.unparse(field.target): " ".join(str(text.value.value).split())
+                for field, text in pairwise(kind.body)
+                if isinstance(field, ast.AnnAssign)
+                and isinstance(text, ast.Expr)
+                and isinstance(text.value, ast.Constant)
+            }
+    return found
 
 
 # --- KEY=VALUE -------------------------------------------------------------------------------------------------

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 _NOTHING = "–"
 """What stands for a missing value."""
-ROOM = 18
-"""Lines of layers at most in a table of medians."""
 
 
 def scores(
@@ -101,20 +99,18 @@ def measurements(report: Report, variants: Sequence[tuple[str, str]]) -> str:
 
 
 def _medians(report: Report, variants: Sequence[tuple[str, str]]) -> str:
-    """Format the medians over clients, layers by metrics: the first metrics and layers that fit, and a legend."""
+    """Format the medians over clients, layers by metrics: the first metrics that fit, and a legend."""
     there = [each for each in variants if _rows_of(report, *each)["client"].any()]
     columns = {each: report.values(*each).median(axis=1) for each in there[:MANY]}
     names = [layer.name for layer in report.layers]
     table = pd.DataFrame(columns)
     table = table.reindex([name for name in names if name in table.index])
     notes = ["medians over the clients (fedlayers plot shows each client)"]
-    if len(table) > ROOM:
-        notes.append(f"{len(table) - ROOM} more layers are in the rows")
     if absent := [
         metric for metric, variant in variants if (metric, variant) not in columns
     ]:
         notes.append(f"not shown: {listing(dict.fromkeys(absent))}")
-    return f"{_text(table.head(ROOM))}\n\n{'; '.join(notes)}"
+    return f"{_text(table)}\n\n{'; '.join(notes)}"
 
 
 def _text(table: pd.DataFrame) -> str:

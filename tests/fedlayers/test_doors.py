@@ -3,8 +3,6 @@
 import pytest
 
 import fedlayers as fl
-from fedlayers import catalogue
-from fl_core.errors import UsageError
 from tests.conftest import TOY, network
 
 
@@ -56,10 +54,3 @@ def test_run_measures_and_decides_by_itself():
         progress=False,
     )
     assert result.plan.why.metric == "federation_sensitivity"
-
-
-@pytest.mark.parametrize("kind", catalogue.HOMES)
-def test_a_name_from_outside_is_nobodys_to_correct(kind):
-    assert catalogue.check(kind, "some_module:thing") == "some_module:thing"
-    with pytest.raises(UsageError, match=f"{kind} 'nothing_such'"):
-        catalogue.check(kind, "nothing_such")

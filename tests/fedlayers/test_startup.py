@@ -83,7 +83,6 @@ def test_mistakes_need_nothing_heavy(tmp_path):
     lines += [
         "list metric",
         "run --loss focall",
-        "run --model own.py",
         "resume nowhere",
         "run --rounds 0",
         "compare --seeds 0",
