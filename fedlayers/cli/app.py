@@ -28,33 +28,33 @@ if TYPE_CHECKING:
 
 GROUPS = {
     "Decide": {
-        "choose": "train:Choose",
-        "study": "train:Study",
-        "compare": "train:Compare",
-        "tune": "train:Tune",
-        "regret": "train:Regret",
+        "choose": "train",
+        "study": "train",
+        "compare": "train",
+        "tune": "train",
+        "regret": "train",
     },
     "Train": {
-        "run": "train:Run",
-        "resume": "train:Resume",
-        "export": "folders:Export",
-        "predict": "folders:Predict",
+        "run": "train",
+        "resume": "train",
+        "export": "folders",
+        "predict": "folders",
     },
     "Measure": {
-        "diagnose": "measure:Diagnose",
-        "select": "measure:Select",
-        "plot": "measure:Plot",
-        "map": "measure:Map",
+        "diagnose": "measure",
+        "select": "measure",
+        "plot": "measure",
+        "map": "measure",
     },
     "Inspect": {
-        "check": "folders:Check",
-        "verify": "folders:Verify",
-        "runs": "folders:Runs",
-        "clean": "folders:Clean",
-        "list": "listings:List",
+        "check": "folders",
+        "verify": "folders",
+        "runs": "folders",
+        "clean": "folders",
+        "list": "listings",
     },
 }
-"""The commands in the groups of the help, each with the module and class in :mod:`fedlayers.cli`."""
+"""The commands in the groups of the help, each with the module of its class in :mod:`fedlayers.cli`."""
 COMMANDS = {name: home for group in GROUPS.values() for name, home in group.items()}
 MENDED_BY = {
     "ENOSPC EDQUOT EFBIG": "make room there",
@@ -169,8 +169,8 @@ def command_class(name: str) -> type[Command]:
     Raises:
         UsageError: an unknown name; suggests the nearest.
     """
-    module, kind = COMMANDS[check_known("command", name, COMMANDS)].split(":")
-    return getattr(import_module(f"fedlayers.cli.{module}"), kind)
+    module = COMMANDS[check_known("command", name, COMMANDS)]
+    return getattr(import_module(f"fedlayers.cli.{module}"), name.capitalize())
 
 
 def parse_command(words: Sequence[str]) -> Command:

@@ -138,14 +138,13 @@ class Clean(Command):
 
         from fl_core.records.writing import clean
 
-        before = _size(self.dir)
+        removed = 0
         for path in found:
             try:
-                clean(path)
+                removed += clean(path)
             except (CorruptError, BusyError, UsageError) as error:
                 print(f"{path} stays as it is: {error}")
-        after = _size(self.dir)
-        print(f"{self.dir}: {before - after:.1f} MB removed, {after:.1f} MB left")
+        print(f"{self.dir}: {removed / 1e6:.1f} MB removed")
 
 
 def _below(path: Path) -> list[Path]:

@@ -109,10 +109,11 @@ class ConfiguredCommand(Command):
         Raises:
             UsageError: a value is wrong, or an option is not KEY=VALUE.
         """
-        given = {key: pairs(flag, getattr(self, flag)) for key, flag in OPTIONS.items()}
-        given = {k: v for k, v in given.items() if v and k not in self.without}
-        own = {k: v for k, v in vars(self).items() if k in KEYS and v is not None}
-        return self.keys.with_keys(**given, **own)
+        keys = {k: v for k, v in vars(self).items() if k in KEYS and v is not None}
+        for key in OPTIONS.keys() - {*self.without}:
+            if given := pairs(OPTIONS[key], getattr(self, OPTIONS[key])):
+                keys[key] = {**(self.keys.value(key) or {}), **given}
+        return self.keys.with_keys(**keys)
 
     def printed(self) -> str | None:
         """Return the configuration as TOML if it was asked for: the keys that differ from their defaults, or none."""
@@ -148,9 +149,6 @@ def read_config(file: Path, command: str, foreign: Collection[str]) -> dict[str,
         raise UsageError(
             f"keys of {file} must be options of fedlayers {command}; got {listing(other)}. Remove them from the file."
         )
-    for key in OPTIONS.keys() & values.keys():
-        given = values.pop(key)
-        values[OPTIONS[key]] = tuple(f"{k}={json.dumps(v)}" for k, v in given.items())
     return values
 
 
