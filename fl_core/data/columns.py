@@ -265,8 +265,24 @@ STANDARD = SCALES[1]
 PARQUET = ".parquet"
 TABLES = (".csv", ".tsv", PARQUET)
 """The suffixes of tables."""
+IMAGES = (".png", ".jpg", ".jpeg")
+"""The suffixes of images."""
 BETWEEN = ","
 """What stands between the files in the name of a dataset that has several."""
+
+
+def holds_images(path: Path) -> bool:
+    """Return whether the subfolders of a folder hold images, as classes or as clients with classes."""
+    return any(images_in(path, form) for form in ("[!.]*/[!.]*", "[!.]*/[!.]*/[!.]*"))
+
+
+def images_in(path: Path, form: str) -> list[Path]:
+    """Return the image files of a folder that a pattern finds, sorted."""
+    return sorted(
+        file
+        for file in path.glob(form)
+        if file.suffix.lower() in IMAGES and file.is_file()
+    )
 
 
 Place = Callable[[int], str]

@@ -38,13 +38,13 @@ from fl_core.data.columns import (
     composed,
     faults_of,
     first_duplicate,
+    holds_images,
     is_missing,
     is_number,
     located,
     other_reading,
     row_of_array,
 )
-from fl_core.data.image_folders import holds_images
 from fl_core.data.preprocessing import cells_of, read_column
 from fl_core.errors import UsageError, listing, needs_package, spelled, warn
 

@@ -12,16 +12,10 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from fl_core.data import (
-    arrays,
-    column_table,
-    files,
-    frames,
-    image_folders,
-    preprocessing,
-)
+from fl_core.data import arrays, column_table, files, frames, preprocessing
 from fl_core.data.arrays import Array
 from fl_core.data.columns import (
+    IMAGES,
     PLAIN,
     READING,
     TABLES,
@@ -288,13 +282,13 @@ class Inputs:
         return found._replace(ids={name: tuple(shown[name]) for name in named})
 
     def _folder(self, path: Path) -> Samples:
-        found = image_folders.images_below(path)
+        found = files.images_below(path)
         if not found:
             raise UsageError(
-                f"{path} must have images ({', '.join(image_folders.IMAGES)}); got none."
+                f"{path} must have images ({', '.join(IMAGES)}); got none."
             )
         side = self.reading.image_size
-        x, _ = image_folders.pixels(found, gray=self.shape[0] == 1, side=side)
+        x, _ = files.pixels(found, gray=self.shape[0] == 1, side=side)
         names = [file.relative_to(path).as_posix() for file in found]
         with located(str(path)):
             return self._arrays(x, str(path), names)

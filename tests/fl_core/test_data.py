@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import fl_core.data as data
-from fl_core.data import files, image_folders
+from fl_core.data import files
 from fl_core.data.registry import ROOT_VARIABLE
 from fl_core.data.sources import Source
 from fl_core.errors import RunError, UsageError
@@ -415,7 +415,7 @@ def test_an_image_of_another_format_is_not_read(tmp_path, monkeypatch, form):
     for read in (
         files.read,
         files.peek,
-        lambda path: image_folders.pixels([path / "a" / "00.png"]),
+        lambda path: files.pixels([path / "a" / "00.png"]),
     ):
         with refuses(r"a/00\.png must be a readable image"):
             read(tmp_path)
@@ -447,7 +447,7 @@ def test_the_recipe_of_a_path_is_the_one_that_load_uses(tmp_path):
         assert (recipe.model, recipe.partition) == (model, federated.partition.kind)
         assert natural == (path != gray and path.name != "2")
     draw(tmp_path / "one/a", 1)
-    assert image_folders.peek(tmp_path / "one", None) == ((3, 4, 6), False)
+    assert files.peek_images(tmp_path / "one", None) == ((3, 4, 6), False)
     with refuses("'digits'"):
         data.recipe("digit")
     with refuses(r"'x'.*'x_train'"):

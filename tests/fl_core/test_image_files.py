@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fl_core.data import files, image_folders, load
+from fl_core.data import files, load
 from fl_core.data.columns import Reading
 from fl_core.data.inputs import Inputs
 from tests.conftest import refuses
@@ -27,7 +27,7 @@ TURNED = {  # how the pixels of each orientation are shown
 def pixels_of(image, path, **how):
     """Save an image and read it again."""
     image.save(path, **how)
-    return image_folders.pixels([path])[0][0]
+    return files.pixels([path])[0][0]
 
 
 @pytest.mark.parametrize("orientation", TURNED)
@@ -108,4 +108,4 @@ def test_16_bits_are_refused(tmp_path, mode):
     png[29:33] = zlib.crc32(png[12:29]).to_bytes(4, "big")
     path.write_bytes(png)
     with refuses("at most 8 bits a channel; got"):
-        image_folders.pixels([path])
+        files.pixels([path])
