@@ -32,10 +32,6 @@ from fl_core.training.workspace import Workspace
 from fl_core.tree import first_tensor, preserve_state, set_mode
 
 
-def _vectors(a: Tensor, b: Tensor, **_: Any) -> int:
-    return 2 * a.numel()
-
-
 def _convolution_backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
     output_padding: Any, groups: int, mask: list[bool], **_: Any,
@@ -68,7 +64,9 @@ FUSED = (
 )
 FORMULAS: dict[str, Any] = {
     **{str(operation): formula for operation, formula in flop_registry.items()},
-    **dict.fromkeys(("aten.dot", "aten.vdot", "aten.mv"), _vectors),
+    **dict.fromkeys(
+        ("aten.dot", "aten.vdot", "aten.mv"), lambda a, b, **_: 2 * a.numel()
+    ),
     "aten.convolution_backward": _convolution_backward,
     **{f"aten._scaled_dot_product_{kind}": _attention for kind in FUSED},
     **{

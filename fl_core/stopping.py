@@ -87,13 +87,13 @@ def best_round(scores: Mapping[str, Mapping[int, float]]) -> int | None:
     Args:
         scores: by name, the score of each evaluated round, in the order of rounds.
     """
-    smooth = {
-        name: {
-            done: math.inf if math.isnan(value) else value
-            for done, value in moving_mean(_falling(name, of_round)).items()
+    smooth: dict[str, dict[int, float]] = {}
+    for name, of_round in scores.items():
+        sign = -1 if SCORES[name] else 1  # lower is better
+        smooth[name] = {
+            done: math.inf if math.isnan(value) else sign * value
+            for done, value in moving_mean(of_round).items()
         }
-        for name, of_round in scores.items()
-    }
     first = next(iter(smooth.values()))
     seen: dict[str, list[float]] = {name: [] for name in smooth}
     best: int | None = None
@@ -112,12 +112,6 @@ def best_round(scores: Mapping[str, Mapping[int, float]]) -> int | None:
         if best is None or order(done) < order(best):
             best = done
     return best
-
-
-def _falling(name: str, of_round: Mapping[int, float]) -> dict[int, float]:
-    """Return a score of which lower is better."""
-    sign = -1 if SCORES[name] else 1
-    return {done: sign * value for done, value in of_round.items()}
 
 
 class StoppingRule:

@@ -240,9 +240,6 @@ class PFedLA(Mixing):
         shape = (len(self.units), len(self.task_info.clients))
         return apply_linear(net, "heads", hidden).view(shape).softmax(1)
 
-    def _given(self, net: Tree) -> Tree:
-        return {"alpha": self.alpha(net)}
-
     def weights(self, server: State, client: int, rnd: Round) -> Tensor:
         with tree.one_thread(), torch.no_grad():
             return self.alpha(self.network(server, client))
@@ -272,7 +269,9 @@ class PFedLA(Mixing):
             cotangent = (along[:, k] - along[:, k, client, None]).to(
                 net["embedding"].dtype
             )
-            step = pull_back(self._given, net, {"alpha": cotangent})
+            step = pull_back(
+                lambda net: {"alpha": self.alpha(net)}, net, {"alpha": cotangent}
+            )
             yield (
                 _slot(client),
                 {

@@ -364,21 +364,15 @@ def split_head(model: nn.Module, example: Tensor) -> tuple[nn.Module, nn.Linear]
     with in_mode(model, False), torch.no_grad():
         wanted = model(example)
         head = model.get_submodule(path)
-        body = _without(model, path)
+        body = model if path else nn.Identity()
+        if path:
+            model.set_submodule(path, nn.Identity())
         if not torch.equal(head(body(example)), wanted):
             raise UsageError(
                 f"{type(model).__name__} must use its last linear layer {path!r} only once. Choose another model."
             )
     assert isinstance(head, nn.Linear)
     return body, head
-
-
-def _without(model: nn.Module, path: str) -> nn.Module:
-    if not path:
-        return nn.Identity()
-    parent, _, name = path.rpartition(".")
-    setattr(model.get_submodule(parent), name, nn.Identity())
-    return model
 
 
 class TwoHeads(nn.Module):
