@@ -349,7 +349,7 @@ def _check_filled(name: str, values: Array) -> None:
 def _targets(
     cells: Mapping[str, Cells], reading: Reading
 ) -> tuple[Array, tuple[str, ...]]:
-    """Return the targets in label columns, with the names of classes (:func:`targets.answers`).
+    """Return the targets in label columns, with the names of classes (:func:`arrays.answers`).
 
     Raises:
         DataFault: classes are numbers to predict: most are there once, or they are the time until an event of another
