@@ -70,8 +70,8 @@ def run(
         live: draw the main score over the rounds in the notebook's cell, again at most once a second.
         log: where else rows are sent, live: objects of subclasses of :class:`fl.Logger <fl_core.recorder.Logger>`, or
             ``package.module:Class``.
-        backend: ``ray`` or ``ray:HOST:PORT``: clients are trained on a cluster (:mod:`fedlayers.backends.actors`), with
-            the same bits as ``stack="off"``.
+        backend: ``ray`` or ``ray:HOST:PORT``: clients are trained on a cluster
+            (:mod:`fedlayers.backends.cluster`), with the same bits as ``stack="off"``.
 
     Raises:
         UsageError: an unknown name or an invalid value, before anything is written.
@@ -113,7 +113,7 @@ def run(
 def _clients_on(place: str, config: RunConfig) -> MakesExecutor | None:
     if not place:
         return None
-    from fedlayers.backends.actors import clients_on
+    from fedlayers.backends.cluster import clients_on
 
     return clients_on(
         place, stacked=config.execution.stack == "on", workers=config.execution.workers

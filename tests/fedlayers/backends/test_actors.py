@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import fedlayers as fl
-from fedlayers.backends import actors
+from fedlayers.backends import cluster as actors
 from fl_core.config import RunConfig
 from fl_core.errors import DivergedError, RunError, UsageError, WorkerError
 from fl_core.recorder import read_pace
