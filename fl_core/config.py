@@ -55,6 +55,8 @@ LOSSES = (
 )
 CLASS_WEIGHTS = ("none", "balanced")
 """Weights of classes in the loss, next to W,W,...: none, or such that every class has the same total weight."""
+OWN = "own"
+"""The model's name in the configuration of a run whose model is given from Python."""
 
 
 class Mark(Enum):
@@ -437,10 +439,10 @@ def resolve(config: RunConfig, data: Any = None, model: Any = None) -> RunConfig
             **keys,
         )
     root = config.data.data_root or os.environ.get(ROOT_VARIABLE)
+    if model is not None:
+        config = config.with_keys(model=OWN)
     own_model = (
-        recipe.model_options
-        if config.model.model in (None, recipe.model) and model is None
-        else {}
+        recipe.model_options if config.model.model in (None, recipe.model) else {}
     )
     config = _fill(config, {key: getattr(recipe, key) for key in OF_RECIPE})
     own = (

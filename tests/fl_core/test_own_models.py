@@ -10,6 +10,7 @@ from torch import nn
 
 from diagnostics.measure import instruments
 from fl_core import models, runner
+from fl_core.errors import UsageError
 from tests.conftest import CONFIG, TOY
 from tests.networks import Wired
 
@@ -49,6 +50,12 @@ def test_a_model_that_is_frozen_as_a_whole_is_noted():
     model = net().requires_grad_(False)
     with pytest.warns(UserWarning, match="all parameters .* are frozen"):
         runner.run(CONFIG.with_keys(rounds=1), data=TOY, model=model, progress=False)
+
+
+def test_the_configuration_of_an_own_model_trains_no_other_model():
+    asked = runner.assemble(CONFIG, data=TOY, model=net()).config
+    with pytest.raises(UsageError, match="unknown model 'own'"):
+        runner.assemble(asked, data=TOY)
 
 
 OUTPUTS = {
