@@ -256,7 +256,8 @@ def path_of(dataset: Location) -> Path:
                 )
         return path
     if len(path.parts) == 1 and not path.suffix and not path.is_absolute():
-        beside = [entry.name for entry in Path().iterdir() if entry.is_dir()]
+        folders = sorted(entry.name for entry in Path().iterdir() if entry.is_dir())
+        beside = [name for name in folders if not name.startswith(".")]
         check_known("dataset or path", str(dataset), [*sorted(DATASETS), *beside])
     raise UsageError(
         f"dataset must be a file or a folder; got {path}, which does not exist. {near_path(path)} "
