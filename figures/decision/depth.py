@@ -90,7 +90,8 @@ def decided(rows: pd.DataFrame) -> bool:
 def scores(rows: pd.DataFrame) -> pd.DataFrame:
     """Return macro-F1 on test samples, the mean over clients: a line for each federation and seed, a column an arm.
 
-    A run that diverged has 0. An arm without a row is NaN. ``all, fine-tuned`` is of the row of ``all``.
+    A run that diverged has 0. A seed without a row of an arm is NaN, and an arm without any row has no column.
+    ``all, fine-tuned`` is of the row of ``all``.
     """
     arms = [*DEPTHS, *MARKS]
     its = rows[rows["arm"].isin(arms) & (rows["seed"] != TUNING)].set_index(KEYS)
@@ -99,7 +100,8 @@ def scores(rows: pd.DataFrame) -> pd.DataFrame:
         return its[column].map(np.mean, na_action="ignore").astype(float).fillna(0.0)
 
     found = its.assign(score=mean("test_macro_f1"))
-    wide = found.pivot(columns="arm", values="score").reindex(columns=arms)
+    wide = found.pivot(columns="arm", values="score")
+    wide = wide[[arm for arm in arms if arm in wide]]
     return wide.assign(**{TUNED: mean("tuned_test_macro_f1")[its["arm"] == "all"]})
 
 
@@ -253,7 +255,8 @@ def picture(rows: pd.DataFrame) -> Figure:
     """Draw a panel for each source: what sharing gains over sharing nothing, by depth and dose."""
     score, dose = scores(rows), doses(rows)
     gain = 100 * score.sub(score["0"], axis=0)
-    places = {**DEPTHS, **MARKS}
+    places = {arm: at for arm, at in (DEPTHS | MARKS).items() if arm in score}
+    told = {"last 6": "last\n6", "cosine": "cos\n≥ 0"}
     with style():
         figure = plt.figure(figsize=(7.4, 5.0), layout="constrained")
         axes = figure.subplots(2, 2, sharex=True).ravel()
@@ -274,10 +277,12 @@ def picture(rows: pd.DataFrame) -> Figure:
             ax.axhline(0, color="0.5", lw=0.9, zorder=0)
             ax.axvline(19.5, color="0.8", lw=0.9, zorder=0)
             ax.set_title(title, fontsize=9)
-            ax.legend(fontsize=7, loc="best")
-        ticks = [str(depth) for depth in DEPTHS.values()] + ["last\n6", "cos\n≥ 0"]
+            low, high = ax.get_ylim()
+            ax.set_ylim(low, high + 0.15 * (high - low))
+            ax.legend(fontsize=7, loc="upper left", ncols=3, columnspacing=1)
+        ticks = [told.get(arm, str(at)) for arm, at in places.items()]
         axes[0].set_xticks(list(places.values()), ticks)
-        axes[0].set_xlim(-1, 24.5)
+        axes[0].set_xlim(-1, max(places.values()) + 1.5)
         figure.supylabel("points of macro-F1 over sharing nothing", fontsize=9)
         for ax in axes[2:]:
             ax.set_xlabel("first blocks that are shared")
@@ -301,7 +306,8 @@ def gains(rows: pd.DataFrame) -> str:
     columns["0"] = [cell(score.loc[at]["0"], "") for at in order]
     for arm in score.columns.drop("0"):
         columns[arm] = [cell(gain.loc[at][arm], "+") for at in order]
-    best = best_depth(score, [arm for arm in DEPTHS if score[arm].notna().all()])
+    whole = score.columns[score.notna().all()]
+    best = best_depth(score, [arm for arm in DEPTHS if arm in whole])
     columns["best depth"] = [str(best[at]) for at in order]
     return markdown(columns)
 
