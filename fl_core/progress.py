@@ -168,7 +168,8 @@ def progress_bar(
 
 def say(line: str, file: TextIO | None = None) -> None:
     """Print a line above the progress bar, if there is one."""
-    bars, file = sys.modules.get("tqdm"), file or sys.stdout
+    bars = sys.modules.get("tqdm")
+    file = file or sys.stdout
     (print if bars is None else bars.tqdm.write)(line, file=file)
     file.flush()
 

@@ -433,11 +433,12 @@ def answer_of(client_runner: ClientRunner, request: ClientRequest) -> tuple[str,
     try:
         return "ok", client_runner.run(request)
     except Exception as error:  # sent to the process that asked
-        return "error", _portable(error, traceback.format_exc())
+        return "error", portable(error)
 
 
-def _portable(error: Exception, where: str) -> Exception:
-    """Return an error for the parent with its traceback as a note, or its text if it cannot be pickled."""
+def portable(error: Exception) -> Exception:
+    """Return an error for another process with its traceback as a note, or its text if it cannot be pickled."""
+    where = "".join(traceback.format_exception(error))
     note = f"in a worker process:\n{where}"
     error.add_note(note)
     try:

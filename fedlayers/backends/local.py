@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import socket
 import threading
-import traceback
 import warnings
 from abc import ABC, abstractmethod
 from collections import Counter, deque
@@ -32,7 +31,16 @@ from fl_core.errors import CorruptError, RunError, UsageError, WorkerError, warn
 from fl_core.progress import end_with_parent, progress_bar
 from fl_core.records.store import BEGINNING
 from fl_core.storage import Folder, sha
-from fl_core.workers import LOST, Child, ended, ready, receive, send, stream_of
+from fl_core.workers import (
+    LOST,
+    Child,
+    ended,
+    portable,
+    ready,
+    receive,
+    send,
+    stream_of,
+)
 
 if TYPE_CHECKING:
     from fedlayers.run_result import Live
@@ -191,20 +199,11 @@ def answer_job(work: Job) -> Answer:
         try:
             value, error = work.carry_out(), None
         except Exception as failure:  # carried to where the work came from
-            value, error = None, picklable_error(failure)
+            value, error = None, portable(failure)
     said = [
         str(each.message) for each in caught if issubclass(each.category, UserWarning)
     ]
     return Answer(value, error, list(dict.fromkeys(said)))
-
-
-def picklable_error(error: Exception) -> Exception:
-    """Return an exception that can be sent to another process. Unexpected ones become text."""
-    if isinstance(error, (UsageError, RunError, OSError)):
-        return error
-    told = RunError(f"{type(error).__name__}: {error} (--debug shows where)")
-    told.add_note("".join(traceback.format_exception(error)))
-    return told
 
 
 @contextmanager

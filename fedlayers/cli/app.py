@@ -99,7 +99,7 @@ def _main(words: Sequence[str]) -> None:
     from contextlib import redirect_stdout
 
     safe = redirect_stdout(cast(TextIO, _Printable(sys.stdout)))
-    seen = set()
+    seen: set[str] = set()
 
     def note(message: Warning | str, *_: object, **__: object) -> None:
         """Show a warning once, on one line."""

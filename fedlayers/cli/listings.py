@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -105,6 +103,9 @@ LISTINGS: dict[str, Callable[[], str]] = {
 
 def _entries(about: Mapping[str, str]) -> str:
     """Format each name with its text, wrapped next to it."""
+    import shutil
+    import textwrap
+
     left = max(map(len, about)) + 4
     width = min(shutil.get_terminal_size((WIDTH, 0)).columns, WIDTH)
     return "\n".join(

@@ -256,7 +256,8 @@ def _flags(kind: type, hidden: Collection[str], helps: bool) -> list[Any]:
         hint, default = hints[name], defaults[name]
         of_value = get_args(hint)[0] if isinstance(hint, UnionType) else hint
         several = SEVERAL.get(name, SEVERAL.get(get_origin(of_value) or of_value))
-        metavar, nargs = several or of_value.__name__.upper(), "*" if several else 1
+        metavar = several or of_value.__name__.upper()
+        nargs: Any = "*" if several else 1
         if hint is bool:
             metavar, nargs = "", 0
         read = partial(_value, of_value)

@@ -66,10 +66,10 @@ def test_results_errors_and_warnings_come_from_processes_of_one_thread(tmp_path,
         type(None),
         UsageError,
         RunError,
-        RunError,
+        KeyError,
         type(None),
     ]
-    assert str(errors[3]).startswith("KeyError: 'what is wrong'")
+    assert "in carry_out" in errors[3].__notes__[0]
     pid, threads = found[works[0].path].value
     assert pid != os.getpid()
     assert threads == "1"
