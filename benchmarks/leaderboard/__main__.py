@@ -11,7 +11,7 @@ import tyro
 from benchmarks.leaderboard import analysis, page, runs
 from benchmarks.leaderboard.federations import FEDERATIONS
 from benchmarks.leaderboard.methods import METHODS, Method, own_method
-from fedlayers import catalogue
+from fl_core.algorithms.base import find
 from fl_core.errors import RunError, UsageError, check_known
 
 
@@ -39,7 +39,7 @@ def main(
         print(f"wrote {page.write()}")
         return
     if algorithm:
-        catalogue.check("algorithm", algorithm)
+        find(algorithm)
     chosen = [
         check_known("federation", name, FEDERATIONS) for name in federations
     ] or list(FEDERATIONS)
