@@ -261,7 +261,9 @@ def _flags(kind: type, hidden: Collection[str], helps: bool) -> list[Any]:
         if hint is bool:
             metavar, nargs = "", 0
         read = partial(_value, of_value)
-        spec = PrimitiveConstructorSpec(nargs, metavar, read, lambda value: True, str)
+        spec = PrimitiveConstructorSpec(
+            nargs, metavar, read, lambda value: True, lambda value: [str(value)]
+        )
         flag: Any = Annotated[object, spec]
         made: Any = dataclasses.field(default=None)
         if name in OPTIONS.values():
@@ -302,7 +304,7 @@ def _value(kind: Any, words: Sequence[str]) -> Any:
 
 def descriptions(kind: type) -> dict[str, str]:
     """Return the docstring beneath each field of a dataclass, the help of its flag."""
-    texts = {}
+    texts: dict[str, str] = {}
     for base in reversed(kind.__mro__[:-1]):
         texts |= _descriptions(base.__module__).get(base.__name__, {})
     return texts
