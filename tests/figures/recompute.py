@@ -104,10 +104,7 @@ DIFFERENCES = {
     "pfedla.best_after": (after, [("pfedla", other) for other in TABLE1 if other != "per_fedavg"], {}),
     "pfedla.retaining_before": (before, RETAINING, {}),
     "pfedla.retaining_after": (after, RETAINING, {}),
-    "scheduling.anti_best": (plain, [
-        (f"{TINY}.anti", f"{TINY}.{other}")
-        for other in ("fedavg", "fedper", "lg_fedavg", "fedrep", "fedrod", "fedbabu")
-    ], {}),
+    "scheduling.anti_best": (thawed, [(f"{TINY}.anti", f"{TINY}.fedper")], {}),
     "scheduling.anti_over_fedbabu": (plain, [(f"{data}.anti", f"{data}.fedbabu") for data in OWN], {}),
     "scheduling.vanilla_no_loss": (plain, [(f"{data}.vanilla", f"{data}.fedbabu") for data in OWN], {"level": 0.9}),
     "scheduling.early_thawing": (thawed, [(f"{TINY}.{way}_early", f"{TINY}.{way}") for way in ("vanilla", "anti")], {}),
