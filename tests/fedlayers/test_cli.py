@@ -1,5 +1,6 @@
 """The command line as a newcomer meets it: what works, and what each mistake is answered with."""
 
+import inspect
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import fedlayers as fl
 from fedlayers.cli import app as cli, options
 from fedlayers.cli.options import ConfiguredCommand
 from fl_core import rows
@@ -566,3 +568,9 @@ def test_files_of_others_are_not_overwritten(
         taken = "run"
     assert "run directory" in fedlayers.refused(command, subject, "--out", taken)
     assert "got mine" in fedlayers.refused(command, subject, "--out mine")
+
+
+@pytest.mark.parametrize("name", cli.GROUPS["Decide"])
+def test_flags_of_a_study_are_arguments_of_its_function(name):
+    asked = cli.parse_command([name, *NEEDED.get(name, "").split()])
+    inspect.signature(getattr(fl, name)).bind(**asked.arguments())
