@@ -24,7 +24,7 @@ class Check(Command):
         fedlayers check patients.csv --label-column died
     """
 
-    data: str = ""
+    data: str
     """Your table, a folder with tables, or one table for each client."""
     keys: RunConfig
 
@@ -35,10 +35,12 @@ class Check(Command):
         from fl_core.data import frames, tables
         from fl_core.data.column_table import MOST
         from fl_core.data.partitions import make
-        from fl_core.data.registry import path_of
+        from fl_core.data.registry import DATASETS, path_of
         from fl_core.display import aligned
 
-        path = path_of(self.data)
+        path = Path(self.data)
+        if self.data not in DATASETS:
+            path = path_of(self.data)
         if not (frames.is_table(path) or path.suffix.lower() == ".jsonl"):
             raise UsageError(
                 f"DATA must be a table or a folder of tables; got {self.data!r}. "

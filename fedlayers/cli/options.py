@@ -104,7 +104,7 @@ class ConfiguredCommand(Command):
     """Show all options; --help shows the usual ones."""
 
     def asked_config(self) -> RunConfig:
-        """Return the configuration of the command line, with names and numbers checked.
+        """Return the configuration of the command line, with numbers checked.
 
         Raises:
             UsageError: a value is wrong, or an option is not KEY=VALUE.
@@ -270,7 +270,7 @@ def _flags(kind: type, hidden: Collection[str], helps: bool) -> list[Any]:
             flag, metavar = Annotated[list, conf.UseAppendAction], "KEY=VALUE"
             made = dataclasses.field(default_factory=list)
         elif default is dataclasses.MISSING:
-            made = dataclasses.field()
+            made, default = dataclasses.field(), ""
         if name == getattr(kind, "argument", ""):
             flag = Annotated[flag, conf.Positional]
             metavar = f"[{name.upper()}]" if default is None else name.upper()

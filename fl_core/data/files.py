@@ -268,7 +268,7 @@ def read_images(path: Path, size: int | None = None) -> Source:
     Raises:
         UsageError: the layout differs, an image is unreadable or has another size, or a class has no images.
     """
-    found = listimages_in(path)
+    found = list_images(path)
     files, names = list(found["file"]), sorted(set(found["label"]))
     x, odd = pixels(files, where=path, side=size)
     with located(str(path)):
@@ -288,7 +288,7 @@ def read_images(path: Path, size: int | None = None) -> Source:
 
 def peek_images(path: Path, side: int | None) -> tuple[tuple[int, ...], bool]:
     """Return the shape of a folder's images and whether there are clients, from names and headers alone."""
-    found = listimages_in(path)
+    found = list_images(path)
     headers = [_header(file) for file in found["file"]]
     width, height = (side, side) if side else headers[0].size
     return (1 if _all_gray(headers) else 3, height, width), any(found["client"])
@@ -410,7 +410,7 @@ def images_below(path: Path) -> list[Path]:
     return images_in(path, "**/[!.]*")
 
 
-def listimages_in(path: Path) -> pd.DataFrame:
+def list_images(path: Path) -> pd.DataFrame:
     """Return image files with their client and label, sorted. Two Unicode forms of one name are one class.
 
     Without clients the client is an empty text.

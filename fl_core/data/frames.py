@@ -170,16 +170,21 @@ def open_table(
 
 
 def _check_last_row(frame: pd.DataFrame) -> None:
-    """Refuse a last row of sums: one cell says so, and no other cell of its column."""
-    for _, column in frame.items():
-        for last in column[-1:]:
-            named = str(last).strip(" :").lower() in TOTALS
-            if named and (column == last).sum() == 1:
-                raise DataFault(
-                    f"each row must be a sample; got {last!r}, a row of sums.",
-                    "Remove the row.",
-                    len(column) - 1,
-                )
+    """Refuse a last row of sums: a cell says so, alone in its column, and another one is empty or a sum."""
+    last = frame.iloc[-1]
+    for name, cell in last.items():
+        named = str(cell).strip(" :").lower() in TOTALS
+        if not named or (frame[name] == cell).sum() > 1:
+            continue
+        numbers = frame.astype(object).apply(pd.to_numeric, errors="coerce")
+        above, end = numbers[:-1], numbers.iloc[-1]
+        sums = (end > above.max()) & np.isclose(end, above.sum(), rtol=1e-3)
+        if (sums | last.isna() | (last == "")).any():
+            raise DataFault(
+                f"each row must be a sample; got {cell!r}, a row of sums.",
+                "Remove the row.",
+                len(frame) - 1,
+            )
 
 
 def _read_columns(table: Table, reading: Reading, texts: Collection[str]) -> Table:

@@ -120,7 +120,7 @@ def test_help_of_a_command_has_examples_that_parse(fedlayers, name):
     examples = re.findall(rf"^ +fedlayers ({name}\b.*)$", out, flags=re.MULTILINE)
     assert examples, out
     assert len(out.splitlines()) < 160
-    assert "None" not in out
+    assert not re.search("None|MISSING", out)
     for line in examples:
         assert isinstance(cli.parse_command(line.split()), cli.command_class(name))
 
@@ -138,6 +138,7 @@ def test_help_of_a_command_has_examples_that_parse(fedlayers, name):
         ("run --amsgrad maybe", ".*--amsgrad: .*True.*False.*'maybe'"),
         ("run --out", ".*Missing value for argument '--out'"),
         ("verify", ".*Missing from fedlayers verify: DIR"),
+        ("check", ".*DATA: must be a name, a folder or files; got none"),
     ],
 )
 def test_flags_that_do_not_parse_are_refused_in_one_line(
@@ -290,6 +291,7 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
         ("diagnose --dataset heart --by-position", "goes with --models"),
         ("select nowhere.jsonl", "nowhere.jsonl"),
         ("list metric", "mean 'metrics'?"),
+        ("check heart", "DATA must be a table"),
         ("compare --algorithms local fedavgg", "mean 'fedavg'?"),
         ("compare --algorithms fedprox --option mu=1", "--option ALGORITHM.mu=..."),
         ("compare --algorithms local fedavg --plan auto", "local, fedavg"),
