@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from docs import commands, interface
-from fedlayers import catalogue
+from fedlayers.cli import listings
 from fl_core.algorithms.base import defaults_of
 from fl_core.registry import first_line
 
@@ -290,7 +290,7 @@ def algorithms() -> str:
     parts = [
         "# Algorithms\n\nCost: scalars that a client receives and sends a round; P is all of the model's.\n"
     ]
-    known = catalogue.registry("algorithm")
+    known = listings.registry("algorithm")
     own = known.own
     for family, names in known.families().items():
         members = [name for name in names if name in own]
@@ -320,7 +320,7 @@ def _options(member: Any) -> str:
 def members(kind: str, title: str, facts: Iterable[str]) -> str:
     """The members of a registry with what they say of themselves."""
     parts = [f"# {title}\n"]
-    for name, member in catalogue.registry(kind).own.items():
+    for name, member in listings.registry(kind).own.items():
         lines = [
             f"- {fact}: {_text(getattr(member, fact))}"
             for fact in facts

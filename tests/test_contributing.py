@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import fedlayers as fl
-from fedlayers import catalogue
+from fedlayers.cli import listings
 from fedlayers.cli.app import main
 from fl_core.registry import Registry
 
@@ -114,10 +114,10 @@ def test_each_kind_has_its_row_and_its_example():
         PAGE.read_text(encoding="utf-8"),
         re.MULTILINE,
     )
-    assert {kind for kind, _, _ in rows} == set(catalogue.HOMES)
+    assert {kind for kind, _, _ in rows} == set(listings.HOMES)
     shown = "\n".join(text for language, text in BLOCKS if language == "sh")
     for kind, inside, flag in rows:
-        package = catalogue.registry(kind).package
+        package = listings.registry(kind).package
         assert inside == package.replace(".", "/")
         assert re.search(rf"--{flag} my_\w+:\w+", shown), kind
 

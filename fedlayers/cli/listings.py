@@ -1,15 +1,28 @@
-"""The command that lists what is available by name: list."""
+"""The command that lists what is available by name, list, and the registries of all named things.
+
+>>> registry("algorithm")["fedprox"].paper
+'Li et al. 2020'
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedlayers import catalogue
 from fedlayers.cli.options import Command
 from fl_core.errors import check_known
+from fl_core.registry import Registry, import_object
 
 WIDTH = 110
+HOMES = {
+    "algorithm": "fl_core.algorithms.base:ALGORITHMS",
+    "metric": "diagnostics.metrics.base:METRICS",
+    "rule": "diagnostics.select:RULES",
+    "dataset": "fl_core.data.registry:DATASETS",
+    "partition": "fl_core.data.partitions.base:PARTITIONS",
+    "model": "fl_core.models.building:MODELS",
+}
+"""The registry of each kind."""
 
 
 class List(Command):
@@ -29,6 +42,11 @@ class List(Command):
         print(LISTINGS[check_known("listing", self.what, LISTINGS)]())
 
 
+def registry(kind: str) -> Registry[Any]:
+    """Return the registry of a kind, one of :data:`HOMES`."""
+    return import_object("registry", HOMES[check_known("kind", kind, HOMES)])
+
+
 def algorithms() -> str:
     """List algorithms by family, with their papers, options and costs. The list says what is trained, sent and kept.
 
@@ -36,7 +54,7 @@ def algorithms() -> str:
     """
     from fl_core.algorithms.base import defaults_of
 
-    known = catalogue.registry("algorithm")
+    known = registry("algorithm")
     blocks = [
         "Cost: scalars that a client receives and sends a round; P = all of the model's. Plan: uses --plan."
     ]
@@ -79,7 +97,7 @@ def datasets() -> str:
 def metrics() -> str:
     """List every metric with its meaning, price, direction and variants."""
     about = {}
-    for name, kind in catalogue.registry("metric").members().items():
+    for name, kind in registry("metric").members().items():
         parts = [kind.description, f"price: {kind.price}", kind.direction]
         about[name] = " | ".join(filter(None, [*parts, ", ".join(kind.variants)]))
     return _entries(about)
@@ -97,7 +115,7 @@ LISTINGS: dict[str, Callable[[], str]] = {
     "datasets": datasets,
     "models": models,
     "metrics": metrics,
-    "rules": lambda: _entries(catalogue.registry("rule").summaries()),
+    "rules": lambda: _entries(registry("rule").summaries()),
 }
 
 

@@ -95,7 +95,7 @@ ROOMS = {
         "groups through_time",
     ),
     "fedlayers": (
-        "backends catalogue run_result runs",
+        "backends run_result runs",
         "studies",
         "cli flower",
     ),

@@ -5,7 +5,6 @@ from dataclasses import fields
 
 import pytest
 
-from fedlayers import catalogue
 from fedlayers.cli import listings
 from fl_core import data, models
 from fl_core.algorithms.base import ALGORITHMS
@@ -26,7 +25,7 @@ def shown(text, name):
 @pytest.mark.parametrize("what", sorted(listings.LISTINGS))
 def test_everything_registered_is_listed_once(what):
     text = listings.LISTINGS[what]()
-    known = catalogue.registry(what.removesuffix("s")).names()
+    known = listings.registry(what.removesuffix("s")).names()
     for name in models.describe() if what == "models" else known:
         assert len(re.findall(rf"(?m)^ *{re.escape(name)}(  |$)", text)) == 1, name
     assert max(map(len, text.splitlines())) <= 180
