@@ -26,7 +26,7 @@ from fl_core.training import losses
 from . import select
 from .diagnosis import RARE, Request, chosen_metrics, measure_models
 from .load_weights import folder_kind
-from .metrics.base import DEFAULT, metric_or_placeholder
+from .metrics.base import DEFAULT
 from .null import (
     NULLS,
     Nulls,
@@ -468,21 +468,6 @@ def _of_first_training(
         if row["variant"].startswith("training") and row["layer"] in wanted
     )
     return report.with_rows(trained)
-
-
-def shown_variants(report: Report, metric: str) -> list[str]:
-    """Return the variants of a metric to show first: the default, and the ones that decisions read.
-
-    If options made other variants than the default, the first of them is shown.
-    """
-    there = list(report.frame.loc[report.frame["metric"] == metric, "variant"].unique())
-    kind = metric_or_placeholder(metric)
-    first = kind.variant if kind.variant in there else next(iter(there), "")
-    return [
-        name
-        for name in dict.fromkeys((first, kind.default_variant or first))
-        if name in there
-    ]
 
 
 def _diagnose(

@@ -133,11 +133,63 @@ class Report(Displayed):
             )
         return cls(frame, header)
 
-    def _rows(self, metric: str) -> pd.DataFrame:
+    def shown_variants(self, metric: str) -> list[str]:
+        """Return the variants of a metric to show first: the default, and the ones that decisions read.
+
+        If options made other variants than the default, the first of them is shown.
+        """
+        there = list(self._rows(metric)["variant"].unique())
+        wanted = (_usual(metric, there), metric_or_placeholder(metric).default_variant)
+        return [name for name in dict.fromkeys(wanted) if name in there]
+
+    def text(self, metrics: Sequence[str]) -> str:
+        """Format measured values: the clients' own, or their medians for many clients or more than two variants."""
+        variants = [
+            (metric, variant)
+            for metric in metrics
+            for variant in self.shown_variants(metric)
+        ]
+        clients = self.frame["client"].replace("", None).nunique()
+        if len(variants) > 2 or clients > MANY:
+            return self._medians(variants)
+        blocks = []
+        for metric, variant in variants:
+            title = ", ".join(filter(None, [metric, variant]))
+            if direction := metric_or_placeholder(metric).direction:
+                title += f" ({direction})"
+            own = self._rows(metric, variant)
+            if split := " and ".join(filter(None, own["split"].unique())):
+                title += f", {split} split"
+            table = f"no value: {listing(own['status'].unique())}"
+            if own["client"].any():
+                values = self.values(metric, variant)
+                values = values[in_order(values.columns)].rename(columns=printable)
+                table = _numbers(values)
+            blocks.append(f"{title}\n{table}")
+        return "\n\n".join(blocks)
+
+    def _medians(self, variants: Sequence[tuple[str, str]]) -> str:
+        """Format the medians over clients, layers by metrics: the first metrics that fit, and a legend."""
+        there = [each for each in variants if self._rows(*each)["client"].any()]
+        columns = {each: self.values(*each).median(axis=1) for each in there[:MANY]}
+        names = [layer.name for layer in self.layers]
+        table = pd.DataFrame(columns)
+        table = table.reindex([name for name in names if name in table.index])
+        notes = ["medians over the clients (fedlayers plot shows each client)"]
+        if absent := dict.fromkeys(
+            metric for metric, variant in variants if (metric, variant) not in columns
+        ):
+            notes.append(f"not shown: {listing(absent)}")
+        return f"{_numbers(table)}\n\n{'; '.join(notes)}"
+
+    def _rows(self, metric: str, variant: str | None = None) -> pd.DataFrame:
         check_known(
             "metric of this report", metric, dict.fromkeys(self.frame["metric"])
         )
-        return last_round(self.frame[self.frame["metric"] == metric])
+        selected = last_round(self.frame[self.frame["metric"] == metric])
+        if variant is None:
+            return selected
+        return selected[selected["variant"] == variant]
 
     def of_rounds(self, rounds: int | Sequence[int]) -> Report:
         """Return the report of some rounds."""
@@ -168,6 +220,10 @@ class Report(Displayed):
         metrics = ", ".join(dict.fromkeys(self.frame["metric"]))
         missing = int((self.frame["status"] != "ok").sum())
         return f"Report({metrics}; {len(self.layers)} layers, {clients} clients, {missing} rows without a value)"
+
+
+def _numbers(table: pd.DataFrame) -> str:
+    return str(table.to_string(float_format="{:.4g}".format, na_rep="–"))
 
 
 def last_round(table: pd.DataFrame) -> pd.DataFrame:

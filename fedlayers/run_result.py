@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from fl_core import restore, rows, tree
-from fl_core.display import Displayed, Summary
-from fl_core.errors import UsageError, plural
+from fl_core.display import MANY, Displayed, Summary, in_order, printable
+from fl_core.errors import UsageError, listing, plural
 from fl_core.models.adapter import original
 from fl_core.progress import Cell
 from fl_core.recorder import LoggedRun, Logger, Recorder
 from fl_core.records.store import Run
-from fl_core.rows import SCORES, Row, main_score
+from fl_core.rows import OF_CLASS, SCORES, Row, main_score
 from fl_core.stopping import EarlyStopping, rule_of
 
 if TYPE_CHECKING:
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
     from fl_core.engine import Engine
     from fl_core.plan import LayerPlan
-
-SHOWN = 8
-"""Number of clients up to which a result names them."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -179,7 +176,7 @@ class RunResult(Displayed):
     def __repr__(self) -> str:
         engine = self.engine
         clients = len(engine.names)
-        who = f": {', '.join(engine.names)}" if clients <= SHOWN else ""
+        who = f": {', '.join(engine.names)}" if clients <= MANY else ""
         lines = [
             f"{plural(self.done, 'round')} of {engine.algorithm.name} on {engine.data.name}, "
             f"{plural(clients, 'client')}{who}"
@@ -211,6 +208,52 @@ def final_rows(
     """
     of_model = frame["model"].map(best).fillna(0) if best else round
     return frame[(frame["round"] == of_model) & (frame["split"] == "test")]
+
+
+def scores_text(
+    frame: pd.DataFrame, round: int, best: Mapping[str, int] | None = None
+) -> str:
+    """Format the test scores after a round: for each model a line per client, and one for their weighted mean.
+
+    Beyond eight clients it shows the lowest, the median and the highest of each score. The mean is weighted by training
+    samples.
+
+    Args:
+        frame: the rows of a run.
+        best: the best round of each model under a stopping rule, in place of ``round``.
+    """
+    last = final_rows(frame, round, best)
+    title = f"test split, round {round}"
+    if best:
+        rounds = listing(f"{model} {at}" for model, at in best.items())
+        title = f"test split, best round on validation ({rounds})"
+    if last.empty:
+        return f"{title}: no scores"
+    lacking, count = rows.without_score(last), last["client"].nunique()
+    condensed = count > MANY
+    parts = {}
+    for model, scored in last.groupby("model"):
+        table = scored.pivot_table(index="client", columns="metric", values="value")
+        table = table.reindex(in_order(table.index))
+        each = scored.groupby("metric")
+        mean = pd.Series({name: rows.client_mean(own, lacking) for name, own in each})
+        if condensed:
+            table = table.quantile([0.0, 0.5, 1.0])
+            table.index = ["lowest", "median", "highest"]
+        if len(table) > 1:
+            table.loc[f"all {scored['client'].nunique()}"] = mean
+        parts[model] = table
+    shown = pd.concat(parts, names=["model", "client"]).rename(index=printable)
+    positive = rows.positive_in(last)
+    of_class = [name for name in OF_CLASS if name in shown]
+    if positive and of_class:
+        title += f"; {listing(of_class)} of class {printable(positive)!r}"
+    if count > 1:
+        title += "; all: their mean, weighted by training samples"
+    title = "\n".join(
+        [title, *rows.left_out(last[lacking & last["metric"].isin(SCORES)])]
+    )
+    return f"{title}\n{shown.round(4).to_string()}"
 
 
 # --- the picture of runs that train, drawn again in a notebook's cell --------------------------------------------

@@ -135,7 +135,6 @@ class Diagnose(OfRun):
         from diagnostics.diagnosis import Request, chosen_metrics
         from diagnostics.metrics.base import DEFAULT
         from diagnostics.null import NULLS, Nulls
-        from fedlayers.cli import tables
         from fl_core import runner
         from fl_core.records.store import ROWS
 
@@ -189,11 +188,6 @@ class Diagnose(OfRun):
         if nulls.names:
             titles = "; ".join(NULLS[name].title for name in nulls.names)
             notes.append(f"nulls, with which select compares: {titles}")
-        shown = [
-            (name, variant)
-            for name in chosen
-            for variant in measure.shown_variants(report, name)
-        ]
         after = "the first local training"
         if self.dir is not None or self.models is not None:
             after = f"round {int(report.frame['round'].max())}"
@@ -202,7 +196,7 @@ class Diagnose(OfRun):
         if len(missing):
             why = listing(missing.unique(), 3)
             notes.append(f"{len(missing)} rows without a value: {why}")
-        print(f"{title}\n\n{tables.measurements(report, shown)}\n")
+        print(f"{title}\n\n{report.text(list(chosen))}\n")
         print(*notes, f"rows: {rows}", sep="\n")
 
     def _stored_models(

@@ -108,7 +108,7 @@ def print_result(result: RunResult, out: Path) -> None:
     Raises:
         DivergedError: its last evaluation shows models that have diverged.
     """
-    from fedlayers.cli import tables
+    from fedlayers.run_result import scores_text
     from fl_core import recorder, restore
     from fl_core.records.store import Run as StoredRun
     from fl_core.stopping import check_end, rule_of
@@ -118,7 +118,7 @@ def print_result(result: RunResult, out: Path) -> None:
     rule = rule_of(result.engine)
     best = {} if rule is None else rule.best
     config, given = restore.stored_config(stored.config)
-    print(f"{tables.scores(stored.rows()[1], done, best)}\n")
+    print(f"{scores_text(stored.rows()[1], done, best)}\n")
     if plan is not None:  # who gave a plan knows its evidence
         print(f"{plan if given is None else repr(plan)}\n")
     print(f"local training: {Training.of(config.training).description}\n")

@@ -141,8 +141,8 @@ def test_only_what_is_asked_is_measured(task):
 
     report = measured("cka", SENSITIVITY)
     assert set(report.frame["metric"]) == {"cka", SENSITIVITY}
-    assert measure.shown_variants(report, "cka") == ["flatten"]
-    assert measure.shown_variants(report, SENSITIVITY) == ["after", "training"]
+    assert report.shown_variants("cka") == ["flatten"]
+    assert report.shown_variants(SENSITIVITY) == ["after", "training"]
     only = measured(SENSITIVITY, layers=["fc2"])
     assert list(only.values(SENSITIVITY, "training").index) == ["fc2"]
     assert set(only.frame["layer"]) == {"fc2"}

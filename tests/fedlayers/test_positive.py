@@ -7,7 +7,7 @@ from sklearn.metrics import average_precision_score
 
 from diagnostics import plots
 from diagnostics.plots.page import figure_of
-from fedlayers.cli import tables
+from fedlayers.run_result import scores_text
 from fedlayers.studies.compare import compare
 from fedlayers.studies.comparison import headline
 from fedlayers.studies.harmless import baseline_rows
@@ -52,7 +52,7 @@ def test_the_positive_class_is_chosen_and_named(wards, tmp_path):
         p = predict(model, split.x).softmax(1)[:, place].numpy()
         expected = average_precision_score(split.y == place, p)
         assert found[named]["auprc", "north"] == pytest.approx(expected)
-        assert repr(named) in tables.scores(frame, 1)
+        assert repr(named) in scores_text(frame, 1)
     survived, died = (found[name]["auroc", "north"] for name in ("survived", "died"))
     assert died == pytest.approx(survived)
 
@@ -83,9 +83,9 @@ def test_a_client_without_both_classes_is_left_out_of_the_mean_by_name(wards, tm
     assert found.table.set_index("algorithm")["auroc"]["fedavg"] == pytest.approx(mean)
     assert found.table["fairness"].notna().all()
     run = found.frame[found.frame["algorithm"] == "fedavg"]
-    for text in (found.text(), tables.scores(run, 1)):
+    for text in (found.text(), scores_text(run, 1)):
         assert "AUROC leaves out west" in text
-    assert f"{mean:.4f}" in tables.scores(run, 1)
+    assert f"{mean:.4f}" in scores_text(run, 1)
 
 
 def test_what_is_no_class_of_two_is_refused(wards):

@@ -5,7 +5,7 @@ import pytest
 
 import fedlayers as fl
 from diagnostics.report import Report
-from fedlayers.cli import tables
+from fedlayers.run_result import scores_text
 from fl_core import rows, runner
 from fl_core.config import RunConfig
 
@@ -28,7 +28,7 @@ def scored(n):
 
 @pytest.mark.parametrize("n", [1, 8, 9])
 def test_scores_of_many_clients_are_condensed(n):
-    text = tables.scores(scored(n), 3)
+    text = scores_text(scored(n), 3)
     assert text.startswith("test split, round 3")
     assert "9.0" not in text
     which = dict.fromkeys(range(n), "")
@@ -52,7 +52,7 @@ def test_a_diagnosis_of_many_clients_shows_their_medians(clients):
     ]
     layers = [{"name": "fc1", "parameters": [], "buffers": []}]
     report = Report(rows.frame(found), {"layers": layers})
-    shown = tables.measurements(report, [("grad_norm", "l2")])
+    shown = report.text(["grad_norm"])
     (values,) = (line for line in shown.splitlines() if line.startswith("fc1"))
     each = [str(k**2) for k in range(clients)]
     assert values.split()[1:] == (each if clients <= 8 else ["16"])
@@ -65,7 +65,6 @@ def test_a_metric_of_pairs_of_a_single_client_has_its_reason():
     report = fl.measure.diagnose_task(
         runner.assemble(config), ["grad_variance", "weight_divergence"], progress=False
     )
-    pair = ("weight_divergence", "relative_l2")
-    assert "\nno value: " in tables.measurements(report, [pair])
-    shown = [("grad_variance", "epoch")] * 2 + [pair]
-    assert "weight_divergence" in tables.measurements(report, shown).splitlines()[-1]
+    assert "\nno value: " in report.text(["weight_divergence"])
+    shown = ["grad_variance", "grad_variance", "weight_divergence"]
+    assert "weight_divergence" in report.text(shown).splitlines()[-1]
