@@ -133,6 +133,9 @@ def client_models(
     if data is None:
         raise UsageError("data must be given with models; got none. Pass pairs (x, y).")
     data_names, own_data = _names_and_items("data", data, _is_one(data))
+    if data_names:
+        for name in model_names:
+            check_known("client with data", name, data_names)
     m, d = len(own_models), len(own_data)
     if m != d and (1 not in (m, d) or (model_names and data_names)):
         raise UsageError(
@@ -140,8 +143,6 @@ def client_models(
             f"{d} sets of data ({listing(data_names) or 'no names'}). Pass one of either without a name."
         )
     if model_names and data_names:
-        for name in model_names:
-            check_known("client with data", name, data_names)
         own_data = [own_data[data_names.index(name)] for name in model_names]
     count = max(m, d)
     own_models, own_data = own_models * (count // m), own_data * (count // d)

@@ -41,7 +41,7 @@ from fl_core.models.adapter import PackedShape, adapt
 from fl_core.models.building import TRIAL, drop_statistics, without_weights
 from fl_core.records import store, writing
 from fl_core.rows import MULTILABEL
-from fl_core.storage import Folder, check_version, sha, sign
+from fl_core.storage import Folder, check_folder, check_version, sha, sign
 from fl_core.task import Task
 from fl_core.training import evaluate
 from fl_core.training.losses import Standardised, build
@@ -224,6 +224,7 @@ def write(
             )
     content = save(tree.state_dict(rebuilt))
     about["file"] = {"bytes": len(content), "sha256": sha(content)}
+    out.parent.mkdir(parents=True, exist_ok=True)
     folder = Folder(out.parent)
     folder.write(out.name, content)
     folder.write(f"{out.name}.json", sign({"format": FORMAT, **about}))
@@ -452,10 +453,7 @@ def check_free(out: Path) -> None:
     Raises:
         UsageError: names the path.
     """
-    if not out.parent.is_dir():
-        raise UsageError(
-            f"folder {out.parent} must be there to export to; got none. Make it first."
-        )
+    check_folder(out.parent)
     for path in (out, out.with_name(f"{out.name}.json")):
         if path.exists() or path.is_symlink():
             raise UsageError(

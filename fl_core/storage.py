@@ -466,7 +466,10 @@ def read_toml(path: Path, most: int) -> dict[str, Any]:
         UsageError: the file is missing, too large, or no TOML. The message names it.
     """
     if not path.is_file():
-        raise UsageError(f"{path} must be a file of TOML; got none. Correct its path.")
+        found = "a folder" if path.is_dir() else "no file"
+        raise UsageError(
+            f"{path} must be a file of TOML; got {found}. Correct its path."
+        )
     try:
         return tomllib.loads(read_text(path, most))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:

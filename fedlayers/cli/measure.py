@@ -263,7 +263,6 @@ class Select(Command):
             raise UsageError(
                 f"rule must be one with a threshold: {listing(known)}; got {self.rule!r}."
             )
-        check_file(self.out, "an earlier plan", r'\{\s*"format":\s*"fedlayers\.plan')
         plan = select.select(
             self.dir / ROWS if self.dir.is_dir() else self.dir,
             self.rule,
@@ -272,6 +271,7 @@ class Select(Command):
             threshold=select.THRESHOLD if self.threshold is None else self.threshold,
             layers=self.layers,
         )
+        check_file(self.out, "an earlier plan", r'\{\s*"format":\s*"fedlayers\.plan')
         plan.save(self.out)
         print(explain(plan, full=self.explain))
         print(f"\nplan: {self.out}")

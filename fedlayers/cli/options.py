@@ -140,6 +140,11 @@ def read_config(file: Path, command: str, foreign: Collection[str]) -> dict[str,
     """
     values: dict[str, Any] = {}
     for group, given in read_toml(file, LARGEST).items():
+        if group in KEYS.keys() - GROUPS:
+            raise UsageError(
+                f"{group} of {file} must be in its group; got none. "
+                f"Write it below [{KEYS[group].group}]."
+            )
         check_known(f"group of {file}", group, GROUPS)
         check_type(f"{group} of {file}", given, dict)
         values |= given

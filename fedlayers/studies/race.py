@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
@@ -257,7 +257,7 @@ class Rates:
 
     tried: tuple[float, ...]
     lr: float
-    jobs: tuple[TrainingJob, ...]
+    jobs: tuple[TrainingJob, ...] = field(repr=False)
 
     def text(self) -> str:
         """Return the rates that were tried, and the best."""

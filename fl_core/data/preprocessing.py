@@ -315,7 +315,7 @@ def width(columns: int, words: Collection[Sequence[str]]) -> int:
 
 FIXED = "fixed"
 ODD = 0.05
-"""Share of a column's new values from which they are reported as odd."""
+"""Share of a column's new numbers far from the training samples', above which they are reported as odd."""
 
 
 @dataclass(frozen=True)
@@ -415,8 +415,8 @@ class Preprocessing:
     ) -> dict[str, tuple[str, NDArray[np.bool_]]]:
         """Return what is odd about columns of new rows [n, d], next to the training samples, and in which rows.
 
-        More than :data:`ODD` of a column are words that were not seen, or lie outside of [q1 - 3 w, q99 + 3 w], where
-        q1 and q99 are the quantiles of the training samples and w is their distance. Or all values are missing.
+        A word was not seen. Or more than :data:`ODD` of a column lie outside of [q1 - 3 w, q99 + 3 w], where q1 and
+        q99 are the quantiles of the training samples and w is their distance. Or all values are missing.
 
         Args:
             dates: columns of days since 1970.
@@ -439,9 +439,8 @@ class Preprocessing:
                 what = f"far outside of the training samples' range, {ends}"
             else:
                 continue
-            share = odd.sum() / max(known, 1)
-            if share > ODD:
-                found[name] = f"{share:.0%} of the values are {what}", odd
+            if odd.sum() > (0 if words else ODD * known):
+                found[name] = f"{odd.sum():,} of {known:,} values are {what}", odd
             lacking = values == words.index("") if "" in words else np.isnan(values)
             if lacking.all() and (words or self.fill):
                 found[name] = "no row has a value, so all are filled", lacking

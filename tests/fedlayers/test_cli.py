@@ -234,7 +234,7 @@ def test_a_printed_configuration_of_several_tables_is_read_again(
     [
         ("[data]\ndatset = 'heart'", "mean 'dataset'"),
         ("[dta]", "mean 'data'"),
-        ("lr = 0.1", "unknown group"),
+        ("lr = 0.1", "below [training]"),
         ("data = 3", "data of run.toml must be dict"),
         ("[model]\nmodel = {a = 1}", "must be str or none"),
         ("[training]\nlr = 'fast'", "lr must be float or none; got 'fast'"),

@@ -125,9 +125,9 @@ def test_what_is_predicted_from_new_files_is_what_the_run_predicts(tmp_path, kin
     trained, task = fl.load_models(run, which="personal")
     client = task.data.clients[0]
     rows = task.data.partition.indices[client.name]["test"]
-    made = fl.export(run, tmp_path / "model.safetensors", client=client.name)
+    made = fl.export(run, tmp_path / "to" / "model.safetensors", client=client.name)
     new = write(tmp_path / "new", rows)
-    said = fl.predict(tmp_path / "model.safetensors", new)
+    said = fl.predict(made.path, new)
     expected = evaluate.predict(trained[client.name], client.test.x)
     assert torch.equal(said.logits, expected)
     assert said.classes == task.data.classes
@@ -252,7 +252,10 @@ def test_the_page_s_lines_write_a_program_for_any_number_of_samples(
         ({"client": "vaa"}, "'vaa'.*'va'"),
         ({"client": "va", "which": "global"}, "personal.*'global'"),
         ({"client": "va", "round": 7}, r"1, 2.*\b7\b"),
-        ({"client": "va", "out": "nowhere/a"}, "folder.*nowhere"),
+        (
+            {"client": "va", "out": "there/a"},
+            "must be a folder .*there, which is a file",
+        ),
         ({"client": "va", "out": "there"}, r"/there\b"),
         ({"client": "va", "out": "beside"}, r"beside\.json"),
         ({"client": "va", "out": "m.onnx"}, r"torch\.onnx\.export"),
