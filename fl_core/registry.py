@@ -123,7 +123,7 @@ class Registry(Displayed, Generic[Member]):
             raise UsageError(
                 f"{self.kind} must be a name; got {name!r}. Write {own!r}."
             )
-        if is_outside(name):
+        if is_outside(name) or name.endswith(".py"):  # a file's name is answered there
             return self._from_outside(name, import_object(self.kind, name))
         self._import_package()
         check_known(self.kind, name, self._members)

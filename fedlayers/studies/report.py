@@ -15,6 +15,7 @@ from diagnostics.plots.page import Page, figure_of
 from fedlayers.studies.choice import DECIDED, Answers, Choice
 from fedlayers.studies.comparison import Comparison, display_name
 from fl_core import __version__, rows, statistics
+from fl_core.config import OWN
 from fl_core.costs import layer_bytes
 from fl_core.data.partitions.base import SPLITS
 from fl_core.display import in_order, printable
@@ -52,8 +53,10 @@ def write_page(
     task, lead = choice.task, choice.answers if lead is None else lead
     used = {} if choice.rates is None else {"lr": choice.rates.lr}
     config = task.config.with_keys(**used)
-    name = Path(config.data.dataset).name
-    title = f"Which layers of {config.model.model} to federate on {name}"
+    name, model = Path(config.data.dataset).name, str(config.model.model)
+    if model == OWN:
+        model = "your model"
+    title = f"Which layers of {model} to federate on {name}"
     page = Page(title, f"**{lead.head}**")
     page.points(overview(task, lead, choice))
     if choice.run is not None:

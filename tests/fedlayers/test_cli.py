@@ -296,6 +296,7 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
         ("compare --algorithms fedprox --option mu=1", "--option ALGORITHM.mu=..."),
         ("compare --algorithms local fedavg --plan auto", "local, fedavg"),
         ("choose --algorithm fedprox", "fedprox, which uses no plan"),
+        ("run --model own.py", "module without .py: own:NAME"),
         ("run --loss mse", "cross_entropy, focal, player_focal;"),
     ],
 )
