@@ -122,7 +122,8 @@ class BatchedClients(Serial):
         return trained_phases
 
     def _allows(self, part: Part) -> bool:
-        phase, algorithm = part.phase, self.client_runner.algorithm
+        phase = part.phase
+        algorithm = self.client_runner.algorithm
         plain = (
             not (phase.step or phase.observe or phase.groups) and phase.steps is None
         )
@@ -142,7 +143,8 @@ class BatchedClients(Serial):
 
         A client with non-finite numbers has None. It is then trained alone for its error.
         """
-        workspace, phase = self.client_runner.workspace, parts[0].phase
+        workspace = self.client_runner.workspace
+        phase = parts[0].phase
         training = phase.settings(self.client_runner.training)
         for part in parts:
             tree.check_same(workspace.live, part.source, "the model", "the tree")
@@ -182,10 +184,8 @@ class BatchedClients(Serial):
                 parts[k].ctx.work.update(
                     {f"{phase.name}/{key}": value for key, value in work.items()}
                 )
-                trained, after = (
-                    {name: value[at].clone() for name, value in values.items()},
-                    Tree(),
-                )
+                trained = {name: value[at].clone() for name, value in values.items()}
+                after = Tree()
                 if training.keep_optimizer:
                     own = {
                         name: {key: value[at] for key, value in each.items()}
@@ -242,7 +242,9 @@ class _Batches:
         weights = torch.zeros(indices.shape, dtype=x.dtype)
         first = 0
         for at, k in enumerate(order):
-            ctx, n, most = parts[k].ctx, len(splits[k]), per_epoch[k]
+            ctx = parts[k].ctx
+            n = len(splits[k])
+            most = per_epoch[k]
             where = (ctx.round, ctx.client, parts[k].phase.batch_stream)
             draws = seeds.torch_generator(
                 client_runner.algorithm.task_info.seed, "batches", *where
@@ -460,7 +462,8 @@ def _forward(
         if operation is None:
             x = x.relu()
             continue
-        weight, bias = values[operation[0]].transpose(1, 2), values.get(operation[1])
+        weight = values[operation[0]].transpose(1, 2)
+        bias = values.get(operation[1])
         x = (
             torch.bmm(x, weight)
             if bias is None

@@ -361,10 +361,8 @@ class ClientRunner:
             generator=seeds.torch_generator(seed, "batches", index, client, stream),
         )
         order = order[: max(1, round(share * len(split)))]
-        x, y = (
-            self.workspace.place(split.x[order]),
-            split.y[order].to(self.workspace.device),
-        )
+        x = self.workspace.place(split.x[order])
+        y = split.y[order].to(self.workspace.device)
         for part in batch_slices(
             len(order), self.training.batch_size, whole=self.workspace.couples
         ):
@@ -391,7 +389,8 @@ class ClientRunner:
         scores: dict[str, dict[str, float]] = {}
         for name in splits:
             split: Split = getattr(self.data.clients[client], name)
-            x, y = self.workspace.place(split.x), split.y.to(self.workspace.device)
+            x = self.workspace.place(split.x)
+            y = split.y.to(self.workspace.device)
             parts = batch_slices(len(y), SCORE_BATCH, whole=self.workspace.couples) or [
                 slice(None)
             ]
@@ -570,7 +569,8 @@ class LocalClients:
 
     def is_lost(self, request: TrainRequest) -> bool:
         """Return whether the reply to this request is lost."""
-        seed, index = self.algorithm.task_info.seed, request.rnd.index
+        seed = self.algorithm.task_info.seed
+        index = request.rnd.index
         return is_lost(seed, index, request.client, self.dropout)
 
     def _fill(self, request: ClientRequest) -> ClientRequest:

@@ -316,7 +316,8 @@ def _keys() -> Iterator[tuple[str, Key]]:
         hints = get_type_hints(kind, include_extras=True)
         default, own = kind(), vars(kind)["__annotations__"]
         for name in sorted(hints, key=lambda name: name not in own):
-            hint, extras = hints[name], getattr(hints[name], "__metadata__", ())
+            hint = hints[name]
+            extras = getattr(hints[name], "__metadata__", ())
             plain = hint.__origin__ if extras else hint
             marks = frozenset(mark for mark in extras if isinstance(mark, Mark))
             yield name, Key(group, plain, getattr(default, name), marks)

@@ -112,7 +112,8 @@ class FlopCounter(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        kwargs, packet = kwargs or {}, getattr(func, "overloadpacket", None)
+        kwargs = kwargs or {}
+        packet = getattr(func, "overloadpacket", None)
         name = str(packet or func).rstrip("_")  # in place or not
         if packet is not None and name not in FORMULAS:
             with self:
@@ -540,7 +541,8 @@ def plan_cost(
         chosen = plan.body if shared else plan.layers
         return sum(table[layer.name].get(variant, 0.0) for layer in chosen)
 
-    sent, everything = total("bytes", True), total("bytes", False)
+    sent = total("bytes", True)
+    everything = total("bytes", False)
     result = {
         "layers": float(len(plan.layers)),
         "layers_shared": float(len(plan.shared)),

@@ -212,7 +212,8 @@ class Engine:
 
     def sampled(self) -> tuple[int, ...]:
         """Draw the clients of the next round."""
-        count, share = len(self.names), self.schedule.participation
+        count = len(self.names)
+        share = self.schedule.participation
         return sampled_clients(self.task_info.seed, self.done, count, share)
 
     def check_finite(self) -> None:
@@ -255,7 +256,8 @@ class Engine:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint; clients' states are read from it when they are needed."""
-        self.server, self.done = checkpoint.server, checkpoint.round
+        self.server = checkpoint.server
+        self.done = checkpoint.round
         self.clients.restore(checkpoint)
         if "plan" in self.server.meta:
             plan = LayerPlan.from_json(self.server.meta["plan"])
@@ -319,7 +321,8 @@ class PlanSelection(Listener):
         """
         if not (self.measure_first or algorithm.decides):
             return
-        name, layers = algorithm.name, algorithm.task_info.layers
+        name = algorithm.name
+        layers = algorithm.task_info.layers
         self._decide_by(name)
         if self.instruments.check_rule is not None:
             self.instruments.check_rule(self.rule)

@@ -468,7 +468,8 @@ def read_options(name: str, config: type, values: Mapping[str, Any]) -> Any:
     Raises:
         UsageError: a value of the wrong type or out of bounds, or none for an option without a default.
     """
-    hints, keys = get_type_hints(config, include_extras=True), fields(config)
+    hints = get_type_hints(config, include_extras=True)
+    keys = fields(config)
     filled = {
         f.name: _read_option(name, f.name, values[f.name], hints[f.name])
         for f in keys

@@ -389,7 +389,8 @@ def built_from(
             that tries the model to extend it.
     """
     allowed = restore.allowed_code(allow_code)
-    said, inputs = about["model"], Inputs.from_json(about["inputs"])
+    said = about["model"]
+    inputs = Inputs.from_json(about["inputs"])
     extended = said["extended_by"] or {"algorithm": Algorithm.name, "options": {}}
     named = {**extended, "model": said["callable"]}
     restore.check_code(
@@ -401,8 +402,11 @@ def built_from(
         },
         allowed,
     )
-    shape, n_classes, seed = inputs.model_shape, said["outputs"], said["seed"]
-    small, extends = math.prod(shape) <= TRIAL, said["extended_by"] is not None
+    shape = inputs.model_shape
+    n_classes = said["outputs"]
+    seed = said["seed"]
+    small = math.prod(shape) <= TRIAL
+    extends = said["extended_by"] is not None
     if extends and not small:
         raise UsageError(
             f"{path} must have samples of at most {TRIAL:,} numbers, since {extended['algorithm']} extends its model; "

@@ -118,7 +118,9 @@ def packaged(model: nn.Module) -> Tree:
 def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None, bool, list[str]]:
     """Return a run's last common model, its vocabulary, whether clients kept running statistics, and their layers."""
     run = store.Run(path)
-    config, whole, plan = run.config, _has_global_model(run), run.plan()
+    config = run.config
+    whole = _has_global_model(run)
+    plan = run.plan()
     if config.get("adapt") is not None:
         raise UsageError(
             f"init must be a run without adapters; got {path}. Export its model, and name that file."
@@ -147,7 +149,8 @@ def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None, bool, list[str]]:
 
 def _has_global_model(run: store.Run) -> bool:
     """Return whether a run's clients evaluate a global model. For the user's own algorithm its rows show it."""
-    name, options = run.config["algorithm"], run.config["options"]
+    name = run.config["algorithm"]
+    options = run.config["options"]
     if any(
         isinstance(each, str) and is_outside(each) for each in (name, *options.values())
     ):

@@ -231,10 +231,8 @@ class LayerPlan(Displayed):
         if self.why.rule.startswith(CANDIDATE):
             return tuple(notes)
         shared = [name for name in self.trainable if name in self.shared]
-        how, count = (
-            self.why.rule if self.is_edited else f"by {self.why.rule}",
-            len(self.trainable),
-        )
+        how = self.why.rule if self.is_edited else f"by {self.why.rule}"
+        count = len(self.trainable)
         if not shared:
             notes.append(
                 f"the plan, {how}, shares none of the {count} layers that train: every client trains alone"
@@ -298,10 +296,8 @@ class LayerPlan(Displayed):
 
     def check_tensors(self, names: Iterable[str]) -> None:
         """Check as :meth:`check_fits` does, for the tensor names of a model."""
-        planned, present = (
-            {name for layer in self.layers for name in layer.tensors},
-            set(names),
-        )
+        planned = {name for layer in self.layers for name in layer.tensors}
+        present = set(names)
         if planned != present:
             parts = [
                 f"only in the {who}: {listing(sorted(names), 4)}"

@@ -46,7 +46,8 @@ class Lines:
         self, total: int, what: str, unit: str, initial: int = 0, leave: bool = True
     ) -> None:
         self.total, self.what, self.unit, self.leave = total, what, unit, leave
-        self.done, self.began = float(initial), time.monotonic()
+        self.done = float(initial)
+        self.began = time.monotonic()
         self.last = self.began
 
     def __enter__(self) -> Self:
@@ -57,7 +58,9 @@ class Lines:
 
     def update(self, n: float = 1) -> None:
         """Add steps that are done, and write a line if they complete another tenth."""
-        before, self.done, now = self.done, self.done + n, time.monotonic()
+        before = self.done
+        self.done = self.done + n
+        now = time.monotonic()
         due = now - self.last >= SECONDS or (self.leave and self.done == self.total)
         if (
             due
@@ -66,7 +69,8 @@ class Lines:
         ):
             from tqdm import tqdm
 
-            self.last, seconds = now, tqdm.format_interval(now - self.began)
+            self.last = now
+            seconds = tqdm.format_interval(now - self.began)
             steps = f"{self.done:g} of {plural(self.total, self.unit)}"
             line = f"{self.what}: {100 * self.done / self.total:.0f} % ({steps}, {seconds})"
             print(line, file=sys.stderr, flush=True)

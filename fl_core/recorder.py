@@ -131,7 +131,8 @@ class Timer(Listener):
     """
 
     def __init__(self, writer: Writer | None = None) -> None:
-        self.pace, self.seconds = Pace(), dict.fromkeys(PARTS, 0.0)
+        self.pace = Pace()
+        self.seconds = dict.fromkeys(PARTS, 0.0)
         self._writer, self._steps = writer, 0
         self._began = self._exchange = time.perf_counter()
 
@@ -257,8 +258,12 @@ class Recorder(Listener):
         config: Mapping[str, Any] | None = None,
     ) -> None:
         self.rows: list[Row] = []
-        self._data, self._columns, self._timer = data, dict(columns), timer
-        self._writer, self._loggers, self._config = writer, loggers, config or {}
+        self._data = data
+        self._columns = dict(columns)
+        self._timer = timer
+        self._writer = writer
+        self._loggers = loggers
+        self._config = config or {}
         self._begun = ExitStack()
         self._unlogged: list[Row] = []
         self._observed: list[Observation] = []
@@ -300,7 +305,8 @@ class Recorder(Listener):
         for logger in self._loggers:
             path, name = None, ""
             if self._writer:
-                path, name = self._writer.path, self._writer.run.id
+                path = self._writer.path
+                name = self._writer.run.id
             logger.begin(LoggedRun(path, name, self._config, engine.done))
 
             def close(each: Logger = logger) -> None:

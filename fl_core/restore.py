@@ -77,7 +77,9 @@ def task_of(
         CorruptError: its files are damaged or have other contents.
         UsageError: something that they name does not exist here or does not fit.
     """
-    path, stored, start = run.path / "config.json", run.config, run.start()
+    path = run.path / "config.json"
+    stored = run.config
+    start = run.start()
     with damaged(path, UsageError):
         config, plan = stored_config(stored)
     for key, has in (("plan", plan), ("init", start)):
@@ -116,10 +118,8 @@ def check(run: Run, checkpoint: Checkpoint, task: Task) -> Algorithm:
         CorruptError: names the checkpoint.
     """
     run.stopping_rule()  # which checks what is stored of it
-    initial, names = (
-        tree.state_dict(task.model),
-        task.data.names,
-    )
+    initial = tree.state_dict(task.model)
+    names = task.data.names
     with damaged(run.checkpoint_path(checkpoint.round), UsageError):
         algorithm = _under_its_plan(task, checkpoint.server)
         stranger = next(iter(set(checkpoint.clients) ^ set(names)), None)
@@ -202,7 +202,8 @@ def check_own(
         code,
     )
     if not passed["model"]:
-        model, options = str(stored["model"]), stored["model_options"]
+        model = str(stored["model"])
+        options = stored["model_options"]
         check_options(str(path), model, options, code, weights)
 
 

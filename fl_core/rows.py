@@ -135,7 +135,9 @@ def read(
         CorruptError: a line is damaged.
     """
     path = Path(path)
-    header, data, lines = read_header(path), path.read_bytes(), []
+    header = read_header(path)
+    data = path.read_bytes()
+    lines = []
     if complete is not None and len(data) > complete:
         data = data[: data.rfind(b"\n") + 1]
     for number, line in enumerate(data.splitlines()[1:], 2):
@@ -234,12 +236,10 @@ def _is_row(record: Any) -> bool:
     return _SIZES.issuperset(map(type, map(record.__getitem__, _SIZED)))
 
 
-CLASSIFICATION, REGRESSION, SURVIVAL, MULTILABEL = (
-    "classification",
-    "regression",
-    "survival",
-    "multilabel",
-)
+CLASSIFICATION = "classification"
+REGRESSION = "regression"
+SURVIVAL = "survival"
+MULTILABEL = "multilabel"
 TASKS = (CLASSIFICATION, REGRESSION, SURVIVAL, MULTILABEL)
 """Kinds of task: predict one of several classes, a number, the order of events, or several labels of 0 and 1."""
 

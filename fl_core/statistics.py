@@ -239,7 +239,9 @@ def share_interval(successes: int, trials: int, effect: float = 1.0) -> Interval
         raise UsageError(
             f"successes must be from 0 to the number of trials, at least 1; got {successes} of {trials}."
         )
-    z, n, share = NormalDist().inv_cdf(0.975), trials / effect, successes / trials
+    z = NormalDist().inv_cdf(0.975)
+    n = trials / effect
+    share = successes / trials
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z * math.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2) / (1 + z**2 / n)
     return Interval(share, max(0.0, centre - half), min(1.0, centre + half))

@@ -175,10 +175,8 @@ class StoppingRule:
             if self.stops
             else f"ended after round {done}"
         )
-        label, best = (
-            " and ".join(map(label_of, self.metrics)),
-            ", ".join(f"{model} {at}" for model, at in self.best.items()),
-        )
+        label = " and ".join(map(label_of, self.metrics))
+        best = ", ".join(f"{model} {at}" for model, at in self.best.items())
         why = (
             f": no better {label} on validation for {self.patience} evaluations"
             if self.stops
@@ -364,7 +362,8 @@ class EarlyStopping(Listener):
         Raises:
             UsageError: The client has no score before the first round, so that it never will have one.
         """
-        client, main = engine.data.clients[reply.client], self.rule.metrics[0]
+        client = engine.data.clients[reply.client]
+        main = self.rule.metrics[0]
         for model, splits in reply.scores.items():
             if (scores := splits.get("validation")) is None:
                 continue

@@ -193,7 +193,8 @@ class Folder:
         Raises:
             CorruptError: the file is missing, any byte differs, or it has another form.
         """
-        raw, path = self.read(name, JSON_BYTES), self.path / name
+        raw = self.read(name, JSON_BYTES)
+        path = self.path / name
         with damaged(path):  # no JSON, no UTF-8, nested too deeply, or a NaN
             data = parsed_json(raw)
             if not isinstance(data, dict) or not data.pop("sha256", None):

@@ -94,10 +94,8 @@ class Task(Displayed):
 
     def algorithm(self, plan: LayerPlan | None) -> Algorithm:
         """Return the configured algorithm with the plan that it derives from the given one."""
-        name, options = (
-            self.config.federation.algorithm,
-            self.config.federation.options,
-        )
+        name = self.config.federation.algorithm
+        options = self.config.federation.options
         algorithm = find(name, options)(self.task_info, None, options)
         return (
             algorithm
@@ -125,7 +123,8 @@ class Task(Displayed):
         Args:
             known: what other runs of a study have announced. It is not repeated, and what is new is added.
         """
-        known, logger = set() if known is None else known, logging.getLogger(__name__)
+        known = set() if known is None else known
+        logger = logging.getLogger(__name__)
         if self.data.table.columns and logger.isEnabledFor(logging.INFO):
             table = str(self.data.table)
             if table not in known:
@@ -235,7 +234,9 @@ def assemble(
         built = extend(config, data, model, criterion)
     layers, personal = plain_layers, frozenset[str]()
     if built is not None:
-        model, layers, personal = built.model, built.layers(layers), built.personal
+        model = built.model
+        layers = built.layers(layers)
+        personal = built.personal
     if not any(parameter.requires_grad for parameter in model.parameters()):
         said.append(
             "all parameters of the model are frozen, so nothing trains: call requires_grad_(True) on some of them"
@@ -335,7 +336,8 @@ def build(
         The model, and its initial weights if they are not the seed's.
     """
     named = str(config.model.model)
-    options, seed = config.model.model_options, config.execution.seed
+    options = config.model.model_options
+    seed = config.execution.seed
     outputs = criterion.outputs(data.n_classes)
     pretrained = own is None and wants_weights(named, options)
     if own is not None:
@@ -573,7 +575,8 @@ def _check_steps(data: FederatedData, batch: int) -> None:
 
 
 def _check_batches(model: nn.Module, data: FederatedData, config: RunConfig) -> None:
-    batch, bn = int(config.training.batch_size or 1), config.model.batchnorm
+    batch = int(config.training.batch_size or 1)
+    bn = config.model.batchnorm
     if not normalises_batches(model, training=True):
         return
     if batch < 2:

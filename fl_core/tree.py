@@ -192,7 +192,8 @@ def check_same(
         UsageError: names the first keys that differ, or the first shape.
     """
     if a.keys() != b.keys():
-        only_a, only_b = sorted(a.keys() - b.keys()), sorted(b.keys() - a.keys())
+        only_a = sorted(a.keys() - b.keys())
+        only_b = sorted(b.keys() - a.keys())
         parts = [
             f"only in {who}: {listing(keys, 4)}"
             for who, keys in ((name_a, only_a), (name_b, only_b))

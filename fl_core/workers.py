@@ -226,7 +226,8 @@ def in_order(
         answer: returns a handle's answer, as of :func:`answer_of`. None means that the worker is lost. Another one then
             takes its request.
     """
-    queue, again = enumerate(requests), deque[tuple[int, ClientRequest]]()
+    queue = enumerate(requests)
+    again = deque[tuple[int, ClientRequest]]()
     done: dict[int, tuple[str, Any]] = {}
     begun = yielded = 0
     ahead, exhausted = AHEAD * len(idle), False

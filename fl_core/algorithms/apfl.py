@@ -49,11 +49,9 @@ class APFL(PersonalCopy):
 
     name = "apfl"
     paper = "Deng et al. 2020"
-    trains, travels, keeps = (
-        "a global and a personal copy",
-        "the global copy",
-        "its personal copy, and its share",
-    )
+    trains = "a global and a personal copy"
+    travels = "the global copy"
+    keeps = "its personal copy, and its share"
     evaluates = "personal"
     step = "mixed_step"
 
@@ -173,8 +171,10 @@ class FedALA(OwnModel):
     def client_start(
         self, state: State, message: Message, ctx: Context, rnd: Round, client: int
     ) -> Tree:
-        own, received = state.trees["model"], message.trees["model"]
-        start, names = {**own, **received}, self.adaptive(rnd, client)
+        own = state.trees["model"]
+        received = message.trees["model"]
+        start = {**own, **received}
+        names = self.adaptive(rnd, client)
         if all(torch.equal(own[name], received[name]) for name in names):
             return start
         weights = state.trees.get(WEIGHTS) or {
@@ -343,7 +343,9 @@ class PFedMe(PersonalCopy):
 
     def envelope_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
         """Take several steps of the personal model on a batch, then one step of the received model's copy."""
-        config, w, grads = self.config, _copy(steps.params), dict[str, Tensor]()
+        config = self.config
+        w = _copy(steps.params)
+        grads = dict[str, Tensor]()
         personal = ctx.scratch.setdefault("personal", {})
         if personal:
             assign(steps.params, personal)
@@ -361,7 +363,8 @@ class PFedMe(PersonalCopy):
         steps.descend({name: config.lam * (w[name] - personal[name]) for name in grads})
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
-        before, beta = dict(server.trees["model"]), self.config.beta
+        before = dict(server.trees["model"])
+        beta = self.config.beta
         super().aggregate(server, updates, rnd)
         if beta != 1:
             for layer in self.task_info.layers:  # running statistics are only averaged

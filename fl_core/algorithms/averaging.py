@@ -207,18 +207,17 @@ class Ditto(ProximalTerm, PersonalCopy):
 
     name = "ditto"
     paper = "Li et al. 2021"
-    trains, travels, keeps = (
-        "a global and a personal copy",
-        "the global copy",
-        "its personal copy",
-    )
+    trains = "a global and a personal copy"
+    travels = "the global copy"
+    keeps = "its personal copy"
 
     @dataclass(frozen=True)
     class Config:
         lam: float = 0.1
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        names, epochs = self.task_info.tensors, self.task_info.epochs
+        names = self.task_info.tensors
+        epochs = self.task_info.epochs
         personal = (Phase("personal", names, epochs, state_key="personal"),)
         return (
             Phase("global", names, epochs),
@@ -290,7 +289,8 @@ class PFedSD(Algorithm):
 
     def distilled_loss(self, params: Tree, batch: Batch, ctx: Context) -> Tensor:
         """Return the local objective with the distance to the teacher's predictions."""
-        teacher, warmth = ctx.trees.get(TEACHER), self.config.temperature
+        teacher = ctx.trees.get(TEACHER)
+        warmth = self.config.temperature
         if teacher is None:
             return self.loss(params, batch, ctx)
         x, y = batch

@@ -394,7 +394,8 @@ class Algorithm:
         Raises:
             UsageError: it has another type than the hook's in :class:`Algorithm`, or its trees or a state's are none.
         """
-        value, wanted = getattr(self, hook)(*args), _returned(hook)
+        value = getattr(self, hook)(*args)
+        wanted = _returned(hook)
         if not isinstance(value, wanted):
             raise UsageError(
                 f"{self.name}: {hook} must return a {wanted.__name__}; got {type(value).__name__}."
@@ -516,7 +517,8 @@ class Algorithm:
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         """The phases of a client's local training. Default: one phase over all tensors that the client has."""
-        names, epochs = self.submodel(rnd, client), self.task_info.epochs
+        names = self.submodel(rnd, client)
+        epochs = self.task_info.epochs
         return (Phase("train", names, epochs, step=self.step),)
 
     def loss(self, params: Tree, batch: Batch, ctx: Context) -> Tensor:
@@ -622,10 +624,8 @@ def _check_hooks(algorithm: type[Algorithm]) -> None:
     for name, method in vars(algorithm).items():
         if name[0] == "_" or not isfunction(method):
             continue
-        where, own = (
-            f"{algorithm.__module__}.{algorithm.__qualname__}",
-            signature(method),
-        )
+        where = f"{algorithm.__module__}.{algorithm.__qualname__}"
+        own = signature(method)
         if name in hooks:
             try:
                 own.bind(*hooks[name])

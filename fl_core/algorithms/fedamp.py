@@ -196,7 +196,8 @@ class FedAMP(ProximalTerm, Keeping):
     def client_start(
         self, state: State, message: Message, ctx: Context, rnd: Round, client: int
     ) -> Tree:
-        own, cloud = state.trees["model"], message.trees["model"]
+        own = state.trees["model"]
+        cloud = message.trees["model"]
         return own if self.config.start == "own" else {**own, **cloud}
 
     def pull(self, index: int) -> float:
@@ -367,10 +368,8 @@ class FedFomo(Keeping):
         for update in replies:
             used = update.message.meta["weights"]
             weights[str(update.client)] = used
-            total, sums = (
-                sum(map(abs, used.values())),
-                affinity.setdefault(str(update.client), {}),
-            )
+            total = sum(map(abs, used.values()))
+            sums = affinity.setdefault(str(update.client), {})
             for peer, weight in used.items():
                 sums[peer] = sums.get(peer, 0.0) + (weight / total if total else 0.0)
 

@@ -77,11 +77,9 @@ class LGFedAvg(Partial):
 
     name = "lg_fedavg"
     paper = "Liang et al. 2020"
-    travels, keeps, cost = (
-        "the plan's shared layers: the last",
-        "the other layers",
-        "2 shared",
-    )
+    travels = "the plan's shared layers: the last"
+    keeps = "the other layers"
+    cost = "2 shared"
 
     def default_plan(self, layers: tuple[Layer, ...]) -> LayerPlan:
         return LayerPlan.last(layers)
@@ -96,11 +94,9 @@ class FedBN(Algorithm):
 
     name = "fedbn"
     paper = "Li et al. 2021 (FedBN)"
-    travels, keeps, cost = (
-        "all but batch normalisations",
-        "its batch normalisations",
-        "2(P - norms)",
-    )
+    travels = "all but batch normalisations"
+    keeps = "its batch normalisations"
+    cost = "2(P - norms)"
     evaluates = "personal"
 
     def notes(self) -> list[str]:
@@ -183,11 +179,9 @@ class FedBABU(FineTuned, Partial):
 
     name = "fedbabu"
     paper = "Oh et al. 2022"
-    trains, keeps, cost = (
-        "the body; at the end a copy of all",
-        "the common head",
-        "2 body; body at the end",
-    )
+    trains = "the body; at the end a copy of all"
+    keeps = "the common head"
+    cost = "2 body; body at the end"
     evaluates = "global"
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
@@ -228,10 +222,8 @@ class PLayerFL(FedPer):
 
     name = "playerfl"
     paper = "PLayer-FL (2025)"
-    travels, cost = (
-        "the body, chosen in the first round",
-        "2 body; first P, body and a number a layer",
-    )
+    travels = "the body, chosen in the first round"
+    cost = "2 body; first P, body and a number a layer"
 
     def default_plan(self, layers: tuple[Layer, ...]) -> LayerPlan | None:
         return None  # chosen in the first round
@@ -362,11 +354,9 @@ class FedRoD(Algorithm):
 
     name = "fedrod"
     needs_logits = True
-    trains, travels, keeps = (
-        "all, and a personal head",
-        "all but the personal head",
-        "the personal head",
-    )
+    trains = "all, and a personal head"
+    travels = "all but the personal head"
+    keeps = "the personal head"
     cost = "2P, of the model with one head"
     paper = "FedRoD (Chen and Chao 2022)"
     evaluates = "personal"

@@ -123,11 +123,9 @@ class FedPFT(Algorithm):
 
     name = "fedpft"
     paper = "FedPFT (Wu et al. 2025)"
-    trains, travels, keeps = (
-        "all, and personal prompts",
-        "all but the prompts",
-        "the prompts, and a queue of keys",
-    )
+    trains = "all, and personal prompts"
+    travels = "all but the prompts"
+    keeps = "the prompts, and a queue of keys"
     cost = "2P, of the model with transformation and projection"
     evaluates = "personal"
     added_modules: ClassVar[Mapping[str, str]] = {
@@ -218,10 +216,8 @@ class FedPFT(Algorithm):
 
     def client_state(self, initial: Tree, client: int) -> State:
         state = super().client_state(initial, client)
-        prompts, seed = (
-            tree.select(initial, self.part_of(*PROMPTS)),
-            self.task_info.seed,
-        )
+        prompts = tree.select(initial, self.part_of(*PROMPTS))
+        seed = self.task_info.seed
         state.trees["model"].update(draw_prompts(prompts, SPREAD, seed, client))
         if self.compares(self.config):
             draw = seeds.torch_generator(seed, QUEUE, client)
@@ -247,7 +243,8 @@ class FedPFT(Algorithm):
     # --- what is trained ---
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        epochs, all_ = self.task_info.epochs, self.task_info.tensors
+        epochs = self.task_info.epochs
+        all_ = self.task_info.tensors
         if not self.config.alternate:
             return (self.phase("train", all_, epochs, "both_loss"),)
         feature_epochs = self.config.feature_epochs
@@ -357,7 +354,8 @@ class FedPFT(Algorithm):
     def enqueue(self, seen: ContrastiveBatch, ctx: Context) -> None:
         """Replace the oldest keys in the queue by the batch's."""
         queue = ctx.scratch[QUEUE]
-        size, keys = len(queue["keys"]), seen.keys[-len(queue["keys"]) :]
+        size = len(queue["keys"])
+        keys = seen.keys[-len(queue["keys"]) :]
         places = (int(queue["at"]) + torch.arange(len(keys), device=keys.device)) % size
         queue["keys"][places] = keys
         queue["at"].copy_((queue["at"] + len(keys)) % size)

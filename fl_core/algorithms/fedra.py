@@ -124,10 +124,8 @@ class AllSmall(Blockwise):
     name = "allsmall"
     paper = "Su et al. 2024 (FedRA)"
     removes_layers = True
-    travels, cost = (
-        "the first blocks down, what trains of them up",
-        "the small model + trained of it",
-    )
+    travels = "the first blocks down, what trains of them up"
+    cost = "the small model + trained of it"
 
     @dataclass(frozen=True)
     class Config(Blockwise.Config):
@@ -173,7 +171,8 @@ class LimitedDepth(Blockwise):
                 )
 
     def setup(self) -> None:
-        tensors, blocks = self.task_info.tensors, self.task_info.blocks
+        tensors = self.task_info.tensors
+        blocks = self.task_info.blocks
         if not blocks:
             raise UsageError(
                 f"{self.name}: the model must have residual blocks; got none. Use a model such as vit or mixer."
@@ -293,7 +292,8 @@ class FedRA(LimitedDepth):
         return bool(self.config.allocation == "cover")
 
     def blocks_of(self, rnd: Round, client: int) -> tuple[int, ...]:
-        total, seed = len(self.task_info.blocks), self.task_info.seed
+        total = len(self.task_info.blocks)
+        seed = self.task_info.seed
         if not self.covers:
             return draw_depths(self.depth(rnd, client), total, seed, rnd.index, client)
         everyone = rnd.sampled if client in rnd.sampled else (*rnd.sampled, client)

@@ -113,10 +113,8 @@ class InclusiveFL(LimitedDepth):
         ]
         if not deeper:
             return {}
-        before, above = (
-            server.trees[_slot(deeper[0])],
-            self.task_info.blocks[depth - 1 : deeper[0]],
-        )
+        before = server.trees[_slot(deeper[0])]
+        above = self.task_info.blocks[depth - 1 : deeper[0]]
         moved = {}
         for name in sorted(
             tensors_below(group_mean, above[0]) & self.task_info.parameters
@@ -190,7 +188,8 @@ class DepthFL(LimitedDepth):
         )
 
     def submodel(self, rnd: Round, client: int) -> frozenset[str]:
-        everything, depth = super().submodel(rnd, client), self.depth(rnd, client)
+        everything = super().submodel(rnd, client)
+        depth = self.depth(rnd, client)
         numbers = {
             name: name.split(".")[1] for name in tensors_below(everything, "exits")
         }

@@ -92,11 +92,9 @@ class PFedPT(Algorithm):
 
     name = "pfedpt"
     paper = "pFedPT (Li et al. 2023)"
-    trains, travels, keeps = (
-        "a frame of pixels, then all else",
-        "all but the frame",
-        "the frame",
-    )
+    trains = "a frame of pixels, then all else"
+    travels = "all but the frame"
+    keeps = "the frame"
     cost = "2P, of the model without the frame"
     evaluates = "personal"
     added_modules: ClassVar[Mapping[str, str]] = {"border": "personal"}
@@ -200,7 +198,8 @@ class PFedGate(Algorithm):
             return Gated(model, shape, config.target, config.split)
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        names, epochs = self.task_info.tensors, self.task_info.epochs
+        names = self.task_info.tensors
+        epochs = self.task_info.epochs
         return (Phase("train", names, epochs, step="gated_step"),)
 
     def gated_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:

@@ -108,7 +108,8 @@ class PFedHN(ServerMade):
         return self.parameters
 
     def server_state(self, initial: Tree) -> State:
-        clients, width = len(self.task_info.clients), self.config.hidden
+        clients = len(self.task_info.clients)
+        width = self.config.hidden
         size = 1 + clients // 4
         draw = seeds.torch_generator(self.task_info.seed, PURPOSE)
         net: Tree = {"embeddings": torch.randn(clients, size, generator=draw)}
@@ -167,10 +168,8 @@ class PFedHN(ServerMade):
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
         like = server.trees["model"]
         replies = list(updates)  # all clients have been served before the first step
-        net, speed = (
-            tree.clone(server.trees[PURPOSE]),
-            tree.clone(server.trees["momentum"]),
-        )
+        net = tree.clone(server.trees[PURPOSE])
+        speed = tree.clone(server.trees["momentum"])
         for update in (
             replies
         ):  # in place: the network has a hundred times as many parameters as the model
@@ -264,7 +263,8 @@ class PFedLA(Mixing):
             [self._along(server, unit, changes) for unit in self.units]
         )  # [units, replies, clients]
         for k, update in enumerate(replies):
-            net, client = self.network(server, update.client), update.client
+            net = self.network(server, update.client)
+            client = update.client
             # every row of weights sums to 1, so a constant in a row of the cotangent has no effect but on rounding
             cotangent = (along[:, k] - along[:, k, client, None]).to(
                 net["embedding"].dtype
@@ -341,11 +341,9 @@ class HeurpFedLA(PFedLA):
 
     name = "heurpfedla"
     static_traffic = False
-    travels, keeps, cost = (
-        "a mixture but k units down, its model up",
-        "its model",
-        "2P - k units",
-    )
+    travels = "a mixture but k units down, its model up"
+    keeps = "its model"
+    cost = "2P - k units"
 
     @dataclass(frozen=True)
     class Config(PFedLA.Config):

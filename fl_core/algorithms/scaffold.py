@@ -100,7 +100,8 @@ class Scaffold(ControlVariates):
 
     def corrected_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
         """Take one step along the gradient minus the client's variate plus the mean variate."""
-        grads, total = steps.gradients(batch), ctx.scratch.setdefault(TOTAL, {})
+        grads = steps.gradients(batch)
+        total = ctx.scratch.setdefault(TOTAL, {})
         for name, grad in grads.items():
             total[name] = total[name].add_(grad) if name in total else grad.clone()
             grad.add_(ctx.trees[MEAN][name]).sub_(ctx.trees[VARIATE][name])
@@ -115,11 +116,9 @@ class Scaffold(ControlVariates):
         client: int,
     ) -> Message:
         message = super().client_update(state, trained, ctx, rnd, client)
-        before, total, steps = (
-            state.trees[VARIATE],
-            state.trees.pop(TOTAL, {}),
-            ctx.work["train/steps"],
-        )
+        before = state.trees[VARIATE]
+        total = state.trees.pop(TOTAL, {})
+        steps = ctx.work["train/steps"]
         after = {
             n: total[n] / steps if n in total else before[n]
             for n in sorted(self.variate_names(rnd, client))
@@ -135,7 +134,8 @@ class Scaffold(ControlVariates):
             models.add(update.message.trees["model"], 1)
             changes.add(update.message.trees[VARIATE], 1)
         mean, model = models.result(), server.trees["model"]
-        rate, moving = self.config.server_lr, self.task_info.parameters
+        rate = self.config.server_lr
+        moving = self.task_info.parameters
         self.take(server, changes.result(), replies)
         model.update(
             {
@@ -197,7 +197,9 @@ class FedDyn(ControlVariates):
         return message
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
-        models, alpha, replies = tree.Mean(), self.config.alpha, 0
+        models = tree.Mean()
+        alpha = self.config.alpha
+        replies = 0
         for update in updates:
             replies += 1
             models.add(update.message.trees["model"], 1)

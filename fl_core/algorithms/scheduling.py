@@ -57,11 +57,9 @@ class FedLAMA(Algorithm):
     name = "fedlama"
     static_traffic = False
     paper = "Lee et al. 2023"
-    travels, keeps, cost = (
-        "the layers that are due",
-        "layers that are not due",
-        "from 2P / phi to 2P, with tau = 1",
-    )
+    travels = "the layers that are due"
+    keeps = "layers that are not due"
+    cost = "from 2P / phi to 2P, with tau = 1"
 
     @dataclass(frozen=True)
     class Config:
@@ -70,7 +68,8 @@ class FedLAMA(Algorithm):
 
     def due_layers(self, server: State, rnd: Round) -> list[str]:
         """Return the names of the layers that are averaged at the end of this round."""
-        intervals, done = server.meta.get(INTERVALS, {}), rnd.index + 1
+        intervals = server.meta.get(INTERVALS, {})
+        done = rnd.index + 1
         every = [
             (layer.name, intervals.get(layer.name, self.config.tau))
             for layer in self.task_info.layers
@@ -126,14 +125,16 @@ class FedLAMA(Algorithm):
         rnd: Round,
         client: int,
     ) -> Message:
-        due, travelling = self.of_layers(state.meta.pop(DUE)), self.shared(rnd, client)
+        due = self.of_layers(state.meta.pop(DUE))
+        travelling = self.shared(rnd, client)
         message = super().client_update(state, trained, ctx, rnd, client)
         message.trees["model"] = tree.select(trained["model"], travelling & due)
         state.trees[PENDING] = tree.select(trained["model"], travelling - due)
         return message
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
-        due, replies = self.due_layers(server, rnd), list(updates)
+        due = self.due_layers(server, rnd)
+        replies = list(updates)
         super().aggregate(server, replies, rnd)
         waiting = [layer for layer in self.task_info.layers if layer.name not in due]
         pending = dict(server.meta.get(PENDING, {}))
@@ -152,10 +153,8 @@ class FedLAMA(Algorithm):
             self._adjust(server)
 
     def _note(self, server: State, due: Sequence[str], trees: Sequence[Tree]) -> None:
-        noted, intervals = (
-            server.meta.setdefault(DISCREPANCY, {}),
-            server.meta.get(INTERVALS, {}),
-        )
+        noted = server.meta.setdefault(DISCREPANCY, {})
+        intervals = server.meta.get(INTERVALS, {})
         for layer in self.task_info.layers:
             names = [name for name in self._trained(layer) if name in trees[0]]
             if layer.name in due and names:
@@ -245,11 +244,9 @@ class Scheduled(Algorithm):
 
     uses_plan = True
     keeps = "the head until the end"
-    trains, travels, cost = (
-        "the unfrozen layers of the body",
-        "what is trained",
-        "2 unfrozen",
-    )
+    trains = "the unfrozen layers of the body"
+    travels = "what is trained"
+    cost = "2 unfrozen"
     forward: ClassVar[bool] = True  # whether the schedule begins at the input
 
     @dataclass(frozen=True)
@@ -276,7 +273,8 @@ class Scheduled(Algorithm):
     def setup(self) -> None:
         """Mark the layers that do not train yet in the algorithm's view of the task."""
         if self.plan is not None:
-            layers, rounds = self.scheduled_layers(self.plan), self.rounds_of(self.plan)
+            layers = self.scheduled_layers(self.plan)
+            rounds = self.rounds_of(self.plan)
             waiting = tuple(
                 (name, since)
                 for layer, since in zip(layers, rounds, strict=True)

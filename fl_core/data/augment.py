@@ -62,16 +62,14 @@ class MoCoViews:
         mirrored = torch.rand(n, generator=draw) < 0.5
         x = crop_resize(images, boxes.to(images.device), mirrored.to(images.device))
         if self.mean:
-            mean, std = (
-                torch.tensor(v, dtype=x.dtype, device=x.device).view(-1, 1, 1)
-                for v in (self.mean, self.std)
-            )
+            mean = x.new_tensor(self.mean).view(-1, 1, 1)
+            std = x.new_tensor(self.std).view(-1, 1, 1)
             x = x * std + mean
-        low, high = min(0.0, float(x.min())), max(1.0, float(x.max()))
+        low = min(0.0, float(x.min()))
+        high = max(1.0, float(x.max()))
         if channels == 3:
-            x = torch.where(
-                greyed.to(x.device).view(-1, 1, 1, 1), grey(x).expand_as(x), x
-            )
+            chosen = greyed.to(x.device).view(-1, 1, 1, 1)
+            x = torch.where(chosen, grey(x).expand_as(x), x)
         x = jittered(x, strengths.to(x), order, low, high)
         return (x - mean) / std if self.mean else x
 
@@ -88,29 +86,29 @@ def crop_boxes(
     places = torch.rand(n, 2, generator=draw, dtype=torch.float64)
     area = height * width * (scale[0] + (scale[1] - scale[0]) * tries[..., 0])
     ratio = ((2 * tries[..., 1] - 1) * math.log(4 / 3)).exp()
-    w, h = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
+    w = (area * ratio).sqrt().round()
+    h = (area / ratio).sqrt().round()
     fits = (w >= 1) & (w <= width) & (h >= 1) & (h <= height)
     first = fits.to(torch.int64).argmax(1, keepdim=True)
-    w, h = w.gather(1, first).squeeze(1), h.gather(1, first).squeeze(1)
+    w = w.gather(1, first).squeeze(1)
+    h = h.gather(1, first).squeeze(1)
     top = (places[:, 0] * (height - h + 1)).floor()
     left = (places[:, 1] * (width - w + 1)).floor()
     random_boxes = torch.stack([top, left, h, w], 1).long()
-    widest, highest = (
-        min(width, round(height * 4 / 3)),
-        min(height, round(width * 4 / 3)),
-    )
-    central = torch.tensor(
-        [(height - highest) // 2, (width - widest) // 2, highest, widest]
-    )
+    widest = min(width, round(height * 4 / 3))
+    highest = min(height, round(width * 4 / 3))
+    top_centre = (height - highest) // 2
+    left_centre = (width - widest) // 2
+    central = torch.tensor([top_centre, left_centre, highest, widest])
     return torch.where(fits.any(1, keepdim=True), random_boxes, central)
 
 
 def crop_resize(images: Tensor, boxes: Tensor, mirrored: Tensor) -> Tensor:
     """Resize boxes [n, 4] of images [n, C, H, W] to H x W (bilinear), and mirror those marked in ``mirrored`` [n]."""
     grids = []
-    for side, (start, length) in enumerate(
-        ((boxes[:, 0], boxes[:, 2]), (boxes[:, 1], boxes[:, 3]))
-    ):
+    for side in range(2):
+        start = boxes[:, side]
+        length = boxes[:, 2 + side]
         size = images.shape[2 + side]
         at = (torch.arange(size, device=images.device, dtype=images.dtype) + 0.5) / size
         places = at * length[:, None] - 0.5
@@ -121,13 +119,9 @@ def crop_resize(images: Tensor, boxes: Tensor, mirrored: Tensor) -> Tensor:
             places = torch.where(mirrored[:, None], places.flip(1), places)
         grids.append(2 * places / max(size - 1, 1) - 1)
     rows, columns = grids
-    grid = torch.stack(
-        [
-            columns[:, None].expand(-1, rows.shape[1], -1),
-            rows[..., None].expand(-1, -1, columns.shape[1]),
-        ],
-        -1,
-    )
+    across = columns[:, None].expand(-1, rows.shape[1], -1)
+    down = rows[..., None].expand(-1, -1, columns.shape[1])
+    grid = torch.stack([across, down], -1)
     return grid_sample(
         images, grid.to(images.dtype), align_corners=True, padding_mode="border"
     )
@@ -141,21 +135,17 @@ def jittered(
     The first three ``strengths`` [n, 4] give the factors 1 + s. The last turns the hue's circle by s. After each change
     values are clipped to [low, high]. ``order`` is on the CPU, so that a GPU need not be waited for.
     """
-    colour = x.shape[1] == 3
-    changes = (
-        _brighter,
-        _change_contrast,
-        *((_change_saturation, _rotate_hue) if colour else ()),
-    )
+    changes = [_brighter, _change_contrast]
+    if x.shape[1] == 3:
+        changes += [_change_saturation, _rotate_hue]
     x = x.clone()
     for place in range(order.shape[1]):
         for k, change in enumerate(changes):
             chosen = torch.nonzero(order[:, place] == k).squeeze(1)
             if len(chosen):
                 chosen = chosen.to(x.device, non_blocking=True)
-                x[chosen] = change(
-                    x[chosen], strengths[chosen, k].view(-1, 1, 1, 1)
-                ).clamp(low, high)
+                by = strengths[chosen, k].view(-1, 1, 1, 1)
+                x[chosen] = change(x[chosen], by).clamp(low, high)
     return x
 
 
@@ -163,7 +153,7 @@ def grey(x: Tensor) -> Tensor:
     """Return the luminance [n, 1, H, W] of images of three channels, or the mean over other channels."""
     if x.shape[1] != 3:
         return x.mean(1, keepdim=True)
-    weights = torch.tensor(GREY, dtype=x.dtype, device=x.device).view(3, 1, 1)
+    weights = x.new_tensor(GREY).view(3, 1, 1)
     return (x * weights).sum(1, keepdim=True)
 
 
@@ -194,8 +184,6 @@ def _rotate_hue(x: Tensor, by: Tensor) -> Tensor:
     )
     turned = hue + 6 * by
     # a channel falls from the value by the span, along a trapezium over the circle of six sectors
-    k = (
-        turned
-        + torch.tensor([5.0, 3.0, 1.0], dtype=x.dtype, device=x.device).view(3, 1, 1)
-    ) % 6
+    places = x.new_tensor([5.0, 3.0, 1.0]).view(3, 1, 1)
+    k = (turned + places) % 6
     return value - span * torch.minimum(k, 4 - k).clamp(0, 1)

@@ -236,7 +236,8 @@ def signs(words: Collection[str]) -> Suspicion:
 
     There are no settings if several read the words, since they read other numbers.
     """
-    fits, what = _formats(words), "numbers with signs between their digits"
+    fits = _formats(words)
+    what = "numbers with signs between their digits"
     if not fits:
         return Suspicion(what, "Write them with a decimal point", {})
     ways = " or ".join(spelled(**form.signs) for form in fits)

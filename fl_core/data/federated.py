@@ -417,7 +417,8 @@ def _large(data: FederatedData) -> Iterator[str]:
         if x.is_floating_point() and x.numel():
             sizes = torch.maximum(x.amax(0), -x.amin(0)).flatten()
             if float(sizes.max()) > largest:
-                largest, where = float(sizes.max()), int(sizes.argmax())
+                largest = float(sizes.max())
+                where = int(sizes.argmax())
     if largest > LARGE:
         place = f" in {_feature(data, where)}" if len(data.shape) == 1 else ""
         yield f"features are as large as {largest:.3g}{place}: scale them, or training is likely to diverge"
@@ -436,7 +437,8 @@ def _unknown(data: FederatedData) -> Iterator[str]:
     if data.words is None:
         return
     ids = torch.cat([client.validation.x.flatten() for client in data.clients])
-    unknown, known = int((ids == UNKNOWN).sum()), int((ids >= len(SPECIAL)).sum())
+    unknown = int((ids == UNKNOWN).sum())
+    known = int((ids >= len(SPECIAL)).sum())
     share = unknown / max(unknown + known, 1)
     if share > NOTED:
         yield f"{share:.0%} of the words in validation texts are not among the {len(data.words):,} of training texts"

@@ -269,7 +269,8 @@ def read_images(path: Path, size: int | None = None) -> Source:
         UsageError: the layout differs, an image is unreadable or has another size, or a class has no images.
     """
     found = list_images(path)
-    files, names = list(found["file"]), sorted(set(found["label"]))
+    files = list(found["file"])
+    names = sorted(set(found["label"]))
     x, odd = pixels(files, where=path, side=size)
     with located(str(path)):
         y, classes = arrays.labels(found["label"].to_numpy(object), names)
@@ -415,7 +416,8 @@ def list_images(path: Path) -> pd.DataFrame:
 
     Without clients the client is an empty text.
     """
-    flat, deep = images_in(path, "[!.]*/[!.]*"), images_in(path, "[!.]*/[!.]*/[!.]*")
+    flat = images_in(path, "[!.]*/[!.]*")
+    deep = images_in(path, "[!.]*/[!.]*/[!.]*")
     if bool(flat) == bool(deep):
         got = f"{flat[0]} and {deep[0]}" if flat else "none"
         raise UsageError(

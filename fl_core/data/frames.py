@@ -424,7 +424,8 @@ def _lines(path: Path, reading: Reading) -> Iterator[tuple[int, int, list[str]]]
     _check_encoding(path, reading)
     try:
         with path.open(newline="", encoding=reading.python_encoding) as file:
-            reader, line = csv.reader(file, delimiter=reading.delimiter_of(path)), 0
+            reader = csv.reader(file, delimiter=reading.delimiter_of(path))
+            line = 0
             for cells in reader:
                 yield line + 1, reader.line_num, cells
                 line = reader.line_num

@@ -246,7 +246,9 @@ class Inputs:
         ]
 
     def _table(self, source: Path | pd.DataFrame, ids: Sequence[str] | None) -> Samples:
-        how, words, names = self.reading, self._words, list(self.columns)
+        how = self.reading
+        words = self._words
+        names = list(self.columns)
         if names:
             how = replace(how, columns=names, exclude_columns=None, task=CLASSIFICATION)
         path, frame, *_ = frames.open_own(source, how, whole=False)
@@ -300,10 +302,8 @@ class Inputs:
             name = self.reading.text_column
             path, frame, place, _ = frames.open_own(new, self.reading, [name])
             check_known(f"column of {path}", name, list(frame))
-            where, texts = (
-                f"{path}, column {name!r}",
-                list(cells_of(frame[name], True)),
-            )
+            where = f"{path}, column {name!r}"
+            texts = list(cells_of(frame[name], True))
         elif not isinstance(new, Sequence) or not all(
             isinstance(each, str) for each in new
         ):

@@ -48,7 +48,8 @@ def cells_of(column: pd.Series, text: bool = False) -> Cells:
     if pd.api.types.is_numeric_dtype(column) and not text:
         return column.to_numpy(dtype=np.float64, na_value=np.nan)
     if isinstance(kind, pd.CategoricalDtype):
-        place, words = column.cat.codes.to_numpy(), kind.categories
+        place = column.cat.codes.to_numpy()
+        words = kind.categories
     else:
         if pd.api.types.infer_dtype(column, skipna=True) != "string":
             nested = [isinstance(each, dict | list | np.ndarray) for each in column]
@@ -500,7 +501,8 @@ def fitted(
                 f"column {names} must have a value in a training sample to be filled. Leave it out."
             )
         imputer = SimpleImputer(strategy=impute).fit(values)
-        fill, values = imputer.statistics_.tolist(), imputer.transform(values)
+        fill = imputer.statistics_.tolist()
+        values = imputer.transform(values)
     found = Preprocessing(
         tuple(columns),
         scale,

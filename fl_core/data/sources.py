@@ -384,7 +384,8 @@ def source_of_parts(
     """
     xs, ys, forms, whole = [], {}, [], True
     for part, (given, y) in parts.items():
-        where, layout = f"{name}, {part}".removesuffix(", "), None
+        where = f"{name}, {part}".removesuffix(", ")
+        layout = None
         if isinstance(given, Mapping | tuple):
             given, layout = pack(given)
         x: Any = _array(given, f"{where}, x")

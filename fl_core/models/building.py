@@ -126,7 +126,8 @@ def build(
     Raises:
         UsageError: the name or an option is unknown, the shape does not fit, or the output is not [n, n_classes].
     """
-    shape, model_options = _check_shape(shape), dict(options or {})
+    shape = _check_shape(shape)
+    model_options = dict(options or {})
     if isinstance(shape, PackedShape) and name in MODELS.own:
         raise UsageError(
             f"data of several inputs must have a model of your own; got {name!r}."
@@ -214,7 +215,8 @@ def example(shape: tuple[int, ...], n: int = 2) -> Tensor:
     Texts are random token ids, int64, that begin with the start token and have no padding. Several inputs are those of
     real samples.
     """
-    shape, generator = _check_shape(shape), torch_generator(0, "example")
+    shape = _check_shape(shape)
+    generator = torch_generator(0, "example")
     if isinstance(shape, PackedShape):
         return shape.samples[torch.arange(n) % len(shape.samples)]
     if not isinstance(shape, TokenShape):
@@ -451,7 +453,8 @@ def from_timm(
     """
     import timm
 
-    full, architecture = f"timm:{name}", name.partition(".")[0]
+    full = f"timm:{name}"
+    architecture = name.partition(".")[0]
     check_known("timm model", architecture, timm.list_models())
     options = dict(options)
     pretrained = _pretrained_arguments(full, name, options.pop(PRETRAINED, False))

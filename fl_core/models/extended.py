@@ -94,12 +94,10 @@ class Prompted(nn.Module):
         direct: bool = False,
     ) -> None:
         super().__init__()
-        self.body, self.transform, self.head, self.direct = (
-            body,
-            transform,
-            head,
-            direct,
-        )
+        self.body = body
+        self.transform = transform
+        self.head = head
+        self.direct = direct
         self.projection = (
             nn.Linear(head.in_features, CONTRAST_WIDTH) if project else None
         )
@@ -156,10 +154,8 @@ class SwitchableNorm(nn.modules.batchnorm._BatchNorm):
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels)
-        self.means, self.variances = (
-            nn.Parameter(torch.ones(3)),
-            nn.Parameter(torch.ones(3)),
-        )
+        self.means = nn.Parameter(torch.ones(3))
+        self.variances = nn.Parameter(torch.ones(3))
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise images [n, C, H, W]."""
@@ -175,7 +171,8 @@ class SwitchableNorm(nn.modules.batchnorm._BatchNorm):
                     self.running_mean.view(1, -1, 1, 1),
                     self.running_var.view(1, -1, 1, 1),
                 )
-        a, b = self.means.softmax(0), self.variances.softmax(0)
+        a = self.means.softmax(0)
+        b = self.variances.softmax(0)
         mean = a[0] * batch[0][0] + a[1] * batch[1][0] + a[2] * batch[2][0]
         variance = b[0] * batch[0][1] + b[1] * batch[1][1] + b[2] * batch[2][1]
         normalised = (x - mean) / (variance + self.eps).sqrt()
@@ -265,7 +262,8 @@ class Gated(nn.Module):
         )
         self.first = np.array(first)
         self.groups = [np.array(is_linear), ~np.array(is_linear)]
-        self.gate, self.inner = Gate(shape, len(self.sizes)), inner
+        self.gate = Gate(shape, len(self.sizes))
+        self.inner = inner
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [n, C]."""

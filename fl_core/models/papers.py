@@ -302,7 +302,8 @@ def _cnn(
         flat: flatten the last maps. Otherwise they are averaged over all positions.
     """
     first, *sides = image_shape(name, shape, smallest)
-    widths, layers = [first, *channels], dict[str, nn.Module]()
+    widths = [first, *channels]
+    layers = dict[str, nn.Module]()
     for k in range(1, len(widths)):
         layers[f"conv{k}"] = _conv(
             widths[k - 1],
@@ -412,11 +413,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        self.linear, self.relu, self.resid = (
-            _linear(width, hidden),
-            nn.ReLU(),
-            _linear(hidden, width),
-        )
+        self.linear = _linear(width, hidden)
+        self.relu = nn.ReLU()
+        self.resid = _linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.resid(self.relu(self.linear(x)))

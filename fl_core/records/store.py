@@ -150,7 +150,8 @@ class Run:
             CorruptError: it is damaged.
             UsageError: another version of this package has written it.
         """
-        path, found = self.path / CONFIG, self.folder.read_signed(CONFIG)
+        path = self.path / CONFIG
+        found = self.folder.read_signed(CONFIG)
         if not check_version(self.path, found.pop("format", None), FORMAT):
             raise CorruptError(f"{path} is damaged: it must have the format {FORMAT}")
         check_stored(path, found, _CONFIG)
@@ -216,10 +217,8 @@ class Run:
             raise UsageError(
                 f"round of {self.path} must be one with a checkpoint ({known}); got {which}."
             )
-        found, path = (
-            self.folder.read_signed(checkpoint_name(which), *CHECKPOINT),
-            self.checkpoint_path(which),
-        )
+        found = self.folder.read_signed(checkpoint_name(which), *CHECKPOINT)
+        path = self.checkpoint_path(which)
         if found["round"] != which:
             raise CorruptError(
                 f"{path} is damaged: it is the checkpoint after round {found['round']}"
@@ -259,10 +258,8 @@ class Run:
             kind: _Lazy(found, self._model) for kind, found in entries.items()
         }
         if not lazy:
-            clients, models = (
-                dict(clients),
-                {kind: dict(found) for kind, found in models.items()},
-            )
+            clients = dict(clients)
+            models = {kind: dict(found) for kind, found in models.items()}
         return Checkpoint(manifest["round"], server, clients, models)
 
     def _state(self, entry: Mapping[str, Any]) -> State:
@@ -294,7 +291,8 @@ class Run:
             CorruptError: the first thing that differs from what was written.
             UsageError: a newer version of this package has written it.
         """
-        checked, ends = self.check_files(), [self.config["rows"]]
+        checked = self.check_files()
+        ends = [self.config["rows"]]
         blobs: set[str] = set()
         for which in self.rounds:
             found = self.manifest(which)
@@ -307,7 +305,8 @@ class Run:
                 f"checkpoint after round {which}: {len(found['states'])} states"
             )
         self.check_rows(*ends)
-        covered, size = ends[-1]["bytes"], self.folder.size(ROWS)
+        covered = ends[-1]["bytes"]
+        size = self.folder.size(ROWS)
         beyond = f", {size - covered:,} bytes after the last checkpoint not covered"
         rest = beyond if size > covered else ""
         checked.append(f"{len(blobs)} blobs; rows up to {covered:,} bytes{rest}")
@@ -323,7 +322,8 @@ class Run:
         for before, now in pairwise([began, *changes]):
             parts = listing(changed_parts(before["code"], now["code"]))
             checked.append(f"code of {parts}: changed after round {now['round']}")
-        last, asked = max(self.rounds, default=0), self.config.get("rounds")
+        last = max(self.rounds, default=0)
+        asked = self.config.get("rounds")
         if last == asked:
             checked.append(f"{last} of {asked} rounds")
         elif self.finished:
@@ -342,7 +342,9 @@ class Run:
         Raises:
             CorruptError: they are missing, or differ from what was written.
         """
-        data, digest, at = self.folder.read(ROWS), hashlib.sha256(), 0
+        data = self.folder.read(ROWS)
+        digest = hashlib.sha256()
+        at = 0
         for end in ends:
             digest.update(data[at : end["bytes"]])
             at = end["bytes"]

@@ -99,7 +99,9 @@ def scores(
             "loss": value,
             "c_index": concordance(logits[:, 0], *y.double().numpy().T),
         }
-    labels, predicted, classes = y.numpy(), logits.argmax(axis=1), logits.shape[1]
+    labels = y.numpy()
+    predicted = logits.argmax(axis=1)
+    classes = logits.shape[1]
     counts = np.bincount(labels * classes + predicted, minlength=classes**2).reshape(
         classes, classes
     )
@@ -112,16 +114,14 @@ def scores(
         "macro_f1": float((2 * right[present] / involved[present]).mean()),
         "loss": value,
     }
-    shares = np.exp(
-        logits - logits.max(axis=1, keepdims=True)
-    )  # p up to a factor, which is 1 / p of the prediction
+    # p up to a factor, which is 1 / p of the prediction
+    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
     top = 1 / shares.sum(axis=1)
     bins = np.ceil(top * BINS).astype(np.int64)
     gaps = np.bincount(bins, weights=(predicted == labels) - top)
     auroc, auprc = (math.nan, math.nan)
-    if (
-        np.count_nonzero(actual) > 1
-    ):  # so that each class among the labels has samples, and so has its rest
+    # so that each class among the labels has samples, and so has its rest
+    if np.count_nonzero(actual) > 1:
         counted = actual.nonzero()[0] if classes > 2 else np.array([positive])
         auroc, auprc = _areas(*_rank(logits, counted), labels, counted)
     return found | {
@@ -147,9 +147,9 @@ def _rank(logits: Array, classes: Array) -> tuple[Array, Array]:
     if logits.shape[1] == 2:
         return _sort(gap - gaps[:, 1 - classes].T)
     falling = -np.sort(-gaps, axis=1)
-    rest = np.log1p(
-        np.exp(falling[:, :0:-1].T.copy()).sum(axis=0)
-    )  # the least first, and in that order of all samples
+    # the least first, and in that order of all samples
+    terms = np.exp(falling[:, :0:-1].T.copy())
+    rest = np.log1p(terms.sum(axis=0))
     return _sort(gap - rest)
 
 
@@ -170,30 +170,28 @@ def _areas(
     Args:
         order, ends: as of :func:`_rank`. labels: [n]. classes: [K], each with samples of its own and others.
     """
-    n, positive = (
-        len(labels),
-        labels[order] == classes[:, None],
-    )  # [K, n], the highest p first
+    n = len(labels)
+    positive = labels[order] == classes[:, None]  # [K, n], the highest p first
     hits = positive.cumsum(axis=1)
     total = hits[:, -1]
-    place, reached, above = np.arange(n), hits, hits - positive
+    place = np.arange(n)
+    reached = hits
+    above = hits - positive
     if not ends.all():  # samples of the same p are reached together
         starts = np.roll(ends, 1, axis=1)
         first = np.maximum.accumulate(np.where(starts, place, 0), axis=1)
-        place = np.minimum.accumulate(np.where(ends, place, n - 1)[:, ::-1], axis=1)[
-            :, ::-1
-        ]
-        reached, above = (
-            np.take_along_axis(hits, place, axis=1),
-            np.take_along_axis(above, first, axis=1),
-        )
+        last = np.where(ends, place, n - 1)[:, ::-1]
+        place = np.minimum.accumulate(last, axis=1)[:, ::-1]
+        reached = np.take_along_axis(hits, place, axis=1)
+        above = np.take_along_axis(above, first, axis=1)
     precision = (positive * (reached / (place + 1))).sum(axis=1) / total
     area = (~positive * (above + reached)).sum(axis=1) / (2 * total * (n - total))
     return float(area.mean()), float(precision.mean())
 
 
 def _of_numbers(predicted: Array, target: Array) -> dict[str, float]:
-    errors, spread = predicted - target, float(((target - target.mean()) ** 2).sum())
+    errors = predicted - target
+    spread = float(((target - target.mean()) ** 2).sum())
     r2 = 1 - float((errors**2).sum()) / spread if spread > 0 else math.nan
     return {
         "mse": float((errors**2).mean()),
@@ -211,9 +209,8 @@ def concordance(risk: Array, time: Array, event: Array) -> float:
     concordant, pairs = 0.0, 0
     for i in np.flatnonzero(event):
         others = risk[(time > time[i]) | ((time == time[i]) & (event == 0))]
-        concordant += (
-            np.count_nonzero(others < risk[i]) + np.count_nonzero(others == risk[i]) / 2
-        )
+        concordant += np.count_nonzero(others < risk[i])
+        concordant += np.count_nonzero(others == risk[i]) / 2
         pairs += len(others)
     return float(concordant / pairs) if pairs else math.nan
 
@@ -222,13 +219,9 @@ def _of_labels(logits: Array, positive: Array) -> dict[str, float]:
     """Return the mean areas over the labels [n, C] that vary."""
     areas = []
     for k in np.flatnonzero(positive.any(axis=0) & ~positive.all(axis=0)):
-        areas.append(
-            _areas(
-                *_sort(logits[:, k][None]),
-                positive[:, k].astype(np.int64),
-                np.array([1]),
-            )
-        )
+        order, ends = _sort(logits[:, k][None])
+        labels = positive[:, k].astype(np.int64)
+        areas.append(_areas(order, ends, labels, np.array([1])))
     means = np.mean(areas, axis=0) if areas else (math.nan, math.nan)
     return dict(zip(("macro_auroc", "macro_auprc"), map(float, means), strict=True))
 
@@ -334,7 +327,8 @@ def fit(
     """
     from scipy.optimize import minimize  # a study prints its first lines before
 
-    outputs, weights = outputs.double(), weights / weights.sum()
+    outputs = outputs.double()
+    weights = weights / weights.sum()
 
     def loss(point: Array) -> tuple[float, Array]:
         factors = torch.tensor(point, requires_grad=True)
@@ -380,7 +374,8 @@ def calibration_of(
         torch.full((n,), len(client.train) / n, dtype=torch.float64)
         for client, n in zip(clients, sizes, strict=True)
     ]
-    whole, y = torch.cat(outputs), torch.cat([c.validation.y for c in clients])
+    whole = torch.cat(outputs)
+    y = torch.cat([c.validation.y for c in clients])
     if not torch.isfinite(whole).all():
         return 1.0, 0.0
     base = torch.cat(

@@ -364,7 +364,8 @@ def train(
         UsageError: a loss is no tensor of one number.
     """
     workspace.load(source, ctx.submodel)
-    seed, parts = algorithm.task_info.seed, (ctx.round, ctx.client, phase.batch_stream)
+    seed = algorithm.task_info.seed
+    parts = (ctx.round, ctx.client, phase.batch_stream)
     watching = {
         name: observers[
             check_known(f"observer of phase {phase.name!r}", name, observers)
@@ -374,7 +375,8 @@ def train(
     objective = _scalar(
         algorithm.method(phase, "loss"), f"{ctx.location(phase.name)}: {phase.loss}"
     )
-    x, y = workspace.place(split.x), split.y.to(workspace.device)
+    x = workspace.place(split.x)
+    y = split.y.to(workspace.device)
     draws = seeds.torch_generator(seed, "batches", *parts)
     slices = batch_slices(len(y), training.batch_size, whole=workspace.couples)
     left = phase.length(len(slices))
@@ -414,7 +416,9 @@ def train(
                     steps.taken += 1
                 left = max(0, left - len(slices))
                 steps.observers.clear()  # they see the first epoch
-            total, samples, taken = steps.loss, steps.samples, steps.taken
+            total = steps.loss
+            samples = steps.samples
+            taken = steps.taken
             if training.keep_optimizer:
                 state = to_tree(read(optimizer, names, params), phase)
     result = workspace.read()
@@ -587,7 +591,8 @@ class Steps:
                 f"{self.ctx.location(self.phase.name)}: the loss of step {self.taken + 1} is {value}. "
                 f"{self._origin(batch[0])}"
             )
-        self.loss, self.samples = self.loss + value * size, self.samples + size
+        self.loss = self.loss + value * size
+        self.samples = self.samples + size
         return self._clipped(reached) if clip else reached
 
     def _origin(self, x: Tensor) -> str:

@@ -114,7 +114,8 @@ class Workspace:
             None  # names of the tensors that are present; None = all
         )
         self.keep_frozen = keep_frozen
-        self._outputs, self._cut = FrozenPrefixCache(), Cut((), ())
+        self._outputs = FrozenPrefixCache()
+        self._cut = Cut((), ())
         self._ahead: tuple[Tensor, Tensor] | None = None
         self._head: nn.Module | None = None
         self.couples = normalises_batches(self.model, training=True)  # samples

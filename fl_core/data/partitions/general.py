@@ -269,11 +269,9 @@ class NaturalDirichlet(WithAlpha):
     def follow(
         self, train: Source, parts: Sequence[Integers], test: Source, seed: int
     ) -> list[Integers]:
-        each, test_owner, tests = (
-            len(parts) // len(train.owner_names),
-            check_owners(test),
-            [],
-        )
+        each = len(parts) // len(train.owner_names)
+        test_owner = check_owners(test)
+        tests = []
         for number in range(len(train.owner_names)):
             rows = np.flatnonzero(test_owner == number)
             labels = [

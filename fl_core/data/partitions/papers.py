@@ -48,7 +48,8 @@ class _PFedLA(Partitioning):
 
     def fitted(self, pool: Source, clients: int) -> Self:
         classes = len(np.unique(pool.labels))
-        few, samples = self.classes_per_client, self.samples_per_client
+        few = self.classes_per_client
+        samples = self.samples_per_client
         few = min(self.usual_classes[classes >= 100], classes) if few is None else few
         samples = (
             min(len(pool) // max(clients, 100), 700) if samples is None else samples
@@ -66,9 +67,11 @@ class _PFedLA(Partitioning):
         Raises:
             UsageError: there are too few classes, samples for its classes, or samples of a class.
         """
-        labels, options = pool.labels, self.fitted(pool, clients)
+        labels = pool.labels
+        options = self.fitted(pool, clients)
         dominance = getattr(self, "dominance", 1.0)
-        few, samples = options.classes_per_client, options.samples_per_client
+        few = options.classes_per_client
+        samples = options.samples_per_client
         assert few is not None
         assert samples is not None
         check_clients(clients, len(labels))
