@@ -70,8 +70,8 @@ def read_keys(path: Path, kind: type[Keys]) -> Keys:
     Raises:
         UsageError: a key is unknown or missing, or a value has another type.
     """
+    found, hints = read_toml(path, TOML_BYTES), get_type_hints(kind)
     with about(str(path)):
-        found, hints = read_toml(path, TOML_BYTES), get_type_hints(kind)
         for key, value in found.items():
             check_type(check_known("key", key, hints), value, hints[key])
         for key in hints:
