@@ -24,6 +24,7 @@ from fl_core.errors import (
     UsageError,
     about,
     as_list,
+    check_known,
     damaged,
     listing,
     warn,
@@ -422,6 +423,8 @@ def load_rounds(
         which: names of models. The first one that the round has is taken.
         own: ``data``, ``model`` and ``allow_code``, as of :func:`load_models`.
     """
+    for kind in which:
+        check_known("model", kind, MODELS)
     found, task = Run(path), None
     for round in rounds:
         if round == "best":

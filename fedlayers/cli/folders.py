@@ -232,10 +232,7 @@ class Export(Command):
 
     def main(self, line: str) -> None:
         from fl_core.exported_model import export
-        from fl_core.restore import MODELS
 
-        if self.model is not None:
-            check_known("model", self.model, MODELS)
         made = export(
             self.dir,
             self.out,

@@ -157,7 +157,7 @@ class ManyRuns(ConfiguredCommand):
         name = type(self).__name__.lower()
         study = getattr(import_module(f"fedlayers.studies.{name}"), name)
         known = inspect.signature(study).parameters
-        told = {"command": line, "say": say, "tell": say}
+        told = {"command": line, "tell": say}
         told = {key: value for key, value in told.items() if key in known}
         self.show(study(**given, **told), line)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,13 @@ from fedlayers.studies.choice import NAMES, Answers, Choice, bracket
 from fedlayers.studies.choose import choose, save_plan
 from fedlayers.studies.compare import compare, compared_jobs
 from fedlayers.studies.comparison import Comparison, display_name
-from fedlayers.studies.jobs import seeds_of, study_folder, task_kind
+from fedlayers.studies.jobs import Tell, seeds_of, study_folder, task_kind
 from fl_core.config import RunConfig, with_own
 from fl_core.errors import RunError, UsageError, as_list
 from fl_core.plan import LayerPlan
 from fl_core.records import store
 from fl_core.rows import CLASSIFICATION, in_points, label_of
 
-Say = Callable[[str], None]
 CHOSEN, OWN = "choose", "own_race"
 """Names among the algorithms: the recommended arm's runs, and each seed's own winner."""
 AGAINST = {
@@ -65,7 +64,7 @@ def study(
     options: Mapping[str, dict[str, Any]] | None = None,
     backend: Backend | str = "",
     command: str = "",
-    say: Say = lambda text: None,
+    tell: Tell = lambda text: None,
     progress: bool = True,
     live: bool = False,
     **keys: Any,
@@ -95,7 +94,7 @@ def study(
         arms, tune_rates: of the race, as of :func:`~fedlayers.studies.choose.choose`.
         options: each algorithm's own configuration, by name.
         backend: where runs are trained; see :func:`~fedlayers.studies.compare.compare`.
-        say: receives the progress and the outcome, line by line.
+        tell: receives the progress and the outcome, line by line.
         live: as of :func:`~fedlayers.studies.choose.choose`.
 
     Raises:
@@ -124,7 +123,7 @@ def study(
         seeds=seeds,
         thorough=True,  # since all are compared
         tune_rates=tune_rates,
-        progress=say,
+        progress=tell,
         **how,
     )
     if choice.winner is not None and len(choice.of_seed) < len(seeds):
@@ -154,11 +153,11 @@ def study(
         known = f" {CHOSEN}: the recommended arm. {OWN}: each seed's own winner."
     table = display_name(result.table, result.score).to_string(index=False)
     way = "Test samples, mean ± half the 95 % interval."
-    say(f"\n{lead.text()}\n\n{table}\n\n{way}{known}")
+    tell(f"\n{lead.text()}\n\n{table}\n\n{way}{known}")
     from fedlayers.studies.report import write_page  # draws, so it comes last
 
     page = write_page(choice, out, command, lead, result)
-    say(f"report, with the meaning of rows and columns: {page}")
+    tell(f"report, with the meaning of rows and columns: {page}")
     return Outcome(choice.plan, choice, result, lead, page)
 
 
