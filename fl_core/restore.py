@@ -116,12 +116,17 @@ def check(run: Run, checkpoint: Checkpoint, task: Task) -> Algorithm:
         The algorithm with its plan at that checkpoint.
 
     Raises:
-        CorruptError: names the checkpoint.
+        CorruptError: names the checkpoint. UsageError: it fits only the code before it was edited.
     """
     run.stopping_rule()  # which checks what is stored of it
     initial = tree.state_dict(task.model)
     names = task.data.names
-    with damaged(run.checkpoint_path(checkpoint.round), UsageError):
+    where = damaged(run.checkpoint_path(checkpoint.round), UsageError)
+    if edited := changed_code(run, task):
+        where = about(
+            f"{run.path} must be read with the code that it began with; got other code of its {listing(edited)}"
+        )
+    with where:
         algorithm = _under_its_plan(task, checkpoint.server)
         stranger = next(iter(set(checkpoint.clients) ^ set(names)), None)
         if stranger is not None:

@@ -147,6 +147,9 @@ def test_an_exported_model_with_edited_code_has_a_note(imported, recwarn):
     imported("nn.ReLU()", "nn.Tanh()")
     with pytest.warns(UserWarning, match="other code of its model"):
         fl.predict("a", new, allow_code="mine:Net")
+    imported("WIDTH = 8", "WIDTH = 3")
+    with pytest.raises(fl.UsageError, match="other code of its"):
+        runner.resume("run", allow_code="mine:Net", progress=False)
 
 
 def test_edited_code_that_was_allowed_needs_no_permission_again(
