@@ -19,7 +19,7 @@ from fl_core.errors import UsageError, about, as_list, check_known, check_type, 
 from fl_core.layers import Layer, layers_of
 from fl_core.models import example
 from fl_core.models.adapter import adapt, tensor
-from fl_core.restore import MODELS, load_models
+from fl_core.restore import load_models
 from fl_core.runner import Task
 from fl_core.training import losses
 
@@ -280,7 +280,6 @@ def diagnose_run(
             :func:`diagnose`. Or ``fresh`` is asked for and the weights that the run started from
             are not known.
     """
-    check_known("model of a run", which, MODELS)
     nulls = Nulls.of(null)
     if kind := folder_kind(path):
         raise UsageError(
