@@ -140,7 +140,8 @@ def _way_out(error: Exception, command: Command) -> str:
     import errno
 
     if isinstance(error, CorruptError):
-        return "" if ". " in str(error) else ". Restore it from a copy."
+        stop = "" if str(error).endswith(".") else "."
+        return "" if ". " in str(error) else f"{stop} Restore it from a copy."
     name = errno.errorcode.get(getattr(error, "errno", None) or 0, "")
     steps = [step for names, step in MENDED_BY.items() if name in names.split()]
     resumed = command.interrupted()

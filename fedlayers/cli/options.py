@@ -121,8 +121,12 @@ class ConfiguredCommand(Command):
             return None
         import tomli_w
 
+        from fl_core.algorithms import find
+
+        config = self.asked_config()
+        find(config.federation.algorithm, config.federation.options)  # a known one
         groups: dict[str, dict[str, Any]] = {}
-        for group, key, value in self.asked_config().summary().rows:
+        for group, key, value in config.summary().rows:
             groups.setdefault(str(group), {})[str(key)] = value
         return tomli_w.dumps(groups)
 

@@ -265,6 +265,7 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
         ("run --model heart_ml", "mean 'heart_mlp'?"),
         ("run --model nowhere:network", "got 'nowhere'"),
         ("run --algorithm playrfl", "mean 'playerfl'?"),
+        ("run --algorithm playrfl --print-config", "mean 'playerfl'?"),
         ("run --algorithm playerfl --rule manual", "'manual'"),
         ("run --algorithm fedprox --option nu=1", "fedprox 'nu'"),
         ("run --model-option width=3", "got 'width'"),
