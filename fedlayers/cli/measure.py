@@ -310,6 +310,7 @@ class Plot(Command):
         from fl_core.plan import LayerPlan
         from fl_core.records.store import ROWS, Run
         from fl_core.rows import read
+        from fl_core.storage import Folder
 
         if self.path.suffix == ".json":
             if self.metrics:
@@ -320,11 +321,13 @@ class Plot(Command):
                 "plan": lambda: figure_of(plots.plan(plan))
             }
         else:
-            if (self.path / "config.json").exists():
+            folder = Folder(self.path)  # which follows no link
+            if folder.has("config.json"):
                 header, frame = Run(self.path).rows()
+            elif self.path.is_dir():
+                header, frame = read(folder.file(ROWS))
             else:
-                path = self.path / ROWS if self.path.is_dir() else self.path
-                header, frame = read(path)
+                header, frame = read(self.path)
             data = str(header.get("data", ""))
             pictures = album(frame, self.metrics)
         for name, draw in pictures.items():

@@ -245,7 +245,7 @@ def test_bad_requests_are_named():
         ({"models": [net(), "net"]}, "str"),
         ({"models": [net()] * 3, "data": [pair()] * 2}, "3 models .*2"),
         ({"models": {"a": net()}, "data": {"b": pair()}}, "data 'a'"),
-        ({"models": {"a": net()}, "data": others}, "same clients"),
+        ({"models": {"a": net()}, "data": others}, "client with data 'a'"),
         ({"models": [net(), nn.Linear(4, C)]}, "'client_0'"),
         ({"models": {"a": net()}, "n_train": {"b": 1}}, "n_train 'a'"),
         ({"models": {"a": net()}, "n_train": {"a": "5"}}, "n_train of a.*'5'"),
