@@ -319,13 +319,13 @@ class PlanSelection(Listener):
         Raises:
             UsageError: no instruments, an unknown rule, or a model or training that leaves nothing to decide on.
         """
+        if self.instruments.check_rule is not None:
+            self.instruments.check_rule(self.rule)
         if not (self.measure_first or algorithm.decides):
             return
         name = algorithm.name
         layers = algorithm.task_info.layers
         self._decide_by(name)
-        if self.instruments.check_rule is not None:
-            self.instruments.check_rule(self.rule)
         moving = [layer for layer in layers if layer.used and not layer.is_frozen]
         choices = [layer for layer in moving if layer.weights]
         if len(choices) < 2:

@@ -409,9 +409,10 @@ def _measuring(task: Task, instruments: Instruments) -> list[Listener]:
 
 
 def _used(instruments: MakesInstruments, task: Task) -> Instruments:
-    """Return the instruments of a task, empty ones if it neither chooses a plan nor measures."""
+    """Return the instruments of a task, empty ones if it neither chooses a plan nor measures nor names a rule."""
     config = task.config
     chooses = config.federation.plan == AUTO or task.algorithm(task.plan).decides
+    chooses |= config.federation.rule != RunConfig().federation.rule  # to be checked
     return instruments() if chooses or config.execution.measure else Instruments()
 
 

@@ -267,6 +267,7 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
         ("run --algorithm playrfl", "mean 'playerfl'?"),
         ("run --algorithm playrfl --print-config", "mean 'playerfl'?"),
         ("run --algorithm playerfl --rule manual", "'manual'"),
+        ("run --rule largest_jmp", "mean 'largest_jump'?"),
         ("run --algorithm fedprox --option nu=1", "fedprox 'nu'"),
         ("run --model-option width=3", "got 'width'"),
         ("run --device cuda:99", "'cuda:99'"),
