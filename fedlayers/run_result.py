@@ -50,6 +50,18 @@ class RunResult(Displayed):
     engine: Engine
     path: Path | None = None
 
+    def __fspath__(self) -> str:
+        """Return the run directory, for functions that take one.
+
+        Raises:
+            UsageError: nothing was kept on disk.
+        """
+        if self.path is None:
+            raise UsageError(
+                "the result must have a run directory; got none. Run it with out=."
+            )
+        return str(self.path)
+
     @property
     def done(self) -> int:
         """Return the number of rounds that were trained."""

@@ -115,6 +115,11 @@ class LayerPlan(Displayed):
     why: Evidence = field(default_factory=Evidence)
 
     def __post_init__(self) -> None:
+        for layer in as_list("layers", self.layers, empty=True):
+            if not isinstance(layer, Layer):
+                raise UsageError(
+                    f"each layer of a plan must be a Layer; got {layer!r}. Take the layers of a task: task.layers."
+                )
         asked = as_list("shared", self.shared, empty=True)
         names = [layer.name for layer in self.layers]
         tensors = [name for layer in self.layers for name in layer.tensors]

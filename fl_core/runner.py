@@ -225,6 +225,8 @@ def resume(
         BusyError: it is running.
         CorruptError: stored files are damaged.
     """
+    for name in execution:
+        check_known("option of resume", name, Execution.__dataclass_fields__)
     with writing.reopen(out) as writer:
         run, path = writer.run, writer.path
         weights = run.start() is not None

@@ -39,6 +39,7 @@ _AFFIXED = re.compile(
     r"(?P<before>[^\w\s.,+-]*)\s*[+-]?(?P<number>[0-9]{1,3}(?:['\s][0-9]{3})+(?:[.,][0-9]*)?|[0-9][0-9.,]*)\s*"
     r"(?P<after>[^\W\d]*|[^\w\s]*|[^\d\s.,+-]+)"
 )
+_PADDED = re.compile(r"[+-]?0[0-9]+")
 _DATE = re.compile(
     r"(?:[0-9]{4}[-/][0-9]{1,2}[-/][0-9]{1,2}|[0-9]{1,2}([-./])[0-9]{1,2}\1(?:[0-9]{2}){1,2}"
     r"|[0-9]{1,2}[- ]?(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[- ]?(?:[0-9]{2}){1,2})"
@@ -153,6 +154,15 @@ def is_number(cell: str) -> bool:
     return PLAIN_NUMBERS.fits(cell)
 
 
+def is_padded(cell: str) -> bool:
+    """Return whether a cell is a whole number with zeros before it, as codes have.
+
+    >>> [is_padded(cell) for cell in ("0150", "0.5", "0")]
+    [True, False, False]
+    """
+    return _PADDED.fullmatch(cell.strip()) is not None
+
+
 def format_of(cells: Iterable[str], given: NumberFormat) -> NumberFormat | None:
     """Return the format that reads all cells with a value: the given one, or plain numbers. None means neither."""
     words = [cell for cell in cells if not is_missing(cell)]
@@ -162,18 +172,20 @@ def format_of(cells: Iterable[str], given: NumberFormat) -> NumberFormat | None:
 
 
 def other_reading(cells: Any, given: NumberFormat) -> str:
-    """Return how a cell of text is read that is another number in another format, or an empty text.
+    """Return how a cell of text is read that is another number in another format, or a code; or an empty text.
 
     >>> import pandas as pd
     >>> other_reading(pd.Categorical(["1,250", "2,500"]), NumberFormat(","))
     "'1,250' is read as 1.25"
     """
     categories = getattr(cells, "categories", None)  # of text in a table
-    if given == PLAIN_NUMBERS or categories is None:
+    if categories is None:
         return ""
     words = [cell for cell in categories if not is_missing(cell)]
     used = format_of(words, given) or given
-    for form in (PLAIN_NUMBERS, *_formats(words)):
+    for word in filter(is_padded, words):
+        return f"{word!r} is read as {used.number(word):g}"
+    for form in (PLAIN_NUMBERS, *_formats(words)) if given != PLAIN_NUMBERS else ():
         for word in words if all(map(form.fits, words)) else ():
             if form.number(word) != used.number(word):
                 return f"{word!r} is read as {used.number(word):g}"

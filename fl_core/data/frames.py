@@ -41,6 +41,7 @@ from fl_core.data.columns import (
     holds_images,
     is_missing,
     is_number,
+    is_padded,
     located,
     other_reading,
     row_of_array,
@@ -326,7 +327,7 @@ def _csv(path: Path, reading: Reading, texts: Collection[str], whole: bool) -> O
         words |= {
             k
             for k, cell in enumerate(cells)
-            if not is_number(cell) and not is_missing(cell)
+            if (not is_number(cell) and not is_missing(cell)) or is_padded(cell)
         }
     frame = _frame(path, header, words, reading)
     last = frame.iloc[:, -1]

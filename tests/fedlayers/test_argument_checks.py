@@ -127,9 +127,14 @@ def arguments_with_lists():
 def stored(tmp_path_factory):
     """A run, with an exported model next to it."""
     run = tmp_path_factory.mktemp("stored") / "run"
-    fl.run(dataset="heart", rounds=1, out=run, progress=False)
-    fl.export(run, run.parent / "m.safetensors", which="global")
+    result = fl.run(dataset="heart", rounds=1, out=run, progress=False)
+    fl.export(result, run.parent / "m.safetensors", which="global")
     return run
+
+
+def test_resume_names_its_options(stored):
+    with pytest.raises(fl.UsageError, match=r"'rounds': known: .*until"):
+        fl.resume(stored, rounds=3)
 
 
 @pytest.mark.parametrize(("name", "argument"), arguments_with_lists())

@@ -1,5 +1,7 @@
 """What a run returns: scores, plan, models, a picture, and a readable summary."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -47,6 +49,14 @@ def test_its_scores_are_those_of_its_models(result):
 def test_it_has_the_plan_and_the_rounds(result):
     assert (result.done, result.plan) == (2, result.engine.algorithm.plan)
     assert set(result.to_frame()["round"]) == {0, 1, 2}
+
+
+def test_it_stands_for_its_folder(result, tmp_path):
+    if result.path is None:
+        with pytest.raises(fl.UsageError, match="run directory; got none"):
+            fl.export(result, tmp_path / "m.safetensors")
+    else:
+        assert Path(result) == result.path
 
 
 def test_its_picture_is_of_the_main_score(result):

@@ -92,6 +92,7 @@ def test_digest_is_of_the_decision_alone():
     [
         (LAYERS, ("fc3",), "'fc3'.*'fc2'"),
         (LAYERS, ("fc",), "layer 'fc'"),
+        (("fc1", "fc2"), ("fc1",), "a Layer; got 'fc1'"),
         (LAYERS, ("fc1", "fc1"), "shared.*'fc1'"),
         ((*LAYERS, LAYERS[0]), (), "layer.*'fc1'"),
         ((*LAYERS, Layer("fc3", ("fc1.bias",))), (), r"'fc1\.bias'"),

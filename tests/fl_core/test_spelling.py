@@ -105,6 +105,8 @@ def test_a_column_that_fits_both_readings_says_how_it_is_read(tmp_path):
             read(tmp_path, cells, **how).table.columns[1].odd
             == f"'1,150' is read as {value}"
         )
+    codes = ["0150", "300", "1200"]
+    assert read(tmp_path, codes).table.columns[1].odd == "'0150' is read as 150"
 
 
 @given(
