@@ -121,7 +121,7 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     findings = [
         each
         for dataset, curve in networks.items()
-        for each in _findings(NETWORKS[dataset], curve)
+        for each in _findings(NETWORKS[dataset].at(FIRST), curve)
     ]
     return Drawing(
         None,

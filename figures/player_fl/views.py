@@ -197,7 +197,7 @@ def _draw(
                         )
                     ]
                     titled = replace(
-                        network, title=f"{network.title} ({MOMENT[moment]})"
+                        network.at(moment), title=f"{network.title} ({MOMENT[moment]})"
                     )
                     findings += way.expect(titled, way.what, values, known)
                 _dress(ax, network, way, shown)
@@ -214,7 +214,9 @@ def _draw(
         )
     table = pd.DataFrame(lines, columns=list(COLUMNS))
     if together:
-        networks = {run_of(dataset, FIRST): NETWORKS[dataset] for dataset in datasets}
+        networks = {
+            run_of(dataset, FIRST): NETWORKS[dataset].at(FIRST) for dataset in datasets
+        }
         findings.append(together(frame, networks))
     caption = _caption(header, frame, ways, moments, datasets, bool(marks))
     return Drawing(figure, table, caption, tuple(findings), _medians(table))

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
-from scipy.stats import friedmanchisquare
+from scipy.stats import friedmanchisquare, spearmanr
 
 ROWS = Path(__file__).resolve().parents[2] / "figures" / "rows"
 LINES = {}
@@ -315,6 +315,48 @@ def sensitivity_spike():
     return seeds_that_hold(
         curves, lambda curve: curve["conv3"] < 1.1 < curve["fc1"] / curve["conv3"]
     )
+
+
+CONVOLUTIONS = {
+    "fashion_mnist": ("Fashion-MNIST", "conv3"),
+    "cifar10": ("CIFAR-10", "conv5"),
+}
+
+
+@covers("player_fl.representations")
+def representations():
+    found = []
+    for data, (title, last) in CONVOLUTIONS.items():
+        frame = rows("player_fl.layers", f"{data}-first")
+        own = frame[(frame["metric"] == "cka") & (frame["client_b"] != "")]
+        swapped = {"client": "client_b", "client_b": "client"}
+        both = pd.concat([own, own.rename(columns=swapped)])
+        count, seeds, order = 0, both.groupby("seed"), list(own["layer"].unique())
+        for _, part in seeds:
+            table = part.pivot_table(index="layer", columns="client", values="value")
+            apart = (1 - table.loc[order]).median(axis=1)
+            conv, dense = apart[:last], apart[last:][1:]
+            late, early = dense.iloc[-1] - conv.iloc[-1], conv.iloc[-1] - conv.iloc[0]
+            count += dense.min() > conv.max() and late > early
+        found.append(f"{title} in {count} of {len(seeds)} seeds")
+    return found
+
+
+@covers("player_fl.correlates")
+def correlates():
+    frame, found = rows("player_fl.layers", "cifar10-first"), []
+    for _, part in frame[frame["client"] != ""].groupby("seed"):
+        curves = [
+            part[(part["metric"] == metric) & (part["variant"] == variant)]
+            .pivot(index="layer", columns="client", values="value")
+            .median(axis=1)
+            for metric, variant in (
+                ("federation_sensitivity", "training"),
+                ("grad_variance", "epoch"),
+            )
+        ]
+        found.append(spearmanr(*pd.concat(curves, axis=1).T.to_numpy()).statistic)
+    return [f"CIFAR-10 {interval(found, factor=1, digits=2)}"]
 
 
 @covers("player_fl.stable_threshold")
