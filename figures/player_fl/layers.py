@@ -194,6 +194,6 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
 STUDY = items.register(Item(
     NAME, "Layers of PLayer-FL's networks after one epoch and at the end (Figs. 1-4 and A.1-A.10)",
     recipes(), seeds=3, own_seeds={run_of(dataset, FIRST): 8 for dataset in ("fashion_mnist", "cifar10")},
-    budget="under 3 hours of one core; a run takes seconds to 8 minutes",
+    budget="some four hours of one core; a run takes seconds to 17 minutes",
     measure=_measure,
 ))  # fmt: skip
