@@ -61,17 +61,9 @@ def test_it_has_the_versions_of_the_constraints_and_all_that_the_project_needs()
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
 @pytest.mark.parametrize("locked", [True, False])
 def test_setup_asks_for_hashes_where_it_is_told_to(locked, tmp_path):
-    command = [
-        "make",
-        "-n",
-        "setup",
-        f"VENV={tmp_path / 'venv'}",
-        *["LOCKED=1"] * locked,
-    ]
-    lines = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    installs = [line for line in lines if "pip install" in line]
+    command = ["make", "-n", "setup", f"VENV={tmp_path}/venv", *["LOCKED=1"] * locked]
+    said = subprocess.check_output(command, cwd=ROOT, text=True)
+    installs = [line for line in said.splitlines() if "pip install" in line]
     checked = ["--require-hashes" in line or "--no-deps" in line for line in installs]
     assert checked == ([True, True] if locked else [False])
     assert ("constraints.txt" in "".join(installs)) is not locked

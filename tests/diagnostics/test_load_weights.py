@@ -18,6 +18,7 @@ from diagnostics.load_weights import load_clients, load_weights
 from diagnostics.measure import diagnose
 from fedlayers.cli.app import main
 from fl_core.errors import UsageError
+from tests.conftest import refuses
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -135,16 +136,16 @@ def test_weights_that_do_not_fit_change_nothing():
         ("plain.pt", "another archive"),
         ("missing.pt", "does not exist"),
     ):
-        with pytest.raises(UsageError, match=words) as caught:
+        with refuses(words) as caught:
             load_weights(name, into=net)
         assert "\n" not in str(caught.value)
     for path, into in ((net.state_dict(), net), ("less.pt", nn.Linear)):
-        with pytest.raises(UsageError, match=r"must be a .*; got"):
+        with refuses(r"must be a .*; got"):
             load_weights(path, into=into)
     for name in ("objects.npz", "arrays.npz"):
-        with pytest.raises(UsageError, match=r"\.npz"):
+        with refuses(r"\.npz"):
             load_weights(name, into=net, by_position=True)
-    with pytest.raises(UsageError, match="left out for files with names"):
+    with refuses("left out for files with names"):
         load_weights("less.pt", into=net, by_position=True)
     assert all(torch.equal(before[k], v) for k, v in net.state_dict().items())
 
@@ -222,7 +223,7 @@ def test_a_small_file_cannot_claim_much():
             packed.writestr(name, stored.read(name))
     for name in ("strides.pt", "packed.pt"):
         assert Path(name).stat().st_size < 10_000
-        with pytest.raises(UsageError, match="must"):
+        with refuses("must"):
             load_weights(name, into=nn.Linear(1000, 1000))
 
 
@@ -239,10 +240,10 @@ def test_models_of_a_folder_are_found_by_client_and_round():
     assert {(r, c) for r, models in found.items() for c in models} == set(nets)
     assert all(equal(found[r][c], net) for (r, c), net in nets.items())
     torch.save(net.state_dict(), "out/a/weights.pt")
-    with pytest.raises(UsageError, match="run directory; it is a folder of weights"):
+    with refuses("run directory; it is a folder of weights"):
         diagnose("out/a", progress=False)
     for pattern, words in (("client.pt", "once"), ("{client}.npz", "fit files")):
-        with pytest.raises(UsageError, match=words):
+        with refuses(words):
             load_clients("out", pattern, build)
 
 

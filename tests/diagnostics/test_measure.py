@@ -14,9 +14,9 @@ from diagnostics.representation.features import probe_set
 from fl_core import runner, tree
 from fl_core.config import RunConfig
 from fl_core.data.federated import Split
-from fl_core.errors import UsageError
 from fl_core.records.store import Run
 from fl_core.restore import load_models
+from tests.conftest import refuses
 
 SENSITIVITY = "federation_sensitivity"
 CONFIG = RunConfig(dataset="heart", algorithm="fedavg", rounds=2, seed=3)
@@ -224,15 +224,15 @@ def test_what_a_run_or_a_task_does_not_have_is_refused(run, task, monkeypatch):
         ({"round": 1, "which": "personal"}, r"local, global.*'personal'"),
         ({"round": 9}, "1, 2.*got 9"),
     ):
-        with pytest.raises(UsageError, match=words):
+        with refuses(words):
             measure.diagnose_run(run, **how)
     first, *others = task.data.clients
     none = Split(first.validation.x[:0], first.validation.y[:0])
     clients = (replace(first, validation=none), *others)
     lacking = replace(task, data=replace(task.data, clients=clients))
-    with pytest.raises(UsageError, match=f"validation .*got none for {first.name}"):
+    with refuses(f"validation .*got none for {first.name}"):
         measure.diagnose_task(lacking, ["cka"], progress=False)
-    with pytest.raises(UsageError, match="client 'nobody'"):
+    with refuses("client 'nobody'"):
         measure.diagnose_task(task, ["grad_norm"], clients=[first.name, "nobody"])
     monkeypatch.setattr(runner, "train_first_round", None)
     for how, words in (
@@ -240,7 +240,7 @@ def test_what_a_run_or_a_task_does_not_have_is_refused(run, task, monkeypatch):
         ({"options": {"cka": {"samples": 1}}}, "1 samples .*4"),
         ({"resamples": -1}, "resamples.*-1"),
     ):
-        with pytest.raises(UsageError, match=words):
+        with refuses(words):
             measure.diagnose_task(task, **{"metrics": "cka", "progress": False, **how})
 
 
@@ -272,7 +272,7 @@ def test_a_start_that_is_not_the_run_s_is_not_used(tmp_path, null):
     moved, nulls = "update_magnitude", {"null": null or ()}
     known = measured(moved, seed=0, **nulls)
     assert set(known.frame["status"]) == {"ok"}
-    with pytest.raises(UsageError, match="model must have the weights"):
+    with refuses("model must have the weights"):
         measured(moved, null="fresh")
     other = measured(moved, "weight_magnitude", **nulls)
     frame = pd.concat([other.frame, other.nulls]) if null else other.frame

@@ -28,11 +28,10 @@ from fl_core import rows, runner
 from fl_core.config import RunConfig
 from fl_core.data import Split
 from fl_core.data.partitions import SPLITS
-from fl_core.errors import UsageError
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
 from fl_core.restore import load_models
-from tests.conftest import TOY
+from tests.conftest import TOY, refuses
 from tests.networks import Wired
 
 SHUFFLED = [name for name, null in NULLS.items() if null.shuffle is not None]
@@ -90,7 +89,7 @@ def test_what_each_null_shuffles_and_what_it_keeps():
         assert len({TOY.digest, first, *others}) == 4
     assert_equal(before, tree_of(TOY))
     assert null_data(TOY, "fresh", seed=0) is TOY
-    with pytest.raises(UsageError, match="mean 'labels'"):
+    with refuses("mean 'labels'"):
         null_data(TOY, "label", seed=0)
 
 
@@ -373,7 +372,7 @@ def test_an_untrained_model_is_the_one_given_or_draws_its_weights_anew():
     statistics = ("running_mean", "running_var", "num_batches_tracked")
     assert drawn == {"2.weight", "2.bias", *(f"1.{name}" for name in statistics)}
     unknown = Wired(lambda m, x: x * m.scale, scale=nn.Parameter(torch.ones(4)))
-    with pytest.raises(UsageError, match="'0', a Wired"):
+    with refuses("'0', a Wired"):
         untrained_copy(nn.Sequential(unknown, nn.Linear(4, 3)), seed=0)
 
 
@@ -384,10 +383,10 @@ def test_loaders_keep_their_batches_and_what_cannot_be_dealt_is_refused():
     for name, parts in null_samples(loaders, "clients", 3).items():
         assert [len(y) for _, y in parts] == [7, len(data[name][1]) - 7]
         assert torch.equal(torch.cat([x for x, _ in parts]), whole[name][0])
-    with pytest.raises(UsageError, match="at least 2"):
+    with refuses("at least 2"):
         measured(models["north"], data["north"], null="clients")
     odd = {"a": data["north"], "b": (torch.randn(3, 5), torch.zeros(3).long())}
-    with pytest.raises(UsageError, match="shapes"):
+    with refuses("shapes"):
         null_samples(odd, "labels", 0)
 
 

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fedlayers as fl
 from diagnostics.measure import diagnose
-from fl_core.errors import UsageError
 from fl_core.models.adapter import IGNORED, output_of
+from tests.conftest import refuses
 from tests.diagnostics.dense import CE, block
 
 
@@ -242,7 +242,7 @@ def test_labels_and_losses_that_do_not_fit_are_refused():
         (complex_net, flat, None, "must be real"),
         (model, {"a": {"x": x, "labels": y[:, 0], "b": x[:5]}}, None, "'a'.*one entry"),
     ):
-        with pytest.raises(UsageError, match=words) as caught:
+        with refuses(words) as caught:
             diagnose(found, data, ["grad_norm"], loss=loss, progress=False)
         assert "\n" not in str(caught.value)
 
@@ -327,7 +327,7 @@ def test_models_of_other_architectures_are_compared_at_layers_of_one_name():
     metrics = ["cka", "rbf_cka", "cca", "svcca", "procrustes"]
     frame = diagnose(models, data, metrics, progress=False).frame
     assert set(frame["status"]) == {"ok"}
-    with pytest.raises(UsageError, match="same shape"):
+    with refuses("same shape"):
         diagnose(models, data, ["cka", "grad_norm"], progress=False)
 
 
@@ -337,7 +337,7 @@ def test_a_removed_argument_says_what_replaces_it():
         ("by", r"options=\{'by'"),
         ("sample", "did you mean 'samples'"),
     ):
-        with pytest.raises(UsageError, match=words):
+        with refuses(words):
             diagnose(mlp(4, 5, 3), data, "grad_norm", **{name: 1})
 
 
@@ -354,7 +354,7 @@ def test_a_result_with_own_data_is_measured_as_its_run(tmp_path):
         )
     )
     assert found.equals(again)
-    with pytest.raises(UsageError, match="Pass out="):
+    with refuses("Pass out="):
         diagnose(fl.run(**how), metrics="grad_norm", model="personal", progress=False)
-    with pytest.raises(UsageError, match=r"fl\.tsne"):
+    with refuses(r"fl\.tsne"):
         diagnose(result, metrics="tsne", progress=False)

@@ -13,8 +13,9 @@ from diagnostics.measure import diagnose
 from diagnostics.metrics.base import METRICS, PlotStyle, metric
 from diagnostics.plots.page import FURTHER
 from diagnostics.select import RULES, rule, select
-from fl_core.errors import RunError, UsageError
+from fl_core.errors import RunError
 from fl_core.rows import row
+from tests.conftest import refuses
 
 mpl.use("agg")
 
@@ -57,7 +58,7 @@ def test_every_metric_says_what_it_is(frame):
             with pytest.raises(dataclasses.FrozenInstanceError):
                 setattr(settings, option, None)
             assert getattr(settings, option) == default
-        with pytest.raises(UsageError, match=f"{name} 'nonsense'"):
+        with refuses(f"{name} 'nonsense'"):
             member.settings(nonsense=1)
 
 
@@ -184,9 +185,9 @@ def test_the_options_and_errors_of_a_metric_from_outside_are_named():
         ({"name": "own_layer:loudness"}, "'own_layer'"),
         ({"name": "own_layers:Loudness"}, "function.*type"),
     ):
-        with pytest.raises(UsageError, match=words):
+        with refuses(words):
             run(**how)
-    with pytest.raises(UsageError, match="rule 'own_layers:Loudness'"):
+    with refuses("rule 'own_layers:Loudness'"):
         select(run(), "own_layers:Loudness", metric="loudness")
     with pytest.raises(RunError, match=r"'none'.* 1 .*3.*0"):
         select(run(), "own_layers:none", metric="loudness")
@@ -202,7 +203,7 @@ def test_a_decorator_that_says_something_wrong_is_refused():
         (lambda: rule(summary="x", reads="stars"), "rule .*'stars'"),
         (lambda: rule(summary="x")(lambda: 1), "0 arguments"),
     ):
-        with pytest.raises(UsageError, match=words):
+        with refuses(words):
             make()
 
 
@@ -220,5 +221,5 @@ def test_what_a_metric_may_not_return_is_refused(
         how = {"name": "odd_one", "compute": lambda *_, g=given: g}
         odd = dataclasses.replace(METRICS["weight_magnitude"], **how)
         monkeypatch.setitem(METRICS._members, "odd_one", odd)
-        with pytest.raises(UsageError, match=said):
+        with refuses(said):
             diagnose(model, pair(), metrics=["odd_one"])

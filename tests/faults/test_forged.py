@@ -24,7 +24,7 @@ from fl_core.exported_model import export, predict, read
 from fl_core.models import build
 from fl_core.records.store import Run
 from fl_core.restore import load_models
-from tests.conftest import every_other
+from tests.conftest import every_other, refuses
 from tests.faults.injected import contents, cover, edit, forge
 
 ROUNDS = 3
@@ -204,7 +204,7 @@ def test_a_tensor_of_another_name_or_none(sound, tmp_path):
         run = Path(shutil.copytree(sound, tmp_path / str(k)))
         name = forge_blob(run, state, change)
         if said:
-            with pytest.raises(UsageError, match=said):
+            with refuses(said):
                 models(run)
         elif said is not None:
             refused(models, run, name, LAST)
@@ -318,7 +318,7 @@ def test_a_tuning_with_what_no_search_finds(tmp_path):
         path.write_text(json.dumps(found))
         how = {"out": tmp_path / "out", "tuned": path, "progress": False}
         said = "tuned must be a file of fedlayers tune"
-        with pytest.raises(UsageError, match=said) as caught:
+        with refuses(said) as caught:
             compare(RunConfig(), ["fedavg", "local"], [0], **how)
         assert "\n" not in str(caught.value)
         assert not (tmp_path / "out").exists()
@@ -404,7 +404,7 @@ def of_images(model, folder, weights, **changes):
 def test_weights_of_another_model_for_images(model, tmp_path, passes, shape):
     """Nothing passes through a model before its tensors are compared with the file's."""
     found = of_images(model, tmp_path, {"w": torch.zeros(1)}, **{"inputs.shape": shape})
-    with pytest.raises(UsageError, match="tensor names must be the same"):
+    with refuses("tensor names must be the same"):
         found.model()
     assert not passes
 
@@ -422,7 +422,7 @@ def test_an_algorithm_that_tries_a_model_with_a_vast_image(model, tmp_path, pass
     changes = {"model.extended_by": {"algorithm": "fedrod", "options": {}}}
     changes["inputs.shape"] = VAST_IMAGE
     found = of_images(model, tmp_path, {"w": torch.zeros(1)}, **changes)
-    with pytest.raises(UsageError, match=r"must have samples of at most .* fedrod"):
+    with refuses(r"must have samples of at most .* fedrod"):
         found.model()
     assert not passes
 

@@ -9,10 +9,9 @@ from safetensors.torch import save_file
 from fedlayers.studies.jobs import TrainingJob
 from fl_core import exported_model, models, runner, tree
 from fl_core.config import RunConfig
-from fl_core.errors import UsageError
 from fl_core.records.store import Run
 from fl_core.restore import check_options, load_models
-from tests.conftest import CONFIG
+from tests.conftest import CONFIG, refuses
 from tests.faults.injected import edit, forge
 
 VIT = "timm:vit_tiny_patch16_224"
@@ -57,16 +56,16 @@ def test_a_changed_run_or_export_cannot_load_anything(tmp_path):
     for options in HOSTILE:
         wrong, named = {**SIZES, **options}, "|".join(options)
         edit(path, model_options=wrong)
-        with pytest.raises(UsageError, match=named):
+        with refuses(named):
             runner.resume(path, progress=False)
         if options.keys() == {"pretrained"}:  # trained weights take their place
             assert load_models(path, which="global")
         else:
-            with pytest.raises(UsageError, match=named):
+            with refuses(named):
                 load_models(path, which="global")
         about = tmp_path / "model.json"
         forge(about, lambda found, w=wrong: found["model"].update(options=w))
-        with pytest.raises(UsageError, match=named):
+        with refuses(named):
             exported_model.read(made.path).model()
 
 
@@ -77,7 +76,7 @@ def test_a_changed_run_cannot_download_data(tmp_path):
     runner.run(config, path, progress=False, until=1)
     (tmp_path / "data").mkdir()
     edit(path, dataset="mnist", data_root=str(tmp_path / "data"), download=True)
-    with pytest.raises(UsageError, match="mnist"):
+    with refuses("mnist"):
         runner.resume(path, progress=False)
 
 
@@ -98,7 +97,7 @@ def test_a_file_chooses_sizes_and_rates_of_own_code_too():
         ("use_cache", True),
         ("rate", float("inf")),
     ):
-        with pytest.raises(UsageError, match=rf"{name}.*--allow-code"):
+        with refuses(rf"{name}.*--allow-code"):
             check_options("a file", "mine:net", {name: value})
 
 
@@ -114,7 +113,7 @@ def test_what_the_user_says_again_is_allowed(tmp_path, monkeypatch):
     config = config.with_keys(model_options={"activation": "tanh"})
     runner.run(config, "run", progress=False, until=1)
     for more in ([], ["activation=relu"]):
-        with pytest.raises(UsageError, match="activation=tanh"):
+        with refuses("activation=tanh"):
             runner.resume("run", allow_code=[net, *more], progress=False)
     allowed = [net, "activation=tanh"]
     assert runner.resume("run", allow_code=allowed, progress=False).done == 2

@@ -158,11 +158,11 @@ def test_a_site_that_differs_says_so_and_so_does_the_server(
     files = site_files(tmp_path)
     plain = files[2].read_text()
     files[2].write_text(f'classes = ["ill", "well", "dead"]\n{plain}')
-    with pytest.raises(UsageError, match=r"^site .west.: classes must be"):
+    with refuses(r"^site .west.: classes must be"):
         over_sites(tmp_path / "run", LocalGrid(files))
     files[2].write_text(plain)
     monkeypatch.setattr(clients, "fl_core", SimpleNamespace(__version__="0.1"))
-    with pytest.raises(UsageError, match=r"the server.s version, 0\.1"):
+    with refuses(r"the server.s version, 0\.1"):
         over_sites(tmp_path / "run", LocalGrid(files))
     lines = capsys.readouterr().out.splitlines()
     assert [line[:27] for line in lines] == [
@@ -214,7 +214,7 @@ def wait_for(path):
 
 
 def test_names_from_a_server_lead_nowhere_else(tmp_path):
-    with pytest.raises(UsageError, match="run must be a digest"):
+    with refuses("run must be a digest"):
         States(tmp_path, "../elsewhere")
     states = States(tmp_path, "0" * 64)
     states.begin({"run": "0" * 64}, {})

@@ -15,11 +15,12 @@ from fedlayers.studies.harmless import Bench
 from fl_core import runner
 from fl_core.clients import ClientRunner
 from fl_core.config import RunConfig
-from fl_core.errors import RunError, UsageError
+from fl_core.errors import RunError
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
 from fl_core.rows import SCORES
+from tests.conftest import refuses
 
 LAYERS = tuple(Layer(name, (f"{name}.weight",)) for name in ("a", "b", "c", "d", "e"))
 CONFIG = RunConfig(dataset="heart", rounds=5, eval_every=1)
@@ -56,7 +57,7 @@ def test_the_factors_of_adapters_are_arms():
         ("a.lora_A", "b.lora_A"),
         ("a.lora_B", "b.lora_B"),
     )
-    with pytest.raises(UsageError, match="--adapt"):
+    with refuses("--adapt"):
         arms_of(["lora_A", "nothing"], LAYERS)
 
 
@@ -82,7 +83,7 @@ def test_a_plan_file_and_an_algorithm_are_arms(tmp_path):
     ],
 )
 def test_arms_that_cannot_race_are_refused(names, message):
-    with pytest.raises(UsageError, match=message):
+    with refuses(message):
         arms_of(names, LAYERS)
 
 
@@ -91,7 +92,7 @@ def test_arms_with_one_folder_are_refused(tmp_path, monkeypatch):
     Path("p").mkdir()
     LayerPlan(LAYERS, ()).save(Path("p/x.json"))
     LayerPlan(LAYERS, ("a", "b", "c", "d", "e")).save(Path("p_x.json"))
-    with pytest.raises(UsageError, match=r"'p/x\.json' and 'p_x\.json'.*Rename"):
+    with refuses(r"'p/x\.json' and 'p_x\.json'.*Rename"):
         jobs.jobs_of(arms_of(["p/x.json", "p_x.json"], LAYERS), CONFIG, (0,), tmp_path)
 
 
@@ -176,7 +177,7 @@ def test_the_same_call_goes_on_and_another_is_refused(raced, monkeypatch):
     monkeypatch.setattr(runner, "run", None)  # everything is there
     again = choose(CONFIG, out, seeds=(0, 1), **SHORT)
     pd.testing.assert_frame_equal(again.standing.rounds, choice.standing.rounds)
-    with pytest.raises(UsageError, match=r"lr=0"):
+    with refuses(r"lr=0"):
         choose(
             RunConfig(dataset="heart", rounds=5, eval_every=1, lr=0.3),
             out,

@@ -18,10 +18,11 @@ from fedlayers.studies.comparison import (
 )
 from fl_core import rows, runner
 from fl_core.config import RunConfig
-from fl_core.errors import RunError, UsageError
+from fl_core.errors import RunError
 from fl_core.plan import Evidence, LayerPlan
 from fl_core.records import store
 from fl_core.rows import CLASSIFICATION, TABLE
+from tests.conftest import refuses
 from tests.fedlayers import command
 
 HEART = RunConfig(dataset="heart", rounds=2)
@@ -99,7 +100,7 @@ def test_gains_are_paired_by_seed_and_above_0_if_better(score):
     ends = pytest.approx([gain.mean(), gain.mean() - half, gain.mean() + half])
     assert line[["value", "low", "high"]].tolist() == ends
     assert found.gains("playerfl", ("fedavg",)).empty
-    with pytest.raises(UsageError, match="mean 'local'"):
+    with refuses("mean 'local'"):
         found.gains("locl")
 
 
@@ -110,7 +111,7 @@ def test_algorithms_are_ranked_by_the_score_that_is_asked_for():
     found = Comparison(frame, score="loss")
     assert found.table["rank"].tolist() == [2.5, 2.5, 1.0]
     assert found.table["incentive"].tolist()[2] == 1.0
-    with pytest.raises(UsageError, match=r"score .*'auroc'"):
+    with refuses(r"score .*'auroc'"):
         Comparison(frame, score="auroc")
     auroc = frame[frame["metric"] == "loss"].assign(metric="auroc")
     further = Comparison(pd.concat([frame, auroc]), score="auroc")
@@ -129,7 +130,7 @@ def test_without_a_value_there_are_no_ranks_and_the_table_says_why():
     assert "nan" not in found.text()
     assert found.table["rank"].isna().all()
     assert display_name(found.table)["rank"].tolist() == ["–", "–"]
-    with pytest.raises(UsageError, match="test scores"):
+    with refuses("test scores"):
         Comparison(frame[frame["split"] != "test"])
 
 
@@ -275,7 +276,7 @@ def test_another_configuration_is_refused_before_any_work(compared, changed, sai
         changed = {"plan": LayerPlan.prefix(layers, 1)}
     given = {"config": HEART, "algorithms": NAMES, "seeds": (2, 0, 1)}
     before = sorted(compared.rglob("*"))
-    with pytest.raises(UsageError, match=said):
+    with refuses(said):
         compare(out=compared, **given | {"options": OPTIONS} | changed, **QUIET)
     assert sorted(compared.rglob("*")) == before
 
@@ -287,7 +288,7 @@ def test_other_data_under_the_same_name_are_refused(tmp_path, monkeypatch):
     config = RunConfig(dataset="own.npz", rounds=1)
     compare(config, ("fedavg",), (0,), "out", **QUIET)
     np.savez("own.npz", x=x + 1, y=y, client=np.arange(60) % 2)
-    with pytest.raises(UsageError, match="other data"):
+    with refuses("other data"):
         compared_jobs(config, ("fedavg",), (0,), "out")
 
 
@@ -298,7 +299,7 @@ def test_plans_reach_the_algorithms_that_obey_one():
     assert [job.plan for job in jobs] == [None, plan, plan]
     auto = compared_jobs(HEART.with_keys(plan="auto"), names[:2], (0,), None)
     assert [job.config.federation.plan for job in auto] == [None, "auto"]
-    with pytest.raises(UsageError, match="fedavg, local"):
+    with refuses("fedavg, local"):
         compared_jobs(HEART, ("fedavg", "local"), (0,), None, plan=plan)
 
 

@@ -50,14 +50,9 @@ def run(tmp_path_factory):
 def loaded(*lines, code=MAIN, cwd):
     """The exit code of each command, and the top-level modules from elsewhere that one process has by then."""
     script = PROBE.format(lines=lines or ("",), code=code)
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        check=True,
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-    )
-    answers = json.loads(done.stdout.splitlines()[-1])
+    command = [sys.executable, "-c", script]
+    said = subprocess.check_output(command, text=True, cwd=cwd)
+    answers = json.loads(said.splitlines()[-1])
     return [(status, set(modules)) for status, modules in answers]
 
 

@@ -21,6 +21,7 @@ from fl_core.errors import UsageError
 from fl_core.recorder import Recorder
 from fl_core.records.store import Run
 from fl_core.rows import REGRESSION, TABLE
+from tests.conftest import refuses
 
 OF_NUMBERS = {name for name, score in TABLE.items() if score.task in ("", REGRESSION)}
 SLOW = {"rounds": 2, "eval_every": 1, "lr": 0.02}
@@ -65,14 +66,14 @@ def test_numbers_as_labels_are_never_taken_for_a_regression_unasked(table, tmp_p
     x, y = numbers()["north"]
     np.savez(tmp_path / "prices.npz", x=x, y=y)
     for path in (table, tmp_path / "prices.npz"):
-        with pytest.raises(UsageError, match=r"whole.*task='regression'"):
+        with refuses(r"whole.*task='regression'"):
             load(path)
         assert load(path, task=REGRESSION).task == REGRESSION
-    with pytest.raises(UsageError, match=r"whole.*task='regression'"):
+    with refuses(r"whole.*task='regression'"):
         from_clients(numbers())
-    with pytest.raises(UsageError, match="finite float32"):
+    with refuses("finite float32"):
         from_clients({"a": (x, np.full(len(x), np.nan))}, task=REGRESSION)
-    with pytest.raises(UsageError, match=r"'heart' .*classes"):
+    with refuses(r"'heart' .*classes"):
         load("heart", task=REGRESSION)
 
 
@@ -143,12 +144,12 @@ def test_a_client_whose_target_does_not_vary_has_no_r2():
 
 def test_what_needs_classes_is_refused_by_name(table, tmp_path):
     config = RunConfig(dataset=str(table), task=REGRESSION)
-    with pytest.raises(UsageError, match=r"study .*classes"):
+    with refuses(r"study .*classes"):
         study(config, ("local", "fedavg"), (0,), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     for name, partitioning in PARTITIONS.members().items():
         if partitioning.by_class:
-            with pytest.raises(UsageError, match=r"classes.*iid"):
+            with refuses(r"classes.*iid"):
                 load(table, task=REGRESSION, partition=name)
     data = federation()
     task = runner.assemble(RunConfig(**SLOW), data=data)
@@ -161,7 +162,7 @@ def test_what_needs_classes_is_refused_by_name(table, tmp_path):
         ({"class_weights": "balanced"}, "class_weights.*'mse'"),
         ({"loss": "cross_entropy"}, "numbers.*'cross_entropy'"),
     ):
-        with pytest.raises(UsageError, match=says):
+        with refuses(says):
             runner.assemble(RunConfig(**changes), data=data)
 
 
@@ -197,7 +198,7 @@ def test_algorithms_that_compare_classes_refuse_a_single_output_and_all_others_t
     for name, algorithm in algorithms:
         changes = {"algorithm": name, "loss": loss, "rounds": 1}
         if algorithm.needs_logits:
-            with pytest.raises(UsageError, match=rf"{name}\b.*output"):
+            with refuses(rf"{name}\b.*output"):
                 played(data, **changes)
         elif name not in of_images:
             rows = (

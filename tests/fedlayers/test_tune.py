@@ -9,7 +9,8 @@ import fedlayers as fl
 from fedlayers.studies.tune import Tuned, parse_search, points, spaces
 from fl_core import statistics
 from fl_core.config import RunConfig
-from fl_core.errors import RunError, UsageError
+from fl_core.errors import RunError
+from tests.conftest import refuses
 
 pytestmark = pytest.mark.filterwarnings("ignore:client")
 CONFIG = RunConfig(dataset="heart", rounds=4, eval_every=1)
@@ -125,7 +126,7 @@ def test_the_same_call_trains_nothing_again_and_more_trials_go_on(done):
     more = fl.tune(CONFIG, both, OVER, out, trials=3, seeds=[1000])
     assert more.trials == {"fedavg": 3, "fedprox": 3}
     assert before.items() <= stamps().items()
-    with pytest.raises(UsageError, match=r"fedavg-000-1000 .*lr="):
+    with refuses(r"fedavg-000-1000 .*lr="):
         fl.tune(CONFIG, ["fedavg"], {"lr": "0.1,0.2"}, out)
     result.save(out / "tuned.json")
 
@@ -179,7 +180,7 @@ def test_comparisons_that_tuning_does_not_fit_are_refused(
     done, tmp_path, asked, message
 ):
     keys = {"config": CONFIG, "algorithms": ["fedavg", "fedprox"], "seeds": [0]}
-    with pytest.raises(UsageError, match=message):
+    with refuses(message):
         fl.compare(**keys | asked, out=tmp_path / "c", tuned=done[1])
     assert not (tmp_path / "c").exists()
 
@@ -198,10 +199,10 @@ def test_another_dataset_is_noted(done):
     ],
 )
 def test_files_that_are_no_tuning_are_refused(tmp_path, text, message, monkeypatch):
-    with pytest.raises(UsageError, match=r"tuned\.json"):
+    with refuses(r"tuned\.json"):
         Tuned.load(tmp_path / "tuned.json")
     (tmp_path / "tuned.json").write_text(text)
     for most, said in ((2**30, message), (1, "at most the 1 B")):
         monkeypatch.setattr("fl_core.storage.JSON_BYTES", most)
-        with pytest.raises(UsageError, match=said):
+        with refuses(said):
             Tuned.load(tmp_path / "tuned.json")

@@ -14,6 +14,7 @@ from fl_core.data.registry import ROOT_VARIABLE, is_code
 from fl_core.errors import UsageError
 from fl_core.training.loop import Training
 from tests.bounds import forbidden
+from tests.conftest import refuses
 
 DATASETS = sorted(data.datasets())
 
@@ -25,7 +26,7 @@ def _no_data_root(monkeypatch):
 
 def test_an_unknown_key_is_refused_with_the_nearest():
     for key, near in (("epoch", "'epochs'"), ("nothing_alike_zzz", "known: ")):
-        with pytest.raises(UsageError, match=rf"unknown.*'{key}'.*{near}"):
+        with refuses(rf"unknown.*'{key}'.*{near}"):
             RunConfig(**{key: 1})
 
 
@@ -34,7 +35,7 @@ def test_a_value_that_an_annotation_forbids_is_refused():
     count = 0
     for group in get_type_hints(RunConfig).values():
         for key, value in forbidden(group) if is_dataclass(group) else ():
-            with pytest.raises(UsageError, match=f"{key}|{value}") as caught:
+            with refuses(f"{key}|{value}") as caught:
                 resolve(RunConfig(**{key: value}))
             assert "\n" not in str(caught.value)
             count += 1
@@ -51,7 +52,7 @@ def test_a_value_that_an_annotation_forbids_is_refused():
     ],
 )
 def test_a_value_without_meaning_is_refused(changes, wanted):
-    with pytest.raises(UsageError, match=wanted):
+    with refuses(wanted):
         resolve(RunConfig(**changes))
 
 
@@ -63,7 +64,7 @@ def test_a_refusal_shows_nothing_of_data():
     assert "FederatedData" in str(caught.value)
     assert "data=" in str(caught.value)
     for value, shown in ((x, "Tensor"), ([71.25], "list"), ("x" * 79, "str")):
-        with pytest.raises(UsageError, match=rf"rounds.*int.*\b{shown}\.$"):
+        with refuses(rf"rounds.*int.*\b{shown}\.$"):
             resolve(RunConfig(rounds=value))
 
 

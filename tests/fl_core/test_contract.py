@@ -19,7 +19,6 @@ from fl_core.algorithms import (
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import ALGORITHMS
 from fl_core.algorithms.fedper import FedPer
-from fl_core.errors import UsageError
 from fl_core.workers import Workers
 from tests.conftest import (
     CONFIG,
@@ -27,6 +26,7 @@ from tests.conftest import (
     client_runner_of,
     network,
     play,
+    refuses,
 )
 
 ALL = sorted(registry())
@@ -178,7 +178,7 @@ class Finetuning(FedAvg):
 
 def test_a_fine_tuning_phase_trains_the_model_alone():
     config = CONFIG.with_keys(algorithm=f"{__name__}:Finetuning", rounds=1)
-    with pytest.raises(UsageError, match=r"tree.*'fine'.*'head'.*model"):
+    with refuses(r"tree.*'fine'.*'head'.*model"):
         runner.run(config, data=TOY, model=network("plain"), progress=False)
 
 
@@ -188,7 +188,7 @@ def test_a_fine_tuning_phase_trains_the_model_alone():
 def test_setting_an_attribute_during_a_run_is_refused(name, workers):
     """Wherever it happens: with workers, what a client's hook does happens in another process."""
     config = CONFIG.with_keys(algorithm=f"{__name__}:{name}", rounds=1, workers=workers)
-    with pytest.raises(UsageError, match=r"ing must.*self\.steps.*State\.trees"):
+    with refuses(r"ing must.*self\.steps.*State\.trees"):
         runner.run(config, data=TOY, model=network("plain"), progress=False)
 
 
@@ -200,7 +200,7 @@ def test_setting_an_attribute_during_a_run_is_refused(name, workers):
     ],
 )
 def test_a_misspelt_hook_is_refused_with_the_name_that_is_meant(name, function, meant):
-    with pytest.raises(UsageError, match=rf"'{name}'.*'{meant}'"):
+    with refuses(rf"'{name}'.*'{meant}'"):
         type("Misspelt", (Algorithm,), {name: function})
     type("Helped", (Algorithm,), {f"_{name}": function, name: lambda self, other: None})
 
@@ -231,13 +231,13 @@ def test_what_a_hook_returns_is_checked_where_it_is_used(says, monkeypatch):
         config = CONFIG.with_keys(algorithm="mine", rounds=1, stack="off")
         runner.run(config, data=TOY, model=network("plain"), progress=False)
 
-    with pytest.raises(UsageError, match=says):
+    with refuses(says):
         run()
 
 
 def test_options_that_are_no_dataclass_are_refused():
     plain = type("Config", (), {"mu": 0.1})
-    with pytest.raises(UsageError, match="Config must be a dataclass"):
+    with refuses("Config must be a dataclass"):
         type("Plain", (Algorithm,), {"Config": plain})
 
 
@@ -281,5 +281,5 @@ def test_what_a_phase_names_must_be_there(what, late):
         rounds=2,
     )
     config = config.with_keys(stack="off")
-    with pytest.raises(UsageError, match=MISNAMED[what]):
+    with refuses(MISNAMED[what]):
         runner.run(config, data=TOY, model=network("plain"), progress=False)

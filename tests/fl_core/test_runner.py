@@ -17,13 +17,12 @@ from fl_core.algorithms import Round, registry
 from fl_core.config import RunConfig
 from fl_core.data import Split
 from fl_core.engine import Instruments
-from fl_core.errors import UsageError
 from fl_core.layers import layers_of
 from fl_core.models import example
 from fl_core.plan import LayerPlan
 from fl_core.records import store, writing
 from fl_core.restore import load_models
-from tests.conftest import CONFIG, TOY, federation, network
+from tests.conftest import CONFIG, TOY, federation, network, refuses
 from tests.faults.injected import contents, cut_back
 
 ALL = sorted(registry())
@@ -64,7 +63,7 @@ def test_clients_that_are_made_up_unasked_are_told(tmp_path):
 def test_a_client_without_training_samples_is_refused_by_name():
     first, *rest = TOY.clients
     empty = replace(first, train=Split(first.train.x[:0], first.train.y[:0]))
-    with pytest.raises(UsageError, match=r"for a\b"):
+    with refuses(r"for a\b"):
         runner.assemble(
             CONFIG, data=replace(TOY, clients=(empty, *rest)), model=network("plain")
         )
@@ -80,7 +79,7 @@ def test_a_client_without_training_samples_is_refused_by_name():
 )
 def test_normalising_over_one_sample_is_refused(changes, sizes, message):
     data = federation(sizes=sizes)
-    with pytest.raises(UsageError, match=message):
+    with refuses(message):
         runner.assemble(CONFIG.with_keys(**changes), data=data, model=network("norm"))
     runner.assemble(CONFIG.with_keys(**changes), data=data, model=network("plain"))
 
@@ -161,7 +160,7 @@ def test_going_on_after_the_decision_needs_no_instruments(undisturbed, tmp_path)
     runner.resume(broken, progress=False)
     assert contents(broken) == contents(undisturbed("fedper auto"))
     fresh = cut_back(undisturbed("fedper auto"), tmp_path / "other", after=0)
-    with pytest.raises(UsageError, match=r"plan.*instruments"):
+    with refuses(r"plan.*instruments"):
         runner.resume(fresh, instruments=Instruments, progress=False)
 
 
@@ -194,7 +193,7 @@ def test_your_own_data_and_model_must_be_given_again(tmp_path):
         if after == 0:
             refused += [(common | {"model": network("plain", 1)}, "other weights")]
         for given, message in refused:
-            with pytest.raises(UsageError, match=message):
+            with refuses(message):
                 runner.resume(broken, progress=False, **given)
         runner.resume(broken, progress=False, **common)
         assert contents(broken) == contents(tmp_path / "a" / "run")
@@ -274,5 +273,5 @@ def test_plans_that_do_not_fit_are_refused(tmp_path):
     cases += [("fedper", str(tmp_path / "none.json"), None, r"none\.json")]
     for name, by_name, given, message in cases:
         config = CONFIG.with_keys(algorithm=name, plan=by_name)
-        with pytest.raises(UsageError, match=message):
+        with refuses(message):
             runner.assemble(config, data=TOY, model=network("plain"), plan=given)

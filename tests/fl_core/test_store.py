@@ -11,10 +11,10 @@ from hypothesis import given, settings, strategies as st
 
 from fl_core import rows, storage, tree
 from fl_core.algorithms.base import State
-from fl_core.errors import UsageError
 from fl_core.records import writing
 from fl_core.records.store import Checkpoint, Run
 from fl_core.storage import Folder
+from tests.conftest import refuses
 from tests.faults.injected import BEGUN, read_all
 
 CONFIG = {**BEGUN, "rounds": 3, "name": "Zürich/北京"}
@@ -129,7 +129,7 @@ def test_a_run_killed_before_it_began_is_none(tmp_path, monkeypatch, files):
         ):
             pass
     if files < 4:
-        with pytest.raises(UsageError, match="run must be"):
+        with refuses("run must be"):
             Run(tmp_path)
         with writing.create(tmp_path, *BEFORE):
             pass
@@ -287,15 +287,15 @@ def test_a_reader_sees_old_or_new(tmp_path):
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
     for path in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(UsageError, match=rf"run.*{path}"):
+        with refuses(rf"run.*{path}"):
             Run(path)
-        with pytest.raises(UsageError, match=rf"run.*{path}"), writing.reopen(path):
+        with refuses(rf"run.*{path}"), writing.reopen(path):
             pass
     assert list(tmp_path.iterdir()) == []
 
 
 def test_checkpoints_are_found_by_their_rounds(begun):
-    with pytest.raises(UsageError, match="checkpoint"):
+    with refuses("checkpoint"):
         begun.run.checkpoint()
     for done in (2, 10, 4):
         begun.checkpoint(checkpoint(done, value=float(done)))
@@ -306,12 +306,12 @@ def test_checkpoints_are_found_by_their_rounds(begun):
         assert float(found.server.trees["model"]["fc.weight"][0, 0]) == found.round
         assert found.round == done
     for which in (1, 3, -1, "5"):
-        with pytest.raises(UsageError, match=rf"2, 4, 10.*got {which}"):
+        with refuses(rf"2, 4, 10.*got {which}"):
             run.checkpoint(which)
 
 
 def test_a_tree_whose_name_has_the_separator(begun):
-    with pytest.raises(UsageError, match=r"'mo\|del'"):
+    with refuses(r"'mo\|del'"):
         begun.checkpoint(Checkpoint(1, State({"mo|del": {"w": torch.ones(1)}}), {}, {}))
     assert begun.run.rounds == []
 

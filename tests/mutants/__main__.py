@@ -24,9 +24,6 @@ def main():
         metavar="N",
         help="draw N mutants that tests reach, in place of the stored",
     )
-    parser.add_argument(
-        "--left-out", default="^$", metavar="PATTERN", help="files without mutants"
-    )
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     parser.add_argument(
         "--reach",
@@ -37,9 +34,7 @@ def main():
     asked = parser.parse_args()
     if asked.draw:
         with copied_tree() as tree:
-            mutants = list(
-                islice(draw(tree, asked.left_out, asked.seed), asked.draw * 4 // 3)
-            )
+            mutants = list(islice(draw(tree, asked.seed), asked.draw * 4 // 3))
             reach(mutants, tree)
         store([mutant for mutant in mutants if mutant.tests][: asked.draw])
         return 0

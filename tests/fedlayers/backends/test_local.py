@@ -21,6 +21,7 @@ from fl_core.errors import BusyError, RunError, UsageError, WorkerError
 from fl_core.records import writing
 from fl_core.records.store import Run
 from fl_core.task import assemble
+from tests.conftest import refuses
 from tests.faults.injected import contents
 from tests.fedlayers.backends.works import Toy
 
@@ -101,7 +102,7 @@ def test_what_raises_ends_the_others(tmp_path, two):
         if result.error:
             raise result.error
 
-    with pytest.raises(UsageError, match="what is wrong"):
+    with refuses("what is wrong"):
         carry_out(
             toys(tmp_path, {"fails": "usage"}, {}, {}),
             two,
@@ -229,7 +230,7 @@ def test_what_is_no_file_of_a_run_is_not_written(tmp_path, name):
     ],
 )
 def test_what_is_no_place_is_refused(name):
-    with pytest.raises(UsageError, match=r"backend.*local:N.*ray:HOST:PORT"):
+    with refuses(r"backend.*local:N.*ray:HOST:PORT"):
         check_backend(name)
 
 
@@ -242,20 +243,20 @@ def test_places_by_name():
     ):
         assert isinstance(one, InProcessBackend)
         assert (same is here, three.side_by_side) == (True, 3)
-    with pytest.raises(UsageError, match="--workers"), open_backend("local:2", 2):
+    with refuses("--workers"), open_backend("local:2", 2):
         pass
 
 
 def test_ray_is_asked_for_in_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UsageError, match=r"'fedlayers\[ray\]'"), open_backend("ray"):
+    with refuses(r"'fedlayers\[ray\]'"), open_backend("ray"):
         pass
 
 
 def test_a_cluster_that_is_not_there_is_refused_at_once():
     pytest.importorskip("ray")
     with (
-        pytest.raises(UsageError, match=r"127\.0\.0\.1:1"),
+        refuses(r"127\.0\.0\.1:1"),
         open_backend("ray:127.0.0.1:1"),
     ):
         pass

@@ -13,9 +13,10 @@ from diagnostics.measure import diagnose_task
 from diagnostics.report import Report
 from fedlayers.flower import packets
 from fedlayers.flower.clients import Sites
-from fl_core.errors import RunError, UsageError
+from fl_core.errors import RunError
 from fl_core.records.store import Run
 from fl_core.task import assemble
+from tests.conftest import refuses
 from tests.fedlayers.flower.grid import (
     PLAIN,
     WARDS,
@@ -96,7 +97,7 @@ def test_a_killed_server_resumes_to_the_same_bits(tmp_path):
     over_sites(tmp_path / "run", LocalGrid(files), **keys)
     over_sites(tmp_path / "whole", LocalGrid(site_files(tmp_path / "b")), **keys)
     assert_same(tmp_path / "run", tmp_path / "whole")
-    with pytest.raises(UsageError, match="must be resumed with the same data"):
+    with refuses("must be resumed with the same data"):
         over_sites(tmp_path / "run", LocalGrid(files[:2]), sites=2, **keys)
 
 
@@ -169,7 +170,7 @@ def test_sites_measure_what_one_process_measures(tmp_path):
     assert len(found) > 20
     assert found.values.tolist() == wanted.values.tolist()
     assert Report.read(tmp_path / "diagnosis" / "rows.jsonl").layers == home.layers
-    with pytest.raises(UsageError, match="metrics over sites must be of single"):
+    with refuses("metrics over sites must be of single"):
         over_sites(tmp_path / "pairs", grid, metrics=["cka"])
 
 
@@ -190,7 +191,7 @@ def test_flower_adds_noise_as_the_page_shows(tmp_path):
 def test_a_race_over_sites_trains_no_finished_arm_again(tmp_path):
     keys = {"arms": ["nothing", "half", "all"], "algorithm": "fedper"}
     grid = LocalGrid(site_files(tmp_path), stop_after(trains=14))
-    with pytest.raises(UsageError, match="its own plans"):
+    with refuses("its own plans"):
         over_sites(tmp_path / "race", grid, plan="auto", **keys)
     with pytest.raises(KeyboardInterrupt):
         over_sites(tmp_path / "race", grid, workers=2, **keys)
@@ -263,5 +264,5 @@ def test_simulated_nodes_are_the_clients_of_one_table(tmp_path):
     assert_same(tmp_path / "run", tmp_path / "home")
     assert {each.name for each in (tmp_path / "all-states").iterdir()} == set("012")
     grid.files[4] = file
-    with pytest.raises(UsageError, match="sites must be at most 3"):
+    with refuses("sites must be at most 3"):
         over_sites(tmp_path / "more", grid, sites=4)
