@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from fl_core import tree
 from fl_core.data.federated import FederatedData, Split
+from fl_core.data.loading import client_names
 from fl_core.errors import (
     UsageError,
     about,
@@ -22,14 +23,19 @@ from fl_core.errors import (
     check_known,
     check_value,
     listing,
+    warn,
 )
 from fl_core.models.adapter import (
+    ARRAYS,
     IGNORED,
     Adapter,
     Layout,
     adapt,
+    as_array,
     check_real,
+    check_tables,
     is_batch,
+    note_first,
     output_of,
     pack,
     padded,
@@ -148,6 +154,8 @@ def client_models(
     own_models, own_data = own_models * (count // m), own_data * (count // d)
     given = [own for own in (model_names, data_names) if len(own) == count]
     names = given[0] if given else [f"client_{k}" for k in range(count)]
+    clients = [f"client {name!r}" for name in names]
+    check_tables(dict(zip(clients, own_data, strict=True)))
     labels = getattr(own_models[0], "label_names", ())
     if labels == tuple(map(str, range(len(labels)))):
         labels = ()  # a label is its index
@@ -216,6 +224,8 @@ def fit_outputs(
                 output = _outputs(model, first[0])
                 raw = output_of(output, model)
                 if criterion is None:
+                    for note in note_first(model, first[0]):
+                        warn(note)
                     criterion, axis = fit_loss(request.loss, raw, first[1], *how)
                 if output is not raw or raw.ndim != 2 or axis is not None:
                     layout = getattr(model, "layout", None)
@@ -335,7 +345,7 @@ def _read(
 
 def _indices(y: Any, names: Sequence[str]) -> Tensor:
     """Return labels as a tensor; those that are names of a run's classes as their indices."""
-    values = y.cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+    values = as_array(y)
     words = values.dtype.kind in "UO"
     if words and not names:
         raise UsageError(
@@ -420,7 +430,7 @@ def _names_and_items(what: str, given: Any, one: bool) -> tuple[list[str], list[
     items = list(given.values()) if isinstance(given, Mapping) else list(given)
     if not items:
         raise UsageError(f"{what} must have at least one entry; got no {what}.")
-    return [str(name) for name in given] if isinstance(given, Mapping) else [], items
+    return list(client_names(given)) if isinstance(given, Mapping) else [], items
 
 
 def _is_one(data: Any) -> bool:
@@ -437,4 +447,4 @@ def _is_one(data: Any) -> bool:
 
 
 def _is_array(part: Any) -> bool:
-    return isinstance(part, Tensor | np.ndarray)
+    return isinstance(part, ARRAYS)

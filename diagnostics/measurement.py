@@ -155,7 +155,11 @@ def _check_batch(pair: Any, where: str) -> Batch:
             f"{where} must be a pair (x, y) of tensors; got {type(pair).__name__}{parts}."
         )
     x, y = pair
-    if x.ndim == 0 or y.ndim == 0 or len(x) == 0:
+    if x.ndim == 0 or y.ndim == 0:
+        raise UsageError(
+            f"{where} must be of several samples; got a single one. Pass a DataLoader of them."
+        )
+    if len(x) == 0:
         raise UsageError(f"{where} must have samples; got none. Leave it out.")
     if len(x) != len(y):
         raise UsageError(

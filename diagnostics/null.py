@@ -17,7 +17,6 @@ or variance would be biased: noise inflates them, and a resample inflates them o
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +33,7 @@ from fl_core.data.partitions import SPLITS
 from fl_core.errors import UsageError, as_list, at_least, check_known, check_value
 from fl_core.rows import Row
 from fl_core.seeds import numpy_generator, seed_of, torch_seeded
+from fl_core.tree import copied
 
 from .measurement import Data, batches, full_batch
 
@@ -283,7 +283,7 @@ def untrained_copy(model: nn.Module, seed: int) -> nn.Module:
     Raises:
         UsageError: a module has parameters of its own and no ``reset_parameters``. The message names it.
     """
-    fresh = copy.deepcopy(model)
+    fresh = copied(model)
     with torch_seeded(seed_of(seed, "null", "fresh")):
         for name, module in fresh.named_modules():
             own = list(module.parameters(recurse=False))

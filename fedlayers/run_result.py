@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -120,7 +119,7 @@ class RunResult(Displayed):
                 raise UsageError(
                     f"client {name!r} has only a part of the model. Choose a client with the whole model."
                 )
-            model = copy.deepcopy(module).cpu()
+            model = tree.copied(module).cpu()
             tree.load(model, chosen)
             found[name] = restore.with_labels(
                 original(model.eval()), self.engine.data.classes

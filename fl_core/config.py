@@ -442,6 +442,10 @@ def resolve(config: RunConfig, data: Any = None, model: Any = None) -> RunConfig
     root = config.data.data_root or os.environ.get(ROOT_VARIABLE)
     if model is not None:
         config = config.with_keys(model=OWN)
+    elif config.model.model == OWN:
+        raise UsageError(
+            "model 'own' must be given with its configuration; got none. Pass model=."
+        )
     own_model = (
         recipe.model_options if config.model.model in (None, recipe.model) else {}
     )

@@ -5,7 +5,6 @@ Digests show damage, not forgery.
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
@@ -500,6 +499,6 @@ def _task_to_read(
 
 def copy_with(model: nn.Module, source: tree.Tree) -> nn.Module:
     """Return a copy of a model with the tensors of a tree."""
-    module = copy.deepcopy(model)
+    module = tree.copied(model)
     tree.load(module, source)
     return module

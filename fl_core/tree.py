@@ -7,6 +7,7 @@ client and all stored states are made of trees.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -464,6 +465,21 @@ def first_tensor(output: Any) -> Tensor | None:
             if tensor is not None:
                 return tensor
     return None
+
+
+def copied(model: Any) -> Any:
+    """Return a deep copy of a model.
+
+    Raises:
+        UsageError: a part of it cannot be copied.
+    """
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise UsageError(
+            f"{type(model).__name__} must be a module that copy.deepcopy copies; got {type(error).__name__}. Leave "
+            "out what has no copy, such as an open file or the old torch.nn.utils.weight_norm."
+        ) from error
 
 
 def plain(model: Any) -> Any:

@@ -181,7 +181,7 @@ class Diagnose(OfRun):
                 )
         rows = self.out / ROWS
         if rows.exists():
-            warn(f"{rows} is replaced")
+            warn(f"{rows} will be replaced")
         report.write(rows)
         if absent := report.header["absent"]:
             notes.append(f"without a model in this round: {listing(in_order(absent))}")

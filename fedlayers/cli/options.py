@@ -412,4 +412,4 @@ def check_file(path: Path, such: str, begins: str) -> None:
         raise UsageError(
             f"--out must be a new file or {such}; got {path}. Choose another name."
         )
-    warn(f"{path} is replaced")
+    warn(f"{path} will be replaced")

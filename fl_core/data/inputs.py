@@ -32,6 +32,7 @@ from fl_core.data.preprocessing import Preprocessing, cells_of, numbers
 from fl_core.data.registry import SPECIAL, TokenShape, near_path
 from fl_core.data.sources import Source, check_texts, encode
 from fl_core.errors import UsageError, as_list, check_known, listing, read_as, warn
+from fl_core.models.adapter import as_array
 from fl_core.rows import CLASSIFICATION
 
 
@@ -207,9 +208,9 @@ class Inputs:
         where = "new samples" if path is None else f"{path}, array 'x'"
         if path is not None:
             new = files.read_arrays(path, ["x"])["x"]
-        x = new.detach().cpu().numpy() if isinstance(new, Tensor) else np.asarray(new)
         with located(where):
-            return self._arrays(arrays.features(x, missing=True), where)
+            x = arrays.features(as_array(new), missing=True)
+            return self._arrays(x, where)
 
     def _kind_of(self, path: Path) -> str:
         """Return the suffix of a file of new samples, or ``folder``."""

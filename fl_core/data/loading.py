@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -439,6 +439,22 @@ def source_from_clients(silos: Mapping[str, tuple[Any, Any]], **keys: Any) -> So
         raise UsageError(
             f"clients must be a dictionary {{client: (x, y)}} of at least one client; got {got}."
         )
+    names = client_names(silos)
+    pairs = {
+        f"client {silo!r}": pair_of(samples, f"client {silo!r}")
+        for silo, samples in silos.items()
+    }
+    source, sizes = source_of_parts(pairs, **keys)
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    return replace(source, owner=owner, owner_names=names)
+
+
+def client_names(silos: Iterable[Any]) -> tuple[str, ...]:
+    """Return clients' names as text.
+
+    Raises:
+        UsageError: two are equal as text, or one is empty.
+    """
     names = tuple(map(str, silos))
     twice = first_duplicate(names)
     if twice:
@@ -449,13 +465,7 @@ def source_from_clients(silos: Mapping[str, tuple[Any, Any]], **keys: Any) -> So
         raise UsageError(
             "clients' names must not be empty; got an empty one. Rows use it for all clients together."
         )
-    pairs = {
-        f"client {silo!r}": pair_of(samples, f"client {silo!r}")
-        for silo, samples in silos.items()
-    }
-    source, sizes = source_of_parts(pairs, **keys)
-    owner = np.repeat(np.arange(len(sizes)), sizes)
-    return replace(source, owner=owner, owner_names=names)
+    return names
 
 
 def pair_of(samples: Any, where: str) -> tuple[Any, Any]:

@@ -31,7 +31,13 @@ from fl_core.data.columns import IMAGENET, SCALES, DataFault, located
 from fl_core.data.preprocessing import Categories, Preprocessing
 from fl_core.data.registry import PAD, SPECIAL, START, UNKNOWN, TokenShape
 from fl_core.errors import UsageError, listing, spelled, warn
-from fl_core.models.adapter import Layout, PackedShape, pack
+from fl_core.models.adapter import (
+    Layout,
+    PackedShape,
+    as_array,
+    check_tables,
+    pack,
+)
 from fl_core.rows import CLASSIFICATION, REGRESSION, task_of
 
 OWN_NAME = "own"
@@ -382,6 +388,7 @@ def source_of_parts(
     Raises:
         UsageError: names the part and the first bad row, or the difference between parts.
     """
+    check_tables(parts)
     xs, ys, forms, whole = [], {}, [], True
     for part, (given, y) in parts.items():
         where = f"{name}, {part}".removesuffix(", ")
@@ -437,11 +444,7 @@ def check_lengths(x: Sized, y: Sized) -> None:
 
 def _array(values: Any, where: str) -> Array:
     try:
-        return (
-            values.detach().cpu().numpy()
-            if isinstance(values, Tensor)
-            else np.asarray(values)
-        )
+        return as_array(values)
     except (ValueError, TypeError) as error:
         raise UsageError(f"{where}: {error}") from error
 

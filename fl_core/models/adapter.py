@@ -14,16 +14,19 @@ from math import prod
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from fl_core.errors import UsageError
+from fl_core.errors import UsageError, listing
 from fl_core.tree import first_tensor
 
 LABELS = "labels"
 """The key of the labels in a batch dict, as Hugging Face's loaders give it."""
 IGNORED = -100
 """The label of positions that do not count, as in torch and in transformers."""
+ARRAYS = (Tensor, np.ndarray, pd.DataFrame, pd.Series)
+"""Types of samples and of labels."""
 
 
 def check_real(model: nn.Module) -> None:
@@ -92,18 +95,73 @@ class PackedShape(tuple[int, ...]):
         return tuple(self), self.layout, self.samples
 
 
-def tensor(values: Any) -> Tensor:
-    """Return an array or a list of numbers as a tensor; float64 arrays as float32."""
+def as_array(values: Any) -> np.ndarray[Any, Any]:
+    """Return a tensor, a list or a part of a table as an array, and an array itself.
+
+    Raises:
+        UsageError: entries are masked, or a tensor is sparse.
+    """
     if isinstance(values, Tensor):
+        return tensor(values).detach().cpu().numpy()
+    if np.ma.is_masked(values):
+        raise UsageError(
+            f"an array must have no masked entries; got {np.ma.count_masked(values)}. Fill them: filled(...)."
+        )
+    return np.asarray(values)
+
+
+def check_tables(pairs: Mapping[str, Any]) -> None:
+    """Refuse parts of tables that do not belong together.
+
+    Args:
+        pairs: by name a pair (x, y), or other data, which pass.
+
+    Raises:
+        UsageError: x and y of a pair have other rows or another order, or two x have other columns.
+    """
+    known: tuple[str, list[Any]] | None = None
+    for where, pair in pairs.items():
+        x, y = (
+            pair if isinstance(pair, tuple | list) and len(pair) == 2 else (None,) * 2
+        )
+        indices = [
+            part.index for part in (x, y) if isinstance(part, pd.DataFrame | pd.Series)
+        ]
+        if len(indices) == 2 and not indices[0].equals(indices[1]):
+            raise UsageError(
+                f"{where}: x and y must have the same index; got other rows or another order. Write y.loc[x.index]."
+            )
+        if not isinstance(x, pd.DataFrame):
+            continue
+        columns = list(x.columns)
+        known = known or (where, columns)
+        if columns != known[1]:
+            raise UsageError(
+                f"{where} must have the columns of {known[0]} in their order, {listing(known[1])}; got "
+                f"{listing(columns)}. Write x[columns]."
+            )
+
+
+def tensor(values: Any) -> Tensor:
+    """Return an array or a list of numbers as a tensor; float64 arrays as float32.
+
+    Raises:
+        UsageError: a tensor is sparse, or an array has words.
+    """
+    if isinstance(values, Tensor):
+        if values.layout != torch.strided:
+            raise UsageError(
+                f"a tensor must be dense; got {values.layout}. Call to_dense() first."
+            )
         return values
-    array = np.asarray(values)
+    array = as_array(values)
     if array.dtype == np.float64:
         array = array.astype(np.float32)
     if array.dtype.kind not in "biufc":
         raise UsageError(
             f"values must be numbers; got {array.dtype}. Turn words into numbers first."
         )
-    return torch.as_tensor(array)
+    return torch.as_tensor(array if array.flags.writeable else array.copy())
 
 
 def pack(x: Any) -> tuple[Tensor, Layout | None]:
@@ -115,7 +173,7 @@ def pack(x: Any) -> tuple[Tensor, Layout | None]:
     >>> x, layout.unpack(x, torch.float32)[1]["tokens"]
     (tensor([[1.0000, 2.0000, 0.5000]], dtype=torch.float64), tensor([[1, 2]]))
     """
-    if isinstance(x, Tensor | np.ndarray):
+    if isinstance(x, ARRAYS):
         return tensor(x), None
     keys = None
     if isinstance(x, Mapping):
@@ -156,17 +214,37 @@ def is_batch(data: Any) -> bool:
 
 
 def output_of(output: Any, model: nn.Module) -> Tensor:
-    """Return a model's output: a tensor, ``.logits``, or the first tensor of several."""
-    logits = getattr(output, "logits", None)
-    if logits is None and isinstance(output, Mapping):
-        logits = output.get("logits")
+    """Return a model's output: a tensor, ``.logits``, or the first tensor of a tuple.
+
+    Raises:
+        UsageError: it is none of these, such as a dict of several tensors without ``logits``.
+    """
+    logits, got = getattr(output, "logits", None), type(output).__name__
+    if isinstance(output, Mapping):
+        logits = output.get("logits", logits)
+        if len(output) > 1 and logits is None:
+            output, got = None, f"a dict of {listing(map(str, output))}"
     found = first_tensor(output if logits is None else logits)
     if found is None:
         raise UsageError(
             f"{type(model).__name__} must return a tensor, .logits, ['logits'] or a "
-            f"tuple that begins with a tensor; got {type(output).__name__}."
+            f"tuple that begins with a tensor; got {got}."
         )
     return found
+
+
+def note_first(model: nn.Module, x: Tensor) -> list[str]:
+    """Return a note if a model returns several tensors, of which the first counts."""
+    with torch.no_grad():
+        output = model.own(x) if isinstance(model, Adapter) else model(x)
+    if not isinstance(output, tuple | list) or hasattr(output, "logits"):
+        return []
+    shapes = [list(part.shape[1:]) for part in output if isinstance(part, Tensor)]
+    if len(shapes) < 2:
+        return []
+    return [
+        f"the model returns {len(shapes)} tensors: the first, {shapes[0]} a sample, is taken as its output"
+    ]
 
 
 class Adapter(nn.Module):
@@ -186,9 +264,13 @@ class Adapter(nn.Module):
 
     def raw(self, x: Tensor) -> Tensor:
         """Return the output in the model's own shape."""
+        return output_of(self.own(x), self)
+
+    def own(self, x: Tensor) -> Any:
+        """Return the output in the model's own form."""
         forward = self.patched or super().forward
         if self.layout is None:
-            return output_of(forward(x), self)
+            return forward(x)
         floats = (p.dtype for p in self.parameters() if p.is_floating_point())
         like = next(floats, torch.float32)
         args, named = self.layout.unpack(x, like)
@@ -196,8 +278,8 @@ class Adapter(nn.Module):
             parameters = inspect.signature(forward).parameters
             by_name = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
             if not by_name and not named.keys() <= parameters.keys():
-                return output_of(forward(named), self)  # it takes the dict itself
-        return output_of(forward(*args, **named), self)
+                return forward(named)  # it takes the dict itself
+        return forward(*args, **named)
 
     def __reduce__(self) -> Any:
         return adapt, (original(self), self.layout, self.class_axis)

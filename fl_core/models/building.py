@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 import re
@@ -17,11 +16,11 @@ from torch.nn.parameter import is_lazy
 
 from fl_core.data.registry import START, TokenShape
 from fl_core.errors import UsageError, check_known, check_options, check_values, listing
-from fl_core.models.adapter import PackedShape, adapt, check_real
+from fl_core.models.adapter import PackedShape, adapt, check_real, note_first
 from fl_core.registry import Registry, import_object, is_outside, parameters_of
 from fl_core.rows import CLASSIFICATION, MULTILABEL
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
-from fl_core.tree import in_mode, plain
+from fl_core.tree import copied, in_mode, plain, preserve_state
 
 Builder = Callable[..., nn.Module]
 Function = TypeVar("Function", bound=Builder)
@@ -196,7 +195,7 @@ def copy_user_model(
     """
     if not isinstance(model, nn.Module):
         return build(model, shape, n_classes, trial=trial, **built)
-    own = copy.deepcopy(plain(model)).cpu().train()
+    own = copied(plain(model)).cpu().train()
     check_real(own)
     if isinstance(shape, PackedShape):
         own = adapt(own, shape.layout)
@@ -243,7 +242,7 @@ def _check_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def output_notes(model: nn.Module, shape: tuple[int, ...], task: str) -> list[str]:
-    """Return notes on the outputs of a user's model: probabilities in place of logits, and passes that differ.
+    """Return notes on the outputs of a user's model: probabilities for logits, several tensors, passes that differ.
 
     The model sees noise, twice, in evaluation mode. A classifier's outputs may be probabilities if all lie in [0, 1],
     and either each sample's sum to 1 or their mean is near 1/2, as that of an untrained sigmoid.
@@ -254,6 +253,8 @@ def output_notes(model: nn.Module, shape: tuple[int, ...], task: str) -> list[st
         outputs, again = (
             torch.func.functional_call(model, buffers, (x,)) for _ in range(2)
         )
+    with preserve_state(model):
+        notes += note_first(model.eval(), x)
     if not torch.allclose(outputs, again, rtol=1e-3, atol=1e-5, equal_nan=True):
         notes.append(
             "two passes of the model in evaluation mode differ, so its scores are random: call F.dropout with "
@@ -277,7 +278,7 @@ def outputs_of(model: nn.Module, shape: tuple[int, ...]) -> int | None:
     """Return the number of outputs of a user's module, or None if it does not take samples of this shape."""
     try:
         with torch.no_grad(), torch_seeded(0):
-            own = copy.deepcopy(plain(model)).cpu().eval()
+            own = copied(plain(model)).cpu().eval()
             output = adapt(own, getattr(shape, "layout", None))(example(shape))
     except Exception:  # of any kind: check_fit names it
         return None
@@ -315,7 +316,8 @@ def check_fit(
         raise
     except Exception as error:
         raise UsageError(
-            f"model {name} must fit samples of shape {shape}; got {error!r}."
+            f"model {name} must fit samples of shape {shape}; got {error!r}. Change the model, or the samples' shape "
+            "or type."
         ) from error
     return model.train()
 

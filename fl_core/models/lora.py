@@ -6,7 +6,6 @@ that no state dict has. So they are in no layer, no message and no checkpoint, a
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -249,7 +248,7 @@ def merged(model: nn.Module) -> nn.Module:
         return model
     from peft.tuners.lora import LoraLayer
 
-    model = copy.deepcopy(model)
+    model = tree.copied(model)
     for path, module in list(model.named_modules()):
         if isinstance(module, LoraLayer):
             module.merge()

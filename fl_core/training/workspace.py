@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -95,7 +94,7 @@ class Workspace:
         keep_frozen: bool = True,
     ) -> None:
         self.memory = memory or memory_format(model)
-        self.model = copy.deepcopy(model).to(device)
+        self.model = tree.copied(model).to(device)
         pool_first(self.model)
         self._format = (
             torch.channels_last

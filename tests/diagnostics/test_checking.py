@@ -93,6 +93,7 @@ CASES = (
     (model(), [(X, Y), (X, Y + 5 * (X[:, 0] > 1))], "'client_1': .*from 0 to 2"),
     (model(), (X, Y.to(torch.cfloat)), "labels must be real"),
     (model(), Unread(), "'client_0': data must be"),
+    (model(), {"a": [(X[0], Y[0])]}, "single one. Pass a DataLoader"),
     (model(), {"a": (X.tolist(), Y.tolist())}, "'a': data must be"),
 )
 

@@ -513,7 +513,7 @@ def test_an_earlier_diagnosis_is_replaced_and_named(fedlayers):
     fedlayers(words)
     assert "replaced" not in fedlayers.err
     fedlayers(words, "--seed 1")
-    assert "diagnosis/rows.jsonl is replaced" in fedlayers.err
+    assert "diagnosis/rows.jsonl will be replaced" in fedlayers.err
     assert rows.read_header(Path("diagnosis/rows.jsonl"))["seed"] == 1
 
 
@@ -521,7 +521,7 @@ def test_a_plan_that_is_replaced_is_named(fedlayers, measured):
     fedlayers("select", measured, "--rule manual --layers fc1,fc3")
     assert "note" not in fedlayers.err
     fedlayers("select", measured, "--rule manual --layers fc1")
-    assert "fedlayers: note: plan.json is replaced" in fedlayers.err.splitlines()
+    assert "fedlayers: note: plan.json will be replaced" in fedlayers.err.splitlines()
     assert LayerPlan.load("plan.json").shared == ("fc1",)
 
 

@@ -1,15 +1,17 @@
 """Models of several inputs and of other outputs: they are trained, measured, and given back as they came."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import fedlayers as fl
-from fl_core.errors import UsageError
+from tests.conftest import refuses
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -78,7 +80,7 @@ def test_a_run_of_several_inputs_is_stored_and_measured(tmp_path):
         assert list(report.values("grad_norm").index) == ["table", "fc"]
     models, _ = fl.load_models(str(out), which="global", data=data, model=network())
     assert models["a"](X, TOKENS).shape == (60, 3)
-    with pytest.raises(UsageError, match="one input"):
+    with refuses("one input"):
         fl.export(
             str(out), tmp_path / "a.safetensors", client="a", data=data, model=network()
         )
@@ -87,9 +89,9 @@ def test_a_run_of_several_inputs_is_stored_and_measured(tmp_path):
         ({"a": pair, "b": ((TOKENS, X), Y)}, "inputs of client 'a'"),
         (((X, TOKENS[:3]), Y), "one entry a sample"),
     ):
-        with pytest.raises(UsageError, match=words):
+        with refuses(words):
             run(wrong, network(), clients=None)
-    with pytest.raises(UsageError, match="model of your own"):
+    with refuses("model of your own"):
         run(pair, "mlp")
 
 
@@ -102,26 +104,58 @@ def test_a_run_s_models_know_the_names_of_their_classes():
         assert models["a"].label_names == tuple(map(str, names))
         by_name = fl.diagnose(models, data, "grad_norm", progress=False)
         wrong = dict.fromkeys("ab", (X, np.array(["d", "9"] * 30)))
-        with pytest.raises(UsageError, match="class of the run"):
+        with refuses("class of the run"):
             fl.diagnose(models, wrong, "grad_norm", progress=False)
         for model in models.values():
             del model.label_names
         by_index = fl.diagnose(models, plain, "grad_norm", progress=False)
         assert by_name.values("grad_norm").equals(by_index.values("grad_norm"))
-        with pytest.raises(UsageError, match="must be" if names[0] == 10 else "words"):
+        with refuses("must be" if names[0] == 10 else "words"):
             fl.diagnose(models, data, "grad_norm", progress=False)
 
 
 class Extra(nn.Module):
-    """It returns features next to its logits."""
+    """It returns features next to its logits, in a tuple or in a dict."""
 
-    def __init__(self):
+    def __init__(self, names=None):
         super().__init__()
-        self.hidden, self.fc = nn.Linear(2, 4), nn.Linear(4, 3)
+        self.hidden, self.fc, self.names = nn.Linear(2, 4), nn.Linear(4, 3), names
 
     def forward(self, x):
         hidden = self.hidden(x)
-        return self.fc(hidden), hidden
+        both = self.fc(hidden), hidden
+        return dict(zip(self.names, both, strict=True)) if self.names else both
+
+
+def test_which_of_several_outputs_counts_is_said():
+    diagnose = partial(fl.diagnose, metrics="grad_norm", progress=False)
+    for use in (lambda model, data: run(data, model), diagnose):
+        with pytest.warns(UserWarning, match=r"2 tensors: the first, \[3\]"):
+            use(Extra(), (X, Y))
+        use(Extra(("logits", "z")), (X, Y))
+        with refuses("got a dict of out, z"):
+            use(Extra(("out", "z")), (X, Y))
+
+
+def test_parts_of_a_table_that_do_not_belong_together_are_refused():
+    x, y = pd.DataFrame(X.numpy(), columns=["u", "v"]), pd.Series(Y.numpy())
+    for data, message in (
+        ({"a": (x[::-1], y)}, "'a': x and y must have the same index"),
+        ({"a": (x, y), "b": (x[["v", "u"]], y)}, "'b' must have the columns .* u, v"),
+        ({"a": (np.ma.masked_less(X.numpy(), 0), Y)}, "no masked"),
+        ({"a": (X.to_sparse(), Y)}, "must be dense"),
+        ({1: (X, Y), "1": (X, Y)}, "distinct as text"),
+    ):
+        with refuses(message):
+            run(data, nn.Linear(2, 3), clients=None)
+        with refuses(message):
+            fl.diagnose(nn.Linear(2, 3), data, "grad_norm", progress=False)
+    model = nn.Linear(2, 3)
+    read = [
+        fl.diagnose(model, pair, "grad_norm", progress=False).frame
+        for pair in ((x, y), (X, Y))
+    ]
+    assert read[0].equals(read[1])
 
 
 def test_a_model_of_several_outputs_is_exported(tmp_path):

@@ -46,6 +46,13 @@ def test_what_the_author_froze_stays_frozen(algorithm):
             assert not torch.equal(tree["head.weight"], model.head.weight)
 
 
+def test_a_model_that_has_no_copy_is_refused():
+    model = net()
+    model.open = open(__file__)  # noqa: SIM115
+    with model.open, pytest.raises(UsageError, match=r"copy\.deepcopy copies"):
+        runner.assemble(CONFIG, data=TOY, model=model)
+
+
 def test_a_model_that_is_frozen_as_a_whole_is_noted():
     model = net().requires_grad_(False)
     with pytest.warns(UserWarning, match="all parameters .* are frozen"):
@@ -54,7 +61,7 @@ def test_a_model_that_is_frozen_as_a_whole_is_noted():
 
 def test_the_configuration_of_an_own_model_trains_no_other_model():
     asked = runner.assemble(CONFIG, data=TOY, model=net()).config
-    with pytest.raises(UsageError, match="unknown model 'own'"):
+    with pytest.raises(UsageError, match="model 'own' must be given"):
         runner.assemble(asked, data=TOY)
 
 

@@ -69,7 +69,6 @@ def test_what_does_not_fit_is_named():
             {},
             r"'b', y.*got \[2\].*argmax",
         ),
-        ({1: north, "1": north}, {}, "distinct.*'1'"),
         ({"a": (torch.zeros(3, 2), torch.zeros(4))}, {}, "'a'.*3 samples.*4 values"),
         (silos() | {"c": (torch.zeros(9, 3), torch.zeros(9))}, {}, r"'c'.*float32"),
         (hole, {}, r"'south', x, row 7.*\[1, 2\].*nan"),
