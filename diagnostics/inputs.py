@@ -35,10 +35,10 @@ from fl_core.models.adapter import (
     check_real,
     check_tables,
     is_batch,
-    note_first,
     output_of,
     pack,
     padded,
+    pass_notes,
     split_labels,
     tensor,
 )
@@ -224,8 +224,6 @@ def fit_outputs(
                 output = _outputs(model, first[0])
                 raw = output_of(output, model)
                 if criterion is None:
-                    for note in note_first(model, first[0]):
-                        warn(note)
                     criterion, axis = fit_loss(request.loss, raw, first[1], *how)
                 if output is not raw or raw.ndim != 2 or axis is not None:
                     layout = getattr(model, "layout", None)
@@ -236,6 +234,8 @@ def fit_outputs(
                     _check_loss(
                         model, x, y, criterion, request.differentiates and not ready
                     )
+                for note in () if ready else pass_notes(model, first[0]):
+                    warn(note)
         ready.append(replace(subject, model=model, n_train=subject.n_train or n))
     assert criterion is not None
     return ready, criterion

@@ -233,18 +233,27 @@ def output_of(output: Any, model: nn.Module) -> Tensor:
     return found
 
 
-def note_first(model: nn.Module, x: Tensor) -> list[str]:
-    """Return a note if a model returns several tensors, of which the first counts."""
+def pass_notes(model: nn.Module, x: Tensor) -> list[str]:
+    """Return notes on two passes of a model in evaluation mode: several tensors, or passes that differ."""
     with torch.no_grad():
-        output = model.own(x) if isinstance(model, Adapter) else model(x)
-    if not isinstance(output, tuple | list) or hasattr(output, "logits"):
-        return []
-    shapes = [list(part.shape[1:]) for part in output if isinstance(part, Tensor)]
-    if len(shapes) < 2:
-        return []
-    return [
-        f"the model returns {len(shapes)} tensors: the first, {shapes[0]} a sample, is taken as its output"
-    ]
+        output, again = (
+            model.own(x) if isinstance(model, Adapter) else model(x) for _ in range(2)
+        )
+    notes, tensors = [], []
+    if isinstance(output, tuple | list) and not hasattr(output, "logits"):
+        tensors = [part for part in output if isinstance(part, Tensor)]
+    if len(tensors) > 1:
+        notes.append(
+            f"the model returns {len(tensors)} tensors: the first, {list(tensors[0].shape[1:])} a sample, is taken as "
+            "its output"
+        )
+    pair = output_of(output, model), output_of(again, model)
+    if not torch.allclose(*pair, rtol=1e-3, atol=1e-5, equal_nan=True):
+        notes.append(
+            "two passes of the model in evaluation mode differ, so results are random: call F.dropout with "
+            "training=self.training, and draw nothing in evaluation"
+        )
+    return notes
 
 
 class Adapter(nn.Module):

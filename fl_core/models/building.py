@@ -16,11 +16,11 @@ from torch.nn.parameter import is_lazy
 
 from fl_core.data.registry import START, TokenShape
 from fl_core.errors import UsageError, check_known, check_options, check_values, listing
-from fl_core.models.adapter import PackedShape, adapt, check_real, note_first
+from fl_core.models.adapter import PackedShape, adapt, check_real, pass_notes
 from fl_core.registry import Registry, import_object, is_outside, parameters_of
 from fl_core.rows import CLASSIFICATION, MULTILABEL
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
-from fl_core.tree import copied, in_mode, plain, preserve_state
+from fl_core.tree import copied, plain, preserve_state
 
 Builder = Callable[..., nn.Module]
 Function = TypeVar("Function", bound=Builder)
@@ -247,19 +247,10 @@ def output_notes(model: nn.Module, shape: tuple[int, ...], task: str) -> list[st
     The model sees noise, twice, in evaluation mode. A classifier's outputs may be probabilities if all lie in [0, 1],
     and either each sample's sum to 1 or their mean is near 1/2, as that of an untrained sigmoid.
     """
-    x, notes = example(shape, n=8), list[str]()
-    buffers = {key: buffer.clone() for key, buffer in model.named_buffers()}
-    with torch.no_grad(), torch_seeded(0), in_mode(model, False):
-        outputs, again = (
-            torch.func.functional_call(model, buffers, (x,)) for _ in range(2)
-        )
-    with preserve_state(model):
-        notes += note_first(model.eval(), x)
-    if not torch.allclose(outputs, again, rtol=1e-3, atol=1e-5, equal_nan=True):
-        notes.append(
-            "two passes of the model in evaluation mode differ, so its scores are random: call F.dropout with "
-            "training=self.training, and draw nothing in evaluation"
-        )
+    x = example(shape, n=8)
+    with torch.no_grad(), torch_seeded(0), preserve_state(model):
+        notes = pass_notes(model.eval(), x)
+        outputs = model(x)
     inside = bool(((outputs >= 0) & (outputs <= 1)).all())
     sums = outputs.sum(1)
     sums_to_1 = outputs.shape[1] > 1 and torch.allclose(

@@ -7,11 +7,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import fedlayers as fl
 from tests.conftest import refuses
+from tests.networks import Wired
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -133,6 +135,10 @@ def test_which_of_several_outputs_counts_is_said():
         with pytest.warns(UserWarning, match=r"2 tensors: the first, \[3\]"):
             use(Extra(), (X, Y))
         use(Extra(("logits", "z")), (X, Y))
+        with pytest.warns(UserWarning, match="two passes .* differ"):
+            use(
+                nn.Sequential(nn.Linear(2, 3), Wired(lambda m, x: F.dropout(x))), (X, Y)
+            )
         with refuses("got a dict of out, z"):
             use(Extra(("out", "z")), (X, Y))
 
