@@ -110,7 +110,7 @@ def features(x: Array, missing: bool = False) -> Array:
             f"pictures [n, {stored}] have their channels last and are turned to [n, {turned}]"
         )
         x = np.moveaxis(x, -1, 1)
-    table = x.ndim == 2 and x.dtype != np.float32
+    table = x.ndim == 2 and x.dtype not in (np.float16, np.float32)
     with np.errstate(over="ignore"):
         out = np.ascontiguousarray(x, dtype=np.float64 if table else np.float32)
         finite = np.isfinite(out.astype(np.float32, copy=False))

@@ -17,6 +17,7 @@ from torch.utils.data import (
     Subset,
     TensorDataset,
     default_collate,
+    default_convert,
 )
 
 from fl_core import seeds
@@ -471,7 +472,8 @@ def client_names(silos: Iterable[Any]) -> tuple[str, ...]:
 def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
     """Return samples and labels of a pair (x, y), a dict with labels, a Dataset, or a DataLoader.
 
-    A loader's dataset is read in its own order, so that shuffling changes nothing.
+    A loader's dataset is read in its own order, so that shuffling changes nothing. Its own ``collate_fn`` gets all
+    samples at once.
 
     Raises:
         UsageError: it is none of these, or holds no pairs.
@@ -481,7 +483,12 @@ def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
     if is_batch(samples):
         return split_labels(samples)
     if isinstance(samples, DataLoader):
-        samples = _dataset_of(samples, where)
+        loader, samples = samples, _dataset_of(samples, where)
+        plain = default_collate, default_convert
+        if loader.collate_fn not in plain:
+            return split_labels(
+                loader.collate_fn([samples[k] for k in range(len(samples))])
+            )
     if isinstance(samples, TensorDataset) and len(samples.tensors) == 2:
         return samples.tensors[0], samples.tensors[1]
     if not isinstance(samples, Dataset):
@@ -509,8 +516,13 @@ def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
 
 def _dataset_of(loader: DataLoader[Any], where: str) -> Dataset[Any]:
     """Return the samples of a loader as a dataset, in an order that does not depend on chance."""
-    sampler = loader.sampler
-    if type(sampler) in (SequentialSampler, RandomSampler):
+    batches: Any = loader.batch_sampler
+    sampler = (
+        loader.sampler if batches is None else getattr(batches, "sampler", batches)
+    )
+    plain = type(sampler) in (SequentialSampler, RandomSampler)
+    drawn = getattr(sampler, "replacement", False)
+    if plain and not drawn and len(sampler) == len(loader.dataset):  # type: ignore[arg-type]
         return loader.dataset
     indices = getattr(sampler, "indices", None)
     if indices is None:

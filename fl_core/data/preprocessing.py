@@ -42,9 +42,14 @@ def cells_of(column: pd.Series, text: bool = False) -> Cells:
     """Return a column's cells: float64 [n] with NaN for missing numbers, or text in Unicode's composed form.
 
     Raises:
-        DataFault: a cell is a list, an array or a dictionary.
+        DataFault: a cell is a list, an array or a dictionary, or numbers are complex.
     """
     kind = column.dtype
+    if pd.api.types.is_complex_dtype(kind):
+        raise DataFault(
+            f"cells must be real numbers; got {kind}.",
+            "Make columns of the real and the imaginary part.",
+        )
     if pd.api.types.is_numeric_dtype(column) and not text:
         return column.to_numpy(dtype=np.float64, na_value=np.nan)
     if isinstance(kind, pd.CategoricalDtype):

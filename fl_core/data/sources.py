@@ -408,7 +408,7 @@ def source_of_parts(
         if forms[-1] != forms[0]:
             raise UsageError(
                 f"{where} must have the samples' form and inputs of {next(iter(parts))}, {forms[0][0]}; "
-                f"got {forms[-1][0]}."
+                f"got {forms[-1][0]}. Convert them alike."
             )
     labels, place = joined(ys)
     try:

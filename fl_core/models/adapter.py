@@ -30,11 +30,16 @@ ARRAYS = (Tensor, np.ndarray, pd.DataFrame, pd.Series)
 
 
 def check_real(model: nn.Module) -> None:
-    """Refuse complex parameters.
+    """Refuse complex parameters, and modules without Python code.
 
     Raises:
-        UsageError: the message names the parameter.
+        UsageError: the message names the parameter, or the module.
     """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UsageError(
+            f"a model must be a module of Python code; got a {type(model).__name__}. "
+            "Pass the module that was scripted or traced."
+        )
     for name, parameter in model.named_parameters():
         if parameter.is_complex():
             raise UsageError(
@@ -96,17 +101,18 @@ class PackedShape(tuple[int, ...]):
 
 
 def as_array(values: Any) -> np.ndarray[Any, Any]:
-    """Return a tensor, a list or a part of a table as an array, and an array itself.
+    """Return a tensor, a list or a part of a table as an array, and an array itself. Masked entries are NaN.
+
+    >>> as_array(np.ma.masked_equal([1, 9], 9))
+    array([ 1., nan])
 
     Raises:
-        UsageError: entries are masked, or a tensor is sparse.
+        UsageError: a tensor is sparse.
     """
     if isinstance(values, Tensor):
         return tensor(values).detach().cpu().numpy()
     if np.ma.is_masked(values):
-        raise UsageError(
-            f"an array must have no masked entries; got {np.ma.count_masked(values)}. Fill them: filled(...)."
-        )
+        return np.where(np.ma.getmaskarray(values), np.nan, values.data.astype(float))
     return np.asarray(values)
 
 
@@ -129,7 +135,8 @@ def check_tables(pairs: Mapping[str, Any]) -> None:
         ]
         if len(indices) == 2 and not indices[0].equals(indices[1]):
             raise UsageError(
-                f"{where}: x and y must have the same index; got other rows or another order. Write y.loc[x.index]."
+                f"{where}: x and y must have the same index; got other rows or another order. Write y.loc[x.index], "
+                "or pass arrays."
             )
         if not isinstance(x, pd.DataFrame):
             continue

@@ -8,9 +8,12 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
+    RandomSampler,
     Subset,
+    SubsetRandomSampler,
     TensorDataset,
 )
 
@@ -31,6 +34,9 @@ CONFIG = fl.RunConfig(
     eval_every=1,
     optimizer="sgd",
 )
+
+
+FRAME = pd.DataFrame({"j": [1.0, 2.0], "k": [3.0, 4.0]})
 
 
 def samples(seed=0):
@@ -157,8 +163,18 @@ def test_a_factory_that_no_worker_can_import_is_refused(tmp_path):
         lambda x, y: Subset(
             Pairs(np.concatenate([x, x]), np.concatenate([y, y])), range(len(y))
         ),
+        lambda x, y: DataLoader(
+            Pairs(np.concatenate([x, x]), np.concatenate([y, y])),
+            batch_sampler=BatchSampler(SubsetRandomSampler(range(len(y))), 7, False),
+        ),
+        lambda x, y: DataLoader(
+            Pairs(2 * x, y),
+            collate_fn=lambda found: [
+                torch.stack([x for x, _ in found]) / 2,
+                torch.tensor([y for _, y in found]),
+            ],
+        ),
     ],
-    ids=["dataset", "tensor dataset", "loader", "subset"],
 )
 def test_samples_may_come_in_any_usual_form(kind):
     own = {name: kind(*pair) for name, pair in samples().items()}
@@ -173,6 +189,13 @@ def test_samples_may_come_in_any_usual_form(kind):
         ({"a": 3}, {}, "client 'a' must have a pair"),
         (pd.DataFrame({"age": [], "label": []}), {}, "must have rows"),
         (samples(), {"client_column": "ward"}, "client_column"),
+        ((np.ma.masked_less(FRAME.to_numpy(), 2), [0, 1]), {}, "got nan.*impute"),
+        (FRAME.assign(j=1j, label=[0, 1]), {}, "real numbers; got complex"),
+        (
+            DataLoader(FRAME.to_numpy(), sampler=RandomSampler([0, 1], num_samples=1)),
+            {},
+            "known samples; got RandomSampler",
+        ),
     ],
 )
 def test_what_is_no_data_is_refused_in_one_line(data, changes, said):

@@ -148,7 +148,7 @@ def test_parts_of_a_table_that_do_not_belong_together_are_refused():
     for data, message in (
         ({"a": (x[::-1], y)}, "'a': x and y must have the same index"),
         ({"a": (x, y), "b": (x[["v", "u"]], y)}, "'b' must have the columns .* u, v"),
-        ({"a": (np.ma.masked_less(X.numpy(), 0), Y)}, "no masked"),
+        ({"a": (np.ma.masked_less(X.numpy(), 0), Y)}, "must be finite"),
         ({"a": (X.to_sparse(), Y)}, "must be dense"),
         ({1: (X, Y), "1": (X, Y)}, "distinct as text"),
     ):
