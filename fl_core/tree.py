@@ -12,7 +12,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from torch.nn.parameter import is_lazy
 from fl_core.errors import UsageError, check_known, listing
 
 Tree = dict[str, Tensor]
+Module = TypeVar("Module", bound=nn.Module)
 
 GROUP = 8
 """Weighted means are summed in float64 over groups of this many consecutive trees, groups in order."""
@@ -467,18 +468,20 @@ def first_tensor(output: Any) -> Tensor | None:
     return None
 
 
-def copied(model: Any) -> Any:
-    """Return a deep copy of a model.
+def copied(model: Module) -> Module:
+    """Return a deep copy of a module.
 
     Raises:
-        UsageError: a part of it cannot be copied.
+        UsageError: it cannot be copied.
     """
     try:
         return copy.deepcopy(model)
     except Exception as error:
+        way = "Leave files, locks and generators out of it."
+        if "graph leaves" in str(error):
+            way = "Use weight_norm of torch.nn.utils.parametrizations, and store no outputs."
         raise UsageError(
-            f"{type(model).__name__} must be a module that copy.deepcopy copies; got {type(error).__name__}. Leave "
-            "out what has no copy, such as an open file or the old torch.nn.utils.weight_norm."
+            f"{type(model).__name__} must be a module that copy.deepcopy can copy; got {error!r}. {way}"
         ) from error
 
 

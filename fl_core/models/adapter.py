@@ -25,6 +25,8 @@ LABELS = "labels"
 """The key of the labels in a batch dict, as Hugging Face's loaders give it."""
 IGNORED = -100
 """The label of positions that do not count, as in torch and in transformers."""
+CLOSE = 1e-3, 1e-5
+"""Relative and absolute difference up to which two passes of a model are alike."""
 ARRAYS = (Tensor, np.ndarray, pd.DataFrame, pd.Series)
 """Types of samples and of labels."""
 
@@ -255,7 +257,7 @@ def pass_notes(model: nn.Module, x: Tensor) -> list[str]:
             "its output"
         )
     pair = output_of(output, model), output_of(again, model)
-    if not torch.allclose(*pair, rtol=1e-3, atol=1e-5, equal_nan=True):
+    if not torch.allclose(*pair, *CLOSE, equal_nan=True):
         notes.append(
             "two passes of the model in evaluation mode differ, so results are random: call F.dropout with "
             "training=self.training, and draw nothing in evaluation"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,11 +16,11 @@ from torch.nn.parameter import is_lazy
 
 from fl_core.data.registry import START, TokenShape
 from fl_core.errors import UsageError, check_known, check_options, check_values, listing
-from fl_core.models.adapter import PackedShape, adapt, check_real, pass_notes
+from fl_core.models.adapter import CLOSE, PackedShape, adapt, check_real, pass_notes
 from fl_core.registry import Registry, import_object, is_outside, parameters_of
 from fl_core.rows import CLASSIFICATION, MULTILABEL
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
-from fl_core.tree import copied, plain, preserve_state
+from fl_core.tree import copied, in_mode, plain, preserve_state
 
 Builder = Callable[..., nn.Module]
 Function = TypeVar("Function", bound=Builder)
@@ -195,8 +195,9 @@ def copy_user_model(
     """
     if not isinstance(model, nn.Module):
         return build(model, shape, n_classes, trial=trial, **built)
-    own = copied(plain(model)).cpu().train()
-    check_real(own)
+    check_real(model)
+    own = copied(plain(model)).cpu()
+    own.train()
     if isinstance(shape, PackedShape):
         own = adapt(own, shape.layout)
     if trial or _has_lazy_layers(own):
@@ -242,15 +243,45 @@ def _check_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def output_notes(model: nn.Module, shape: tuple[int, ...], task: str) -> list[str]:
-    """Return notes on the outputs of a user's model: probabilities for logits, several tensors, passes that differ.
+    """Return notes on a user's model: probabilities for logits, several tensors, passes that differ, what cannot train.
 
-    The model sees noise, twice, in evaluation mode. A classifier's outputs may be probabilities if all lie in [0, 1],
-    and either each sample's sum to 1 or their mean is near 1/2, as that of an untrained sigmoid.
+    The model sees noise, twice in each mode. Two passes in training mode begin at one seed and the same persistent
+    buffers, so they differ only by what a run cannot restore. A classifier's outputs may be probabilities if all lie
+    in [0, 1], and either each sample's sum to 1 or their mean is near 1/2, as that of an untrained sigmoid.
     """
     x = example(shape, n=8)
+    persistent = model.state_dict(keep_vars=True)
+    named = {key: p for key, p in model.named_parameters() if p.requires_grad}
+
+    def output() -> Tensor:
+        buffers = {k: b.clone() for k, b in model.named_buffers() if k in persistent}
+        found: Tensor = torch.func.functional_call(model, buffers, (x,))
+        return found
+
     with torch.no_grad(), torch_seeded(0), preserve_state(model):
         notes = pass_notes(model.eval(), x)
         outputs = model(x)
+    with in_mode(model, True):
+        with torch_seeded(0):
+            trained = output()
+        grads: Iterable[Any] = named
+        if trained.requires_grad:
+            grads = torch.autograd.grad(
+                trained.sum(), [*named.values()], allow_unused=True
+            )
+        with torch_seeded(0), torch.no_grad():
+            again = output()
+    if not torch.allclose(trained, again, *CLOSE, equal_nan=True):
+        notes.append(
+            "two passes of the model in training mode with one seed differ, so it has a state that clients share and a "
+            "resumed run loses: keep it by register_buffer, and draw by torch alone"
+        )
+    idle = [key for key, grad in zip(named, grads, strict=True) if grad is None]
+    if idle:
+        notes.append(
+            f"no gradient reaches {listing(idle, 4)}, which the loss does not train: use them in the model's first "
+            "output without detach"
+        )
     inside = bool(((outputs >= 0) & (outputs <= 1)).all())
     sums = outputs.sum(1)
     sums_to_1 = outputs.shape[1] > 1 and torch.allclose(
@@ -301,14 +332,18 @@ def check_fit(
                 mode = "training" if training else "evaluation"
                 raise UsageError(
                     f"model {name} must give logits of shape (2, {n_classes}) for 2 samples of shape {shape}; "
-                    f"got shape {tuple(output.shape)} in {mode} mode."
+                    f"got shape {tuple(output.shape)} in {mode} mode. Change its last layer."
                 )
     except UsageError:
         raise
     except Exception as error:
+        kinds = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
+        x = example(shape)
+        way = f"Correct it until it takes {x.dtype} {list(x.shape)}."
+        if "dtype" in str(error) and kinds != {"float32"}:
+            way = f"Call .float() on it: it has {listing(sorted(kinds))}."
         raise UsageError(
-            f"model {name} must fit samples of shape {shape}; got {error!r}. Change the model, or the samples' shape "
-            "or type."
+            f"model {name} must fit samples of shape {shape}; got {error!r}. {way}"
         ) from error
     return model.train()
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -107,7 +107,14 @@ class Workspace:
                     memory_format=self._format
                 )  # one channel too, unlike contiguous()
         self.device = torch.device(device)
-        self.live = tree.named_tensors(self.model)
+        self._live = tree.named_tensors(self.model)
+        own = set(map(id, self._live.values()))
+        self._buffers = [
+            (module, key, buffer)
+            for module in self.model.modules()
+            for key, buffer in module._buffers.items()
+            if buffer is not None and id(buffer) in own
+        ]
         self.params: Tree = dict(self.model.named_parameters())
         self.submodel: frozenset[str] | None = (
             None  # names of the tensors that are present; None = all
@@ -122,6 +129,27 @@ class Workspace:
             (module, tensors_of(name, module))
             for name, module in batch_norms(self.model).items()
         ]
+
+    @property
+    def live(self) -> Tree:
+        """Return the model's own tensors by name, without copying.
+
+        A forward pass may have put new tensors in place of buffers, as ``self.mean = 0.9 * self.mean + ...`` does.
+        Their values are copied into the first ones.
+
+        Raises:
+            UsageError: a new one has another shape.
+        """
+        for module, key, first in self._buffers:
+            if (found := module._buffers[key]) is first:
+                continue
+            if getattr(found, "shape", None) != first.shape:
+                raise UsageError(
+                    f"buffer {key!r} of {type(module).__name__} must keep its shape in training; got another. "
+                    "Register it with persistent=False."
+                )
+            module._buffers[key] = first.copy_(cast(Tensor, found).detach())
+        return self._live
 
     def place(self, x: Tensor) -> Tensor:
         """Move samples [n, *shape] to the device, images in the workspace's memory layout."""

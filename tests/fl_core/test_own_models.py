@@ -2,6 +2,7 @@
 
 import copy
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -46,11 +47,26 @@ def test_what_the_author_froze_stays_frozen(algorithm):
             assert not torch.equal(tree["head.weight"], model.head.weight)
 
 
-def test_a_model_that_has_no_copy_is_refused():
-    model = net()
-    model.open = open(__file__)  # noqa: SIM115
-    with model.open, pytest.raises(UsageError, match=r"copy\.deepcopy copies"):
-        runner.assemble(CONFIG, data=TOY, model=model)
+def moved(m, x, inside):
+    z = m.body(x.flatten(1)).relu()
+    if m.training:
+        mean = (m.norm.running_mean + z.detach().mean(0)) / 2
+        m.norm.running_mean = m.norm.running_mean.copy_(mean) if inside else mean
+    return m.head(z - m.norm.running_mean)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "apfl"])
+def test_a_buffer_may_be_replaced_in_the_forward_pass(algorithm):
+    parts = {"body": nn.Linear(36, 4), "norm": nn.BatchNorm1d(4)}
+    model = Wired(None, **parts, head=nn.Linear(4, 3))
+    found = []
+    for inside in (True, False):
+        model.run = partial(moved, inside=inside)
+        config = CONFIG.with_keys(algorithm=algorithm)
+        engine = runner.run(config, data=TOY, model=model, progress=False)
+        found.append(engine.models(0))
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+    assert found[0]["global"]["norm.running_mean"].any()
 
 
 def test_a_model_that_is_frozen_as_a_whole_is_noted():
@@ -63,6 +79,11 @@ def test_the_configuration_of_an_own_model_trains_no_other_model():
     asked = runner.assemble(CONFIG, data=TOY, model=net()).config
     with pytest.raises(UsageError, match="model 'own' must be given"):
         runner.assemble(asked, data=TOY)
+
+
+def grown(m, x):
+    m.factor = getattr(m, "factor", 1) + m.training
+    return x * m.factor
 
 
 OUTPUTS = {
@@ -79,6 +100,11 @@ OUTPUTS = {
     "dropout": (
         [nn.Linear(36, 3), Wired(lambda m, x: F.dropout(x))],
         "two passes of the model in evaluation mode differ",
+    ),
+    "state": ([nn.Linear(36, 3), Wired(grown)], "in training mode with one seed"),
+    "detached": (
+        [nn.Linear(36, 6), Wired(lambda m, x: x.detach()), nn.Linear(6, 3)],
+        r"no gradient reaches 1\.weight, 1\.bias",
     ),
 }
 
@@ -97,7 +123,7 @@ def test_outputs_that_are_no_logits_are_noted(what, seed):
     assert [bool(re.search(message, note)) for note in notes] == (
         [True] if message else []
     )
-    assert models.output_notes(model, (1, 6, 6), "regression") == (
-        notes if what == "dropout" else []
-    )
+    others = [note for note in notes if "logits" not in note]
+    model = copy.deepcopy(model)
+    assert models.output_notes(model, (1, 6, 6), "regression") == others
     assert model.training

@@ -1,5 +1,7 @@
 """What a run cannot do is refused in one line that names the key, and nothing is written."""
 
+import copy
+
 import numpy as np
 import pytest
 from torch import nn
@@ -99,8 +101,12 @@ def test_models(tmp_path):
     lambdas = network("plain")
     lambdas.hidden = lambda: None
     shallow = nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
+    held = network("plain")
+    held.draws = (k for k in ())
     for keys, model, message in (
         ({}, nn.Sequential(nn.Flatten(), nn.Linear(35, 3)), r"\(1, 6, 6\)"),
+        ({}, copy.deepcopy(shallow).double(), r"\.float\(\).*float64"),
+        ({}, held, r"copy\.deepcopy"),
         ({}, nn.Sequential(nn.Flatten(), nn.Linear(36, 10)), r"\(2, 3\).*\(2, 10"),
         ({"workers": 2, "stack": "off"}, lambdas, "lambda.*without workers"),
         ({"algorithm": "fedra"}, network("plain"), "Sequential.*timm:vit"),
