@@ -152,12 +152,13 @@ def _check_batch(pair: Any, where: str) -> Batch:
             else ""
         )
         raise UsageError(
-            f"{where} must be a pair (x, y) of tensors; got {type(pair).__name__}{parts}."
+            f"{where} must be a pair (x, y) of tensors; got {type(pair).__name__}{parts}. Convert the data to pairs of "
+            "tensors or arrays."
         )
     x, y = pair
     if x.ndim == 0 or y.ndim == 0:
         raise UsageError(
-            f"{where} must be of several samples; got a single one. Pass a DataLoader of them."
+            f"{where} must have samples in batches; got one sample. Give the loader a batch_size."
         )
     if len(x) == 0:
         raise UsageError(f"{where} must have samples; got none. Leave it out.")

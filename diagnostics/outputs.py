@@ -204,7 +204,8 @@ def class_axis_of(output: Tensor, y: Tensor, given: int | None = None) -> int:
             "options={'class_axis': 1} as in torch, or -1 as in transformers."
         )
     raise UsageError(
-        f"outputs must be [n, *positions, C] or [n, C, *positions]; got {sizes}."
+        f"outputs must be [n, *positions, C] or [n, C, *positions]; got {sizes}. "
+        "Write y[:, 0] for one label in a column."
     )
 
 
@@ -246,6 +247,16 @@ def fit_loss(
     numbers = y.is_floating_point()
     positions = not numbers and y.ndim > 1 and output.shape != y.shape
     axis = class_axis_of(output, y, class_axis) if positions else None
+    if loss is None and numbers and output.ndim == 2 and output.shape[1] > 1:
+        one_hot = y.shape == output.shape and bool(
+            (y.square() == y).all() & (y.sum(1) == 1).all()
+        )
+        if one_hot or y.ndim == 1:
+            way = "argmax(1)" if one_hot else "long()"
+            raise UsageError(
+                f"labels must be class indices [n] for {output.shape[1]} outputs; got {y.dtype} {list(y.shape)}. "
+                f"Write y.{way}, or name the loss, such as loss='mse'."
+            )
     if loss is None or isinstance(loss, str):
         loss = losses.build(loss or ("mse" if numbers else "cross_entropy"))
     if not isinstance(loss, Loss):

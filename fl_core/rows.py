@@ -61,19 +61,20 @@ def row(metric: str, value: float | None, *, status: str = "ok", **columns: Any)
 
     Raises:
         KeyError: a column is not in the schema.
-        ValueError: the value is missing although the status is ok, or present with another status.
+        UsageError: the value is missing although the status is ok, or present with another status.
     """
     unknown = set(columns) - set(COLUMNS)
     if unknown:
         raise KeyError(f"columns must be in the schema of rows; got {sorted(unknown)}.")
+    given = value
     if value is not None and not math.isfinite(value):
         value = None
     if value is None and status == "ok":
-        raise ValueError(
-            f"{metric}: the value must be finite with status 'ok'; got none. Give a status that says why."
+        raise UsageError(
+            f"{metric}: the value must be finite with status 'ok'; got {given}. Give a status that says why."
         )
     if value is not None and status != "ok":
-        raise ValueError(
+        raise UsageError(
             f"{metric}: the value must be left out with status {status!r}; got {value}."
         )
     if columns.get("stderr") is not None and not math.isfinite(columns["stderr"]):

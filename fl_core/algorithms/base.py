@@ -394,7 +394,16 @@ class Algorithm:
         Raises:
             UsageError: it has another type than the hook's in :class:`Algorithm`, or its trees or a state's are none.
         """
-        value = getattr(self, hook)(*args)
+        try:
+            value = getattr(self, hook)(*args)
+        except AttributeError as error:
+            lacks_plan = error.obj is None and self.plan is None and not self.uses_plan
+            if lacks_plan and error.name in {*dir(LayerPlan), "layers", "shared"}:
+                raise UsageError(
+                    f"{self.name} must say that it uses a plan, to read self.plan; got uses_plan = False. "
+                    "Give the class uses_plan = True."
+                ) from error
+            raise
         wanted = _returned(hook)
         if not isinstance(value, wanted):
             raise UsageError(
@@ -488,8 +497,12 @@ class Algorithm:
 
     def local_tensors(self, rnd: Round, client: int) -> frozenset[str]:
         """Names of the tensors that stay with the client between rounds, because they do not travel."""
-        waiting = self.task_info.not_yet_trained(rnd)
-        return self.submodel(rnd, client).difference(self.shared(rnd, client), waiting)
+        waiting, shared = self.task_info.not_yet_trained(rnd), self.shared(rnd, client)
+        if isinstance(shared, str) or not isinstance(shared, Iterable):
+            raise UsageError(
+                f"{self.name}: shared must return a set of tensors' names; got {shared!r}. Return a frozenset."
+            )
+        return self.submodel(rnd, client).difference(shared, waiting)
 
     def server_message(self, server: State, client: int, rnd: Round) -> Message:
         """The message that the server sends to one client; the engine clones it."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from diagnostics import diagnosis
 from diagnostics.measure import diagnose
@@ -93,7 +93,9 @@ CASES = (
     (model(), [(X, Y), (X, Y + 5 * (X[:, 0] > 1))], "'client_1': .*from 0 to 2"),
     (model(), (X, Y.to(torch.cfloat)), "labels must be real"),
     (model(), Unread(), "'client_0': data must be"),
-    (model(), {"a": [(X[0], Y[0])]}, "single one. Pass a DataLoader"),
+    (model(), {"a": [(X[0], Y[0])]}, "batch_size"),
+    (model(), (X, nn.functional.one_hot(Y).float()), r"argmax\(1\)"),
+    (model(), DataLoader(TensorDataset(X, Y), None), "batch_size"),
     (model(), {"a": (X.tolist(), Y.tolist())}, "'a': data must be"),
 )
 
