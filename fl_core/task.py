@@ -36,7 +36,6 @@ from fl_core.data.column_table import by_name
 from fl_core.data.federated import client_notes, notes
 from fl_core.data.partitions import SPLITS
 from fl_core.data.preprocessing import Preprocessing
-from fl_core.data.sources import OWN_NAME
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, listing, warn
 from fl_core.layer_mapping import extend
@@ -341,11 +340,6 @@ def build(
     seed = config.execution.seed
     outputs = criterion.outputs(data.n_classes)
     pretrained = own is None and wants_weights(named, options)
-    if own is None and named == OWN_NAME:
-        raise UsageError(
-            f"unknown model {named!r}: the configuration stands for a module from Python, which it does not store. "
-            "Pass the module again: model=..."
-        )
     if own is not None:
         model = models.copy_user_model(
             own, data.shape, outputs, seed=seed, options=options

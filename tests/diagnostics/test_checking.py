@@ -1,6 +1,5 @@
 """What cannot be measured is refused by name, before anything is measured."""
 
-import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -8,7 +7,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from diagnostics import diagnosis
 from diagnostics.measure import diagnose
-from fl_core.errors import UsageError
+from tests.conftest import refuses
 
 X, Y = (
     torch.randn(40, 4, generator=torch.Generator().manual_seed(0)),
@@ -105,7 +104,7 @@ def test_what_cannot_be_measured_is_refused_by_name(
 ):
     monkeypatch.setattr(diagnosis, "one_pass", None)
     for models, data, said in CASES:
-        with pytest.raises(UsageError, match=said) as caught:
+        with refuses(said) as caught:
             diagnose(models, data, ["grad_norm"], progress=False)
         assert "\n" not in str(caught.value)
 
@@ -120,5 +119,5 @@ def test_targets_and_outputs_of_numbers_are_one_a_sample():
         assert set(diagnose(one, (x, y), metrics, **how).frame["status"]) == {"ok"}
         for targets in (y, Y[:n]):
             for metric in metrics:
-                with pytest.raises(UsageError, match=r"\[n, 1\]"):
+                with refuses(r"\[n, 1\]"):
                     diagnose(model(), (x, targets), metric, **how)

@@ -13,8 +13,8 @@ from diagnostics.measurement import ClientModel
 from diagnostics.metrics.base import METRICS
 from diagnostics.representation.features import probe_set, shared_probe
 from diagnostics.representation.similarity import by_position
-from fl_core.errors import UsageError
 from fl_core.layers import layers_of
+from tests.conftest import refuses
 from tests.diagnostics.calls import call
 from tests.diagnostics.similarities import (
     linear_cka,
@@ -140,7 +140,7 @@ def test_options_change_values_and_estimators():
         ({"positions": "samples", "estimator": "minibatch"}, "estimator 'full'"),
         ({"positions": "sample"}, "mean 'samples'"),
     ):
-        with pytest.raises(UsageError, match=words):
+        with refuses(words):
             measured("cka", models, **how)
 
 
@@ -192,10 +192,10 @@ def test_a_probe_takes_equally_many_of_each_client():
     ):
         x, y = probe_set(federated(*sizes), n)
         assert x[:, 0].tolist() == y.tolist() == expected
-    with pytest.raises(UsageError, match=r"2 .*3"):
+    with refuses(r"2 .*3"):
         probe_set(federated(1, 1, 1), 2)
     both = torch.arange(10.0)[:, None], torch.arange(10)
-    with pytest.raises(UsageError, match="shapes"):
+    with refuses("shapes"):
         shared_probe([both, (torch.zeros(2, 4), torch.zeros(2))], 4)
 
 

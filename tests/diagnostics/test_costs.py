@@ -14,10 +14,9 @@ from diagnostics.measure import diagnose
 from diagnostics.measurement import ClientModel
 from fl_core import runner, tree
 from fl_core.costs import cost_steps, count_flops, plan_cost, round_costs, step_work
-from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import LayerPlan
-from tests.conftest import CONFIG, TOY, network
+from tests.conftest import CONFIG, TOY, network, refuses
 from tests.diagnostics.calls import layer_cost
 from tests.networks import Wired
 
@@ -182,9 +181,9 @@ def test_costs_that_do_not_fit_a_plan_are_named():
         (plan, frame[frame["metric"] == "weight_magnitude"], "layer_cost"),
         (own, pd.concat([frame, first]), "two .*'0'"),
     ):
-        with pytest.raises(UsageError, match=words):
+        with refuses(words):
             plan_cost(which, costs)
-    with pytest.raises(UsageError, match="a plan"):  # that is not made yet
+    with refuses("a plan"):  # that is not made yet
         cost_steps(tasks("playerfl"))
 
 
@@ -224,5 +223,5 @@ def test_picture_of_steps_holds_every_round_and_the_sums():
         shown = [text.get_text() for text in ax.get_legend().get_texts()]
         share = sums["vanilla"] / sums["fedavg"]
         assert shown == ["fedavg  1.00", f"vanilla  {share:.2f}"]
-    with pytest.raises(UsageError, match=r"round.*two"):
+    with refuses(r"round.*two"):
         plots.cost_steps(pd.concat([table, table]))

@@ -20,8 +20,8 @@ from diagnostics.representation.embedding import (
     pool,
     tsne,
 )
-from fl_core.errors import UsageError
 from fl_core.rows import row
+from tests.conftest import refuses
 from tests.diagnostics.made import parted
 from tests.networks import Wired
 
@@ -59,7 +59,7 @@ def test_the_pool_holds_each_client_s_features_by_its_own_model():
         ({"at": "inside"}, "side"),
         ({"models": {}}, "no models"),
     ):
-        with pytest.raises(UsageError, match=words):
+        with refuses(words):
             pool(**{"layer": "0", **given, **how})
 
 
@@ -139,7 +139,7 @@ def test_the_perplexity_fits_the_number_of_samples_and_is_said():
         ({"perplexity": 0.0}, "perplexity must be above 0"),
         ({"iterations": 249}, "iterations must be at least 250"),
     ):
-        with pytest.raises(UsageError, match=words):
+        with refuses(words):
             embed(parted(60 if how else 3), **how)
     plt.close("all")
 
@@ -173,6 +173,6 @@ def test_panels_share_colours_and_markers_and_take_given_axes():
     assert axes == list(own[:2])
     shown = [set(drawn(ax).values()) for ax in axes]
     assert shown == [set(COLOURS[:3]), set(COLOURS[1:3])]
-    with pytest.raises(UsageError, match=r"at least 2.*1"):
+    with refuses(r"at least 2.*1"):
         plots.tsne_panels(frames, [own[0]])
     plt.close("all")

@@ -10,7 +10,7 @@ from diagnostics import groups
 from diagnostics.groups import best_grouping, client_groups
 from fl_core import runner, tree
 from fl_core.config import RunConfig
-from fl_core.errors import UsageError
+from tests.conftest import refuses
 
 
 def task_of(directions, seed=0):
@@ -105,7 +105,7 @@ def test_what_cannot_be_grouped_is_refused(monkeypatch):
         (4, {"draws": 0}, "at least 1.*got 0"),
         (4, {"layer": "fc9"}, "'fc9'.*fc1"),
     ):
-        with pytest.raises(UsageError, match=message):
+        with refuses(message):
             client_groups(task_of([0] * clients), **asked)
     task, train = task_of([0] * 4), runner.train_first_round
     weight = task.layers[0].weights[0]
@@ -118,5 +118,5 @@ def test_what_cannot_be_grouped_is_refused(monkeypatch):
         return models, measured
 
     monkeypatch.setattr(runner, "train_first_round", stand_still)
-    with pytest.raises(UsageError, match=r"'fc1'.*of client 2\."):
+    with refuses(r"'fc1'.*of client 2\."):
         client_groups(task, draws=1)

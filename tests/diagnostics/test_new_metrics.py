@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from diagnostics.measure import diagnose, diagnose_features
-from fl_core.errors import UsageError
 from fl_core.layers import layers_of
+from tests.conftest import refuses
 
 torch.manual_seed(0)
 X, Y = torch.randn(40, 5), torch.arange(40) % 3
@@ -105,7 +105,7 @@ def test_saved_features_give_the_values_of_their_models():
     for metric in metrics:
         a, b = (r.values(metric).values for r in (of_models, of_features))
         assert b == pytest.approx(a, rel=1e-4, abs=1e-4)
-    with pytest.raises(UsageError, match="features alone"):
+    with refuses("features alone"):
         diagnose_features(saved, Y, "grad_norm", progress=False)
     for features, metric, words in (
         ({"a": {"x": X, "y": X[:3]}}, "cka", "same samples"),
@@ -113,7 +113,7 @@ def test_saved_features_give_the_values_of_their_models():
         ({"a": {"x": np.array(["u", "v"])}}, "cka", "'a': .*numbers"),
         (saved, "linear_probe", "must have y"),
     ):
-        with pytest.raises(UsageError, match=words):
+        with refuses(words):
             diagnose_features(features, None, metric, progress=False)
 
 

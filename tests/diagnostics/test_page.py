@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from diagnostics.plots.page import Page, in_words
-from fl_core.errors import UsageError
+from tests.conftest import refuses
 from tests.diagnostics.made import Tree
 
 
@@ -93,7 +93,7 @@ def test_pictures_are_whole_described_and_scroll_if_they_are_wide(full):
     assert wide.count("scrolled") == 2
     ax.remove()
     assert in_words(drawn) == "a picture without axes"
-    with pytest.raises(UsageError, match="figure"):
+    with refuses("figure"):
         full.figure(ax, "c", "a")
 
 
@@ -109,7 +109,7 @@ def test_numbers_are_to_the_right_and_missing_ones_a_dash():
         assert row in page.html()
     scores = pd.DataFrame({"score": [0.5], "name": ["a"]})
     for column, words in (("scores", "mean 'score'"), ("name", "column 'name'")):
-        with pytest.raises(UsageError, match=words):
+        with refuses(words):
             page.table(scores, "c", {column: ".3f"})
 
 

@@ -3,7 +3,6 @@
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import pytest
 import torch
 from torch import nn
 
@@ -12,7 +11,7 @@ from diagnostics import through_time
 from diagnostics.plots.layer_map import band, panels_of
 from fedlayers.runs import default_instruments
 from fl_core import runner
-from fl_core.errors import UsageError
+from tests.conftest import refuses
 
 METRICS = ["weight_divergence", "grad_norm"]
 SMALL = {"algorithm": "fedavg", "rounds": 3, "epochs": 1, "progress": False}
@@ -89,7 +88,7 @@ def test_a_run_measures_while_it_trains_and_resumes_to_the_same_rows(tmp_path):
         == alone.frame["value"].tolist()
     )
     for name in ("grad_nrom", "package.module:metric"):
-        with pytest.raises(UsageError, match="unknown metric"):
+        with refuses("unknown metric"):
             fl.run(**keys | {"measure": [name]}, out=tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
@@ -105,10 +104,10 @@ def test_models_from_elsewhere_have_rounds_too():
         (models, {"clients": ["a"]}, "clients must be left out"),
         (models, {"draws": 1}, "draws must be at least 2"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with refuses(said):
             fl.through_time(given, "grad_norm", data, progress=False, **wrong)
     for width in (-3.0, float("nan"), 1e9):
-        with pytest.raises(UsageError, match="width must be from 4 to 100"):
+        with refuses("width must be from 4 to 100"):
             fl.plots.layer_map(report, width=width)
 
 

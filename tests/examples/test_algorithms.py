@@ -5,10 +5,9 @@ import pytest
 from fl_core import runner, tree
 from fl_core.algorithms.base import ALGORITHMS
 from fl_core.config import RunConfig
-from fl_core.errors import UsageError
 from fl_core.records import store
 from fl_core.restore import load_models
-from tests.conftest import play
+from tests.conftest import play, refuses
 from tests.faults.injected import contents, cut_back
 
 HALF_WAY = "examples.algorithms.half_way:HalfWay"
@@ -26,9 +25,9 @@ def test_it_runs_is_verified_and_goes_on_to_the_same_bits(tmp_path):
     (tmp_path / "part").mkdir()
     part = cut_back(whole, tmp_path / "part", after=1)
     refusal = rf"'{HALF_WAY}'.*--allow-code {HALF_WAY}"
-    with pytest.raises(UsageError, match=refusal):
+    with refuses(refusal):
         runner.resume(part, progress=False)
-    with pytest.raises(UsageError, match=refusal):
+    with refuses(refusal):
         load_models(part, which="personal")
     assert runner.resume(part, allow_code=[HALF_WAY], progress=False).done == 3
     assert store.Run(part).verify() == store.Run(whole).verify()

@@ -11,9 +11,10 @@ import pytest
 
 from fl_core import runner
 from fl_core.config import RunConfig
-from fl_core.errors import BusyError, RunError, UsageError
+from fl_core.errors import BusyError, RunError
 from fl_core.records import writing
 from fl_core.records.store import Run
+from tests.conftest import refuses
 from tests.faults.injected import BEGUN, contents
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +60,7 @@ def refused_as_busy(out, pid):
     before = contents(out)
     with pytest.raises(BusyError, match=f"pid {pid}"):
         runner.resume(out, progress=False)
-    with pytest.raises(UsageError, match="Resume"):
+    with refuses("Resume"):
         runner.run(CONFIG, out, progress=False)
     assert contents(out) == before
 
@@ -128,7 +129,7 @@ def test_a_directory_that_is_not_empty_is_refused_unchanged(tmp_path, name):
     out = tmp_path / "run"
     (out / name).parent.mkdir(parents=True)
     (out / name).write_text("mine")
-    with pytest.raises(UsageError, match="empty"):
+    with refuses("empty"):
         runner.run(CONFIG, out, progress=False)
     assert contents(tmp_path) == {f"run/{name}": b"mine"}
     assert not (out / "lock").exists()

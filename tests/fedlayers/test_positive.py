@@ -13,10 +13,10 @@ from fedlayers.studies.comparison import headline
 from fedlayers.studies.harmless import baseline_rows
 from fl_core import rows, runner
 from fl_core.config import RunConfig
-from fl_core.errors import UsageError
 from fl_core.restore import load_models
 from fl_core.rows import OF_CLASS
 from fl_core.training.evaluate import predict
+from tests.conftest import refuses
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_a_client_without_both_classes_is_left_out_of_the_mean_by_name(wards, tm
 
 
 def test_what_is_no_class_of_two_is_refused(wards):
-    with pytest.raises(UsageError, match="'alive'"):
+    with refuses("'alive'"):
         runner.assemble(RunConfig(dataset=wards, positive="alive"))
-    with pytest.raises(UsageError, match="two classes"):
+    with refuses("two classes"):
         runner.assemble(RunConfig(dataset="heart", positive="0"))

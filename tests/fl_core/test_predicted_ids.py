@@ -6,7 +6,7 @@ import pytest
 from fedlayers.cli.app import main
 from fl_core import exported_model, runner
 from fl_core.config import RunConfig
-from fl_core.errors import UsageError
+from tests.conftest import refuses
 from tests.fl_core.made import frame, written
 
 
@@ -59,9 +59,9 @@ def test_predictions_carry_the_records_names(run, table, tmp_path):
     assert (
         made.frame()["record_id"].tolist() == pd.read_csv(table)["record_id"].tolist()
     )
-    with pytest.raises(UsageError, match="'bed'"):
+    with refuses("'bed'"):
         exported_model.predict(tmp_path / "a.safetensors", table, ids=["beds"])
-    with pytest.raises(UsageError, match="table"):
+    with refuses("table"):
         exported_model.predict(
             tmp_path / "a.safetensors",
             frame()[["age", "dose", "one"]].to_numpy(),
