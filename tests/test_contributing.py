@@ -47,14 +47,9 @@ class Folder:
         ]
 
     def forget(self):
-        files = {
-            name: str(getattr(module, "__file__", ""))
-            for name, module in sys.modules.items()
-        }
-        for name in (
-            name for name, file in files.items() if file.startswith(str(self.path))
-        ):
-            del sys.modules[name]
+        for name, module in [*sys.modules.items()]:
+            if str(getattr(module, "__file__", "")).startswith(str(self.path)):
+                del sys.modules[name]
         for registry, (members, origins) in zip(REGISTRIES, self.before, strict=True):
             registry._members, registry._origins = dict(members), dict(origins)
 
@@ -74,7 +69,6 @@ def folder(tmp_path, monkeypatch):
 def test_every_block_does_what_it_says(
     folder,
 ):
-    done = []
     for language, text in BLOCKS:
         if language == "python":
             name = text.partition("\n")[0].removeprefix("# ")
@@ -92,8 +86,6 @@ def test_every_block_does_what_it_says(
             run_lines(text)
         else:
             assert language == "text"  # what only a maintainer runs
-        done.append(language)
-    assert {"python", "sh", "text"} == set(done)
 
 
 @pytest.mark.filterwarnings("ignore:client")
@@ -120,21 +112,3 @@ def test_each_kind_has_its_row_and_its_example():
         package = listings.registry(kind).package
         assert inside == package.replace(".", "/")
         assert re.search(rf"--{flag} my_\w+:\w+", shown), kind
-
-
-def test_links_lead_somewhere():
-    for page in (
-        PAGE,
-        EXAMPLES,
-        PAGE.with_name("README.md"),
-        PAGE.with_name("CHANGELOG.md"),
-    ):
-        for target in re.findall(
-            r"\]\(([^)#\s]+)(?:#[^)]*)?\)|src=\"([^\"]+)\"",
-            page.read_text(encoding="utf-8"),
-        ):
-            path = "".join(target)
-            assert path.startswith("http") or (page.parent / path).exists(), (
-                page.name,
-                path,
-            )

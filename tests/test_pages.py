@@ -1,45 +1,66 @@
-"""Each place in the code that the glossary names exists."""
+"""What a page names is there: links, files, folders and flags, and each place in the code of the glossary."""
 
 import re
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
 import fedlayers as fl
-from fedlayers.cli.app import COMMANDS
-from fedlayers.cli.measure import Diagnose
-from fl_core import data
+from docs.sources import FENCE, PAGES
+from fedlayers.cli.app import COMMANDS, command_class
+from fl_core import data, engine
 from fl_core.config import KEYS
-from fl_core.engine import Engine
 
 ROOT = Path(__file__).parents[1]
-PLACES = {
-    (row.split("|")[1].strip(), place)
-    for row in (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").splitlines()
-    if row.startswith("|")
-    for place in re.findall(r"`([^`]+)`", row.split("|")[3])
+IN_CODE = r"(?m)`([A-Z]\w+(?:\.\w+)?)`(?=[^|\n]*\|$)"
+MEMBERS = set(re.findall(IN_CODE, (ROOT / "docs" / "glossary.md").read_text("utf-8")))
+FIELDS = (command_class(name).__dataclass_fields__ for name in COMMANDS)
+FLAGS = {
+    *(field.replace("_", "-") for field in set(KEYS).union(*FIELDS)),
+    *re.findall(r"\S+", "help budget only pack train federations cluster"),
+    *("extra-index-url", "trusted-entities"),
 }
+"""With those of figures, the leaderboard, pip, Flower and an example."""
+DOTTED = r"^(?:fl|fl_core|diagnostics|fedlayers|figures|benchmarks)(?:\.\w+)+"
+THERE = [
+    f"/{path.relative_to(ROOT)}{'/' * path.is_dir()}"
+    for kind in ("", "*.py")
+    for path in ROOT.glob(f"[!.]*/**/{kind}")
+]
 
 
-@pytest.mark.parametrize(("term", "place"), sorted(PLACES), ids=lambda text: text)
-def test_what_a_term_is_called_in_the_code_is_there(term, place):
-    if "/" in place:
-        assert (ROOT / place).exists()
-    elif place.startswith("--"):
-        name = place.removeprefix("--").replace("-", "_")
-        assert name in {
-            *KEYS,
-            *Diagnose.__dataclass_fields__,
-        }
-    elif place.startswith("fedlayers "):
-        assert place.removeprefix("fedlayers ").partition(" --")[0] in COMMANDS
-    else:
-        owner, _, member = place.partition(".")
-        home = (
-            Engine
-            if owner == Engine.__name__
-            else getattr(fl, owner, None) or getattr(data, owner)
-        )
-        assert (
-            not member or hasattr(home, member) or member in home.__dataclass_fields__
-        )
+@pytest.mark.parametrize("page", [name for name in PAGES if "REGISTERED" not in name])
+def test_what_a_page_names_is_there(page):
+    """Lines on a commit name what was there."""
+    text = FENCE.sub("", (ROOT / page).read_text("utf-8"))
+    for target in re.findall(r"\]\(([^)#\s]+)|src=\"([^\"]+)", text):
+        path = "".join(target)
+        assert path[:4] == "http" or (ROOT / page).parent.joinpath(path).exists(), path
+    present = text.partition("\n### Changed")[0]
+    for name in re.findall(
+        r"`([^`\s][^`\n]*)`", re.sub("(?m)^.*commit.*$", "", present)
+    ):
+        path, _, function = name.partition("::")
+        if re.fullmatch(r"(?!my_|arms/)[\w./-]+(/|\.py)", path):
+            assert any(each.endswith(f"/{path}") for each in THERE), name
+            assert not function or f"def {function}(" in (ROOT / path).read_text(), name
+        for dotted in re.findall(DOTTED, name):
+            resolve_name(re.sub(r"^fl\b", "fedlayers", dotted))
+        assert set(re.findall("^fedlayers ([a-z]+)", name)) <= {*COMMANDS}, name
+        if name.startswith(("--", "fedlayers", *COMMANDS)):
+            assert set(re.findall("--([a-z][a-z-]*)", name)) <= FLAGS, name
+
+
+def test_each_promise_names_a_test():
+    for row in re.findall(r"(?m)^\| (?!promise).+", (ROOT / "SECURITY.md").read_text()):
+        assert "`tests/" in row.split("|")[-2], row
+
+
+@pytest.mark.parametrize("place", sorted(MEMBERS))
+def test_what_a_term_is_called_in_the_code_is_there(place):
+    owner, _, member = place.partition(".")
+    home = next(
+        getattr(each, owner) for each in (engine, data, fl) if hasattr(each, owner)
+    )
+    assert not member or hasattr(home, member) or member in home.__dataclass_fields__

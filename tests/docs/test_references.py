@@ -36,10 +36,8 @@ def bound(module):
             found.add(node.name)
         elif isinstance(node, ast.alias):
             found.add(node.asname or node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            found.add(node.attr)
+        elif isinstance(getattr(node, "ctx", None), ast.Store):
+            found |= {getattr(node, "id", ""), getattr(node, "attr", "")}
     return found
 
 
