@@ -63,7 +63,7 @@ def write(out: Path) -> int:
         _put(
             out,
             path.relative_to(ROOT).as_posix(),
-            text + _files(path) if path in figures else text,
+            text + _files(path, text) if path in figures else text,
         )
     for path in (each.with_suffix(".csv") for each in figures):
         if path.is_file():
@@ -150,18 +150,14 @@ def _source(name: str) -> str:
     return f"---\norphan: true\n---\n\n# {name}\n\n````{language}\n{text}\n````\n"
 
 
-def _files(page: Path) -> str:
-    """The end of a figure's page: its numbers as a file, and its command."""
-    item = page.stem.partition("@")[0]
-    scale = " --scale paper" if page.stem.endswith("@paper") else ""
-    numbers = (
-        f"Its numbers: {{download}}`{page.stem}.csv`.\n\n"
-        if page.with_suffix(".csv").is_file()
-        else ""
-    )
-    return (
-        f"\n## How it is made\n\n{numbers}```sh\npython -m figures {item}{scale}\n```\n"
-    )
+def _files(page: Path, text: str) -> str:
+    """The end of a figure's page: its numbers as a file, and its command, unless its code is gone."""
+    made = "\n## How it is made\n"
+    if page.with_suffix(".csv").is_file():
+        made += f"\nIts numbers: {{download}}`{page.stem}.csv`.\n"
+    if "\n| code | commit" not in text:
+        made += f"\n```sh\npython -m figures {page.stem}\n```\n"
+    return made
 
 
 # --- what came out of the papers ---------------------------------------------------------------------------------
