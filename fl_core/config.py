@@ -162,8 +162,7 @@ class FederationConfig:
     options: dict[str, Any] = field(default_factory=dict)
     """The algorithm's own configuration."""
     plan: str | None = None
-    """Layers to share: path of a plan or of a run, auto to measure first, or choose to race first (run only). Default:
-    the algorithm's own plan."""
+    """Layers to share: path of a plan or of a run, or auto to measure first. Default: the algorithm's own plan."""
     rule: Annotated[str, Mark.CODE] = "sensitivity_ratio"
     """Rule for --plan auto and PLayer-FL: a name (see fedlayers list rules), or package.module:function."""
     threshold: Annotated[float, ABOVE_0] = 1.2
@@ -197,7 +196,8 @@ class ExecutionConfig:
     stack: Annotated[str, OneOf("value of stack", ("auto", "on", "off"))] = "auto"
     """Train several clients in one batched pass: on, off or auto."""
     eval_every: Annotated[int | None, at_least(1)] = None
-    """Rounds between evaluations. Default: a twentieth of the rounds, or more if evaluation is slow."""
+    """Rounds between evaluations. Default: a twentieth of the rounds, or more if evaluation is slow; with --patience at
+    most 2."""
     checkpoint_every: Annotated[int | None, at_least(1)] = None
     """Rounds between checkpoints. Default: a twentieth of the rounds."""
     measure: list[str] | None = None

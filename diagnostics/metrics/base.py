@@ -73,7 +73,7 @@ class Metric:
             (:mod:`fl_core.errors`). Its ``__post_init__`` refuses other values out of range.
             Its method ``check(measurement)`` refuses values that do not fit the layers, batch or mode.
         description, direction: one line each. The direction states the meaning of a higher value.
-        how: how it is obtained, and what its options change, for the README's list.
+        how: how it is obtained, and what its options change, for the list of metrics.
         variants: variants of its rows, the default first.
         look: how it is drawn.
         pairs: whether a value belongs to two clients.

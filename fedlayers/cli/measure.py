@@ -84,7 +84,7 @@ class Diagnose(OfRun):
     out: Path = Path("diagnosis")
     """Folder for the rows, rows.jsonl."""
     metrics: tuple[str, ...] = ()
-    """Metrics to measure: see fedlayers list metrics. Default: the four that rules use."""
+    """Metrics: see fedlayers list metrics. Default: grad_variance hessian_trace cka federation_sensitivity."""
     measure_batch: int = 256
     """Samples per batch of the measurement. --batch-size is that of training."""
     round: str = "last"

@@ -389,8 +389,9 @@ def tune(
 
     Every algorithm tries ``trials`` settings, drawn at random, or all of them if these are fewer (a grid). Each is
     trained in full, once per seed. The one with the best validation score is chosen. The score is the mean over clients
-    weighted by training samples, then over the last three evaluated rounds, then over seeds. An algorithm that
-    fine-tunes at the end is judged by its fine-tuned model in the last round.
+    weighted by training samples, then over the last three evaluated rounds, then over seeds. Under a stopping rule the
+    last one is the best round. An algorithm that fine-tunes at the end is judged by its fine-tuned model in the last
+    round.
 
     Nothing here reads scores on test samples. Data without a test set of their own are split differently in each seed.
     One seed's validation samples are then partly another seed's test samples.
