@@ -251,7 +251,7 @@ def fit_loss(
         one_hot = y.shape == output.shape and bool(
             (y.square() == y).all() & (y.sum(1) == 1).all()
         )
-        if one_hot or y.ndim == 1:
+        if one_hot or (y.ndim == 1 and bool((y == y.round()).all())):
             way = "argmax(1)" if one_hot else "long()"
             raise UsageError(
                 f"labels must be class indices [n] for {output.shape[1]} outputs; got {y.dtype} {list(y.shape)}. "

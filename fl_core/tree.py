@@ -480,6 +480,8 @@ def copied(model: Module) -> Module:
         way = "Leave files, locks and generators out of it."
         if "graph leaves" in str(error):
             way = "Use weight_norm of torch.nn.utils.parametrizations, and store no outputs."
+        if "uninitialized" in str(error):
+            way = "Call it once on a sample."
         raise UsageError(
             f"{type(model).__name__} must be a module that copy.deepcopy can copy; got {error!r}. {way}"
         ) from error

@@ -486,9 +486,7 @@ def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
         loader, samples = samples, _dataset_of(samples, where)
         plain = default_collate, default_convert
         if loader.collate_fn not in plain:
-            return split_labels(
-                loader.collate_fn([samples[k] for k in range(len(samples))])
-            )
+            return _collated(loader, samples, where)
     if isinstance(samples, TensorDataset) and len(samples.tensors) == 2:
         return samples.tensors[0], samples.tensors[1]
     if not isinstance(samples, Dataset):
@@ -512,6 +510,28 @@ def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
             f"{where}: all samples must have one shape and type. Resize them first."
         )
     return np.stack(x), np.stack(y)
+
+
+def _collated(loader: DataLoader[Any], samples: Any, where: str) -> tuple[Any, Any]:
+    """Return all samples of a loader as one batch of its own ``collate_fn``, which draws from a fixed seed."""
+    found = [samples[k] for k in range(len(samples))]
+    try:
+        with seeds.torch_seeded(0):
+            if loader.batch_sampler is None:  # it gets one sample at a time
+                batch = default_collate([loader.collate_fn(each) for each in found])
+            else:
+                batch = loader.collate_fn(found)
+        x, y = split_labels(batch)
+        parts = list(x.values()) if isinstance(x, Mapping) else [x]
+        for part in (*(x if isinstance(x, tuple) else parts), y):
+            if len(part) != len(found):
+                raise ValueError(f"{len(part)} entries in a part")
+    except Exception as error:
+        raise UsageError(
+            f"{where}: collate_fn must make one batch of all {len(found)} samples; got {error!r}. Stack them, or "
+            "give a Dataset."
+        ) from error
+    return x, y
 
 
 def _dataset_of(loader: DataLoader[Any], where: str) -> Dataset[Any]:

@@ -388,7 +388,7 @@ def source_of_parts(
     Raises:
         UsageError: names the part and the first bad row, or the difference between parts.
     """
-    check_tables(parts)
+    check_tables({part or "data": pair for part, pair in parts.items()})
     xs, ys, forms, whole = [], {}, [], True
     for part, (given, y) in parts.items():
         where = f"{name}, {part}".removesuffix(", ")

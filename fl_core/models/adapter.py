@@ -113,8 +113,9 @@ def as_array(values: Any) -> np.ndarray[Any, Any]:
     """
     if isinstance(values, Tensor):
         return tensor(values).detach().cpu().numpy()
-    if np.ma.is_masked(values):
-        return np.where(np.ma.getmaskarray(values), np.nan, values.data.astype(float))
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        kind = float if values.dtype.kind in "biuf" else object
+        return np.where(np.ma.getmaskarray(values), np.nan, values.data.astype(kind))
     return np.asarray(values)
 
 
@@ -137,8 +138,8 @@ def check_tables(pairs: Mapping[str, Any]) -> None:
         ]
         if len(indices) == 2 and not indices[0].equals(indices[1]):
             raise UsageError(
-                f"{where}: x and y must have the same index; got other rows or another order. Write y.loc[x.index], "
-                "or pass arrays."
+                f"{where}: x and y must have the same index; got other rows or another order. Write y.loc[x.index]; "
+                "or pass arrays, if rows agree by position."
             )
         if not isinstance(x, pd.DataFrame):
             continue
@@ -146,8 +147,8 @@ def check_tables(pairs: Mapping[str, Any]) -> None:
         known = known or (where, columns)
         if columns != known[1]:
             raise UsageError(
-                f"{where} must have the columns of {known[0]} in their order, {listing(known[1])}; got "
-                f"{listing(columns)}. Write x[columns]."
+                f"{where} must have the columns of {known[0]} in their order, {listing(map(str, known[1]))}; got "
+                f"{listing(map(str, columns))}. Write x[columns], or name them alike."
             )
 
 
@@ -231,8 +232,10 @@ def output_of(output: Any, model: nn.Module) -> Tensor:
     logits, got = getattr(output, "logits", None), type(output).__name__
     if isinstance(output, Mapping):
         logits = output.get("logits", logits)
-        if len(output) > 1 and logits is None:
-            output, got = None, f"a dict of {listing(map(str, output))}"
+        tensors = [part for part in output.values() if isinstance(part, Tensor)]
+        if len(tensors) > 1 and logits is None:
+            tensors, got = [], f"a dict of {listing(map(str, output))}"
+        output = tensors or None
     found = first_tensor(output if logits is None else logits)
     if found is None:
         raise UsageError(

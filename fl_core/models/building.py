@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from fl_core.models.adapter import CLOSE, PackedShape, adapt, check_real, pass_n
 from fl_core.registry import Registry, import_object, is_outside, parameters_of
 from fl_core.rows import CLASSIFICATION, MULTILABEL
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
-from fl_core.tree import copied, in_mode, plain, preserve_state
+from fl_core.tree import copied, plain, preserve_state
 
 Builder = Callable[..., nn.Module]
 Function = TypeVar("Function", bound=Builder)
@@ -245,42 +245,60 @@ def _check_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 def output_notes(model: nn.Module, shape: tuple[int, ...], task: str) -> list[str]:
     """Return notes on a user's model: probabilities for logits, several tensors, passes that differ, what cannot train.
 
-    The model sees noise, twice in each mode. Two passes in training mode begin at one seed and the same persistent
-    buffers, so they differ only by what a run cannot restore. A classifier's outputs may be probabilities if all lie
-    in [0, 1], and either each sample's sum to 1 or their mean is near 1/2, as that of an untrained sigmoid.
+    The model sees noise, twice in each mode, and is restored. Two passes in training mode begin at one seed and the
+    same persistent buffers, so they differ only by what a run cannot restore. A parameter cannot train if no gradient
+    reaches it in either mode. A classifier's outputs may be probabilities if all lie in [0, 1], and either each
+    sample's sum to 1 or their mean is near 1/2, as that of an untrained sigmoid.
+
+    Raises:
+        UsageError: gradients cannot be computed.
     """
     x = example(shape, n=8)
     persistent = model.state_dict(keep_vars=True)
     named = {key: p for key, p in model.named_parameters() if p.requires_grad}
 
-    def output() -> Tensor:
+    def output(x: Tensor) -> Tensor:
         buffers = {k: b.clone() for k, b in model.named_buffers() if k in persistent}
-        found: Tensor = torch.func.functional_call(model, buffers, (x,))
+        with torch_seeded(0):
+            found: Tensor = torch.func.functional_call(model, buffers, (x,))
         return found
 
-    with torch.no_grad(), torch_seeded(0), preserve_state(model):
-        notes = pass_notes(model.eval(), x)
-        outputs = model(x)
-    with in_mode(model, True):
-        with torch_seeded(0):
-            trained = output()
-        grads: Iterable[Any] = named
-        if trained.requires_grad:
+    def idle(trained: Tensor, names: list[str]) -> list[str]:
+        if not (names and trained.requires_grad):
+            return []
+        try:
             grads = torch.autograd.grad(
-                trained.sum(), [*named.values()], allow_unused=True
+                trained.sum(), [named[key] for key in names], allow_unused=True
             )
-        with torch_seeded(0), torch.no_grad():
-            again = output()
+        except RuntimeError as error:
+            raise UsageError(
+                f"{type(model).__name__} must have gradients; got {error!r}. Correct its forward pass."
+            ) from error
+        return [key for key, grad in zip(names, grads, strict=True) if grad is None]
+
+    with torch_seeded(0), preserve_state(model):
+        with torch.no_grad():
+            notes = pass_notes(model.eval(), x)
+            outputs = model(x)
+        model.train()
+        trained = output(x)
+        left = idle(trained, [*named])
+        with torch.no_grad():
+            again = output(x)
+        if left:  # by chance, as by stochastic depth, or an expert that got no sample
+            model.eval()
+            left = idle(output(example(shape, n=16)[8:]), left)
+            with torch.no_grad():  # what a module stores has no graph then
+                output(x)
     if not torch.allclose(trained, again, *CLOSE, equal_nan=True):
         notes.append(
             "two passes of the model in training mode with one seed differ, so it has a state that clients share and a "
             "resumed run loses: keep it by register_buffer, and draw by torch alone"
         )
-    idle = [key for key, grad in zip(named, grads, strict=True) if grad is None]
-    if idle:
+    if left:
         notes.append(
-            f"no gradient reaches {listing(idle, 4)}, which the loss does not train: use them in the model's first "
-            "output without detach"
+            f"no gradient reaches {listing(left, 4)} from noise: unless samples train them, use them in the model's "
+            "first output without detach"
         )
     inside = bool(((outputs >= 0) & (outputs <= 1)).all())
     sums = outputs.sum(1)
@@ -340,8 +358,8 @@ def check_fit(
         kinds = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
         x = example(shape)
         way = f"Correct it until it takes {x.dtype} {list(x.shape)}."
-        if "dtype" in str(error) and kinds != {"float32"}:
-            way = f"Call .float() on it: it has {listing(sorted(kinds))}."
+        if "dtype" in str(error) and (others := kinds - {"float32"}):
+            way = f"Call .float() on it: it has {listing(sorted(others))}."
         raise UsageError(
             f"model {name} must fit samples of shape {shape}; got {error!r}. {way}"
         ) from error

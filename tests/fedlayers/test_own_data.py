@@ -192,10 +192,11 @@ def test_samples_may_come_in_any_usual_form(kind):
         ((np.ma.masked_less(FRAME.to_numpy(), 2), [0, 1]), {}, "got nan.*impute"),
         (FRAME.assign(j=1j, label=[0, 1]), {}, "real numbers; got complex"),
         (
-            DataLoader(FRAME.to_numpy(), sampler=RandomSampler([0, 1], num_samples=1)),
+            DataLoader([0, 1], sampler=RandomSampler([0])),
             {},
-            "known samples; got RandomSampler",
+            "got RandomSampler",
         ),
+        (DataLoader([0, 1], collate_fn=list), {}, "one batch"),
     ],
 )
 def test_what_is_no_data_is_refused_in_one_line(data, changes, said):

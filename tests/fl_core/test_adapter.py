@@ -144,10 +144,10 @@ def test_which_of_several_outputs_counts_is_said():
 
 
 def test_parts_of_a_table_that_do_not_belong_together_are_refused():
-    x, y = pd.DataFrame(X.numpy(), columns=["u", "v"]), pd.Series(Y.numpy())
+    x, y = pd.DataFrame(X.numpy()), pd.Series(Y.numpy())
     for data, message in (
         ({"a": (x[::-1], y)}, "'a': x and y must have the same index"),
-        ({"a": (x, y), "b": (x[["v", "u"]], y)}, "'b' must have the columns .* u, v"),
+        ({"a": (x, y), "b": (x[[1, 0]], y)}, "'b' must have the columns .* 0, 1"),
         ({"a": (np.ma.masked_less(X.numpy(), 0), Y)}, "must be finite"),
         ({"a": (X.to_sparse(), Y)}, "must be dense"),
         ({1: (X, Y), "1": (X, Y)}, "distinct as text"),

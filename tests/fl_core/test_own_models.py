@@ -86,22 +86,23 @@ def grown(m, x):
     return x * m.factor
 
 
+def skipped(m, x):
+    m.f.bias.data.fill_(1)
+    return x if m.training else m.f(x)
+
+
+LAST = nn.Linear(36, 3)
 OUTPUTS = {
-    "logits": ([nn.Linear(36, 3)], ""),
-    "softmax": ([nn.Linear(36, 3), nn.Softmax(1)], "sum to 1"),
-    "sigmoid": (
-        [nn.Linear(36, 3), nn.Sigmoid()],
-        r"lie in \[0, 1\]: the loss takes logits",
-    ),
-    "one sigmoid": (
-        [nn.Linear(36, 1), nn.Sigmoid()],
-        r"lie in \[0, 1\]: the loss takes logits",
-    ),
+    "logits": ([LAST], ""),
+    "skipped": ([LAST, Wired(skipped, f=nn.Linear(3, 3))], ""),
+    "softmax": ([LAST, nn.Softmax(1)], "sum to 1"),
+    "sigmoid": ([LAST, nn.Sigmoid()], "logits"),
+    "one sigmoid": ([nn.Linear(36, 1), nn.Sigmoid()], "logits"),
     "dropout": (
-        [nn.Linear(36, 3), Wired(lambda m, x: F.dropout(x))],
+        [LAST, Wired(lambda m, x: F.dropout(x))],
         "two passes of the model in evaluation mode differ",
     ),
-    "state": ([nn.Linear(36, 3), Wired(grown)], "in training mode with one seed"),
+    "state": ([LAST, Wired(grown)], "in training mode with one seed"),
     "detached": (
         [nn.Linear(36, 6), Wired(lambda m, x: x.detach()), nn.Linear(6, 3)],
         r"no gradient reaches 1\.weight, 1\.bias",
@@ -119,7 +120,9 @@ def test_outputs_that_are_no_logits_are_noted(what, seed):
         for module in model.modules():
             if isinstance(module, nn.Linear):
                 module.reset_parameters()
+    before = copy.deepcopy(model.state_dict())
     notes = models.output_notes(model, (1, 6, 6), "classification")
+    torch.testing.assert_close(model.state_dict(), before)
     assert [bool(re.search(message, note)) for note in notes] == (
         [True] if message else []
     )
