@@ -91,7 +91,7 @@ def check_module(model: Any) -> None:
             )
     check_real(model)
     with one_line(f"{kind} must be a module of Python code"), set_mode(model, "eval"):
-        pass  # which scripted and exported modules refuse
+        pass  # which exported modules refuse
 
 
 @contextmanager

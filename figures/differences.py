@@ -121,11 +121,17 @@ def last_evaluations(curves: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def settled(curves: pd.DataFrame, run: Hashable, reference: Hashable) -> Difference:
+def settled(
+    curves: pd.DataFrame,
+    run: Hashable,
+    reference: Hashable,
+    paper_rounds: float = math.inf,
+) -> Difference:
     """A run's score minus the reference's, each the mean of the last three evaluations that both have.
 
     Args:
         curves: scores of (run, round) x seeds; the start, round 0, is no evaluation.
+        paper_rounds: the paper's number of rounds. A difference after so many counts though it still shrinks.
     """
     if not {run, reference} <= set(curves.index.get_level_values(0)):
         return NOTHING
@@ -140,7 +146,8 @@ def settled(curves: pd.DataFrame, run: Hashable, reference: Hashable) -> Differe
     )
     enough = len(last) >= min(EVALUATIONS, most)
     found = replace(found, evaluations=EVALUATIONS if enough else len(last))
-    return replace(found, moves="" if found.few else _shrinks(last))
+    ended = gaps.index.max() >= paper_rounds
+    return replace(found, moves="" if found.few or ended else _shrinks(last))
 
 
 def _shrinks(gaps: pd.DataFrame) -> str:

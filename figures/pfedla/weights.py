@@ -17,6 +17,7 @@ from figures.pfedla.overlap import (
     CORRELATION,
     LONGER,
     NAME,
+    PAPER_ROUNDS,
     SELF,
     SELF_LARGEST,
     WEIGHT,
@@ -249,7 +250,9 @@ def _draw_selves(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     others = [layer for layer in ranked.index if layer != FULLY_CONNECTED]
     found = judged(
         {
-            f"{FULLY_CONNECTED} - {each}": settled(selves, FULLY_CONNECTED, each)
+            f"{FULLY_CONNECTED} - {each}": settled(
+                selves, FULLY_CONNECTED, each, PAPER_ROUNDS
+            )
             for each in others
         },
         show=plain,

@@ -182,13 +182,15 @@ def test_a_score_is_the_mean_of_the_last_three_evaluations():
 
 
 def test_a_difference_that_still_shrinks_is_evidence():
-    def moving(*last):
+    def moving(*last, **paper):
         ends = [[value, value - 0.01, value + 0.01] for value in last]
-        return judged({"": settled(curves([0] * 3, [9] * 3, *ends), "x", "y")})[1:]
+        shown = curves([0] * 3, [9] * 3, *ends)
+        return judged({"": settled(shown, "x", "y", **paper)})[1:]
 
     shrinks, evidence = moving(-0.3, -0.2, -0.1)
     assert shrinks is False
     assert "round 16" in evidence
+    assert moving(-0.3, -0.2, -0.1, paper_rounds=16) == (False, "")
     assert moving(0.1, 0.2, 0.3) == (True, "")
     assert moving(-0.3, -0.3, -0.3) == (False, "")
 
