@@ -18,6 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fl_core.errors import INSIDE, UsageError, check_value
+from fl_core.seeds import numpy_generator
 
 RANGE_BELOW = 6
 """The number of values from which two of them can enclose the median with 95 % confidence."""
@@ -38,6 +39,34 @@ class Interval(NamedTuple):
 
 
 UNKNOWN = Interval(math.nan, math.nan, math.nan)
+
+
+class Estimate(NamedTuple):
+    """An estimated mean, its standard error and the degrees of freedom of Student's t.
+
+    Error and freedom are NaN without a spread. Then there is no interval, and nothing may be claimed.
+    """
+
+    value: float
+    error: float
+    free: float
+
+    @property
+    def p_value(self) -> float:
+        """Return the two-sided p-value of 0; 1 without a spread."""
+        from scipy import stats
+
+        if math.isnan(self.error):
+            return 1.0
+        return float(2 * stats.t.sf(abs(self.value) / self.error, self.free))
+
+    def interval(self, comparisons: int = 1, level: float = 0.95) -> Interval:
+        """Return Student's t interval. The arguments are those of :func:`mean_interval`."""
+        from scipy import stats
+
+        quantile = stats.t.isf((1 - level) / 2 / comparisons, self.free)
+        half = float(quantile) * self.error
+        return Interval(self.value, self.value - half, self.value + half)
 
 
 class Pairs(NamedTuple):
@@ -133,6 +162,107 @@ def mean_interval(
     quantile = float(stats.t.ppf(1 - (1 - (1 + level) / 2) / comparisons, len(x) - 1))
     half = quantile * float(x.std(ddof=1)) / math.sqrt(len(x))
     return Interval(mean, mean - half, mean + half)
+
+
+def halves(
+    groups: NDArray[Any], strata: NDArray[Any] | None = None, seed: int = 0
+) -> NDArray[np.int64]:
+    """Deal the samples of a federation to two halves, and return the half of each, 0 or 1.
+
+    A fit on one half is scored on the other. A group, such as a patient, stays whole. The halves differ by at most one
+    group, in each stratum and in total. So clients of one sample are divided, too. The deal depends on the names of
+    groups and strata, and on the seed.
+
+    >>> halves(np.array([5, 5, 6, 7, 7, 8]), np.array([0, 0, 0, 1, 1, 1])).tolist()
+    [0, 0, 1, 1, 1, 0]
+
+    Args:
+        groups: the group of each sample; without groups the number of each sample.
+        strata: the client of each sample. A group belongs to one stratum.
+
+    Raises:
+        UsageError: there are fewer than two groups.
+    """
+    _, first, group = np.unique(groups, return_index=True, return_inverse=True)
+    if len(first) < 2:
+        raise UsageError(
+            f"samples to halve must have at least 2 groups; got {len(first)}. Add samples."
+        )
+    draw = numpy_generator(seed, "halves")
+    stratum = np.zeros(len(first), dtype=int)
+    if strata is not None:
+        stratum = np.unique(strata[first], return_inverse=True)[1]
+    turn = draw.permutation(stratum.max() + 1)[stratum]
+    half = np.empty(len(first), dtype=np.int64)
+    half[np.lexsort((draw.random(len(first)), turn))] = np.arange(len(first)) % 2
+    return half[group]
+
+
+def stratified_mean(
+    values: NDArray[np.floating[Any]],
+    weights: NDArray[np.floating[Any]] | None = None,
+    groups: NDArray[Any] | None = None,
+    strata: NDArray[Any] | None = None,
+) -> Estimate:
+    """Return the weighted mean of samples, such as paired differences, with a standard error over their groups.
+
+    A group, such as a patient, is one draw. Each stratum, such as a client, keeps its share. The variance is the sum
+    over strata of n / (n - 1) times the squared weighted deviations of its n draws from its mean. Strata of a single
+    draw have no spread, so they are pooled to one stratum. A lone one joins the stratum with the fewest draws. The
+    degrees of freedom are Welch's (1947), from n - 1 to the sum of n - 1. Equal values have no spread.
+
+    >>> found = stratified_mean(np.array([1.0, 3.0, 2.0, 2.0]), strata=np.array([0, 0, 1, 1]))
+    >>> found.value, found.error, found.free
+    (2.0, 0.5, 1.0)
+
+    Args:
+        values: a number for each sample.
+        weights: at least 0, not all 0; equal by default.
+        groups: the group of each sample, within its stratum. Every sample is one by default.
+        strata: the stratum of each sample. There is one by default.
+    """
+    n = len(values)
+    weights = np.ones(n) if weights is None else weights
+    weights = weights / weights.sum()
+    stratum = np.zeros(n, int)
+    if strata is not None:
+        stratum = np.unique(strata, return_inverse=True)[1]
+    group = np.arange(n)
+    if groups is not None:
+        group = np.unique(groups, return_inverse=True)[1]
+    _, first, draw = np.unique(
+        stratum * n + group, return_index=True, return_inverse=True
+    )
+    stratum = _pool_single(stratum[first])
+    mean = float(weights @ values)
+    sums = np.bincount(draw, weights * (values - mean))
+    shares = np.bincount(draw, weights)
+    total = np.bincount(stratum, shares)
+    centres = np.divide(
+        np.bincount(stratum, sums), total, out=np.zeros_like(total), where=total > 0
+    )
+    deviations = sums - shares * centres[stratum]
+    draws = np.bincount(stratum)
+    free = draws - 1
+    if not free.all():
+        return Estimate(mean, math.nan, math.nan)
+    variances = draws / free * np.bincount(stratum, deviations**2)
+    variance = float(variances.sum())
+    if not math.sqrt(variance) > 1e-12 * np.abs(values).max():
+        return Estimate(mean, math.nan, math.nan)
+    welch = variance**2 / float((variances**2 / (free + 2)).sum()) - 2
+    return Estimate(mean, math.sqrt(variance), min(welch, float(free.sum())))
+
+
+def _pool_single(stratum: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the stratum of each draw, after those of a single draw are pooled."""
+    draws = np.bincount(stratum)
+    single = np.flatnonzero(draws == 1)
+    into = single[0] if len(single) else 0
+    if len(single) == 1 and len(draws) > 1:
+        into = np.where(draws > 1, draws, len(stratum)).argmin()
+    pooled = np.where(np.isin(stratum, single), into, stratum)
+    return np.unique(pooled, return_inverse=True)[1]
 
 
 def pairwise(values: NDArray[np.floating[Any]], level: float = 0.95) -> Pairs:

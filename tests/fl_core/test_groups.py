@@ -1,0 +1,97 @@
+"""Halves and means of samples in groups and strata: the numbers by loops and by scipy, and how often 0 is left out."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fl_core import statistics
+from fl_core.errors import UsageError
+
+STRATA = np.repeat([4, 0, 7, 2, 9], [1, 1, 4, 12, 7])
+GROUPS = np.repeat(np.arange(13), [1, 1, 1, 3, 5, 1, 2, 2, 2, 1, 1, 1, 4])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_halves_divide_strata_and_the_federation_but_no_group(seed):
+    half = statistics.halves(GROUPS, STRATA, seed)
+    of_group = {int(group): set(half[group == GROUPS]) for group in GROUPS}
+    assert all(len(each) == 1 for each in of_group.values())
+    first = np.unique(GROUPS, return_index=True)[1]
+    for chosen in [first, *(first[STRATA[first] == s] for s in set(STRATA))]:
+        ones = half[chosen].sum()
+        assert abs(2 * ones - len(chosen)) <= 1
+    order = np.random.default_rng(seed).permutation(len(GROUPS))
+    assert (half[order] == statistics.halves(GROUPS[order], STRATA[order], seed)).all()
+    alone = statistics.halves(np.arange(9), np.arange(9), seed)
+    assert alone.sum() in (4, 5)
+
+
+def test_another_seed_deals_other_halves_and_one_group_has_none():
+    deals = {tuple(statistics.halves(GROUPS, STRATA, seed)) for seed in range(20)}
+    assert len(deals) > 10
+    with pytest.raises(UsageError, match="at least 2 groups; got 1"):
+        statistics.halves(np.zeros(5), np.zeros(5))
+
+
+def by_loops(values, weights, groups, strata):
+    """Sum n / (n - 1) times the squared sums of groups, stratum by stratum; single draws are one stratum."""
+    weights = weights / weights.sum()
+    draws = {s: set(groups[strata == s]) for s in set(strata)}
+    single = [s for s, each in draws.items() if len(each) == 1]
+    parts = [np.isin(strata, single)] if single else []
+    parts += [strata == s for s in draws if s not in single]
+    variance = bottom = free = 0.0
+    for part in parts:
+        centre = np.average(values[part], weights=weights[part])
+        pairs = {*zip(strata[part], groups[part], strict=True)}
+        sums = [
+            sum(weights[k] * (values[k] - centre) for k in np.flatnonzero(one))
+            for s, g in pairs
+            for one in [(strata == s) & (groups == g)]
+        ]
+        own = len(sums) / (len(sums) - 1) * sum(each**2 for each in sums)
+        variance, free = variance + own, free + len(sums) - 1
+        bottom += own**2 / (len(sums) + 1)
+    free = min(free, variance**2 / bottom - 2)
+    return weights @ values, math.sqrt(variance), free
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_error_is_that_of_loops(seed):
+    draw = np.random.default_rng(seed)
+    values, weights = draw.normal(size=25), draw.random(25)
+    found = statistics.stratified_mean(values, weights, GROUPS, STRATA)
+    assert found == pytest.approx(by_loops(values, weights, GROUPS, STRATA))
+
+
+def test_one_stratum_or_one_sample_a_stratum_is_students_test():
+    values = np.random.default_rng(0).normal(0.3, 1, 12)
+    expected = stats.ttest_1samp(values, 0)
+    grouped = (np.repeat(values, 5), None, np.repeat(np.arange(12), 5))
+    for given in ((values,), (values, None, None, np.arange(12)), grouped):
+        found = statistics.stratified_mean(*given)
+        assert found.free == pytest.approx(11)
+        assert found.p_value == pytest.approx(expected.pvalue)
+        wide = found.interval(level=0.9)
+        assert wide[1:] == pytest.approx(tuple(expected.confidence_interval(0.9)))
+        together = statistics.mean_interval(values, comparisons=6)
+        assert found.interval(6) == pytest.approx(together)
+
+
+def test_a_lone_single_draw_joins_the_stratum_with_the_fewest():
+    values = np.random.default_rng(0).normal(size=9)
+    alone, joined = np.repeat([1, 2, 3], [5, 3, 1]), np.repeat([1, 2], [5, 4])
+    found = statistics.stratified_mean(values, strata=alone)
+    assert found == statistics.stratified_mean(values, strata=joined)
+
+
+@pytest.mark.parametrize(
+    ("values", "groups"), [([0.2], [0]), ([0.1] * 6, range(6)), ([1, 2, 3], [7, 7, 7])]
+)
+def test_without_a_spread_there_is_no_claim(values, groups):
+    found = statistics.stratified_mean(np.array(values), groups=np.array(groups))
+    assert math.isnan(found.error)
+    assert math.isnan(found.interval().low)
+    assert found.p_value == 1
