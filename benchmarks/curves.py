@@ -13,11 +13,11 @@ import torch
 
 from benchmarks.training import TINY, federation, rounds
 from diagnostics.measure import diagnose
-from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.data import FederatedData
 from fl_core.models import build
 from fl_core.records.store import Run
+from fl_core.run import runner
 
 Work = Callable[[], object]
 BATCH = 16

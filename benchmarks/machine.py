@@ -37,12 +37,13 @@ from diagnostics.measurement import Measurement
 from diagnostics.metrics.of_features import Cka, cka
 from diagnostics.metrics.of_gradients import GradVariance
 from diagnostics.sensitivity import Sensitivity
-from fl_core import recorder, runner
 from fl_core.data import Split
-from fl_core.engine import Engine
 from fl_core.layers import layers_of
-from fl_core.task import assemble
-from fl_core.workers import ALLOCATOR, environment
+from fl_core.rounds import recorder
+from fl_core.rounds.engine import Engine
+from fl_core.rounds.workers import ALLOCATOR, environment
+from fl_core.run import runner
+from fl_core.run.task import assemble
 
 CORES = 2
 SIDE = 1024

@@ -10,9 +10,10 @@ from pathlib import Path
 import tyro
 
 from benchmarks.training import federation
-from fl_core import recorder, runner
 from fl_core.config import RunConfig
 from fl_core.records import store
+from fl_core.rounds import recorder
+from fl_core.run import runner
 
 SHAPE, CLASSES = (1, 28, 28), 10
 

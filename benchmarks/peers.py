@@ -14,7 +14,7 @@ from benchmarks import adapters, training
 from benchmarks.pairs import PAIRS, Measured, alternate, judged
 from benchmarks.sides import Job, Open, Plain, Side, remote
 from figures.pfllib import VARIABLE
-from fl_core.recorder import Timer
+from fl_core.rounds.recorder import Timer
 
 OURS = "fedlayers"
 JOBS = (

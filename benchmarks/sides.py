@@ -18,7 +18,7 @@ from benchmarks.training import THREADS, federation
 from fl_core.config import RunConfig
 from fl_core.data import FederatedData
 from fl_core.errors import RunError, UsageError, check_known
-from fl_core.task import assemble
+from fl_core.run.task import assemble
 
 PATIENCE = 600.0  # seconds that a side may take to begin
 

@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.pairs import PAIRS, Measured, alternate, judged
-from fl_core import runner
 from fl_core.config import RunConfig
+from fl_core.run import runner
 
 RUN = "RUN"  # stands for the path of a finished run
 EMPTY = ("-c", "pass")

@@ -19,18 +19,19 @@ from torch import Tensor, nn
 
 from benchmarks.operations import least
 from benchmarks.pairs import PAIRS, Measured, compare
-from fl_core import runner, tree
+from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Message, Round, State, TaskInfo
-from fl_core.clients import LocalClients
 from fl_core.config import RunConfig
 from fl_core.data import ClientData, FederatedData, Source, Split, partitions
 from fl_core.data.federated import gather
-from fl_core.engine import Engine, Instruments
-from fl_core.runner import executor
-from fl_core.stopping import Schedule
-from fl_core.task import assemble
+from fl_core.records.stopping import Schedule
+from fl_core.rounds.clients import LocalClients
+from fl_core.rounds.engine import Engine, Instruments
+from fl_core.rounds.workers import ALLOCATOR
+from fl_core.run import runner
+from fl_core.run.runner import executor
+from fl_core.run.task import assemble
 from fl_core.training.loop import Phase
-from fl_core.workers import ALLOCATOR
 
 WORKERS = 2
 THREADS = 2

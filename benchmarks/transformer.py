@@ -17,12 +17,13 @@ from benchmarks.pairs import Measured, Work, compare
 from benchmarks.scale import memory, peak_from_now
 from benchmarks.sides import Job
 from fedlayers.studies.choose import choose
-from fl_core import runner, tree
-from fl_core.clients import OPTIMIZER_TREE, LocalClients
+from fl_core import tree
 from fl_core.config import RunConfig
-from fl_core.engine import Engine
 from fl_core.errors import UsageError
-from fl_core.recorder import Recorder
+from fl_core.rounds.clients import OPTIMIZER_TREE, LocalClients
+from fl_core.rounds.engine import Engine
+from fl_core.rounds.recorder import Recorder
+from fl_core.run import runner
 
 LORA = "lora:r=8,targets=attn"
 WHOLE = RunConfig(

@@ -16,7 +16,6 @@ from torch import Tensor
 import fl_core
 from diagnostics.metrics.base import METRIC_ALIASES
 from fl_core import rows, tree
-from fl_core.costs import layer_bytes
 from fl_core.data.federated import digest_of
 from fl_core.errors import (
     OneOf,
@@ -32,6 +31,7 @@ from fl_core.models.adapter import IGNORED
 from fl_core.plan import LayerPlan
 from fl_core.progress import progress_bar
 from fl_core.rows import Row, row
+from fl_core.run.costs import layer_bytes
 from fl_core.tree import preserve_state
 
 from .gradients import one_pass

@@ -12,10 +12,11 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist, squareform
 from sklearn.metrics import silhouette_score
 
-from fl_core import runner, tree
+from fl_core import tree
 from fl_core.data import FederatedData
 from fl_core.errors import UsageError, at_least, check_known, check_value, listing
-from fl_core.runner import Task
+from fl_core.run import runner
+from fl_core.run.runner import Task
 
 from .measure import SENSITIVITY
 from .metrics.of_weights import vector_of

@@ -13,14 +13,15 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from fl_core import rows, runner, tree
-from fl_core.engine import Instruments
+from fl_core import rows, tree
 from fl_core.errors import UsageError, about, as_list, check_known, check_type, listing
 from fl_core.layers import Layer, layers_of
 from fl_core.models import example
 from fl_core.models.adapter import adapt, tensor
-from fl_core.restore import load_models
-from fl_core.runner import Task
+from fl_core.rounds.engine import Instruments
+from fl_core.run import runner
+from fl_core.run.restore import load_models
+from fl_core.run.runner import Task
 from fl_core.training import losses
 
 from . import select
@@ -41,7 +42,7 @@ SENSITIVITY = "federation_sensitivity"
 
 
 def instruments() -> Instruments:
-    """Return the diagnostics that a run needs to decide in its first round, for :func:`fl_core.runner.run`."""
+    """Return the diagnostics that a run needs to decide in its first round, for :func:`fl_core.run.runner.run`."""
     return Instruments(
         observers={SENSITIVITY: SensitivityAccumulator},
         decide=select.decide,
@@ -272,11 +273,11 @@ def diagnose_run(
             ``nulls``. Nothing is trained, so the models have seen the real data, and the rows record that. ``fresh``
             measures the weights that the run started from. A run does not store those of your own model: pass it with
             the same weights.
-        data, model, allow_code: your own, if the run was given them. See :func:`fl_core.runner.resume`.
+        data, model, allow_code: your own, if the run was given them. See :func:`fl_core.run.runner.resume`.
         options: further arguments of :func:`diagnose`.
 
     Raises:
-        UsageError, CorruptError: as :func:`fl_core.restore.load_models` and
+        UsageError, CorruptError: as :func:`fl_core.run.restore.load_models` and
             :func:`diagnose`. Or ``fresh`` is asked for and the weights that the run started from
             are not known.
     """

@@ -14,13 +14,13 @@ from fl_core import rows, tree
 from fl_core.data.federated import FederatedData
 from fl_core.errors import UsageError, as_list, at_least, check_known, check_value
 from fl_core.progress import Cell, progress_bar
-from fl_core.recorder import Recorder, Timer
+from fl_core.records.stopping import Listener
 from fl_core.records.store import Run
-from fl_core.restore import copy_with, load_rounds
+from fl_core.rounds.recorder import Recorder, Timer
+from fl_core.run.restore import copy_with, load_rounds
+from fl_core.run.task import Task
 from fl_core.seeds import seed_of
-from fl_core.stopping import Listener
 from fl_core.storage import json_bytes, sha
-from fl_core.task import Task
 
 from .measure import diagnose, diagnose_models, diagnose_task, own_parts
 from .metrics.base import METRICS
@@ -28,7 +28,7 @@ from .null import mark_null, null_data
 from .report import Report
 
 if TYPE_CHECKING:
-    from fl_core.engine import Engine
+    from fl_core.rounds.engine import Engine
 
 GRADIENTS, PROBE, MOVED = "grad_similarity", "knn_probe", "weight_divergence"
 """The metrics of the layer map: at the global model, and after one more local round from it."""

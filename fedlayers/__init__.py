@@ -69,27 +69,27 @@ if TYPE_CHECKING:
         register as register,
     )
     from fl_core.config import RunConfig as RunConfig
-    from fl_core.costs import cost_steps as cost_steps, plan_cost as plan_cost
     from fl_core.data.federated import FederatedData as FederatedData
     from fl_core.data.loading import from_clients as from_clients, load as load
     from fl_core.data.partitions.base import partition as partition
     from fl_core.data.registry import dataset as dataset
     from fl_core.errors import RunError as RunError, UsageError as UsageError
-    from fl_core.exported_model import (
+    from fl_core.layers import Layer as Layer, layers_of as layers_of
+    from fl_core.models.building import model as model
+    from fl_core.plan import LayerPlan as LayerPlan
+    from fl_core.records.store import Run as Run
+    from fl_core.rounds.recorder import LoggedRun as LoggedRun, Logger as Logger
+    from fl_core.rows import Row as Row, row as row
+    from fl_core.run.costs import cost_steps as cost_steps, plan_cost as plan_cost
+    from fl_core.run.exported_model import (
         ExportedModel as ExportedModel,
         Predictions as Predictions,
         export as export,
         predict as predict,
     )
-    from fl_core.layers import Layer as Layer, layers_of as layers_of
-    from fl_core.models.building import model as model
-    from fl_core.plan import LayerPlan as LayerPlan
-    from fl_core.recorder import LoggedRun as LoggedRun, Logger as Logger
-    from fl_core.records.store import Run as Run
-    from fl_core.restore import load_models as load_models
-    from fl_core.rows import Row as Row, row as row
-    from fl_core.runner import train_first_round as train_first_round
-    from fl_core.task import assemble as assemble
+    from fl_core.run.restore import load_models as load_models
+    from fl_core.run.runner import train_first_round as train_first_round
+    from fl_core.run.task import assemble as assemble
     from fl_core.training.loop import Context as Context, Phase as Phase
     from fl_core.tree import set_mode as set_mode
 

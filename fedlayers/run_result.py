@@ -10,22 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from fl_core import restore, rows, tree
+from fl_core import rows, tree
 from fl_core.display import MANY, Displayed, Summary, in_order, printable
 from fl_core.errors import UsageError, listing, plural
 from fl_core.models.adapter import original
 from fl_core.progress import Cell
-from fl_core.recorder import LoggedRun, Logger, Recorder
+from fl_core.records.stopping import EarlyStopping, rule_of
 from fl_core.records.store import Run
+from fl_core.rounds.recorder import LoggedRun, Logger, Recorder
 from fl_core.rows import OF_CLASS, SCORES, Row, main_score
-from fl_core.stopping import EarlyStopping, rule_of
+from fl_core.run import restore
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from torch import nn
 
-    from fl_core.engine import Engine
     from fl_core.plan import LayerPlan
+    from fl_core.rounds.engine import Engine
 
 
 @dataclass(frozen=True, repr=False)

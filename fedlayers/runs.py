@@ -13,11 +13,11 @@ from fl_core.errors import UsageError, as_list
 
 if TYPE_CHECKING:
     from fedlayers.run_result import RunResult
-    from fl_core.clients import MakesExecutor
-    from fl_core.engine import Instruments
     from fl_core.plan import LayerPlan
-    from fl_core.recorder import Logger
-    from fl_core.runner import MakesInstruments
+    from fl_core.rounds.clients import MakesExecutor
+    from fl_core.rounds.engine import Instruments
+    from fl_core.rounds.recorder import Logger
+    from fl_core.run.runner import MakesInstruments
 
 
 def run(
@@ -68,8 +68,8 @@ def run(
         command: the command line, for the record.
         progress: show a progress bar.
         live: draw the main score over the rounds in the notebook's cell, again at most once a second.
-        log: where else rows are sent, live: objects of subclasses of :class:`fl.Logger <fl_core.recorder.Logger>`, or
-            ``package.module:Class``.
+        log: where else rows are sent, live: objects of subclasses of
+            :class:`fl.Logger <fl_core.rounds.recorder.Logger>`, or ``package.module:Class``.
         backend: ``ray`` or ``ray:HOST:PORT``: clients are trained on a cluster
             (:mod:`fedlayers.backends.cluster`), with the same bits as ``stack="off"``.
 
@@ -78,8 +78,8 @@ def run(
         DivergedError, RunError: during the run; the directory keeps its last checkpoint.
     """
     from fedlayers.run_result import Live, LiveRun, RunResult
-    from fl_core import runner
     from fl_core.plan import LayerPlan
+    from fl_core.run import runner
 
     log = as_list("log", log, empty=True)
     own_plan = None
@@ -140,7 +140,7 @@ def resume(
     Args:
         live, log, backend: as for :func:`run`.
         options: ``data``, ``model``, ``allow_code``, ``allow_changed_code``, ``data_root`` and ``progress``, as for
-            :func:`fl_core.runner.resume`.
+            :func:`fl_core.run.runner.resume`.
 
     Raises:
         UsageError: there is no run, or its own data, model or code are missing from the call.
@@ -151,7 +151,7 @@ def resume(
     stored = Run(out).config
 
     from fedlayers.run_result import Live, LiveRun, RunResult
-    from fl_core import restore, runner
+    from fl_core.run import restore, runner
 
     config = restore.stored_config(stored)[0]
     trained_by = _clients_on(backend, config.with_keys(workers=0))

@@ -22,9 +22,10 @@ from figures import items
 from figures.drawing import save_png
 from figures.planes import placed, plane
 from figures.recipe import held, held_by, labels
-from fl_core import rows, runner
+from fl_core import rows
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError, listing
+from fl_core.run import runner
 
 NAME = "gallery"
 BUDGET = "about 4 minutes on one core"

@@ -25,8 +25,9 @@ from figures import items
 from figures.items import Finding
 from figures.page import markdown
 from figures.verdicts import beyond
-from fl_core import rows, runner
-from fl_core.restore import load_models
+from fl_core import rows
+from fl_core.run import runner
+from fl_core.run.restore import load_models
 from fl_core.seeds import torch_generator
 from fl_core.statistics import share_interval
 

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from fl_core import runner
 from fl_core.errors import UsageError
+from fl_core.run import runner
 
 VARIABLE = "PFLLIB"
 SERVERS = {"fedavg": ("serveravg", "FedAvg"), "fedper": ("serverper", "FedPer")}

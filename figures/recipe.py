@@ -12,11 +12,12 @@ import pandas as pd
 from torch import nn
 
 from diagnostics import measure
-from fl_core import rows, runner, tree
+from fl_core import rows, tree
 from fl_core.config import RunConfig
-from fl_core.engine import Engine
-from fl_core.recorder import Recorder
 from fl_core.records import store
+from fl_core.rounds.engine import Engine
+from fl_core.rounds.recorder import Recorder
+from fl_core.run import runner
 
 COUNT = "samples"
 """The metric of :func:`held`."""

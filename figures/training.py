@@ -21,10 +21,11 @@ import pandas as pd
 from figures import packing
 from figures.items import FAILED, Item, check_owner, packed_file, rows_file
 from figures.recipe import labels
-from fl_core import __version__, rows, runner
+from fl_core import __version__, rows
 from fl_core.config import RunConfig
 from fl_core.errors import NonFiniteError, UsageError, check_known, listing
 from fl_core.progress import progress_bar
+from fl_core.run import runner
 
 ELSEWHERE = ("data_root", "device", "workers", "download")
 """Keys that say where a run was made, which does not change its rows."""

@@ -16,7 +16,8 @@ from figures.page import markdown, means, missing_runs
 from figures.pfedla import overlap
 from figures.recipe import labels, tested, trained, where
 from figures.scheduling import runs as scheduling
-from fl_core import rows, runner
+from fl_core import rows
+from fl_core.run import runner
 
 SCORE = "accuracy"
 OURS, THEIRS = "here", "PFLlib"

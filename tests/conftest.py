@@ -17,20 +17,21 @@ from hypothesis import settings
 from torch import nn
 
 from diagnostics.measure import instruments
-from fl_core import models, runner, tree
+from fl_core import models, tree
 from fl_core.algorithms import Round, find
-from fl_core.clients import LocalClients, Serial
 from fl_core.config import RunConfig
 from fl_core.data import Source, partitions
 from fl_core.data.federated import gather
-from fl_core.engine import Engine
 from fl_core.errors import UsageError
 from fl_core.records import writing
+from fl_core.records.stopping import Schedule
 from fl_core.records.store import Checkpoint
+from fl_core.rounds.clients import LocalClients, Serial
+from fl_core.rounds.engine import Engine
 from fl_core.rows import Row
-from fl_core.runner import Task
+from fl_core.run import runner
+from fl_core.run.runner import Task
 from fl_core.seeds import torch_seeded
-from fl_core.stopping import Schedule
 
 FROM_OUTSIDE = ("_PROXY", "RAY_", "MPL", "COLUMNS", "NO_COLOR")
 """Parts of the names of variables of a user's shell that tests do not read."""
@@ -307,7 +308,7 @@ def play(
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         if trace:
             patch.setattr(
-                "fl_core.clients.is_lost",
+                "fl_core.rounds.clients.is_lost",
                 lambda _, index, client, rate: (index + 1, client) in trace,
             )
         recorder = Recorder(Path(folder, "run"))

@@ -9,8 +9,9 @@ import pytest
 import fedlayers as fl
 from docs.sources import FENCE, PAGES
 from fedlayers.cli.app import COMMANDS, command_class
-from fl_core import data, engine
+from fl_core import data
 from fl_core.config import KEYS
+from fl_core.rounds import engine
 
 ROOT = Path(__file__).parents[1]
 IN_CODE = r"(?m)`([A-Z]\w+(?:\.\w+)?)`(?=[^|\n]*\|$)"

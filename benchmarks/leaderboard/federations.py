@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from fl_core import data as datasets, runner
+from fl_core import data as datasets
 from fl_core.config import RunConfig, with_own
 from fl_core.data import FederatedData, Source, files
 from fl_core.data.columns import LABEL_COLUMN, Reading
@@ -19,7 +19,8 @@ from fl_core.data.loading import as_data
 from fl_core.data.partitions import SPLITS
 from fl_core.data.registry import Location, find_root
 from fl_core.errors import UsageError, check_known
-from fl_core.task import Task
+from fl_core.run import runner
+from fl_core.run.task import Task
 
 ROUNDS, EVERY, PATIENCE = 24, 2, 4
 """Rounds at most, rounds between evaluations, and evaluations without a better score after which a run stops."""

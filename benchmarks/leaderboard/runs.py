@@ -34,14 +34,15 @@ from fedlayers.run_result import RunResult
 from fedlayers.runs import default_instruments
 from fedlayers.studies.choose import choose
 from fedlayers.studies.harmless import Bench
-from fl_core import runner, tree
-from fl_core.clients import LocalClients
+from fl_core import tree
 from fl_core.data.registry import Location
-from fl_core.engine import Engine
 from fl_core.errors import NonFiniteError, UsageError, check_known
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan
-from fl_core.recorder import Recorder
-from fl_core.stopping import moving_mean, rule_of
+from fl_core.records.stopping import moving_mean, rule_of
+from fl_core.rounds.clients import LocalClients
+from fl_core.rounds.engine import Engine
+from fl_core.rounds.recorder import Recorder
+from fl_core.run import runner
 from fl_core.training import evaluate, losses
 
 STORED = Path(__file__).parent / "rows.parquet"

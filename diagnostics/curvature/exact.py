@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_core.costs import Node, nodes
 from fl_core.layers import Layer
+from fl_core.run.costs import Node, nodes
 from fl_core.seeds import torch_generator
 from fl_core.training.losses import CrossEntropy, Loss
 

@@ -25,9 +25,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from fl_core.costs import nodes
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
+from fl_core.run.costs import nodes
 from fl_core.seeds import seed_of
 from fl_core.training.losses import Loss
 from fl_core.tree import Hook, with_hooks

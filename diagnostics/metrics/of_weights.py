@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from fl_core import tree
-from fl_core.costs import WORK, step_work
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
+from fl_core.run.costs import WORK, step_work
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.tree import set_mode
 
@@ -363,7 +363,7 @@ def layer_cost(measurement: Measurement) -> list[Row]:
     * ``parameters``: scalars of its parameters, frozen ones included. Sharing the layer sends them too.
     * ``bytes``: parameters and persistent buffers as they are stored. Sharing the layer sends this much one way.
     * ``forward_flops``, ``backward_flops``: FLOPs of one training sample when every parameter trains
-      (:mod:`fl_core.costs`). Matrix products, convolutions and attention count. A multiply-add is two, everything
+      (:mod:`fl_core.run.costs`). Matrix products, convolutions and attention count. A multiply-add is two, everything
       elementwise is zero.
     * ``activation_bytes``: what the forward pass of one sample keeps for the backward pass, without parameters and
       buffers. A tensor that several operations keep counts once, at the first.

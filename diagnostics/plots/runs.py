@@ -404,7 +404,7 @@ def cost_steps(
     2024). Next to each name stands the sum over the rounds relative to the first run's.
 
     Args:
-        table: from :func:`fl_core.costs.cost_steps`.
+        table: from :func:`fl_core.run.costs.cost_steps`.
         axes: a figure to fill, or at least three Axes.
 
     Raises:

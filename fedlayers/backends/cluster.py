@@ -33,9 +33,14 @@ from fedlayers.backends.local import (
 )
 from fl_core import __version__
 from fl_core.algorithms.base import Algorithm
-from fl_core.clients import ClientReply, ClientRequest, ClientRunner, MakesExecutor
 from fl_core.errors import RunError, UsageError, WorkerError, needs_package, warn
-from fl_core.workers import answer_of, in_order
+from fl_core.rounds.clients import (
+    ClientReply,
+    ClientRequest,
+    ClientRunner,
+    MakesExecutor,
+)
+from fl_core.rounds.workers import answer_of, in_order
 
 if TYPE_CHECKING:
     from fedlayers.studies.jobs import TrainingJob as Job

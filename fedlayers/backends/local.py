@@ -30,8 +30,7 @@ from fl_core.data.registry import local_root
 from fl_core.errors import CorruptError, RunError, UsageError, WorkerError, warn
 from fl_core.progress import end_with_parent, progress_bar
 from fl_core.records.store import BEGINNING
-from fl_core.storage import Folder, sha
-from fl_core.workers import (
+from fl_core.rounds.workers import (
     LOST,
     Child,
     ended,
@@ -41,6 +40,7 @@ from fl_core.workers import (
     send,
     stream_of,
 )
+from fl_core.storage import Folder, sha
 
 if TYPE_CHECKING:
     from fedlayers.run_result import Live

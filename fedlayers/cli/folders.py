@@ -231,7 +231,7 @@ class Export(Command):
     argument = "dir"
 
     def main(self, line: str) -> None:
-        from fl_core.exported_model import export
+        from fl_core.run.exported_model import export
 
         made = export(
             self.dir,
@@ -279,7 +279,7 @@ class Predict(Command):
         check_file(self.out, earlier, r"sample,[^\n]*predicted")
 
         from fl_core.display import csv_bytes
-        from fl_core.exported_model import SCORES, predict
+        from fl_core.run.exported_model import SCORES, predict
         from fl_core.storage import write_atomically
 
         check_known("kind of scores", self.scores, SCORES)

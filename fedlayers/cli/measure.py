@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import nn
 
-    from fl_core.task import Task
+    from fl_core.run.task import Task
 
 
 NEEDS = {
@@ -135,8 +135,8 @@ class Diagnose(OfRun):
         from diagnostics.diagnosis import Request, chosen_metrics
         from diagnostics.metrics.base import DEFAULT
         from diagnostics.null import NULLS, Nulls
-        from fl_core import runner
         from fl_core.records.store import ROWS
+        from fl_core.run import runner
 
         nulls = Nulls(self.null, self.null_draws)
         metrics = tuple(dict.fromkeys(self.metrics)) or DEFAULT

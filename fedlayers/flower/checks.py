@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from fedlayers.flower.federation import checked
 from fl_core import tree
 from fl_core.algorithms.base import Message, Observation, State
-from fl_core.clients import (
+from fl_core.errors import COUNT, NUMBER, MapOf, UsageError, about, read_as
+from fl_core.rounds.clients import (
     LOCAL,
     SCORED,
     TUNED,
@@ -18,7 +19,6 @@ from fl_core.clients import (
     ClientRequest,
     TrainRequest,
 )
-from fl_core.errors import COUNT, NUMBER, MapOf, UsageError, about, read_as
 from fl_core.rows import ROUNDING, TABLE, scores_of
 from fl_core.storage import merge_trees
 from fl_core.tree import Tree

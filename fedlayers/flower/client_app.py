@@ -17,7 +17,11 @@ from fedlayers.flower.site import Site, States
 from fedlayers.runs import default_instruments
 from fl_core import rows, storage, tree
 from fl_core.algorithms.base import Algorithm, Message, Round, State, find
-from fl_core.clients import (
+from fl_core.config import RunConfig
+from fl_core.data.preprocessing import Preprocessing
+from fl_core.errors import UsageError
+from fl_core.plan import LayerPlan
+from fl_core.rounds.clients import (
     ClientReply,
     ClientRequest,
     FinetuneRequest,
@@ -25,11 +29,7 @@ from fl_core.clients import (
     TrainRequest,
     received_bytes,
 )
-from fl_core.config import RunConfig
-from fl_core.data.preprocessing import Preprocessing
-from fl_core.errors import UsageError
-from fl_core.plan import LayerPlan
-from fl_core.task import Task, assemble
+from fl_core.run.task import Task, assemble
 from fl_core.tree import Tree
 
 NODE_KEY, NUMBER_KEY = "site", "partition-id"

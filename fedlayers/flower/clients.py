@@ -25,7 +25,9 @@ from fedlayers.flower.federation import (
 from fedlayers.flower.packets import Packet, packet_of, raise_error
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Round, State, find
-from fl_core.clients import (
+from fl_core.config import AUTO
+from fl_core.errors import RunError, UsageError, about, as_list, listing, warn
+from fl_core.rounds.clients import (
     ClientReply,
     ClientRequest,
     FinetuneRequest,
@@ -33,9 +35,7 @@ from fl_core.clients import (
     ScoreRequest,
     TrainRequest,
 )
-from fl_core.config import AUTO
-from fl_core.errors import RunError, UsageError, about, as_list, listing, warn
-from fl_core.task import Task
+from fl_core.run.task import Task
 from fl_core.tree import Tree
 
 POLL = 0.3

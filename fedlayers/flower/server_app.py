@@ -28,11 +28,12 @@ from fedlayers.studies.choice import Choice, answers, infer
 from fedlayers.studies.choose import stored
 from fedlayers.studies.hint import bytes_a_round, measured_cost
 from fedlayers.studies.jobs import check_stored, jobs_of, train
-from fl_core import rows, runner
+from fl_core import rows
 from fl_core.config import RunConfig, with_own
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.progress import say
-from fl_core.task import Task, assemble
+from fl_core.run import runner
+from fl_core.run.task import Task, assemble
 
 RUN_KEY = "server"
 """The key of the run config that names the server's TOML file."""

@@ -17,7 +17,6 @@ from safetensors.torch import save
 from fedlayers.flower.packets import read_keys
 from fl_core import storage, tree
 from fl_core.algorithms.base import State
-from fl_core.clients import TUNED
 from fl_core.data.arrays import Array, Integers
 from fl_core.data.federated import ClientData, split_of
 from fl_core.data.loading import opened
@@ -26,6 +25,7 @@ from fl_core.data.preprocessing import Preprocessing, learn_categories, recode
 from fl_core.data.registry import DATASETS, SHARES
 from fl_core.data.sources import Source
 from fl_core.errors import RunError, UsageError, about, check_known, damaged
+from fl_core.rounds.clients import TUNED
 from fl_core.rows import CLASSIFICATION, REGRESSION
 from fl_core.storage import (
     Folder,

@@ -32,7 +32,7 @@ from fl_core.rows import (
     label_of,
     records,
 )
-from fl_core.task import Task
+from fl_core.run.task import Task
 
 LEVEL = 0.95
 SPREAD = 2.5

@@ -34,8 +34,8 @@ from fl_core.errors import UsageError, as_list, check_known, listing, warn
 from fl_core.plan import LayerPlan
 from fl_core.records import store
 from fl_core.rows import check_score
+from fl_core.run.task import plan_at
 from fl_core.storage import write_atomically
-from fl_core.task import plan_at
 from fl_core.training.loop import Training
 
 PART = 1000

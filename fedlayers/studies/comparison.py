@@ -13,6 +13,7 @@ from fedlayers.studies.harmless import BASELINES as NAIVE
 from fl_core import rows, statistics
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, check_known, listing, plural
+from fl_core.records.stopping import BEST_ROUND, WINDOW
 from fl_core.rows import (
     SCORES,
     SHOWN,
@@ -22,7 +23,6 @@ from fl_core.rows import (
     main_score,
     positive_in,
 )
-from fl_core.stopping import BEST_ROUND, WINDOW
 
 BASELINES = ("local", "fedavg")
 _GAP = "\N{NO-BREAK SPACE}"  # so that a page does not wrap within a number

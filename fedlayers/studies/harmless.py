@@ -20,7 +20,6 @@ from fl_core import rows, statistics, tree
 from fl_core.data.arrays import nested_groups
 from fl_core.data.federated import FederatedData
 from fl_core.records import store
-from fl_core.restore import code_in, load_rounds
 from fl_core.rows import (
     CLASSIFICATION,
     MULTILABEL,
@@ -31,8 +30,9 @@ from fl_core.rows import (
     Row,
     why_missing,
 )
+from fl_core.run.restore import code_in, load_rounds
+from fl_core.run.task import Task
 from fl_core.statistics import Interval
-from fl_core.task import Task
 from fl_core.training import evaluate
 from fl_core.training.losses import ClassWeighted
 

@@ -36,17 +36,19 @@ from fedlayers.studies.race import (
     with_evaluations,
     with_plan_algorithm,
 )
-from fl_core import recorder, runner, tree
+from fl_core import tree
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import Round
-from fl_core.clients import TrainRequest
 from fl_core.config import Own, RunConfig, with_own
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, plural
 from fl_core.records import store
+from fl_core.rounds import recorder
+from fl_core.rounds.clients import TrainRequest
 from fl_core.rows import CLASSIFICATION
+from fl_core.run import runner
+from fl_core.run.task import Task
 from fl_core.storage import format_bytes
-from fl_core.task import Task
 from fl_core.training.loop import Phase, Training
 
 BANDS = (

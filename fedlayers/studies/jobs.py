@@ -36,7 +36,7 @@ from fedlayers.backends.local import (
 from fedlayers.run_result import Live, LiveRun
 from fedlayers.runs import default_instruments
 from fedlayers.studies.arms import Arm
-from fl_core import data as datasets, restore, runner
+from fl_core import data as datasets
 from fl_core.algorithms import find
 from fl_core.config import KEYS, Own, RunConfig, resolve
 from fl_core.data import FederatedData, Partition
@@ -51,13 +51,14 @@ from fl_core.errors import (
 )
 from fl_core.models.building import wants_weights
 from fl_core.plan import LayerPlan
-from fl_core.recorder import Logger
 from fl_core.records import store, writing
+from fl_core.rounds.recorder import Logger
+from fl_core.rounds.workers import check_sendable
+from fl_core.run import restore, runner
+from fl_core.run.task import Task
 from fl_core.storage import Folder, check_folder, check_no_links
-from fl_core.task import Task
 from fl_core.training.losses import LOSSES
 from fl_core.tree import Tree
-from fl_core.workers import check_sendable
 
 Tell = Callable[[str], None]
 PROGRESS_LINES = 4
@@ -136,7 +137,7 @@ class TrainingJob:
         """Start or resume the run. A complete run is left as it is. Its notes are those of :func:`assembled`.
 
         Raises:
-            UsageError, RunError: as for :func:`fl_core.runner.run` and :func:`fl_core.runner.resume`.
+            UsageError, RunError: as for :func:`fl_core.run.runner.run` and :func:`fl_core.run.runner.resume`.
         """
         with warnings.catch_warnings(action="ignore"), remote_errors(self.away):
             self._train()

@@ -28,6 +28,7 @@ from fl_core.algorithms.base import find
 from fl_core.config import STOPPING_INTERVAL, Own, RunConfig, is_file, resolve
 from fl_core.errors import RunError, UsageError, listing
 from fl_core.records import store
+from fl_core.records.stopping import moving_mean
 from fl_core.rows import (
     CLASSIFICATION,
     MAIN,
@@ -38,8 +39,7 @@ from fl_core.rows import (
     main_score,
     selecting_scores,
 )
-from fl_core.stopping import moving_mean
-from fl_core.task import Task
+from fl_core.run.task import Task
 
 DEFAULT_EVALUATIONS = 20
 """Default number of evaluations of a race's runs."""

@@ -27,7 +27,7 @@ from fedlayers.studies.jobs import (
     task_kind,
     train,
 )
-from fl_core import runner, statistics
+from fl_core import statistics
 from fl_core.algorithms import find, registry
 from fl_core.config import RunConfig, with_own
 from fl_core.display import Displayed, Summary, csv_bytes
@@ -45,8 +45,9 @@ from fl_core.rows import (
     of_class,
     positive_in,
 )
+from fl_core.run import runner
+from fl_core.run.task import Task
 from fl_core.storage import write_atomically
-from fl_core.task import Task
 
 DEFAULT_RULES = ("sensitivity_ratio", "largest_jump", "change_point")
 RANDOM = "random cut"

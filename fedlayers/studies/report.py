@@ -16,15 +16,15 @@ from fedlayers.studies.choice import DECIDED, Answers, Choice
 from fedlayers.studies.comparison import Comparison, display_name
 from fl_core import __version__, rows, statistics
 from fl_core.config import OWN
-from fl_core.costs import layer_bytes
 from fl_core.data.partitions.base import SPLITS
 from fl_core.display import in_order, printable
 from fl_core.errors import listing, plural
 from fl_core.plan import LayerPlan
 from fl_core.records import writing
 from fl_core.rows import CLASSIFICATION, label_of
+from fl_core.run.costs import layer_bytes
+from fl_core.run.task import Task
 from fl_core.storage import format_bytes, write_atomically
-from fl_core.task import Task
 from fl_core.training.loop import Training
 
 BINS = 8

@@ -48,9 +48,9 @@ from fl_core.errors import (
 from fl_core.records import store
 from fl_core.registry import is_outside
 from fl_core.rows import MAIN, SCORES, check_score, of_class
+from fl_core.run.task import Task
 from fl_core.seeds import numpy_generator
 from fl_core.storage import check_version, write_atomically, write_json
-from fl_core.task import Task
 
 TRAINING = ("lr", "momentum", "weight_decay", "max_grad_norm")
 """Keys of local training that can be tuned. They do not change a run's number of steps."""

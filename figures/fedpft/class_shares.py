@@ -18,9 +18,10 @@ from figures import items
 from figures.items import Drawing, Finding, Item
 from figures.recipe import COUNT, held
 from figures.scheduling.pictures import effective
-from fl_core import rows, runner
+from fl_core import rows
 from fl_core.config import RunConfig
 from fl_core.data.partitions import papers
+from fl_core.run import runner
 
 ENTROPY = "label_entropy"
 POOL = 50_000

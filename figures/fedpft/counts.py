@@ -13,9 +13,10 @@ from figures import items
 from figures.items import Drawing, Finding, Item
 from figures.page import markdown
 from figures.recipe import labels
-from fl_core import rows, runner, tree
+from fl_core import rows, tree
 from fl_core.algorithms.base import Round
 from fl_core.config import RunConfig
+from fl_core.run import runner
 
 NETWORKS, ALGORITHMS = ("resnet8", "resnet10"), ("fedavg", "fedpft")
 PARTS = ("extractor", "transform", "classifier", "projection")

@@ -30,10 +30,11 @@ from figures.page import markdown, means, missing_runs, numbers, span
 from figures.recipe import by_method, final_models, labels, paused, tested, where
 from figures.score_lines import marks
 from figures.verdicts import LEVEL, MARGIN, judged, little_learned
-from fl_core import rows, runner
-from fl_core.engine import Engine
+from fl_core import rows
 from fl_core.errors import listing
 from fl_core.models.extended import PROMPTS, Prompted
+from fl_core.rounds.engine import Engine
+from fl_core.run import runner
 from fl_core.statistics import mean_interval
 
 NAME = "fedpft.longer"

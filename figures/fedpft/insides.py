@@ -48,10 +48,11 @@ from figures.recipe import (
     where,
 )
 from figures.verdicts import little_learned
-from fl_core import rows, runner
+from fl_core import rows
 from fl_core.algorithms.fedpft import ATTENTION
 from fl_core.config import RunConfig
 from fl_core.models.extended import PROMPTS, Prompted
+from fl_core.run import runner
 
 NAME, SEPARATION = "fedpft.insides", "fedpft.separation"
 SIMILAR = "class_distance"

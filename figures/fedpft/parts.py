@@ -21,8 +21,9 @@ from figures.items import Drawing, Finding, Item, set_apart
 from figures.page import markdown, missing_runs, percent
 from figures.recipe import labels, tested, trained, where
 from figures.verdicts import LEVEL, MARGIN, judged
-from fl_core import rows, runner
+from fl_core import rows
 from fl_core.algorithms.fedpft import SETTINGS
+from fl_core.run import runner
 from fl_core.statistics import mean_interval
 
 NAME, OURS = "fedpft.parts", "setting_V"

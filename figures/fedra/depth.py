@@ -22,8 +22,9 @@ from figures.names import title
 from figures.page import markdown, missing_runs, numbers
 from figures.recipe import labels, tested, trained, where
 from figures.verdicts import LEVEL, MARGIN, judged, little_learned
-from fl_core import rows, runner
+from fl_core import rows
 from fl_core.config import RunConfig
+from fl_core.run import runner
 from fl_core.storage import write_atomically
 from fl_core.tree import Tree
 

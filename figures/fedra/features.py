@@ -35,7 +35,8 @@ from figures.recipe import (
 )
 from figures.score_lines import spans
 from figures.verdicts import judged
-from fl_core import rows, runner
+from fl_core import rows
+from fl_core.run import runner
 from fl_core.statistics import Interval, mean_interval
 
 NAME = "fedra.fig5"

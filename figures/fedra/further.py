@@ -33,9 +33,10 @@ from figures.page import markdown, missing_runs, numbers, span
 from figures.recipe import labels, scored_at_end, tested, trained, where
 from figures.score_lines import spans
 from figures.verdicts import LEAD, LEVEL, MARGIN, TRAIL, judged
-from fl_core import rows, runner
+from fl_core import rows
 from fl_core.algorithms.base import Round
 from fl_core.config import RunConfig
+from fl_core.run import runner
 from fl_core.statistics import mean_interval
 
 NAME, NOBODY = "fedra.further", "fedra.nobody"

@@ -14,10 +14,11 @@ from figures.names import dataset as titled
 from figures.page import markdown, means, numbers
 from figures.pfedla import methods, overlap
 from figures.recipe import labels
-from fl_core import rows, runner, tree
+from fl_core import rows, tree
 from fl_core.algorithms.base import Message, Round
 from fl_core.algorithms.pfedla import PFedLA
 from fl_core.config import RunConfig
+from fl_core.run import runner
 
 NAME = "pfedla.costs"
 RETAINED = {"mnist": ("fc3", "fc1"), "cifar10": ("fc1", "conv2.conv", "fc3")}

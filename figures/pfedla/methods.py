@@ -20,7 +20,8 @@ from figures.pfedla import overlap
 from figures.recipe import by_method, labels, mean_accuracy, trained, where
 from figures.score_lines import marks
 from figures.verdicts import TRAIL, judged
-from fl_core import rows, runner
+from fl_core import rows
+from fl_core.run import runner
 from fl_core.statistics import mean_interval
 
 NAME = "pfedla.methods"

@@ -20,8 +20,9 @@ from figures.items import Drawing, Finding, Item
 from figures.page import markdown, means, missing_runs, numbers
 from figures.recipe import PLAIN_SGD, by_method, labels, mean_accuracy, trained, where
 from figures.verdicts import judged, plain
-from fl_core import rows, runner, statistics
+from fl_core import rows, statistics
 from fl_core.config import RunConfig
+from fl_core.run import runner
 
 NAME = "algorithms.pfedla_overlap"
 OVERLAP, CORRELATION = "class_overlap", "overlap_correlation"

@@ -29,8 +29,8 @@ from figures.layerwise import (
     settings,
 )
 from figures.verdicts import of_ranges
-from fl_core import runner
 from fl_core.config import RunConfig
+from fl_core.run import runner
 
 PAPERS = Definition(
     "figure",

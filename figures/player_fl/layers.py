@@ -21,8 +21,8 @@ from figures import items
 from figures.items import Item
 from figures.layerwise import SENSITIVITY, Epoch, after_run
 from figures.player_fl.released import FIGURE_BATCH
-from fl_core import runner
 from fl_core.config import RunConfig
+from fl_core.run import runner
 
 NAME = "player_fl.layers"
 RELEASED = "figures.player_fl.released"

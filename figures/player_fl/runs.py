@@ -12,9 +12,10 @@ import pandas as pd
 from figures import items, names
 from figures.items import Item
 from figures.recipe import labels, scored_at_end, trained
-from fl_core import rows, runner
+from fl_core import rows
 from fl_core.config import RunConfig
 from fl_core.rows import CLASSIFICATION, SHOWN
+from fl_core.run import runner
 
 NAME, TUNED = "player_fl.runs", "player_fl.tuned"
 METHODS = {name: names.ALGORITHMS[name] for name in (

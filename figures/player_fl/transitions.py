@@ -25,9 +25,9 @@ from figures.papers import published
 from figures.player_fl.runs import ABSENT, CASES, NETWORKS, STAND_IN
 from figures.recipe import where
 from figures.verdicts import of_parts, of_share
-from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.errors import listing
+from fl_core.run import runner
 
 NAME = "player_fl.tableA2"
 PRINTED = "Table A.2"

@@ -26,10 +26,11 @@ from figures.player_fl.captions import NAMES
 from figures.player_fl.runs import BESIDE, CASES, METHODS
 from figures.player_fl.tables import TABLES, draw
 from figures.recipe import labels
-from fl_core import rows, runner
+from fl_core import rows
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 from fl_core.rows import CLASSIFICATION, MAIN
+from fl_core.run import runner
 
 NAME, TUNING, SCORE = untuned.TUNED, "player_fl.tuning", MAIN[CLASSIFICATION]
 GRIDS = {

@@ -18,10 +18,11 @@ from figures import items, names
 from figures.items import Drawing, Finding, Item
 from figures.page import markdown, numbers
 from figures.recipe import labels, where
-from fl_core import rows, runner
+from fl_core import rows
 from fl_core.algorithms.base import Round
 from fl_core.config import RunConfig
-from fl_core.costs import cost_steps
+from fl_core.run import runner
+from fl_core.run.costs import cost_steps
 
 NAME = "scheduling.costs"
 COST, TRAINED, PARAMETERS = "round_cost", "trained", "parameters"

@@ -36,7 +36,8 @@ from figures.scheduling.runs import (
     setting,
 )
 from figures.verdicts import MARGIN, NO_LOWER, TRAIL
-from fl_core import rows, runner
+from fl_core import rows
+from fl_core.run import runner
 
 BY_ROUND = [method for method in METHODS if method != "local_adaptation"]
 """Methods that have a curve of their own; FedAvg's is LocalAdaptation's until that is fine-tuned."""

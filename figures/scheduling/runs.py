@@ -18,8 +18,9 @@ from figures.items import Item
 from figures.page import seeds_behind, seeds_in_words, span
 from figures.recipe import PLAIN_SGD, labels, tested, trained, where
 from figures.verdicts import LEAD, Check, JointVerdict, judged, little_learned
-from fl_core import rows, runner
+from fl_core import rows
 from fl_core.config import RunConfig
+from fl_core.run import runner
 
 NAME = "scheduling.runs"
 HEADS = "scheduling.heads"

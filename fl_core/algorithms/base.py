@@ -214,8 +214,9 @@ class TaskInfo:
 class Algorithm:
     """A federated algorithm: FedAvg by default, and others by overriding some of its hooks.
 
-    The table says when the engine calls each hook. *Server* is the process that runs :class:`fl_core.engine.Engine`.
-    *Client* is the process where the client is, which may be a worker. *Both* means either, at any time.
+    The table says when the engine calls each hook. *Server* is the process that runs
+    :class:`fl_core.rounds.engine.Engine`. *Client* is the process where the client is, which may be a worker. *Both*
+    means either, at any time.
 
     ====================  =======  =====================  ============================================================
     hook                  process  times                  when
@@ -251,7 +252,7 @@ class Algorithm:
 
     A client's state stays where the client is. ``models`` is called there, with the server's state.
 
-    A reply may be lost (:func:`fl_core.clients.is_lost`). Then ``updates`` has fewer clients than
+    A reply may be lost (:func:`fl_core.rounds.clients.is_lost`). Then ``updates`` has fewer clients than
     ``rnd.sampled``. The next exchange of the round takes only clients that replied. Without any reply ``aggregate`` is
     not called. A client whose reply is lost returns to its state before the round. So pairs of values at server and
     client, such as variates, stay equal.
@@ -450,7 +451,7 @@ class Algorithm:
     def default_plan(self, layers: tuple[Layer, ...]) -> LayerPlan | None:
         """The plan of an algorithm that splits the model, if none is given. Default: share all layers but the last.
 
-        None: the clients measure in the first round, and the plan is decided from that (:mod:`fl_core.engine`).
+        None: the clients measure in the first round, and the plan is decided from that (:mod:`fl_core.rounds.engine`).
         """
         return LayerPlan.all_but_last(layers)
 

@@ -138,7 +138,7 @@ def general(
         shape: shape of one sample.
         has_clients: whether the data name natural clients.
         task: of :data:`fl_core.rows.TASKS`.
-        stops: whether a run stops when validation no longer improves (:class:`fl_core.stopping.StoppingRule`).
+        stops: whether a run stops when validation no longer improves (:class:`fl_core.records.stopping.StoppingRule`).
         scale: of the features.
     """
     own: dict[str, Any] = {"patience": PATIENCE} if stops else {"rounds": 50}

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fl_core.algorithms.base import State
-    from fl_core.stopping import StoppingRule
+    from fl_core.records.stopping import StoppingRule
     from fl_core.tree import Tree
 
 CONFIG, ROWS, PARTITION = "config.json", "rows.jsonl", "partition.safetensors"
@@ -370,7 +370,7 @@ class Run:
         ]
 
     def code(self) -> dict[str, str]:
-        """Return the digests of the own code that trained last (:mod:`fl_core.restore`)."""
+        """Return the digests of the own code that trained last (:mod:`fl_core.run.restore`)."""
         changes = self._meta().get(CODE)
         found: dict[str, str] = (changes[-1] if changes else self.config)["code"]
         return found
@@ -396,7 +396,7 @@ class Run:
         Raises:
             CorruptError: What is stored is no stopping rule.
         """
-        from fl_core.stopping import STATE, StoppingRule
+        from fl_core.records.stopping import STATE, StoppingRule
 
         meta = self._meta()
         if STATE not in meta:

@@ -47,7 +47,7 @@ from fl_core.storage import Folder, merge_trees, sha, sign
 from fl_core.tree import clone
 
 if TYPE_CHECKING:
-    from fl_core.task import Task
+    from fl_core.run.task import Task
 
 _BLOB = re.compile(r"[0-9a-f]{64}\.safetensors")
 _PART = re.compile(

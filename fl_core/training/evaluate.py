@@ -19,7 +19,7 @@ from fl_core.training.losses import ClassWeighted, Loss
 from fl_core.tree import in_mode
 
 if TYPE_CHECKING:
-    from fl_core.task import Task
+    from fl_core.run.task import Task
 
 Array = NDArray[Any]
 

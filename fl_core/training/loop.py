@@ -1,6 +1,6 @@
 """Local training: its optimiser, phases and observers, the loop of every algorithm, and tools for steps of their own.
 
-Clients of small perceptrons may train together instead (:mod:`fl_core.batched`).
+Clients of small perceptrons may train together instead (:mod:`fl_core.rounds.batched`).
 """
 
 from __future__ import annotations

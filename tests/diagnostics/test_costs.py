@@ -12,10 +12,11 @@ from torch import nn
 from diagnostics import plots
 from diagnostics.measure import diagnose
 from diagnostics.measurement import ClientModel
-from fl_core import runner, tree
-from fl_core.costs import cost_steps, count_flops, plan_cost, round_costs, step_work
+from fl_core import tree
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import LayerPlan
+from fl_core.run import runner
+from fl_core.run.costs import cost_steps, count_flops, plan_cost, round_costs, step_work
 from tests.conftest import CONFIG, TOY, network, refuses
 from tests.diagnostics.calls import layer_cost
 from tests.networks import Wired

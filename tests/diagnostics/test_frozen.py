@@ -10,10 +10,11 @@ from diagnostics.curve import curve_of
 from diagnostics.measure import diagnose, instruments
 from diagnostics.report import explain
 from diagnostics.select import select
-from fl_core import models, runner
+from fl_core import models
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of
 from fl_core.plan import LayerPlan
+from fl_core.run import runner
 from tests.conftest import CONFIG, TOY, network
 from tests.networks import Wired
 

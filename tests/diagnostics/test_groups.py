@@ -8,8 +8,9 @@ import torch
 
 from diagnostics import groups
 from diagnostics.groups import best_grouping, client_groups
-from fl_core import runner, tree
+from fl_core import tree
 from fl_core.config import RunConfig
+from fl_core.run import runner
 from tests.conftest import refuses
 
 

@@ -11,11 +11,12 @@ import fedlayers as fl
 from diagnostics import measure, select
 from diagnostics.measure import diagnose
 from diagnostics.representation.features import probe_set
-from fl_core import runner, tree
+from fl_core import tree
 from fl_core.config import RunConfig
 from fl_core.data.federated import Split
 from fl_core.records.store import Run
-from fl_core.restore import load_models
+from fl_core.run import runner
+from fl_core.run.restore import load_models
 from tests.conftest import refuses
 
 SENSITIVITY = "federation_sensitivity"

@@ -24,13 +24,14 @@ from diagnostics.null import (
 from diagnostics.plots.page import album
 from diagnostics.report import Report, explain
 from fedlayers.cli import app as cli
-from fl_core import rows, runner
+from fl_core import rows
 from fl_core.config import RunConfig
 from fl_core.data import Split
 from fl_core.data.partitions import SPLITS
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
-from fl_core.restore import load_models
+from fl_core.run import runner
+from fl_core.run.restore import load_models
 from tests.conftest import TOY, refuses
 from tests.networks import Wired
 

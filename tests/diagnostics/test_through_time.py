@@ -10,7 +10,7 @@ import fedlayers as fl
 from diagnostics import through_time
 from diagnostics.plots.layer_map import band, panels_of
 from fedlayers.runs import default_instruments
-from fl_core import runner
+from fl_core.run import runner
 from tests.conftest import refuses
 
 METRICS = ["weight_divergence", "grad_norm"]

@@ -2,11 +2,12 @@
 
 import pytest
 
-from fl_core import runner, tree
+from fl_core import tree
 from fl_core.algorithms.base import ALGORITHMS
 from fl_core.config import RunConfig
 from fl_core.records import store
-from fl_core.restore import load_models
+from fl_core.run import runner
+from fl_core.run.restore import load_models
 from tests.conftest import play, refuses
 from tests.faults.injected import contents, cut_back
 

@@ -3,8 +3,9 @@
 import json
 
 from examples.datasets.two_moons_silos import ANGLES
-from fl_core import rows, runner
+from fl_core import rows
 from fl_core.config import RunConfig
+from fl_core.run import runner
 
 NAME = "examples.datasets.two_moons_silos:two_moons_silos"
 

@@ -3,9 +3,9 @@
 import pytest
 
 from examples import slurm_jobs
-from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.records import store
+from fl_core.run import runner
 
 CONFIG = RunConfig(dataset="heart", rounds=2, checkpoint_every=1)
 

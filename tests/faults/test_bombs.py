@@ -20,14 +20,16 @@ from PIL import Image
 
 from fedlayers.cli.options import read_config
 from fedlayers.studies.tune import Tuned
-from fl_core import initial as weights, recorder, rows, runner, storage
+from fl_core import rows, storage
 from fl_core.config import RunConfig
 from fl_core.data import column_table, files as own_files, frames
 from fl_core.data.preprocessing import cells_of
 from fl_core.errors import CorruptError, UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
-from fl_core.restore import load_models
+from fl_core.rounds import recorder
+from fl_core.run import initial as weights, runner
+from fl_core.run.restore import load_models
 from tests.faults.injected import cover, forge
 
 VAST = 9 << 40

@@ -11,12 +11,13 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from diagnostics.measure import instruments
 from diagnostics.select import select
-from fl_core import rows, runner, storage
+from fl_core import rows, storage
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
-from fl_core.restore import load_models
+from fl_core.run import runner
+from fl_core.run.restore import load_models
 from tests.conftest import refuses
 from tests.faults.injected import contents, forge
 

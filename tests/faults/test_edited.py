@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.plan import Evidence, LayerPlan
+from fl_core.run import runner
 
 CONFIG = RunConfig(
     algorithm="fedper", rounds=2, epochs=1, eval_every=1, checkpoint_every=1

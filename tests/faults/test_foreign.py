@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 import fedlayers as fl
-from fl_core import plan, recorder, rows, runner, storage
+from fl_core import plan, rows, storage
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError
 from fl_core.records import store, writing
 from fl_core.records.store import Run
+from fl_core.rounds import recorder
+from fl_core.run import runner
 from tests.conftest import refuses
 from tests.faults.injected import contents, forge, read_all
 

@@ -17,13 +17,14 @@ from diagnostics.measure import diagnose_run, instruments
 from diagnostics.select import select
 from fedlayers.studies.compare import compare
 from fedlayers.studies.tune import FORMAT
-from fl_core import rows, runner, storage
+from fl_core import rows, storage
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, RunError, UsageError
-from fl_core.exported_model import export, predict, read
 from fl_core.models import build
 from fl_core.records.store import Run
-from fl_core.restore import load_models
+from fl_core.run import runner
+from fl_core.run.exported_model import export, predict, read
+from fl_core.run.restore import load_models
 from tests.conftest import every_other, refuses
 from tests.faults.injected import contents, cover, edit, forge
 

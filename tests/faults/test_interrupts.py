@@ -264,7 +264,7 @@ def test_an_interrupt_that_is_held_back_comes_at_the_end(monkeypatch):
 @pytest.mark.slow
 def test_a_dead_worker_says_how_to_go_on(fails, monkeypatch):
     """The run then ends with the same bits as without the loss."""
-    from fl_core.engine import Engine
+    from fl_core.rounds.engine import Engine
 
     one_round = Engine.step
 

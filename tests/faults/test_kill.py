@@ -57,8 +57,8 @@ QUICK = ("before the first rows", "three times")
 def arm(where, which, delay=0.0):
     """Let this process kill itself at a moment."""
     from fl_core import rows
-    from fl_core.engine import Engine
     from fl_core.records.writing import Writer
+    from fl_core.rounds.engine import Engine
 
     counter = itertools.count(1)
     replace, one_round = os.replace, Engine.step
@@ -96,8 +96,9 @@ def arm(where, which, delay=0.0):
 def go(out, algorithm, workers):
     """Run, or go on where there is a run."""
     from diagnostics.measure import instruments
-    from fl_core import runner, workers as pools
     from fl_core.config import RunConfig
+    from fl_core.rounds import workers as pools
+    from fl_core.run import runner
 
     start = pools.Workers.__init__
 
@@ -147,8 +148,8 @@ def nursery(cases):
     import torch
 
     from diagnostics.measure import instruments
-    from fl_core import runner
     from fl_core.config import RunConfig
+    from fl_core.run import runner
 
     torch.set_num_threads(1)
     os.fsync = lambda handle: (

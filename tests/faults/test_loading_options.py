@@ -7,10 +7,11 @@ import torch
 from safetensors.torch import save_file
 
 from fedlayers.studies.jobs import TrainingJob
-from fl_core import exported_model, models, runner, tree
+from fl_core import models, tree
 from fl_core.config import RunConfig
 from fl_core.records.store import Run
-from fl_core.restore import check_options, load_models
+from fl_core.run import exported_model, runner
+from fl_core.run.restore import check_options, load_models
 from tests.conftest import CONFIG, refuses
 from tests.faults.injected import edit, forge
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.errors import BusyError, RunError
 from fl_core.records import writing
 from fl_core.records.store import Run
+from fl_core.run import runner
 from tests.conftest import refuses
 from tests.faults.injected import BEGUN, contents
 
@@ -23,7 +23,7 @@ CONFIG = RunConfig(algorithm="fedper", rounds=3, epochs=1, checkpoint_every=1)
 
 def run_until_told(out):
     """Run, and wait within the last round until a line comes in."""
-    from fl_core.engine import Engine
+    from fl_core.rounds.engine import Engine
 
     one_round = Engine.step
 
@@ -93,7 +93,7 @@ def test_a_lock_file_without_a_holder_locks_nothing(tmp_path):
 
 
 def test_a_lock_is_released_by_a_run_that_fails(tmp_path, monkeypatch):
-    from fl_core.engine import Engine
+    from fl_core.rounds.engine import Engine
 
     def failing(self):
         raise RunError("the disk is on fire")

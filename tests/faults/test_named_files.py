@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from safetensors.torch import save_file
 
-from fl_core import models, runner, tree
+from fl_core import models, tree
 from fl_core.config import KEYS, Mark, RunConfig, marked
 from fl_core.errors import CorruptError
+from fl_core.run import runner
 from tests.conftest import CONFIG
 from tests.faults.injected import edit
 
@@ -36,8 +37,9 @@ def table(tmp_path):
 @pytest.fixture
 def opened(monkeypatch):
     """The paths that readers of weights, data and plans were asked for."""
-    from fl_core import initial, plan
+    from fl_core import plan
     from fl_core.data import files, loading
+    from fl_core.run import initial
 
     asked = []
 

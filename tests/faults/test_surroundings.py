@@ -11,10 +11,11 @@ import time
 import pytest
 
 from fedlayers.cli import app as cli
-from fl_core import runner, storage
+from fl_core import storage
 from fl_core.config import RunConfig
-from fl_core.engine import Engine
 from fl_core.records.store import Run
+from fl_core.rounds.engine import Engine
+from fl_core.run import runner
 from tests.faults.conftest import SMALL
 from tests.faults.injected import FailingOS, contents
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fedlayers as fl
-from fl_core import runner
+from fl_core.run import runner
 from tests.conftest import TOY
 from tests.fl_core.made import frame, written
 

@@ -9,8 +9,9 @@ from sklearn.metrics import balanced_accuracy_score
 from sklearn.preprocessing import StandardScaler
 
 from fedlayers.studies.harmless import BASELINES, PENALTIES, baseline_rows
-from fl_core import rows, runner
+from fl_core import rows
 from fl_core.config import RunConfig
+from fl_core.run import runner
 
 
 @pytest.mark.parametrize("class_weights", ["none", "balanced", "1,3,1,2,4"])

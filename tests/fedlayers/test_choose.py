@@ -12,14 +12,14 @@ from fedlayers.studies import hint, jobs
 from fedlayers.studies.arms import DEFAULT, arms_of
 from fedlayers.studies.choose import choose
 from fedlayers.studies.harmless import Bench
-from fl_core import runner
-from fl_core.clients import ClientRunner
 from fl_core.config import RunConfig
 from fl_core.errors import RunError
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
+from fl_core.rounds.clients import ClientRunner
 from fl_core.rows import SCORES
+from fl_core.run import runner
 from tests.conftest import refuses
 
 LAYERS = tuple(Layer(name, (f"{name}.weight",)) for name in ("a", "b", "c", "d", "e"))

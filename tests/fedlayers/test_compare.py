@@ -16,12 +16,13 @@ from fedlayers.studies.comparison import (
     gains_of,
     headline,
 )
-from fl_core import rows, runner
+from fl_core import rows
 from fl_core.config import RunConfig
 from fl_core.errors import RunError
 from fl_core.plan import Evidence, LayerPlan
 from fl_core.records import store
 from fl_core.rows import CLASSIFICATION, TABLE
+from fl_core.run import runner
 from tests.conftest import refuses
 from tests.fedlayers import command
 

@@ -16,11 +16,11 @@ from fedlayers.studies.race import (
     judged_round,
     validation_scores,
 )
-from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.plan import LayerPlan
+from fl_core.records.stopping import moving_mean
 from fl_core.records.store import Run
-from fl_core.stopping import moving_mean
+from fl_core.run import runner
 
 CONFIG = RunConfig(
     dataset="digits",

@@ -5,15 +5,16 @@ from types import SimpleNamespace
 import pytest
 
 from fedlayers.cli import folders
-from fl_core import runner, tree
+from fl_core import tree
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
-from fl_core.exported_model import export
-from fl_core.recorder import Recorder
 from fl_core.records.store import Run
 from fl_core.records.writing import clean
-from fl_core.restore import load_models
+from fl_core.rounds.recorder import Recorder
 from fl_core.rows import frame
+from fl_core.run import runner
+from fl_core.run.exported_model import export
+from fl_core.run.restore import load_models
 from tests.fedlayers import command
 
 CONFIG = RunConfig(

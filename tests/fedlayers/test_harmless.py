@@ -8,9 +8,9 @@ import torch
 from fedlayers.studies.choice import NOTHING_BETTER
 from fedlayers.studies.choose import choose
 from fedlayers.studies.harmless import TEST, VALIDATION, Bench, predictors
-from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.data import from_clients
+from fl_core.run import runner
 
 READ = RunConfig(
     dataset="rare", label_column="died", client_column="unit", impute="mean"

@@ -67,17 +67,13 @@ ROOMS = {
         "display errors seeds",
         "progress registry tree",
         "layers statistics storage",
-        "data models rows stopping",
+        "data models rows",
         "config plan",
         "training",
         "algorithms",
-        "clients records",
-        "batched initial layer_mapping workers",
-        "task",
-        "costs recorder restore",
-        "engine",
-        "exported_model",
-        "runner",
+        "records",
+        "rounds",
+        "run",
     ),
     "diagnostics": (
         "outputs",
@@ -165,8 +161,8 @@ def test_no_circle_of_imports():
 def test_the_graph_is_seen():
     """The reading of imports finds those that are there."""
     assert "diagnostics.report" in imported("diagnostics.diagnosis", always=True)
-    assert "fl_core.runner" in imported("fedlayers.runs", always=False)
-    assert "fl_core.runner" not in imported("fedlayers.runs", always=True)
+    assert "fl_core.run.runner" in imported("fedlayers.runs", always=False)
+    assert "fl_core.run.runner" not in imported("fedlayers.runs", always=True)
 
 
 def test_a_run_imports_neither_a_compiler_nor_what_draws(tmp_path):

@@ -3,7 +3,8 @@
 import pytest
 
 import fedlayers as fl
-from fl_core import progress, runner
+from fl_core import progress
+from fl_core.run import runner
 
 CONFIG = fl.RunConfig(dataset="heart", algorithm="fedper", rounds=2, eval_every=1)
 OUTSIDE = {"progress": False, "live": True}

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from diagnostics.plots.page import Page
 from figures.page import markdown
 from fl_core.display import csv_bytes, in_csv, in_file_name, printable
-from fl_core.exported_model import Predictions
+from fl_core.run.exported_model import Predictions
 from tests.diagnostics.made import Tree
 
 ROOT = Path(__file__).parents[2]

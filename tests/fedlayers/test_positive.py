@@ -11,10 +11,11 @@ from fedlayers.run_result import scores_text
 from fedlayers.studies.compare import compare
 from fedlayers.studies.comparison import headline
 from fedlayers.studies.harmless import baseline_rows
-from fl_core import rows, runner
+from fl_core import rows
 from fl_core.config import RunConfig
-from fl_core.restore import load_models
 from fl_core.rows import OF_CLASS
+from fl_core.run import runner
+from fl_core.run.restore import load_models
 from fl_core.training.evaluate import predict
 from tests.conftest import refuses
 

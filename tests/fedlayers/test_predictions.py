@@ -9,10 +9,11 @@ from sklearn.metrics import roc_auc_score
 from diagnostics import plots
 from fedlayers.studies.harmless import Bench
 from fedlayers.studies.report import BINS, calibration, roc_curves
-from fl_core import runner, statistics
+from fl_core import statistics
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 from fl_core.records import store
+from fl_core.run import runner
 
 SIZES = {"north": 200, "south": 60, "one class": 20}
 

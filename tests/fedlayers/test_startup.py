@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from fedlayers.cli.app import COMMANDS
-from fl_core import runner
 from fl_core.config import RunConfig
+from fl_core.run import runner
 
 HEAVY = {
     "torch",

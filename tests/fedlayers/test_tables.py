@@ -6,8 +6,9 @@ import pytest
 import fedlayers as fl
 from diagnostics.report import Report
 from fedlayers.run_result import scores_text
-from fl_core import rows, runner
+from fl_core import rows
 from fl_core.config import RunConfig
+from fl_core.run import runner
 
 
 def scored(n):

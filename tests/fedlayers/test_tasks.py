@@ -12,15 +12,16 @@ from diagnostics.metrics.base import DEFAULT, METRICS
 from fedlayers.studies.choose import choose
 from fedlayers.studies.compare import compare
 from fedlayers.studies.study import study
-from fl_core import runner, tree
+from fl_core import tree
 from fl_core.algorithms import registry
 from fl_core.config import RunConfig
 from fl_core.data import from_clients, load
 from fl_core.data.partitions import PARTITIONS
 from fl_core.errors import UsageError
-from fl_core.recorder import Recorder
 from fl_core.records.store import Run
+from fl_core.rounds.recorder import Recorder
 from fl_core.rows import REGRESSION, TABLE
+from fl_core.run import runner
 from tests.conftest import refuses
 
 OF_NUMBERS = {name for name, score in TABLE.items() if score.task in ("", REGRESSION)}

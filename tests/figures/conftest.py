@@ -10,8 +10,8 @@ import figures.__main__  # noqa: F401  (registers every item)
 from figures import items
 from figures.page import missing_runs
 from figures.recipe import tested, trained
-from fl_core import runner
 from fl_core.config import RunConfig
+from fl_core.run import runner
 
 
 @pytest.fixture

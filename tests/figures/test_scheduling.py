@@ -14,8 +14,8 @@ from figures.scheduling.runs import (
     STUDY,
     Column,
 )
-from fl_core import runner
-from fl_core.recorder import Recorder
+from fl_core.rounds.recorder import Recorder
+from fl_core.run import runner
 
 pytestmark = pytest.mark.filterwarnings("ignore:client")
 LITTLE = {

@@ -11,10 +11,11 @@ import pytest
 from figures import items, training
 from figures.__main__ import main
 from figures.items import rows_file
-from fl_core import rows, runner
+from fl_core import rows
 from fl_core.algorithms import find, registry
 from fl_core.algorithms.base import read_config
 from fl_core.errors import CorruptError
+from fl_core.run import runner
 from tests.conftest import refuses
 from tests.figures.conftest import NAME, made
 

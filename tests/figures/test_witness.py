@@ -7,8 +7,8 @@ import pytest
 
 from figures import pfllib, witness
 from figures.recipe import PLAIN_SGD
-from fl_core import runner
 from fl_core.config import RunConfig
+from fl_core.run import runner
 from tests.conftest import refuses
 
 TINY = RunConfig(

@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fl_core import models, runner, tree
+from fl_core import models, tree
 from fl_core.algorithms import Round, TaskInfo, find, registry
 from fl_core.algorithms.base import Message
-from fl_core.clients import Part
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import Evidence, LayerPlan, shift_plan
+from fl_core.rounds.clients import Part
+from fl_core.run import runner
 from tests.bounds import forbidden
 from tests.conftest import (
     CONFIG,

@@ -6,18 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-from fl_core import batched, models, runner, tree
+from fl_core import models, tree
 from fl_core.algorithms import Message, Round, State
 from fl_core.algorithms.averaging import FedAvg
-from fl_core.batched import BatchedClients, stacks
-from fl_core.clients import (
-    ClientRunner,
-    Serial,
-    TrainRequest,
-)
 from fl_core.data import ClientData, Split
 from fl_core.errors import NonFiniteError
-from fl_core.runner import executor
+from fl_core.rounds import batched
+from fl_core.rounds.batched import BatchedClients, stacks
+from fl_core.rounds.clients import ClientRunner, Serial, TrainRequest
+from fl_core.run import runner
+from fl_core.run.runner import executor
 from fl_core.training.loop import Training
 from tests.conftest import CONFIG, TOY, client_runner_of, network
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import fedlayers as fl
-from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
-from fl_core.exported_model import export, predict
-from fl_core.restore import load_models
+from fl_core.run import runner
+from fl_core.run.exported_model import export, predict
+from fl_core.run.restore import load_models
 from fl_core.storage import sign
 from fl_core.training import evaluate
 from tests.conftest import CONFIG, TOY

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from fedlayers.cli.app import main
-from fl_core import runner, storage
+from fl_core import storage
 from fl_core.config import RunConfig
 from fl_core.records.writing import clean
+from fl_core.run import runner
 from tests.faults.injected import contents
 
 CONFIG = RunConfig(

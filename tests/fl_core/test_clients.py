@@ -7,18 +7,20 @@ import gc
 import pytest
 import torch
 
-from fl_core import batched, runner, tree
+from fl_core import tree
 from fl_core.algorithms import Message, Round, State, registry
 from fl_core.algorithms.averaging import FedAvg
-from fl_core.clients import (
+from fl_core.errors import NonFiniteError
+from fl_core.records import writing
+from fl_core.rounds import batched
+from fl_core.rounds.clients import (
     OPTIMIZER_TREE,
     TUNED,
     FinetuneRequest,
     ScoreRequest,
     TrainRequest,
 )
-from fl_core.errors import NonFiniteError
-from fl_core.records import writing
+from fl_core.run import runner
 from tests.conftest import CONFIG, TOY, client_runner_of, federation, network
 
 SIZES = [14 + k % 5 for k in range(20)]
@@ -81,7 +83,7 @@ def test_memory_of_a_global_model_does_not_grow_with_the_clients(
 
 def test_clients_that_do_not_change_cost_nothing_at_a_checkpoint(tmp_path, monkeypatch):
     made = CONFIG.with_keys(algorithm="fedper", participation=0.2)
-    monkeypatch.setattr("fl_core.engine.LOCAL_MODELS", 0)
+    monkeypatch.setattr("fl_core.rounds.engine.LOCAL_MODELS", 0)
     put = []
     original = writing.Writer._put
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from fl_core import runner
 from fl_core.algorithms import (
     Algorithm,
     Phase,
@@ -19,7 +18,8 @@ from fl_core.algorithms import (
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import ALGORITHMS
 from fl_core.algorithms.fedper import FedPer
-from fl_core.workers import Workers
+from fl_core.rounds.workers import Workers
+from fl_core.run import runner
 from tests.conftest import (
     CONFIG,
     TOY,

@@ -2,10 +2,10 @@
 
 import pytest
 
-from fl_core import runner
-from fl_core.costs import round_costs, training_flops
 from fl_core.layers import sizes
 from fl_core.plan import LayerPlan
+from fl_core.run import runner
+from fl_core.run.costs import round_costs, training_flops
 from fl_core.training.workspace import Workspace
 from tests.conftest import CONFIG, TOY, network, play, refuses
 

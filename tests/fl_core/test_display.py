@@ -9,9 +9,9 @@ import torch
 import fedlayers as fl
 from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.regret import Regret
-from fl_core import runner
 from fl_core.algorithms.base import ALGORITHMS
 from fl_core.display import LINES, Displayed
+from fl_core.run import runner
 
 pytestmark = pytest.mark.filterwarnings("ignore:client")
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from fl_core import runner
 from fl_core.records import store
+from fl_core.records.stopping import DIVERGENCE, TIMES, Divergence
 from fl_core.rows import CLASSIFICATION
-from fl_core.stopping import DIVERGENCE, TIMES, Divergence
+from fl_core.run import runner
 from fl_core.training.losses import LOSSES, build, guessing_loss
 from tests.conftest import CONFIG, TOY
 

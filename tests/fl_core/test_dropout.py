@@ -7,10 +7,10 @@ from hypothesis import given, strategies as st
 from diagnostics.measure import instruments
 from fl_core import tree
 from fl_core.algorithms import registry
-from fl_core.clients import is_lost
-from fl_core.engine import Instruments
 from fl_core.plan import LayerPlan
-from fl_core.recorder import CHANCE, REPLY_LOST
+from fl_core.rounds.clients import is_lost
+from fl_core.rounds.engine import Instruments
+from fl_core.rounds.recorder import CHANCE, REPLY_LOST
 from tests.conftest import TOY, every_other, play
 
 ALL = sorted(registry())

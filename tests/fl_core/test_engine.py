@@ -11,11 +11,11 @@ from torch.nn import functional
 from fl_core import rows, seeds, tree
 from fl_core.algorithms import Message, base, registry
 from fl_core.algorithms.averaging import FedAvg
-from fl_core.engine import Instruments
 from fl_core.errors import NonFiniteError
 from fl_core.plan import LayerPlan
+from fl_core.records.stopping import Schedule, sampled_clients
+from fl_core.rounds.engine import Instruments
 from fl_core.rows import CLASSIFICATION, SHOWN
-from fl_core.stopping import Schedule, sampled_clients
 from tests.conftest import SIZES, TOY, every_other, network, play
 from tests.networks import Wired
 

@@ -12,16 +12,13 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from fl_core import runner, tree
+from fl_core import tree
 from fl_core.algorithms import Message, Round, State, base, registry
 from fl_core.algorithms.averaging import FedAvg
-from fl_core.clients import (
-    ClientReply,
-    ScoreRequest,
-    TrainRequest,
-)
 from fl_core.errors import NonFiniteError, RunError
-from fl_core.workers import ALLOCATOR, Child, Workers, receive, send, stream_of
+from fl_core.rounds.clients import ClientReply, ScoreRequest, TrainRequest
+from fl_core.rounds.workers import ALLOCATOR, Child, Workers, receive, send, stream_of
+from fl_core.run import runner
 from tests.conftest import (
     CONFIG,
     TOY,
@@ -182,7 +179,7 @@ def hand_driven(monkeypatch, count):
         assert busy, "waits for nobody, for ever"
         return busy[1:2] if busy[0] is first and busy[1:] else busy[:1]
 
-    monkeypatch.setattr("fl_core.workers.ready", ready)
+    monkeypatch.setattr("fl_core.rounds.workers.ready", ready)
     return workers
 
 
@@ -208,7 +205,7 @@ def test_a_caller_that_wants_no_more_leaves_no_answer_behind(monkeypatch):
 
 def test_workers_keep_what_the_user_sets_of_the_allocator(monkeypatch):
     child = Mock()
-    monkeypatch.setattr("fl_core.workers.Child", child)
+    monkeypatch.setattr("fl_core.rounds.workers.Child", child)
     monkeypatch.setenv("MALLOC_TOP_PAD_", "7")
     Workers(Mock(), 1)
     assert child.call_args.args[1] == ALLOCATOR | {"MALLOC_TOP_PAD_": "7"}
@@ -216,7 +213,9 @@ def test_workers_keep_what_the_user_sets_of_the_allocator(monkeypatch):
 
 def test_an_interrupt_leaves_the_workers_to_be_killed(monkeypatch):
     workers = hand_driven(monkeypatch, 2)
-    monkeypatch.setattr("fl_core.workers.ready", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(
+        "fl_core.rounds.workers.ready", Mock(side_effect=KeyboardInterrupt)
+    )
     with pytest.raises(KeyboardInterrupt):
         next(workers.run([ScoreRequest(0, 0, models={"global": {}})]))
     assert [len(each.asked) for each in workers._children] == [1, 0]

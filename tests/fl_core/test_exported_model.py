@@ -21,7 +21,7 @@ from fl_core.data.named.small import COLUMNS, PREPARED
 from fl_core.data.partitions import make
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import CorruptError, NonFiniteError
-from fl_core.exported_model import Predictions
+from fl_core.run.exported_model import Predictions
 from fl_core.storage import Folder, sign
 from fl_core.training import evaluate
 from tests.conftest import TOY, every_other, kind_for, network, refuses

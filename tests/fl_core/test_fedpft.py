@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fl_core import runner, tree
+from fl_core import tree
 from fl_core.algorithms import Round
 from fl_core.algorithms.fedpft import ContrastiveBatch, FedPFT
-from fl_core.clients import Part, TrainRequest
 from fl_core.data.augment import MoCoViews
+from fl_core.rounds.clients import Part, TrainRequest
+from fl_core.run import runner
 from tests.conftest import CONFIG, TOY, client_runner_of, network
 
 PARTS = ("body", "transform", "head", "projection", "prompts", "contrast_prompts")

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from fl_core import models, runner, tree
+from fl_core import models, tree
 from fl_core.algorithms import Round, registry
 from fl_core.algorithms.base import Message, Update
 from fl_core.algorithms.fedra import (
@@ -22,6 +22,7 @@ from fl_core.models.blocks import (
     tensors_below,
     with_optional_blocks,
 )
+from fl_core.run import runner
 from fl_core.seeds import torch_seeded
 from fl_core.training.workspace import Workspace
 from tests.conftest import BLOCKS, CONFIG, TOY, every_other, network, play

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fl_core.costs import FORMULAS, count_flops
+from fl_core.run.costs import FORMULAS, count_flops
 
 torch.manual_seed(0)
 

@@ -5,8 +5,8 @@ import torch
 
 import fedlayers as fl
 from diagnostics.measure import instruments
-from fl_core import runner
 from fl_core.config import RunConfig
+from fl_core.run import runner
 from fl_core.tree import distance
 
 pytestmark = [

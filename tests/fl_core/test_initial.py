@@ -7,15 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from fl_core import initial, models, runner, tree
+from fl_core import models, tree
 from fl_core.config import RunConfig
 from fl_core.data.registry import SPECIAL, TokenShape
 from fl_core.errors import CorruptError
-from fl_core.initial import copy_into, start
 from fl_core.records import store
-from fl_core.restore import load_models
+from fl_core.run import initial, runner
+from fl_core.run.initial import copy_into, start
+from fl_core.run.restore import load_models
+from fl_core.run.task import assemble
 from fl_core.storage import sha
-from fl_core.task import assemble
 from tests.conftest import refuses
 
 SHORT = {

@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from fl_core import models, runner, seeds, tree
+from fl_core import models, seeds, tree
 from fl_core.algorithms import base
 from fl_core.algorithms.fedper import FedPer
 from fl_core.errors import UsageError
 from fl_core.layers import layers_of
 from fl_core.plan import Evidence, LayerPlan
+from fl_core.run import runner
 from fl_core.seeds import seed_of, torch_seeded
 from tests.conftest import CONFIG, TOY, network, play
 

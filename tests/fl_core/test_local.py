@@ -7,9 +7,10 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from fl_core import runner, tree
+from fl_core import tree
 from fl_core.algorithms import TaskInfo, find
 from fl_core.errors import NonFiniteError
+from fl_core.run import runner
 from fl_core.training.loop import (
     Context,
     Group,

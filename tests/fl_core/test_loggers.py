@@ -3,7 +3,7 @@
 import pytest
 
 import fedlayers as fl
-from fl_core.recorder import Logger
+from fl_core.rounds.recorder import Logger
 from fl_core.rows import frame
 
 pytestmark = pytest.mark.filterwarnings("ignore:client")

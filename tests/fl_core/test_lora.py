@@ -9,8 +9,8 @@ from torch import nn
 import fedlayers as fl
 from fl_core import models, tree
 from fl_core.errors import UsageError
-from fl_core.recorder import Recorder
-from fl_core.runner import assemble, run
+from fl_core.rounds.recorder import Recorder
+from fl_core.run.runner import assemble, run
 from fl_core.training import evaluate
 from tests.conftest import BLOCKS, CONFIG, TOY, every_other, network
 

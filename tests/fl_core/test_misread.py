@@ -7,13 +7,14 @@ import pandas as pd
 import pytest
 import torch
 
-from fl_core import runner, tree
+from fl_core import tree
 from fl_core.config import RunConfig
 from fl_core.data import from_clients, load
 from fl_core.data.federated import digest_of
 from fl_core.data.files import peek
 from fl_core.data.inputs import Inputs
 from fl_core.plan import LayerPlan
+from fl_core.run import runner
 from tests.conftest import refuses
 
 

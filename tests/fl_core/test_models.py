@@ -9,9 +9,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from fl_core import initial as weights, models, tree
+from fl_core import models, tree
 from fl_core.data.registry import TokenShape
 from fl_core.errors import UsageError
+from fl_core.run import initial as weights
 from tests.conftest import refuses
 from tests.networks import Wired
 

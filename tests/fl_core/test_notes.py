@@ -4,11 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fl_core import runner
 from fl_core.data import from_clients, load
 from fl_core.data.column_table import counts_rows
 from fl_core.data.federated import notes
 from fl_core.data.loading import as_data
+from fl_core.run import runner
 from tests.conftest import CONFIG, TOY, network
 
 RANDOM = np.random.default_rng(0)

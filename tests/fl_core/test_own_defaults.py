@@ -7,11 +7,12 @@ import pandas as pd
 import pytest
 
 from fedlayers.cli.app import main
-from fl_core import data, runner
+from fl_core import data
 from fl_core.config import RunConfig, resolve
 from fl_core.data.column_table import is_identifier
 from fl_core.data.registry import PATIENCE
 from fl_core.errors import UsageError
+from fl_core.run import runner
 from tests.conftest import refuses
 from tests.fl_core.made import frame, samples, written
 

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from diagnostics.measure import instruments
-from fl_core import models, runner
+from fl_core import models
 from fl_core.errors import UsageError
+from fl_core.run import runner
 from tests.conftest import CONFIG, TOY
 from tests.networks import Wired
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from fl_core import runner, tree
+from fl_core import tree
 from fl_core.algorithms import Round
+from fl_core.run import runner
 from fl_core.seeds import torch_seeded
 from tests.conftest import CONFIG, TOY, client_runner_of, network
 

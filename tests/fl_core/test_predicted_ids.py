@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 
 from fedlayers.cli.app import main
-from fl_core import exported_model, runner
 from fl_core.config import RunConfig
+from fl_core.run import exported_model, runner
 from tests.conftest import refuses
 from tests.fl_core.made import frame, written
 

@@ -7,9 +7,9 @@ import pytest
 from torch import nn
 
 from diagnostics.measure import instruments
-from fl_core import runner
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
+from fl_core.run import runner
 from tests.conftest import BLOCKS, CONFIG, TOY, kind_for, network
 
 OF_OPTIONS = [

@@ -12,16 +12,17 @@ import pytest
 import torch
 
 from diagnostics.measure import instruments
-from fl_core import runner, tree
+from fl_core import tree
 from fl_core.algorithms import Round, registry
 from fl_core.config import RunConfig
 from fl_core.data import Split
-from fl_core.engine import Instruments
 from fl_core.layers import layers_of
 from fl_core.models import example
 from fl_core.plan import LayerPlan
 from fl_core.records import store, writing
-from fl_core.restore import load_models
+from fl_core.rounds.engine import Instruments
+from fl_core.run import runner
+from fl_core.run.restore import load_models
 from tests.conftest import CONFIG, TOY, federation, network, refuses
 from tests.faults.injected import contents, cut_back
 

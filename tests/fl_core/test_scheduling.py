@@ -6,9 +6,9 @@ import torch
 from fl_core import models, tree
 from fl_core.algorithms import Round, TaskInfo, find
 from fl_core.algorithms.scheduling import Scheduled
-from fl_core.costs import round_costs
 from fl_core.layers import layers_of
 from fl_core.plan import LayerPlan
+from fl_core.run.costs import round_costs
 from fl_core.training.workspace import Workspace
 from tests.conftest import TOY, network, play
 

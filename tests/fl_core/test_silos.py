@@ -6,12 +6,13 @@ import torch
 from sklearn.metrics import f1_score
 from torch import nn
 
-from fl_core import models, runner
+from fl_core import models
 from fl_core.config import RunConfig
 from fl_core.data import from_clients
 from fl_core.data.partitions import SPLITS
-from fl_core.recorder import Recorder
-from fl_core.task import assemble
+from fl_core.rounds.recorder import Recorder
+from fl_core.run import runner
+from fl_core.run.task import assemble
 from tests.conftest import refuses
 
 

@@ -8,14 +8,12 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import example, given, strategies as st
 
-from fl_core import exported_model, runner, tree
+from fl_core import tree
 from fl_core.algorithms.base import Round
-from fl_core.clients import ClientReply
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
-from fl_core.recorder import Recorder
 from fl_core.records import store
-from fl_core.stopping import (
+from fl_core.records.stopping import (
     BEST_ROUND,
     EVALUATE,
     STATE,
@@ -25,6 +23,9 @@ from fl_core.stopping import (
     rule_of,
     weighted_mean,
 )
+from fl_core.rounds.clients import ClientReply
+from fl_core.rounds.recorder import Recorder
+from fl_core.run import exported_model, runner
 from tests.conftest import CONFIG, TOY, every_other
 from tests.faults.injected import contents, cut_back, forge
 

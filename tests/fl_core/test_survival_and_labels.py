@@ -12,8 +12,8 @@ from fl_core.config import RunConfig
 from fl_core.data.columns import Reading
 from fl_core.data.loading import as_data
 from fl_core.errors import UsageError
-from fl_core.recorder import Recorder
-from fl_core.runner import run
+from fl_core.rounds.recorder import Recorder
+from fl_core.run.runner import run
 from fl_core.training import losses
 from fl_core.training.evaluate import concordance, scores
 from tests.conftest import refuses

@@ -14,7 +14,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler, RobustScaler, StandardScaler
 
 import fedlayers as fl
-from fl_core import data, runner
+from fl_core import data
 from fl_core.config import RunConfig
 from fl_core.data import preprocessing, tables
 from fl_core.data.columns import Reading
@@ -22,8 +22,9 @@ from fl_core.data.inputs import Inputs
 from fl_core.data.loading import as_data
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import UsageError, spelled
-from fl_core.exported_model import Predictions
 from fl_core.records.store import Run
+from fl_core.run import runner
+from fl_core.run.exported_model import Predictions
 from tests.conftest import refuses
 from tests.fl_core.made import SPLITS, frame, samples, train_rows, written
 

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from fl_core import recorder, runner
 from fl_core.algorithms.base import Round
 from fl_core.errors import CorruptError, UsageError
-from fl_core.recorder import Timer
+from fl_core.rounds import recorder
+from fl_core.rounds.recorder import Timer
+from fl_core.run import runner
 from tests.conftest import CONFIG, TOY, network
 
 

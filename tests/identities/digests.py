@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from diagnostics.measure import instruments
-from fl_core import runner
 from fl_core.algorithms import find, registry
-from fl_core.recorder import Recorder
+from fl_core.rounds.recorder import Recorder
+from fl_core.run import runner
 from tests.conftest import BLOCKS, CONFIG, TOY
 
 TABLE = Path(__file__).with_name("digests.json")

@@ -7,7 +7,7 @@ from fl_core import models, tree
 from fl_core.algorithms import Round, find, registry
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import LayerPlan
-from fl_core.task import assemble
+from fl_core.run.task import assemble
 from tests.conftest import (
     CONFIG,
     TOY,

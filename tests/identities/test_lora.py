@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fl_core.models import lora
-from fl_core.runner import run
+from fl_core.run.runner import run
 from tests.conftest import CONFIG, TOY, network
 
 pytest.importorskip("peft")

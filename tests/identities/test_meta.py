@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fl_core import models, runner, seeds, tree
+from fl_core import models, seeds, tree
 from fl_core.models.extended import TwoHeads, split_head
+from fl_core.run import runner
 from tests.conftest import CONFIG, TOY, client_runner_of, network, play
 from tests.identities.plainly import (
     BATCH,

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from fedlayers.flower.server_app import ServerFile, federate
-from fl_core import runner, tree
-from fl_core.batched import BatchedClients, stacks
-from fl_core.recorder import Recorder
-from fl_core.workers import Workers
+from fl_core import tree
+from fl_core.rounds.batched import BatchedClients, stacks
+from fl_core.rounds.recorder import Recorder
+from fl_core.rounds.workers import Workers
+from fl_core.run import runner
 from tests.conftest import CONFIG, TOY, client_runner_of, every_other, network, samples
 from tests.fedlayers.flower.grid import LocalGrid
 from tests.identities.digests import OWN, TABLE, config_for, digests, played

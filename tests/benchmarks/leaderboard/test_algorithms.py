@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from benchmarks.leaderboard.algorithms import MASK, FedSelect, KNNPer, WithNeighbours
-from fl_core import runner, tree
+from fl_core import tree
 from fl_core.algorithms import Message, Round, State, Update
+from fl_core.run import runner
 from tests.conftest import CONFIG, TOY, network, play, refuses
 
 HARD = {

@@ -15,7 +15,7 @@ import fedlayers as fl
 from fedlayers.backends import cluster as actors
 from fl_core.config import RunConfig
 from fl_core.errors import DivergedError, RunError, UsageError, WorkerError
-from fl_core.recorder import read_pace
+from fl_core.rounds.recorder import read_pace
 from tests.faults.injected import contents
 from tests.fedlayers import command
 

@@ -20,7 +20,7 @@ from fl_core.config import RunConfig
 from fl_core.errors import BusyError, RunError, UsageError, WorkerError
 from fl_core.records import writing
 from fl_core.records.store import Run
-from fl_core.task import assemble
+from fl_core.run.task import assemble
 from tests.conftest import refuses
 from tests.faults.injected import contents
 from tests.fedlayers.backends.works import Toy

@@ -15,7 +15,7 @@ from fedlayers.flower import packets
 from fedlayers.flower.clients import Sites
 from fl_core.errors import RunError
 from fl_core.records.store import Run
-from fl_core.task import assemble
+from fl_core.run.task import assemble
 from tests.conftest import refuses
 from tests.fedlayers.flower.grid import (
     PLAIN,

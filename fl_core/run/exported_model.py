@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 import fl_core
-from fl_core import models, restore, tree
+from fl_core import models, tree
 from fl_core.algorithms.base import Algorithm, extends_model, find
 from fl_core.data.columns import BETWEEN
 from fl_core.data.inputs import Inputs
@@ -35,14 +35,15 @@ from fl_core.errors import (
     validate,
     warn,
 )
-from fl_core.layer_mapping import wrapped
 from fl_core.models import lora
 from fl_core.models.adapter import PackedShape, adapt
 from fl_core.models.building import TRIAL, drop_statistics, without_weights
 from fl_core.records import store, writing
 from fl_core.rows import MULTILABEL
+from fl_core.run import restore
+from fl_core.run.layer_mapping import wrapped
+from fl_core.run.task import Task
 from fl_core.storage import Folder, check_folder, check_version, sha, sign
-from fl_core.task import Task
 from fl_core.training import evaluate
 from fl_core.training.losses import Standardised, build
 from fl_core.tree import Tree
@@ -157,12 +158,12 @@ def export(
     Args:
         path: the run's directory.
         out: the file of weights, which must not exist.
-        which: ``personal``, ``global`` or ``local`` (see :func:`fl_core.restore.load_models`). None means
+        which: ``personal``, ``global`` or ``local`` (see :func:`fl_core.run.restore.load_models`). None means
             ``personal`` if the run has such models, and ``global`` otherwise.
         client: the model's client. None if all clients have the same model.
         round: one with a checkpoint, ``last``, or ``best``: the stopping rule's. None = ``best`` if the run has a
             stopping rule, else ``last``.
-        data, model, allow_code: as of :func:`fl_core.runner.resume`.
+        data, model, allow_code: as of :func:`fl_core.run.runner.resume`.
 
     Raises:
         UsageError: the run, round, model or client does not exist; or the file exists or has another format's suffix.

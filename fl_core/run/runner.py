@@ -13,14 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from fl_core import restore, storage, tree
+from fl_core import storage, tree
 from fl_core.algorithms.fedper import MEASURED, Scout
-from fl_core.batched import BatchedClients
-from fl_core.clients import ClientRunner, Executor, LocalClients, MakesExecutor, Serial
 from fl_core.config import AUTO, RunConfig
-from fl_core.costs import training_flops
 from fl_core.data import FederatedData
-from fl_core.engine import Engine, Instruments, PlanSelection
 from fl_core.errors import (
     RunError,
     UsageError,
@@ -32,27 +28,31 @@ from fl_core.errors import (
 )
 from fl_core.plan import LayerPlan
 from fl_core.progress import progress_bar
-from fl_core.recorder import (
-    Costs,
-    Logger,
-    Recorder,
-    Saver,
-    Timer,
-    loggers_of,
-)
 from fl_core.records import store, writing
-from fl_core.restore import copy_with, task_of
-from fl_core.rows import selecting_scores
-from fl_core.stopping import (
+from fl_core.records.stopping import (
     Divergence,
     EarlyStopping,
     Listener,
     Schedule,
     StoppingRule,
 )
-from fl_core.task import Task, assemble
+from fl_core.rounds.batched import BatchedClients
+from fl_core.rounds.clients import (
+    ClientRunner,
+    Executor,
+    LocalClients,
+    MakesExecutor,
+    Serial,
+)
+from fl_core.rounds.engine import Engine, Instruments, PlanSelection
+from fl_core.rounds.recorder import Costs, Logger, Recorder, Saver, Timer, loggers_of
+from fl_core.rounds.workers import Workers
+from fl_core.rows import selecting_scores
+from fl_core.run import restore
+from fl_core.run.costs import training_flops
+from fl_core.run.restore import copy_with, task_of
+from fl_core.run.task import Task, assemble
 from fl_core.training.losses import guessing_loss
-from fl_core.workers import Workers
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 """Where clients may train; a number may follow, as in ``cuda:1``."""
@@ -97,7 +97,7 @@ class Execution:
             of workers.
 
     Raises:
-        UsageError: a name in ``log`` leads to no class made of :class:`fl_core.recorder.Logger`.
+        UsageError: a name in ``log`` leads to no class made of :class:`fl_core.rounds.recorder.Logger`.
     """
 
     progress: bool = True
@@ -128,7 +128,7 @@ def run(
 
     Args:
         instruments: makes what a run measures and decides by, and is called if it does either.
-        data, loaded, model, plan: as of :func:`fl_core.task.assemble`; ``initial`` is its ``start``.
+        data, loaded, model, plan: as of :func:`fl_core.run.task.assemble`; ``initial`` is its ``start``.
         command: the user's command, for the record.
         announce: show the table of columns and the notes on the data.
         execution: options of :class:`Execution`.
@@ -215,7 +215,7 @@ def resume(
         data, model: your own, if the run was given them.
         allow_code: the ``package.module:name`` of all your own code in the run (model, algorithm, dataset or rule), to
             allow it. A run directory from elsewhere must not choose the code that runs here. Also ``KEY=VALUE`` of
-            model options other than sizes and rates (:func:`fl_core.restore.check_options`).
+            model options other than sizes and rates (:func:`fl_core.run.restore.check_options`).
         allow_changed_code: continue although your own code was edited since the run trained. The run records it.
         data_root: folder of the datasets' files, if it is another one now.
         execution: options of :class:`Execution`.

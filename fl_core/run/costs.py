@@ -25,8 +25,8 @@ from fl_core.algorithms.base import Algorithm, Round
 from fl_core.errors import UsageError, at_least, check_known, check_value, listing, warn
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
+from fl_core.run.task import Task
 from fl_core.seeds import seed_of, torch_seeded
-from fl_core.task import Task
 from fl_core.training.loop import batch_slices
 from fl_core.training.workspace import Workspace
 from fl_core.tree import first_tensor, preserve_state, set_mode
@@ -481,7 +481,7 @@ def cost_steps(tasks: Mapping[str, Task]) -> pd.DataFrame:
     layer-scheduling paper's Table 4 and Fig. 7.
 
     Args:
-        tasks: name of the run -> its task from :func:`fl_core.task.assemble`.
+        tasks: name of the run -> its task from :func:`fl_core.run.task.assemble`.
 
     Raises:
         UsageError: an algorithm chooses its plan while it trains, or as :func:`round_costs`.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fl_core import seeds, tree
 from fl_core.algorithms.base import Algorithm
-from fl_core.clients import (
+from fl_core.rounds.clients import (
     ClientReply,
     ClientRequest,
     ClientRunner,

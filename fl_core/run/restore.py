@@ -35,7 +35,7 @@ from fl_core.plan import LayerPlan
 from fl_core.records import writing
 from fl_core.records.store import Checkpoint, Run, changed_parts
 from fl_core.registry import is_outside
-from fl_core.task import Task, assemble
+from fl_core.run.task import Task, assemble
 
 _BESIDE = [
     "shape",
@@ -173,7 +173,7 @@ def code_of(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def code_in(config: RunConfig) -> set[str]:
-    """Return what a command's own configuration allows, as :func:`fl_core.runner.resume` takes it."""
+    """Return what a command's own configuration allows, as :func:`fl_core.run.runner.resume` takes it."""
     options = config.model.model_options.items()
     return {
         *code_of(config.to_json()).values(),
@@ -380,7 +380,7 @@ def load_models(
     A model's ``label_names`` are the names of its classes.
 
     >>> from fl_core.config import RunConfig
-    >>> from fl_core.runner import run
+    >>> from fl_core.run.runner import run
     >>> engine = run(RunConfig(dataset="heart", rounds=1), "runs/first", progress=False)
     >>> models, task = load_models("runs/first", which="global")
     >>> sorted(models)
@@ -393,7 +393,7 @@ def load_models(
         round: a round with a checkpoint, ``"last"``, or ``"best"``: these models' best round under a stopping rule.
         which: ``local`` (after local training, before aggregation; the clients sampled in that round), ``personal``
             (fine-tuned if the algorithm does this), or ``global``.
-        data, model, allow_code: as in :func:`fl_core.runner.resume`.
+        data, model, allow_code: as in :func:`fl_core.run.runner.resume`.
 
     Raises:
         UsageError: the round or model does not exist (the message lists others), or data or model differ from the

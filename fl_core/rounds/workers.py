@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from fl_core.algorithms.base import Algorithm
-from fl_core.clients import ClientReply, ClientRequest, ClientRunner
 from fl_core.errors import UNGUARDED, RunError, UsageError, WorkerError, end_unguarded
 from fl_core.progress import delay_signals, end_with_parent
+from fl_core.rounds.clients import ClientReply, ClientRequest, ClientRunner
 
 Worker = TypeVar("Worker")
 Handle = TypeVar("Handle")

@@ -21,10 +21,10 @@ from fl_core.rows import SCORES, label_of
 
 if TYPE_CHECKING:
     from fl_core.algorithms.base import Message, Round, State
-    from fl_core.clients import ClientReply
-    from fl_core.engine import Engine
-    from fl_core.recorder import Recorder
     from fl_core.records.store import Run
+    from fl_core.rounds.clients import ClientReply
+    from fl_core.rounds.engine import Engine
+    from fl_core.rounds.recorder import Recorder
     from fl_core.tree import Tree
 
 WINDOW = 3

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 import fl_core
-from fl_core import data as datasets, initial, models, tree
+from fl_core import data as datasets, models, tree
 from fl_core.algorithms.base import (
     Algorithm,
     TaskInfo,
@@ -19,8 +19,6 @@ from fl_core.algorithms.base import (
     find,
     registry,
 )
-from fl_core.batched import stacks
-from fl_core.clients import ClientRunner
 from fl_core.config import (
     AUTO,
     Mark,
@@ -38,7 +36,6 @@ from fl_core.data.partitions import SPLITS
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, listing, warn
-from fl_core.layer_mapping import extend
 from fl_core.layers import Layer, layers_of, sizes
 from fl_core.models import lora
 from fl_core.models.blocks import paths_of_blocks
@@ -53,13 +50,17 @@ from fl_core.models.building import (
 )
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
+from fl_core.rounds.batched import stacks
+from fl_core.rounds.clients import ClientRunner
+from fl_core.rounds.workers import check_sendable
 from fl_core.rows import CLASSIFICATION, REGRESSION, SURVIVAL, check_score
+from fl_core.run import initial
+from fl_core.run.layer_mapping import extend
 from fl_core.training import losses
 from fl_core.training.loop import Training
 from fl_core.training.losses import Loss
 from fl_core.training.workspace import memory_format
 from fl_core.tree import Tree
-from fl_core.workers import check_sendable
 
 
 @dataclass(repr=False)

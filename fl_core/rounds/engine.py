@@ -21,25 +21,31 @@ from fl_core.algorithms.base import (
     freeze,
 )
 from fl_core.algorithms.fedper import MEASURED, PLayerFL
-from fl_core.clients import (
+from fl_core.data import FederatedData
+from fl_core.errors import NonFiniteError, UsageError, warn
+from fl_core.layers import Layer, tensor_in_layer
+from fl_core.plan import LayerPlan
+from fl_core.records.stopping import (
+    EVALUATE,
+    FINISH,
+    Listener,
+    Schedule,
+    sampled_clients,
+)
+from fl_core.records.store import Checkpoint
+from fl_core.rounds.clients import (
     SCORED,
     FinetuneRequest,
     LocalClients,
     ScoreRequest,
     TrainRequest,
 )
-from fl_core.data import FederatedData
-from fl_core.errors import NonFiniteError, UsageError, warn
-from fl_core.layers import Layer, tensor_in_layer
-from fl_core.plan import LayerPlan
-from fl_core.recorder import Costs, Timer
-from fl_core.records.store import Checkpoint
-from fl_core.stopping import EVALUATE, FINISH, Listener, Schedule, sampled_clients
+from fl_core.rounds.recorder import Costs, Timer
 from fl_core.training.loop import Observer
 from fl_core.tree import Tree
 
 if TYPE_CHECKING:
-    from fl_core.task import Task
+    from fl_core.run.task import Task
 
 LOCAL_MODELS = 100
 """The most locally trained models in a checkpoint, for diagnoses: those of the round's first clients."""

@@ -14,18 +14,24 @@ import pandas as pd
 
 from fl_core import rows, storage
 from fl_core.algorithms.base import Message, Observation, Round
-from fl_core.clients import ClientReply
 from fl_core.data import FederatedData
 from fl_core.errors import NUMBER, UsageError, as_list, damaged, validate
+from fl_core.records.stopping import (
+    EVALUATE,
+    FINISH,
+    EarlyStopping,
+    Listener,
+    rounds_done,
+)
 from fl_core.records.store import Checkpoint
 from fl_core.records.writing import Writer
 from fl_core.registry import import_object
+from fl_core.rounds.clients import ClientReply
 from fl_core.rows import OF_CLASS, Row, why_missing
-from fl_core.stopping import EVALUATE, FINISH, EarlyStopping, Listener, rounds_done
 from fl_core.storage import Folder
 
 if TYPE_CHECKING:
-    from fl_core.engine import Engine
+    from fl_core.rounds.engine import Engine
 
 BUFFER = 10_000  # rows that wait for the end of a round before they are written
 UNITS = {

@@ -1,0 +1,1 @@
+"""A whole run: built from a configuration, started, stored, resumed and exported."""
