@@ -69,21 +69,6 @@ class Estimate(NamedTuple):
         return Interval(self.value, self.value - half, self.value + half)
 
 
-class Pairs(NamedTuple):
-    """Paired differences, row minus column, of every two rows of a table, from :func:`pairwise`.
-
-    Attributes:
-        difference: the mean difference; arrays are rows by rows.
-        low, high: simultaneous confidence interval. It excludes 0 if ``p_value`` is significant.
-        p_value: two-sided, corrected by Holm; 1 on the diagonal.
-    """
-
-    difference: NDArray[np.float64]
-    low: NDArray[np.float64]
-    high: NDArray[np.float64]
-    p_value: NDArray[np.float64]
-
-
 @dataclass(frozen=True)
 class FriedmanTest:
     """The result of Friedman's test, with a chi-square ``statistic`` of ``n_algorithms`` - 1 degrees of freedom.
@@ -263,57 +248,6 @@ def _pool_single(stratum: NDArray[np.int64]) -> NDArray[np.int64]:
         into = np.where(draws > 1, draws, len(stratum)).argmin()
     pooled = np.where(np.isin(stratum, single), into, stratum)
     return np.unique(pooled, return_inverse=True)[1]
-
-
-def pairwise(values: NDArray[np.floating[Any]], level: float = 0.95) -> Pairs:
-    """Compare every two rows by a paired t test with the spread of their own differences.
-
-    Holm's correction covers all pairs, so that the best row may be selected first. Intervals are Bonferroni's. If they
-    disagree with Holm's p-value, the interval ends at 0. Rows with the same difference in every column have no spread.
-    Their p-value is that of the sign test.
-
-    Args:
-        values: rows by paired columns (two or more), finite; leading axes are other tables.
-        level: between 0 and 1.
-
-    >>> found = pairwise(np.array([[0.9, 0.8, 0.7, 0.8], [0.5, 0.4, 0.2, 0.4], [0.5, 0.3, 0.3, 0.4]]))
-    >>> found.p_value.round(3).tolist()
-    [[1.0, 0.001, 0.001], [0.001, 1.0, 1.0], [0.001, 1.0, 1.0]]
-    """
-    from scipy import stats
-
-    n_rows, n = values.shape[-2:]
-    first, second = np.triu_indices(n_rows, 1)
-    count = len(first)
-    each = values[..., first, :] - values[..., second, :]
-    mean = each.mean(axis=-1)
-    error = each.std(axis=-1, ddof=1) / math.sqrt(n)
-    spread = error > 1e-12 * np.abs(values).max()
-    t = np.divide(np.abs(mean), error, out=np.zeros_like(mean), where=spread)
-    p = np.where(spread | (mean == 0), 2 * stats.t.sf(t, n - 1), 0.5 ** (n - 1))
-    holm_p = holm(p)
-    half = stats.t.isf((1 - level) / 2 / max(1, count), n - 1) * error
-    shown = holm_p <= 1 - level
-    low = np.where(
-        shown == (mean - half > 0), mean - half, np.where(mean > 0, 0.0, mean - half)
-    )
-    high = np.where(
-        shown == (mean + half < 0), mean + half, np.where(mean < 0, 0.0, mean + half)
-    )
-
-    def square(
-        upper: NDArray[np.float64], lower: NDArray[np.float64], diagonal: float
-    ) -> NDArray[np.float64]:
-        full = np.full((*values.shape[:-1], n_rows), diagonal)
-        full[..., first, second], full[..., second, first] = upper, lower
-        return full
-
-    return Pairs(
-        square(mean, -mean, 0.0),
-        square(low, -high, 0.0),
-        square(high, -low, 0.0),
-        square(holm_p, holm_p, 1.0),
-    )
 
 
 def holm(p_values: Values) -> NDArray[np.float64]:

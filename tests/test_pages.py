@@ -22,7 +22,7 @@ FLAGS = {
     *re.findall(r"\S+", "help budget only pack train federations cluster"),
     *("extra-index-url", "trusted-entities"),
 }
-"""With those of figures, the leaderboard, pip, Flower and an example."""
+"""With those of figures, pip, Flower and an example."""
 DOTTED = r"^(?:fl|fl_core|diagnostics|fedlayers|figures|benchmarks)(?:\.\w+)+"
 THERE = [
     f"/{path.relative_to(ROOT)}{'/' * path.is_dir()}"

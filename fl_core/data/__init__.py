@@ -14,7 +14,6 @@ if TYPE_CHECKING:
         gather as gather,
     )
     from fl_core.data.loading import (
-        extra_test_samples as extra_test_samples,
         from_clients as from_clients,
         load as load,
         open_named as open_named,

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -30,10 +29,9 @@ from fl_core.data.columns import (
     first_duplicate,
     located,
 )
-from fl_core.data.federated import FederatedData, Split, gather
+from fl_core.data.federated import FederatedData, gather
 from fl_core.data.partitions import PARTITIONS, Partition, make
 from fl_core.data.partitions.base import options_of
-from fl_core.data.partitions.papers import rounded
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.registry import DATASETS, Location, Recipe, general, path_of
 from fl_core.data.sources import OWN_NAME, Source, check_lengths, source_of_parts
@@ -238,82 +236,6 @@ def _check_agrees(stored: Partition, asked: Mapping[str, Any]) -> None:
             raise UsageError(
                 f"{name} must agree with the stored partition, which has {has.get(name)}; got {value}."
             )
-
-
-# --- more test samples ---------------------------------------------------------------------------------------
-
-MOST = 400
-"""More test samples of a client. With 400, a score's sampling error is small compared with that between runs."""
-
-
-def extra_test_samples(
-    source: Source, data: FederatedData, max_per_client: int = MOST
-) -> dict[str, Split]:
-    """Draw more test samples for each client from the unused part of a dataset.
-
-    Samples are drawn without replacement and follow the class proportions of all the client's samples. If the partition
-    keeps natural clients, samples come from the client's own. Two clients may receive the same sample, since nothing is
-    trained on them. The draw depends on the partition's seed alone.
-
-    Args:
-        source: the full dataset, as opened before a pool was taken from it.
-        data: the federation, created from the first samples of ``source`` (see :meth:`Source.first`).
-        max_per_client: maximum number of samples of a client. It gets fewer if one of its classes runs out.
-
-    Returns:
-        A dict from client name to samples. Clients without unused samples are omitted.
-
-    Raises:
-        UsageError: the federation was not created from this dataset.
-
-    >>> from fl_core.data import load, open_named
-    >>> data = load("digits", max_samples=400, partition="dirichlet", alpha=0.5, clients=3)
-    >>> further = extra_test_samples(open_named("digits"), data, max_per_client=50)
-    >>> {name: len(split) for name, split in further.items()}
-    {'client_0': 50, 'client_1': 50, 'client_2': 50}
-    """
-    pool = source.first_indices(data.partition.n_samples)
-    if source.take(pool).digest != data.source_digest:
-        raise UsageError(
-            f"source must be the dataset of the federation {data.name}; got other samples in {source.name}."
-        )
-    rest = np.setdiff1d(np.arange(len(source)), pool, assume_unique=True)
-    if source.groups is not None:
-        rest = rest[~np.isin(source.groups[rest], source.groups[pool])]
-    if not len(rest):
-        return {}
-    train = np.concatenate(
-        [pool[parts["train"]] for parts in data.partition.indices.values()]
-    )
-    encoded = source.fit(train)
-    by_owner = source.owner is not None and PARTITIONS[data.partition.kind].natural
-    further = {}
-    for number, (name, parts) in enumerate(data.partition.indices.items()):
-        own = pool[np.concatenate(list(parts.values()))]
-        left = rest
-        if by_owner and source.owner is not None:
-            left = rest[source.owner[rest] == source.owner[own[0]]]
-        draw = seeds.numpy_generator(data.partition.seed, "unused", number)
-        shares = np.bincount(source.labels[own], minlength=len(source.classes)) / len(
-            own
-        )
-        having = np.bincount(source.labels[left], minlength=len(shares))
-        present = np.flatnonzero(shares)
-        total = min(
-            max_per_client, int((having[present] / shares[present]).min() + 1e-9)
-        )
-        counts = rounded(shares[present], total, having[present])
-        assert counts is not None
-        chosen = [
-            draw.choice(np.flatnonzero(source.labels[left] == k), n, replace=False)
-            for k, n in zip(present, counts, strict=True)
-        ]
-        rows = np.sort(left[np.concatenate(chosen)])
-        if len(rows):
-            further[name] = Split(
-                encoded.tensor(rows), torch.from_numpy(encoded.y[rows])
-            )
-    return further
 
 
 # --- data from Python --------------------------------------------------------------------------------------------

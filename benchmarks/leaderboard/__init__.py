@@ -1,1 +1,0 @@
-"""The leaderboard: personalised methods with equal tuning on the same federations. ``REGISTERED.md`` has the rules."""
