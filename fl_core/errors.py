@@ -127,10 +127,16 @@ def spelled(**settings: Any) -> str:
         return ", ".join(f"{key}={value!r}" for key, value in settings.items())
     words = []
     for key, value in settings.items():
-        words.append(f"--{key.replace('_', '-')}")
-        for text in map(str, () if value is True else as_list(key, value)):
+        flag = f"--{key.replace('_', '-')}"
+        texts = [] if value is True else list(map(str, as_list(key, value)))
+        signs = [text for text in texts if text.startswith("-")]
+        if len(signs) < len(texts) or not texts:
+            words.append(flag)
+        for text in texts:
             named = any(map(str.isalnum, text))  # a sign alone is quoted
-            words.append(shlex.quote(text) if named else repr(text))
+            if text not in signs:
+                words.append(shlex.quote(text) if named else repr(text))
+        words += [f"{flag}={shlex.quote(text)}" for text in signs]
     return " ".join(words)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
@@ -71,16 +72,23 @@ ABOUT = (
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the program. An error gives one line, and exit code 2 for usage, 1 for a failure, 128 + N for signal N."""
+    _open_streams()
     told = ON_COMMAND_LINE.set(True)
     try:
-        try:
-            _main(list(sys.argv[1:] if argv is None else argv))
-        finally:
-            ON_COMMAND_LINE.reset(told)
-            sys.stdout.flush()
-    except BrokenPipeError:  # the reader, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        _main(list(sys.argv[1:] if argv is None else argv))
+    finally:
+        ON_COMMAND_LINE.reset(told)
+        _Printable(sys.stdout).flush()
+
+
+def _open_streams() -> None:
+    """Replace letters that a terminal does not have, and drop the text for a closed stream."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
 
 
 def _main(words: Sequence[str]) -> None:
@@ -121,8 +129,6 @@ def _main(words: Sequence[str]) -> None:
                 print(text, end="")
             else:
                 command.main(shlex.join(["fedlayers", *words]))
-    except BrokenPipeError:
-        raise
     except Exception as error:
         if command.debug:
             traceback.print_exc()
@@ -187,7 +193,10 @@ def parse_command(words: Sequence[str]) -> Command:
 
 
 class _Printable:
-    """A stream that shows control characters in names of others as escapes. A terminal would obey them."""
+    """A stream that shows control characters in names of others as escapes. A terminal would obey them.
+
+    If its reader has seen enough, such as head, the rest is dropped, and the work goes on.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -196,7 +205,20 @@ class _Printable:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        return self._stream.write("\n".join(map(printable, text.split("\n"))))
+        with self._until_closed():
+            self._stream.write("\n".join(map(printable, text.split("\n"))))
+        return len(text)
+
+    def flush(self) -> None:
+        with self._until_closed():
+            self._stream.flush()
+
+    @contextmanager
+    def _until_closed(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
 
 def _leave(code: int, *lines: str) -> NoReturn:

@@ -49,6 +49,8 @@ OPTIONS = {
     "loss_options": "loss_option",
 }
 """The keys of the configuration that are options, each with the flag of one option. It is repeatable."""
+AFTER_EQUALS = "\0"
+"""The mark of a word after an equals sign, which may begin with a hyphen."""
 LARGEST = 2**20
 """Bytes of a configuration file at most."""
 
@@ -203,6 +205,8 @@ def parse(command: type[Command], name: str, words: Sequence[str]) -> Command:
         fields.append(
             (f"{group}_keys", Annotated[made, tyro.conf.OmitArgPrefixes, text])
         )
+    lists = [each for kind in (command, *groups.values()) for each in _lists(kind)]
+    words = _once(words, lists)
     said = io.StringIO()
     try:
         with redirect_stderr(said):
@@ -227,6 +231,43 @@ def parse(command: type[Command], name: str, words: Sequence[str]) -> Command:
         keys = {key: values.pop(key) for key in values.keys() - own}
         values["keys"] = RunConfig(**keys)
     return command(**values)
+
+
+def _once(words: Sequence[str], lists: Collection[str]) -> list[str]:
+    """Return the words of a command with each flag once. A list that is given again goes on.
+
+    >>> _once(["--names", "a", "--seed", "1", "t.csv", "--names=-b"], ["--names"])
+    ['--names', 'a', '\\x00-b', '--seed', '1', 't.csv']
+
+    Args:
+        lists: flags with several words.
+
+    Raises:
+        UsageError: a flag of one value is given twice.
+    """
+    part: list[str] = []
+    parts, seen = [part], {}
+    for word in words:
+        flag, equals, value = word.partition("=")
+        flag = flag.replace("_", "-")
+        if not word.startswith("--"):
+            part.append(word)
+        elif flag in lists:
+            if flag not in seen:
+                seen[flag] = [flag]
+                parts.append(seen[flag])
+            part = seen[flag]
+            if equals:
+                part.append(AFTER_EQUALS + value)
+                part = parts[0]
+        elif flag in seen:
+            raise UsageError(f"{flag} must be given once; got it twice. Leave one out.")
+        else:
+            part = [word]
+            parts.append(part)
+            if flag[2:].replace("-", "_") not in OPTIONS.values():
+                seen[flag] = part
+    return [word for part in parts for word in part]
 
 
 def one_line(box: str) -> str:
@@ -264,7 +305,7 @@ def _flags(kind: type, hidden: Collection[str], helps: bool) -> list[Any]:
             continue
         hint, default = hints[name], defaults[name]
         of_value = get_args(hint)[0] if isinstance(hint, UnionType) else hint
-        several = SEVERAL.get(name, SEVERAL.get(get_origin(of_value) or of_value))
+        several = _several(name, of_value)
         metavar = several or of_value.__name__.upper()
         nargs: Any = "*" if several else 1
         if hint is bool:
@@ -294,12 +335,32 @@ def _flags(kind: type, hidden: Collection[str], helps: bool) -> list[Any]:
     return flags
 
 
+def _several(name: str, kind: Any) -> str | None:
+    """Return how help shows the words after a flag of a type, or None for one word."""
+    return SEVERAL.get(name, SEVERAL.get(get_origin(kind) or kind))
+
+
+def _lists(kind: type) -> list[str]:
+    """Return the flags of a dataclass that take several words."""
+    hints = get_type_hints(kind)
+    several = {
+        name: _several(name, get_args(hint)[0] if isinstance(hint, UnionType) else hint)
+        for name, hint in hints.items()
+    }
+    return [
+        f"--{name.replace('_', '-')}"
+        for name, shown in several.items()
+        if shown and shown != SEVERAL[bool] and name not in OPTIONS.values()
+    ]
+
+
 def _value(kind: Any, words: Sequence[str]) -> Any:
     """Return the value of a flag from the words after it.
 
     Raises:
         ValueError: they are no value of its type.
     """
+    words = [word.removeprefix(AFTER_EQUALS) for word in words]
     if get_origin(kind):
         return get_origin(kind)(words)
     text = BETWEEN.join(words)

@@ -435,7 +435,7 @@ def test_output_that_nobody_reads_to_the_end_is_no_error(tmp_path):
     )
     process.stdout.close()
     assert process.stderr.read() == ""
-    process.wait(30)
+    assert process.wait(30) == 0
 
 
 def test_a_run_that_ends_diverged_is_a_failure(fedlayers):
