@@ -92,8 +92,15 @@ def _open_streams() -> None:
 
 
 def _main(words: Sequence[str]) -> None:
+    if words and words[0] == "help":  # of a command that is named after it
+        words = [*words[1:], "--help"]
     if not words or words[0] in ("-h", "--help"):
         print(overview())
+        sys.exit(0)
+    if words[0] == "--version":
+        from fl_core import __version__
+
+        print(f"fedlayers {__version__}")
         sys.exit(0)
     try:
         command = parse_command(words)

@@ -309,7 +309,7 @@ class Choose(OneAlgorithm):
     """Number of learning rates to try first: 2 to 5, or 0 for none. Default: 4 for your own data on this machine, else
     0; none with --lr."""
     no_baselines: bool = False
-    """For tables, fit no linear models and gradient boosting."""
+    """Fit no linear models and gradient boosting."""
     out: Path = Path("out/choose")
     """Folder for the results."""
 

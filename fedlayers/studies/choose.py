@@ -14,6 +14,7 @@ import pandas as pd
 
 from fedlayers.backends.local import Backend, no_progress
 from fedlayers.studies import arms as candidates
+from fedlayers.studies.baselines import predictors
 from fedlayers.studies.choice import NOTHING, Choice, answers, infer
 from fedlayers.studies.harmless import (
     BASE_RATE,
@@ -22,8 +23,6 @@ from fedlayers.studies.harmless import (
     VALIDATION,
     Bench,
     Predictor,
-    is_table,
-    predictors,
 )
 from fedlayers.studies.hint import (
     Race,
@@ -117,7 +116,7 @@ def choose(
         tune_rates: number of learning rates to try, 2 to 5 (:mod:`fedlayers.studies.race`), or 0. The first seed tries
             them with all but the last layer shared. Then the arms race at the best. The default is 4 for your own data
             here, else 0. A rate in the configuration is kept, and none is tried.
-        baselines: for tables, fit the baselines too (:mod:`fedlayers.studies.harmless`).
+        baselines: fit the baselines too (:mod:`fedlayers.studies.baselines`).
         backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.local`);
             default this process, with the configuration's number of ``workers``.
         progress: print the estimated cost and a line whenever an arm has finished the race, and show the runs that are
@@ -143,7 +142,6 @@ def choose(
         config = config.with_keys(monitor=check_score(score, task_kind(config, own)))
     race = planned(config, own, out, arms, seeds, tune_rates, thorough, tell)
     task, jobs = race.task, race.jobs
-    table = baselines and is_table(task.data)
     shown = {"parallel": True, "progress": progress is True, "live": live}
     with open_backend(backend, config.execution.workers, **shown) as place:
         cost = race.cost(place.side_by_side)
@@ -160,7 +158,7 @@ def choose(
             jobs = race.at_rate(rates.lr)
         if race.at:
             stands, early = run_judged(jobs, race.at, race.rounds, place, tell)
-            found = recommend(race, jobs, stands, rates, early, table)
+            found = recommend(race, jobs, stands, rates, early, baselines)
             if found.winner is None:
                 tell(
                     "no finished run is better than the base rate: all arms train to the end"
@@ -172,7 +170,7 @@ def choose(
                     f"every arm failed, the first with: {next(iter(failed.values()))}"
                 )
             stands = standings(jobs, race.rounds, failed)
-            found = recommend(race, jobs, stands, rates, None, table)
+            found = recommend(race, jobs, stands, rates, None, baselines)
         spent = measured_cost(task, race.trained(jobs), place.side_by_side)
     seconds = time.monotonic() - began
     found = replace(found, cost=cost, measured=spent, seconds=seconds)

@@ -11,8 +11,8 @@ import pandas as pd
 
 from fedlayers.backends.local import Backend
 from fedlayers.studies.arms import Arm
+from fedlayers.studies.baselines import baseline_rows
 from fedlayers.studies.comparison import Comparison
-from fedlayers.studies.harmless import baseline_rows
 from fedlayers.studies.jobs import (
     TrainingJob,
     assembled,
@@ -131,7 +131,7 @@ def compare(
         plan: for all algorithms that use one; by default each has its own.
         tuned: the choice of :func:`~fedlayers.studies.tune.tune` for each algorithm, or the path of its file.
         score: by which algorithms are ranked; see :class:`~fedlayers.studies.comparison.Comparison`.
-        baselines: add rows of baselines that need no federation (:mod:`fedlayers.studies.harmless`).
+        baselines: add rows of baselines that need no federation (:mod:`fedlayers.studies.baselines`).
         beside: rows of other runs with these seeds, to show as a further algorithm.
         backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.local`);
             default this process.

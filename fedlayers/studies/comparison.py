@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedlayers.studies.harmless import BASELINES as NAIVE
+from fedlayers.studies.baselines import BASELINES as NAIVE
 from fl_core import rows, statistics
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, check_known, listing, plural

@@ -264,6 +264,37 @@ def mlp(
     return _perceptron(math.prod(shape), sizes, n_classes)
 
 
+LARGEST_SIDE = 32
+"""Rows and columns at most, to which :func:`linear` averages a picture down."""
+
+
+class WordCounts(nn.Module):
+    """Counts how often a text [n, length] has each token [n, tokens], padding aside."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self.tokens = tokens
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the counts, float32."""
+        ones = (x != PAD).float()
+        return ones.new_zeros(len(x), self.tokens).scatter_add(1, x, ones)
+
+
+@model
+def linear(shape: Shape, n_classes: int) -> Layered:
+    """One linear layer; tables, images (averaged down to 32 x 32), texts (counts of words)."""
+    features: nn.Module = nn.Flatten()
+    size = math.prod(shape)
+    if isinstance(shape, TokenShape):
+        features, size = WordCounts(shape.tokens), shape.tokens
+    elif len(shape) == 3 and max(shape[1:]) > LARGEST_SIDE:
+        sides = tuple(min(side, LARGEST_SIDE) for side in shape[1:])
+        features = nn.Sequential(nn.AdaptiveAvgPool2d(sides), nn.Flatten())
+        size = shape[0] * math.prod(sides)
+    return chain(features=features, fc=nn.Linear(size, n_classes))
+
+
 def _perceptron(n_inputs: int, hidden: Sequence[int], n_classes: int) -> Layered:
     layers = _fully_connected(n_inputs, *hidden, n_classes)
     return _kaiming(chain(flatten=nn.Flatten(), **layers))

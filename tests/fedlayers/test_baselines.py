@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score
 from sklearn.preprocessing import StandardScaler
 
-from fedlayers.studies.harmless import BASELINES, PENALTIES, baseline_rows
+from fedlayers.studies.baselines import BASELINES, PENALTIES, baseline_rows
 from fl_core import rows
 from fl_core.config import RunConfig
 from fl_core.run import runner
@@ -45,9 +46,32 @@ def test_linear_baselines_are_what_scikit_learn_says(class_weights):
     assert any(found["value"].tolist() == pytest.approx(each) for each in known)
 
 
-def test_one_class_has_values_and_images_have_the_base_rate_alone():
-    digits = runner.assemble(RunConfig(dataset="digits", max_samples=200))
-    assert {row["algorithm"] for row in baseline_rows(digits)} == {"base_rate"}
+TEXTS = {
+    site: (
+        [f"{word} {k} said {site}" for k, word in enumerate(["good", "bad"] * 20)],
+        ["up", "down"] * 20,
+    )
+    for site in ("north", "south")
+}
+
+
+def test_every_kind_of_sample_has_a_linear_model_and_one_class_the_base_rate(tmp_path):
+    text = pd.concat(
+        pd.DataFrame({"text": texts, "label": labels, "site": site})
+        for site, (texts, labels) in TEXTS.items()
+    )
+    text.to_csv(tmp_path / "said.csv", index=False)
+    config = RunConfig(dataset=str(tmp_path / "said.csv"), client_column="site")
+    tasks = {
+        "texts": runner.assemble(config.with_keys(text_column="text")),
+        "images": runner.assemble(RunConfig(dataset="digits", max_samples=300)),
+    }
+    for name, task in tasks.items():
+        found = rows.frame(baseline_rows(task))
+        score = found[(found["metric"] == "loss") & (found["split"] == "test")]
+        means = score.groupby("algorithm")["value"].mean()
+        assert set(means.index) == {"base_rate", "linear_own", "linear_pooled"}
+        assert means["linear_pooled"] < 0.7 * means["base_rate"], name
     task = runner.assemble(RunConfig(dataset="heart"))
     alike = [
         replace(c, train=replace(c.train, y=c.train.y * 0)) for c in task.data.clients

@@ -5,9 +5,10 @@ import pandas as pd
 import pytest
 import torch
 
+from fedlayers.studies.baselines import predictors
 from fedlayers.studies.choice import NOTHING_BETTER
 from fedlayers.studies.choose import choose
-from fedlayers.studies.harmless import TEST, VALIDATION, Bench, predictors
+from fedlayers.studies.harmless import TEST, VALIDATION, Bench
 from fl_core.config import RunConfig
 from fl_core.data import from_clients
 from fl_core.run import runner

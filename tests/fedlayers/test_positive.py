@@ -8,9 +8,9 @@ from sklearn.metrics import average_precision_score
 from diagnostics import plots
 from diagnostics.plots.page import figure_of
 from fedlayers.run_result import scores_text
+from fedlayers.studies.baselines import baseline_rows
 from fedlayers.studies.compare import compare
 from fedlayers.studies.comparison import headline
-from fedlayers.studies.harmless import baseline_rows
 from fl_core import rows
 from fl_core.config import RunConfig
 from fl_core.rows import OF_CLASS

@@ -8,9 +8,9 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
+from fedlayers.studies.baselines import BASELINES
 from fedlayers.studies.choice import VERDICTS
 from fedlayers.studies.comparison import Comparison
-from fedlayers.studies.harmless import BASELINES
 from fedlayers.studies.study import CHOSEN, OWN
 from fl_core import rows
 from fl_core.plan import LayerPlan

@@ -1,0 +1,320 @@
+"""Baselines that need no federation: simple models of each client's samples, and of all clients' together."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedlayers.studies.harmless import BASE_RATE, VALIDATION, Bench, Predictor
+from fl_core import models, rows
+from fl_core.models.adapter import PackedShape
+from fl_core.rows import (
+    CLASSIFICATION,
+    MULTILABEL,
+    OF_CLASS,
+    REGRESSION,
+    SURVIVAL,
+    Row,
+    why_missing,
+)
+from fl_core.run.task import Task
+from fl_core.training import evaluate
+from fl_core.training.losses import Standardised
+
+PENALTIES = (0.01, 0.1, 1.0)
+"""Inverse strengths C of the linear models' penalty; the one with the least validation loss is used."""
+STEPS = 300
+"""Steps of the search for a linear model's weights, at most."""
+BASELINES = {
+    BASE_RATE: "no features: the share of each class, or the mean target, of a client's training samples",
+    "linear_own": "a linear model on each client's own training samples",
+    "linear_pooled": "a linear model on all clients' training samples: centralised",
+    "boosting_own": "gradient boosting on each client's own training samples",
+    "boosting_pooled": "gradient boosting on all clients' training samples: centralised",
+}
+"""The baselines by name, in words. Linear models are ``linear`` of :mod:`fl_core.models`; boosting is for tables."""
+Array = NDArray[Any]
+Weights = tuple[Array, Array]
+"""Of a linear model: [C, d], and [C] without features."""
+Predict = Callable[[Array], Array]
+"""Samples [n, d] -> outputs [n, C]."""
+
+
+def predictors(bench: Bench) -> Iterator[Predictor]:
+    """Fit the baselines of a federation. Settings are chosen by validation loss.
+
+    A client with training samples of one class only has its base rate. Samples of several inputs have the base rate
+    alone.
+    """
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+    yield bench.base_rate
+    data = bench.task.data
+    if isinstance(data.shape, PackedShape):
+        return
+    kinds = [_linear]
+    if len(data.shape) == 1 and data.words is None and bench.kind != SURVIVAL:
+        kinds.append(_boosting)
+    names = [client.name for client in data.clients]
+    for kind in kinds:
+        for suffix, groups in (
+            ("own", [[name] for name in names]),
+            ("pooled", [names]),
+        ):
+            with warnings.catch_warnings(action="ignore"), threadpool_limits(1):
+                made = kind(bench, f"{kind.__name__[1:]}_{suffix}", groups)
+            yield made
+
+
+def _samples(bench: Bench, names: Sequence[str]) -> tuple[Tensor, Array]:
+    """Return the training samples of some clients together."""
+    own = [client.train for client in bench.task.data.clients if client.name in names]
+    return torch.cat([part.x for part in own]), torch.cat([p.y for p in own]).numpy()
+
+
+# --- linear models: modules, so that they can be exported -----------------------------------------------------
+
+
+def _linear(bench: Bench, name: str, groups: Sequence[Sequence[str]]) -> Predictor:
+    """Fit one linear model for each group of clients, with each penalty, and return the best penalty's."""
+    data, fitted = bench.task.data, [dict[str, nn.Module]() for _ in PENALTIES]
+    outputs = max(1, data.n_classes)
+    template = models.build("linear", data.shape, outputs, trial=False)
+    for clients in groups:
+        x, y = _samples(bench, clients)
+        features, centre, scale = _scaled_features(template, x, data.words is None)
+        for penalty, found in zip(PENALTIES, fitted, strict=True):
+            weights = None
+            if bench.kind == MULTILABEL or np.ptp(y, axis=0).any():
+                weights = _fit(bench, features, y, penalty)
+            for client in clients:
+                found[client] = _module(bench, template, weights, client, centre, scale)
+    tried = [_of_modules(bench, name, found) for found in fitted]
+    return min(tried, key=lambda one: bench.scores(one, VALIDATION)["loss"])
+
+
+def _of_modules(bench: Bench, name: str, found: Mapping[str, nn.Module]) -> Predictor:
+    """Return the predictor of linear models by client."""
+
+    def predict(client: str, x: Tensor) -> Tensor:
+        outputs = evaluate.predict(found[client], x)
+        numbers = bench.kind == REGRESSION
+        return bench.task.criterion.logits(outputs) if numbers else outputs
+
+    return replace(bench.predictor(name, predict), models=found)
+
+
+def _scaled_features(
+    template: nn.Module, x: Tensor, scaled: bool
+) -> tuple[Any, Array, Array]:
+    """Return what the linear layer sees, standardised, with centre and scale. Counts of words are sparse and stay."""
+    from scipy import sparse
+
+    layer = template.get_submodule("features")
+    parts = [layer(part).numpy() for part in x.split(1024)]
+    if not scaled:
+        found = sparse.vstack([sparse.csr_matrix(part) for part in parts])
+        return found, np.zeros(1), np.ones(1)
+    whole = np.concatenate(parts)
+    centre, scale = whole.mean(axis=0, dtype=float), whole.std(axis=0, dtype=float)
+    scale[scale == 0] = 1
+    return (whole - centre) / scale, centre, scale
+
+
+def _fit(bench: Bench, x: Any, y: Array, penalty: float) -> Weights:
+    """Fit a linear model of scaled features."""
+    from sklearn.linear_model import Ridge
+
+    if bench.kind == SURVIVAL:
+        return _cox(bench, x, y, penalty), np.zeros(1)
+    if bench.kind == REGRESSION:
+        if isinstance(criterion := bench.task.criterion, Standardised):
+            y = (y - criterion.centre) / criterion.spread
+        ridge = Ridge(alpha=1 / penalty).fit(x, y)
+        return ridge.coef_[None], np.array([ridge.intercept_])
+    if bench.kind == MULTILABEL:
+        labels = [_logistic(x, each, 2, penalty) for each in y.T.astype(int)]
+        rows_of = [(weights[1] - weights[0], b[1] - b[0]) for weights, b in labels]
+        weights, constants = zip(*rows_of, strict=True)
+        return np.stack(weights), np.array(constants)
+    return _logistic(x, y, bench.task.data.n_classes, penalty, bench.class_weights)
+
+
+def _logistic(
+    x: Any, y: Array, classes: int, penalty: float, weights: Tensor | None = None
+) -> Weights:
+    """Fit logistic regression. A class that is absent, or alone, has the logarithm of its smoothed share."""
+    from sklearn.linear_model import LogisticRegression
+
+    present = np.unique(y)
+    found = np.zeros((classes, x.shape[1]))
+    constants = np.log((np.bincount(y, minlength=classes) + 1) / (len(y) + classes))
+    if len(present) > 1:
+        each = None if weights is None else weights.numpy()[y]
+        model = LogisticRegression(C=penalty, max_iter=STEPS)
+        model.fit(x, y, sample_weight=each)
+        own, constant = model.coef_, model.intercept_
+        if len(present) == 2:  # one line for both
+            own = np.concatenate([-own, own]) / 2
+            constant = np.concatenate([-constant, constant]) / 2
+        found[present], constants[present] = own, constant
+    return found, constants
+
+
+def _module(
+    bench: Bench,
+    template: nn.Module,
+    weights: Weights | None,
+    client: str,
+    centre: Array,
+    scale: Array,
+) -> nn.Module:
+    """Return a linear model of unscaled samples. Without weights it knows the client's base rate."""
+    made = copy.deepcopy(template).eval()
+    layer: Any = made.get_submodule("fc")
+    if weights is None:
+        base, criterion = bench.bases[client].numpy(), bench.task.criterion
+        if isinstance(criterion, Standardised):
+            base = (base - criterion.centre) / criterion.spread
+        weights = np.zeros(layer.weight.shape), base
+    own = weights[0] / scale
+    constant = weights[1] - (own * centre).sum(axis=1)
+    values = {"weight": own, "bias": constant}
+    layer.load_state_dict({k: torch.from_numpy(v) for k, v in values.items()})
+    return made
+
+
+def _cox(bench: Bench, x: Array, y: Array, penalty: float) -> Array:
+    """Fit a linear Cox model with the loss of training and a ridge penalty."""
+    inputs, targets = torch.from_numpy(x).double(), torch.from_numpy(y).double()
+    weights = nn.Parameter(torch.zeros(x.shape[1], 1, dtype=torch.float64))
+    search = torch.optim.LBFGS([weights], max_iter=200, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        search.zero_grad()
+        fit = bench.task.criterion(inputs @ weights, targets)
+        loss = fit + (weights**2).sum() / (2 * penalty * len(y))
+        loss.backward()
+        return loss
+
+    if y[:, 1].any():
+        search.step(closure)
+    return weights.detach().numpy().T
+
+
+# --- gradient boosting ----------------------------------------------------------------------------------------
+
+
+def _boosting(bench: Bench, name: str, groups: Sequence[Sequence[str]]) -> Predictor:
+    """Fit gradient boosting for each group of clients."""
+    found: dict[str, Predict | None] = {}
+    for clients in groups:
+        x, y = _samples(bench, clients)
+        found |= dict.fromkeys(clients, _boosted(bench, x.numpy(), y))
+
+    def predict(client: str, x: Tensor) -> Tensor:
+        model = found[client]
+        if model is None:
+            return bench.bases[client].expand(len(x), -1)
+        return torch.from_numpy(np.ascontiguousarray(model(x.numpy())))
+
+    return bench.predictor(name, predict)
+
+
+def _boosted(bench: Bench, x: Array, y: Array) -> Predict | None:
+    """Fit one model; None where the training samples have a single class or value."""
+    from sklearn import ensemble
+
+    def estimator() -> Any:
+        early = len(y) >= 50  # it sets samples of each class aside
+        if bench.kind == CLASSIFICATION:
+            early &= np.unique(y, return_counts=True)[1].min() > 1
+        suffix = "Regressor" if bench.kind == REGRESSION else "Classifier"
+        boosting = getattr(ensemble, f"HistGradientBoosting{suffix}")
+        return boosting(max_iter=100, early_stopping=early, random_state=0)
+
+    if bench.kind == MULTILABEL:
+        labels = [_of_classes(estimator(), x, each, 2) for each in y.T.astype(int)]
+        return lambda new: np.column_stack(
+            [np.diff(label(new))[:, 0] for label in labels]
+        )
+    if np.ptp(y) == 0:
+        return None
+    if bench.kind == REGRESSION:
+        model = estimator().fit(x, y)
+        return lambda new: model.predict(new)[:, None]
+    classes = bench.task.data.n_classes
+    return _of_classes(estimator(), x, y, classes, bench.class_weights)
+
+
+def _of_classes(
+    model: Any, x: Array, y: Array, classes: int, weights: Tensor | None = None
+) -> Predict:
+    """Return log-probabilities of all classes. A class that is absent, or alone, has its smoothed share."""
+    present = np.unique(y)
+    shares = (np.bincount(y, minlength=classes) + 1) / (len(y) + classes)
+    if len(present) > 1:
+        each = None if weights is None else weights.numpy()[y]
+        model.fit(x, y, sample_weight=each)
+
+    def predict(new: Array) -> Array:
+        found = np.tile(shares, (len(new), 1))
+        if len(present) > 1:
+            found[:, present] = model.predict_proba(new)
+        return np.log(np.maximum(found, 1e-6))
+
+    return predict
+
+
+# --- rows -----------------------------------------------------------------------------------------------------
+
+
+def baseline_rows(task: Task) -> list[Row]:
+    """Return the rows of every baseline on a task's data, as of a run after its last round.
+
+    >>> import fedlayers as fl
+    >>> found = rows.frame(baseline_rows(fl.assemble(fl.RunConfig(dataset="heart", rounds=3))))
+    >>> sorted(found["algorithm"].unique())
+    ['base_rate', 'boosting_own', 'boosting_pooled', 'linear_own', 'linear_pooled']
+    """
+    bench, criterion = Bench(task), task.criterion.of_logits()
+    found = []
+    for one in predictors(bench):
+        calibration = bench.calibration(one)
+        columns: dict[str, Any] = {
+            "algorithm": one.name,
+            "seed": task.config.execution.seed,
+            "round": task.config.federation.rounds,
+            "model": "global" if one.name.endswith("pooled") else "personal",
+            "estimator": f"{BASELINES[one.name]}, temperature {calibration[0]:.2f}",
+        }
+        for split, outputs in one.outputs.items():
+            scores = bench.by_client(one, split)
+            for client, own in outputs.items():
+                y, base = bench.labels[split][client], bench.bases[client]
+                sizes = {"n_samples": len(y), "n_train": bench.sizes[client]}
+                values = scores.loc[client].to_dict()
+                hot = evaluate.calibrated(own, *calibration, base)
+                values["loss"] = float(criterion.per_sample(hot, y).mean())
+                for metric, value in values.items():
+                    found.append(
+                        rows.row(
+                            metric,
+                            value,
+                            **columns,
+                            **sizes,
+                            split=split,
+                            client=client,
+                            variant=task.data.positive if metric in OF_CLASS else "",
+                            status=why_missing(metric, value),
+                        )
+                    )
+    return found
