@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -44,7 +44,8 @@ class Layer:
         output: path of the module whose output is the layer's representation.
         used: whether a forward pass of the example reaches the layer.
         tables: the parameters that are embedding tables. A batch affects only the rows that it looks up.
-        frozen: the parameters that the model's author froze (``requires_grad`` is False).
+        frozen: the tensors that no training changes: parameters that the model's author froze (``requires_grad`` is
+            False), and buffers of modules or layers with no others.
     """
 
     name: str
@@ -150,12 +151,9 @@ def layers_of(
         )
         unit_of[name] = joins.get(unit_of[name] or "", unit_of[name])
 
-    frozen = {
-        name
-        for name, parameter in model.named_parameters()
-        if not parameter.requires_grad
-    }
-    frozen = set() if frozen == parameters else frozen
+    frozen = frozen_tensors(model)
+    if parameters <= frozen:
+        frozen = set()
     looked_up = {
         id(module.weight)
         for module in model.modules()
@@ -166,21 +164,42 @@ def layers_of(
         members.setdefault(str(unit), []).append(name)
     ordered = sorted(members, key=lambda unit: first.get(unit, trace.moments))
     return tuple(
-        Layer(
-            name=unit or "model",
-            parameters=tuple(name for name in members[unit] if name in parameters),
-            buffers=tuple(name for name in members[unit] if name not in parameters),
-            output=_output(unit, members[unit], owners, trace, joins)
-            if unit in first
-            else "",
-            used=unit in first,
-            tables=tuple(
-                name for name in members[unit] if id(tensors[name]) in looked_up
+        frozen_of(
+            Layer(
+                name=unit or "model",
+                parameters=tuple(name for name in members[unit] if name in parameters),
+                buffers=tuple(name for name in members[unit] if name not in parameters),
+                output=_output(unit, members[unit], owners, trace, joins)
+                if unit in first
+                else "",
+                used=unit in first,
+                tables=tuple(
+                    name for name in members[unit] if id(tensors[name]) in looked_up
+                ),
             ),
-            frozen=tuple(name for name in members[unit] if name in frozen),
+            frozen,
         )
         for unit in ordered
     )
+
+
+def frozen_tensors(model: nn.Module) -> set[str]:
+    """Return the names of frozen parameters, and of the buffers of modules whose own parameters are all frozen."""
+    frozen: set[str] = set()
+    for path, module in model.named_modules():
+        own = {n: p for n, p in module._parameters.items() if p is not None}
+        fixed = [name for name, p in own.items() if not p.requires_grad]
+        if own and len(fixed) == len(own):
+            fixed += module._buffers
+        frozen.update(f"{path}.{name}".lstrip(".") for name in fixed)
+    return frozen & tree.named_tensors(model).keys()
+
+
+def frozen_of(layer: Layer, frozen: set[str]) -> Layer:
+    """Return a layer with its frozen tensors. If all its parameters are frozen, its buffers are too."""
+    whole = bool(layer.parameters) and frozen.issuperset(layer.parameters)
+    fixed = tuple(name for name in layer.tensors if whole or name in frozen)
+    return replace(layer, frozen=fixed)
 
 
 def sizes(layers: Sequence[Layer], model: nn.Module) -> dict[str, int]:

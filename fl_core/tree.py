@@ -324,6 +324,8 @@ def mean(trees: Iterable[Mapping[str, Tensor]], weights: Iterable[float]) -> Tre
 # --- a model for the time of a block ---------------------------------------------------------------------------
 
 Hook = Callable[[nn.Module, tuple[Any, ...], Any], None]
+STAYS = "stays_in_evaluation"
+"""The attribute of a module that its author put in evaluation mode."""
 
 _HOOKS = (
     "_forward_hooks",
@@ -404,6 +406,21 @@ def _remember(model: nn.Module) -> Callable[[], None]:
     return restore
 
 
+def keep_evaluating(model: nn.Module) -> None:
+    """Mark the modules of a model in training mode that its author put in evaluation mode: training keeps it."""
+    for module in model.modules():
+        if model.training and not module.training:
+            setattr(module, STAYS, True)
+
+
+def train(model: nn.Module) -> None:
+    """Put a model in training mode, but for modules that stay in evaluation mode."""
+    model.train()
+    for module in model.modules():
+        if getattr(module, STAYS, False):
+            module.training = False
+
+
 @contextmanager
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
     """Set training or evaluation mode inside the block, and restore each module's own mode after it."""
@@ -411,7 +428,7 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
     if any(
         before != training for _, before in modes
     ):  # setting a module's attribute is slow
-        model.train(training)
+        train(model) if training else model.eval()
     try:
         yield
     finally:

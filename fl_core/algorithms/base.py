@@ -153,7 +153,7 @@ class TaskInfo:
     layers: tuple[Layer, ...]
     never_sent: frozenset[
         str
-    ]  # tensors that never travel: buffers (bn="local") and added personal modules
+    ]  # tensors that never travel: frozen ones, buffers (bn="local") and added personal modules
     n_train: tuple[int, ...]
     epochs: int
     seed: int
@@ -199,7 +199,7 @@ class TaskInfo:
 
     @property
     def frozen(self) -> frozenset[str]:
-        """Return the names of the parameters that no training changes."""
+        """Return the names of the tensors that no training changes. They are never sent."""
         return frozenset(name for layer in self.layers for name in layer.frozen)
 
     def not_sent(self, rnd: Round) -> frozenset[str]:

@@ -330,7 +330,7 @@ class FedFomo(Keeping):
             if message.trees
             else {}
         )
-        parameters = self.units[0].parameters
+        parameters = set(self.units[0].parameters) - self.task_info.frozen
         weights = {}
         for peer, peer_model in message.trees.items():
             far = tree.distance(

@@ -1,7 +1,7 @@
 """Algorithms for clients that can hold only some of the model's residual blocks: FedRA and its baselines.
 
 FedRA is by Su et al. 2024. By default all train low-rank adapters and the last layer of a pretrained model. With
-``lora_targets=none`` they train everything. Frozen tensors are sent with the blocks that need them and never come back.
+``lora_targets=none`` they train everything. Each client has the frozen tensors from the start.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fl_core.errors import BELOW_1, Count, UsageError
 from fl_core.models.blocks import last_layers, tensors_below, with_optional_blocks
 from fl_core.models.extended import head_path
 from fl_core.models.lora import Lora, adapt
-from fl_core.training.loop import Context, Phase
+from fl_core.training.loop import Context
 from fl_core.tree import Tree
 
 LAST = "last"  # stands for the last linear layers of a block's parts
@@ -49,8 +49,11 @@ class Blockwise(Algorithm):
     """
 
     needs_blocks = True
-    trains, travels = "adapters and the last layer", "what is held down, what trains up"
-    cost = "held + trained of it"
+    trains, travels = (
+        "adapters and the last layer",
+        "what trains of the blocks that it holds",
+    )
+    cost = "2 x trained of what is held"
 
     @dataclass(frozen=True)
     class Config:
@@ -79,18 +82,6 @@ class Blockwise(Algorithm):
             config.rank, tuple(targets), config.lora_alpha, config.lora_dropout
         )
         return adapt(model, adapters, head_path(model, example), seed)
-
-    def uploaded(self, rnd: Round, client: int) -> frozenset[str]:
-        return super().uploaded(rnd, client) - self.task_info.frozen
-
-    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        return (
-            Phase(
-                "train",
-                self.submodel(rnd, client) - self.task_info.frozen,
-                self.task_info.epochs,
-            ),
-        )
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
         self.mix(

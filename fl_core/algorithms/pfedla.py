@@ -220,7 +220,9 @@ class PFedLA(Mixing):
         hidden: Count = 100
 
     def setup(self) -> None:
-        self._units = tuple(_modules(self.task_info.layers))
+        frozen = self.task_info.frozen
+        units = _modules(self.task_info.layers)
+        self._units = tuple(unit for unit in units if set(unit.tensors) - frozen)
 
     @property
     def units(self) -> tuple[Layer, ...]:
@@ -289,6 +291,8 @@ class PFedLA(Mixing):
         clients = self.task_info.clients
         products = torch.zeros(len(changes), len(clients), dtype=torch.float64)
         for name in unit.parameters:
+            if name in self.task_info.frozen:
+                continue
             start = server.trees["model"][name]
             moves = [
                 (j, self.last_upload(server, j)[name] - start)

@@ -20,7 +20,7 @@ from fl_core.models.adapter import CLOSE, PackedShape, adapt, check_real, pass_n
 from fl_core.registry import Registry, import_object, is_outside, parameters_of
 from fl_core.rows import CLASSIFICATION, MULTILABEL
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
-from fl_core.tree import copied, plain, preserve_state
+from fl_core.tree import copied, keep_evaluating, plain, preserve_state
 
 Builder = Callable[..., nn.Module]
 Function = TypeVar("Function", bound=Builder)
@@ -197,6 +197,7 @@ def copy_user_model(
         return build(model, shape, n_classes, trial=trial, **built)
     check_real(model)
     own = copied(plain(model)).cpu()
+    keep_evaluating(own)
     own.train()
     if isinstance(shape, PackedShape):
         own = adapt(own, shape.layout)

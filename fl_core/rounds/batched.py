@@ -148,7 +148,8 @@ class BatchedClients(Serial):
         training = phase.settings(self.client_runner.training)
         for part in parts:
             tree.check_same(workspace.live, part.source, "the model", "the tree")
-        with workspace.trains(phase.train) as names:
+        frozen = self.client_runner.algorithm.task_info.frozen
+        with workspace.trains(phase.train - frozen) as names:
             if not names:
                 return [None] * len(parts)
         kept = [loop.entries_of(part.optimizer, part.phase) for part in parts]

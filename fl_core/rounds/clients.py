@@ -460,13 +460,20 @@ class ClientStates(Mapping[str, State]):
     Args:
         names: of the clients.
         beginning: returns a client's state before it was set. It is called each time.
+        frozen: tensors of the model that no training changes. All clients' states share them.
 
     Attributes:
         changed: names of the clients that were set since the last checkpoint.
     """
 
-    def __init__(self, names: Sequence[str], beginning: Callable[[str], State]) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        beginning: Callable[[str], State],
+        frozen: Tree | None = None,
+    ) -> None:
         self.beginning = beginning
+        self.frozen = frozen or {}
         self.changed = set(names)
         self._states: dict[str, State | None] = dict.fromkeys(names)
 
@@ -479,6 +486,9 @@ class ClientStates(Mapping[str, State]):
             kind: {key: _own(tensor) for key, tensor in held.items()}
             for kind, held in state.trees.items()
         }
+        if "model" in trees:  # one copy for all clients
+            known = self.frozen.keys() & trees["model"].keys()
+            trees["model"] |= {key: self.frozen[key] for key in known}
         self._states[name] = State(trees, state.meta)
         self.changed.add(name)
 
@@ -515,12 +525,18 @@ class LocalClients:
         """Reset every client to its state before the first round of this algorithm."""
         self.algorithm = algorithm
         me = weakref.proxy(self)  # the states do not keep clients and data in memory
-        self.states = ClientStates(self.names, lambda name: me.start(name))
+        self.states = ClientStates(
+            self.names, lambda name: me.start(name), self._frozen()
+        )
 
     def use(self, algorithm: Algorithm) -> None:
         """Work with this algorithm, or with its new plan. Clients that have not replied yet start under it."""
         self.algorithm = algorithm
         self.executor.use(algorithm)
+
+    def _frozen(self) -> Tree:
+        fixed = self.algorithm.task_info.frozen
+        return {name: each for name, each in self.initial.items() if name in fixed}
 
     def start(self, name: str) -> State:
         """Return the state of a client before its first round, under the present plan."""
@@ -548,7 +564,9 @@ class LocalClients:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Resume from a checkpoint."""
-        self.states = ClientStates(self.names, checkpoint.clients.__getitem__)
+        self.states = ClientStates(
+            self.names, checkpoint.clients.__getitem__, self._frozen()
+        )
         self.states.changed.clear()
         for kind, models in checkpoint.models.items():
             for name in models:

@@ -13,7 +13,7 @@ from fl_core.algorithms.base import Algorithm, find, read_config
 from fl_core.config import RunConfig
 from fl_core.data import FederatedData
 from fl_core.errors import check_known
-from fl_core.layers import Layer, layers_of
+from fl_core.layers import Layer, frozen_of, frozen_tensors, layers_of
 from fl_core.models.building import drop_statistics
 from fl_core.plan import LayerPlan
 from fl_core.training.losses import Loss
@@ -73,11 +73,7 @@ class ExtendedModel:
             for name, tensor in plain.tensors.items()
             if id(tensor) in now
         }
-        self._frozen = {
-            name
-            for name, parameter in model.named_parameters()
-            if not parameter.requires_grad
-        }
+        self._frozen = frozen_tensors(model)
         self.added: tuple[Layer, ...] = ()
         self.personal: frozenset[str] = frozenset()
         self._adapters: dict[
@@ -189,18 +185,15 @@ class ExtendedModel:
             name for name, near in self._adapters.items() if near in layer.tensors
         )
         added = [name for name in joining if name in self._parameters]
-        parameters = (*self._now(layer.parameters), *added)
-        return replace(
+        others = (name for name in joining if name not in added)
+        carried = replace(
             layer,
-            parameters=parameters,
-            buffers=(
-                *self._now(layer.buffers),
-                *(name for name in joining if name not in added),
-            ),
+            parameters=(*self._now(layer.parameters), *added),
+            buffers=(*self._now(layer.buffers), *others),
             output=self._output(layer),
             tables=self._now(layer.tables),
-            frozen=tuple(name for name in parameters if name in self._frozen),
         )
+        return frozen_of(carried, self._frozen)
 
     def _now(self, names: Iterable[str]) -> tuple[str, ...]:
         return tuple(self.names[name] for name in names if name in self.names)

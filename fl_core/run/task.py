@@ -451,6 +451,8 @@ def _task_info(
     """Return what an algorithm knows of its task."""
     if config.model.batchnorm == "local":
         never_sent |= statistics_of(model)
+    for layer in layers:
+        never_sent |= set(layer.frozen)
     norms = [tensors_of(*each) for each in batch_norms(model).items()]
     interval = int(config.execution.eval_every or 1)
     return TaskInfo(

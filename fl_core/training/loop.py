@@ -383,7 +383,7 @@ def train(
     total, samples, taken = 0.0, 0, 0
     state: Tree = {}
     with (
-        workspace.trains(phase.train) as names,
+        workspace.trains(phase.train - algorithm.task_info.frozen) as names,
         seeds.torch_seeded(seeds.seed_of(seed, "modules", *parts)),
     ):
         params: list[Tensor] = [workspace.params[name] for name in names]

@@ -256,9 +256,9 @@ class Workspace:
             name for name in names if flags.get(name)
         }  # parameters that the model's author froze stay frozen
         try:
-            self.model.train()
+            tree.train(self.model)
             for module, own in self.norms:
-                module.train(bool(own & names))
+                module.training &= bool(own & names)
             for name, param in self.params.items():
                 param.requires_grad_(name in chosen)
                 param.grad = None

@@ -11,41 +11,69 @@ from torch import nn
 
 from diagnostics.measure import instruments
 from fl_core import models
+from fl_core.algorithms import Message, registry
 from fl_core.errors import UsageError
 from fl_core.run import runner
-from tests.conftest import CONFIG, TOY
+from tests.conftest import CONFIG, TOY, every_other
 from tests.networks import Wired
 
 
 def net():
-    """A convolution with its own running statistics, a frozen layer, and a classifier."""
+    """A convolution with its own running statistics, frozen layers, dropout in evaluation mode, and a classifier."""
     parts = {
         "conv": nn.Conv2d(1, 2, 3),
         "norm": nn.InstanceNorm2d(2, affine=True, track_running_stats=True),
     }
-    parts |= {"frozen": nn.Linear(32, 6), "head": nn.Linear(6, 3)}
-    parts["frozen"].weight.requires_grad_(False)
-    return Wired(
-        lambda m, x: m.head(m.frozen(m.norm(m.conv(x)).relu().flatten(1)).relu()),
-        **parts,
+    still = nn.Sequential(
+        nn.Linear(6, 6), nn.BatchNorm1d(6), nn.BatchNorm1d(6, affine=False)
     )
+    half = nn.Sequential(nn.Linear(32, 6), nn.Linear(6, 6))
+    parts |= {"frozen": half, "still": still.requires_grad_(False)}
+    parts |= {"drop": nn.Dropout(0.9).eval(), "head": nn.Linear(6, 3)}
+    half[0].weight.requires_grad_(False)
+    made = Wired(run_net, **parts)
+    made.layer_groups = ("frozen", "still")
+    return made
+
+
+def run_net(m, x):
+    x = m.frozen(m.norm(m.conv(x)).relu().flatten(1)).relu()
+    dropped = m.drop(m.still(x))
+    assert torch.equal(dropped, m.drop(dropped)), "it stays in evaluation mode"
+    return m.head(dropped)
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["fedavg", "fedprox", "ditto", "fedrep", "fedper"]
+    "algorithm",
+    every_other([n for n, kind in registry().items() if not kind.needs_blocks], of=4),
 )
-def test_what_the_author_froze_stays_frozen(algorithm):
+def test_what_the_author_froze_stays_and_is_never_sent(algorithm, monkeypatch):
+    sent, count = set(), Message.bytes.fget
+
+    def note(message):
+        sent.update(name for tree in message.trees.values() for name in tree)
+        return count(message)
+
+    monkeypatch.setattr(Message, "bytes", property(note))
     model = net()
     config = CONFIG.with_keys(
-        algorithm=algorithm, optimizer="sgd", weight_decay=0.1, momentum=0.9
+        algorithm=algorithm, weight_decay=0.1, momentum=0.9, rounds=2
     )
     engine = runner.run(
         config, data=TOY, model=model, instruments=instruments, progress=False
     )
+    before = model.state_dict()
+    fixed = {n for n in before if n.startswith("still.")} | {"frozen.0.weight"}
+    assert not [name for name in sent if name.endswith(tuple(fixed))]
+    moved = set()
     for client in range(len(TOY.clients)):
         for tree in engine.models(client).values():
-            assert torch.equal(tree["frozen.weight"], model.frozen.weight)
-            assert not torch.equal(tree["head.weight"], model.head.weight)
+            changed = {
+                n for n, t in tree.items() if not torch.equal(t, engine.initial[n])
+            }
+            assert not [name for name in changed if name.endswith(tuple(fixed))]
+            moved |= changed
+    assert moved
 
 
 def moved(m, x, inside):
