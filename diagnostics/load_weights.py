@@ -1,59 +1,27 @@
 """Weights that another framework stored, loaded into your own module.
 
-Files of torch are read by ``torch.load(weights_only=True)`` alone. A pickled module is
-read so too: every name that torch does not know becomes an inert stub. No code of a file
-runs. This is the only place of the project that reads a foreign pickle.
+:mod:`fl_core.weights` reads the files. This module knows folders, adapters and names.
 """
 
 from __future__ import annotations
 
-import json
-import pickletools
 import re
-import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_core.errors import UsageError, listing, warn
+from fl_core import storage, weights
+from fl_core.data import files
+from fl_core.display import printable
+from fl_core.errors import ABOVE_0, UsageError, check_value, damaged, listing, warn
 from fl_core.tree import plain
 
-from .measurement import one_line
-
-WRAPPERS = ("model", "state_dict", "model_state", "model_state_dict", "net")
-"""Keys under which a checkpoint holds its weights."""
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.")
 """Beginnings of names that wrappers add."""
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".tar")
-REFUSED = frozenset(("os", "posix", "nt", "sys", "subprocess", "builtins"))
-ALLOWED = frozenset(f"builtins.{name}" for name in ("getattr", "dict", "list", "set"))
-DEEPEST = 100
-"""Modules within each other, at most."""
-
-
-class Stub:
-    """An object of a class that this process does not know. It keeps its state and does nothing."""
-
-    state: Any = None
-
-    def __new__(cls, *_: Any, **__: Any) -> Stub:
-        return object.__new__(cls)
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def __call__(self, *_: Any, **__: Any) -> Stub:
-        return self
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        pass
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
 
 
 def load_weights(
@@ -98,14 +66,10 @@ def load_weights(
         found, scale = _folder(path)
         if scale:
             found = _merged(target, found, scale, path)
-    elif not path.is_file():
-        raise UsageError(f"weights must be a file or a folder; {path} does not exist.")
-    elif path.suffix == ".npz":
+    elif path.is_file() and path.suffix == ".npz":
         found = _by_position(path, target, by_position)
-    elif path.suffix == ".safetensors":
-        found = _safetensors(path)
     else:
-        found = _read_torch(path)
+        found = weights.read(path)
     fitting = _fit(found, target, path)
     with torch.no_grad():
         for name, tensor in target.items():
@@ -164,6 +128,7 @@ def load_clients(
         fits = re.fullmatch(form, path.relative_to(folder).as_posix())
         if fits:
             number = int(fits.groupdict().get("round") or 0)
+            storage.Folder(folder).file(path.relative_to(folder).as_posix())
             model = load_weights(path, into=build(), by_position=by_position)
             models.setdefault(number, {})[fits["client"]] = model
     if not models:
@@ -174,168 +139,48 @@ def load_clients(
     return models
 
 
-# --- files of torch --------------------------------------------------------------------
-
-
-def _read_torch(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file of ``torch.save``, by name."""
-    names = _foreign_names(path)
-    stubs = {name: type(name.rpartition(".")[2], (Stub,), {}) for name in names}
-    known = torch.serialization.safe_globals([(s, n) for n, s in stubs.items()])
-    with one_line(f"{path} must be a file of torch.save"), known:
-        stored = torch.load(path, map_location="cpu", weights_only=True)
-        found = dict(_tensors(_unwrap(stored), "", 0))
-    whole = path.stat().st_size
-    if sum(tensor.nbytes for tensor in found.values()) > whole:
-        raise UsageError(
-            f"{path} must hold its tensors; they claim more than the file."
-        )
-    if not found:
-        raise UsageError(f"{path} must hold tensors by name; got none.")
-    if names:
-        warn(f"{path}: read as inert stubs: {listing(sorted(names), 6)}")
-    return found
-
-
-def _foreign_names(path: Path) -> list[str]:
-    """Return the names in a file's pickle that torch does not know.
-
-    Raises:
-        UsageError: the file is of the old format, packed, or has a name that is refused.
-    """
-    if not zipfile.is_zipfile(path):
-        raise UsageError(
-            f"{path} must be a file of torch.save since torch 1.6; got another. Load it "
-            "where it was made, and save its state_dict() again."
-        )
-    with one_line(f"{path} must be a file of torch.save"):
-        with zipfile.ZipFile(path) as stored:
-            parts = stored.infolist()
-            if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
-                raise UsageError(
-                    f"{path} must not be packed. Save its state_dict() again."
-                )
-            if sum(part.file_size for part in parts) > path.stat().st_size:
-                raise UsageError(
-                    f"{path} must hold its parts; they claim more than the file."
-                )
-            pickles = [p.filename for p in parts if p.filename.endswith("data.pkl")]
-            if len(pickles) != 1:
-                raise UsageError(
-                    f"{path} must be a file of torch.save; got another archive."
-                )
-            every = {
-                str(argument).replace(" ", ".")
-                for code, argument, _ in pickletools.genops(stored.read(pickles[0]))
-                if code.name == "GLOBAL"
-            }
-        names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-    for name in sorted(every):
-        if name.partition(".")[0] in REFUSED and name not in ALLOWED:
-            raise UsageError(f"{path} must not name {name}. It is no file of weights.")
-    return names
-
-
-def _unwrap(stored: Any) -> Any:
-    """Return the weights within the dicts that checkpoints put around them."""
-    for _ in range(len(WRAPPERS)):
-        inside = next(
-            (
-                stored[key]
-                for key in WRAPPERS
-                if isinstance(stored, Mapping)
-                and isinstance(stored.get(key), Mapping | Stub)
-            ),
-            None,
-        )
-        if inside is None:
-            return stored
-        stored = inside
-    return stored
-
-
-def _tensors(stored: Any, prefix: str, depth: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield a state dict's tensors, or those that a module has in its registered tables."""
-    if depth > DEEPEST:
-        raise UsageError(f"modules must be at most {DEEPEST} deep; got more.")
-    if not isinstance(stored, Stub):
-        pairs = stored.items() if isinstance(stored, Mapping) else ()
-        yield from ((str(k), own) for k, v in pairs if (own := _own(v)) is not None)
-        return
-    state = stored.state if isinstance(stored.state, dict) else {}
-    passing = state.get("_non_persistent_buffers_set") or ()
-    for table in ("_parameters", "_buffers"):
-        for name, value in _table(state, table):
-            own = _own(value)
-            if own is not None and not (table == "_buffers" and name in passing):
-                yield f"{prefix}{name}", own
-    for name, module in _table(state, "_modules"):
-        if isinstance(module, Stub):
-            yield from _tensors(module, f"{prefix}{name}.", depth + 1)
-
-
-def _table(state: Mapping[Any, Any], name: str) -> Iterator[tuple[Any, Any]]:
-    held = state.get(name)
-    return iter(dict.items(held) if isinstance(held, dict) else ())
-
-
-def _own(value: Any) -> Tensor | None:
-    """Return a tensor's numbers in memory of their own; None for anything else."""
-    if isinstance(value, np.ndarray):
-        return torch.as_tensor(value)
-    if type(value) not in (Tensor, nn.Parameter):
-        return None
-    tensor = Tensor.detach(value)  # a file may have set attributes on the object itself
-    if tensor.layout != torch.strided or tensor.device.type != "cpu":
-        raise UsageError("tensors must be dense numbers in memory; got another kind.")
-    if tensor.nbytes > tensor.untyped_storage().nbytes():
-        raise UsageError(
-            "a tensor must have no more elements than are stored; got more."
-        )
-    return tensor.clone()
-
-
 # --- other files -----------------------------------------------------------------------
-
-
-def _safetensors(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return {name: tensor.clone() for name, tensor in load_file(path).items()}
-    except (SafetensorError, OSError) as error:
-        raise UsageError(f"{path} must be a file of safetensors: {error}") from error
 
 
 def _folder(path: Path) -> tuple[dict[str, Tensor], float]:
     """Return the tensors of a folder of transformers or peft, and the scale of its adapters; 0 without."""
-    adapter = path / "adapter_config.json"
-    if adapter.is_file():
-        config = json.loads(adapter.read_text(encoding="utf-8"))
-        rank = max(int(config.get("r") or 1), 1)
+    folder = storage.Folder(path)
+    if folder.has("adapter_config.json"):
+        config = _json(folder, "adapter_config.json")
+        rank = config.get("r") or 1
+        alpha = config.get("lora_alpha") or rank
+        for name, value in (("r", rank), ("lora_alpha", alpha)):
+            check_value(f"{name} of {path}/adapter_config.json", value, ABOVE_0)
+        name = "adapter_model.safetensors"
+        found = folder.file(name if folder.has(name) else "adapter_model.bin")
         by = rank**0.5 if config.get("use_rslora") else rank
-        file = path / "adapter_model.safetensors"
-        found = (
-            _safetensors(file)
-            if file.exists()
-            else _read_torch(file.with_suffix(".bin"))
-        )
-        return found, float(config.get("lora_alpha") or rank) / by
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
-        stored = json.loads(index.read_text(encoding="utf-8"))
-        files = sorted({Path(str(name)).name for name in stored["weight_map"].values()})
-        parts = [_safetensors(path / name) for name in files]
+        return weights.read(found), alpha / by
+    index = "model.safetensors.index.json"
+    if folder.has(index):
+        names = _json(folder, index).get("weight_map")
+        if not isinstance(names, dict):
+            raise UsageError(f"{path}/{index} must have a weight_map; got none.")
+        parts = [
+            weights.read(folder.file(name))
+            for name in sorted({*map(str, names.values())})
+        ]
         return {name: t for part in parts for name, t in part.items()}, 0.0
-    if (path / "model.safetensors").is_file():
-        return _safetensors(path / "model.safetensors"), 0.0
-    if (path / "pytorch_model.bin").is_file():
-        return _read_torch(path / "pytorch_model.bin"), 0.0
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if folder.has(name):
+            return weights.read(folder.file(name)), 0.0
     raise UsageError(
         f"{path} must be a folder of transformers or peft; it has no model.safetensors, "
         "pytorch_model.bin or adapter_config.json. Name a file."
     )
+
+
+def _json(folder: storage.Folder, name: str) -> dict[str, Any]:
+    """Return the object in a folder's file of JSON."""
+    with damaged(folder.path / name):
+        found = storage.parsed_json(folder.read(name, storage.HEADER_BYTES))
+        if not isinstance(found, dict):
+            raise ValueError("it is no object")
+    return found
 
 
 def _merged(
@@ -355,7 +200,8 @@ def _merged(
             continue
         weight = name.removeprefix("base_model.model.").replace(".lora_A", "")
         high = found.get(name.replace(".lora_A.", ".lora_B."))
-        if weight not in merged or high is None or low.ndim != 2:
+        shapes = None if high is None else (high.shape[:1] + low.shape[1:])
+        if weight not in merged or high is None or merged[weight].shape != shapes:
             raise UsageError(
                 f"adapters in {path} must fit linear layers of the module; {name!r} does "
                 f"not. Build the model that they were trained on."
@@ -372,16 +218,18 @@ def _by_position(
             f"{path} has arrays without names of tensors. Pass by_position=True "
             "(--by-position) if they are in the order of the module's state_dict()."
         )
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = [torch.as_tensor(stored[name]) for name in stored.files]
-    except (ValueError, OSError, zipfile.BadZipFile, TypeError) as error:
-        raise UsageError(f"{path} must be an .npz of numbers: {error}") from error
-    if len(arrays) != len(target):
+    headers = files.headers(path)
+    if len(headers) != len(target):
         raise UsageError(
             f"{path} must have one array for each of the module's {len(target)} tensors; "
-            f"got {len(arrays)}."
+            f"got {len(headers)}: {printable(listing(headers, 4))}."
         )
+    for name, (_, dtype) in headers.items():
+        if dtype.kind not in "biuf":
+            raise UsageError(
+                f"array {printable(name)!r} of {path} must be numbers; got {dtype}."
+            )
+    arrays = map(torch.as_tensor, files.read_arrays(path, list(headers)).values())
     warn(f"{path}: arrays are taken in the order of the module's state_dict()")
     return dict(zip(target, arrays, strict=True))
 

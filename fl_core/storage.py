@@ -13,12 +13,17 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import io
 import json
 import os
 import re
 import stat
+import struct
 import sys
+import tokenize
 import tomllib
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -496,6 +501,39 @@ def check_unpacked(
             f"{path} must unpack to at most {RATIO} times its size; "
             f"got {format_bytes(unpacked)} from {format_bytes(packed)}. Store data that are meant without compression."
         )
+
+
+DIRECTORY_BYTES = 2**22
+"""Bytes that a zip archive's list of files may have; a file in it takes at least 46, and ten times that in memory."""
+DAMAGED = (
+    *(ValueError, TypeError, AttributeError, LookupError, OSError, EOFError),
+    *(RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error, struct.error),
+    *(SyntaxError, tokenize.TokenError),  # of an array's header, written as Python
+)
+"""What reading a damaged archive, or a file in it, raises."""
+
+
+class _Bounded(io.BufferedReader):
+    """A file of which no part larger than :data:`DIRECTORY_BYTES` is read at once while it is bounded."""
+
+    bounded = True
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self.bounded and size and size > DIRECTORY_BYTES:
+            raise ValueError(f"its directory has {format_bytes(size)}")
+        return super().read(size)
+
+
+@contextmanager
+def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open a zip archive whose list of files is not too long.
+
+    Raises:
+        DAMAGED: it is no such archive, or its list has more than :data:`DIRECTORY_BYTES`.
+    """
+    with _Bounded(io.FileIO(path)) as file, zipfile.ZipFile(file) as archive:
+        file.bounded = False
+        yield archive
 
 
 def parsed_json(text: str | bytes) -> Any:

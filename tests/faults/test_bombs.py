@@ -20,7 +20,7 @@ from PIL import Image
 
 from fedlayers.cli.options import read_config
 from fedlayers.studies.tune import Tuned
-from fl_core import rows, storage
+from fl_core import rows, storage, weights
 from fl_core.config import RunConfig
 from fl_core.data import column_table, files as own_files, frames
 from fl_core.data.preprocessing import cells_of
@@ -28,7 +28,7 @@ from fl_core.errors import CorruptError, UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
 from fl_core.rounds import recorder
-from fl_core.run import initial as weights, runner
+from fl_core.run import runner
 from fl_core.run.restore import load_models
 from tests.faults.injected import cover, forge
 

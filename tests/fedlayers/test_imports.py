@@ -67,7 +67,7 @@ ROOMS = {
         "display errors seeds",
         "progress registry tree",
         "layers statistics storage",
-        "data models rows",
+        "data models rows weights",
         "config plan",
         "training",
         "algorithms",

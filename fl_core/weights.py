@@ -1,0 +1,411 @@
+"""Tensors of files that somebody else made: safetensors, and files of torch.save.
+
+No pickle is loaded. :mod:`pickletools` lists its opcodes, and :class:`_Parser` acts on a short list of them. It knows
+tensors, numbers, texts, lists and dictionaries. Every other name becomes an inert stub, so no code of a file runs.
+Opcodes, names, tensors and bytes have limits. They are checked before memory is taken.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickletools
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fl_core import storage
+from fl_core.display import printable
+from fl_core.errors import UsageError, listing, warn
+
+WRAPPERS = ("model", "state_dict", "model_state", "model_state_dict", "net")
+"""Keys under which a checkpoint holds its weights."""
+PICKLE_BYTES = 2**24
+"""Bytes of a pickle at most; a tensor takes about 200."""
+OPCODES = 300_000
+"""Opcodes of a pickle at most; a tensor takes about 40."""
+NAMES = 1_000
+"""Different names of functions and classes in a pickle at most."""
+VISITS = 10_000
+"""Modules and tensors of a file at most."""
+LONGEST = 1_000
+"""Characters of a tensor's name at most."""
+DIMENSIONS = 64
+LARGEST = 2**60
+"""Elements of a tensor at most, and each of its sizes and strides."""
+
+REFUSED = frozenset(("os", "posix", "nt", "sys", "subprocess", "builtins"))
+ALLOWED = frozenset(f"builtins.{name}" for name in ("getattr", "dict", "list", "set"))
+_PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
+_MAGIC = [0x1950A86A20F9469CFC6C, 1001]  # the first values of a file before torch 1.6
+_DTYPES = {
+    str(each): each for each in vars(torch).values() if type(each) is torch.dtype
+}
+_NUMBERS = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64 complex128"
+_STORAGES = {"torch.storage.UntypedStorage": torch.uint8}
+for _name in _NUMBERS.split():  # torch.FloatTensor has a torch.FloatStorage
+    _dtype = _DTYPES[f"torch.{_name}"]
+    _kind = torch.empty(0, dtype=_dtype).type().removesuffix("Tensor")
+    _STORAGES[f"{_kind}Storage"] = _dtype
+_REBUILD = "torch._utils._rebuild_"
+_TENSORS = tuple(f"{_REBUILD}tensor{end}" for end in ("", "_v2", "_v3"))
+_PARAMETERS = (f"{_REBUILD}parameter", f"{_REBUILD}parameter_with_state")
+_SUBCLASS = "torch._tensor._rebuild_from_type_v2"
+_DICT, _SET = "collections.OrderedDict", "builtins.set"
+_KNOWN = {*_DTYPES, *_STORAGES, *_TENSORS, *_PARAMETERS, *ALLOWED, _SUBCLASS, _DICT}
+_KNOWN |= {"torch.Tensor", "torch.Size", "_codecs.encode"}
+_VALUES = [
+    "BININT",
+    "BININT1",
+    "BININT2",
+    "BINFLOAT",
+    "BINUNICODE",
+    "SHORT_BINSTRING",
+    "LONG1",
+]
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+_TAKES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2}
+_TAKES |= dict.fromkeys(("TUPLE", "APPENDS", "SETITEMS"), 0)
+"""How many values an opcode takes from the stack; 0 for all above the last mark."""
+
+
+@dataclass(eq=False)
+class Stub:
+    """A name in a file, or an object of it. It keeps its state and does nothing."""
+
+    name: str
+    state: Any = None
+
+
+class _Storage(NamedTuple):
+    dtype: torch.dtype
+    key: str
+    size: int
+
+    @property
+    def n_bytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+
+class _Strided(NamedTuple):
+    """A tensor of a file before its numbers are read."""
+
+    storage: _Storage
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file of safetensors or of torch.save by name, on the CPU.
+
+    Dictionaries around the weights are opened (:data:`WRAPPERS`). A pickled module gives its registered tensors.
+    Control characters in names are escaped. A warning lists the names that were read as inert stubs.
+
+    Raises:
+        UsageError: the file is missing, of another kind, damaged, or beyond a limit. The message is one line.
+    """
+    if not path.is_file():
+        what = "is no regular file" if path.exists() else "does not exist"
+        raise UsageError(f"weights must be a file; {path} {what}. Check the path.")
+    storage.check_size(path, path.stat().st_size)
+    try:
+        found = _safetensors(path) if path.suffix == ".safetensors" else _torch(path)
+    except storage.DAMAGED as error:
+        why = printable(str(error).strip().partition("\n")[0])[:200]
+        raise UsageError(
+            f"{path} must be a file of weights that can be read: {why}. Save its state_dict() again."
+        ) from error
+    return {printable(name): tensor for name, tensor in found.items()}
+
+
+def _safetensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    with path.open("rb") as file:
+        storage.check_header(file.read(8 + storage.HEADER_BYTES))
+    try:
+        loaded: dict[str, Tensor] = load_file(path)
+    except SafetensorError as error:
+        raise ValueError(error) from error
+    return loaded
+
+
+# --- files of torch.save ---------------------------------------------------------------
+
+
+def _torch(path: Path) -> dict[str, Tensor]:
+    parser = _Parser(path.stat().st_size)
+    if zipfile.is_zipfile(path):
+        with storage.open_zip(path) as archive:
+            root = _check_archive(archive, path)
+            stored = archive.read(f"{root}data.pkl")
+            found = _weights(parser.parse(io.BytesIO(stored)))
+            tensors = _filled(found, lambda key: archive.read(f"{root}data/{key}"))
+    else:  # one stream, as before torch 1.6
+        with path.open("rb") as file:
+            stream = io.BytesIO(file.read(PICKLE_BYTES))
+            if [parser.parse(stream), parser.parse(stream)] != _MAGIC:
+                raise ValueError("it is no file of torch.save")
+            parser.parse(stream)  # sizes of the types of C
+            found = _weights(parser.parse(stream))
+            parts = {}
+            keys = parser.parse(stream)
+            file.seek(stream.tell())
+            for key in keys:
+                file.read(8)  # the count again
+                parts[key] = file.read(parser.storages[key].n_bytes)
+        tensors = _filled(found, parts.__getitem__)
+    if stubs := sorted(parser.names - _KNOWN):
+        names = [printable(name)[:80] for name in stubs]
+        warn(f"{path}: read as inert stubs: {listing(names, 6)}")
+    return tensors
+
+
+def _check_archive(archive: zipfile.ZipFile, path: Path) -> str:
+    """Return the folder of an archive's pickle.
+
+    Raises:
+        ValueError: the archive is packed, claims more than the file has, or is no file of torch.save.
+    """
+    parts = archive.infolist()
+    if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
+        raise ValueError("it is packed")
+    if sum(part.file_size for part in parts) > path.stat().st_size:
+        raise ValueError("its parts claim more than the file has")
+    names = {part.filename for part in parts}
+    pickles = [part for part in parts if part.filename.endswith("data.pkl")]
+    if len(pickles) != 1 or pickles[0].file_size > PICKLE_BYTES:
+        raise ValueError(f"it has no data.pkl of at most {PICKLE_BYTES:,} bytes")
+    root = pickles[0].filename.removesuffix("data.pkl")
+    if f"{root}constants.pkl" in names:
+        raise ValueError("it is a program of TorchScript")
+    order = f"{root}byteorder"
+    if order in names and archive.read(order) != b"little":
+        raise ValueError("its bytes are in another order")
+    return root
+
+
+class _Parser:
+    """The values of pickles, of which only tensors, texts, numbers, lists and dictionaries are built.
+
+    Args:
+        most: bytes that all storages may have.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.opcodes = 0
+        self.names: set[str] = set()
+        self.storages: dict[str, _Storage] = {}
+
+    def parse(self, stream: io.BytesIO) -> Any:
+        """Return the value of the pickle at the stream's place.
+
+        Raises:
+            ValueError, IndexError, KeyError, TypeError: it is damaged, has an unknown opcode, or is beyond a limit.
+        """
+        stack: list[Any] = []
+        marks: list[int] = []
+        memo: dict[Any, Any] = {}
+        for opcode, value, _ in pickletools.genops(stream):
+            self._count(1)
+            code = opcode.name
+            if code in _VALUES:
+                stack.append(value)
+            elif code in ("BINPUT", "LONG_BINPUT"):
+                memo[value] = stack[-1]
+            elif code in ("BINGET", "LONG_BINGET"):
+                stack.append(memo[value])
+            elif code in _CONSTANTS:
+                stack.append(_CONSTANTS[code])
+            elif code in ("EMPTY_DICT", "EMPTY_LIST"):
+                stack.append({} if code == "EMPTY_DICT" else [])
+            elif code == "MARK":
+                marks.append(len(stack))
+            elif code in _TAKES:
+                place = len(stack) - _TAKES[code] if _TAKES[code] else marks.pop()
+                if place < 0:
+                    raise ValueError("its stack is empty")
+                items = stack[place:]
+                del stack[place:]
+                if code.startswith("TUPLE"):
+                    stack.append(tuple(items))
+                else:
+                    _fill(stack[-1], items)
+            elif code == "GLOBAL":
+                stack.append(self._name(str(value)))
+            elif code == "BINPERSID":
+                stack.append(self._storage(stack.pop()))
+            elif code in ("REDUCE", "NEWOBJ"):
+                given = stack.pop()
+                stack[-1] = self._built(stack[-1], given)
+            elif code == "BUILD":
+                state = stack.pop()
+                if isinstance(stack[-1], Stub):
+                    stack[-1].state = state
+            elif code == "STOP":
+                return stack.pop()
+            elif code != "PROTO":
+                raise ValueError(f"it has the opcode {code}")
+        raise ValueError("it ends too early")
+
+    def _count(self, more: int) -> None:
+        self.opcodes += more
+        if self.opcodes > OPCODES:
+            raise ValueError(f"it has more than {OPCODES:,} opcodes")
+
+    def _name(self, text: str) -> Stub:
+        module, _, name = text.partition(" ")
+        full = f"{_PYTHON_2.get(module, module)}.{name}"
+        if full.partition(".")[0] in REFUSED and full not in ALLOWED:
+            raise ValueError(f"it names {full}, which no weights need")
+        self.names.add(full)
+        if len(self.names) > NAMES:
+            raise ValueError(f"it has more than {NAMES:,} different names")
+        return Stub(full)
+
+    def _storage(self, found: Any) -> Any:
+        if found[0] == "module":
+            return found[1]
+        _, kind, key, _, count, *_ = found[:6]
+        dtype = _STORAGES[kind.name] if isinstance(kind, Stub) else None
+        if dtype is None or type(key) is not str or type(count) is not int or count < 0:
+            raise ValueError("a storage of it has no type, key and count")
+        stored = _Storage(dtype, key, count)
+        if self.storages.setdefault(key, stored) != stored:
+            raise ValueError(f"its storage {key} has two types or sizes")
+        if stored.n_bytes > self.most:
+            raise ValueError("its tensors claim more than the file has")
+        return stored
+
+    def _built(self, kind: Any, given: Any) -> Any:
+        """Return what a name makes of arguments: a tensor, a dictionary, a list for a set, or a stub."""
+        if not isinstance(kind, Stub):
+            raise ValueError("it calls what is no name")
+        if kind.name == _SUBCLASS:
+            kind, given = given[0], given[2]
+        if kind.name in _TENSORS:
+            kept, offset, size, stride, *rest = given[:7]
+            if not isinstance(kept, _Storage):
+                raise ValueError("a tensor of it has no storage")
+            typed = kind.name == _TENSORS[-1]
+            dtype = _DTYPES[rest[2].name] if typed else kept.dtype
+            return _Strided(kept, offset, size, stride, dtype)
+        if kind.name in _PARAMETERS:
+            return given[0]
+        if kind.name == _SET:
+            return given[0]
+        if kind.name == _DICT:
+            made: dict[str, Any] = {}
+            for pair in given[0] if given else ():  # as Python 2 wrote it
+                self._count(1)
+                _fill(made, pair)
+            return made
+        return Stub(kind.name)
+
+
+def _fill(target: Any, items: list[Any]) -> None:
+    """Extend a list or a dictionary. Only texts are keys, since a nested tuple can take for ever to hash."""
+    if isinstance(target, list):
+        target.extend(items)
+    elif isinstance(target, dict):
+        pairs = zip(items[::2], items[1::2], strict=True)
+        target.update((key, value) for key, value in pairs if isinstance(key, str))
+    elif not isinstance(target, Stub):
+        raise ValueError("it adds to what is no list or dictionary")
+
+
+def _weights(stored: Any) -> dict[str, _Strided]:
+    """Return the tensors of a module, or of a state dict within the dictionaries around it.
+
+    Raises:
+        ValueError: there are none, too many, or some that are not dense.
+    """
+    for _ in WRAPPERS:
+        inside = [
+            stored[key]
+            for key in WRAPPERS
+            if isinstance(stored, dict) and isinstance(stored.get(key), dict | Stub)
+        ]
+        stored = inside[0] if inside else stored
+    found: dict[str, _Strided] = {}
+    visits, todo = 0, [("", stored)]
+    while todo:
+        prefix, module = todo.pop()
+        for table, skipped in _tables(module):
+            visits += len(table) + len(skipped)
+            if visits > VISITS:
+                raise ValueError(f"it has more than {VISITS:,} modules and tensors")
+            for name, value in table.items():
+                name = prefix + name
+                if len(name) > LONGEST:
+                    raise ValueError(f"a name has more than {LONGEST:,} characters")
+                if isinstance(value, _Strided) and name not in skipped:
+                    found[name] = value
+                elif isinstance(value, Stub) and value.name.startswith(_REBUILD):
+                    raise ValueError(f"its tensor {name!r} must be dense numbers")
+                elif isinstance(value, Stub) and isinstance(module, Stub):
+                    todo.append((f"{name}.", value))
+    if not found:
+        keys = list(stored) if isinstance(stored, dict) else [type(stored).__name__]
+        raise ValueError(f"it has no tensors by name; got {listing(keys, 6) or 'none'}")
+    return found
+
+
+def _tables(module: Any) -> list[tuple[dict[str, Any], list[Any]]]:
+    """Return the tables of a state dict or module, each with the names of buffers that are not stored."""
+    if isinstance(module, dict):
+        return [(module, [])]
+    state = module.state if isinstance(module, Stub) else None
+    if not isinstance(state, dict):
+        return []
+    passing = state.get("_non_persistent_buffers_set")
+    skipped = {"_buffers": passing if isinstance(passing, list) else []}
+    names = ("_parameters", "_buffers", "_modules")
+    tables = [(state.get(name), skipped.get(name, [])) for name in names]
+    return [(table, names) for table, names in tables if isinstance(table, dict)]
+
+
+def _filled(
+    found: Mapping[str, _Strided], read: Callable[[str], bytes]
+) -> dict[str, Tensor]:
+    """Return the tensors with their numbers. A storage is read once."""
+    stored: dict[str, Tensor] = {}
+    filled = {}
+    for name, tensor in found.items():
+        _check(name, tensor)
+        key = tensor.storage.key
+        if key not in stored:
+            data = bytearray(read(key))
+            if len(data) != tensor.storage.n_bytes:
+                raise ValueError(f"its storage {key} has another size than it claims")
+            stored[key] = torch.frombuffer(data or bytearray(8), dtype=torch.uint8)
+        flat = stored[key][: tensor.storage.n_bytes].view(tensor.dtype)
+        filled[name] = flat.as_strided(tensor.size, tensor.stride, tensor.offset)
+    return filled
+
+
+def _check(name: str, tensor: _Strided) -> None:
+    """Refuse a tensor that has more elements than are stored, or that reads beyond them."""
+    kept, offset, size, stride, dtype = tensor
+    if not (type(size) is type(stride) is tuple and len(size) == len(stride)):
+        raise ValueError(f"{name!r} has no shape")
+    counts = (offset, *size[:DIMENSIONS], *stride[:DIMENSIONS])
+    whole = all(type(count) is int and 0 <= count <= LARGEST for count in counts)
+    if not whole or len(size) > DIMENSIONS:
+        raise ValueError(f"sizes of {name!r} are no counts")
+    steps = zip(size, stride, strict=True)
+    last = offset + sum((count - 1) * step for count, step in steps)
+    elements, held = math.prod(size), kept.n_bytes // dtype.itemsize
+    if elements and max(elements - 1, last) >= held:
+        raise ValueError(f"{name!r} has more elements than are stored")
+    if math.prod(max(count, 1) for count in size) > LARGEST:
+        raise ValueError(f"{name!r} has more than {LARGEST:,} elements")
