@@ -269,8 +269,7 @@ def explain(plan: LayerPlan, *, full: bool = False) -> str:
         )
     if why.alternatives:
         parts.append(
-            "Last shared layer by another threshold or rule:\n"
-            + _tally(why.alternatives, plan)
+            "Last shared layer by another threshold:\n" + _tally(why.alternatives, plan)
         )
     if full and why.detail.get("stability"):
         parts.append(_stability(why.detail["stability"]))

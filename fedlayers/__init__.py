@@ -56,7 +56,6 @@ if TYPE_CHECKING:
         display_name as display_name,
     )
     from fedlayers.studies.hint import Hint as Hint, hint as hint
-    from fedlayers.studies.regret import Regret as Regret, regret as regret
     from fedlayers.studies.study import study as study
     from fedlayers.studies.tune import Tuned as Tuned, tune as tune
     from fl_core import __version__ as __version__

@@ -168,7 +168,7 @@ class RunResult(Displayed):
         """Measure the layers after the stored rounds, and draw them (:func:`diagnostics.plots.layer_map`).
 
         Args:
-            race: what ``fl.choose`` or ``fl.regret`` returned, for a panel of what sharing gains.
+            race: what ``fl.choose`` returned, for a panel of what sharing gains.
             how: arguments of :func:`fl.through_time <diagnostics.through_time.through_time>`.
 
         Raises:

@@ -147,15 +147,26 @@ def needs_package(package: str, purpose: str, extra: str) -> UsageError:
     )
 
 
+REMOVED = {
+    ("command", "regret"): "Use choose, which trains several cuts and scores them.",
+    ("rule", "change_point"): "Use sensitivity_ratio.",
+    ("rule", "largest_jump"): "Use sensitivity_ratio.",
+}
+"""What takes the place of a name that this version removed, by its kind and the name."""
+
+
 def check_known(kind: str, name: str, known: Iterable[str]) -> str:
     """Return ``name`` if it is one of ``known``.
 
     Raises:
-        UsageError: it is unknown. The message names the kind, the nearest valid name, and the known ones.
+        UsageError: it is unknown. The message names the kind, the nearest valid name, and the known ones. If this
+            version removed it, the message names its replacement.
     """
     known = list(known)
     if name in known:
         return name
+    if (kind, name) in REMOVED:
+        raise UsageError(f"{kind} {name!r} was removed. {REMOVED[kind, name]}")
     import difflib  # for a mistake only
 
     near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)

@@ -21,7 +21,7 @@ from fl_core.storage import check_version, sha, write_json
 FORMAT = "fedlayers.plan/2"
 EDITED = "edited by hand"
 CANDIDATE = "candidate"
-"""The rule of a plan that is one of several candidates, such as a cut of a regret or an arm of a race."""
+"""The rule of a plan that is one of several candidates, such as an arm of a race."""
 
 
 @dataclass(frozen=True)

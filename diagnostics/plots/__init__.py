@@ -8,6 +8,6 @@ a note beneath the picture gives the reason.
 # ruff: noqa: F401 - the names are for whoever imports this package
 
 from .drawing import style
-from .layer_map import layer_map, plan, regret
+from .layer_map import layer_map, plan
 from .layers import cka_matrices, costs, metric, tsne, tsne_panels
 from .runs import calibration, clients, comparison, cost_steps, learning, partition, roc

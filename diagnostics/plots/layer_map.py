@@ -1,4 +1,4 @@
-"""Pictures of what to share: a plan, its regret, and the layer map with a panel for each question about sharing.
+"""Pictures of what to share: a plan, and the layer map with a panel for each question about sharing.
 
 The map has layers down and rounds across. A panel holds one number a layer and round. Its band says what the number
 would be if clients did not differ: the same model, measured on samples that were dealt to the clients at random. All
@@ -23,18 +23,13 @@ from scipy import stats
 
 from fl_core.errors import Bound, UsageError, check_known, check_value
 from fl_core.plan import LayerPlan
-from fl_core.rows import SCORES, TABLE, label_of
-from fl_core.statistics import mean_interval
 
 from ..metrics.base import metric_or_placeholder
 from ..null import nulls_in
 from .drawing import (
     COLOURS,
-    MARKERS,
-    MEAN,
     NICE,
     canvas,
-    legend,
     panels as axes_of,
     small,
     with_notes,
@@ -136,111 +131,6 @@ def _short(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}"
 
 
-def regret(
-    scores: pd.DataFrame,
-    decisions: pd.DataFrame,
-    score: str = "macro_f1",
-    ax: Axes | None = None,
-) -> Axes:
-    """Draw the score of every number of shared layers, with each rule's choices marked, one mark per seed.
-
-    The score is on test samples, as regret is. If there are none, it is on validation samples.
-
-    The axis ends where the score does. The interval of a few seeds may reach beyond, and would flatten all else. A thin
-    line is a seed. The dark line is their mean with its 95 % interval. The star is the cut with the best mean. A rule's
-    marks stand on the seed's own line, the rules next to one another.
-
-    Args:
-        scores: columns ``seed``, ``cut``, ``last`` (the last layer federated) and ``test`` or ``validation``, as in
-            :class:`fedlayers.studies.regret.Regret`.
-        decisions: columns ``rule``, ``seed`` and ``cut``. A rule without a cut has a note instead of a mark.
-
-    Raises:
-        UsageError: a seed lacks cuts, or a choice is no cut.
-    """
-    split = "test" if "test" in scores else "validation"
-    check_known("score", score, SCORES)
-    values = scores.pivot(index="cut", columns="seed", values=split).sort_index()
-    if values.isna().to_numpy().any() or values.empty:
-        raise UsageError(
-            "every seed must have a score of every cut; got less. Train the missing cuts."
-        )
-    decided = decisions.dropna(subset=["cut"])
-    for line in decided.itertuples():
-        if line.cut not in values.index or line.seed not in values.columns:
-            raise UsageError(
-                f"{line.rule} cuts at {line.cut:g} with seed {line.seed}, which has no score. Train it first."
-            )
-    last = scores.drop_duplicates("cut").set_index("cut")["last"]
-    rules = list(decisions["rule"].unique())
-    undecided = len(decisions) - len(decided)
-    notes = (
-        [f"{undecided} of {len(decisions)} decisions could not be made"]
-        if undecided
-        else []
-    )
-    x = values.index.to_numpy(dtype=np.float64)
-    with canvas(
-        ax, width=float(np.clip(3.5 + 0.35 * len(x), 5.6, 10)), height=3.6
-    ) as axes:
-        for seed in values.columns:
-            axes.plot(x, values[seed], color="0.8", linewidth=0.9, marker="", zorder=1)
-        mean, low, high = np.array(
-            [mean_interval(values.loc[cut]) for cut in values.index]
-        ).T
-        many = f"mean of {values.shape[1]} seeds" if values.shape[1] > 1 else "one seed"
-        axes.plot(x, mean, color=MEAN, linewidth=1.6, marker="", label=many, zorder=2)
-        if values.shape[1] > 1:
-            axes.fill_between(
-                x, low, high, color=MEAN, alpha=0.1, linewidth=0, label="95 % interval"
-            )
-        best = int(np.argmax(mean if SCORES[score] else -mean))
-        star = {
-            "marker": "*",
-            "markersize": 13,
-            "color": "white",
-            "markeredgecolor": MEAN,
-            "linestyle": "none",
-        }
-        axes.plot(x[best], mean[best], label="best mean", zorder=3, **star)  # type: ignore[arg-type]
-        for k, rule in enumerate(rules):
-            of_rule = decided[decided["rule"] == rule]
-            beside = (k - (len(rules) - 1) / 2) * min(0.12, 0.6 / len(rules))
-            y = [values.loc[line.cut, line.seed] for line in of_rule.itertuples()]
-            axes.plot(
-                of_rule["cut"].to_numpy(dtype=np.float64) + beside,
-                y,
-                linestyle="none",
-                marker=MARKERS[k % len(MARKERS)],
-                markersize=5.5,
-                color=COLOURS[k % len(COLOURS)],
-                markeredgecolor="white",
-                markeredgewidth=0.5,
-                label=rule,
-                zorder=4,
-            )
-        ticks = [
-            f"{cut:.0f}" + (f"\n{last[cut]}" if last[cut] else "\nnothing")
-            for cut in values.index
-        ]
-        upright = sum(len(str(name)) + 2 for name in last) > 46
-        axes.set_xticks(
-            x, ticks, rotation=90 if upright else 0, fontsize=small(len(ticks), 8)
-        )
-        bottom, top = axes.get_ylim()
-        if score != "r2":  # which has no lower end
-            axes.set_ylim(
-                max(bottom, -0.02), min(top, 1.02) if TABLE[score].share else top
-            )
-        better = "higher" if SCORES[score] else "lower"
-        axes.set(
-            xlabel=with_notes("layers federated, and the last of them", notes),
-            ylabel=f"{split} {label_of(score)} ({better} is better)",
-        )
-        legend(axes)
-    return axes
-
-
 # --- the layer map ---------------------------------------------------------------------------------------------
 
 NULL, LEVEL = "clients", 0.95
@@ -301,7 +191,7 @@ def layer_map(
     Args:
         report: of :func:`diagnostics.through_time.through_time`.
         gains: columns ``layer``, ``value``, ``low`` and ``high``: the gain in the score by sharing up to the layer, as
-            from ``gains()`` of a race or of regret.
+            from ``gains()`` of a race.
         width: of the picture in cm, 4 to 100. Two panels fit into 8.
 
     Raises:

@@ -33,7 +33,6 @@ GROUPS = {
         "study": "train",
         "compare": "train",
         "tune": "train",
-        "regret": "train",
     },
     "Train": {
         "run": "train",

@@ -239,7 +239,7 @@ class Select(Command):
     variant: str | None = None
     """Variant of the metric. Default: the one from training, if any."""
     threshold: float | None = None
-    """Threshold of the rules sensitivity_ratio and change_point. Default: 1.2."""
+    """Threshold of the rule sensitivity_ratio. Default: 1.2."""
     layers: str | None = None
     """Layers of the rule manual, separated by commas."""
     explain: bool = False
@@ -256,8 +256,7 @@ class Select(Command):
         from fl_core.records.store import ROWS
 
         rule = RULES[self.rule]
-        takes = rule.takes_threshold or rule.reads == "curves"
-        if self.threshold is not None and not takes:
+        if self.threshold is not None and not rule.takes_threshold:
             members = RULES.members().items()
             known = sorted(name for name, each in members if each.takes_threshold)
             raise UsageError(

@@ -1,4 +1,4 @@
-"""Commands that train: one algorithm (run, resume), or many runs (choose, compare, tune, regret, study)."""
+"""Commands that train: one algorithm (run, resume), or many runs (choose, compare, tune, study)."""
 
 from __future__ import annotations
 
@@ -327,36 +327,6 @@ class Choose(OneAlgorithm):
         from fedlayers.studies.report import write_page
 
         write_page(result, self.out, line)
-
-
-class Regret(OneAlgorithm):
-    """Train all cuts, and measure what each rule loses.
-
-    A cut shares the first layers and keeps the others local. Regret is the score of the best cut minus that of the
-    rule's cut. It is measured on test samples, which no rule has seen.
-    If it stops, type the same command again: it continues.
-
-    Examples:
-        fedlayers regret --dataset heart --rules sensitivity_ratio largest_jump --rounds 10
-        fedlayers regret --dataset heart --rules cka=largest_jump --rounds 10
-    """
-
-    rules: tuple[str, ...] = ("sensitivity_ratio", "largest_jump", "change_point")
-    """Rules to test, as RULE or METRIC=RULE: see fedlayers list rules. METRIC defaults to federation_sensitivity."""
-    seeds: int = 3
-    score: str = ""
-    """Score that decides, such as auroc or loss. Default: the main score of the task."""
-    out: Path = Path("out/regret")
-    """Folder for the results."""
-
-    def show(self, result: Any, line: str) -> None:
-        from diagnostics import plots
-        from diagnostics.plots.page import figure_of
-        from fedlayers.studies.report import save
-
-        figure = figure_of(plots.regret(result.scores, result.decisions, result.score))
-        save(figure, self.out / "regret.png", command=line)
-        print(f"{result.text()}\n\ntables and picture: {self.out}")
 
 
 class Study(SeveralAlgorithms):

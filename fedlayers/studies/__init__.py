@@ -1,1 +1,1 @@
-"""Studies of many runs: comparisons, races, the regret of a choice, and a whole study with its report."""
+"""Studies of many runs: comparisons, races, and a whole study with its report."""

@@ -110,13 +110,19 @@ class Decisions:
         )
 
 
+def largest_jump(values: Sequence[float]) -> int:
+    """Return argmax_l S_{l+1} / S_l, the number of layers before the largest jump; the first of equals."""
+    jumps = select.ratios(values)
+    return jumps.index(max(jumps)) + 1
+
+
 def decisions(frame: pd.DataFrame, dataset: str) -> Decisions:
     """The rule's decisions on the rows of a dataset."""
     way = Definition(dataset, "training", "", True, COLOURS[0])
     combined = way.combined(frame)
     counts = cuts(combined)
     jumps = combined.apply(
-        lambda row: combined.columns[select.largest_jump(row.tolist()) - 1], axis=1
+        lambda row: combined.columns[largest_jump(row.tolist()) - 1], axis=1
     )
     counts.loc[JUMP] = jumps.value_counts().reindex(counts.columns, fill_value=0)
     rows = published("player_fl")

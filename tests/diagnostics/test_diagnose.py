@@ -316,7 +316,7 @@ def rounds(models, data, metrics=("grad_similarity", "weight_divergence", "knn_p
 
 def planned(models, data):
     report = run(models, data, ["federation_sensitivity"], batch=4, resamples=3)
-    return select(report, "change_point")
+    return select(report)
 
 
 def stored(models, data):

@@ -72,7 +72,7 @@ def test_a_frozen_layer_is_left_out_of_the_curve_and_shared(which):
     assert found == pytest.approx(expected, rel=1e-12)
     curve = curve_of(report.layers, report.frame, sensitivity)
     assert curve.names == tuple(kept)
-    plan = select(report, "largest_jump")
+    plan = select(report, "examples.rules.knee:knee")
     assert plan.shared == tuple(n for n in ("fc1", "fc2") if n in (which, kept[0]))
     assert re.search(rf"(?m)^ *{which} .*frozen$", explain(plan))
 

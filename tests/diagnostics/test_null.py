@@ -196,7 +196,9 @@ def test_the_picture_of_a_curve_has_a_grey_line_for_each_draw(plain, report):
         assert all(texts.count(null.title) == 1 for null in NULLS.values())
 
 
-@pytest.mark.parametrize("how", [{}, {"metric": "cka", "rule": "largest_jump"}])
+@pytest.mark.parametrize(
+    "how", [{}, {"metric": "cka", "rule": "examples.rules.knee:knee"}]
+)
 def test_a_plan_is_the_same_but_for_what_it_says_of_nulls(plain, report, how):
     """The same decision of each null by hand, from a report of that null alone."""
     without, plan = select.select(plain, **how), select.select(report, **how)
@@ -327,7 +329,7 @@ def test_given_models_are_measured_on_shuffled_samples_and_the_rows_say_it():
         again = measured(models, null_samples(data, null, 3, 2), **how)
         same_values(drawn[null][1], again.frame)
         assert not np.allclose(drawn[null][1]["value"], report.frame["value"])
-    plan = select.select(report, "largest_jump", metric="grad_norm")
+    plan = select.select(report, metric="grad_norm")
     for null, each in plan.why.detail["null"].items():
         assert each["kept"] == (null in SHUFFLED)
     assert "permuted labels (" in explain(plan, full=True)

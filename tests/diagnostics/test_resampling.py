@@ -123,7 +123,7 @@ def test_clients_with_one_batch_are_named_by_the_measurement_and_by_the_plan():
     ):
         with pytest.warns(UserWarning, match=f"{named}.*--measure-batch"):
             report = diagnose(models, data, SENSITIVITY, batch=batch, **how)
-        plan = select(report, "largest_jump")
+        plan = select(report)
         assert said in explain(plan, full=True)
 
 
@@ -178,11 +178,10 @@ def test_decisions_over_resamples_are_as_likely_as_their_draws():
     found = table({"a": [late, late, early, late, late]}, stderr=5.0)
     curve = curve_of(LAYERS, found, "m", "x")
     assert curve.redrawn == {("a",): [late, early, late, late]}
-    for rule in (RULES["change_point"], RULES["sensitivity_ratio"]):
-        said = stability(curve, rule, 1.3, 2, seed=0, resamples=N)
-        assert said["of"] == "batches"
-        assert likely(said["agreement"], 3 / 4)
-        assert likely(said["cuts"]["l1"], 1 / 4)
+    said = stability(curve, RULES["sensitivity_ratio"], 1.3, 2, seed=0, resamples=N)
+    assert said["of"] == "batches"
+    assert likely(said["agreement"], 3 / 4)
+    assert likely(said["cuts"]["l1"], 1 / 4)
     # S_2 is 1 + what a's resample adds with a alone, 1 with b alone, half of it with both; the cut is at 1.3
     a, b = [[1.0, s, 3.0] for s in (1.0, 1.5, 1.7)], [[1.0, 1.0, 3.0]] * 3
     curve = curve_of(LAYERS, table({"a": a, "b": b}), "m", "x")
@@ -193,7 +192,7 @@ def test_decisions_over_resamples_are_as_likely_as_their_draws():
     broken = (found["variant"] == "x, resample 2") & (found["layer"] == "l2")
     found.loc[broken, ["value", "status"]] = [np.nan, "not finite"]
     curve = curve_of(LAYERS, found, "m", "x")
-    said = stability(curve, RULES["change_point"], 1.3, 2, 0, resamples=N)
+    said = stability(curve, RULES["sensitivity_ratio"], 1.3, 2, 0, resamples=N)
     assert likely(said["undecided"], 1 / 2)
 
 
@@ -215,8 +214,8 @@ def test_resamples_go_to_disk_and_into_the_evidence_but_not_into_the_frame(
     again = Report.read(path)
     assert again.frame.equals(report.frame)
     assert again.resamples.equals(report.resamples)
-    plan = select(report, "change_point")
-    assert select(path, "change_point") == plan
-    assert plan.shared == select(plain, "change_point").shared
+    plan = select(report)
+    assert select(path) == plan
+    assert plan.shared == select(plain).shared
     assert "the clients and batches:" in explain(plan, full=True)
     assert "--resamples" in explain(select(plain), full=True)

@@ -1,4 +1,4 @@
-"""The rules against their definitions by brute force, and the bootstrap against every resample written out."""
+"""The bootstrap of decisions against every resample written out."""
 
 import math
 from collections import Counter
@@ -6,53 +6,13 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, strategies as st
 from scipy.stats import binom, norm
 
 from diagnostics.curve import curve_of, stability
-from diagnostics.select import (
-    RULES,
-    change_gains,
-    change_point,
-    largest_jump,
-    sensitivity_ratio,
-)
+from diagnostics.select import RULES, sensitivity_ratio
+from examples.rules.knee import knee
 from fl_core.layers import Layer
 from fl_core.rows import frame, row
-
-curves = st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=8)
-
-
-def squared_error(part):
-    mean = math.fsum(part) / len(part)
-    return math.fsum((y - mean) ** 2 for y in part)
-
-
-@given(curves)
-def test_gain_is_the_squared_error_that_a_second_level_saves(values):
-    y = [math.log(value) for value in values]
-    for k, gain in enumerate(change_gains(values), 1):
-        saved = squared_error(y) - squared_error(y[:k]) - squared_error(y[k:])
-        rises = math.fsum(y[k:]) / (len(y) - k) > math.fsum(y[:k]) / k
-        assert abs(gain) == pytest.approx(saved, abs=1e-9)
-        assert abs(gain) < 1e-9 or (gain > 0) == rises
-
-
-@given(curves, st.floats(1.0, 4.0))
-def test_change_point_by_its_definition(values, threshold):
-    """The rising two-level fit of least error plus penalty, or one level, which is cheaper without a penalty."""
-    y = [math.log(value) for value in values]
-    penalty = math.log(threshold) ** 2 / 2
-    costs = {len(y): squared_error(y)}
-    for k in range(1, len(y)):
-        if sum(y[k:]) / (len(y) - k) > sum(y[:k]) / k:
-            costs[k] = squared_error(y[:k]) + squared_error(y[k:]) + penalty
-    ranked = sorted(costs.values())
-    assume(len(ranked) == 1 or ranked[1] - ranked[0] > 1e-9)
-    best = min(costs, key=costs.__getitem__)
-    assert change_point(values, threshold) == min(best, len(y) - 1)
-    assert bool(RULES["change_point"].lacks(values, threshold)) == (best == len(y))
-
 
 LAYERS = tuple(
     Layer(name, (f"{name}.weight",), (), name) for name in ("l1", "l2", "l3", "l4")
@@ -142,13 +102,11 @@ def test_resamples_of_pairs_against_all_draws():
             for b in draw[k + 1 :]
             if a != b
         ]
-        return largest_jump(np.mean(held, axis=0).tolist()) if held else None
+        return knee(np.mean(held, axis=0).tolist()) if held else None
 
     expected = shares("abc", decide)
     assert expected[None] == 1 / 9
-    found = stability(
-        pair_curve(pairs), RULES["largest_jump"], 1.2, 1, seed=0, resamples=N
-    )
+    found = stability(pair_curve(pairs), RULES["knee"], 1.2, 1, seed=0, resamples=N)
     assert likely(found["undecided"], 1 / 9)
     for cut, probability in expected.items():
         assert cut is None or likely(found["cuts"][LAYERS[cut - 1].name], probability)
@@ -173,7 +131,7 @@ def test_resamples_of_measurement_errors():
 
 def test_resamples_below_zero_have_no_decision():
     one = curve({"a": [1.0, 2.0, 3.0, 4.0]}, stderr={"a": 1.0})
-    found = stability(one, RULES["largest_jump"], 1.2, 1, seed=0, resamples=N)
+    found = stability(one, RULES["knee"], 1.2, 1, seed=0, resamples=N)
     positive = math.prod(norm.cdf(v) for v in (1, 2, 3, 4))
     assert likely(found["undecided"], 1 - positive)
     assert sum(found["cuts"].values()) + found["undecided"] == pytest.approx(1)

@@ -14,7 +14,6 @@ from diagnostics.report import Report, explain
 from diagnostics.select import (
     RULES,
     decide,
-    largest_jump,
     ratios,
     select,
     sensitivity_ratio,
@@ -89,7 +88,8 @@ def of_a(*values, **how):
     return measured(rows_of({"a": (4, [*values])}, **how))
 
 
-DECIDE = [name for name, each in RULES.members().items() if each.decides]
+KNEE = "examples.rules.knee:knee"
+DECIDE = ["sensitivity_ratio", KNEE]
 NAMES = [layer.name for layer in LAYERS]
 
 
@@ -98,13 +98,12 @@ curves = st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=8)
 
 @given(curves, st.floats(0.5, 3.0))
 def test_rules_of_ratios_by_their_definitions(values, threshold):
-    """With 1-based layers: the smallest l with S_{l+1}/S_l > t, or L - 1; and the first of the largest ratios."""
+    """With 1-based layers: the smallest l with S_{l+1}/S_l > t, or L - 1."""
     jumps = [after / before for before, after in pairwise(values)]
     crossed = [count for count, jump in enumerate(jumps, 1) if jump > threshold]
     expected = crossed[0] if crossed else len(jumps)
     assert ratios(values) == jumps
     assert sensitivity_ratio(values, threshold) == expected
-    assert largest_jump(values) == 1 + jumps.index(max(jumps))
     assert bool(RULES["sensitivity_ratio"].lacks(values, threshold)) == (not crossed)
     for name in DECIDE:
         assert 1 <= RULES[name].cut(values, threshold) < len(values)
@@ -135,8 +134,6 @@ def test_the_curve_is_the_weighted_mean_of_the_clients(tmp_path):
         "votes": {"a": "fc1", "b": "conv2"},
     }
     assert {key: getattr(why, key) for key in expected} == expected
-    last = NAMES[int(np.argmax(ratios(COMBINED)))]
-    assert why.alternatives["largest_jump"] == last
     shuffled = select((header, table.sample(frac=1, random_state=1)), threshold=1.5)
     assert (shuffled.shared, shuffled.why.clients) == (plan.shared, why.clients)
     path = tmp_path / "rows.jsonl"
@@ -220,10 +217,10 @@ def test_what_a_rule_says_of_clients_and_thresholds(rule):
     assert found["cuts"] == pytest.approx(dict(expected), abs=0.1)
     assert found["agreement"] == found["cuts"][plan.shared[-1]]
     assert LayerPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
-    assert why.threshold == (None if rule == "largest_jump" else 1.7)
+    assert why.threshold == (None if rule == KNEE else 1.7)
     assert plan.cut == RULES[rule].cut(COMBINED, 1.7)
     flat = select(of_a(1.0, 1.01, 1.02, 1.03), rule).why.status
-    assert (flat == "ok") == (rule == "largest_jump")
+    assert (flat == "ok") == (rule == KNEE)
 
 
 BYTES = {"conv1": 40, "conv2": 120, "fc1": 800, "fc10": 160, "spare": 32}
@@ -372,7 +369,7 @@ def test_explanation():
         "fc1 1.8 1.806 local",
         "conv2 1 of 2 clients: b",
         "conv2 1.1, 1.2, 1.3, 1.5",
-        "fc1 1.75, 2, 2.5, 3, largest_jump",
+        "fc1 1.75, 2, 2.5, 3",
         "layer a b",
         "fc10 4 3",
         "conv2 120 federated",

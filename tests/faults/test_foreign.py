@@ -104,7 +104,7 @@ def test_a_link_out_of_the_folder_of_a_study_is_not_followed(tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     asked = {"algorithms": ["fedavg"], "seeds": [0], "search": {"lr": "0.1,1"}}
-    for study in (fl.choose, fl.compare, fl.regret, fl.study, fl.tune):
+    for study in (fl.choose, fl.compare, fl.study, fl.tune):
         known = signature(study).parameters if study is not fl.choose else ()
         own = {key: value for key, value in asked.items() if key in known}
         for name in ("arms", "runs/fedavg-0", "race/arms/all-0", "plan.json"):

@@ -55,7 +55,6 @@ COMMANDS = {
         "mu=0.1",
         *TRAINED,
     ),
-    "regret": ("regret", "--rules", "sensitivity_ratio", "--seeds", "1", *TRAINED),
 }
 SHARES = (0.05, 0.4, 0.7, 0.98)
 """When a command is killed: after which share of the files that it writes, and of its time."""

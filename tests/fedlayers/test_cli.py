@@ -206,7 +206,7 @@ def test_a_key_that_the_command_has_no_flag_for_is_named_with_its_file(
 ):
     Path("run.toml").write_text(
         fedlayers(
-            "run --algorithm fedprox --option mu=0.1 --rule largest_jump --print-config"
+            "run --algorithm fedprox --option mu=0.1 --rule examples.rules.knee:knee --print-config"
         )
     )
     said = fedlayers.refused(command, "--config run.toml")
@@ -267,7 +267,9 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
         ("run --algorithm playrfl", "mean 'playerfl'?"),
         ("run --algorithm playrfl --print-config", "mean 'playerfl'?"),
         ("run --algorithm playerfl --rule manual", "'manual'"),
-        ("run --rule largest_jmp", "mean 'largest_jump'?"),
+        ("run --rule sensitivity", "mean 'sensitivity_ratio'?"),
+        ("run --rule largest_jump", "was removed. Use sensitivity_ratio."),
+        ("regret", "was removed. Use choose"),
         ("run --algorithm fedprox --option nu=1", "fedprox 'nu'"),
         ("run --model-option width=3", "got 'width'"),
         ("run --device cuda:99", "'cuda:99'"),
@@ -530,8 +532,8 @@ def test_a_plan_that_is_replaced_is_named(fedlayers, measured):
     [
         ("--rule manual --layers fc1,fc22", "mean 'fc2'?"),
         (
-            "--rule largest_jump --threshold 1.2",
-            "change_point, sensitivity_ratio; got 'largest_jump'",
+            "--rule examples.rules.knee:knee --threshold 1.2",
+            "sensitivity_ratio; got 'examples.rules.knee:knee'",
         ),
     ],
 )

@@ -27,7 +27,6 @@ CALLS = {
     "tune": lambda out: fl.tune(
         CONFIG, ["fedavg"], {"lr": "0.01,0.1"}, out, trials=2, **OUTSIDE
     ),
-    "regret": lambda out: fl.regret(CONFIG, ["sensitivity_ratio"], [0], out, **OUTSIDE),
 }
 LINES = {
     "run": ["fedper"],
@@ -35,7 +34,6 @@ LINES = {
     "choose": ["nothing", "all"],
     "compare": ["local (personal)", "fedavg (global)"],
     "tune": ["fedavg-000", "fedavg-001"],
-    "regret": ["0", "1", "2", "3", "4"],
 }
 
 

@@ -110,16 +110,6 @@ def test_every_study_gives_the_rows_of_the_same_data_under_a_name(named, tmp_pat
                 **more,
             ).table
         ),
-        "regret": lambda config, **more: (
-            fl.regret(
-                config,
-                ["sensitivity_ratio"],
-                (0,),
-                tmp_path / f"regret{len(more)}",
-                progress=False,
-                **more,
-            ).scores
-        ),
         "run": lambda config, **more: rows(
             fl.run(config, progress=False, **more).to_frame()
         ),

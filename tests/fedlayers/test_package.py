@@ -112,7 +112,7 @@ print(fl.__file__)
 
 def test_an_installation_works_in_an_empty_folder(installed, tmp_path):
     assert str(ROOT) not in told(installed / "python", "-c", SMOKE, cwd=tmp_path)
-    assert "  regret    " in told(installed / "fedlayers", "--help", cwd=tmp_path)
+    assert "  choose    " in told(installed / "fedlayers", "--help", cwd=tmp_path)
     flags = (
         "--dataset",
         "heart",

@@ -2,13 +2,11 @@
 
 import re
 
-import pandas as pd
 import pytest
 import torch
 
 import fedlayers as fl
 from fedlayers.studies.comparison import Comparison
-from fedlayers.studies.regret import Regret
 from fl_core.algorithms.base import ALGORITHMS
 from fl_core.display import LINES, Displayed
 from fl_core.run import runner
@@ -32,19 +30,10 @@ def shown(tmp_path_factory):
         torch.nn.Linear(4, 3), {"north": north}, ["weight_magnitude"], progress=False
     )
     frame = result.to_frame().assign(algorithm="fedper", seed=0)
-    scores = pd.DataFrame(
-        {"seed": 0, "cut": [0, 1], "last": "", "validation": 0.5, "test": 0.5}
-    )
-    regret = Regret(
-        "macro_f1",
-        ("fc1",),
-        scores.assign(test=[0.4, 0.6]),
-        pd.DataFrame({"rule": ["a"], "seed": [0], "cut": [1], "status": ["ok"]}),
-    )
     made = fl.Predictions(tuple(map(str, range(50))), ("no", "yes"), torch.zeros(50, 2))
     return [
         *(config, task, task.data, result, result.plan, report),
-        *(Comparison(frame), regret, ALGORITHMS, race, fl.hint(config, arms=two), made),
+        *(Comparison(frame), ALGORITHMS, race, fl.hint(config, arms=two), made),
         *(file, tuned),
     ]
 
