@@ -12,6 +12,7 @@ from PIL import Image
 
 import fl_core.data as data
 from fl_core.data import files
+from fl_core.data.planting import planted
 from fl_core.data.registry import ROOT_VARIABLE
 from fl_core.data.sources import Source
 from fl_core.errors import RunError, UsageError
@@ -649,3 +650,41 @@ def test_what_is_no_dataset_from_outside_is_refused(outside, name, message):
         data.load(name)
     with refuses(r"'notes'.*'modl'.*'model'"):
         data.dataset("notes", modl="mlp")
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "inputs"),
+    [("labels", False, True), ("neither", True, True), ("inputs", True, False)],
+)
+def test_known_federations_differ_in_what_they_say(kind, labels, inputs):
+    """Test samples are the same digits at each client; what is planted alone makes them differ."""
+    found, plain = (data.load(f"known_{name}", seed=3) for name in (kind, "neither"))
+    for each, other in zip(found.clients, plain.clients, strict=True):
+        own = len(each.train) + len(each.validation)
+        assert (own, len(each.test)) == (240, 357)
+        x, y = (each.test.x, other.test.x), (each.test.y, other.test.y)
+        assert (torch.equal(*y), torch.equal(*x)) == (labels, inputs)
+        assert torch.equal(*(part.flatten(1).sort().values for part in x))
+
+
+@pytest.mark.parametrize("change", ["labels", "permuted", "turned"])
+def test_a_planted_change_keeps_everything_else(change):
+    """Each client's samples are changed one way in all splits, and a second client's another way."""
+    plain = data.load("digits", clients=2, partition="iid")
+    found = planted(plain, change, seed=1)
+    assert found.digest != plain.digest
+    for split in SPLITS:
+        pairs = [
+            (a.split(split), b.split(split))
+            for a, b in zip(plain.clients, found.clients, strict=True)
+        ]
+        changed = [
+            (not torch.equal(a.x, b.x), not torch.equal(a.y, b.y)) for a, b in pairs
+        ]
+        assert changed[1] == (change != "labels", change == "labels")
+        assert all(
+            torch.equal(a.x.flatten(1).sort().values, b.x.flatten(1).sort().values)
+            for a, b in pairs
+        )
+    with pytest.raises(UsageError):
+        planted(plain, "turning", seed=1)
