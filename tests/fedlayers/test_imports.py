@@ -78,7 +78,7 @@ ROOMS = {
     "diagnostics": (
         "outputs",
         "measurement",
-        "curvature inputs load_weights null representation",
+        "curvature inputs load_weights null representation tuning",
         "gradients",
         "sensitivity",
         "metrics",

@@ -1,0 +1,1 @@
+"""Whether clients differ, and which layers can absorb it: short training from a shared model."""

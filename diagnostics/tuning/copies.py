@@ -1,0 +1,257 @@
+"""Copies of a model that clients train for a few epochs, and a choice between them that its scores never saw."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fl_core import seeds, tree
+from fl_core.data.arrays import nested_groups
+from fl_core.data.federated import Split
+from fl_core.errors import NonFiniteError
+from fl_core.models.building import batch_norms
+from fl_core.rows import CLASSIFICATION, MULTILABEL
+from fl_core.training import evaluate
+from fl_core.training.loop import Training, batch_slices, clip_gradients
+from fl_core.training.losses import Loss
+from fl_core.training.workspace import Workspace, memory_format
+from fl_core.tree import Tree, in_mode
+
+EPOCHS = (1, 2, 4)
+"""Epochs after which a copy is scored. The model without further training is always a choice, too."""
+SAMPLES = 200
+"""Training samples that a client uses at most."""
+SCORED = 1024
+"""Samples that are scored at a time."""
+STREAM = "layer_tuning"
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+Losses = Callable[[Tensor, Mask, Mask], tuple[Array, Array]]
+"""(outputs [n, C], fitted, scored) -> losses of the samples in both sets, by what is fitted on the first."""
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """The validation samples of all clients, one client after another.
+
+    Attributes:
+        y: their labels. client: position of each sample's client, int64 [n].
+        weight: of each sample, float64 [n]. A client's sum to its share of all training samples.
+        group: what each sample belongs to, such as a patient, int64 [n], of one client each.
+    """
+
+    y: Tensor
+    client: NDArray[np.int64]
+    weight: Array
+    group: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, splits: Sequence[Split], n_train: Sequence[int]) -> Held:
+        """Join the clients' samples. Clients without any take no part."""
+        sizes = [len(split) for split in splits]
+        total = sum(n for n, size in zip(n_train, sizes, strict=True) if size)
+        client = np.repeat(np.arange(len(sizes)), sizes)
+        share = [
+            n / total / max(1, size) for n, size in zip(n_train, sizes, strict=True)
+        ]
+        known = [split.groups for split in splits]
+        group = np.arange(len(client))
+        if not any(own is None for own in known):
+            group = nested_groups(known)
+        return cls(
+            torch.cat([s.y for s in splits]), client, np.array(share)[client], group
+        )
+
+    def losses(self, loss: Loss, outputs: Tensor) -> Array:
+        """Return the log loss of each sample, or its training loss for other tasks, of outputs [..., n, C]."""
+        if outputs.ndim == 3:
+            return np.stack([self.losses(loss, each) for each in outputs])
+        if loss.task in (CLASSIFICATION, MULTILABEL):
+            return evaluate.log_losses(loss.logits(outputs).double(), self.y).numpy()
+        return loss.per_sample(outputs, self.y).double().numpy()
+
+    def right(self, outputs: Tensor) -> Array:
+        """Return 1 for each sample whose class is predicted right and else 0, of outputs [..., n, C]."""
+        return (outputs.argmax(-1) == self.y).double().numpy()
+
+
+class Tuner:
+    """Trains copies of a model at each client with the run's optimiser and loss, in the same batches for all parts.
+
+    Args:
+        model: the model that all clients begin with.
+        loss: the run's, without an algorithm's own terms.
+        training: the run's settings.
+        clients: of each its training and validation samples.
+        seed, round: of the run; with the client they seed batches and dropout.
+        starts: of each client weights of its own to begin with.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        training: Training,
+        clients: Sequence[tuple[Split, Split]],
+        seed: int,
+        round: int,
+        starts: Sequence[Tree] | None = None,
+        samples: int | None = SAMPLES,
+    ) -> None:
+        example = clients[0][0].x[:2]
+        self.workspace = Workspace(model, memory=memory_format(model, example))
+        self.loss, self.training, self.seed, self.round = loss, training, seed, round
+        self.starts = starts or [tree.clone(tree.state_dict(model))] * len(clients)
+        train = [_first(split, samples) for split, _ in clients]
+        self.train = [(s.x, self.workspace.place(s.x), s.y) for s in train]
+        self.scored = [(s.x, self.workspace.place(s.x)) for _, s in clients]
+        self.held = Held.of([s for _, s in clients], [len(s) for s, _ in clients])
+
+    @cached_property
+    def start(self) -> Tensor:
+        """The outputs without further training, [n, C]."""
+        found = []
+        with tree.one_thread():
+            for client, weights in enumerate(self.starts):
+                self.workspace.load(weights)
+                found.append(self._outputs(client, None))
+        return torch.cat(found)
+
+    def outputs(
+        self, names: frozenset[str], rate: float, epochs: Sequence[int] = EPOCHS
+    ) -> Tensor:
+        """Return the outputs [epochs, n, C] after tuning the named tensors alone.
+
+        Raises:
+            NonFiniteError: a loss or an output is not finite.
+        """
+        with tree.one_thread():
+            every = [
+                torch.stack([*self._tune(client, names, rate, epochs)])
+                for client in range(len(self.train))
+            ]
+        found = torch.cat(every, dim=1)
+        if not bool(found.isfinite().all()):
+            raise NonFiniteError(
+                "An output after tuning is not finite. Use a smaller lr."
+            )
+        return found
+
+    def with_new_statistics(self) -> Tensor:
+        """Return the outputs [n, C] with all batch statistics taken again from each client's training samples."""
+        workspace, found = self.workspace, []
+        norms = [
+            each
+            for each in batch_norms(workspace.model).values()
+            if isinstance(each, nn.modules.batchnorm._BatchNorm)
+        ]
+        momentum = [norm.momentum for norm in norms]
+        for client, (_, x, y) in enumerate(self.train):
+            workspace.load(self.starts[client])
+            for norm in norms:
+                norm.reset_running_stats()
+                norm.momentum = None  # the mean over all batches
+            slices = batch_slices(len(y), self.training.batch_size, workspace.couples)
+            with tree.one_thread(), torch.no_grad(), in_mode(workspace.model, False):
+                for norm in norms:
+                    norm.train()
+                for part in slices:
+                    workspace.model(x[part])
+            found.append(self._outputs(client, None))
+        for norm, before in zip(norms, momentum, strict=True):
+            norm.momentum = before
+        return torch.cat(found)
+
+    def _tune(
+        self, client: int, names: frozenset[str], rate: float, epochs: Sequence[int]
+    ) -> Iterator[Tensor]:
+        """Yield the outputs of a client's validation samples after each number of epochs."""
+        workspace, settings = self.workspace, self.training
+        samples, x, y = self.train[client]
+        parts = self.seed, STREAM, self.round, client
+        draws = seeds.torch_generator(*parts)
+        slices = batch_slices(len(y), settings.batch_size, workspace.couples)
+        workspace.load(self.starts[client])
+        modules = seeds.seed_of(*parts, "modules")
+        with workspace.trains(names) as trained, seeds.torch_seeded(modules):
+            params = {name: workspace.params[name] for name in trained}
+            optimizer = replace(settings, lr=rate).build([*params.values()])
+            ahead = workspace.frozen_outputs(client, samples, x)
+            held = workspace.frozen_outputs(~client, *self.scored[client])
+            for epoch in range(1, max(epochs) + 1):
+                order = torch.randperm(len(y), generator=draws)
+                for rows in (order[part] for part in slices):
+                    batch = x[rows]
+                    if ahead is not None:
+                        workspace.continue_from(batch, ahead[rows])
+                    loss = self.loss(
+                        workspace.forward(workspace.params, batch), y[rows]
+                    )
+                    if not math.isfinite(loss.item()):
+                        raise NonFiniteError(
+                            "The loss is not finite. Use a smaller lr."
+                        )
+                    optimizer.zero_grad()
+                    loss.backward(inputs=[*params.values()])
+                    if settings.max_grad_norm is not None:
+                        grads = {
+                            n: p.grad for n, p in params.items() if p.grad is not None
+                        }
+                        clipped = clip_gradients(grads, settings.max_grad_norm)
+                        for name, grad in clipped.items():
+                            params[name].grad = grad
+                    optimizer.step()
+                if epoch in epochs:
+                    yield self._outputs(client, held)
+
+    def _outputs(self, client: int, held: Tensor | None) -> Tensor:
+        """Return the outputs of a client's validation samples, from those of the frozen first layers if known."""
+        workspace, (_, x) = self.workspace, self.scored[client]
+        found = []
+        with torch.no_grad(), in_mode(workspace.model, False):
+            for part in batch_slices(len(x), SCORED, workspace.couples):
+                batch = x[part]
+                if held is not None:
+                    workspace.continue_from(batch, held[part])
+                found.append(workspace.forward(workspace.params, batch))
+        return torch.cat(found or [workspace.forward(workspace.params, x)])
+
+
+def _first(split: Split, most: int | None) -> Split:
+    """Return the first samples of a split, whose order has no meaning."""
+    groups = None if split.groups is None else split.groups[:most]
+    return Split(split.x[:most], split.y[:most], groups)
+
+
+def crosswise(
+    losses: Losses,
+    candidates: Tensor,
+    weight: Array,
+    half: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], Array, Array]:
+    """Choose a candidate on each half, and score it on the other.
+
+    Args:
+        losses: fits on some samples, and scores them and others.
+        candidates: outputs [P, n, C]. Of equally good ones the first is taken.
+        weight: of the samples. half: of each sample, 0 or 1.
+
+    Returns:
+        The candidate that each sample is scored by, and the losses of it and of the first one.
+    """
+    choice = np.zeros(len(half), dtype=np.int64)
+    first, best = np.zeros(len(half)), np.zeros(len(half))
+    for number in (0, 1):
+        scored, fitted = half == number, half != number
+        found = [losses(each, fitted, scored) for each in candidates]
+        means = [float(own @ weight[fitted]) for own, _ in found]
+        choice[scored] = int(np.argmin(means))
+        first[scored], best[scored] = found[0][1], found[np.argmin(means)][1]
+    return choice, first, best

@@ -1,0 +1,352 @@
+"""Train federations of which it is known what differs, and measure what the diagnosis says of them.
+
+    python -m figures.decision.known_runs [--hours 2]
+
+``REGISTERED_KNOWN.md`` says what is asked. A job is one row of ``known.parquet``. They begin in the order of
+:func:`jobs`. A job with a row is skipped, so a stopped call goes on. One core does one job after the other.
+The data lie below ``FEDLAYERS_DATA_ROOT``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+import torchvision
+import tyro
+
+import fedlayers as fl
+from diagnostics.null import null_data
+from diagnostics.tuning import differ as whether
+from diagnostics.tuning.copies import Tuner
+from fl_core.data.federated import FederatedData, gather
+from fl_core.data.named.known import KINDS
+from fl_core.data.partitions import SPLITS, Partition
+from fl_core.data.planting import coded_labels, permuted_inputs
+from fl_core.data.sources import Source
+from fl_core.errors import DivergedError
+from fl_core.plan import LayerPlan
+from fl_core.run import runner
+from fl_core.run.task import Task
+from fl_core.training.loop import Training
+
+ROWS = Path(__file__).with_name("known.parquet")
+RATES, TUNING, SEEDS, DRAWS = (0.001, 0.003, 0.01, 0.03), 90, tuple(range(10)), 10
+FIRST_UNSEEN, TEST = 30_000, 300
+SIZES = {240: (6, 240, 100, 40), 60: (12, 60, 40, 80)}
+"""Training samples of a client: clients, training and validation samples of each, rounds."""
+NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mlp": ("mlp", {}),
+    "cnn": ("fmnist_cnn", {"width": 0.125}),
+    "resnet": ("resnet8", {}),
+}
+KNOWN = tuple(f"known_{kind}" for kind in KINDS)
+CONFIRMED = (
+    *("mlp mnist labels 240 10", "mlp mnist labels 60 10", "mlp mnist labels 240 2"),
+    *("mlp mnist shares 60 10", "mlp mnist permuted 60 2", "mlp mnist turned 240 10"),
+    *("mlp mnist inverted 240 2", "mlp mnist contrast 60 10"),
+    *(
+        "cnn fashion labels 60 10",
+        "cnn fashion labels 240 10",
+        "cnn fashion labels 60 2",
+    ),
+    *(
+        "cnn fashion shares 240 2",
+        "cnn fashion permuted 240 10",
+        "cnn fashion turned 60 10",
+    ),
+    *("cnn fashion inverted 60 10", "cnn fashion contrast 240 2"),
+    *("resnet cifar10 labels 240 10", "resnet cifar10 labels 60 2"),
+    *("resnet cifar10 shares 60 10", "resnet cifar10 shares 240 2"),
+    *("resnet cifar10 permuted 240 10", "resnet cifar10 permuted 60 10"),
+    *("resnet cifar10 turned 240 10", "resnet cifar10 turned 60 10"),
+)
+"""The federations of the confirmation: network, source, what differs, training samples a client, classes."""
+FURTHER = (
+    *(
+        "mlp fashion labels 240 10",
+        "mlp fashion turned 240 10",
+        "mlp fashion permuted 60 10",
+    ),
+    *(
+        "mlp fashion inverted 60 10",
+        "mlp fashion contrast 240 10",
+        "mlp fashion shares 60 10",
+    ),
+)
+DEALT = (*CONFIRMED[:8], *KNOWN, *FURTHER)
+CONTRASTS = ((1.0, 0.0), (0.5, 0.0), (0.3, 0.35), (0.6, 0.4), (0.25, 0.7), (0.8, 0.1))
+"""Factor of the contrast and brightness added, by client."""
+
+
+class Job(NamedTuple):
+    """A row: its federation, its arm or ``whether``, its seed, a draw of dealt samples, and a rate that is tried."""
+
+    federation: str
+    arm: str
+    seed: int
+    draw: int = 0
+    lr: float | None = None
+
+
+def jobs() -> Iterator[Job]:
+    """Yield all jobs in the order of the registration."""
+    for name in KNOWN:
+        yield from (Job(name, "rate", TUNING, 0, lr) for lr in RATES)
+    for seed, name in itertools.product(SEEDS, KNOWN):
+        yield from (Job(name, arm, seed) for arm in ("whether", *subsets(3)))
+    for name in (*CONFIRMED[:8], *FURTHER):
+        yield from (Job(name, arm, 0) for arm in ("whether", *ends(3)))
+    for draw, name in itertools.product(range(1, DRAWS + 1), DEALT):
+        yield Job(name, "whether", 0, draw)
+    for name in CONFIRMED[8:16]:
+        yield from (Job(name, arm, 0) for arm in ("whether", *ends(5)))
+    for name in CONFIRMED[16:]:
+        yield from (Job(name, arm, 0) for arm in ("whether", *ends(5)))
+
+
+def subsets(layers: int) -> list[str]:
+    """Return every cut from both ends and each single layer that stays local, as the local layers' numbers."""
+    cuts = [range(k) for k in range(1, layers)] + [
+        range(k, layers) for k in range(1, layers)
+    ]
+    found = [*cuts, *([k] for k in range(layers))]
+    return list(dict.fromkeys(" ".join(map(str, each)) for each in found))
+
+
+def ends(layers: int) -> list[str]:
+    """Return the two arms of the decision: the head local, and the first half of the rest local."""
+    return [str(layers - 1), " ".join(map(str, range(layers // 2)))]
+
+
+# --- federations -----------------------------------------------------------------------------------------------------
+
+
+def pictures(source: str) -> tuple[Any, Any]:
+    """Return pictures uint8 [n, H, W] or [n, H, W, 3] that no threshold saw, and their labels."""
+    root = Path(os.environ["FEDLAYERS_DATA_ROOT"])
+    if source == "cifar10":
+        file = np.load(root / "cifar10.npz")
+        return file["x_train"][FIRST_UNSEEN:], file["y_train"][FIRST_UNSEEN:].astype(
+            int
+        )
+    kind = {"mnist": "MNIST", "fashion": "FashionMNIST"}[source]
+    data = getattr(torchvision.datasets, kind)(root)
+    return data.data.numpy()[FIRST_UNSEEN:], data.targets.numpy()[FIRST_UNSEEN:]
+
+
+def changed(x: Any, y: Any, kind: str, client: int, classes: int) -> tuple[Any, Any]:
+    """Return a client's pictures and labels, changed its own way."""
+    if kind == "labels":
+        y = coded_labels(y, client, classes)
+    elif kind == "turned":
+        x = np.rot90(x, client % 4, (1, 2))
+    elif kind == "permuted":
+        planes = x if x.ndim == 3 else x.transpose(0, 3, 1, 2)
+        planes = permuted_inputs(planes, client)
+        x = planes if x.ndim == 3 else planes.transpose(0, 2, 3, 1)
+    elif kind == "inverted":
+        x = 255 - x if client % 2 else x
+    elif kind == "contrast":
+        factor, added = CONTRASTS[client % len(CONTRASTS)]
+        x = np.clip(x * factor + 255 * added, 0, 255).astype(np.uint8)
+    return x, y
+
+
+def federation(name: str) -> tuple[FederatedData, str, int]:
+    """Return the samples of a federation of the confirmation, its network and its rounds."""
+    network, source, kind, size, count = name.split()
+    clients, train, validation, rounds = SIZES[int(size)]
+    x, y = pictures(source)
+    classes = int(count)
+    y = y if classes == 10 else (y < 5).astype(int)
+    draw = np.random.default_rng(zlib.crc32(name.encode()))
+    shares = np.full((clients, classes), 1 / classes)
+    if kind == "shares":
+        shares = draw.dirichlet(np.full(classes, 0.2), clients)
+    pools = [draw.permutation(np.flatnonzero(y == k)) for k in range(classes)]
+    taken = [0] * classes
+    xs, ys, indices, at = [], [], {}, 0
+    for client in range(clients):
+        label = draw.choice(classes, train + validation + TEST, p=shares[client])
+        picked = np.zeros(len(label), int)
+        for k in range(classes):
+            places = np.flatnonzero(label == k)
+            picked[places] = pools[k][taken[k] : taken[k] + len(places)]
+            taken[k] += len(places)
+        found = changed(x[picked], y[picked], kind, client, classes)
+        xs.append(found[0])
+        ys.append(found[1])
+        ends = [0, train, train + validation, len(label)]
+        parts = [at + np.arange(a, b) for a, b in itertools.pairwise(ends)]
+        indices[f"client {client + 1}"] = dict(zip(SPLITS, parts, strict=True))
+        at += len(label)
+    made = Source(
+        name, np.concatenate(xs), np.concatenate(ys), tuple(map(str, range(classes)))
+    )
+    dealt = Partition("known", {}, 0, indices, len(made.y), made.digest)
+    return gather(made, dealt), network, rounds
+
+
+def task_of(job: Job, lr: float) -> Task:
+    """Return the task of a job, with samples that are dealt if it has a draw."""
+    how: dict[str, Any] = {"algorithm": "fedper", "seed": job.seed, "lr": lr}
+    how["keep_optimizer"] = False
+    if job.federation in KNOWN:
+        task = fl.assemble(fl.RunConfig(dataset=job.federation, **how))
+        data, config = task.data, task.config
+        how |= {
+            "model": "mlp",
+            "rounds": config.federation.rounds,
+            "batch_size": config.training.batch_size,
+        }
+    else:
+        data, network, rounds = federation(job.federation)
+        model, options = NETWORKS[network]
+        how |= {
+            "model": model,
+            "model_options": options,
+            "rounds": rounds,
+            "batch_size": 32,
+        }
+    how["eval_every"] = how["checkpoint_every"] = how["rounds"]
+    if job.draw:
+        data = null_data(data, "clients", job.seed, job.draw)
+    return fl.assemble(fl.RunConfig(**how, patience=0), data=data)
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+def trained(task: Task, local: Sequence[int]) -> list[Any]:
+    """Train with these layers local, and return each client's tensors after the last round."""
+    shared = [each.name for k, each in enumerate(task.layers) if k not in local]
+    plan = LayerPlan(task.layers, tuple(shared))
+    engine = runner.run(
+        task.config, data=task.data, plan=plan, progress=False, announce=False
+    )
+    name = engine.algorithm.evaluates
+    clients = range(len(task.data.clients))
+    return [engine.clients.models(k, engine.server, engine.done)[name] for k in clients]
+
+
+def tuner(task: Task, starts: list[Any], split: str) -> Tuner:
+    """Return what trains own epochs, scored on a split."""
+    settings, config = Training.of(task.config.training), task.config
+    clients = [(each.train, each.split(split)) for each in task.data.clients]
+    at = int(config.federation.rounds or 1)
+    return Tuner(
+        task.model,
+        task.criterion,
+        settings,
+        clients,
+        config.execution.seed,
+        at,
+        starts,
+        None,
+    )
+
+
+def own_epochs(task: Task, starts: list[Any], split: str) -> tuple[Tuner, torch.Tensor]:
+    """Return the outputs after 0, 1, 2 and 4 own epochs at a third of the rate and at the rate, [7, n, C]."""
+    tuning, lr = tuner(task, starts, split), float(task.config.training.lr or 0)
+    every = frozenset(name for layer in task.layers for name in layer.tensors)
+    tuned = [tuning.outputs(every, rate) for rate in (lr / 3, lr)]
+    return tuning, torch.cat([tuning.start[None], *tuned])
+
+
+def scored(task: Task, starts: list[Any]) -> dict[str, float]:
+    """Return an arm's scores: own epochs are chosen by validation loss, accuracy and loss are of test samples."""
+    tuning, outputs = own_epochs(task, starts, "validation")
+    losses = tuning.held.losses(task.criterion, outputs) @ tuning.held.weight
+    tests, on_test = own_epochs(task, starts, "test")
+    right = tests.held.right(on_test) @ tests.held.weight
+    loss = tests.held.losses(task.criterion, on_test) @ tests.held.weight
+    best = int(losses.argmin())
+    found = {
+        "validation": losses[best],
+        "own": best,
+        "test": right[best],
+        "loss": loss[best],
+    }
+    return found | {"plain_validation": losses[0], "plain_test": right[0]}
+
+
+def measured(job: Job, lr: float) -> dict[str, Any]:
+    """Do a job."""
+    task = task_of(job, lr)
+    layers = range(len(task.layers))
+    if job.arm == "rate":
+        return scored(task, trained(task, []))
+    if job.arm != "whether":
+        return scored(task, trained(task, [*map(int, job.arm.split())]))
+    shared, alone = trained(task, []), trained(task, layers)
+    tuning, outputs = own_epochs(task, shared, "validation")
+    single = tuner(task, alone, "validation").start
+    given = task.criterion, tuning.held, outputs[0], outputs[1:], single, job.seed
+    gains = {(what, score): each for what, score, each in whether.gains(*given)}
+    found: dict[str, Any] = {}
+    for (what, score), each in gains.items():
+        found[f"{what}, {score}"] = [each.value, each.error]
+    for score in ("loss", "accuracy"):
+        found[f"verdict, {score}"] = whether.verdict(gains, score)
+    if not job.draw:
+        found |= {"all": scored(task, shared), "nothing": scored(task, alone)}
+    return found
+
+
+def rate(rows: pd.DataFrame, name: str) -> float:
+    """Return the rate of a federation: the one of FedAvg with the lowest validation loss, or the registered one."""
+    its = rows[(rows["federation"] == name) & (rows["arm"] == "rate")]
+    if its.empty:
+        return RATES[1]
+    found = its["found"].map(lambda text: json.loads(text).get("validation", np.inf))
+    return float(its.loc[found.idxmin(), "lr"])
+
+
+def main(hours: float = 24.0) -> None:
+    """Do the jobs without a row.
+
+    Args:
+        hours: hours of processor time after which no further job begins, all calls together.
+    """
+    torch.set_num_threads(1)
+    columns = [*Job._fields, "found", "seconds"]
+    rows = pd.read_parquet(ROWS) if ROWS.exists() else pd.DataFrame(columns=columns)
+    done = {
+        (r.federation, r.arm, r.seed, r.draw, None if pd.isna(r.lr) else r.lr)
+        for r in rows.itertuples()
+    }
+    for job in jobs():
+        if tuple(job) in done:
+            continue
+        if rows["seconds"].sum() > 3600 * hours:
+            return
+        began = time.process_time()
+        try:
+            found = measured(job, job.lr or rate(rows, job.federation))
+        except DivergedError as error:
+            found = {"failed": str(error)}
+        row = {
+            **job._asdict(),
+            "found": json.dumps(found),
+            "seconds": time.process_time() - began,
+        }
+        rows = pd.DataFrame([*rows.to_dict("records"), row])
+        part = ROWS.with_suffix(".part")
+        rows.to_parquet(part, index=False, compression="brotli")
+        part.replace(ROWS)
+        print(tuple(job), f"{row['seconds']:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
