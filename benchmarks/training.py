@@ -24,14 +24,13 @@ from fl_core.algorithms.base import Algorithm, Message, Round, State, TaskInfo
 from fl_core.config import RunConfig
 from fl_core.data import ClientData, FederatedData, Source, Split, partitions
 from fl_core.data.federated import gather
-from fl_core.records.stopping import Schedule
 from fl_core.rounds.clients import LocalClients
-from fl_core.rounds.engine import Engine, Instruments
+from fl_core.rounds.engine import Engine, Schedule
 from fl_core.rounds.workers import ALLOCATOR
 from fl_core.run import runner
 from fl_core.run.runner import executor
 from fl_core.run.task import assemble
-from fl_core.training.loop import Phase
+from fl_core.training.phases import Phase
 
 WORKERS = 2
 THREADS = 2
@@ -137,7 +136,7 @@ def rounds(
             initial,
             home,
             schedule,
-            runner.listeners_of(task, client_runner, Instruments()),
+            runner.listeners_of(task, client_runner, runner.RunInstruments()),
         )
         home.use(engine.algorithm)
         yield engine

@@ -18,10 +18,9 @@ from fl_core.errors import UsageError, about, as_list, check_known, check_type, 
 from fl_core.layers import Layer, layers_of
 from fl_core.models import example
 from fl_core.models.adapter import adapt, tensor
-from fl_core.rounds.engine import Instruments
 from fl_core.run import runner
 from fl_core.run.restore import load_models
-from fl_core.run.runner import Task
+from fl_core.run.runner import RunInstruments, Task
 from fl_core.training import losses
 
 from . import select
@@ -41,9 +40,9 @@ from .sensitivity import SensitivityAccumulator, recorded_rows
 SENSITIVITY = "federation_sensitivity"
 
 
-def instruments() -> Instruments:
+def instruments() -> RunInstruments:
     """Return the diagnostics that a run needs to decide in its first round, for :func:`fl_core.run.runner.run`."""
-    return Instruments(
+    return RunInstruments(
         observers={SENSITIVITY: SensitivityAccumulator},
         decide=select.decide,
         check_rule=select.curve_rule,

@@ -14,8 +14,8 @@ from fl_core import rows, tree
 from fl_core.data.federated import FederatedData
 from fl_core.errors import UsageError, as_list, at_least, check_known, check_value
 from fl_core.progress import Cell, progress_bar
-from fl_core.records.stopping import Listener
 from fl_core.records.store import Run
+from fl_core.rounds.engine import Listener
 from fl_core.rounds.recorder import Recorder, Timer
 from fl_core.run.restore import copy_with, load_rounds
 from fl_core.run.task import Task

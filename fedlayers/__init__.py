@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     from fl_core.run.restore import load_models as load_models
     from fl_core.run.runner import train_first_round as train_first_round
     from fl_core.run.task import assemble as assemble
-    from fl_core.training.loop import Context as Context, Phase as Phase
+    from fl_core.training.phases import Context as Context, Phase as Phase
     from fl_core.tree import set_mode as set_mode
 
 __getattr__, __dir__, __all__ = attach(__name__, __file__, checked)

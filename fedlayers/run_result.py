@@ -15,8 +15,8 @@ from fl_core.display import MANY, Displayed, Summary, in_order, printable
 from fl_core.errors import UsageError, listing, plural
 from fl_core.models.adapter import original
 from fl_core.progress import Cell
-from fl_core.records.stopping import EarlyStopping, rule_of
 from fl_core.records.store import Run
+from fl_core.rounds.early_stopping import EarlyStopping, rule_of
 from fl_core.rounds.recorder import LoggedRun, Logger, Recorder
 from fl_core.rows import OF_CLASS, SCORES, Row, main_score
 from fl_core.run import restore

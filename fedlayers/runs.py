@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from fedlayers.run_result import RunResult
     from fl_core.plan import LayerPlan
     from fl_core.rounds.clients import MakesExecutor
-    from fl_core.rounds.engine import Instruments
     from fl_core.rounds.recorder import Logger
-    from fl_core.run.runner import MakesInstruments
+    from fl_core.run.runner import MakesInstruments, RunInstruments
 
 
 def run(
@@ -167,7 +166,7 @@ def resume(
     return RunResult(engine, Path(out))
 
 
-def default_instruments() -> Instruments:
+def default_instruments() -> RunInstruments:
     """Return the diagnostics' observers, rules and listener. They are imported at the first call."""
     from diagnostics.measure import instruments
     from diagnostics.through_time import Measuring

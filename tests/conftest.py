@@ -24,10 +24,9 @@ from fl_core.data import Source, partitions
 from fl_core.data.federated import gather
 from fl_core.errors import UsageError
 from fl_core.records import writing
-from fl_core.records.stopping import Schedule
 from fl_core.records.store import Checkpoint
 from fl_core.rounds.clients import LocalClients, Serial
-from fl_core.rounds.engine import Engine
+from fl_core.rounds.engine import Engine, Schedule
 from fl_core.rows import Row
 from fl_core.run import runner
 from fl_core.run.runner import Task

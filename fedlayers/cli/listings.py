@@ -81,7 +81,8 @@ def algorithms() -> str:
 def datasets() -> str:
     """List every dataset with its defaults, and those of a user's own data."""
     from fl_core import data
-    from fl_core.data.registry import TokenShape, general
+    from fl_core.data.registry import general
+    from fl_core.models.tokens import TokenShape
 
     shapes = {"table": (1,), "images": (3, 32, 32), "texts": TokenShape((1,), 3)}
     own = {f"your {name}": general(shape, False) for name, shape in shapes.items()}

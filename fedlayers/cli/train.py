@@ -109,11 +109,11 @@ def print_result(result: RunResult, out: Path) -> None:
         DivergedError: its last evaluation shows models that have diverged.
     """
     from fedlayers.run_result import scores_text
-    from fl_core.records.stopping import check_end, rule_of
     from fl_core.records.store import Run as StoredRun
     from fl_core.rounds import recorder
+    from fl_core.rounds.early_stopping import check_end, rule_of
     from fl_core.run import restore
-    from fl_core.training.loop import Training
+    from fl_core.training.phases import Training
 
     stored, plan, done = StoredRun(out), result.plan, result.done
     rule = rule_of(result.engine)

@@ -12,8 +12,8 @@ from fl_core.data import FederatedData, Partition
 from fl_core.data.federated import ClientData, Split, digest_of
 from fl_core.data.partitions import SPLITS
 from fl_core.data.preprocessing import Preprocessing, width
-from fl_core.data.registry import TokenShape
 from fl_core.errors import COUNT, NUMBER, UsageError, listing, validate
+from fl_core.models.tokens import TokenShape
 from fl_core.rows import CLASSIFICATION, REGRESSION
 
 OWN = "own"

@@ -36,7 +36,7 @@ from fl_core.records import store
 from fl_core.rows import check_score
 from fl_core.run.task import plan_at
 from fl_core.storage import write_atomically
-from fl_core.training.loop import Training
+from fl_core.training.phases import Training
 
 PART = 1000
 """Rows that are held as records at a time."""

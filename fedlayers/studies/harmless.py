@@ -23,7 +23,8 @@ from fl_core.rows import (
     MULTILABEL,
     SCORES,
 )
-from fl_core.run.restore import code_in, load_rounds
+from fl_core.run.own_code import code_in
+from fl_core.run.restore import load_rounds
 from fl_core.run.task import Task
 from fl_core.statistics import Interval
 from fl_core.training import evaluate
@@ -88,7 +89,7 @@ class Bench:
         }
         self.sizes = {client.name: len(client.train) for client in task.data.clients}
         self.bases = {
-            client.name: evaluate.base_outputs(task, client.name)
+            client.name: evaluate.base_outputs(task.data, task.criterion, client.name)
             for client in task.data.clients
         }
 

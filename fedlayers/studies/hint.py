@@ -49,7 +49,7 @@ from fl_core.rows import CLASSIFICATION
 from fl_core.run import runner
 from fl_core.run.task import Task
 from fl_core.storage import format_bytes
-from fl_core.training.loop import Phase, Training
+from fl_core.training.phases import Phase, Training
 
 BANDS = (
     (0.17, "low", "11 of 12 such federations gained at most 1.1 points"),

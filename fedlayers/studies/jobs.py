@@ -54,7 +54,7 @@ from fl_core.plan import LayerPlan
 from fl_core.records import store, writing
 from fl_core.rounds.recorder import Logger
 from fl_core.rounds.workers import check_sendable
-from fl_core.run import restore, runner
+from fl_core.run import own_code, restore, runner
 from fl_core.run.task import Task
 from fl_core.storage import Folder, check_folder, check_no_links
 from fl_core.training.losses import LOSSES
@@ -169,7 +169,7 @@ class TrainingJob:
                 instruments=default_instruments,
                 data=self.data,
                 model=self.model,
-                allow_code=restore.code_in(self.config),
+                allow_code=own_code.code_in(self.config),
                 data_root=self.config.data.data_root,
                 progress=False,
                 until=self.until,

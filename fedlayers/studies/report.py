@@ -25,7 +25,7 @@ from fl_core.rows import CLASSIFICATION, label_of
 from fl_core.run.costs import layer_bytes
 from fl_core.run.task import Task
 from fl_core.storage import format_bytes, write_atomically
-from fl_core.training.loop import Training
+from fl_core.training.phases import Training
 
 BINS = 8
 """Groups of equal size of the predicted probabilities in a calibration picture."""

@@ -15,5 +15,6 @@ from fl_core.algorithms.base import (
     register,
     registry,
 )
-from fl_core.training.loop import Batch, Context, Group, Phase, Steps
+from fl_core.training.loop import Steps
+from fl_core.training.phases import Batch, Context, Group, Phase
 from fl_core.tree import Tree

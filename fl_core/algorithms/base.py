@@ -22,7 +22,7 @@ from fl_core.layers import Layer
 from fl_core.models.papers import Shape
 from fl_core.plan import LayerPlan
 from fl_core.registry import Registry
-from fl_core.training.loop import Batch, Context, Phase
+from fl_core.training.phases import Batch, Context, Phase
 from fl_core.tree import Tree
 
 
@@ -268,7 +268,7 @@ class Algorithm:
         cost: scalars that a client receives and sends in a round; P = those of the whole model.
         uses_plan: whether it uses a layer plan.
         evaluates: name of the model that exists after every round, ``global`` or ``personal``.
-        step: name of the method that makes the step of a batch, as in :class:`~fl_core.training.loop.Phase`.
+        step: name of the method that makes the step of a batch, as in :class:`~fl_core.training.phases.Phase`.
         removes_layers: whether :meth:`wrap_model` leaves layers of the model out.
         needs_blocks: whether the model must have residual blocks, which a client can leave out.
         needs_logits: whether it compares the logits of classes. A model with a single output is refused.

@@ -21,11 +21,12 @@ from fl_core.algorithms import (
     Tree,
     register,
 )
-from fl_core.data.registry import TokenShape
 from fl_core.errors import SHARE, UsageError, at_least
 from fl_core.models.extended import Gated
+from fl_core.models.tokens import TokenShape
 from fl_core.seeds import seed_of, torch_seeded
-from fl_core.training.loop import Batch, Steps, clip_gradients
+from fl_core.training.loop import Steps, clip_gradients
+from fl_core.training.phases import Batch
 from fl_core.tree import assign
 
 CLIENT = "prompts"  # the stream of a client's initial prompts

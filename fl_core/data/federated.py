@@ -20,10 +20,10 @@ from fl_core.data.column_table import ColumnTable
 from fl_core.data.columns import nearly_equal
 from fl_core.data.partitions import SPLITS, Partition
 from fl_core.data.preprocessing import Preprocessing
-from fl_core.data.registry import SPECIAL, UNKNOWN, TokenShape
 from fl_core.data.sources import NOTED, Source
 from fl_core.display import MANY, Displayed, Summary, in_order
 from fl_core.errors import UsageError, check_known, listing, spelled
+from fl_core.models.tokens import SPECIAL, UNKNOWN, TokenShape
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL, task_of
 
 
@@ -70,7 +70,7 @@ class FederatedData(Displayed):
 
     Attributes:
         name: registry name or path.
-        shape: shape of one sample; images are (C, H, W), texts a :class:`fl_core.data.registry.TokenShape`.
+        shape: shape of one sample; images are (C, H, W), texts a :class:`fl_core.models.tokens.TokenShape`.
         classes: names of the classes in the order of class indices, or of the labels. It is empty if numbers or events
             are predicted.
         clients: the clients, in order.

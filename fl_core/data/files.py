@@ -27,9 +27,9 @@ from fl_core.data.columns import (
     images_in,
     located,
 )
-from fl_core.data.registry import SPECIAL, TokenShape
 from fl_core.data.sources import LENGTH, Source, check_lengths, source_of_parts
 from fl_core.errors import UsageError, check_known, listing, spelled
+from fl_core.models.tokens import SPECIAL, TokenShape
 from fl_core.rows import CLASSIFICATION
 
 OWNER_KEYS = ("client", "domain", "center")

@@ -29,10 +29,11 @@ from fl_core.data.columns import (
 )
 from fl_core.data.federated import FederatedData
 from fl_core.data.preprocessing import Preprocessing, cells_of, numbers
-from fl_core.data.registry import SPECIAL, TokenShape, near_path
+from fl_core.data.registry import near_path
 from fl_core.data.sources import Source, check_texts, encode
 from fl_core.errors import UsageError, as_list, check_known, listing, read_as, warn
 from fl_core.models.adapter import as_array
+from fl_core.models.tokens import SPECIAL, TokenShape
 from fl_core.rows import CLASSIFICATION
 
 

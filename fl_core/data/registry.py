@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
@@ -13,34 +13,9 @@ from typing import Any, TypeVar
 
 from fl_core.data.columns import BETWEEN, TABLES
 from fl_core.errors import UsageError, check_known, listing, spelled
+from fl_core.models.tokens import TokenShape
 from fl_core.registry import Registry, is_outside
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
-
-PAD, UNKNOWN, START = 0, 1, 2
-SPECIAL = ("<pad>", "<unknown>", "<start>")
-"""Names of the first token ids: padding, a word outside the vocabulary, and the start of a sequence."""
-
-
-class TokenShape(tuple[int, ...]):
-    """The shape (length,) of a sample that is a sequence of token ids, int64 in 0..tokens-1.
-
-    Attributes:
-        tokens: number of token ids, the special ones included.
-    """
-
-    tokens: int
-
-    def __new__(cls, shape: Iterable[int], tokens: int) -> TokenShape:
-        made = super().__new__(cls, shape)
-        made.tokens = tokens
-        return made
-
-    def __getnewargs__(self) -> tuple[tuple[int, ...], int]:
-        return tuple(self), self.tokens
-
-    def __repr__(self) -> str:
-        return f"{tuple(self)} of {self.tokens} tokens"
-
 
 ROOT_VARIABLE = "FEDLAYERS_DATA_ROOT"
 """The environment variable for the folder of the named datasets' files."""

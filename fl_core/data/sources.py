@@ -29,7 +29,6 @@ from fl_core.data.arrays import (
 from fl_core.data.column_table import ColumnTable
 from fl_core.data.columns import IMAGENET, SCALES, DataFault, located
 from fl_core.data.preprocessing import Categories, Preprocessing
-from fl_core.data.registry import PAD, SPECIAL, START, UNKNOWN, TokenShape
 from fl_core.errors import UsageError, listing, spelled, warn
 from fl_core.models.adapter import (
     Layout,
@@ -38,6 +37,7 @@ from fl_core.models.adapter import (
     check_tables,
     pack,
 )
+from fl_core.models.tokens import PAD, SPECIAL, START, UNKNOWN, TokenShape
 from fl_core.rows import CLASSIFICATION, REGRESSION, task_of
 
 OWN_NAME = "own"

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fl_core.data.registry import START, TokenShape
 from fl_core.errors import UsageError, check_known, check_options, check_values, listing
 from fl_core.models.adapter import CLOSE, PackedShape, adapt, check_real, pass_notes
+from fl_core.models.tokens import START, TokenShape
 from fl_core.registry import Registry, import_object, is_outside, parameters_of
 from fl_core.rows import CLASSIFICATION, MULTILABEL
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
@@ -118,7 +118,7 @@ def build(
             ``package.module:callable`` (called with ``shape`` and ``n_classes`` if it has parameters of these names).
             Or such a callable itself.
         shape: of one sample. Images have (channels, height, width) and tables (features,). Texts have a
-            :class:`fl_core.data.registry.TokenShape`, which is (length,) with the number of ``tokens``.
+            :class:`fl_core.models.tokens.TokenShape`, which is (length,) with the number of ``tokens``.
         options: the model's own.
         trial: whether to check the output for noise. A model with lazy layers is always checked: it gets its shapes.
 

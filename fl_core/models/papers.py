@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from fl_core.data.registry import PAD, TokenShape
 from fl_core.errors import ABOVE_0, BELOW_1, SIZE, Size, UsageError, check_value
 from fl_core.models.building import image_shape, model
+from fl_core.models.tokens import PAD, TokenShape
 
 Shape = tuple[int, ...]
 

@@ -24,8 +24,9 @@ from fl_core.rounds.clients import (
     Serial,
 )
 from fl_core.training import loop
-from fl_core.training.loop import GATHERED, MOMENTUM, Entries, Training, batch_slices
+from fl_core.training.loop import GATHERED, MOMENTUM, Entries, batch_slices
 from fl_core.training.losses import Loss
+from fl_core.training.phases import Training
 from fl_core.training.workspace import chain, has_hooks
 from fl_core.tree import Tree
 

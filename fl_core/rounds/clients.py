@@ -28,15 +28,9 @@ from fl_core.data import FederatedData, Split
 from fl_core.errors import NonFiniteError, check_known
 from fl_core.layers import Layer
 from fl_core.training import evaluate
-from fl_core.training.loop import (
-    Context,
-    Observer,
-    Phase,
-    Training,
-    batch_slices,
-    train,
-)
+from fl_core.training.loop import batch_slices, train
 from fl_core.training.losses import Loss
+from fl_core.training.phases import Context, Observer, Phase, Training
 from fl_core.training.workspace import Workspace
 from fl_core.tree import Tree, copy_to_cpu, in_mode, n_bytes, one_thread
 
@@ -206,17 +200,21 @@ class ClientRunner:
             name: (lambda make=make: make(self.layers))
             for name, make in self.makers.items()
         }
-        split = self.data.clients[part.ctx.client].train
+        algorithm, phase = self.algorithm, part.phase
         return train(
             self.workspace,
-            self.algorithm,
-            part.phase,
+            phase,
             part.source,
-            split,
+            self.data.clients[part.ctx.client].train,
             self.training,
             part.ctx,
             observers,
             part.optimizer,
+            loss=algorithm.method(phase, "loss"),
+            step=algorithm.method(phase, "step") if phase.step else None,
+            seed=algorithm.task_info.seed,
+            layers=algorithm.task_info.layers,
+            frozen=algorithm.task_info.frozen,
         )
 
     def _train(self, request: TrainRequest) -> Parts:

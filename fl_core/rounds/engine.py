@@ -1,54 +1,139 @@
-"""The round: sample, send, train, aggregate, evaluate. Whatever records, stops or saves listens to it.
-
-The first listener chooses the layer plan: clients measure in the first round, and a rule reads the values. An algorithm
-that decides (PLayer-FL) measures in its own first round. For any other algorithm that uses a plan, the same measurement
-can precede its run (``plan=auto``). Only the plan and its cost remain of it.
-"""
+"""The round: sample, send, train, aggregate, evaluate. Whatever records, stops or saves listens to it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from fl_core import tree
+from fl_core import seeds, tree
 from fl_core.algorithms.base import (
     Algorithm,
+    Message,
     Round,
     TaskInfo,
     Update,
     freeze,
 )
-from fl_core.algorithms.fedper import MEASURED, PLayerFL
 from fl_core.data import FederatedData
-from fl_core.errors import NonFiniteError, UsageError, warn
-from fl_core.layers import Layer, tensor_in_layer
+from fl_core.errors import NonFiniteError, warn
+from fl_core.layers import tensor_in_layer
 from fl_core.plan import LayerPlan
-from fl_core.records.stopping import (
-    EVALUATE,
-    FINISH,
-    Listener,
-    Schedule,
-    sampled_clients,
-)
 from fl_core.records.store import Checkpoint
 from fl_core.rounds.clients import (
     SCORED,
+    ClientReply,
     FinetuneRequest,
     LocalClients,
     ScoreRequest,
     TrainRequest,
 )
-from fl_core.rounds.recorder import Costs, Timer
-from fl_core.training.loop import Observer
 from fl_core.tree import Tree
-
-if TYPE_CHECKING:
-    from fl_core.run.task import Task
 
 LOCAL_MODELS = 100
 """The most locally trained models in a checkpoint, for diagnoses: those of the round's first clients."""
+
+FINISH, EVALUATE = "finish", "evaluate"
+"""The exchanges after a round's training: fine-tuning of models, and their scores."""
+
+
+@dataclass
+class Schedule:
+    """The rounds of a run with an evaluation or a checkpoint.
+
+    Attributes:
+        pause: the round after which the run stops for now, with a checkpoint. None means at the end.
+        save_seconds: least time between two checkpoints. The last round is saved at once.
+        keeps: whether checkpoints are written, which hold locally trained models.
+        may_stop: whether a stopping rule may end the run, so that it may save after any evaluation.
+        measure_every: rounds between two measurements of the layers. 0 means none.
+    """
+
+    rounds: int
+    participation: float
+    eval_every: int
+    checkpoint_every: int
+    pause: int | None = None
+    save_seconds: float = 0.0
+    keeps: bool = False
+    may_stop: bool = False
+    measure_every: int = 0
+
+    @property
+    def end(self) -> int:
+        """Return the round after which training stops, for now or for good."""
+        return self.rounds if self.pause is None else min(self.pause, self.rounds)
+
+    def evaluates(self, done: int) -> bool:
+        """Return whether all clients are evaluated after ``done`` rounds."""
+        return done % self.eval_every == 0 or done == self.rounds
+
+    def saves(self, done: int) -> bool:
+        """Return whether a checkpoint is written after ``done`` rounds."""
+        return done % self.checkpoint_every == 0 or done == self.end
+
+    def measures(self, done: int) -> bool:
+        """Return whether the layers are measured after ``done`` rounds."""
+        every = self.measure_every
+        return every > 0 and (done % every == 0 or done == self.rounds)
+
+    def keeps_local(self, done: int) -> bool:
+        """Return whether locally trained models are kept for a checkpoint or a measurement."""
+        may_save = self.saves(done) or (self.may_stop and self.evaluates(done))
+        return (self.keeps and may_save) or self.measures(done)
+
+
+def sampled_clients(
+    seed: int, index: int, count: int, participation: float
+) -> tuple[int, ...]:
+    """Draw the clients of a round, ascending: max(1, floor(participation x count)), the same for all algorithms."""
+    take = max(1, int(participation * count + 1e-9))
+    if take >= count:
+        return tuple(range(count))
+    draw = seeds.numpy_generator(seed, "sample", index)
+    return tuple(sorted(int(c) for c in draw.choice(count, size=take, replace=False)))
+
+
+def rounds_done(rnd: Round) -> int:
+    """Return the rounds that are complete with an exchange's values."""
+    return rnd.index if rnd.exchange in (FINISH, EVALUATE) else rnd.index + 1
+
+
+class Listener:
+    """A listener to a run: it records, stops or saves what it hears of.
+
+    The engine calls the hooks of all listeners in their order. Each does nothing by default. Fine-tuning and
+    evaluation are exchanges, too, by the names :data:`FINISH` and :data:`EVALUATE`.
+    """
+
+    def before_run(self, engine: Engine) -> None:
+        """Prepare before the first round, or the first one after a checkpoint."""
+
+    def before_exchange(self, engine: Engine, rnd: Round) -> None:
+        """Hear of an exchange that begins."""
+
+    def on_message(
+        self, engine: Engine, rnd: Round, client: int, message: Message
+    ) -> None:
+        """Hear of the server's message to a client."""
+
+    def on_reply(self, engine: Engine, rnd: Round, reply: ClientReply) -> None:
+        """Hear of a client's reply, before it is aggregated."""
+
+    def after_exchange(self, engine: Engine, rnd: Round) -> None:
+        """Hear of an exchange that has ended."""
+
+    def after_training(self, engine: Engine) -> None:
+        """Hear that a round has trained and aggregated."""
+
+    def after_round(self, engine: Engine) -> None:
+        """Hear that a round is complete, or the evaluation before the first one."""
+
+    def after_run(self, engine: Engine) -> None:
+        """Hear that the run is done, pauses, or fails."""
+
+
 Heard = TypeVar("Heard", bound=Listener)
 
 
@@ -278,116 +363,3 @@ def _joined(first: list[Update], others: Iterator[Update]) -> Iterator[Update]:
     """Yield all updates in order; none is kept here."""
     yield first.pop()
     yield from others
-
-
-Measurement = dict[str, Any]
-
-
-Decide = Callable[..., LayerPlan]
-"""Makes a plan of layers and clients' measurements, each with ``client``, ``weight``, ``layers``, ``importance``."""
-
-
-@dataclass(frozen=True)
-class Instruments:
-    """The diagnostics that a run may use, handed in from above.
-
-    Attributes:
-        observers: what clients measure while they train, by name.
-        decide: the function that decides on a plan. ``check_rule`` refuses a rule that it does not take.
-        measuring: makes the listener that measures the layers while a run trains.
-    """
-
-    observers: Mapping[str, Callable[[tuple[Layer, ...]], Observer]] = field(
-        default_factory=dict
-    )
-    decide: Decide | None = None
-    check_rule: Callable[[str], object] | None = None
-    measuring: Callable[[Task], Listener] | None = None
-
-
-@dataclass(frozen=True)
-class PlanSelection(Listener):
-    """The choice of a run's plan.
-
-    Attributes:
-        measure_first: measure before the first round, for an algorithm that does not do so itself.
-        rule, threshold: handed to ``instruments.decide``.
-    """
-
-    instruments: Instruments = field(default_factory=Instruments)
-    measure_first: bool = False
-    rule: str = "sensitivity_ratio"
-    threshold: float = 1.2
-
-    def check(self, algorithm: Algorithm) -> None:
-        """Refuse a run that needs a decision without anything to decide it, before any work.
-
-        Raises:
-            UsageError: no instruments, an unknown rule, or a model or training that leaves nothing to decide on.
-        """
-        if self.instruments.check_rule is not None:
-            self.instruments.check_rule(self.rule)
-        if not (self.measure_first or algorithm.decides):
-            return
-        name = algorithm.name
-        layers = algorithm.task_info.layers
-        self._decide_by(name)
-        moving = [layer for layer in layers if layer.used and not layer.is_frozen]
-        choices = [layer for layer in moving if layer.weights]
-        if len(choices) < 2:
-            raise UsageError(
-                f"{name}: the model must have 2 layers to choose between; got {len(choices)}."
-            )
-        algorithm.resolve_plan(LayerPlan(layers, ()).with_first(1))
-        for layer in moving:
-            if set(layer.weights) <= set(layer.frozen):
-                raise UsageError(
-                    f"layer {layer.name!r} must have weights that train, to be measured; got none. "
-                    "Group it with another layer, or give a plan."
-                )
-        if not algorithm.task_info.epochs:
-            raise UsageError("epochs must be at least 1 to choose a plan; got 0.")
-
-    def before_run(self, engine: Engine) -> None:
-        """Check that a decision can be made, and make it now if the measurement precedes the run."""
-        if engine.done:
-            return
-        self.check(engine.algorithm)
-        if self.measure_first and engine.algorithm.plan is None:
-            scouting = Engine(
-                PLayerFL(engine.task_info),
-                engine.data,
-                engine.initial,
-                engine.clients.fork(),
-                engine.schedule,
-                [engine.listener(Costs).apart("plan"), engine.listener(Timer)],
-            )
-            scouting.measure(scouting.sampled())
-            scouting.tell("after_training")
-            self._decide(engine, scouting.server.meta.pop(MEASURED))
-            engine.clients.begin(engine.algorithm)
-
-    def after_exchange(self, engine: Engine, rnd: Round) -> None:
-        """Decide on the plan once the clients of an algorithm that measures have done so."""
-        if engine.algorithm.decides and MEASURED in engine.server.meta:
-            self._decide(engine, engine.server.meta.pop(MEASURED))
-
-    def _decide(self, engine: Engine, measured: Sequence[Measurement]) -> None:
-        plan = self._decide_by(engine.algorithm.name)(
-            engine.task_info.layers,
-            measured,
-            names=engine.names,
-            rule=self.rule,
-            threshold=self.threshold,
-            seed=engine.task_info.seed,
-            data=engine.data.digest,
-        )
-        checkpoint = tree.digest(engine.initial)
-        engine.adopt(plan.with_shared(plan.shared, checkpoint=checkpoint))
-
-    def _decide_by(self, name: str) -> Decide:
-        if self.instruments.decide is None:
-            raise UsageError(
-                f"{name} must have a plan, or instruments to choose one; got neither. Pass a plan, or use fl.run."
-            )
-        return self.instruments.decide

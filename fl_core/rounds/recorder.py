@@ -16,17 +16,10 @@ from fl_core import rows, storage
 from fl_core.algorithms.base import Message, Observation, Round
 from fl_core.data import FederatedData
 from fl_core.errors import NUMBER, UsageError, as_list, damaged, validate
-from fl_core.records.stopping import (
-    EVALUATE,
-    FINISH,
-    EarlyStopping,
-    Listener,
-    rounds_done,
-)
-from fl_core.records.store import Checkpoint
 from fl_core.records.writing import Writer
 from fl_core.registry import import_object
 from fl_core.rounds.clients import ClientReply
+from fl_core.rounds.engine import EVALUATE, FINISH, Listener, rounds_done
 from fl_core.rows import OF_CLASS, Row, why_missing
 from fl_core.storage import Folder
 
@@ -437,33 +430,6 @@ class Costs(Listener):
                 metric, value, done, client, split="train", variant=variant or part
             )
         self._work.clear()
-
-
-class Saver(Listener):
-    """Checkpoints of a run."""
-
-    def __init__(
-        self, writer: Writer, timer: Timer, stopping: EarlyStopping | None = None
-    ) -> None:
-        self._writer, self._timer, self._stopping = writer, timer, stopping
-        self._since = time.monotonic()  # of the last checkpoint, or the beginning
-
-    def after_round(self, engine: Engine) -> None:
-        done, schedule = engine.done, engine.schedule
-        if done == 0:
-            return
-        waited = time.monotonic() - self._since
-        early = 0 <= waited < schedule.save_seconds  # not if the clock went back
-        saves = schedule.saves(done) and (done == schedule.end or not early)
-        if self._stopping and schedule.evaluates(done):
-            saves |= engine.finished or done in self._stopping.rule.best.values()
-        if saves:
-            clients = engine.clients
-            found = Checkpoint(done, engine.server, clients.states, clients.kept)
-            with self._timer.charge("save"):
-                self._writer.checkpoint(found, clients.states.changed)
-            clients.states.changed.clear()
-            self._since = time.monotonic()
 
 
 def _is_evaluation(engine: Engine, rnd: Round) -> bool:

@@ -38,9 +38,9 @@ from fl_core.errors import (
 from fl_core.models import lora
 from fl_core.models.adapter import PackedShape, adapt
 from fl_core.models.building import TRIAL, drop_statistics, without_weights
-from fl_core.records import store, writing
+from fl_core.records import store
 from fl_core.rows import MULTILABEL
-from fl_core.run import restore
+from fl_core.run import own_code, restore
 from fl_core.run.layer_mapping import wrapped
 from fl_core.run.task import Task
 from fl_core.storage import Folder, check_folder, check_version, sha, sign
@@ -192,8 +192,14 @@ def export(
         )
     chosen = trained[_client(trained, which, client)]
     about = describe_model(found, task, chosen, which, client, round)
-    bases = {each: evaluate.base_outputs(task, client and each) for each in trained}
-    about["temperature"], weight = evaluate.calibration_of(task, trained, bases)
+    data, criterion = task.data, task.criterion
+    bases = {
+        each: evaluate.base_outputs(data, criterion, client and each)
+        for each in trained
+    }
+    about["temperature"], weight = evaluate.calibration_of(
+        data, criterion, trained, bases
+    )
     base = weight * bases[client or next(iter(trained))]
     about["base_rate"] = base.tolist() if task.data.classes else []
     return write(out, about, chosen, task, model=model, allow_code=allow_code)
@@ -211,7 +217,7 @@ def write(
     """Write a model's weights and its description, after a check that the description gives the same model."""
     trained = lora.merged(trained)
     rebuilt = built_from(out, about, model, allow_code, tree.state_dict(trained))
-    about["model"]["code"] = writing.of_model(
+    about["model"]["code"] = own_code.of_model(
         rebuilt, model, about["model"]["callable"]
     )
     example = models.example(task.data.shape)
@@ -389,16 +395,16 @@ def built_from(
         UsageError: code or a model is missing, the weights do not fit, or the samples are too large for an algorithm
             that tries the model to extend it.
     """
-    allowed = restore.allowed_code(allow_code)
+    allowed = own_code.allowed_code(allow_code)
     said = about["model"]
     inputs = Inputs.from_json(about["inputs"])
     extended = said["extended_by"] or {"algorithm": Algorithm.name, "options": {}}
     named = {**extended, "model": said["callable"]}
-    restore.check_code(
+    own_code.check_code(
         path,
         {
             key: name
-            for key, name in restore.code_of(named).items()
+            for key, name in own_code.code_of(named).items()
             if model is None or key != "model"
         },
         allowed,
@@ -422,7 +428,7 @@ def built_from(
             f"{path} must be loaded with its own model, {said['class']}; got none. Pass it again, model=..."
         )
     else:
-        restore.check_options(str(path), said["callable"], said["options"], allowed)
+        own_code.check_options(str(path), said["callable"], said["options"], allowed)
         made = models.build(
             said["callable"],
             shape,
@@ -437,7 +443,7 @@ def built_from(
         sizes = {"shape": shape, "n_classes": n_classes, "seed": seed}
         algorithm = find(extended["algorithm"], extended["options"])
         made = wrapped(made, algorithm, extended["options"], said["bn"], **sizes)
-    if said.get("code", now := writing.of_model(made, model, said["callable"])) != now:
+    if said.get("code", now := own_code.of_model(made, model, said["callable"])) != now:
         warn(
             f"{path} was exported with other code of its model: its predictions may be those of that code"
         )

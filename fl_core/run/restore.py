@@ -5,7 +5,6 @@ Digests show damage, not forgery.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -15,26 +14,30 @@ from torch import nn
 
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Round, State
-from fl_core.config import AUTO, Mark, RunConfig, absolute, marked
+from fl_core.config import AUTO, RunConfig, absolute
 from fl_core.data import FederatedData, Partition
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.errors import (
     CorruptError,
     UsageError,
     about,
-    as_list,
     check_known,
     damaged,
     listing,
     warn,
 )
-from fl_core.models import is_code
 from fl_core.models.adapter import original
-from fl_core.models.building import PRETRAINED, without_weights
+from fl_core.models.building import without_weights
 from fl_core.plan import LayerPlan
 from fl_core.records import writing
-from fl_core.records.store import Checkpoint, Run, changed_parts
-from fl_core.registry import is_outside
+from fl_core.records.store import Checkpoint, Run
+from fl_core.run.own_code import (
+    allowed_code,
+    changed_code,
+    check_code,
+    check_options,
+    code_of,
+)
 from fl_core.run.task import Task, assemble
 
 _BESIDE = [
@@ -160,32 +163,6 @@ def _under_its_plan(task: Task, server: State) -> Algorithm:
 # --- permission to resume here ------------------------------------------------------------------------------------
 
 
-def code_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the user's own code that a configuration names, ``package.module:name``, by the configuration's key."""
-    named = {key: config.get(key) for key in marked(Mark.CODE)}
-    named |= {f"option {key}": value for key, value in config["options"].items()}
-    code = {
-        key: value
-        for key, value in named.items()
-        if isinstance(value, str) and is_outside(value)
-    }
-    return {**code, "model": config["model"]} if is_code(str(config["model"])) else code
-
-
-def code_in(config: RunConfig) -> set[str]:
-    """Return what a command's own configuration allows, as :func:`fl_core.run.runner.resume` takes it."""
-    options = config.model.model_options.items()
-    return {
-        *code_of(config.to_json()).values(),
-        *(format_option(key, value) for key, value in options),
-    }
-
-
-def allowed_code(allow_code: str | Collection[str]) -> set[str]:
-    """Return the code that a caller allows as a set of names; one name may come without a list."""
-    return set(as_list("allow_code", allow_code, empty=True))
-
-
 def check_own(
     path: Path,
     stored: Mapping[str, Any],
@@ -223,100 +200,6 @@ def check_given(path: Path, stored: Mapping[str, Any], **given: Any) -> None:
             raise UsageError(
                 f"{path} must be read with its own {kind}, which it does not store; got none. "
                 f"Pass the same again: {kind}=...{', or own_model=... of fl.diagnose' if kind == 'model' else ''}"
-            )
-
-
-_FETCHING = {
-    "pretrained",
-    "weights",
-    "download",
-    "fetch",
-    "cache",
-    "hub",
-    "load",
-    "url",
-    "checkpoint",
-    "path",
-}
-"""Words within the names of options by which a model may load something."""
-_DEEP, _MANY, _LARGE = 4, 10_000, 1_000_000
-"""Limits of an option's value: nested lists, values of a list, and size. Libraries loop over a depth of any size."""
-_PLAIN = f"must be a number of at most {_LARGE:,}, true, false, or a list of these"
-
-
-def check_options(
-    where: str,
-    model: str,
-    options: Mapping[str, Any],
-    said: Collection[str] = (),
-    weights: bool = False,
-) -> None:
-    """Check that a file or a server chooses only options for sizes and rates.
-
-    Args:
-        where: the source of the options, for the message.
-        said: options that the user has confirmed, as :func:`format_option` writes them.
-        weights: whether tensors replace the pretrained weights, which then are not loaded.
-
-    Raises:
-        UsageError: an option is not allowed. The message names the first, and how to allow it.
-    """
-    for key, value in options.items():
-        if format_option(key, value) in said or (weights and key == PRETRAINED):
-            continue
-        if key == PRETRAINED and str(value).lower() != "false":
-            rule = "pretrained weights must be the wish of whoever runs this"
-        elif not _is_plain(value):
-            rule = f"option {key!r} of model {model!r} {_PLAIN}"
-        elif value and _FETCHING & set(key.split("_")):
-            rule = f"option {key!r} of model {model!r} must be false, as it may load a file"
-        else:
-            continue
-        raise UsageError(
-            f"{where}: {rule}; got {format_option(key, value)[:120]}. Allow it with --allow-code KEY=VALUE."
-        )
-
-
-def format_option(key: str, value: Any) -> str:
-    """Return an option as ``KEY=VALUE``, as a user confirms it.
-
-    >>> format_option("pretrained", True), format_option("activation", "relu")
-    ('pretrained=true', 'activation=relu')
-    """
-    return f"{key}={value if isinstance(value, str) else json.dumps(value)}"
-
-
-def _is_plain(value: Any, deep: int = 0) -> bool:
-    """Return whether a value is None, a number that is not too large, a truth value, or a short list of these."""
-    if isinstance(value, list | tuple):
-        return (
-            deep < _DEEP
-            and len(value) <= _MANY
-            and all(_is_plain(each, deep + 1) for each in value)
-        )
-    return value is None or (isinstance(value, int | float) and abs(value) <= _LARGE)
-
-
-def changed_code(run: Run, task: Task) -> list[str]:
-    """Return the parts of a run's own code that were edited since it trained."""
-    return changed_parts(run.code(), writing.digests(task))
-
-
-def check_code(path: Path, needed: Mapping[str, str], code: Collection[str]) -> None:
-    """Check that the user allows all code that a file names, before it is imported.
-
-    Args:
-        needed: ``package.module:name`` by its key in the file.
-        code: the allowed names.
-
-    Raises:
-        UsageError: code is not allowed. The message names the file, the code, and how to allow it.
-    """
-    for key, name in needed.items():
-        if name not in code:
-            raise UsageError(
-                f"{path} uses custom code {name!r} as its {key}. Pass --allow-code {' '.join(needed.values())} to "
-                f"allow it (allow_code={list(needed.values())} in Python)."
             )
 
 

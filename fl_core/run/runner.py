@@ -29,13 +29,7 @@ from fl_core.errors import (
 from fl_core.plan import LayerPlan
 from fl_core.progress import progress_bar
 from fl_core.records import store, writing
-from fl_core.records.stopping import (
-    Divergence,
-    EarlyStopping,
-    Listener,
-    Schedule,
-    StoppingRule,
-)
+from fl_core.records.stopping import StoppingRule
 from fl_core.rounds.batched import BatchedClients
 from fl_core.rounds.clients import (
     ClientRunner,
@@ -44,11 +38,14 @@ from fl_core.rounds.clients import (
     MakesExecutor,
     Serial,
 )
-from fl_core.rounds.engine import Engine, Instruments, PlanSelection
-from fl_core.rounds.recorder import Costs, Logger, Recorder, Saver, Timer, loggers_of
+from fl_core.rounds.early_stopping import Divergence, EarlyStopping
+from fl_core.rounds.engine import Engine, Listener, Schedule
+from fl_core.rounds.plan_selection import Instruments, PlanSelection
+from fl_core.rounds.recorder import Costs, Logger, Recorder, Timer, loggers_of
+from fl_core.rounds.saver import Saver
 from fl_core.rounds.workers import Workers
 from fl_core.rows import selecting_scores
-from fl_core.run import restore
+from fl_core.run import own_code, restore
 from fl_core.run.costs import training_flops
 from fl_core.run.restore import copy_with, task_of
 from fl_core.run.task import Task, assemble
@@ -59,7 +56,20 @@ DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 MakesClients = Callable[[Task, str, ClientRunner, Executor], LocalClients]
-MakesInstruments = Callable[[], Instruments]
+
+
+@dataclass(frozen=True)
+class RunInstruments(Instruments):
+    """The instruments of a whole run.
+
+    Attributes:
+        measuring: makes the listener that measures the layers while a run trains.
+    """
+
+    measuring: Callable[[Task], Listener] | None = None
+
+
+MakesInstruments = Callable[[], RunInstruments]
 
 
 def executor(
@@ -114,7 +124,7 @@ def run(
     config: RunConfig,
     out: Path | str | None = None,
     *,
-    instruments: MakesInstruments = Instruments,
+    instruments: MakesInstruments = RunInstruments,
     data: Any = None,
     loaded: FederatedData | None = None,
     model: Any = None,
@@ -171,7 +181,7 @@ def run(
     stored["given"] = None if task.plan is None else task.plan.to_json()
     stored["in_force"] = None if in_force is None else in_force.to_json()
     own = [kind for kind, given in task.own.items() if given is not None]
-    stored |= {"command": command, "code": writing.digests(task), "own": own}
+    stored |= {"command": command, "code": own_code.digests(task), "own": own}
     header = {"run": Path(out).name, **task.header(command)}
     stored["environment"] = {
         **writing.current_environment(),
@@ -199,7 +209,7 @@ def _check_storable(stored: Mapping[str, Any]) -> None:
 def resume(
     out: Path | str,
     *,
-    instruments: MakesInstruments = Instruments,
+    instruments: MakesInstruments = RunInstruments,
     data: Any = None,
     model: Any = None,
     allow_code: str | Collection[str] = (),
@@ -215,7 +225,7 @@ def resume(
         data, model: your own, if the run was given them.
         allow_code: the ``package.module:name`` of all your own code in the run (model, algorithm, dataset or rule), to
             allow it. A run directory from elsewhere must not choose the code that runs here. Also ``KEY=VALUE`` of
-            model options other than sizes and rates (:func:`fl_core.run.restore.check_options`).
+            model options other than sizes and rates (:func:`fl_core.run.own_code.check_options`).
         allow_changed_code: continue although your own code was edited since the run trained. The run records it.
         data_root: folder of the datasets' files, if it is another one now.
         execution: options of :class:`Execution`.
@@ -240,7 +250,7 @@ def resume(
 
         def accept(found: store.Checkpoint | None) -> None:
             if not run.finished:
-                changed[:] = restore.changed_code(run, task)
+                changed[:] = own_code.changed_code(run, task)
             if changed and not allow_changed_code:
                 raise UsageError(
                     f"{path} must be resumed with the code that it began with; got other code of its "
@@ -258,7 +268,7 @@ def resume(
                 "undisturbed run's"
             )
         how = Execution(**execution)
-        code = writing.digests(task) if changed else {}
+        code = own_code.digests(task) if changed else {}
         return _execute(task, used, writer, how, done, code)
 
 
@@ -279,7 +289,7 @@ def check_device(name: str) -> None:
 
 def _execute(
     task: Task,
-    instruments: Instruments,
+    instruments: RunInstruments,
     writer: writing.Writer | None,
     how: Execution,
     resume_from: int = 0,
@@ -361,7 +371,7 @@ class Progress(Listener):
 def listeners_of(
     task: Task,
     client_runner: ClientRunner,
-    instruments: Instruments,
+    instruments: RunInstruments,
     writer: writing.Writer | None = None,
     loggers: Sequence[Logger] = (),
     progress: bool = False,
@@ -399,7 +409,7 @@ def listeners_of(
     return listeners
 
 
-def _measuring(task: Task, instruments: Instruments) -> list[Listener]:
+def _measuring(task: Task, instruments: RunInstruments) -> list[Listener]:
     """Return what measures the layers while a task trains, if its configuration asks for it."""
     if not task.config.execution.measure:
         return []
@@ -410,15 +420,15 @@ def _measuring(task: Task, instruments: Instruments) -> list[Listener]:
     return [instruments.measuring(task)]
 
 
-def _used(instruments: MakesInstruments, task: Task) -> Instruments:
+def _used(instruments: MakesInstruments, task: Task) -> RunInstruments:
     """Return the instruments of a task, empty ones if it neither chooses a plan nor measures nor names a rule."""
     config = task.config
     chooses = config.federation.plan == AUTO or task.algorithm(task.plan).decides
     chooses |= config.federation.rule != RunConfig().federation.rule  # to be checked
-    return instruments() if chooses or config.execution.measure else Instruments()
+    return instruments() if chooses or config.execution.measure else RunInstruments()
 
 
-def plan_selection_of(task: Task, instruments: Instruments) -> PlanSelection:
+def plan_selection_of(task: Task, instruments: RunInstruments) -> PlanSelection:
     """Return how a task chooses its plan, if it starts without one that it needs."""
     config = task.config
     ahead = config.federation.plan == AUTO and not task.algorithm(None).decides

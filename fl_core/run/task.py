@@ -57,8 +57,8 @@ from fl_core.rows import CLASSIFICATION, REGRESSION, SURVIVAL, check_score
 from fl_core.run import initial
 from fl_core.run.layer_mapping import extend
 from fl_core.training import losses
-from fl_core.training.loop import Training
 from fl_core.training.losses import Loss
+from fl_core.training.phases import Training
 from fl_core.training.workspace import memory_format
 from fl_core.tree import Tree
 

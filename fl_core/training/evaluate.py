@@ -19,7 +19,7 @@ from fl_core.training.losses import ClassWeighted, Loss
 from fl_core.tree import in_mode
 
 if TYPE_CHECKING:
-    from fl_core.run.task import Task
+    from fl_core.data import FederatedData
 
 Array = NDArray[Any]
 
@@ -275,7 +275,9 @@ LARGEST = 50.0
 """The largest temperature; the least is its inverse."""
 
 
-def base_outputs(task: Task, client: str | None = None) -> Tensor:
+def base_outputs(
+    data: FederatedData, criterion: Loss, client: str | None = None
+) -> Tensor:
     """Return what predicts best without features, from training samples, float64 [C].
 
     That is the logarithm of each class's share (n_k + 1) / (n + C), times its weight in the loss; the log odds of each
@@ -284,16 +286,16 @@ def base_outputs(task: Task, client: str | None = None) -> Tensor:
     Args:
         client: its name; None for all clients together.
     """
-    chosen = [c.train.y for c in task.data.clients if client in (None, c.name)]
-    y, kind = torch.cat(chosen), task.data.task
+    chosen = [c.train.y for c in data.clients if client in (None, c.name)]
+    y, kind = torch.cat(chosen), data.task
     if kind == MULTILABEL:
         return ((y.double().sum(0) + 1) / (len(y) + 2)).logit()
     if kind != CLASSIFICATION:
         mean = float(y.double().mean()) if kind == REGRESSION else 0.0
         return torch.tensor([mean], dtype=torch.float64)
-    counts = torch.bincount(y, minlength=task.data.n_classes).double() + 1
-    if isinstance(task.criterion, ClassWeighted):
-        counts = counts * torch.tensor(task.criterion.weights)
+    counts = torch.bincount(y, minlength=data.n_classes).double() + 1
+    if isinstance(criterion, ClassWeighted):
+        counts = counts * torch.tensor(criterion.weights)
     return (counts / counts.sum()).log()
 
 
@@ -351,7 +353,10 @@ def calibrated(
 
 
 def calibration_of(
-    task: Task, models: Mapping[str, nn.Module], bases: tree.Tree
+    data: FederatedData,
+    criterion: Loss,
+    models: Mapping[str, nn.Module],
+    bases: tree.Tree,
 ) -> tuple[float, float]:
     """Return the temperature of clients' models on their validation samples, and the weight of each one's base rate.
 
@@ -359,14 +364,14 @@ def calibration_of(
     """
     clients = [
         client
-        for client in task.data.clients
+        for client in data.clients
         if client.name in models and len(client.validation)
     ]
-    if task.data.task not in (CLASSIFICATION, MULTILABEL) or not clients:
+    if data.task not in (CLASSIFICATION, MULTILABEL) or not clients:
         return 1.0, 0.0
     with tree.one_thread():
         outputs = [
-            task.criterion.logits(predict(models[client.name], client.validation.x))
+            criterion.logits(predict(models[client.name], client.validation.x))
             for client in clients
         ]
     sizes = [len(client.validation) for client in clients]

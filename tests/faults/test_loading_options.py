@@ -11,7 +11,8 @@ from fl_core import models, tree
 from fl_core.config import RunConfig
 from fl_core.records.store import Run
 from fl_core.run import exported_model, runner
-from fl_core.run.restore import check_options, load_models
+from fl_core.run.own_code import check_options
+from fl_core.run.restore import load_models
 from tests.conftest import CONFIG, refuses
 from tests.faults.injected import edit, forge
 

@@ -18,9 +18,8 @@ from fedlayers.flower.federation import federated
 from fedlayers.flower.site import States
 from fl_core.algorithms.base import Round, State
 from fl_core.errors import CorruptError, UsageError
-from fl_core.records.stopping import Schedule
 from fl_core.rounds.clients import TrainRequest
-from fl_core.rounds.engine import Engine
+from fl_core.rounds.engine import Engine, Schedule
 from fl_core.run.task import assemble
 from tests.conftest import refuses
 from tests.fedlayers.flower.grid import PLAIN, LocalGrid, over_sites, site_files

@@ -65,10 +65,11 @@ def _imports(body, within):
 ROOMS = {
     "fl_core": (
         "display errors seeds",
-        "progress registry tree",
-        "layers statistics storage",
-        "data models rows weights",
-        "config plan",
+        "progress registry rows statistics storage tree weights",
+        "layers plan",
+        "models",
+        "data",
+        "config",
         "training",
         "algorithms",
         "records",

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 
 from fl_core.data.sources import Source
+from fl_core.training.loop import train
 
 SPLITS = ("train", "validation", "test")
 
@@ -169,3 +170,18 @@ DEMSAR = pd.DataFrame(
         ],
     }
 ).T
+
+
+def trained_by(algorithm, space, phase, *how):
+    """Train a phase with what its algorithm gives for it, as a client does."""
+    problem = algorithm.task_info
+    return train(
+        space,
+        phase,
+        *how,
+        loss=algorithm.method(phase, "loss"),
+        step=algorithm.method(phase, "step") if phase.step else None,
+        seed=problem.seed,
+        layers=problem.layers,
+        frozen=problem.frozen,
+    )

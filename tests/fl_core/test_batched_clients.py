@@ -16,7 +16,7 @@ from fl_core.rounds.batched import BatchedClients, stacks
 from fl_core.rounds.clients import ClientRunner, Serial, TrainRequest
 from fl_core.run import runner
 from fl_core.run.runner import executor
-from fl_core.training.loop import Training
+from fl_core.training.phases import Training
 from tests.conftest import CONFIG, TOY, client_runner_of, network
 
 TRAININGS = {

@@ -49,7 +49,7 @@ def test_an_export_has_the_temperature_of_its_run_and_predicts_by_it(
         (
             evaluate.predict(models[c.name], c.validation.x),
             c.validation.y,
-            evaluate.base_outputs(task, c.name),
+            evaluate.base_outputs(task.data, task.criterion, c.name),
             len(c.train),
         )
         for c in task.data.clients

@@ -12,7 +12,7 @@ from fl_core import data
 from fl_core.config import RunConfig, resolve
 from fl_core.data.registry import ROOT_VARIABLE, is_code
 from fl_core.errors import UsageError
-from fl_core.training.loop import Training
+from fl_core.training.phases import Training
 from tests.bounds import forbidden
 from tests.conftest import refuses
 

@@ -9,7 +9,7 @@ from fl_core import tree
 from fl_core.algorithms import registry
 from fl_core.plan import LayerPlan
 from fl_core.rounds.clients import is_lost
-from fl_core.rounds.engine import Instruments
+from fl_core.rounds.plan_selection import Instruments
 from fl_core.rounds.recorder import CHANCE, REPLY_LOST
 from tests.conftest import TOY, every_other, play
 

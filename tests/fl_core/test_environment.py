@@ -12,8 +12,8 @@ import fedlayers as fl
 from fedlayers.cli.app import main
 from fl_core.config import RunConfig
 from fl_core.records.store import Run
-from fl_core.records.writing import digest_of
 from fl_core.run import runner
+from fl_core.run.own_code import digest_of
 from fl_core.run.restore import load_models
 
 HELPERS = "RATE = 0.5\n\ndef act():\n    return nn.ReLU()\n"

@@ -9,8 +9,8 @@ import torch
 
 from fl_core import models, tree
 from fl_core.config import RunConfig
-from fl_core.data.registry import SPECIAL, TokenShape
 from fl_core.errors import CorruptError
+from fl_core.models.tokens import SPECIAL, TokenShape
 from fl_core.records import store
 from fl_core.run import initial, runner
 from fl_core.run.initial import copy_into, start

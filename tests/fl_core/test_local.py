@@ -11,17 +11,12 @@ from fl_core import tree
 from fl_core.algorithms import TaskInfo, find
 from fl_core.errors import NonFiniteError
 from fl_core.run import runner
-from fl_core.training.loop import (
-    Context,
-    Group,
-    Phase,
-    Training,
-    batch_slices,
-    train,
-)
+from fl_core.training.loop import batch_slices
 from fl_core.training.losses import build
+from fl_core.training.phases import Context, Group, Phase, Training
 from fl_core.training.workspace import Workspace
 from tests.conftest import CONFIG, TOY, network
+from tests.fl_core.made import trained_by
 
 CE = build("cross_entropy")
 SGD = Training(epochs=2, batch_size=8, lr=0.05, momentum=0.9, weight_decay=0.1)
@@ -59,8 +54,17 @@ class Bench:
     def run(self, phase=None, start=None, ctx=None, split=None, kept=None):
         ctx = ctx or self.context()
         split = split or TOY.clients[ctx.client].train
-        how = (start or self.start, split, self.training, ctx, {}, kept)
-        return train(self.space, self.algorithm, phase or self.phase(), *how)
+        return trained_by(
+            self.algorithm,
+            self.space,
+            phase or self.phase(),
+            start or self.start,
+            split,
+            self.training,
+            ctx,
+            {},
+            kept,
+        )
 
 
 def names_of(model, *prefixes):

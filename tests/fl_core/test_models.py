@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fl_core import models, tree, weights
-from fl_core.data.registry import TokenShape
 from fl_core.errors import UsageError
+from fl_core.models.tokens import TokenShape
 from fl_core.run import initial
 from tests.conftest import refuses
 from tests.networks import Wired

@@ -20,7 +20,7 @@ from fl_core.layers import layers_of
 from fl_core.models import example
 from fl_core.plan import LayerPlan
 from fl_core.records import store, writing
-from fl_core.rounds.engine import Instruments
+from fl_core.rounds.plan_selection import Instruments
 from fl_core.run import runner
 from fl_core.run.restore import load_models
 from tests.conftest import CONFIG, TOY, federation, network, refuses

@@ -15,15 +15,14 @@ from fl_core.errors import CorruptError, UsageError
 from fl_core.records import store
 from fl_core.records.stopping import (
     BEST_ROUND,
-    EVALUATE,
     STATE,
-    EarlyStopping,
     StoppingRule,
     best_round,
-    rule_of,
     weighted_mean,
 )
 from fl_core.rounds.clients import ClientReply
+from fl_core.rounds.early_stopping import EarlyStopping, rule_of
+from fl_core.rounds.engine import EVALUATE
 from fl_core.rounds.recorder import Recorder
 from fl_core.run import exported_model, runner
 from tests.conftest import CONFIG, TOY, every_other

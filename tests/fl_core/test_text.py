@@ -10,7 +10,7 @@ import torch
 
 from fl_core import data, models, tree
 from fl_core.data import sources
-from fl_core.data.registry import PAD, SPECIAL, START, UNKNOWN, TokenShape
+from fl_core.models.tokens import PAD, SPECIAL, START, UNKNOWN, TokenShape
 from tests.conftest import refuses
 from tests.fl_core.made import lines
 

@@ -12,9 +12,11 @@ from fl_core.algorithms import TaskInfo, find
 from fl_core.data import Split
 from fl_core.seeds import torch_seeded
 from fl_core.training import workspace
-from fl_core.training.loop import Context, Phase, Training, batch_slices, train
+from fl_core.training.loop import batch_slices
 from fl_core.training.losses import build
+from fl_core.training.phases import Context, Phase, Training
 from fl_core.training.workspace import Workspace, cut, memory_format, pool_first
+from tests.fl_core.made import trained_by
 from tests.networks import Wired
 
 CE = build("cross_entropy")
@@ -50,7 +52,7 @@ def run(
     algorithm, phase = find("fedavg")(problem), Phase("p", names, training.epochs)
     about = ("fedavg", 0, client, "a", len(split), CE, space.forward, start, split.y)
     ctx = Context(*about)
-    return train(space, algorithm, phase, start, split, training, ctx, {}, kept)
+    return trained_by(algorithm, space, phase, start, split, training, ctx, {}, kept)
 
 
 def trained(model, training, memory, kept=None):

@@ -6,7 +6,7 @@ import torch
 from fl_core.algorithms import base
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.fedpft import FedPFT
-from fl_core.training.loop import Group, Phase
+from fl_core.training.phases import Group, Phase
 from tests.conftest import play
 
 BARE = {"alternate": False, "prompts": 0, "contrast": False}

@@ -1,0 +1,279 @@
+"""The user's own code in a run: what is allowed of it, and digests that show whether it was edited."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import re
+import sys
+import types
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fl_core import models
+from fl_core.config import Mark, RunConfig, marked
+from fl_core.errors import PACKAGES, UsageError, as_list
+from fl_core.models import is_code
+from fl_core.models.building import PRETRAINED
+from fl_core.records.store import Run, changed_parts
+from fl_core.registry import import_object, is_outside
+from fl_core.run.task import Task
+from fl_core.storage import sha
+
+_CONSTANTS = (bool, int, float, complex, str, bytes, tuple, frozenset, types.NoneType)
+
+_INSTALLED = {"site-packages", "dist-packages"}
+
+
+def digests(task: Task) -> dict[str, str]:
+    """Return the digest of a task's own code by part: its algorithm, model, dataset, partition, rule and options.
+
+    A part without own code has none. ``layers`` is the digest of an own model as it is printed.
+    """
+    config = task.config
+    named: dict[str, Any] = {key: config.value(key) for key in marked(Mark.CODE)}
+    named |= {
+        f"option {key}": value for key, value in config.federation.options.items()
+    }
+    parts = {
+        key: [import_object(key, value)]
+        for key, value in named.items()
+        if isinstance(value, str) and is_outside(value)
+    }
+    parts.setdefault("algorithm", []).append(type(task.algorithm(None)))
+    found = {key: digest_of(things) for key, things in parts.items()}
+    found |= of_model(task.model, task.own["model"], str(config.model.model))
+    return {key: digest for key, digest in sorted(found.items()) if digest}
+
+
+def of_model(model: nn.Module, given: Any, named: str) -> dict[str, str]:
+    """Return the digests of a model's own code and of the printed model; none for a model that is not one's own.
+
+    Args:
+        given: the module or callable that was passed for it, or None. named: the model's name or place otherwise.
+    """
+    if given is None and models.is_code(named):
+        given = import_object("model", named)
+    code = digest_of([*map(type, model.modules()), *([] if given is None else [given])])
+    printed = sha(_without_addresses(repr(model)).encode())
+    return (
+        {"layers": printed, **({"model": code} if code else {})}
+        if code or given is not None
+        else {}
+    )
+
+
+def digest_of(things: Iterable[Any]) -> str:
+    """Return the SHA-256 of own functions and classes as Python compiles them, and of all own code that they use.
+
+    >>> digest_of([Path, len])
+    ''
+    """
+    texts: dict[str, list[str]] = {}
+    waiting = [*things]
+    while waiting:
+        thing = _definition(waiting.pop())
+        name = f"{thing.__module__}.{thing.__qualname__}"
+        if name in texts or not _is_own(thing):
+            continue
+        texts[name] = []
+        members: dict[str, Any] = {"": thing}
+        if isinstance(thing, type):
+            members = dict(vars(thing))
+            waiting += thing.__bases__
+        for key, value in sorted(members.items()):
+            inner = inspect.unwrap(getattr(value, "__func__", value))
+            if isinstance(value, property):
+                inner = value.fget
+            if isinstance(inner, types.FunctionType):
+                compiled, used = _compiled(inner)
+                texts[name].append(f"{key}: {compiled}")
+                waiting += used
+            elif isinstance(value, _CONSTANTS) and not key.startswith("__"):
+                texts[name].append(f"{key} = {_text(value)}")
+    return sha(repr(sorted(texts.items())).encode()) if texts else ""
+
+
+def _definition(thing: Any) -> Any:
+    """Return the function or class behind a partial call, a method, a wrapper or an instance."""
+    while isinstance(thing, functools.partial):
+        thing = thing.func
+    thing = inspect.unwrap(getattr(thing, "__func__", thing))
+    return thing if isinstance(thing, (type, types.FunctionType)) else type(thing)
+
+
+def _is_own(thing: Any) -> bool:
+    """Return whether code belongs to no installed package and not to this one."""
+    module = str(thing.__module__)
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    known = {*PACKAGES, *sys.stdlib_module_names, "builtins"} - {"__main__"}
+    return module.partition(".")[0] not in known and not _INSTALLED & {
+        *Path(file).parts
+    }
+
+
+def _compiled(function: types.FunctionType) -> tuple[list[str], list[Any]]:
+    """Return a function's compiled code with the plain values that it takes from outside, and what else it takes."""
+    codes = [function.__code__]
+    for code in codes:  # and the functions within it
+        codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    texts = [
+        f"{code.co_code.hex()} {code.co_names} {_text(code.co_consts)}"
+        for code in codes
+    ]
+    names = {name for code in codes for name in code.co_names}
+    taken = {key: v for key, v in function.__globals__.items() if key in names}
+    taken |= inspect.getclosurevars(function).nonlocals
+    used: list[Any] = []
+    for name, value in sorted(taken.items()):
+        if isinstance(value, _CONSTANTS):
+            texts.append(f"{name} = {_text(value)}")
+        elif isinstance(value, types.ModuleType):
+            used += [vars(value).get(inner) for inner in names]
+        else:
+            used.append(value)
+    return texts, [
+        each for each in used if isinstance(each, (type, types.FunctionType))
+    ]
+
+
+def _text(value: Any) -> str:
+    """Return a plain value as text: sets in one order, and without addresses."""
+    if isinstance(value, frozenset):
+        return repr(sorted(map(_text, value)))
+    if isinstance(value, tuple):
+        return repr([_text(each) for each in value])
+    return _without_addresses(repr(value)) if isinstance(value, _CONSTANTS) else ""
+
+
+def _without_addresses(text: str) -> str:
+    return re.sub(r"0x[0-9a-fA-F]+", "0x", text)
+
+
+# --- permission ---------------------------------------------------------------------------------------------------
+
+
+def code_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the user's own code that a configuration names, ``package.module:name``, by the configuration's key."""
+    named = {key: config.get(key) for key in marked(Mark.CODE)}
+    named |= {f"option {key}": value for key, value in config["options"].items()}
+    code = {
+        key: value
+        for key, value in named.items()
+        if isinstance(value, str) and is_outside(value)
+    }
+    return {**code, "model": config["model"]} if is_code(str(config["model"])) else code
+
+
+def code_in(config: RunConfig) -> set[str]:
+    """Return what a command's own configuration allows, as :func:`fl_core.run.runner.resume` takes it."""
+    options = config.model.model_options.items()
+    return {
+        *code_of(config.to_json()).values(),
+        *(format_option(key, value) for key, value in options),
+    }
+
+
+def allowed_code(allow_code: str | Collection[str]) -> set[str]:
+    """Return the code that a caller allows as a set of names; one name may come without a list."""
+    return set(as_list("allow_code", allow_code, empty=True))
+
+
+_FETCHING = {
+    "pretrained",
+    "weights",
+    "download",
+    "fetch",
+    "cache",
+    "hub",
+    "load",
+    "url",
+    "checkpoint",
+    "path",
+}
+"""Words within the names of options by which a model may load something."""
+
+_DEEP, _MANY, _LARGE = 4, 10_000, 1_000_000
+"""Limits of an option's value: nested lists, values of a list, and size. Libraries loop over a depth of any size."""
+
+_SIMPLE = f"must be a number of at most {_LARGE:,}, true, false, or a list of these"
+
+
+def check_options(
+    where: str,
+    model: str,
+    options: Mapping[str, Any],
+    said: Collection[str] = (),
+    weights: bool = False,
+) -> None:
+    """Check that a file or a server chooses only options for sizes and rates.
+
+    Args:
+        where: the source of the options, for the message.
+        said: options that the user has confirmed, as :func:`format_option` writes them.
+        weights: whether tensors replace the pretrained weights, which then are not loaded.
+
+    Raises:
+        UsageError: an option is not allowed. The message names the first, and how to allow it.
+    """
+    for key, value in options.items():
+        if format_option(key, value) in said or (weights and key == PRETRAINED):
+            continue
+        if key == PRETRAINED and str(value).lower() != "false":
+            rule = "pretrained weights must be the wish of whoever runs this"
+        elif not _is_plain(value):
+            rule = f"option {key!r} of model {model!r} {_SIMPLE}"
+        elif value and _FETCHING & set(key.split("_")):
+            rule = f"option {key!r} of model {model!r} must be false, as it may load a file"
+        else:
+            continue
+        raise UsageError(
+            f"{where}: {rule}; got {format_option(key, value)[:120]}. Allow it with --allow-code KEY=VALUE."
+        )
+
+
+def format_option(key: str, value: Any) -> str:
+    """Return an option as ``KEY=VALUE``, as a user confirms it.
+
+    >>> format_option("pretrained", True), format_option("activation", "relu")
+    ('pretrained=true', 'activation=relu')
+    """
+    return f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+
+
+def _is_plain(value: Any, deep: int = 0) -> bool:
+    """Return whether a value is None, a number that is not too large, a truth value, or a short list of these."""
+    if isinstance(value, list | tuple):
+        return (
+            deep < _DEEP
+            and len(value) <= _MANY
+            and all(_is_plain(each, deep + 1) for each in value)
+        )
+    return value is None or (isinstance(value, int | float) and abs(value) <= _LARGE)
+
+
+def changed_code(run: Run, task: Task) -> list[str]:
+    """Return the parts of a run's own code that were edited since it trained."""
+    return changed_parts(run.code(), digests(task))
+
+
+def check_code(path: Path, needed: Mapping[str, str], code: Collection[str]) -> None:
+    """Check that the user allows all code that a file names, before it is imported.
+
+    Args:
+        needed: ``package.module:name`` by its key in the file.
+        code: the allowed names.
+
+    Raises:
+        UsageError: code is not allowed. The message names the file, the code, and how to allow it.
+    """
+    for key, name in needed.items():
+        if name not in code:
+            raise UsageError(
+                f"{path} uses custom code {name!r} as its {key}. Pass --allow-code {' '.join(needed.values())} to "
+                f"allow it (allow_code={list(needed.values())} in Python)."
+            )

@@ -1,0 +1,238 @@
+"""What local training consists of: its settings, its phases, and what a client knows during them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fl_core.config import TrainingConfig
+from fl_core.errors import ABOVE_0, check_fields
+from fl_core.training.losses import Loss
+from fl_core.tree import Tree
+
+Batch = tuple[Tensor, Tensor]
+"""Samples [b, ...] and their labels [b]."""
+
+
+def _eager(kind: type[torch.optim.Optimizer]) -> type[Any]:
+    """Return an optimiser without the wrappers of ``torch.compile``. They import 750 modules, and slow each step."""
+    names = ("add_param_group", "zero_grad", "step")
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
+    methods["step"] = torch.no_grad()(methods["step"])
+    return type(kind.__name__, (kind,), methods)
+
+
+_OPTIMIZERS = {
+    "sgd": (_eager(torch.optim.SGD), "momentum"),
+    "adam": (_eager(torch.optim.Adam), "amsgrad"),
+    "adamw": (_eager(torch.optim.AdamW), "amsgrad"),
+}
+
+
+@dataclass(frozen=True)
+class Training:
+    """The settings of a client's training: optimiser, rates, batch size and clipping.
+
+    Attributes:
+        epochs: passes over the client's training data in a round.
+        batch_size: samples a step. The last, smaller batch is used too. Reported losses weight it by its samples.
+        lr: learning rate.
+        optimizer: ``sgd``, ``adam`` (coupled L2) or ``adamw`` (decoupled).
+        momentum: of SGD.
+        weight_decay, amsgrad: as in PyTorch.
+        max_grad_norm: largest Euclidean norm of a gradient over all that the phase trains. A longer gradient is
+            scaled down to it. None = never.
+        keep_optimizer: keep the optimiser's state with the client from round to round instead of a new one each. A
+            run's default is yes for adam and adamw, whose second moments need more steps than a round has, and no for
+            sgd, with momentum too, as FedAvg has it. What is kept is one to three times what the client trains, in
+            memory and in every checkpoint (:mod:`fl_core.training.loop`); fine-tuning always begins anew.
+    """
+
+    epochs: int = 1
+    batch_size: int = 32
+    lr: float = 0.01
+    optimizer: str = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    amsgrad: bool = False
+    max_grad_norm: float | None = None
+    keep_optimizer: bool = False
+
+    @classmethod
+    def of(cls, config: TrainingConfig) -> Training:
+        """Return the settings of a resolved configuration."""
+        names = {each.name for each in fields(cls)}
+        return cls(**{key: v for key, v in vars(config).items() if key in names})
+
+    @property
+    def description(self) -> str:
+        """Optimiser, learning rate and whether the optimiser's state is kept, for tables and reports.
+
+        >>> Training(optimizer="adamw", lr=0.001, amsgrad=True, keep_optimizer=True).description
+        'adamw (amsgrad), lr 0.001, optimiser state kept between rounds'
+        """
+        options = [
+            f"{name} {value:g}"
+            for name in ("momentum", "weight_decay")
+            if (value := getattr(self, name))
+        ]
+        options += ["amsgrad"] * self.amsgrad
+        state = "kept between rounds" if self.keep_optimizer else "new in each round"
+        named = (
+            f"{self.optimizer} ({', '.join(options)})" if options else self.optimizer
+        )
+        return f"{named}, lr {self.lr:g}, optimiser state {state}".replace("_", " ")
+
+    def build(
+        self, parameters: list[Tensor] | list[dict[str, Any]]
+    ) -> torch.optim.Optimizer:
+        """Return a new optimiser of these tensors or groups of tensors. Adam and AdamW ignore the momentum."""
+        kind, own = _OPTIMIZERS[self.optimizer]
+        options = {name: getattr(self, name) for name in ("lr", "weight_decay", own)}
+        return kind(parameters, fused=True, **options)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tensors of a phase with a learning rate of their own: ``lr``, or the phase's divided by ``lr_divisor``."""
+
+    train: frozenset[str]
+    lr: float | None = None
+    lr_divisor: float = 1.0
+
+
+_OWN = ("lr", "momentum", "weight_decay", "optimizer", "max_grad_norm")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stretch of local training: the trained tensors, its length, and its loss.
+
+    Attributes:
+        name: for messages and rows.
+        train: names of the tensors that move (parameters, and the buffers of their normalisations); the rest has no
+            gradient, is in no optimiser, and its normalisations run in evaluation mode.
+        epochs: passes over the training data.
+        state_key: which of the client's trees is trained.
+        loss: name of the algorithm's method that gives the objective.
+        batch_stream: which stream of batches. Phases that have FedAvg or Local as a limit use ``main``.
+        observe: names of observers that see parameters and gradients of every step of the first pass: those of the
+            loss, not clipped, or with a ``step`` of its own what that follows.
+        lr, momentum, weight_decay, optimizer, max_grad_norm: if not the run's.
+        groups: tensors among those that train with learning rates of their own; no tensor is in two groups.
+        steps: stop after so many batches, if ``epochs`` passes have more.
+        step: name of the algorithm's method that makes the step of a batch; default the optimiser's own step along
+            the gradient of the loss. See :class:`fl_core.training.loop.Steps`.
+    """
+
+    name: str
+    train: frozenset[str]
+    epochs: int
+    state_key: str = "model"
+    loss: str = "loss"
+    batch_stream: str = "main"
+    observe: tuple[str, ...] = ()
+    lr: float | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
+    optimizer: str | None = None
+    max_grad_norm: Annotated[float | None, ABOVE_0] = None
+    groups: tuple[Group, ...] = ()
+    steps: int | None = None
+    step: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        object.__setattr__(self, "train", frozenset(self.train))
+
+    def length(self, batches: int) -> int:
+        """Steps of the phase if a pass over the training data has this number of batches."""
+        whole = self.epochs * batches
+        return whole if self.steps is None else min(self.steps, whole)
+
+    def settings(self, training: Training) -> Training:
+        """Return the settings of this phase: the run's, with the phase's own in their place."""
+        own = {name: getattr(self, name) for name in _OWN}
+        return replace(training, **{k: v for k, v in own.items() if v is not None})
+
+
+class Observer(Protocol):
+    """A named accumulator that sees every step of local training; its result is sent in the reply."""
+
+    def update(self, params: Tree, grads: Tree) -> None:
+        """Take in one step, before the optimiser changes the parameters."""
+
+    def result(self) -> dict[str, Any]:
+        """The measurement, as JSON."""
+
+
+def _not_here(*args: Any, **options: Any) -> Any:
+    raise RuntimeError(
+        "this context must belong to a client; got one without data and models. Use it in a client's hook."
+    )
+
+
+@dataclass
+class Context:
+    """The knowledge and tools of a client, for the hooks that run where it is.
+
+    Attributes:
+        algorithm: its name. round: 0-based. client: its position. n_train: its training samples.
+        criterion: the run's loss of logits and labels.
+        forward: (parameters, x [n, ...]) -> logits [n, C] in the mode of the moment, which is training in
+            ``client_start`` and in phases; see :meth:`fl_core.training.workspace.Workspace.forward`.
+        infer: the same in evaluation mode and without gradients, of a whole tree.
+        features: (parameters, x [n, ...]) -> the input [n, d] of the last linear layer, in the mode of the moment.
+        batches: (stream, share=1.0) -> batches of the run's size of that share of the client's training samples,
+            drawn without replacement from a stream of that name, which is another one in each round and client.
+        score: (whole tree, what it is) -> its ``loss``, ``accuracy`` ... on the client's validation split.
+        reference: what the client received, or else began with, on the training device.
+        labels: of the client's training samples, int64 [n_train], on the training device.
+        trees: what else it received or kept, there too; empty until training begins.
+        submodel: names of the tensors that the client has at all; None = all.
+        finetuning: whether this is fine-tuning after so many rounds, instead of training in the next.
+        observed: what observers measured, by their names.
+        work: steps, samples and mean loss, by "phase/quantity".
+        scratch: trees that steps keep: the client's own when all phases are done, without gradients.
+        parts: of a phase's loss, by name, summed over its samples.
+    """
+
+    algorithm: str
+    round: int
+    client: int
+    client_name: str
+    n_train: int
+    criterion: Loss
+    forward: Callable[..., Any]
+    reference: Tree
+    labels: Tensor
+    trees: dict[str, Tree] = field(default_factory=dict)
+    infer: Callable[..., Tensor] = _not_here
+    features: Callable[..., Tensor] = _not_here
+    batches: Callable[..., Iterator[tuple[Tensor, Tensor]]] = _not_here
+    score: Callable[[Tree, str], dict[str, float]] = _not_here
+    submodel: frozenset[str] | None = None
+    finetuning: bool = False
+    observed: dict[str, Any] = field(default_factory=dict)
+    work: dict[str, float] = field(default_factory=dict)
+    scratch: dict[str, Tree] = field(default_factory=dict)
+    parts: dict[str, float] = field(default_factory=dict)
+
+    def part(self, name: str, loss: Tensor, samples: int) -> Tensor:
+        """Record a loss, a mean over ``samples`` samples, as a part of the phase's. Return it unchanged."""
+        self.parts[name] = self.parts.get(name, 0.0) + loss.item() * samples
+        return loss
+
+    def location(self, phase: str) -> str:
+        """Algorithm, round, client and phase, for an error message."""
+        when = (
+            f"after round {self.round}"
+            if self.finetuning
+            else f"round {self.round + 1}"
+        )
+        return f"{self.algorithm}, {when}, client {self.client_name!r}, phase {phase!r}"
