@@ -55,8 +55,8 @@ of_classes = partial(
 
 
 @dataclass(frozen=True)
-class Cka(SimilarityOptions):
-    """The options of CKA, in addition to :class:`~diagnostics.representation.similarity.SimilarityOptions`.
+class KernelOptions(SimilarityOptions):
+    """The options of CKA with any kernel, in addition to those of all similarities.
 
     Attributes:
         estimator: ``"full"`` or ``"minibatch"``, whose HSICs are of ``batch`` samples each.
@@ -80,10 +80,42 @@ class Cka(SimilarityOptions):
             measures.batch_bounds(0, measurement.batch or measures.LEAST)
 
 
+@dataclass(frozen=True)
+class Cka(KernelOptions):
+    """The options of linear CKA.
+
+    Attributes:
+        backend: ``"fedlayers"``, or ``"torch_cka"`` as a cross-check by that package: minibatches of one size, and
+            positions ``"flatten"``. It rounds more, see :mod:`diagnostics.representation.similarity`.
+
+    Raises:
+        UsageError: a name is unknown, or options do not go together.
+    """
+
+    backend: Annotated[str, OneOf("backend", measures.BACKENDS)] = "fedlayers"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        way = self.estimator, self.positions
+        if self.backend == "torch_cka" and way != ("minibatch", "flatten"):
+            raise UsageError(
+                "backend 'torch_cka' must have estimator 'minibatch' and positions 'flatten'; "
+                f"got {self.estimator!r} and {self.positions!r}."
+            )
+
+    def check(self, measurement: Measurement) -> None:
+        """Refuse too small a batch, and a mode that the backend does not know."""
+        super().check(measurement)
+        if self.backend == "torch_cka" and measurement.mode != "eval":
+            raise UsageError(
+                f"mode must be 'eval' with backend 'torch_cka'; got {measurement.mode!r}."
+            )
+
+
 @similarity(
     description="linear CKA between the clients' representations of the same samples",
     direction="higher = more similar; 1 = same",
-    how="all pairs of clients, full or unbiased minibatch",
+    how='all pairs of clients, full or unbiased minibatch. `backend="torch_cka"` cross-checks',
     variants=("flatten", "samples", "mean"),
     look={
         "label": "mean 1 − CKA to the others",
@@ -108,13 +140,17 @@ def cka(measurement: Measurement, options: Cka) -> list[Row]:
         return comparison.rows(
             *by_directions(comparison, measures.LINEAR_CKA), estimator=options.estimator
         )
+    if options.backend == "torch_cka":
+        return comparison.rows(
+            *measures.by_torch_cka(comparison), estimator="minibatch, torch_cka"
+        )
     return comparison.rows(
         *by_grams(comparison, options.estimator), estimator=options.estimator
     )
 
 
 @dataclass(frozen=True)
-class RbfCka(Cka):
+class RbfCka(KernelOptions):
     """The options of CKA with a radial kernel; ``positions`` are ``"flatten"`` or ``"mean"``.
 
     Attributes:

@@ -14,6 +14,10 @@ each batch has its own s.
 
 The other :class:`Measure` types compare the sides' directions, in float64.
 
+The package torch-cka is a cross-check of minibatch CKA (:func:`by_torch_cka`). It multiplies features in float32 before
+it centres them. If their mean is far from 0, its HSIC is a small difference of large sums. Its CKA may then differ from
+that in float64 by a fifth or more in a layer. Ours centres first.
+
 All are invariant to rotation, isotropic scale and offset of either side. There is no value if one side is constant, not
 finite, or has fewer than 3 rows (``"minibatch"``: 4). With the radial kernel it is missing if more than half of the
 samples' pairs are identical.
@@ -21,19 +25,25 @@ samples' pairs are identical.
 
 from __future__ import annotations
 
+import copy
+import io
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from fl_core.errors import UsageError, at_least, check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row
+from fl_core.tree import first_tensor
 
 from ..measurement import ClientModel, Data, Measurement, row_or_reason
 from .features import PROBE, Arrange, NoValue, collect, probe_of
@@ -41,6 +51,7 @@ from .features import PROBE, Arrange, NoValue, collect, probe_of
 LEAST = 4
 """Samples that the unbiased HSIC needs."""
 ESTIMATORS = ("full", "minibatch")
+BACKENDS = ("fedlayers", "torch_cka")
 BANDWIDTH = 0.4
 """Of the radial kernel, as a fraction of the median distance between samples."""
 VARIANCE = 0.99
@@ -524,6 +535,60 @@ def by_grams(
             for a, row_of in zip(spots, table, strict=True):
                 values |= {(a, b): v for b, v in zip(spots, row_of, strict=True)}
     return faults, lambda a, b: values[a, b]
+
+
+class _LayerOutput(nn.Module):
+    """A copy of a model that returns the output of one of its layers, in float32."""
+
+    def __init__(self, model: nn.Module, path: str) -> None:
+        super().__init__()
+        self.model = copy.deepcopy(model).float()
+        self.model.get_submodule(path).register_forward_hook(self._keep)
+
+    def _keep(self, module: nn.Module, inputs: object, output: object) -> None:
+        tensor = first_tensor(output)
+        assert tensor is not None
+        self.output = tensor.clone()  # a later module may work in place
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.model(x)
+        return self.output
+
+
+def by_torch_cka(comparison: LayerComparison) -> tuple[Faults, Value]:
+    """Return minibatch CKA from the package torch-cka, a cross-check. It runs copies of the models.
+
+    Raises:
+        UsageError: batches differ in size, or are too small. The package gives all the same weight.
+    """
+    from torch_cka import CKA
+
+    n = len(comparison.x)
+    size = comparison.measurement.batch or n
+    if n % size or size < LEAST:
+        raise UsageError(
+            f"batch must divide the {n} samples and be at least {LEAST} with backend 'torch_cka'; got {size}."
+        )
+    batches = DataLoader(TensorDataset(comparison.x.float()), size)
+    device = str(next(comparison.subjects[0].model.parameters()).device)
+
+    def value(a: Spot, b: Spot) -> float | str:
+        sides = [
+            _LayerOutput(comparison.subjects[client].model, path)
+            for path, client in (a, b)
+        ]
+        with (
+            warnings.catch_warnings(action="ignore"),
+            redirect_stderr(io.StringIO()),  # its progress bar
+            suppress(AssertionError),  # of a NaN, which is the result then
+            torch.no_grad(),
+        ):
+            package = CKA(*sides, "a", "b", [""], [""], device=device)
+            package.compare(batches, batches)
+        found = float(package.hsic_matrix[0, 0])
+        return found if math.isfinite(found) else "no finite value"
+
+    return {}, value
 
 
 def by_directions(

@@ -14,6 +14,7 @@ from diagnostics.metrics.base import METRICS
 from diagnostics.representation.features import probe_set, shared_probe
 from diagnostics.representation.similarity import by_position
 from fl_core.layers import layers_of
+from fl_core.tree import digest
 from tests.conftest import refuses
 from tests.diagnostics.calls import call
 from tests.diagnostics.similarities import (
@@ -125,6 +126,29 @@ def test_all_pairs_and_positions_against_the_definition(metric, positions):
             assert r["n_params"] == {"0": 40, "4": 85, "6": 18}[r["layer"]]
 
 
+PACKAGE = {"estimator": "minibatch", "backend": "torch_cka"}
+
+
+def test_torch_cka_agrees_until_an_offset_rounds_its_products():
+    """A bias of the last layer changes no CKA. The package multiplies in float32 before it centres."""
+    x, y = pair()
+    for offset, least, most in ((0, 0, 1e-3), (3, 0.2, math.inf)):
+        models = [net(0), net(1)]
+        for model in models:
+            model[6].bias.data += offset
+        before = [digest(model.state_dict()) for model in models]
+        theirs = measured("cka", models, (x, y), batch=12, **PACKAGE)
+        ours = measured("cka", models, (x, y), batch=12, estimator="minibatch")
+        assert {r["estimator"] for r in theirs} == {"minibatch, torch_cka"}
+        assert [digest(model.state_dict()) for model in models] == before
+        assert not any(m._forward_hooks for model in models for m in model.modules())
+        sides = [outputs(model.double(), x.double())["6"] for model in models]
+        exact = linear_cka(*sides, "minibatch", 12)
+        assert by_layer(ours)["6"] == pytest.approx(exact, abs=1e-5)
+        assert least <= abs(by_layer(theirs)["6"] / exact - 1) <= most
+        assert by_layer(theirs)["0"] == pytest.approx(by_layer(ours)["0"], abs=1e-4)
+
+
 def test_options_change_values_and_estimators():
     models = [net(0), net(1)]
     for metric, how, estimator in (
@@ -139,6 +163,10 @@ def test_options_change_values_and_estimators():
     for how, words in (
         ({"positions": "samples", "estimator": "minibatch"}, "estimator 'full'"),
         ({"positions": "sample"}, "mean 'samples'"),
+        ({"backend": "torch-cka"}, "mean 'torch_cka'"),
+        ({"backend": "torch_cka"}, "estimator 'minibatch'"),
+        ({**PACKAGE, "batch": 13}, "divide the 48 samples"),
+        ({**PACKAGE, "batch": 12, "mode": "train"}, "mode .*'eval'"),
     ):
         with refuses(words):
             measured("cka", models, **how)
