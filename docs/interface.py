@@ -22,8 +22,8 @@ TOPICS = {
     "Choose layers": "choose Choice hint Hint study compare Comparison display_name tune Tuned",
     "Data": "load from_clients FederatedData partition dataset",
     "Models and layers": "model Layer layers_of LayerPlan",
-    "Measure": "diagnose diagnose_features through_time load_weights tsne Nulls measure Report plots metric Metric "
-    "Measurement ClientModel batches probe_set set_mode",
+    "Measure": "diagnose diagnose_features through_time load_weights tsne Nulls measure Report plots layer_metric "
+    "LayerProbe NoValue metric Metric Measurement ClientModel batches probe_set set_mode",
     "From measurements to a plan": "select explain rule Rule cost_steps plan_cost",
     "Use a trained model": "export ExportedModel predict Predictions",
     "Write an algorithm": "Algorithm register Phase Context Message Round State Update",

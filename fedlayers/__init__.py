@@ -32,13 +32,18 @@ if TYPE_CHECKING:
     )
     from diagnostics.metrics.base import (
         METRICS as METRICS,
+        LayerProbe as LayerProbe,
         Metric as Metric,
+        layer_metric as layer_metric,
         metric as metric,
     )
     from diagnostics.null import Nulls as Nulls
     from diagnostics.report import Report as Report, explain as explain
     from diagnostics.representation.embedding import tsne as tsne
-    from diagnostics.representation.features import probe_set as probe_set
+    from diagnostics.representation.features import (
+        NoValue as NoValue,
+        probe_set as probe_set,
+    )
     from diagnostics.select import (
         RULES as RULES,
         Rule as Rule,

@@ -3,16 +3,42 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cached_property, wraps
+from numbers import Real
 from typing import Any, TypeVar, get_type_hints
 
-from fl_core.errors import UsageError, about, check_fields, check_known, check_type
+import torch
+
+from fl_core import tree
+from fl_core.errors import (
+    UsageError,
+    about,
+    check_fields,
+    check_known,
+    check_type,
+    listing,
+    short_value,
+)
 from fl_core.layers import Layer
 from fl_core.registry import Registry
 from fl_core.rows import CLASSIFICATION, SURVIVAL, Row, row
+from fl_core.seeds import seed_of, torch_seeded
+from fl_core.training.losses import Loss
+from fl_core.tree import set_mode
 
-from ..measurement import Measurement
+from ..measurement import (
+    Batch,
+    ClientModel,
+    Measurement,
+    batches,
+    one_line,
+    row_or_reason,
+    tensors_of,
+)
+from ..representation.features import NoValue
 
 DEFAULT = ("grad_variance", "hessian_trace", "cka", "federation_sensitivity")
 """What is measured where no metric is named."""
@@ -26,6 +52,7 @@ READS = ("losses", "samples", "weights")
 FEATURES = ("", "probe", "own")
 
 Compute = TypeVar("Compute", bound=Callable[..., list[Row]])
+LayerFunction = TypeVar("LayerFunction", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -247,23 +274,13 @@ METRICS: Registry[Metric] = Registry("metric", "diagnostics.metrics", _from_func
 
 
 def metric(
-    *,
-    description: str,
-    direction: str,
-    look: Mapping[str, Any] | None = None,
-    requires: str = "losses",
-    features: str = "",
-    **facts: Any,
+    *, description: str, direction: str, **facts: Any
 ) -> Callable[[Compute], Compute]:
     """Register a function as a metric under its own name.
 
-    Use it as a decorator. Its keywords are attributes of :class:`Metric`. The function takes a
-    :class:`~diagnostics.measurement.Measurement`. A function with options takes them as a frozen dataclass. The second
-    parameter's annotation names it.
-
-    Args:
-        look: attributes of :class:`PlotStyle` by name.
-        facts: other attributes of :class:`Metric`.
+    Use it as a decorator. Its keywords are attributes of :class:`Metric`, and ``look`` has those of :class:`PlotStyle`.
+    The function takes a :class:`~diagnostics.measurement.Measurement`. A function with options takes them as a frozen
+    dataclass. The second parameter's annotation names it.
 
     Raises:
         UsageError: another metric has the name, an attribute does not exist, or the options are not a frozen dataclass.
@@ -280,19 +297,7 @@ def metric(
     >>> "tensor_count" in METRICS
     True
     """
-    check_known("what a metric reads", requires, READS)
-    check_known("whose features a metric reads", features, FEATURES)
-    for name in look or {}:
-        check_known(
-            "attribute of a look", name, [each.name for each in fields(PlotStyle)]
-        )
-    for name in facts:
-        check_known("attribute of a metric", name, _FACTS)
-    facts |= {
-        "look": PlotStyle(**(look or {})),
-        "requires": requires,
-        "features": features,
-    }
+    facts = _checked_facts(**facts)
 
     def add(function: Compute) -> Compute:
         made = _make(function, description, direction, **facts)
@@ -302,27 +307,200 @@ def metric(
     return add
 
 
+@dataclass(frozen=True)
+class LayerProbe:
+    """The samples of one client for a formula of a layer, and the loss.
+
+    Attributes:
+        subject: the client's model and data.
+        measurement: settings that all metrics share.
+    """
+
+    subject: ClientModel
+    measurement: Measurement
+
+    @property
+    def loss(self) -> Loss:
+        """The loss that trained the models, a mean over samples."""
+        return self.measurement.loss
+
+    @cached_property
+    def batches(self) -> list[Batch]:
+        """Batches (x, y) on the model's device."""
+        how, who = self.measurement, self.subject
+        return list(batches(who.data, how.batch, who.model))
+
+    @property
+    def samples(self) -> Batch:
+        """All samples in one batch (x, y)."""
+        x, y = zip(*self.batches, strict=True)
+        return torch.cat(x), torch.cat(y)
+
+
+def layer_metric(
+    *, description: str, direction: str, unit: str = "", **facts: Any
+) -> Callable[[LayerFunction], LayerFunction]:
+    """Register a formula of one layer as a metric under its own name.
+
+    The function takes (model, layer, probe) and maybe options, as those of :func:`metric`. It is called once for each
+    client and layer, with the client's model in eval mode, the layer and the client's :class:`LayerProbe`. It returns a
+    number. If ``variants`` are named, it returns a dict of a number or a :class:`NoValue` for each. It raises
+    ``NoValue("why")`` if there is none. It may not change the model. A layer outside the forward pass has no value,
+    unless only weights are read.
+
+    Raises:
+        UsageError: as of :func:`metric`.
+
+    >>> from diagnostics.metrics.base import layer_metric
+    >>> @layer_metric(description="number of a layer's weights", direction="higher = more", requires="weights")
+    ... def weight_count(model, layer, probe):
+    ...     return sum(model.get_parameter(name).numel() for name in layer.weights)
+    """
+    facts = _checked_facts(**facts)
+
+    def add(function: LayerFunction) -> LayerFunction:
+        takes = "a model", "a layer", "a probe"
+        made = _make(function, description, direction, before=takes, **facts)
+
+        @wraps(function)
+        def compute(measurement: Measurement, *options: Any) -> list[Row]:
+            return _layer_rows(made, unit, measurement, options)
+
+        METRICS.add(made.name, replace(made, compute=compute), function)
+        return function
+
+    return add
+
+
+def of_weights(tensors: str) -> dict[str, Any]:
+    """Return the columns of an exact value of a layer's weights, or of all its tensors."""
+    suffix = ", all tensors" if tensors == "all" else ""
+    return {"stderr": 0.0, "estimator": f"weights{suffix}"}
+
+
+def variant_rows(
+    metric: str, values: Mapping[str, float | NoValue], **columns: Any
+) -> list[Row]:
+    """Return a row for each variant, with its number or the reason that there is none."""
+    rows = []
+    for variant, value in values.items():
+        why = str(value) if isinstance(value, NoValue) else ""
+        number = None if isinstance(value, NoValue) else value
+        rows.append(row_or_reason(metric, number, why, variant=variant, **columns))
+    return rows
+
+
+def _layer_rows(
+    formula: Metric, unit: str, measurement: Measurement, options: Sequence[Any]
+) -> list[Row]:
+    """Return the rows of a formula of one layer, for all clients and layers."""
+    rows, exact = [], formula.requires == "weights"
+    tensors = getattr(options[0], "tensors", "weights") if options else "weights"
+    columns: dict[str, Any] = {"unit": unit, **(of_weights(tensors) if exact else {})}
+    for subject in measurement.subjects:
+        model, probe = subject.model, LayerProbe(subject, measurement)
+        columns |= {"client": subject.client, "n_train": subject.n_train}
+        with set_mode(model, "eval"):
+            before = tree.digest(tree.named_tensors(model))
+            if not exact:
+                columns["n_samples"] = sum(len(y) for _, y in probe.batches)
+            for layer in measurement.layers:
+                found: Any = NoValue("unused in the forward pass")
+                if layer.used or exact:
+                    found = _call(formula, layer, probe, options)
+                names = formula.variants or ("",)
+                values = (
+                    found if isinstance(found, dict) else dict.fromkeys(names, found)
+                )
+                columns["layer"] = layer.name
+                columns["n_params"] = sum(
+                    model.get_parameter(name).numel()
+                    for name in tensors_of(layer, tensors)
+                )
+                rows += variant_rows(formula.name, values, **columns)
+            if tree.digest(tree.named_tensors(model)) != before:
+                raise UsageError(
+                    f"metric {formula.name!r} must not change a model; got other weights of client "
+                    f"{subject.client!r}. Change a copy."
+                )
+        measurement.tick(subject.client)
+    return rows
+
+
+def _call(
+    formula: Metric, layer: Layer, probe: LayerProbe, options: Sequence[Any]
+) -> Any:
+    """Return what a formula returns, or the reason that it raises.
+
+    Raises:
+        UsageError: it fails, or returns something else. The message names the metric, the layer and the client.
+    """
+    client, seed = probe.subject.client, probe.measurement.seed
+    what = f"metric {formula.name!r} at layer {layer.name!r} of client {client!r}"
+    seeded = torch_seeded(seed_of(seed, "diagnose", formula.name, client, layer.name))
+    with one_line(what), seeded:
+        try:
+            found = formula.compute(probe.subject.model, layer, probe, *options)
+        except NoValue as reason:
+            return reason
+    values = found if isinstance(found, dict) else {"": found}
+    for value in values.values():
+        fine = isinstance(value, Real) and math.isfinite(value)
+        if not fine and not isinstance(value, NoValue):
+            raise UsageError(
+                f'{what} must be a finite number; got {short_value(value)}. Raise fl.NoValue("why") if there is none.'
+            )
+    return found
+
+
+def _checked_facts(
+    *,
+    look: Mapping[str, Any] | None = None,
+    requires: str = "losses",
+    features: str = "",
+    **facts: Any,
+) -> dict[str, Any]:
+    """Return attributes of a metric from the keywords of its decorator."""
+    check_known("what a metric reads", requires, READS)
+    check_known("whose features a metric reads", features, FEATURES)
+    for name in look or {}:
+        check_known(
+            "attribute of a look", name, [each.name for each in fields(PlotStyle)]
+        )
+    for name in facts:
+        check_known("attribute of a metric", name, _FACTS)
+    style = PlotStyle(**(look or {}))
+    return {**facts, "look": style, "requires": requires, "features": features}
+
+
 def _make(
-    function: Callable[..., list[Row]],
+    function: Callable[..., Any],
     description: str,
     direction: str = "",
+    *,
+    before: Sequence[str] = ("a measurement",),
     **facts: Any,
 ) -> Metric:
-    """Make a metric of a function: its name, and the type of its options if it takes any."""
+    """Make a metric of a function: its name, and the type of its options if it takes any.
+
+    Args:
+        before: what the function takes before its options, for the message.
+    """
     name, parameters = function.__name__, list(inspect.signature(function).parameters)
-    if len(parameters) not in (1, 2):
+    given = len(before)
+    if len(parameters) not in (given, given + 1):
         raise UsageError(
-            f"metric {name!r} must take a measurement and options; got {len(parameters)} arguments."
+            f"metric {name!r} must take {listing(before)} and maybe options; got {len(parameters)} arguments."
         )
     options_type: Any = NoOptions
-    if len(parameters) == 2:
-        options_type = get_type_hints(function).get(parameters[1])
+    for option in parameters[given:]:
+        options_type = get_type_hints(function).get(option)
         if not (
             is_dataclass(options_type)
             and getattr(options_type, "__dataclass_params__").frozen  # noqa: B009
         ):
             raise UsageError(
-                f"metric {name!r}: its {parameters[1]!r} must be annotated with a frozen dataclass. Add the annotation."
+                f"metric {name!r}: its {option!r} must be annotated with a frozen dataclass. Add the annotation."
             )
     return Metric(name, function, description, direction, options_type, **facts)
 
@@ -349,9 +527,11 @@ __all__ = [
     "DEFAULT",
     "METRICS",
     "Layer",
+    "LayerProbe",
     "Measurement",
     "Metric",
     "PlotStyle",
+    "layer_metric",
     "metric",
     "metric_or_placeholder",
 ]

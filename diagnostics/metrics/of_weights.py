@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,8 @@ from ..measurement import (
     row_or_reason,
     tensors_of,
 )
-from .base import metric
+from ..representation.features import NoValue
+from .base import LayerProbe, layer_metric, metric, of_weights, variant_rows
 
 
 @dataclass(frozen=True)
@@ -47,70 +48,35 @@ class WeightOptions:
 
 
 def vector_of(values: Mapping[str, Tensor], layer: Layer, tensors: str) -> Tensor:
-    """Return the layer's floating tensors as one float64 vector [n], empty without any."""
+    """Return the layer's floating tensors as one float64 vector [n].
+
+    Raises:
+        NoValue: there are none, or they are not finite.
+    """
     floating = [
         values[name]
         for name in tensors_of(layer, tensors)
         if values[name].is_floating_point()
     ]
-    return entries(floating) if floating else torch.empty(0, dtype=torch.float64)
+    if not floating:
+        what = "weights" if tensors == "weights" else "parameters"
+        raise NoValue(f"the layer has no {what}")
+    return finite_entries(floating, "weights", layer)
 
 
-def reason_missing(layer: Layer, tensors: str, *vectors: Tensor) -> str:
-    """Return why nothing can be computed from the layer's vectors, or ""."""
-    if not all(map(len, vectors)):
-        return (
-            "the layer has no weights"
-            if tensors == "weights"
-            else "the layer has no parameters"
-        )
-    finite = all(bool(v.isfinite().all()) for v in vectors)
-    return "" if finite else f"the weights of layer {layer.name!r} are not finite"
+def finite_entries(tensors: Sequence[Tensor], what: str, layer: Layer) -> Tensor:
+    """Return tensors of a layer as one float64 vector [n].
 
-
-def each_layer(
-    measurement: Measurement,
-) -> Iterator[tuple[ClientModel, dict[str, nn.Parameter], Layer, dict[str, Any]]]:
-    """Yield every client's parameters with each layer, and the columns that name client and layer in a row.
-
-    The measurement's progress moves after each client.
+    Raises:
+        NoValue: they are not finite.
     """
-    for subject in measurement.subjects:
-        params = dict(subject.model.named_parameters())
-        for layer in measurement.layers:
-            where = {
-                "client": subject.client,
-                "layer": layer.name,
-                "n_train": subject.n_train,
-            }
-            yield subject, params, layer, where
-        measurement.tick(subject.client)
+    vector = entries(tensors)
+    if not bool(vector.isfinite().all()):
+        raise NoValue(f"the {what} of layer {layer.name!r} are not finite")
+    return vector
 
 
-def weight_rows(
-    metric: str,
-    values: Mapping[str, tuple[float, str]],
-    n: int,
-    tensors: str,
-    **columns: Any,
-) -> list[Row]:
-    """Return the rows of a metric of ``n`` weights, from {variant: (value, why there is none)}."""
-    return [
-        row_or_reason(
-            metric,
-            value,
-            why,
-            variant=variant,
-            stderr=0.0,
-            estimator="weights" + (", all tensors" if tensors == "all" else ""),
-            n_params=n,
-            **columns,
-        )
-        for variant, (value, why) in values.items()
-    ]
-
-
-@metric(
+@layer_metric(
     description="mean absolute value and length of a layer's weights, the importance of magnitude pruning",
     direction="higher = larger weights",
     how="what magnitude pruning ranks by",
@@ -118,31 +84,24 @@ def weight_rows(
     look={"label": "weight magnitude", "meaning": "higher = larger", "log": True},
     requires="weights",
 )
-def weight_magnitude(measurement: Measurement, options: WeightOptions) -> list[Row]:
-    """Return two rows a client and layer: ``mean_abs`` = (1/n) sum_j |w_j| and ``l2`` = ||w||_2 of its n weights.
+def weight_magnitude(
+    model: nn.Module, layer: Layer, probe: LayerProbe, options: WeightOptions
+) -> dict[str, float]:
+    """Return ``mean_abs`` = (1/n) sum_j |w_j| and ``l2`` = ||w||_2 of a layer's n weights.
 
     Both are at least 0. Magnitude pruning gives a layer's weights this importance (Han et al. 2015; Li et al. 2017).
 
     Memory: one layer's weights of one client at a time, in float64.
     """
-    rows = []
-    for _, params, layer, where in each_layer(measurement):
-        w = vector_of(params, layer, options.tensors)
-        status = reason_missing(layer, options.tensors, w)
-        mean = float(w.abs().mean()) if len(w) else 0.0
-        length = float(torch.linalg.vector_norm(w))
-        values = {"mean_abs": (mean, status), "l2": (length, status)}
-        rows += weight_rows(
-            "weight_magnitude", values, len(w), options.tensors, **where
-        )
-    return rows
+    w = vector_of(tree.named_tensors(model), layer, options.tensors)
+    return {"mean_abs": float(w.abs().mean()), "l2": float(w.norm())}
 
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 """Modules whose ``weight`` scales what they have normalised."""
 
 
-@metric(
+@layer_metric(
     description="mean absolute scale of a layer's normalisations, the importance of network slimming",
     direction="higher = the normalised channels are let through stronger",
     how="what network slimming ranks by",
@@ -153,26 +112,19 @@ NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
     },
     requires="weights",
 )
-def bn_scale(measurement: Measurement) -> list[Row]:
-    """Return one row a client and layer: (1/n) sum_j |gamma_j| over the scales of the layer's normalisations.
+def bn_scale(model: nn.Module, layer: Layer, probe: LayerProbe) -> float:
+    """Return (1/n) sum_j |gamma_j| over the scales of a layer's normalisations.
 
     The value is at least 0. It is network slimming's importance of channels (Liu et al. 2017), averaged over a layer.
     Batch, layer, group and RMS normalisation count. A layer without a scale has no value.
 
     Memory: one layer's scales of one client at a time.
     """
-    rows = []
-    for subject, params, layer, where in each_layer(measurement):
-        scales = _scales(subject.model)
-        gammas = [params[name] for name in layer.parameters if name in scales]
-        gamma = entries(gammas) if gammas else torch.empty(0, dtype=torch.float64)
-        status = "" if len(gamma) else "no normalisation with a scale in the layer"
-        if not status and not bool(gamma.isfinite().all()):
-            status = f"the scales of layer {layer.name!r} are not finite"
-        value = float(gamma.abs().mean()) if len(gamma) else 0.0
-        values = {"mean_abs": (value, status)}
-        rows += weight_rows("bn_scale", values, len(gamma), "weights", **where)
-    return rows
+    scales = _scales(model)
+    gammas = [model.get_parameter(name) for name in layer.parameters if name in scales]
+    if not gammas:
+        raise NoValue("no normalisation with a scale in the layer")
+    return float(finite_entries(gammas, "scales", layer).abs().mean())
 
 
 def _scales(model: nn.Module) -> set[str]:
@@ -205,7 +157,7 @@ class UpdateMagnitude(WeightOptions):
         )
 
 
-@metric(
+@layer_metric(
     description="how far a layer's weights have moved from the common start",
     direction="higher = moved further; 0 = not moved",
     how="distance from the common start",
@@ -213,10 +165,12 @@ class UpdateMagnitude(WeightOptions):
     look={"label": "update magnitude", "meaning": "0 = not moved", "log": True},
     requires="weights",
 )
-def update_magnitude(measurement: Measurement, options: UpdateMagnitude) -> list[Row]:
-    """Return two rows a client and layer: how far its weights w have moved from the common start w0.
+def update_magnitude(
+    model: nn.Module, layer: Layer, probe: LayerProbe, options: UpdateMagnitude
+) -> dict[str, float | NoValue]:
+    """Return how far a layer's weights w have moved from the common start w0.
 
-    The rows are ``relative_l2`` = ||w - w0|| / ||w0|| and ``l2`` = ||w - w0||. Both are at least 0, and 0 means not
+    The values are ``relative_l2`` = ||w - w0|| / ||w0|| and ``l2`` = ||w - w0||. Both are at least 0, and 0 means not
     moved.
 
     Memory: one layer's weights of one client at a time and of the start, in float64.
@@ -224,40 +178,16 @@ def update_magnitude(measurement: Measurement, options: UpdateMagnitude) -> list
     Raises:
         UsageError: the start lacks a tensor or has one of another shape.
     """
-    origin = options.origin
-    rows = []
-    for _, params, layer, where in each_layer(measurement):
-        status = (
-            ""
-            if origin is not None
-            else "the common start is not known; give it as the option start"
-        )
-        w, w0 = (
-            vector_of(params, layer, options.tensors),
-            torch.empty(0, dtype=torch.float64),
-        )
-        if origin is not None:
-            _check_start(
-                origin,
-                {name: params[name] for name in tensors_of(layer, options.tensors)},
-            )
-            w0 = vector_of(origin, layer, options.tensors).to(w.device)
-            status = reason_missing(layer, options.tensors, w, w0)
-        moved = float(torch.linalg.vector_norm(w - w0)) if not status else 0.0
-        base = float(torch.linalg.vector_norm(w0))
-        zero = (
-            ""
-            if base or status
-            else f"the weights of layer {layer.name!r} were zero at the start"
-        )
-        values = {
-            "relative_l2": (moved / (base or 1.0), status or zero),
-            "l2": (moved, status),
-        }
-        rows += weight_rows(
-            "update_magnitude", values, len(w), options.tensors, **where
-        )
-    return rows
+    origin, tensors = options.origin, options.tensors
+    if origin is None:
+        raise NoValue("the common start is not known; give it as the option start")
+    params = tree.named_tensors(model)
+    _check_start(origin, {name: params[name] for name in tensors_of(layer, tensors)})
+    w = vector_of(params, layer, tensors)
+    w0 = vector_of(origin, layer, tensors).to(w.device)
+    moved, base = float((w - w0).norm()), float(w0.norm())
+    zero = NoValue(f"the weights of layer {layer.name!r} were zero at the start")
+    return {"relative_l2": moved / base if base else zero, "l2": moved}
 
 
 def _check_start(start: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> None:
@@ -292,39 +222,48 @@ def weight_divergence(measurement: Measurement, options: WeightOptions) -> list[
     subjects, rows = measurement.subjects, []
     params = [dict(subject.model.named_parameters()) for subject in subjects]
     for layer in measurement.layers:
-        vectors = [
-            vector_of(own, layer, options.tensors).cpu() for own in params
-        ]  # one layer of every client at a time
-        for i, j in itertools.combinations(range(len(subjects)), 2):
-            a, b = vectors[i], vectors[j]
-            status = reason_missing(layer, options.tensors, a, b)
-            lengths = [float(torch.linalg.vector_norm(v)) for v in (a, b)]
-            zero = subjects[i if not lengths[0] else j].client
-            both = sum(lengths)
-            distance = (
-                float(torch.linalg.vector_norm(a - b)) / (0.5 * both)
-                if both and not status
-                else 0.0
-            )
-            angle = 0.0 if 0 in lengths or status else 1 - cosine(a, b)
-            whose = (
-                f"the weights of layer {layer.name!r} are zero at client {zero!r}"
-                if 0 in lengths
-                else ""
-            )
-            where = {
-                "client": subjects[i].client,
-                "client_b": subjects[j].client,
-                "layer": layer.name,
-            }
-            values = {
-                "relative_l2": (distance, status or ("" if both else whose)),
-                "cosine": (angle, status or whose),
-            }
-            rows += weight_rows(
-                "weight_divergence", values, len(a), options.tensors, **where
+        zero = NoValue(f"the weights of layer {layer.name!r} are zero")
+        vectors = [_vector_or_reason(own, layer, options.tensors) for own in params]
+        size = sum(
+            params[0][name].numel() for name in tensors_of(layer, options.tensors)
+        )
+        for (a, v), (b, w) in itertools.combinations(
+            zip(subjects, vectors, strict=True), 2
+        ):
+            rows += variant_rows(
+                "weight_divergence",
+                _distances(v, w, zero),
+                client=a.client,
+                client_b=b.client,
+                layer=layer.name,
+                n_params=size,
+                **of_weights(options.tensors),
             )
     return rows
+
+
+def _vector_or_reason(
+    values: Mapping[str, Tensor], layer: Layer, tensors: str
+) -> Tensor | NoValue:
+    try:
+        return vector_of(values, layer, tensors).cpu()
+    except NoValue as reason:
+        return reason
+
+
+def _distances(
+    a: Tensor | NoValue, b: Tensor | NoValue, zero: NoValue
+) -> dict[str, float | NoValue]:
+    """Return the distances of two clients' weights, or why there are none."""
+    if isinstance(a, NoValue):
+        return {"relative_l2": a, "cosine": a}
+    if isinstance(b, NoValue):
+        return {"relative_l2": b, "cosine": b}
+    both = float(a.norm() + b.norm())
+    return {
+        "relative_l2": 2 * float((a - b).norm()) / both if both else zero,
+        "cosine": 1 - cosine(a, b) if a.any() and b.any() else zero,
+    }
 
 
 UNITS = {
@@ -418,7 +357,7 @@ def _cost(variant: str, value: float, way: str, **columns: Any) -> Row:
     )
 
 
-@metric(
+@layer_metric(
     description="stable rank of a layer's weight matrices: squared Frobenius over squared spectral norm",
     direction="higher = the weights act in more directions; 1 = in one",
     how="by the singular values; the variant noise is that of random matrices of the same shapes",
@@ -426,8 +365,10 @@ def _cost(variant: str, value: float, way: str, **columns: Any) -> Row:
     look={"label": "stable rank of the weights", "meaning": "1 = one direction"},
     requires="weights",
 )
-def weight_spectrum(measurement: Measurement) -> list[Row]:
-    """Return three rows a client and layer, means over its weight matrices W [m, k].
+def weight_spectrum(
+    model: nn.Module, layer: Layer, probe: LayerProbe
+) -> dict[str, float]:
+    """Return the means over a layer's weight matrices W [m, k].
 
     * ``stable_rank`` = ||W||_F^2 / ||W||_2^2, from 1 to min(m, k) (Rudelson and Vershynin 2007)
     * ``noise``, its null = m k / (sqrt(m) + sqrt(k))^2, that of a large matrix of independent entries
@@ -437,31 +378,23 @@ def weight_spectrum(measurement: Measurement) -> list[Row]:
 
     Memory: one matrix and its singular values, in float64.
     """
-    rows = []
-    for _, params, layer, where in each_layer(measurement):
-        matrices = [
-            params[name].detach().double().flatten(1)
-            for name in layer.weights
-            if params[name].ndim > 1 and params[name].is_floating_point()
-        ]
-        status = "" if matrices else "the layer has no weight matrix"
-        if not all(bool(m.isfinite().all()) for m in matrices):
-            status = f"the weights of layer {layer.name!r} are not finite"
-        found: list[tuple[float, float, float]] = []
-        for matrix in matrices if not status else ():
-            largest = float(torch.linalg.matrix_norm(matrix, 2))
-            total, (m, k) = float(matrix.square().sum()), matrix.shape
-            if not largest:
-                status = f"the weights of layer {layer.name!r} are zero"
-                break
-            found.append((total / largest**2, m * k / (m**0.5 + k**0.5) ** 2, largest))
-        size = sum(matrix.numel() for matrix in matrices)
-        values = {
-            variant: (sum(each[k] for each in found) / (len(found) or 1), status)
-            for k, variant in enumerate(("stable_rank", "noise", "spectral_norm"))
-        }
-        rows += weight_rows("weight_spectrum", values, size, "weights", **where)
-    return rows
+    weights = [model.get_parameter(name).detach() for name in layer.weights]
+    matrices = [w for w in weights if w.ndim > 1 and w.is_floating_point()]
+    if not matrices:
+        raise NoValue("the layer has no weight matrix")
+    finite_entries(matrices, "weights", layer)
+    found = []
+    for matrix in (w.double().flatten(1) for w in matrices):
+        largest = float(torch.linalg.matrix_norm(matrix, 2))
+        if not largest:
+            raise NoValue(f"the weights of layer {layer.name!r} are zero")
+        total, (m, k) = float(matrix.square().sum()), matrix.shape
+        found.append((total / largest**2, m * k / (m**0.5 + k**0.5) ** 2, largest))
+    names = ("stable_rank", "noise", "spectral_norm")
+    return {
+        name: sum(values) / len(values)
+        for name, values in zip(names, zip(*found, strict=True), strict=True)
+    }
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from diagnostics.measure import diagnose
-from diagnostics.metrics.base import METRICS, PlotStyle, metric
+from diagnostics.metrics.base import METRICS, NoValue, PlotStyle, layer_metric, metric
 from diagnostics.plots.page import FURTHER
 from diagnostics.select import RULES, rule, select
 from fl_core.errors import RunError
@@ -200,11 +200,56 @@ def test_a_decorator_that_says_something_wrong_is_refused():
         (lambda: metric(**said, look={"colour": "red"}), "look 'colour'"),
         (lambda: metric(**said)(lambda a, b: []), "frozen dataclass"),
         (lambda: metric(**said)(lambda a, b, c: []), "3 arguments"),
+        (lambda: layer_metric(**said)(lambda model, layer: 1), "a probe .*2 arguments"),
         (lambda: rule(summary="x", reads="stars"), "rule .*'stars'"),
         (lambda: rule(summary="x")(lambda: 1), "0 arguments"),
     ):
         with refuses(words):
             make()
+
+
+def scaled(model):
+    model[0].weight.data *= 2
+    return 1.0
+
+
+def gone(model):
+    raise KeyError("gone")
+
+
+@pytest.mark.parametrize(
+    ("formula", "said"),
+    [
+        (lambda model: [1.0], "number; got list"),
+        (lambda model: float("nan"), "number; got nan"),
+        (lambda model: None, "number; got None"),
+        (gone, "gone"),
+        (scaled, "must not change a model"),
+    ],
+)
+def test_a_formula_of_a_layer_returns_a_number_and_changes_nothing(formula, said):
+    """The metric and the client are named, and the layer whose value is wrong."""
+    with _forgotten():
+        own = models()
+
+        @layer_metric(description="x", direction="y")
+        def odd(model, layer, probe):
+            """Return a number at the first layer and no value at the second."""
+            assert not model.training
+            if layer.name != "0":
+                raise NoValue("not the first")
+            return (
+                formula(model) if probe.subject.client == "b" else len(probe.samples[1])
+            )
+
+        alone = diagnose({"a": own["a"]}, pair(), ["odd"], progress=False).frame
+        assert alone["status"].tolist() == ["ok", *["not the first"] * 2]
+        assert alone["value"][0] == alone["n_samples"][0] == 16
+        before = own["b"][0].weight.clone()
+        with refuses(f"'odd'.*client 'b'.*{said}|'odd'.*{said}.*client 'b'") as error:
+            diagnose(own, pair(), ["odd"], progress=False)
+        assert "layer '0'" in str(error.value) or formula is scaled
+        assert torch.equal(own["b"][0].weight, before)
 
 
 def test_what_a_metric_may_not_return_is_refused(
