@@ -32,11 +32,13 @@ class Difference:
         each: a number for each seed that both have.
         evaluations: behind each run's score; as many as needed where no run has more.
         moves: evidence that the difference still shrinks over those evaluations; empty without any.
+        printed: the same difference by the paper's printed numbers; NaN where it prints none.
     """
 
     each: pd.Series
     evaluations: int = EVALUATIONS
     moves: str = ""
+    printed: float = math.nan
 
     @property
     def pairs(self) -> int:
@@ -126,18 +128,20 @@ def settled(
     run: Hashable,
     reference: Hashable,
     paper_rounds: float = math.inf,
+    printed: float = math.nan,
 ) -> Difference:
     """A run's score minus the reference's, each the mean of the last three evaluations that both have.
 
     Args:
         curves: scores of (run, round) x seeds; the start, round 0, is no evaluation.
         paper_rounds: the paper's number of rounds. A difference after so many counts though it still shrinks.
+        printed: the difference by the paper's printed numbers.
     """
     if not {run, reference} <= set(curves.index.get_level_values(0)):
-        return NOTHING
+        return replace(NOTHING, printed=printed)
     gaps = (curves.loc[run] - curves.loc[reference]).dropna(how="all").sort_index()
     last = gaps[gaps.index > 0].iloc[-EVALUATIONS:]
-    found = Difference(last.mean(skipna=False).dropna())
+    found = Difference(last.mean(skipna=False).dropna(), printed=printed)
     most = (
         curves.index[curves.index.get_level_values(1) > 0]
         .get_level_values(0)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,7 +54,10 @@ class Claim:
         figure: whose page decides it.
         finding: how the expectation on that page begins.
         shown: regular expression of what is shown of the measurement.
-        data, scale: behind the number.
+        theirs: the paper's value.
+        setting: clients, images, rounds, seeds behind our number.
+        written: date on which the criterion was written.
+        rows_known: whether our rows were known then: ``yes``, ``no``, or ``in part`` where later seeds were registered.
     """
 
     line: str
@@ -64,8 +68,10 @@ class Claim:
     figure: str
     finding: str
     shown: str
-    data: str
-    scale: str
+    theirs: str
+    setting: str
+    written: str
+    rows_known: str
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -126,25 +132,63 @@ def recorded(first: Path = FIRST, changes: Path = CHANGES) -> dict[str, str]:
     return now
 
 
+_SIGNED = re.compile(r"[+-]\d+\.\d+")
+
+
+def distance(theirs: str, ours: str) -> str:
+    """Return ours minus theirs, number by number; a dash unless both have as many differences with a sign.
+
+    >>> distance("+3.7, -1.0 (Table 1)", "A +6.7 ± 5.4; B +0.0 ± 4.7")
+    '+3.0, +1.0'
+    """
+    here, there = (
+        [float(each) for each in _SIGNED.findall(text.replace("± -", "± "))]
+        for text in (ours, theirs)
+    )
+    if not here or len(here) != len(there):
+        return "–"
+    return ", ".join(f"{a - b:+.1f}" for a, b in zip(here, there, strict=True))
+
+
+HEAD = ("the paper claims", "paper", "here", "distance", "setting", "verdict")
+
+
 def table() -> str:
-    """The scorecard in Markdown, a table for each paper."""
-    head = ("the paper claims", "here", "our number", "data", "scale", "page")
+    """The scorecard in Markdown: for each paper its counts, a table, and the words that are judged."""
     parts = []
     for paper, title in TITLES.items():
-        cells = [
-            (
-                f"{each.claim}: “{each.words}” ({each.place})",
-                *judged(each),
-                each.data,
-                each.scale,
-                f"[{each.figure}](pictures/{each.figure}.md)",
-            )
-            for each in claims()
-            if each.paper == paper
+        own = [each for each in claims() if each.paper == paper]
+        cells, counts = [], Counter[str]()
+        for each in own:
+            verdict, ours = judged(each)
+            counts[verdict.strip("*")] += 1
+            page = f"[{verdict}](pictures/{each.figure}.md)"
+            gap = distance(each.theirs, ours)
+            cells.append((each.claim, each.theirs, ours, gap, each.setting, page))
+        columns = dict(zip(HEAD, zip(*cells, strict=True), strict=True))
+        said = ", ".join(
+            f"{counts[word.strip('*')]} {word.strip('*')}" for word in WORDS.values()
+        )
+        quotes = [
+            f"- `{each.line}`: “{each.words}” ({each.place}). Criterion of {each.written}, "
+            f"{_KNOWN[each.rows_known]}."
+            for each in own
         ]
-        columns = dict(zip(head, zip(*cells, strict=True), strict=True))
-        parts.append(f"**{title}**\n\n{markdown(columns)}")
+        parts += [
+            f"**{title}**: {said}.",
+            markdown(columns),
+            "<details><summary>The paper's words, and when each criterion was written</summary>",
+            "\n".join(quotes),
+            "</details>",
+        ]
     return "\n\n".join(parts)
+
+
+_KNOWN = {
+    "yes": "rows known",
+    "no": "before the rows",
+    "in part": "later seeds registered",
+}
 
 
 def renewed(text: str) -> str:

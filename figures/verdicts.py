@@ -228,10 +228,29 @@ def of_parts(odds: Sequence[Odds]) -> list[bool | None]:
 
 
 def _or_level(odds: Odds, gap: Difference) -> Odds:
-    """Let a difference that is level, and does not show the order, count against an order of accuracies."""
-    if odds.holds < ALPHA:
+    """Let a difference that is level, and does not show the order, count against a printed order of accuracies.
+
+    It is level within half of the printed lead, and within :data:`MARGIN` at most. Without a printed lead nothing
+    is level: a lead that the paper does not give may be smaller than any margin.
+    """
+    margin = min(MARGIN, abs(gap.printed) / 2)
+    if odds.holds < ALPHA or math.isnan(gap.printed):
         return odds
-    return odds._replace(fails=min(odds.fails, LEVEL.odds(gap).holds))
+    level = max(_above(gap, -margin), _below(gap, margin))
+    return odds._replace(fails=min(odds.fails, level))
+
+
+def _no_test(gap: Difference, test: Check) -> str:
+    """Return why a part tests nothing: the paper's own numbers fail it, or show less than our error."""
+    if math.isnan(gap.printed):
+        return ""
+    lead = f"{100 * gap.printed:+.1f} points in the paper"
+    if test in (LEAD, TRAIL) and gap.printed * (1 if test is LEAD else -1) <= 0:
+        return f"{lead}, whose own numbers fail this test"
+    own = gap.at(0.95)
+    if test in (LEAD, TRAIL) and abs(gap.printed) < (own.high - own.low) / 2:
+        return f"{lead}, less than our error"
+    return ""
 
 
 def points(values: Interval) -> str:
@@ -253,7 +272,9 @@ def judged(
 ) -> JointVerdict:
     """Judge a claim of one or several parts by :func:`of_parts`.
 
-    An order of accuracies, shown in points, fails also where both are level within the margin.
+    An order of accuracies, shown in points, fails also where both are level (:func:`_or_level`).
+    Each part is asked of the paper's printed numbers first. A part that they fail is no test. An open part with a
+    printed lead below our error cannot be tested here. If such parts leave the verdict open, they are the evidence.
     A part whose difference still shrinks decides nothing. If it alone made the verdict, that is the evidence.
 
     Args:
@@ -263,7 +284,10 @@ def judged(
     odds = {name: test.odds(gap) for name, gap in gaps.items()}
     if show is points and not test.bounds:
         odds = {name: _or_level(each, gaps[name]) for name, each in odds.items()}
+    reasons = {name: _no_test(gap, test) for name, gap in gaps.items()}
     parts = of_parts(list(odds.values()))
+    failed = [reasons[name].endswith("test") for name in gaps]
+    parts = [None if each else part for part, each in zip(parts, failed, strict=True)]
     told = []
     for (name, gap), part in zip(gaps.items(), parts, strict=True):
         unsure = gap.few or ("equal" if gap.equal else UNDECIDED)
@@ -284,9 +308,14 @@ def judged(
         [None if moves else part for part, moves in zip(parts, moving, strict=True)]
     )
     said = "; ".join(told) + (f" ({', '.join(notes)})" if notes else "")
-    return JointVerdict(
-        said, held, "" if steady == held else next(filter(None, moving))
-    )
+    apart = "" if steady == held else next(filter(None, moving))
+    if held is None and not apart:
+        apart = "; ".join(
+            f"{name} {reasons[name]}".strip()
+            for (name, _), part in zip(gaps.items(), parts, strict=True)
+            if part is None and reasons[name]
+        )
+    return JointVerdict(said, held, apart)
 
 
 # --- not comparable --------------------------------------------------------------------------------------------

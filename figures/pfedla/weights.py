@@ -176,13 +176,13 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         index="layer", columns="seed", values="value"
     )
     largest[0] = {layer: self_largest(matrix) for layer, matrix in matrices.items()}
-    said, held = of_seeds(largest.loc[layers], lambda share: bool((share == 1).all()))
+    said, held = of_seeds(largest.loc[layers], lambda share: bool((share == 1).any()))
     findings = (
         found.finding(
             "in every layer the weights on others follow the classes in common (r > 0)"
         ),
         Finding(
-            "every client's largest weight is the one on itself",
+            "in a layer every client's largest weight is the one on itself",
             f"{said}; clients, mean of seeds: "
             + ", ".join(
                 f"{layer} {share:.0%}"

@@ -34,6 +34,7 @@ from figures.player_fl.scores import (
 )
 from figures.ranking import ALPHA, Ranking, first_shares
 from figures.verdicts import LEAD, TRAIL, Odds, judged, of_parts
+from fl_core.errors import listing
 from fl_core.statistics import RANGE_BELOW
 
 NAMES = METHODS | BESIDE
@@ -233,6 +234,10 @@ def order(
         text = f"{NAMES[best]} {ranks[best]:.1f} and {NAMES[first]} the least with {ranks[first]:.1f}"
         shown = [CASES[str(name)].printed for name in result.ranking.blocks.columns]
         theirs = Ranking(table.printed()[shown], table.higher_is_better).ranks
+        narrow = [name for name in result.ranking.blocks.columns if narrower(name)]
+        if 2 * len(narrow) > len(shown) and not apart:
+            named = listing([CASES[str(name)].title for name in narrow])
+            apart = f"the networks of {named} have a part of the paper's channels"
         if theirs[best] > theirs.min() and not apart:
             apart = f"on these data sets the paper's cells have {NAMES[str(theirs.idxmin())]} first"
         if not result.enough:
@@ -258,6 +263,11 @@ def order(
             _above(table, result, baseline, far) for baseline in ("local", "fedavg")
         ]
     return tuple(findings)
+
+
+def narrower(dataset: Any) -> bool:
+    """Return whether a dataset's network has fewer channels than the paper's."""
+    return float(CASES[str(dataset)].sizes.get("model_options", {}).get("width", 1)) < 1
 
 
 def _mixed(result: Cells, far: Mapping[str, str]) -> str:

@@ -9,7 +9,9 @@ import pandas as pd
 from figures.differences import FEWEST, LEAST, Difference, joint
 from figures.items import Finding
 from figures.layerwise import SENSITIVITY, curves, dissimilarity
+from figures.papers import published
 from figures.player_fl.layers import Network
+from figures.recipe import where
 from figures.verdicts import (
     LEAD,
     Odds,
@@ -109,24 +111,45 @@ def later_layers(frame: pd.DataFrame, networks: Mapping[str, Network]) -> Findin
 
 
 def correlates(frame: pd.DataFrame, networks: Mapping[str, Network]) -> Finding:
-    """Return whether S correlates strongly with the gradient variance over layers, in every network."""
-    parts = {}
-    for run, network in networks.items():
-        own = frame[frame["run"] == run]
-        variance = by_seed(curves(own, "grad_variance", "epoch"))
-        found = by_seed(curves(own, SENSITIVITY, "training")).corrwith(
-            variance, method="spearman"
-        )
-        odds = LEAD.odds(Difference(found - STRONG))
-        parts[network.title] = (
-            plain(Difference(found).interval),
-            odds,
-            network.incomparable,
-        )
-    return whole(
-        f"Spearman's correlation of S with the gradient variance over layers is above {STRONG}",
-        parts,
+    """Return whether S correlates strongly with the gradient variance over layers, in every network.
+
+    The paper names no coefficient. S is a cumulative sum, so that Spearman's is the rank correlation of the variance
+    with depth. A verdict needs both to agree. The coefficients of the paper's own figures stand in brackets.
+    """
+    found = {}
+    for method in ("pearson", "spearman"):
+        parts = {}
+        for run, network in networks.items():
+            own = frame[frame["run"] == run]
+            variance = by_seed(curves(own, "grad_variance", "epoch"))
+            each = by_seed(curves(own, SENSITIVITY, "training")).corrwith(
+                variance, method=method
+            )
+            odds = LEAD.odds(Difference(each - STRONG))
+            theirs = of_the_paper(run.partition("-")[0], method)
+            said = plain(Difference(each).interval) + theirs
+            parts[network.title] = (said, odds, network.incomparable)
+        found[method] = whole("", parts)
+    verdicts = {each.held for each in found.values()}
+    return Finding(
+        f"S correlates with the gradient variance over layers above {STRONG}, by Pearson's and Spearman's coefficient",
+        "; ".join(f"{name}: {each.measured}" for name, each in found.items()),
+        verdicts.pop() if len(verdicts) == 1 else None,
     )
+
+
+def of_the_paper(dataset: str, method: str) -> str:
+    """Return the coefficient of the midpoints of the paper's Figs. 1 and 4, in brackets; empty without both."""
+    known = where(published("player_fl"), dataset=dataset)
+    variance, s = (
+        known[known["quantity"] == name]
+        .set_index("layer")[["low", "high"]]
+        .mean(axis=1)
+        for name in ("grad_variance / min", SENSITIVITY)
+    )
+    if variance.empty or s.empty:
+        return ""
+    return f" (paper's figures {s.corr(variance, method=method):+.2f})"
 
 
 def medians_within(

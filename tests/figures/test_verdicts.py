@@ -1,6 +1,7 @@
 """Verdicts: shares of seeds, medians' intervals against ranges, joint claims, evidence of what is not comparable."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -78,9 +79,9 @@ def test_medians_are_within_ranges_by_their_intervals(low, high, verdict, said):
     assert said in text
 
 
-def between(values):
+def between(values, printed=math.nan):
     both = pd.DataFrame([values, [0.0] * len(values)], index=["x", "y"])
-    return difference(both, "x", "y")
+    return replace(difference(both, "x", "y"), printed=printed)
 
 
 def held(check=LEAD, **values):
@@ -141,10 +142,30 @@ def test_parts_of_a_joint_claim_are_named_and_corrected():
 
 def test_an_order_fails_where_both_are_level():
     level, ahead = [0.001, -0.001, 0.002], [0.002, 0.0021, 0.0019]
-    assert (held(x=level), held(TRAIL, x=level)) == (False, False)
+    assert held(x=level) is None, "the paper prints no lead"
+    assert judged({"x": between(level, 0.03)}).held is False
+    assert judged({"x": between(level, -0.03)}, TRAIL).held is False
     assert held(x=ahead) is True
-    assert "(level)" in judged({"x": between(level)}).text
-    assert judged({"x": between(level)}, show=plain).held is None  # no accuracies
+    assert "(level)" in judged({"x": between(level, 0.03)}).text
+    assert judged({"x": between(level, 0.03)}, show=plain).held is None  # no accuracies
+
+
+@pytest.mark.parametrize("lead", [0.0012, 0.01, 0.05])
+def test_a_true_lead_is_seldom_called_level(lead):
+    draws = np.random.default_rng(0).normal(lead, 0.006, (100, 6))
+    wrong = [judged({"x": between(each, lead)}).held is False for each in draws]
+    assert np.mean(wrong) <= 0.08
+
+
+def test_what_the_paper_prints_is_asked_first():
+    unsure, sure = [0.01, -0.02, 0.02], [-0.05, -0.051, -0.049]
+    small = judged({"a": between(unsure, 0.001)})
+    assert (small.held, "less than our error" in small.incomparable) == (None, True)
+    against = judged({"a": between(sure, -0.03)})
+    assert (against.held, "fail this test" in against.incomparable) == (None, True)
+    assert judged({"a": between(sure, 0.03)}).held is False
+    both = judged({"a": between(sure, 0.03), "b": between(unsure, 0.001)})
+    assert (both.held, both.incomparable) == (False, "")
 
 
 def test_all_parts_hold_by_themselves_and_one_refutes_after_holms_correction():
