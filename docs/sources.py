@@ -163,6 +163,9 @@ def _files(page: Path, text: str) -> str:
 # --- what came out of the papers ---------------------------------------------------------------------------------
 
 
+CELLS = ("claim", "the paper's value", "here", "distance", "setting", "verdict")
+
+
 def scorecard() -> str:
     """The scorecard of ``figures/README.md`` as one table that can be filtered by paper and by verdict."""
     text = (ROOT / "figures" / "README.md").read_text(encoding="utf-8")
@@ -171,47 +174,27 @@ def scorecard() -> str:
     )[0]
     rows, papers, verdicts, paper = [], dict[str, None](), dict[str, None](), ""
     for line in text.splitlines():
-        if heading := re.fullmatch(r"\*\*(.+)\*\*", line):
+        if heading := re.fullmatch(r"\*\*(.+?)\*\*: .*", line):
             paper = heading[1]
             papers[paper] = None
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-        if (
-            len(cells) == 6
-            and cells[0] != "the paper claims"
-            and not cells[0].startswith("---")
-        ):
-            verdict = cells[1].strip("*")
-            verdicts[verdict] = None
-            named = zip(
-                ("claim", "verdict", "our number", "data", "scale", "page"),
-                cells,
-                strict=True,
-            )
-            shown = "".join(
-                f'<td class="{name}" data-name="{name}">{_html(cell)}</td>' if name in ("claim", "verdict")
-                else f'<td data-name="{name}">{_html(cell)}</td>'
-                for name, cell in named
-            )  # fmt: skip
-            rows.append(
-                f'<tr data-paper="{html.escape(paper)}" data-verdict="{verdict}"><td>{paper}</td>{shown}</tr>'
-            )
-    heads = "".join(
-        f"<th>{name}</th>"
-        for name in (
-            "paper",
-            "it claims",
-            "here",
-            "our number",
-            "data",
-            "scale",
-            "page",
+        if len(cells) != len(CELLS) or not cells[-1].startswith("["):
+            continue
+        verdict = cells[-1][1:].partition("]")[0].strip("*")
+        verdicts[verdict] = None
+        shown = "".join(
+            f'<td class="{name.split()[-1]}" data-name="{name}">{_html(cell)}</td>'
+            for name, cell in zip(CELLS, cells, strict=True)
         )
-    )
+        rows.append(
+            f'<tr data-paper="{html.escape(paper)}" data-verdict="{verdict}"><td>{paper}</td>{shown}</tr>'
+        )
+    heads = "".join(f"<th>{name}</th>" for name in ("paper", *CELLS))
     return (
         "---\nhide-toc: true\n---\n\n# The scorecard\n\n"
-        "Each row is a claim of a paper, with our verdict and our number. ± is half a 95 % interval. Our measurements "
-        "decide the *reproduced* and the *contradicted* claims, and leave the *undecided* ones open. Where a claim is "
-        "*not comparable*, our setting is too far from the paper's.\n\n"
+        "Each row is a claim of a paper, with the paper's value, ours, and our verdict. ± is half a 95 % interval. Our "
+        "measurements decide the *reproduced* and the *contradicted* claims, and leave the *undecided* ones open. Where "
+        "a claim is *not comparable*, our setting is too far from the paper's, or cannot test it.\n\n"
         f'```{{raw}} html\n<div class="filters">{_choice("paper", papers)}{_choice("verdict", verdicts)}'
         f'<output aria-live="polite"></output></div>\n<div class="scorecard"><table><thead><tr>{heads}</tr></thead>'
         f"<tbody>\n{chr(10).join(rows)}\n</tbody></table></div>\n```\n"
@@ -227,7 +210,7 @@ def _html(cell: str) -> str:
     """A cell of a Markdown table as HTML."""
     text = html.escape(cell.replace("\\|", "|"))
     text = re.sub(
-        r"\[\w+\.([^\]]+)\]\((pictures/[^)]+)\.md\)",
+        r"\[([^\]]+)\]\((pictures/[^)]+)\.md\)",
         r'<a href="figures/\2.html">\1</a>',
         text,
     )
