@@ -193,8 +193,8 @@ def scorecard() -> str:
     return (
         "---\nhide-toc: true\n---\n\n# The scorecard\n\n"
         "Each row is a claim of a paper, with the paper's value, ours, and our verdict. ± is half a 95 % interval. Our "
-        "measurements decide the *reproduced* and the *contradicted* claims, and leave the *undecided* ones open. Where "
-        "a claim is *not comparable*, our setting is too far from the paper's, or cannot test it.\n\n"
+        "measurements decide the *reproduced* and the *contradicted* claims, and leave the *undecided* ones open. "
+        "Where a claim is *not comparable*, our setting is too far from the paper's, or cannot test it.\n\n"
         f'```{{raw}} html\n<div class="filters">{_choice("paper", papers)}{_choice("verdict", verdicts)}'
         f'<output aria-live="polite"></output></div>\n<div class="scorecard"><table><thead><tr>{heads}</tr></thead>'
         f"<tbody>\n{chr(10).join(rows)}\n</tbody></table></div>\n```\n"
