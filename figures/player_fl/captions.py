@@ -234,10 +234,12 @@ def order(
         text = f"{NAMES[best]} {ranks[best]:.1f} and {NAMES[first]} the least with {ranks[first]:.1f}"
         shown = [CASES[str(name)].printed for name in result.ranking.blocks.columns]
         theirs = Ranking(table.printed()[shown], table.higher_is_better).ranks
-        narrow = [name for name in result.ranking.blocks.columns if narrower(name)]
+        ours = map(str, result.ranking.blocks.columns)
+        narrow = [CASES[name].title for name in ours if narrower(name)]
         if 2 * len(narrow) > len(shown) and not apart:
-            named = listing([CASES[str(name)].title for name in narrow])
-            apart = f"the networks of {named} have a part of the paper's channels"
+            apart = (
+                f"the networks of {listing(narrow)} have a part of the paper's channels"
+            )
         if theirs[best] > theirs.min() and not apart:
             apart = f"on these data sets the paper's cells have {NAMES[str(theirs.idxmin())]} first"
         if not result.enough:
@@ -265,9 +267,9 @@ def order(
     return tuple(findings)
 
 
-def narrower(dataset: Any) -> bool:
+def narrower(dataset: str) -> bool:
     """Return whether a dataset's network has fewer channels than the paper's."""
-    return float(CASES[str(dataset)].sizes.get("model_options", {}).get("width", 1)) < 1
+    return float(CASES[dataset].sizes.get("model_options", {}).get("width", 1)) < 1
 
 
 def _mixed(result: Cells, far: Mapping[str, str]) -> str:

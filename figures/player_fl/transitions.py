@@ -342,7 +342,7 @@ def _stable(decided: list[Decisions], far: Mapping[str, str]) -> Finding:
         low, high = limits.loc[CASES[each.dataset].printed, ["low", "high"]]
         asked = np.linspace(low, high, STEPS, endpoint=False)
         name = f"{CASES[each.dataset].title} from {low:.3g} to {high:.3g}"
-        counts[name] = (stable(each, asked), each.seeds)
+        counts[name] = (stable(each, asked.tolist()), each.seeds)
     return Finding(
         "the transition point is stable: in most seeds all thresholds in the range of Fig. 4 decide alike",
         ", ".join(
