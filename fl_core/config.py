@@ -29,6 +29,7 @@ from fl_core.errors import (
     BELOW_1,
     SHARE,
     WAYS,
+    Bound,
     OneOf,
     UsageError,
     as_list,
@@ -55,6 +56,10 @@ LOSSES = (
 )
 CLASS_WEIGHTS = ("none", "balanced")
 """Weights of classes in the loss, next to W,W,...: none, or such that every class has the same total weight."""
+MOST = 1_000_000
+"""The largest number of rounds, and of epochs."""
+ROUNDS = Bound(f"from 1 to {MOST:,}", lambda value: 1 <= value <= MOST)
+EPOCHS = Bound(f"from 0 to {MOST:,}", lambda value: 0 <= value <= MOST)
 OWN = "own"
 """The model's name in the configuration of a run whose model is given from Python."""
 
@@ -125,7 +130,7 @@ class ModelConfig:
 class TrainingConfig:
     """Local training of a client in a round. Options that you omit use the dataset's defaults."""
 
-    epochs: Annotated[int | None, at_least(0)] = None
+    epochs: Annotated[int | None, EPOCHS] = None
     """Local epochs per round."""
     batch_size: Annotated[int | None, at_least(1)] = None
     """Samples per batch."""
@@ -167,7 +172,7 @@ class FederationConfig:
     """Rule for --plan auto and PLayer-FL: a name (see fedlayers list rules), or package.module:function."""
     threshold: Annotated[float, ABOVE_0] = 1.2
     """Threshold of the rule. Layers before the first ratio above it are shared."""
-    rounds: Annotated[int | None, at_least(1)] = None
+    rounds: Annotated[int | None, ROUNDS] = None
     """Number of communication rounds."""
     patience: Annotated[int | None, at_least(0)] = None
     """Stop after this many evaluations without a better validation score; 0: never. Default: 10 for your own data."""

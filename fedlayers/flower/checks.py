@@ -2,40 +2,47 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedlayers.flower.federation import checked
+import torch
+
+from fedlayers.flower.federation import FACTS, LARGEST, checked
 from fl_core import tree
 from fl_core.algorithms.base import Message, Observation, State
-from fl_core.errors import COUNT, NUMBER, MapOf, UsageError, about, read_as
+from fl_core.errors import COUNT, NUMBER, MapOf, UsageError, about, listing, read_as
 from fl_core.rounds.clients import (
     LOCAL,
     SCORED,
     TUNED,
     ClientReply,
     ClientRequest,
+    FinetuneRequest,
+    ScoreRequest,
     TrainRequest,
 )
 from fl_core.rows import ROUNDING, TABLE, scores_of
 from fl_core.storage import merge_trees
+from fl_core.training.loop import Phase
 from fl_core.tree import Tree
 
 if TYPE_CHECKING:
     from fedlayers.flower.clients import SiteClients
     from fedlayers.flower.packets import Packet
 
-MOST_WORK = 1e12
-"""The largest number of steps or samples."""
-LARGEST = 1e30
-"""The largest loss, and the largest of other numbers. Float32 holds it."""
 TIMES_MEDIAN = 1_000.0
 """How often an update's norm may be the median of the others."""
 LEAST_UPDATES = 3
 """Updates from which norms are compared."""
+CLIP = 10.0
+"""Times the median norm to which a longer update can be shortened."""
+PERFECT = ("accuracy", "macro_f1", "balanced_accuracy")
+"""Scores of which each is 1 if and only if the others are."""
 REPLY = {
+    "stage": list,
     "meta": dict,
     "outline": MapOf([str]),
     "work": MapOf(NUMBER),
@@ -43,6 +50,23 @@ REPLY = {
     "observations": list,
     "received": COUNT,
 }
+
+
+def check_alike(facts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse sites whose data differ in kind. The server compares, so no site is blamed by another.
+
+    Raises:
+        UsageError: names all sites of both sides.
+    """
+    for key in [key for key in FACTS if key not in ("name", "samples")]:
+        said = {name: json.dumps(each[key]) for name, each in facts.items()}
+        usual = statistics.mode(said.values())
+        if odd := [name for name in said if said[name] != usual]:
+            rest = listing(name for name in said if name not in odd)
+            raise UsageError(
+                f"{key} must be the same at all sites; got {usual:.60} at {rest}, and {said[odd[0]]:.60} at "
+                f"{listing(odd)}. Let all sites have the same."
+            )
 
 
 def outline(names: Mapping[str, list[str]], version: str) -> State:
@@ -61,8 +85,14 @@ def reply_of(
     """
     head = checked(site, packet.head, REPLY)
     with about(f"site {site!r}"):
-        _check_work(head["work"])
-        _check_scores(head["scores"], clients)
+        if head["stage"] != stage_of(request):
+            raise UsageError(
+                f"the reply must be that of {stage_of(request)}; got {head['stage']!s:.60}."
+            )
+        if head["received"] > clients.most_bytes:
+            raise UsageError(f"received must be at most {clients.most_bytes:,} bytes.")
+        _check_work(head["work"], request, clients)
+        _check_scores(head["scores"], request, clients)
         observed = []
         for each in head["observations"]:
             observed.append(read_as(Observation, each, "an observation"))
@@ -87,38 +117,90 @@ def reply_of(
         )
 
 
-def _check_work(work: Mapping[str, float]) -> None:
+def stage_of(request: ClientRequest) -> list[Any]:
+    """Return what names a request within its run, as JSON has it. A reply repeats it, so no reply is used twice."""
+    if isinstance(request, TrainRequest):
+        return ["train", request.rnd.index, request.rnd.exchange]
+    return ["tune" if isinstance(request, FinetuneRequest) else "score", request.done]
+
+
+def _check_work(
+    work: Mapping[str, float], request: ClientRequest, clients: SiteClients
+) -> None:
+    """Check steps, samples and losses of the phases that were asked."""
+    client, algorithm = request.client, clients.algorithm
+    phases: Sequence[Phase] = ()
+    if isinstance(request, TrainRequest):
+        phases = algorithm.phases(request.rnd, client)
+    elif isinstance(request, FinetuneRequest):
+        phases = algorithm.finetuning(request.done, client)
+    n_train = len(clients.task.data.clients[client].train)
+    most = {phase.name: phase.epochs * n_train for phase in phases}
     for name, value in work.items():
-        if name.endswith(("/steps", "/samples")):
-            sound = 0 <= value <= MOST_WORK and value == int(value)
-        else:
+        phase, _, kind = name.partition("/")
+        kind = kind.partition("/")[0]
+        if phase not in most or kind not in ("steps", "samples", "loss"):
+            raise UsageError(f"work must be what was asked; got {name!r}.")
+        if kind == "loss":
             sound = abs(value) <= LARGEST
+        else:
+            sound = 0 <= value <= most[phase] and value == int(value)
         if not sound:
             raise UsageError(
-                f"work {name!r} must be a count of at most {MOST_WORK:g}, or a loss of at most {LARGEST:g}; "
+                f"work {name!r} must be a count of at most {most[phase]:,}, or a loss of at most {LARGEST:g}; "
                 f"got {value}."
             )
 
 
 def _check_scores(
-    scores: Mapping[str, Mapping[str, Mapping[str, float]]], clients: SiteClients
+    scores: Mapping[str, Mapping[str, Mapping[str, float]]],
+    request: ClientRequest,
+    clients: SiteClients,
 ) -> None:
-    known = {LOCAL, TUNED, "global", clients.algorithm.evaluates}
+    """Check that all scores that were asked are there and are possible, and no others."""
+    evaluated = clients.algorithm.evaluates
     metrics = scores_of(clients.task.data.task)
-    for model, splits in scores.items():
-        for split, values in splits.items():
+    known, needed = {LOCAL, TUNED, "global", evaluated}, {evaluated}
+    splits: Sequence[str] = SCORED
+    if not isinstance(request, ScoreRequest):
+        splits = request.score if isinstance(request, TrainRequest) else ()
+        if isinstance(request, TrainRequest) and clients.is_lost(request):
+            splits = ()
+        known = {LOCAL}
+        needed = {LOCAL} if splits else set()
+    if lacking := needed - scores.keys():
+        raise UsageError(f"scores must be of each model; got none of {lacking.pop()}.")
+    for model, parts in scores.items():
+        if model not in known or not set(parts) <= set(splits):
+            raise UsageError(
+                f"a score must be one that was asked; got {model} on {listing(parts)}."
+            )
+        for split in splits:
+            values = parts.get(split, {})
+            if set(values) != set(metrics):
+                raise UsageError(
+                    f"scores of {model} on {split} must be {listing(metrics)}; got {listing(values) or 'none'}."
+                )
+            count = len(getattr(clients.task.data.clients[request.client], split))
             for metric, value in values.items():
                 named = f"{metric} of {model} on {split}"
-                if model not in known or split not in SCORED or metric not in metrics:
-                    raise UsageError(
-                        f"a score must be one that was asked; got {named}."
-                    )
                 low, high = TABLE[metric].ends
                 low, high = max(low, -LARGEST) - ROUNDING, min(high, LARGEST) + ROUNDING
-                if not (math.isnan(value) or low <= value <= high):
+                missing = math.isnan(value) and (TABLE[metric].missing or not count)
+                if not (missing or low <= value <= high):
                     raise UsageError(
                         f"{named} must be from {low:g} to {high:g}; got {value}."
                     )
+            right = values.get("accuracy", 0.0) * count
+            if count and abs(right - round(right)) > 1e-3:
+                raise UsageError(
+                    f"accuracy of {model} on {split} must be a count out of {count}; got {right:g}."
+                )
+            perfect = {values[name] > 1 - 1e-9 for name in PERFECT if name in values}
+            if len(perfect) > 1:
+                raise UsageError(
+                    f"{listing(PERFECT)} of {model} on {split} must be perfect together."
+                )
 
 
 def _check_trees(
@@ -152,10 +234,29 @@ def _check_trees(
             raise UsageError(f"the update must have tensor {lacking[0]!r}; got none.")
 
 
+def check_kinds(replies: Mapping[str, ClientReply]) -> None:
+    """Refuse a reply whose trees or numbers have other names than most others.
+
+    Raises:
+        UsageError: names the site.
+    """
+    kinds = {
+        name: (sorted(reply.message.trees), sorted(reply.message.meta))
+        for name, reply in replies.items()
+        if reply.message is not None
+    }
+    usual = statistics.mode(map(str, kinds.values())) if kinds else ""
+    for name, kind in kinds.items():
+        if str(kind) != usual:
+            raise UsageError(
+                f"site {name!r}: trees and numbers must be {usual}, as those of others; got {kind!s:.200}."
+            )
+
+
 def check_norms(
     asked: Mapping[str, ClientRequest], replies: Mapping[str, ClientReply]
-) -> None:
-    """Refuse an update that is far larger than the others.
+) -> dict[str, float]:
+    """Return the norms of the updates, and refuse one that is far larger than the others.
 
     Raises:
         UsageError: its norm is more than :data:`TIMES_MEDIAN` times the median of the others. Names its site.
@@ -166,7 +267,7 @@ def check_norms(
         if isinstance(request, TrainRequest) and reply.message is not None:
             norms[name] = _norm(request.message, reply.message)
     if len(norms) < LEAST_UPDATES:
-        return
+        return norms
     for name, norm in norms.items():
         others = [each for other, each in norms.items() if other != name]
         median = statistics.median(others)
@@ -175,6 +276,26 @@ def check_norms(
                 f"site {name!r}: the norm of the update must be at most {TIMES_MEDIAN:,.0f} times the median of the "
                 f"others, {median:.3g}; got {norm:.3g}. Check this site's data."
             )
+    return norms
+
+
+def clip(
+    asked: Mapping[str, ClientRequest],
+    replies: Mapping[str, ClientReply],
+    norms: Mapping[str, float],
+) -> None:
+    """Shorten each update that is longer than :data:`CLIP` times the median, in the direction in which it points."""
+    most = CLIP * statistics.median(norms.values()) if norms else math.inf
+    for name, norm in norms.items():
+        request, message = asked[name], replies[name].message
+        if norm <= most or message is None or not isinstance(request, TrainRequest):
+            continue
+        for kind, tensors in message.trees.items():
+            before = request.message.trees.get(kind, {})
+            for key, tensor in tensors.items():
+                if tensor.is_floating_point():
+                    start = before.get(key, torch.zeros_like(tensor))
+                    tensors[key] = start + (tensor - start) * (most / norm)
 
 
 def _norm(sent: Message, received: Message) -> float:

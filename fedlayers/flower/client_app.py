@@ -114,7 +114,7 @@ def work(site: Site, packet: Packet) -> Packet:
         if head["to"]:
             states.save(head["to"], reply.state, head["from"])
         assert reply.message is not None
-        return _packet(reply, reply.message, reply.state)
+        return _packet(head, reply, reply.message, reply.state)
     runner = task.client_runner()
     runner.use(algorithm)
     models = _models(algorithm, head, packet.trees["sent"], state)
@@ -131,7 +131,7 @@ def work(site: Site, packet: Packet) -> Packet:
     if head["kind"] == "tune":
         states.save_tuned(*where, reply.models)
     reply.received = received
-    return _packet(reply, Message(), state)
+    return _packet(head, reply, Message(), state)
 
 
 def measure(site: Site, packet: Packet) -> Packet:
@@ -176,8 +176,11 @@ def _models(
     }
 
 
-def _packet(reply: ClientReply, message: Message, state: State) -> Packet:
+def _packet(
+    asked: dict[str, Any], reply: ClientReply, message: Message, state: State
+) -> Packet:
     head = {
+        "stage": asked["stage"],
         "meta": message.meta,
         "outline": {kind: list(tensors) for kind, tensors in state.trees.items()},
         "work": reply.work,

@@ -24,9 +24,10 @@ from fedlayers.flower.federation import (
 )
 from fedlayers.flower.packets import Packet, packet_of, raise_error
 from fl_core import tree
-from fl_core.algorithms.base import Algorithm, Round, State, find
+from fl_core.algorithms.base import Algorithm, Observation, Round, State, find
 from fl_core.config import AUTO
-from fl_core.errors import RunError, UsageError, about, as_list, listing, warn
+from fl_core.display import printable
+from fl_core.errors import RunError, UsageError, about, listing, warn
 from fl_core.rounds.clients import (
     ClientReply,
     ClientRequest,
@@ -60,25 +61,30 @@ class Sites:
         grid: of Flower. count: sites to wait for.
         timeout: seconds to wait for the replies of a stage.
         least: replies without which a stage ends the run.
+        clip: whether an update is shortened to :data:`fedlayers.flower.checks.CLIP` times the median norm.
 
     Attributes:
         nodes: Flower's number of each site, by name, in alphabetical order.
-        facts: what the first site has said of its data.
+        facts: what the first site has said of its data. samples: how many each site has.
+        largest: the site with the largest update of the last exchange.
     """
 
     grid: Grid
     count: int
     timeout: float = math.inf
     least: int = 1
+    clip: bool = False
     nodes: dict[str, int] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
+    samples: dict[str, int] = field(default_factory=dict)
+    largest: str = ""
     _common: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def connect(self) -> None:
         """Wait until enough sites are connected, and ask for their names and facts.
 
         Raises:
-            UsageError: two sites have one name, or a site has another version or data of another kind.
+            UsageError: two sites have one name, or one has another version or data of another kind.
             RunError: a site fails.
         """
         while len(found := sorted(self.grid.get_node_ids())) < self.count:
@@ -91,17 +97,27 @@ class Sites:
             for node, packet in self.ask("query.facts", asked, FACT_BYTES).items()
         ]
         facts.sort(key=lambda each: each[0]["name"])
-        names = as_list("sites", [each["name"] for each, _ in facts], distinct=True)
-        if not all(map(str.strip, names)):
-            raise UsageError("a site's name must have signs; got none.")
+        self.nodes = {}
+        for each, node in facts:
+            name = each["name"]
+            if name != name.strip() or not (name.isprintable() and 0 < len(name) < 100):
+                raise UsageError(
+                    f"name of node {node} must be 1 to 99 printed signs; got {name[:99]!r}."
+                )
+            if name in self.nodes:
+                raise UsageError(
+                    f"names of sites must be distinct; got {name!r} from nodes {self.nodes[name]} and {node}."
+                )
+            self.nodes[name] = node
+            self.samples[name] = each["samples"]
         self.facts = facts[0][0]
-        self.nodes = {each["name"]: node for each, node in facts}
+        checks.check_alike({each["name"]: each for each, _ in facts})
 
     def common(self, seed: int) -> dict[str, Any]:
         """Return the kind and the preparation of the sites' data for the splits of a seed. They are asked once."""
         if seed not in self._common:
             asked = {
-                name: Packet({"number": number, "seed": seed, "alike": self.facts})
+                name: Packet({"number": number, "seed": seed})
                 for number, name in enumerate(self.nodes)
             }
             replies = self.ask("query.describe", asked, FACT_BYTES)
@@ -109,7 +125,7 @@ class Sites:
                 name: checked(name, replies[name].head, DESCRIPTION)
                 for name in self.nodes
             }
-            self._common[seed] = common(self.facts, sites)
+            self._common[seed] = common(self.facts, sites, self.samples)
         return self._common[seed]
 
     def clients(self, task: Task, run: str = "", *others: Any) -> SiteClients:
@@ -194,7 +210,7 @@ class Sites:
                     continue
                 tries[name] += 1
                 if tries[name] == TRIES:
-                    why = " ".join(str(message.error.reason).split())[-300:]
+                    why = " ".join(printable(str(message.error.reason)).split())[-300:]
                     raise RunError(f"site {name!r} must be able to work; got: {why}")
                 unasked.append(name)  # until its supernode is there again
             if not found:
@@ -242,7 +258,21 @@ class SiteClients(LocalClients):
             for name in asked
             if name in found
         }
-        checks.check_norms(asked, replies)
+        norms = checks.check_norms(asked, replies)
+        checks.check_kinds(replies)
+        if norms:
+            self.sites.largest = max(norms, key=lambda name: norms[name])
+        if self.sites.clip:
+            checks.clip(asked, replies, norms)
+        weights = {
+            name: self.algorithm.task_info.weight(asked[name].client) for name in norms
+        }
+        for name, weight in weights.items():
+            client, share = asked[name].client, weight / sum(weights.values())
+            replies[name].observations += [
+                Observation("update_norm", norms[name], client),
+                Observation("weight_share", share, client),
+            ]
         for name, request in asked.items():
             if name not in replies:
                 yield ClientReply(request.client, None, missing=True)
@@ -264,6 +294,7 @@ class SiteClients(LocalClients):
             "options": dict(algorithm.options),
             "plan": None if algorithm.plan is None else algorithm.plan.to_json(),
             "from": known["version"],
+            "stage": checks.stage_of(request),
         }
         if isinstance(request, TrainRequest):
             rnd, lost = request.rnd, self.is_lost(request)

@@ -12,7 +12,7 @@ from fl_core.data import FederatedData, Partition
 from fl_core.data.federated import ClientData, Split, digest_of
 from fl_core.data.partitions import SPLITS
 from fl_core.data.preprocessing import Preprocessing, width
-from fl_core.errors import COUNT, NUMBER, UsageError, listing, validate
+from fl_core.errors import COUNT, NUMBER, UsageError, listing, validate, warn
 from fl_core.models.tokens import TokenShape
 from fl_core.rows import CLASSIFICATION, REGRESSION
 
@@ -20,6 +20,7 @@ OWN = "own"
 """The name of data that are not a registered dataset."""
 FACTS = {
     "name": str,
+    "samples": COUNT,
     "dataset": str,
     "task": str,
     "classes": [str],
@@ -45,6 +46,10 @@ DESCRIPTION = {
     "moments": ([[NUMBER]], None),
 }
 MOST_SAMPLES = 10**9
+FAR = 10.0
+"""Standard deviations between means of a column from which a site is noted."""
+LARGEST = 1e30
+"""The largest loss, and the largest of other numbers. Float32 holds it."""
 
 
 def checked(site: str, found: Mapping[str, Any], form: Any) -> dict[str, Any]:
@@ -60,18 +65,27 @@ def checked(site: str, found: Mapping[str, Any], form: Any) -> dict[str, Any]:
 
 
 def common(
-    facts: Mapping[str, Any], sites: Mapping[str, Mapping[str, Any]]
+    facts: Mapping[str, Any],
+    sites: Mapping[str, Mapping[str, Any]],
+    samples: Mapping[str, int],
 ) -> dict[str, Any]:
     """Return what is common to the sites' data, as JSON: their kind, and the preparation of their tables.
 
     Args:
-        facts: of one site. sites: the description of each site, by name.
+        facts: of one site. sites: the description of each site, by name. samples: those that each site first named.
     """
     for name, each in sites.items():
         fits = len(each["sizes"]) == len(SPLITS)
         fits &= len(each["words"]) == len(facts["worded"])
         if not fits or not 0 < sum(each["sizes"]) <= MOST_SAMPLES:
             raise UsageError(f"site {name!r} must have 1 to {MOST_SAMPLES:,} samples.")
+        if sum(each["sizes"]) != samples[name]:
+            raise UsageError(
+                f"site {name!r} must have the {samples[name]:,} samples that it first named; "
+                f"got {sum(each['sizes']):,}."
+            )
+        if max(each["classes"], default=-1) >= max(len(facts["classes"]), 1):
+            raise UsageError(f"site {name!r} must have classes of the federation.")
     shape = list(facts["shape"])
     made = _preparation(facts, sites)
     if made is not None and any(made.categories):
@@ -109,9 +123,23 @@ def _preparation(
         moments = each["moments"] or []
         if list(map(len, moments)) != [numbers] * 3 or min(moments[0] + moments[2]) < 0:
             raise UsageError(f"site {name!r} must have moments of each column.")
+        if max(moments[0]) > each["sizes"][0] or max(map(abs, moments[1])) > LARGEST:
+            raise UsageError(
+                f"moments of site {name!r} must be of its {each['sizes'][0]:,} training samples; got more."
+            )
     moments = np.array([each["moments"] for each in sites.values()])
     count, means, spreads = moments.swapaxes(0, 1)
     total = count.sum(0)
+    for k, name in enumerate(sites):
+        others = np.delete(moments, k, axis=0)
+        known = np.maximum(others[:, 0].sum(0), 1)
+        middle = (others[:, 0] * others[:, 1]).sum(0) / known
+        far = np.abs(means[k] - middle) > FAR * np.sqrt(others[:, 2].sum(0) / known)
+        if len(sites) > 2 and (far & (count[k] > 0)).any():
+            column = [*columns, "target"][int(np.argmax(far & (count[k] > 0)))]
+            warn(
+                f"site {name!r}: the mean of {column} is {FAR:g} standard deviations or more from that of the others"
+            )
     mean = (count * means).sum(0) / np.maximum(total, 1)
     squares = (spreads + count * (means - mean) ** 2).sum(0)
     rows = sum(each["sizes"][0] for each in sites.values())

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, get_type_hints
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from fl_core.display import printable
 from fl_core.errors import (
     NonFiniteError,
     RunError,
@@ -123,6 +124,7 @@ def packet_of(records: RecordDict, most_bytes: int) -> Packet:
 def raise_error(site: str, head: Mapping[str, Any]) -> None:
     """Raise the error that a site has sent, if it has sent one."""
     if "error" in head:
-        text = " ".join(str(head.get("text")).split())[:2000]
-        named = text if text.startswith("site ") else f"site {site!r}: {text}"
-        raise ERRORS.get(str(head["error"]), RunError)(named)
+        begun = f"site {site!r}: "  # a site may write any name into its text
+        text = printable(" ".join(str(head.get("text")).split())[:2000])
+        kind = ERRORS.get(str(head["error"]), RunError)
+        raise kind(begun + text.removeprefix(begun))

@@ -30,7 +30,7 @@ from fedlayers.studies.hint import bytes_a_round, measured_cost
 from fedlayers.studies.jobs import check_stored, jobs_of, train
 from fl_core import rows
 from fl_core.config import RunConfig, with_own
-from fl_core.errors import RunError, UsageError, listing
+from fl_core.errors import DivergedError, RunError, UsageError, listing
 from fl_core.progress import say
 from fl_core.run import runner
 from fl_core.run.task import Task, assemble
@@ -52,6 +52,8 @@ class ServerFile:
     """Seconds to wait for the replies of a stage. Default: for ever."""
     min_sites: int = 1
     """Replies without which a stage ends the run."""
+    clip_updates: bool = False
+    """Shorten each update to 10 times the median norm of the updates of its round."""
     metrics: list[str] | None = None
     """Measure these after each client's first round, for a diagnosis in place of a run."""
     arms: list[str] | None = None
@@ -77,7 +79,7 @@ def federate(grid: Grid, file: ServerFile) -> RunResult | Report | Choice:
         raise UsageError(
             "class_weights must be numbers over sites; got balanced. Give one for each class."
         )
-    sites = Sites(grid, file.sites, file.timeout, file.min_sites)
+    sites = Sites(grid, file.sites, file.timeout, file.min_sites, file.clip_updates)
     sites.connect()
     data = federated(sites.common(config.execution.seed))
     if file.metrics is not None:
@@ -94,6 +96,12 @@ def federate(grid: Grid, file: ServerFile) -> RunResult | Report | Choice:
             result = resume(out, data=data, progress=False)
         else:
             result = run(config, out, data=data, progress=False)
+    except DivergedError as error:
+        if not sites.largest:
+            raise
+        raise type(error)(
+            f"{error} The largest update of the last exchange was that of site {sites.largest!r}."
+        ) from error
     finally:
         runner.CLIENTS.reset(token)
     print_result(result, out)

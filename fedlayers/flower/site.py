@@ -148,6 +148,7 @@ class Site:
         words = source.words
         return {
             "name": self.name,
+            "samples": len(source),
             "dataset": self.file.path if self.file.path in DATASETS else "",
             "tokens": getattr(source.shape, "tokens", 0),
             "words": "" if words is None else sha("\n".join(words).encode()),
@@ -157,23 +158,8 @@ class Site:
             **{key: getattr(source, key) for key in OF_SOURCE},
         }
 
-    def describe(
-        self, number: int, seed: int, alike: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """Return the sizes of the client's splits, their digest and classes, and what a table's preparation needs.
-
-        Args:
-            alike: facts that the other sites have.
-
-        Raises:
-            UsageError: this site has others.
-        """
-        for key, own in self.facts().items():
-            if key != "name" and json_bytes(own) != json_bytes(alike[key]):
-                raise UsageError(
-                    f"{key} must be {str(alike[key])[:60]}, as at other sites; got {str(own)[:60]}. "
-                    "Let all sites have the same."
-                )
+    def describe(self, number: int, seed: int) -> dict[str, Any]:
+        """Return the sizes of the client's splits, their digest and classes, and what a table's preparation needs."""
         source, parts = self.source, self._split(number, seed)
         several = source.task == CLASSIFICATION
         return {

@@ -457,4 +457,7 @@ def test_a_configuration_with_a_vast_number(run):
         ):
             with suppress(RunError, UsageError):
                 act(run)
+        if key in ("rounds", "epochs"):
+            assert f"{key} must be from" in refused(resume, run, "config.json")
+        edit(run, **{key: 2})
     assert time.monotonic() - begun < 60

@@ -18,6 +18,7 @@ from fedlayers.flower.federation import federated
 from fedlayers.flower.site import States
 from fl_core.algorithms.base import Round, State
 from fl_core.errors import CorruptError, UsageError
+from fl_core.records.store import Run
 from fl_core.rounds.clients import TrainRequest
 from fl_core.rounds.engine import Engine, Schedule
 from fl_core.run.task import assemble
@@ -42,10 +43,32 @@ def set_work(value):
     return lambda packet: packet.head["work"].update({"train/steps": value})
 
 
-def set_score(value):
+def set_score(value, metric="accuracy"):
     return lambda packet: packet.head["scores"]["personal"]["test"].update(
-        accuracy=value
+        {metric: value}
     )
+
+
+def lies(**keys):
+    return lambda packet: packet.head.update(keys)
+
+
+def pops(*path):
+    def apply(packet):
+        found = packet.head
+        for key in path[:-1]:
+            found = found[key]
+        found.pop(path[-1])
+
+    return apply
+
+
+def lie_of_moments(row, value):
+    return lambda packet: packet.head["moments"][row].__setitem__(0, value)
+
+
+def add_tree(packet):
+    packet.trees["extra"] = {"w": torch.zeros(2)}
 
 
 def set_tensor(change):
@@ -86,7 +109,44 @@ FORGED = [
     ),
     ("client of an observation", "evaluate", add_observation(client=-1)),
     ("unknown field of an observation", "evaluate", add_observation(clint=1)),
-    ("must be distinct", "query.facts", lambda p: p.head.update(name="east")),
+    ("must be distinct", "query.facts", lies(name="east")),
+    ("must be 1 to 99 printed signs", "query.facts", lies(name="west\x1b[2J")),
+    ("must be 1 to 99 printed signs", "query.facts", lies(name=" east")),
+    ("classes must be the same", "query.facts", lies(classes=["x"])),
+    ("samples that it first", "query.facts", lies(samples=31)),
+    ("samples that it first", "query.describe", lies(sizes=[20, 5, 6])),
+    ("have classes of", "query.describe", lies(classes=[0, 1, 2])),
+    ("moments of site", "query.describe", lie_of_moments(0, 10**6)),
+    ("moments of site", "query.describe", lie_of_moments(1, 1e300)),
+    ("moments of each", "query.describe", lie_of_moments(2, -1.0)),
+    (
+        "site 'west': site 'east': ",
+        "train",
+        lies(error="UsageError", text="site 'east': a\x1b"),
+    ),
+    ("must be that of", "train", lies(stage=["train", 1, "train"])),
+    ("must be that of", "train", lies(stage=["score", 0])),
+    ("must be that of", "evaluate", lies(stage=["score", 7])),
+    ("received must be at", "evaluate", lies(received=10**12)),
+    ("a count of at most", "train", set_work(10**6)),
+    ("a count of at most", "train", set_work(1.5)),
+    ("work must be what", "train", lambda p: p.head["work"].update({"tune/steps": 1})),
+    ("work must be what", "train", lambda p: p.head["work"].update({"train/speed": 1})),
+    ("trees and numbers must", "train", add_tree),
+    ("trees and numbers must", "train", lambda p: p.head["meta"].update(extra=1)),
+    ("scores must be of each", "evaluate", pops("scores", "personal")),
+    ("scores of personal", "evaluate", pops("scores", "personal", "validation")),
+    ("scores of personal", "evaluate", pops("scores", "personal", "test", "loss")),
+    ("must be a count out of", "evaluate", set_score(0.9171)),
+    ("must be perfect", "evaluate", set_score(1.0, "macro_f1")),
+    ("must be from", "evaluate", set_score(np.nan)),
+    ("must be from", "evaluate", set_score(1e31, "loss")),
+    (
+        "score must be one that",
+        "train",
+        lies(scores={"local": {"test": {"loss": 0.0}}}),
+    ),
+    ("score must be one that", "evaluate", lambda p: p.head["scores"].update(mine={})),
 ]
 """What a site can send that is refused, by words of the message."""
 
@@ -99,11 +159,17 @@ def test_forged_replies_are_refused_by_the_site_s_name(tmp_path):
     config = fl.RunConfig(**PLAIN, algorithm="fedper", stack="off")
     task = assemble(config, data=data)
     clients = sites.clients(task)
+
+    def described():
+        new = Sites(grid, 3)
+        new.connect()
+        new.common(0)
+
     algorithm, schedule = task.algorithm(task.plan), Schedule(1, 1.0, 1, 1)
     engine = Engine(algorithm, data, clients.initial, clients, schedule)
-    again = {"nodes": sites.nodes, "facts": sites.facts}
+    again = {"nodes": sites.nodes, "facts": sites.facts, "samples": sites.samples}
     stages = {
-        "query.facts": lambda: Sites(grid, 3).connect(),
+        "query.facts": described,
         "query.describe": lambda: Sites(grid, 3, **again).common(0),
         "train": lambda: engine.exchange(Round(0, "train", (0, 1, 2))),
         "evaluate": engine.evaluate,
@@ -114,8 +180,44 @@ def test_forged_replies_are_refused_by_the_site_s_name(tmp_path):
             stages[kind]()
         text = str(caught.value)
         assert words in text, text
-        assert "west" in text or "distinct" in text
-        assert "\n" not in text
+        assert "west" in text or "node" in text
+        assert text.isprintable()
+
+
+def lie_of_update(packet):
+    for tensor in packet.trees["model"].values():
+        tensor *= 2
+
+
+def lie_of_mean(packet):
+    packet.head["moments"][1][0] = 1e6
+
+
+def test_a_lie_that_is_possible_is_noted_and_can_be_clipped(tmp_path):
+    """Rows show the norm, and a diverged run names its site. A far mean is noted."""
+    files = site_files(tmp_path, 'scale = "standard"')
+    norms = {}
+    for clip in (False, True):
+        grid = LocalGrid(files, forged("train", lie_of_update))
+        out = tmp_path / f"clip{clip}"
+        over_sites(out, grid, rounds=1, lr=0.001, clip_updates=clip)
+        rows = Run(out).rows()[1]
+        found = rows[rows["metric"] == "update_norm"].set_index("client")["value"]
+        assert found["west"] > 100 * found["east"]
+        shares = rows[rows["metric"] == "weight_share"]["value"]
+        assert len(shares) == 3
+        assert shares.sum() == pytest.approx(1)
+        after = Run(out).checkpoint().server.trees["model"]
+        norms[clip] = sum(
+            float(each.double().square().sum()) for each in after.values()
+        )
+    assert norms[True] < 0.8 * norms[False]
+    grid.change = forged("train", lambda packet: set_tensor(lambda t: t + 3e38)(packet))
+    with pytest.raises(UsageError, match="site 'west'"):
+        over_sites(tmp_path / "far", grid, rounds=1)
+    grid.change = forged("query.describe", lie_of_mean)
+    with pytest.warns(UserWarning, match="'west': the mean of age"):
+        over_sites(tmp_path / "mean", grid, rounds=1)
 
 
 def test_an_update_may_be_a_thousand_times_the_median(monkeypatch):
@@ -157,17 +259,14 @@ def test_a_site_that_differs_says_so_and_so_does_the_server(
     files = site_files(tmp_path)
     plain = files[2].read_text()
     files[2].write_text(f'classes = ["ill", "well", "dead"]\n{plain}')
-    with refuses(r"^site .west.: classes must be"):
+    with refuses("^classes must be the same .* at west"):
         over_sites(tmp_path / "run", LocalGrid(files))
     files[2].write_text(plain)
     monkeypatch.setattr(clients, "fl_core", SimpleNamespace(__version__="0.1"))
     with refuses(r"the server.s version, 0\.1"):
         over_sites(tmp_path / "run", LocalGrid(files))
     lines = capsys.readouterr().out.splitlines()
-    assert [line[:27] for line in lines] == [
-        "fedlayers: classes must be ",
-        *["fedlayers: fedlayers must b"] * 3,
-    ]
+    assert [line[:27] for line in lines] == ["fedlayers: fedlayers must b"] * 3
     assert not (tmp_path / "run").exists()
 
 
