@@ -88,11 +88,10 @@ if TYPE_CHECKING:
     from fl_core.run.exported_model import (
         ExportedModel as ExportedModel,
         Predictions as Predictions,
-        export as export,
-        predict as predict,
     )
     from fl_core.run.restore import load_models as load_models
     from fl_core.run.runner import train_first_round as train_first_round
+    from fl_core.run.stored_models import export as export, predict as predict
     from fl_core.run.task import assemble as assemble
     from fl_core.training.phases import Context as Context, Phase as Phase
     from fl_core.tree import set_mode as set_mode

@@ -200,23 +200,28 @@ def _scores(run: Run) -> dict[str, str]:
 
 
 class Export(Command):
-    """Write one model of a run to a file.
+    """Write a model of a run, or the models that a choice recommends.
 
     It writes the weights, and a JSON file next to them that describes how to use them. A client's personal model is
-    its shared layers with its own local layers.
+    its shared layers with its own local layers. A choice needs no data: without --client, --out is a folder that gets
+    a model for each client.
 
     Next: fedlayers predict FILE
 
     Examples:
-        fedlayers run --algorithm fedper --out runs/fedper
+        fedlayers run --dataset heart --algorithm fedper --out runs/fedper
         fedlayers export runs/fedper --client va --out va.safetensors
-        fedlayers export runs/fedper --client va --model local --out local.safetensors
+        fedlayers choose --dataset heart --out out/heart
+        fedlayers export out/heart --out models
+        fedlayers export out/heart --baseline linear_own --out simple
     """
 
     dir: Path
-    """Run directory."""
+    """Run directory, or the folder of choose or study."""
     out: Path
-    """File to write, such as va.safetensors."""
+    """File to write, such as va.safetensors, or a folder for all clients' models of a choice."""
+    baseline: str = ""
+    """Of a choice, the simple model in place of the recommended one: linear_own or linear_pooled."""
     client: str | None = None
     """Client whose model to write. Needed if clients' models differ."""
     model: str | None = None
@@ -231,37 +236,43 @@ class Export(Command):
     argument = "dir"
 
     def main(self, line: str) -> None:
-        from fl_core.run.exported_model import export
+        from fl_core.run.stored_models import export
 
         made = export(
             self.dir,
             self.out,
-            allow_code=self.allow_code,
-            which=self.model,
+            baseline=self.baseline,
             client=self.client,
+            which=self.model,
             round=self.round,
+            allow_code=self.allow_code,
         )
-        print(
-            f"{made.path}, {made.path.stat().st_size:,} bytes; how to use it: {made.path}.json"
-        )
+        if isinstance(made, dict):
+            print(f"{len(made)} models: {self.out}")
+        else:
+            print(
+                f"{made.path}, {made.path.stat().st_size:,} bytes; how to use it: {made.path}.json"
+            )
 
 
 class Predict(Command):
-    """Predict new samples with an exported model.
+    """Predict new samples with an exported model, or with one for each client.
 
     The result is a table: one line a sample, with a score for each class. The column sample counts from 0; for images
-    it is the path.
+    it is the path. With a folder of models, the data are a folder with a file for each client, named after it.
 
     Examples:
-        fedlayers run --dataset hospitals.csv --algorithm fedper --out runs/fedper
-        fedlayers export runs/fedper --client va --out va.safetensors
-        fedlayers predict va.safetensors --data new_patients.csv
+        fedlayers choose --dataset wards --label-column outcome --out out/wards
+        fedlayers export out/wards --out models
+        fedlayers predict models --data new_wards
+        fedlayers predict models/neuro.safetensors --data new_patients.csv
     """
 
     file: Path
-    """File that fedlayers export wrote."""
+    """File that fedlayers export wrote, or a folder of them."""
     data: Path
-    """New samples without labels: a .csv, .npz or .jsonl file, or a folder of images."""
+    """New samples without labels: a .csv, .npz or .jsonl file, a folder of images, or a folder with these for each
+    client."""
     id_columns: tuple[str, ...] | None = None
     """Columns to copy that identify the samples. Default: columns with such names, such as record_id."""
     scores: str = "probability"
@@ -278,13 +289,22 @@ class Predict(Command):
         earlier = "an earlier table of predictions"
         check_file(self.out, earlier, r"sample,[^\n]*predicted")
 
+        import pandas as pd
+
         from fl_core.display import csv_bytes
-        from fl_core.run.exported_model import SCORES, predict
+        from fl_core.run.exported_model import SCORES
+        from fl_core.run.stored_models import predict
         from fl_core.storage import write_atomically
 
         check_known("kind of scores", self.scores, SCORES)
         made = predict(
             self.file, self.data, ids=self.id_columns, allow_code=self.allow_code
         )
-        write_atomically(self.out, csv_bytes(made.frame(self.scores)))
-        print(f"{len(made.samples)} predictions: {self.out}")
+        if isinstance(made, dict):
+            parts = [each.frame(self.scores) for each in made.values()]
+            table = pd.concat(parts, keys=made, names=["client"]).reset_index("client")
+            table.insert(0, "sample", table.pop("sample"))
+        else:
+            table = made.frame(self.scores)
+        write_atomically(self.out, csv_bytes(table))
+        print(f"{len(table)} predictions: {self.out}")

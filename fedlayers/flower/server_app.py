@@ -153,7 +153,6 @@ def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Choi
         task,
         answers(found, arms, cheapest),
         measured=spent,
-        seconds=spent.seconds,
     )
     return stored(choice, out)
 

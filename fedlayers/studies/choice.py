@@ -14,7 +14,7 @@ import pandas as pd
 
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.comparison import gains_of
-from fedlayers.studies.hint import NO_COST, Cost, format_seconds
+from fedlayers.studies.hint import NO_COST, Cost
 from fedlayers.studies.jobs import TrainingJob
 from fedlayers.studies.race import DIGITS, EarlyStop, Rates, Standing
 from fl_core import __version__
@@ -328,8 +328,7 @@ class Choice(Displayed):
             test samples, which other seeds use for validation.
         until: the round after which the race was judged.
         task: of the first seed.
-        cost: the estimate; ``measured`` is the cost of the runs; ``seconds`` the time of this call, and
-            ``baseline_seconds`` that of fitting the baselines.
+        cost: the estimate. ``measured`` is the cost of the runs, with the seconds of this call.
         rates: the learning rates that were tried, where they were tuned.
         trials: a line per finished run and per predictor that needs none: ``name``, ``lr``, ``seed``, its main score
             and ``loss`` on validation, the loss ``above`` the base rate's with its interval, and ``refused``.
@@ -352,8 +351,6 @@ class Choice(Displayed):
     answers: Answers
     cost: Cost = NO_COST
     measured: Cost = NO_COST
-    seconds: float = 0.0
-    baseline_seconds: float = 0.0
     rates: Rates | None = None
     trials: pd.DataFrame = field(default_factory=pd.DataFrame)
     clients: pd.DataFrame = field(default_factory=pd.DataFrame)
@@ -434,11 +431,8 @@ class Choice(Displayed):
 
     @property
     def cost_line(self) -> str:
-        """The estimated and the measured cost, and that of the baselines."""
-        line = self.cost.compare_line(self.measured)
-        if self.baseline_seconds:
-            line += f"; baselines {format_seconds(self.baseline_seconds)}"
-        return f"{line}."
+        """The estimated and the measured cost."""
+        return f"{self.cost.compare_line(self.measured)}."
 
     def shown(self) -> pd.DataFrame:
         """Return the table of all finished runs, stopped arms, the base rate and the baselines as text."""
@@ -500,7 +494,5 @@ class Choice(Displayed):
             "best_rounds": self.standing.best,
             "foreseen": asdict(self.cost),
             "measured": asdict(self.measured),
-            "seconds": self.seconds,
-            "baseline_seconds": self.baseline_seconds,
             "version": __version__,
         }

@@ -41,6 +41,7 @@ from fedlayers.studies.jobs import (
     task_kind,
     train,
 )
+from fedlayers.studies.model_files import store_models
 from fedlayers.studies.race import (
     EarlyStop,
     Rates,
@@ -69,7 +70,7 @@ from fl_core.storage import write_atomically, write_json
 
 def choose(
     config: RunConfig | None = None,
-    out: Path | str = "out/choose",
+    out: Path | str | None = None,
     *,
     data: Any = None,
     model: Any = None,
@@ -106,7 +107,7 @@ def choose(
 
     Args:
         config: of the runs. Its algorithm uses the cuts if it uses a plan; otherwise FedPer does.
-        out: the folder; default ``out/choose``, as of the command.
+        out: the folder; by default one below ``out`` that is named by a digest of the question.
         data, model, keys: as of :func:`fedlayers.run <fedlayers.runs.run>`.
         arms: see :func:`~fedlayers.studies.arms.arms_of`.
         seeds: one for a decision about this run; three or more for one about the federation. The default is the
@@ -135,46 +136,71 @@ def choose(
     >>> choice.inference.seeds, len(choice.table)
     (1, 4)
     """
-    out = study_folder(out)
+    out = None if out is None else study_folder(out)
     config, own = with_own(config, data, model, **keys)
     tell = progress if callable(progress) else say if progress else no_progress
     if score:
         config = config.with_keys(monitor=check_score(score, task_kind(config, own)))
+    began = time.monotonic()
     race = planned(config, own, out, arms, seeds, tune_rates, thorough, tell)
     task, jobs = race.task, race.jobs
     shown = {"parallel": True, "progress": progress is True, "live": live}
     with open_backend(backend, config.execution.workers, **shown) as place:
         cost = race.cost(place.side_by_side)
-        most = "at most " if task.config.federation.patience else ""
-        tell(f"{most}{cost.text()}")
+        tell(cost.text())
         if known := in_words(skew_of(task)):
             tell(known)
         if race.why:
             tell(f"no arm stops early: {race.why}")
-        began = time.monotonic()
         rates, found = None, None
         if race.probes:
             rates = best_rate(race.probes, place, tell, race.benches)
             jobs = race.at_rate(rates.lr)
         if race.at:
             stands, early = run_judged(jobs, race.at, race.rounds, place, tell)
-            found = recommend(race, jobs, stands, rates, early, baselines)
+            found = recommend(race, jobs, stands, rates, early, baselines, tell)
             if found.winner is None:
                 tell(
                     "no finished run is better than the base rate: all arms train to the end"
                 )
         if found is None or found.winner is None:
-            failed = train(jobs, place, tell)
-            if len(failed) == len(jobs):
-                raise RunError(
-                    f"every arm failed, the first with: {next(iter(failed.values()))}"
-                )
+            jobs, failed = _train_arms(race, jobs, place, tell)
             stands = standings(jobs, race.rounds, failed)
-            found = recommend(race, jobs, stands, rates, None, baselines)
+            found = recommend(race, jobs, stands, rates, None, baselines, tell)
         spent = measured_cost(task, race.trained(jobs), place.side_by_side)
-    seconds = time.monotonic() - began
-    found = replace(found, cost=cost, measured=spent, seconds=seconds)
+    spent = replace(spent, seconds=time.monotonic() - began)
+    found = replace(found, cost=cost, measured=spent)
     return stored(found, race.out)
+
+
+LOWER = (0.3, 0.1)
+"""The rates at which arms that diverged train again, times that of the others."""
+
+
+def _train_arms(
+    race: Race, jobs: list[TrainingJob], place: Backend, tell: Tell
+) -> tuple[list[TrainingJob], dict[str, str]]:
+    """Train all arms, and those that diverge again at lower rates if no rate was asked for.
+
+    Raises:
+        RunError: every arm failed.
+    """
+    failed, given = train(jobs, place, tell), race.config.training.lr is not None
+    first = float(jobs[0].config.training.lr or race.task.config.training.lr or 0)
+    for factor in () if given else LOWER:
+        arms = {job.arm for job in jobs if job.name in failed}
+        if not arms:
+            break
+        lr = float(f"{first * factor:.3g}")
+        tell(f"{listing(sorted(arms))} diverged, and trains again at rate {lr:g}")
+        lower = [job for job in race.at_rate(lr) if job.arm in arms]
+        failed = train(lower, place, tell)
+        jobs = [job for job in jobs if job.arm not in arms] + lower
+    if len(failed) == len(jobs):
+        raise RunError(
+            f"every arm failed, the first with: {next(iter(failed.values()))}"
+        )
+    return jobs, failed
 
 
 def stored(choice: Choice, out: Path) -> Choice:
@@ -241,9 +267,11 @@ def recommend(
     rates: Rates | None,
     early: EarlyStop | None,
     with_baselines: bool,
+    tell: Tell,
 ) -> Choice:
     """Return the recommendation of a race whose runs are finished."""
     main, names = stands.main, [arm.name for arm in race.arms]
+    tell("judging the runs on validation samples")
     finished = [job for job in jobs if job.name not in stands.failed]
     if early is not None:
         finished = [job for job in finished if job.arm == early.kept]
@@ -279,10 +307,10 @@ def recommend(
     run = next(iter(runs.index[runs["arm"] == found.leader]), "")
     seed = by_run[run].config.execution.seed if run else race.seeds[0]
     bench, model = race.benches[seed], models.get(run)
-    began, others = time.monotonic(), [bench.base_rate]
+    others = [bench.base_rate]
     if with_baselines:
+        tell("fitting the baselines")
         others = list(predictors(bench))
-    fitting = with_baselines * (time.monotonic() - began)
     notes, clients, positives = [], pd.DataFrame(), pd.DataFrame()
     if model is not None and model.outputs[TEST]:
         notes = _on_test(bench, model, others, main)
@@ -301,6 +329,7 @@ def recommend(
     behind = found.differences["difference"] * (1 if SCORES[main] else -1) < 0
     if behind.any() and not race.task.config.federation.monitor:
         notes.append(f"Arms are ranked by their loss: {found.leader} has the least.")
+    store_models(race.out, bench, by_run.get(run), model, others)
     leaders = shown[~shown["arm"].isin(refused)].drop_duplicates("seed")
     cheapest = min(
         found.remaining, key=lambda name: bytes_a_round(race.tasks[name]), default=""
@@ -316,7 +345,6 @@ def recommend(
         race.rounds if early is None else early.round,
         race.task,
         answers(found, race.arms, cheapest, notes),
-        baseline_seconds=fitting,
         rates=rates,
         trials=_table(runs, stands.judged, refused, bench, others, main),
         clients=clients,

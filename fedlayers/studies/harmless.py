@@ -111,6 +111,13 @@ class Bench:
             name, lambda client, x: logits(evaluate.predict(models[client], x))
         )
 
+    def of_start(self) -> Predictor:
+        """Return the predictor of the model before training."""
+        logits, model = self.task.criterion.logits, self.task.model
+        return self.predictor(
+            "start", lambda client, x: logits(evaluate.predict(model, x))
+        )
+
     @cached_property
     def base_rate(self) -> Predictor:
         """The predictor that knows how often each client's training samples have each class."""

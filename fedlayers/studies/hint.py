@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import operator
 import time
@@ -22,9 +23,11 @@ from fedlayers.studies import arms as candidates
 from fedlayers.studies.arms import Arm, arms_of
 from fedlayers.studies.harmless import Bench
 from fedlayers.studies.jobs import (
+    FREE,
     Tell,
     TrainingJob,
     assembled,
+    check_same_data,
     jobs_of,
     seeds_of,
 )
@@ -48,7 +51,7 @@ from fl_core.rounds.clients import TrainRequest
 from fl_core.rows import CLASSIFICATION
 from fl_core.run import runner
 from fl_core.run.task import Task
-from fl_core.storage import format_bytes
+from fl_core.storage import format_bytes, sha
 from fl_core.training.phases import Phase, Training
 
 BANDS = (
@@ -175,6 +178,7 @@ class Race:
         benches: the samples of each seed.
         probes: the runs of a search over rates, if any.
         at: the round after which a judge keeps one arm; 0, and ``why``, if all train to the end.
+        startup: seconds that a run took to be made and checked.
     """
 
     config: RunConfig
@@ -189,6 +193,7 @@ class Race:
     probes: list[TrainingJob]
     at: int
     why: str
+    startup: float
 
     @property
     def rounds(self) -> int:
@@ -218,13 +223,23 @@ class Race:
             replace(job, until=self.at or None) for job in jobs if job.path not in whole
         ]
         kept = self.rounds - self.at if self.at else 0
-        return estimate_cost(self.tasks, [*self.probes, *rest], side_by_side, kept)
+        runs = [*self.probes, *rest]
+        found = estimate_cost(self.tasks, runs, side_by_side, kept)
+        # each run is made once more, and evaluated about as often as rounds end
+        began = time.perf_counter()
+        self.benches[self.seeds[0]].of_start()
+        each = time.perf_counter() - began
+        every = int(self.task.config.execution.eval_every or 1)
+        once = self.startup * len(runs) + each * (found.rounds / every + len(runs))
+        return replace(
+            found, seconds=found.seconds + once / _side_by_side(len(runs), side_by_side)
+        )
 
 
 def planned(
     config: RunConfig,
     own: Own,
-    out: Path,
+    out: Path | None,
     arms: str | Sequence[str],
     seeds: Sequence[int] | None,
     tune_rates: int | None,
@@ -239,14 +254,20 @@ def planned(
     task = runner.assemble(config.with_keys(seed=seeds[0]), **own)
     task.announce()
     racing = arms_of(arms, task.layers, config.federation.algorithm)
+    if out is None:
+        out = folder_of(task, arms=arms, seeds=seeds, rates=tune_rates, all=thorough)
+    began = time.perf_counter()
     jobs = jobs_of(racing, config, seeds, out / "arms", **own)
     tasks: dict[str, Task] = {}
     benches = {seeds[0]: Bench(task)}
     check_scored(benches[seeds[0]])
+    check_same_data(out / "arms", task)
     for job, each in zip(jobs, assembled(jobs, task), strict=True):
         tasks.setdefault(job.arm, each)
         if (seed := job.config.execution.seed) not in benches:
             benches[seed] = Bench(each)
+            check_scored(benches[seed])
+    startup = (time.perf_counter() - began) / len(jobs)
     lr = float(task.config.training.lr or 0)
     rates = rates_of(config, lr, tune_rates, tell, own["data"] is not None)
     probe = arms_of((PROBE, "all"), task.layers, config.federation.algorithm)[:1]
@@ -258,11 +279,30 @@ def planned(
         tasks.setdefault(job.arm, each)
     at, why = (0, "") if thorough else judged_at(task, racing, seeds)
     race = Race(
-        config, own, out, seeds, task, racing, jobs, tasks, benches, probes, at, why
+        config,
+        own,
+        out,
+        seeds,
+        task,
+        racing,
+        jobs,
+        tasks,
+        benches,
+        probes,
+        at,
+        why,
+        startup,
     )
     begun = [job for lr in rates for job in race.at_rate(lr) if job.path.exists()]
     list(assembled(begun, task))  # which checks them
     return race
+
+
+def folder_of(task: Task, **asked: Any) -> Path:
+    """Return the folder of a question that names none, below ``out``: equal questions have the same."""
+    keys = {k: v for k, v in task.config.to_json().items() if k not in FREE}
+    about = {**keys, **task.header(""), **asked}
+    return Path("out") / f"choose-{sha(json.dumps(about, default=str).encode())[:8]}"
 
 
 # --- cost ------------------------------------------------------------------------------------------------------
@@ -276,8 +316,10 @@ class Cost:
         runs, rounds: the number of runs, and of their rounds in total, with the winner's completion.
         full_runs: the same in runs of full length.
         n_bytes: bytes that all clients together send and receive; in an estimate the maximum.
-        seconds: of local training on this machine with the given workers. An estimate counts the steps that the
-            algorithms make. Each step takes as long as one of FedAvg, timed at one client.
+        seconds: on this machine with the given workers. An estimate counts the steps that the algorithms make. Each
+            step takes as long as one of FedAvg, timed at one client. Starts and evaluations are timed, too.
+        most: in an estimate, rounds if no run stops by its patience. Runs are taken to improve for as many
+            evaluations as they then wait.
     """
 
     runs: int
@@ -285,6 +327,7 @@ class Cost:
     full_runs: float
     n_bytes: float
     seconds: float
+    most: int = 0
 
     def text(self) -> str:
         """Return the estimated cost in one line."""
@@ -295,15 +338,17 @@ class Cost:
             else ""
         )
         sent, about = format_bytes(self.n_bytes), "" if took[0] == "<" else "about "
-        runs = f"{plural(self.runs, 'run')}, {plural(self.rounds, 'round')}"
-        return f"{runs} in all{full}, up to {sent} sent and received, {about}{took} of training"
+        runs = f"{plural(self.runs, 'run')}, {plural(self.rounds, 'round')} in all"
+        if self.most > self.rounds:
+            runs = f"{plural(self.runs, 'run')}, about {self.rounds} rounds in all, at most {self.most}"
+        return f"{runs}{full}; {sent} sent and received, {about}{took}"
 
     def compare_line(self, measured: Cost) -> str:
         """Return the estimated and the measured cost in one line."""
         return (
             f"Cost, estimated / measured: {self.rounds} / {measured.rounds} rounds, "
             f"{format_bytes(self.n_bytes)} / {format_bytes(measured.n_bytes)} sent and received, "
-            f"{format_seconds(self.seconds)} / {format_seconds(measured.seconds)} of training"
+            f"{format_seconds(self.seconds)} / {format_seconds(measured.seconds)}"
         )
 
 
@@ -321,15 +366,20 @@ def estimate_cost(
         workers: the number of runs that train side by side.
         kept: further rounds of one run, the most expensive one.
     """
-    full = int(tasks[jobs[0].arm].config.federation.rounds or 1)
-    ends = [job.until or full for job in jobs]
+    config = tasks[jobs[0].arm].config
+    full = int(config.federation.rounds or 1)
+    most = sum(job.until or full for job in jobs) + kept
+    waits = int(config.federation.patience or 0) * int(config.execution.eval_every or 1)
+    likely = min(full, 2 * waits) if waits else full
+    ends = [min(job.until or full, likely) for job in jobs]
+    kept = min(kept, likely)
     moved = [bytes_a_round(tasks[job.arm]) for job in jobs]
     steps = [round_steps(tasks[job.arm]) for job in jobs]
     together = sum(map(operator.mul, ends, steps)) / _side_by_side(len(jobs), workers)
     seconds = seconds_a_step(tasks[jobs[0].arm]) * (together + kept * max(steps))
     n_bytes = sum(map(operator.mul, ends, moved)) + kept * max(moved)
     rounds = sum(ends) + kept
-    return Cost(len(jobs), rounds, rounds / full, n_bytes, seconds)
+    return Cost(len(jobs), rounds, rounds / full, n_bytes, seconds, most)
 
 
 def measured_cost(task: Task, jobs: Sequence[TrainingJob], workers: int) -> Cost:

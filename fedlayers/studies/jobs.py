@@ -469,6 +469,22 @@ def study_folder(out: Path | str) -> Path:
     return out
 
 
+def check_same_data(folder: Path, task: Task) -> None:
+    """Refuse a folder with runs of the same seed on other data.
+
+    Raises:
+        UsageError: names the first run.
+    """
+    seed = task.config.execution.seed
+    for path in sorted(folder.glob(f"*-{seed}")):
+        run = store.Run(path)
+        begun = (path / "config.json").exists() and run.config["seed"] == seed
+        if begun and run.header()["data"] != task.data.digest:
+            raise UsageError(
+                f"{folder} must hold runs on the same data; got {path.name}, of other data. Choose another folder."
+            )
+
+
 def check_stored(path: Path, task: Task) -> None:
     """Refuse a directory with anything other than this run, begun or complete."""
     if not (path / "config.json").exists():

@@ -191,7 +191,7 @@ def export(
             "Save its state_dict() with torch.save."
         )
     chosen = trained[_client(trained, which, client)]
-    about = describe_model(found, task, chosen, which, client, round)
+    about = describe_model(task, chosen, **of_run(found, which, client, round))
     data, criterion = task.data, task.criterion
     bases = {
         each: evaluate.base_outputs(data, criterion, client and each)
@@ -202,21 +202,21 @@ def export(
     )
     base = weight * bases[client or next(iter(trained))]
     about["base_rate"] = base.tolist() if task.data.classes else []
-    return write(out, about, chosen, task, model=model, allow_code=allow_code)
+    content = checked_content(out, about, chosen, task, model, allow_code)
+    return write(out, about, content)
 
 
-def write(
-    out: Path,
+def checked_content(
+    where: Path,
     about: dict[str, Any],
     trained: nn.Module,
     task: Task,
-    *,
     model: Any = None,
     allow_code: str | Collection[str] = (),
-) -> ExportedModel:
-    """Write a model's weights and its description, after a check that the description gives the same model."""
+) -> bytes:
+    """Return a model's weights, after a check that its description gives the same model. Its code's digest is added."""
     trained = lora.merged(trained)
-    rebuilt = built_from(out, about, model, allow_code, tree.state_dict(trained))
+    rebuilt = built_from(where, about, model, allow_code, tree.state_dict(trained))
     about["model"]["code"] = own_code.of_model(
         rebuilt, model, about["model"]["callable"]
     )
@@ -229,7 +229,11 @@ def write(
             raise UsageError(
                 f"{about['model']['callable']} must give the same model when it is called again; got another."
             )
-    content = save(tree.state_dict(rebuilt))
+    return save(tree.state_dict(rebuilt))
+
+
+def write(out: Path, about: dict[str, Any], content: bytes) -> ExportedModel:
+    """Write a model's weights and its description."""
     about["file"] = {"bytes": len(content), "sha256": sha(content)}
     out.parent.mkdir(parents=True, exist_ok=True)
     folder = Folder(out.parent)
@@ -325,27 +329,34 @@ def predict(
 # --- descriptions -----------------------------------------------------------------------------------------------
 
 
-def describe_model(
-    found: store.Run,
-    task: Task,
-    trained: nn.Module,
-    which: str,
-    client: str | None,
-    round: int | str,
+def of_run(
+    found: store.Run, which: str, client: str | None, round: int | str
 ) -> dict[str, Any]:
-    """Return the description of a run's model, as in its JSON file."""
-    config, data = task.config, task.data
+    """Return what the description of a run's model says of the run."""
     checkpoint = found.checkpoint(round, lazy=True)
+    plan = checkpoint.server.meta.get("plan") or found.config.get("in_force")
+    run = {"id": found.id, "name": found.path.resolve().name, "model": which}
+    return {"plan": plan, "run": {**run, "client": client, "round": checkpoint.round}}
+
+
+def describe_model(
+    task: Task, trained: nn.Module, plan: Any, run: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the description of a model, as in its JSON file.
+
+    Args:
+        plan: under which it was trained; ``run``: what trained it, as of :func:`of_run`.
+    """
+    config, data = task.config, task.data
     below = find(config.federation.algorithm, config.federation.options)
     asked = {
         "algorithm": config.federation.algorithm,
         "options": dict(config.federation.options),
     }
-    plan = checkpoint.server.meta.get("plan") or found.config.get("in_force")
     return {
         "model": {
             "outputs": evaluate.predict(trained, models.example(data.shape)).shape[1],
-            "callable": "" if "model" in found.config["own"] else config.model.model,
+            "callable": "" if task.own["model"] is not None else config.model.model,
             "class": f"{type(trained).__module__}.{type(trained).__qualname__}",
             "options": without_weights(
                 str(config.model.model), config.model.model_options
@@ -361,12 +372,8 @@ def describe_model(
         "plan": plan,
         "weights": tree.digest(tree.state_dict(lora.merged(trained))),
         "run": {
-            "id": found.id,
-            "name": found.path.resolve().name,
             "algorithm": config.federation.algorithm,
-            "model": which,
-            "client": client,
-            "round": checkpoint.round,
+            **run,
             "dataset": config.data.dataset,
             "data": data.digest,
             "source": data.source_digest,

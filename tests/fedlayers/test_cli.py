@@ -103,7 +103,7 @@ def own_data(fedlayers):
     return fedlayers
 
 
-@pytest.mark.parametrize("words", ["", "--help", "-h"])
+@pytest.mark.parametrize("words", ["", "--help", "-h", "help"])
 def test_overview_has_one_line_for_each_command(fedlayers, monkeypatch, words):
     monkeypatch.setenv("COLUMNS", "80")
     out = fedlayers(words)
@@ -117,6 +117,7 @@ def test_overview_has_one_line_for_each_command(fedlayers, monkeypatch, words):
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_help_of_a_command_has_examples_that_parse(fedlayers, name):
     out = fedlayers(name, "--help")
+    assert fedlayers("help", name) == out
     examples = re.findall(rf"^ +fedlayers ({name}\b.*)$", out, flags=re.MULTILINE)
     assert examples, out
     assert len(out.splitlines()) < 160

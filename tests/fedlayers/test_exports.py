@@ -1,7 +1,9 @@
 """Trained models and tuned settings by the command line: what is typed, and what each mistake is answered with."""
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -27,6 +29,48 @@ def terminal(tmp_path, monkeypatch, capsys):
         return err.splitlines()[-1] if code else out
 
     return say
+
+
+def test_a_choice_gives_models_to_all_clients_without_its_tables(terminal):
+    """The folder of models predicts a folder of tables, each client by its own model."""
+    wards = Path("wards")
+    wards.mkdir()
+    draw = np.random.default_rng(0)
+    for name in ("north", "south 1"):
+        x = draw.normal(size=(60, 3))
+        table = pd.DataFrame(x, columns=["a", "b", "c"])
+        table.assign(died=np.where(x[:, 0] > 0, "yes", "no")).to_csv(
+            wards / f"{name}.csv", index=False
+        )
+    race = "--label-column died --rounds 2 --lr 0.01 --arms nothing all --out out"
+    terminal(f"choose --dataset wards {race}")
+    wards.rename("new")
+    terminal("export out --baseline linear_own --out simple")
+    assert terminal("predict simple --data new").startswith("120 predictions")
+    said = pd.read_csv("predictions.csv")
+    assert said.groupby("client")["sample"].count().to_dict() == {
+        "north": 60,
+        "south 1": 60,
+    }
+    own = fl.predict("simple/south_1.safetensors", "new/south 1.csv")
+    part = said.loc[said["client"] == "south 1", "probability yes"]
+    np.testing.assert_allclose(part, own.probabilities[:, 1])
+    truth = pd.read_csv("new/south 1.csv")["died"]
+    assert (pd.Series(own.labels) == truth).mean() > 0.9
+    stored = json.loads(Path("out/choice.json").read_text())
+    if stored["run"]:
+        terminal("export out --client north --out north.safetensors")
+    else:
+        assert "--baseline linear_own" in terminal("export out --out own", code=2)
+    for line, message in (
+        ("export out --baseline boosting_own --out b", "known: linear_own"),
+        ("export out --baseline linear_own --round 1 --out b", "round must be left"),
+        ("export out --baseline linear_own --out b.safetensors", "--client"),
+        ("export simple --baseline linear_own --out b", "fedlayers choose"),
+        ("predict simple/north.safetensors --data new", "got 'south 1'"),
+        ("predict simple --data new/north.csv", "must be a folder"),
+    ):
+        assert message in terminal(line, code=2), line
 
 
 def test_a_model_leaves_its_run_and_labels_new_rows(terminal):
@@ -60,7 +104,7 @@ def test_a_model_leaves_its_run_and_labels_new_rows(terminal):
             "predict va.safetensors --data new.csv --scores logits",
             "mean 'logit'",
         ),
-        ("predict run --data new.csv", "run.json"),
+        ("predict run --data new.csv", "run must have exported models"),
     ):
         assert message in terminal(line, code=2), line
     assert Path("new.csv").read_text().startswith("age,sex")

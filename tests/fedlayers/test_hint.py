@@ -34,10 +34,9 @@ def test_a_hint_has_the_sentence_the_counts_and_the_cost_of_the_race(
     config = fl.RunConfig(dataset="heart", rounds=3, eval_every=1)
     fl.choose(config, tmp_path / "out", progress=told.append, baselines=False)
     assert told[1] == in_words(found.skew) == found.text().splitlines()[0]
-    assert (
-        told[0].partition(", up")[0]
-        == found.text().splitlines()[1].partition(", up")[0]
-    )
+    assert told[0].partition(", ")[0] == found.text().splitlines()[1].partition(", ")[0]
+    with pytest.raises(UsageError, match="other data"):
+        fl.choose(config.with_keys(max_samples=300), tmp_path / "out", progress=False)
 
 
 def test_without_classes_there_is_a_cost_alone_and_wrong_keys_are_refused():

@@ -1,0 +1,275 @@
+"""Several clients' models in one folder, next to a choice, so that they can be exported without its data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from fl_core import tree
+from fl_core.errors import (
+    COUNT,
+    DIGEST,
+    NUMBER,
+    MapOf,
+    UsageError,
+    check_known,
+    listing,
+)
+from fl_core.models import lora
+from fl_core.run import exported_model
+from fl_core.run.exported_model import ExportedModel, Predictions, check_free
+from fl_core.run.task import Task
+from fl_core.storage import Folder, check_version, parsed_json, read_text, sha, sign
+
+FORMAT = "fedlayers.models/1"
+RECOMMENDED = "recommended"
+"""The name of the models that a choice recommends. Others have the name of their baseline."""
+_FORM = {
+    "about": dict,
+    "clients": MapOf(
+        {"sha256": DIGEST, "bytes": COUNT, "base_rate": [NUMBER], "weights": str}
+    ),
+}
+
+
+def store(
+    folder: Path,
+    name: str,
+    about: dict[str, Any],
+    models: Mapping[str, nn.Module],
+    bases: Mapping[str, Tensor],
+    task: Task,
+    model: Any = None,
+    allow_code: str | Collection[str] = (),
+) -> None:
+    """Store clients' models and their common description. Equal weights are stored once.
+
+    Args:
+        about: of :func:`fl_core.run.exported_model.describe_model`, with a temperature.
+        bases: what is added to each client's calibrated logits.
+        task, model, allow_code: of the models, to check that the description gives them again.
+
+    Raises:
+        UsageError: it gives other models, or it cannot be built again.
+    """
+    files = Folder(folder)
+    keys: list[str] = []
+    clients = {}
+    for client, trained in models.items():
+        weights = tree.state_dict(lora.merged(trained))
+        if not keys:
+            exported_model.checked_content(
+                folder, about, trained, task, model, allow_code
+            )
+            keys = list(weights)
+        content = save(weights)
+        digest = sha(content)
+        if not files.has(file := f"{digest}.safetensors"):
+            files.write(file, content)
+        base = bases[client].tolist() if task.data.classes else []
+        clients[client] = {
+            "bytes": len(content),
+            "sha256": digest,
+            "base_rate": base,
+            "weights": tree.digest(weights),
+        }
+    stored = {"format": FORMAT, "about": about, "clients": clients}
+    files.write(f"{name}.json", sign(stored))
+
+
+def choice_of(path: Path | str) -> Path | None:
+    """Return the folder of the choice at a path, also of a study's; None if there is none."""
+    for found in (Path(path), Path(path) / "race"):
+        if (found / "choice.json").is_file():
+            return found
+    return None
+
+
+def export(
+    path: Path | str,
+    out: Path | str,
+    *,
+    baseline: str = "",
+    client: str | None = None,
+    **run: Any,
+) -> ExportedModel | dict[str, ExportedModel]:
+    """Write models of a run or of a choice for use elsewhere: one to a file, or each client's to a folder.
+
+    Neither file contains code or a pickle. See :func:`fl_core.run.exported_model.export`, for the files and for what a
+    run takes. A choice gives its recommended model, or a baseline's, and needs no data.
+
+    >>> import fedlayers as fl
+    >>> result = fl.run(dataset="heart", algorithm="fedper", rounds=1, out="runs/fedper", progress=False)
+    >>> made = fl.export("runs/fedper", "va.safetensors", client="va")
+    >>> made.about["model"]["callable"], made.classes
+    ('heart_mlp', ('0', '1', '2', '3', '4'))
+
+    Args:
+        path: a run directory, or the folder of a choice or a study.
+        out: the file of weights, which must not exist. From a choice, a name without a suffix is a folder.
+        baseline: a linear model next to the recommended one: ``linear_own`` or ``linear_pooled``.
+        client: the model's client. None if all clients have the same model, or for a folder with all of them.
+        run: ``which``, ``round``, ``data``, ``model`` and ``allow_code`` of a run.
+
+    Raises:
+        UsageError: there is no such run, choice, model or client; or the file exists.
+        CorruptError: stored files are damaged.
+    """
+    out, choice = Path(out), choice_of(path)
+    if choice is None:
+        if baseline:
+            raise UsageError(
+                f"a baseline is stored next to a choice; got the run {path}. Name the folder of fedlayers choose."
+            )
+        return exported_model.export(path, out, client=client, **run)
+    given = [key for key, value in run.items() if value]
+    if given:
+        raise UsageError(
+            f"{listing(given)} must be left out for a choice, whose model is known; got {path}."
+        )
+    folder = Folder(choice / "models")
+    about, clients = _stored(choice, folder, baseline)
+    if client is not None:
+        names = [check_known("client", client, clients)]
+    elif out.suffix:
+        if len({each["sha256"] for each in clients.values()}) > 1:
+            raise UsageError(
+                f"client must be one of {listing(clients)}, which have models of their own; got none. Pass --client "
+                "NAME, or a folder as --out for all of them."
+            )
+        names = []
+    else:
+        names = list(clients)
+    targets = dict(zip(names, _files(out, names, client), strict=True)) or {"": out}
+    for each in targets.values():
+        check_free(each)
+    made = {}
+    for name, file in targets.items():
+        own = clients[name or next(iter(clients))]
+        content = folder.read_checked(f"{own['sha256']}.safetensors", own["sha256"])
+        base = own["base_rate"] if name else about["base_rate"]
+        mine = {**about, "base_rate": base, "weights": own["weights"]}
+        mine["run"] = {**about["run"], "client": name or None}
+        made[name] = exported_model.write(file, mine, content)
+    return next(iter(made.values())) if client or out.suffix else made
+
+
+def _files(out: Path, names: Sequence[str], client: str | None) -> list[Path]:
+    """Return the files of some clients' models: one, or a file each in a folder."""
+    if client is not None:
+        return [out]
+    stems = [file_name(name) for name in names]
+    twice = {stem for stem in stems if stems.count(stem) > 1}
+    return [
+        out / f"{stem}{f'-{k}' if stem in twice else ''}.safetensors"
+        for k, stem in enumerate(stems)
+    ]
+
+
+def file_name(client: str) -> str:
+    """Return a client's name as the name of a file.
+
+    >>> file_name("St. Mary's / east")
+    'St._Mary_s___east'
+    """
+    return re.sub(r"[^\w.-]", "_", client)
+
+
+def _stored(
+    choice: Path, folder: Folder, baseline: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the description of a choice's models, and what is known of each client."""
+    known = [name[:-5] for name in folder.names() if name.endswith(".json")]
+    others = [name for name in known if name != RECOMMENDED]
+    if baseline:
+        check_known(f"baseline of {choice} that can be exported", baseline, others)
+    elif RECOMMENDED not in known:
+        way = f"Export a baseline: --baseline {others[0]}" if others else "Run it again"
+        run = parsed_json(read_text(choice / "choice.json")).get("run")
+        if run:
+            way = f"Export its run: {choice / str(run)}"
+        raise UsageError(f"{choice} must have a recommended model; got none. {way}.")
+    name = baseline or RECOMMENDED
+    found = folder.read_signed(f"{name}.json", {"format": str, **_FORM})
+    check_version(folder.path / f"{name}.json", found["format"], FORMAT)
+    return found["about"], found["clients"]
+
+
+# --- predictions ----------------------------------------------------------------------------------------------
+
+
+def predict(
+    path: Path | str,
+    new: Any,
+    *,
+    ids: str | Sequence[str] | None = None,
+    model: Any = None,
+    allow_code: str | Collection[str] = (),
+) -> Predictions | dict[str, Predictions]:
+    """Predict new samples with an exported model, or a folder with a file a client with the model of each.
+
+    See :func:`fl_core.run.exported_model.predict`.
+
+    >>> import fedlayers as fl, numpy as np
+    >>> result = fl.run(dataset="heart", rounds=1, out="runs/heart", progress=False)
+    >>> _ = fl.export("runs/heart", "heart.safetensors", which="global")
+    >>> fl.predict("heart.safetensors", np.zeros((2, 10))).logits.shape
+    torch.Size([2, 5])
+
+    Args:
+        path: an exported model, or a folder of them.
+        new: samples without labels; or a folder, whose files or folders have the names of clients.
+        ids, model, allow_code: of a single prediction.
+
+    Raises:
+        UsageError: there is no such model, the samples differ in kind from training, or a file has the name of no
+            client with a model.
+        CorruptError: a file of the model is damaged.
+        NonFiniteError: the model's output is NaN or infinite.
+    """
+    path, how = Path(path), {"ids": ids, "model": model, "allow_code": allow_code}
+    folder = Path(new) if isinstance(new, str | Path) and Path(new).is_dir() else None
+    images = not path.is_dir() and exported_model.read(path).inputs.images
+    if not path.is_dir() and (folder is None or images):
+        return exported_model.predict(path, new, **how)
+    models = models_in(path)
+    if folder is None:
+        raise UsageError(
+            f"new samples must be a folder with a file for each client of {path}; got {new}."
+        )
+    parts = [each for each in sorted(folder.iterdir()) if each.name[0] != "."]
+    found = {}
+    for part in parts:
+        stem = part.stem
+        client = next((name for name in models if stem in (name, file_name(name))), "")
+        if client not in models:
+            raise UsageError(
+                f"{part} must have the name of a client with a model: {listing(models)}; got {stem!r}. Rename it, or "
+                "predict it alone with one client's model."
+            )
+        found[client or stem] = exported_model.predict(models[client], part, **how)
+    if not found:
+        raise UsageError(f"{folder} must have a file for each client; got none.")
+    return found
+
+
+def models_in(path: Path) -> dict[str, Path]:
+    """Return the exported models in a folder by client. One file is also a model; without a client it is for all."""
+    files = [path]
+    if path.is_dir():
+        files = [
+            each.with_suffix("") for each in sorted(path.glob("*.safetensors.json"))
+        ]
+    found = {}
+    for file in files:
+        found[exported_model.read(file).about["run"]["client"] or ""] = file
+    if not found:
+        raise UsageError(
+            f"{path} must have exported models; got none. Write them: fedlayers export CHOICE --out {path}"
+        )
+    return found
