@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedlayers.cli.options import Command, check_file
 from fl_core.config import KEYS, RunConfig
 from fl_core.data.columns import Reading
-from fl_core.errors import BusyError, CorruptError, UsageError, check_known, warn
+from fl_core.errors import (
+    BusyError,
+    CorruptError,
+    UsageError,
+    check_known,
+    plural,
+    warn,
+)
+from fl_core.rows import CLASSIFICATION
 
 if TYPE_CHECKING:
     from fl_core.records.store import Run
 
 
+MOST = 20
+"""The maximum number of clients that a command counts."""
+
+
 class Check(Command):
     """Check a table of yours, and print how to read it.
 
-    It lists every column, all faults, and one command that works.
+    It lists every column, all faults, and one command that works. It exits with 1 if there are faults.
 
     Examples:
         fedlayers check patients.csv --label-column died
@@ -32,8 +45,7 @@ class Check(Command):
     without = KEYS.keys() - {field.name for field in dataclasses.fields(Reading)}
 
     def main(self, line: str) -> None:
-        from fl_core.data import frames, tables
-        from fl_core.data.column_table import MOST
+        from fl_core.data import opened, tables
         from fl_core.data.partitions import make
         from fl_core.data.registry import DATASETS, path_of
         from fl_core.display import aligned
@@ -41,10 +53,10 @@ class Check(Command):
         path = Path(self.data)
         if self.data not in DATASETS:
             path = path_of(self.data)
-        if not (frames.is_table(path) or path.suffix.lower() == ".jsonl"):
+        if not opened.is_table(path):
             raise UsageError(
                 f"DATA must be a table or a folder of tables; got {self.data!r}. "
-                "Images and arrays need no check: use run."
+                f"{opened.unpacked(path) or 'Images and arrays need no check: use run.'}"
             )
 
         found = tables.find_faults(path, self.keys.data)
@@ -54,16 +66,27 @@ class Check(Command):
             warn(note)
         if found.faults:
             print(*found.lines, sep="\n")
-        source = found.source
+        source, counts = found.source, found.source.counts()
+        sizes = [
+            plural(len(source), "row"),
+            plural(len(source.table.columns), "column"),
+        ]
+        if source.owner is not None:
+            sizes.append(plural(len(source.owner_names), "client"))
+        if source.classes:
+            what = "class" if source.task == CLASSIFICATION else "label"
+            sizes.append(
+                f"{len(source.classes)} {what}{'es' * (what == 'class') or 's'}"
+            )
+        print(f"{path}: {', '.join(sizes)}")
         if source.owner is not None:
             try:
                 make(source, "natural")
             except UsageError:
-                print(source.table)
+                print(source.table.text(len(source.table.columns)))
                 raise
         print(f"This works: fedlayers run {found.settings}")
-        print(source.table)
-        counts = source.counts()
+        print(source.table.text(len(source.table.columns)))
         rows = counts[:MOST].itertuples()
         print("", *aligned([["client", *counts], *rows]), sep="\n")
         if len(counts) > MOST:
@@ -72,6 +95,8 @@ class Check(Command):
             print(
                 "no column names the clients, so a run makes them up. Name it: --client-column NAME"
             )
+        if found.faults:
+            sys.exit(1)
 
 
 class Verify(Command):

@@ -9,26 +9,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fl_core.data.columns import (
-    PLAIN_NUMBERS,
-    DataFault,
-    Place,
-    Reading,
-    composed,
-    double_spelling,
-    is_number,
-    row_of_array,
-)
-from fl_core.data.preprocessing import (
-    Cells,
-    check_spelling,
-    lacks_value,
-    numbers,
-    refuse_where,
-    texts_of,
-)
+from fl_core.data.cells import lacks_value, numbers, refuse_where, texts_of
+from fl_core.data.faults import DataFault, Place, row_of_array
+from fl_core.data.spelling import PLAIN_NUMBERS, composed, double_spelling, is_number
 from fl_core.errors import UsageError, check_known, listing, spelled, warn
-from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
+from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION
 
 Array = NDArray[np.generic]
 Integers = NDArray[np.int64]
@@ -289,13 +274,6 @@ def check_codes(values: Integers, names: Sequence[str]) -> None:
 
 # --- labels and targets ---------------------------------------------------------------------------------------
 
-FORMS = {
-    CLASSIFICATION: "Leave label_numbers out, since labels may be words.",
-    REGRESSION: "Write numbers.",
-    SURVIVAL: "Write times as numbers, and events as 1, or 0 where the sample was censored.",
-    MULTILABEL: "Write each label as 0 or 1.",
-}
-"""What to write in label columns that hold words, by task."""
 _EVENT = "events must be 1, or 0 where the sample was censored"
 
 
@@ -382,21 +360,7 @@ def written_classes(cells: pd.Categorical) -> list[str]:
     return names
 
 
-def label_numbers(cells: Cells, reading: Reading) -> NDArray[np.float64]:
-    """Return a column of labels as numbers.
-
-    Raises:
-        DataFault: a cell is no number, or in another spelling.
-    """
-    try:
-        return numbers(cells, reading.numbers)
-    except DataFault as fault:
-        if isinstance(cells, pd.Categorical):
-            check_spelling(cells, reading)
-        raise DataFault(fault.what, FORMS[reading.task], fault.row) from fault
-
-
-def check_present(cells: Cells) -> None:
+def check_present(cells: pd.Categorical) -> None:
     """Check that each sample has a label.
 
     Raises:
@@ -404,14 +368,10 @@ def check_present(cells: Cells) -> None:
     """
     lacking = lacks_value(cells)
     if lacking.any():
-        row = int(np.argmax(lacking))
-        got = "" if isinstance(cells, np.ndarray) else cells[row].strip()
+        count = f"{lacking.sum():,} of {len(lacking):,} rows"
         raise DataFault(
-            f"each sample must have a label; got {repr(got) if got else 'an empty cell'} "
-            f"({lacking.sum():,} of {len(cells):,} rows).",
-            "Leave them out:",
-            row,
-            drop_missing_labels=True,
+            f"each sample must have a label; got an empty one ({count}).",
+            row=int(np.argmax(lacking)),
         )
 
 

@@ -14,20 +14,13 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
 
 from fl_core import storage
-from fl_core.data import arrays, frames, tables
+from fl_core.data import arrays, opened, tables
 from fl_core.data.arrays import Array
-from fl_core.data.column_table import Column, ColumnTable
-from fl_core.data.columns import (
-    IMAGES,
-    PLAIN,
-    STANDARD,
-    DataFault,
-    Reading,
-    composed,
-    images_in,
-    located,
-)
+from fl_core.data.columns import IMAGES, PLAIN, STANDARD, Reading, images_in
+from fl_core.data.described import Column, ColumnTable
+from fl_core.data.faults import located
 from fl_core.data.sources import LENGTH, Source, check_lengths, source_of_parts
+from fl_core.data.spelling import composed
 from fl_core.errors import UsageError, check_known, listing, spelled
 from fl_core.models.tokens import SPECIAL, TokenShape
 from fl_core.rows import CLASSIFICATION
@@ -62,9 +55,9 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
         UsageError: some content does not fit. The message names the file, array or column, and the first bad row.
     """
     _check_size(path)
-    if frames.is_table(path) or path.suffix.lower() == ".jsonl":
+    if opened.is_table(path):
         reading.check_unasked(f"{path} has no images", "image_size")
-        return tables.read_or_report(path, reading)
+        return tables.read_table(path, reading)
     if path.is_dir():
         replace(reading, image_size=None).check_plain(str(path))
         reading.check_unasked(
@@ -79,11 +72,13 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
 
 def _refuse_kind(path: Path) -> UsageError:
     kinds = "an .npz, .csv, .tsv, .parquet or .jsonl file, or a folder of images or of one table per client"
-    return UsageError(f"{path}: a dataset must be {kinds}.")
+    return UsageError(
+        f"{path}: a dataset must be {kinds}. {opened.unpacked(path)}".rstrip()
+    )
 
 
 def _check_size(path: Path) -> None:
-    for file in frames.files_of(path) or [path]:
+    for file in opened.files_of(path) or [path]:
         if not file.is_dir():
             storage.check_size(file, file.stat().st_size)
 
@@ -98,18 +93,12 @@ def peek(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], bool, s
     """
     _check_size(path)
     scale = "none"
-    if frames.is_table(path) or path.suffix.lower() == ".jsonl":
-        try:
-            header = list(frames.open_table(path, reading, whole=False).frame)
-            taken = tables.roles_of(path, header, reading)
-            features = tables.feature_columns(path, header, taken, reading)
-        except DataFault:
-            read(path, reading)  # names all faults at once
-            raise
+    if opened.is_table(path):
+        features, owned = tables.peek(path, reading)
         shape: tuple[int, ...] = TokenShape((LENGTH,), len(SPECIAL))
         if features:
             shape, scale = (len(features),), STANDARD
-        return shape, reading.client_column in header, scale
+        return shape, owned, scale
     if path.is_dir():
         return *peek_images(path, reading.image_size), scale
     if path.suffix.lower() != ".npz":

@@ -12,26 +12,26 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from fl_core.data import arrays, column_table, files, frames, preprocessing
+from fl_core.data import arrays, files, preprocessing, roles
 from fl_core.data.arrays import Array
-from fl_core.data.columns import (
-    IMAGES,
-    PLAIN,
-    READING,
-    TABLES,
-    DataFault,
-    DataFaults,
-    Place,
-    Reading,
-    faults_of,
-    located,
-    row_of_array,
-)
+from fl_core.data.cells import cells_of, numbers
+from fl_core.data.columns import IMAGES, PLAIN, READING, TABLES, Reading
+from fl_core.data.described import WORDS, feature, own_signs
+from fl_core.data.faults import DataFault, Place, located, row_of_array
 from fl_core.data.federated import FederatedData
-from fl_core.data.preprocessing import Preprocessing, cells_of, numbers
+from fl_core.data.opened import Opened, files_of, open_table
+from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.registry import near_path
 from fl_core.data.sources import Source, check_texts, encode
-from fl_core.errors import UsageError, as_list, check_known, listing, read_as, warn
+from fl_core.errors import (
+    UsageError,
+    as_list,
+    check_known,
+    listing,
+    read_as,
+    spelled,
+    warn,
+)
 from fl_core.models.adapter import as_array
 from fl_core.models.tokens import SPECIAL, TokenShape
 from fl_core.rows import CLASSIFICATION
@@ -167,14 +167,9 @@ class Inputs:
             ids = as_list("ids", ids, empty=True)
         try:
             return self._samples_of(new, ids)
-        except (DataFault, DataFaults) as error:
-            said = [
-                f"{fault.what} {self._way}"
-                if isinstance(fault, DataFault) and (fault.repair or fault.column)
-                else str(fault)
-                for fault in faults_of(error)
-            ]
-            raise UsageError("\n".join(said)) from error
+        except DataFault as fault:
+            said = f"{fault.what} {self._way}" if fault.repair else str(fault)
+            raise UsageError(said) from fault
 
     @property
     def _way(self) -> str:
@@ -219,7 +214,7 @@ class Inputs:
             raise UsageError(
                 f"new samples must be a file or a folder; got {path}, which does not exist. {near_path(path)}"
             )
-        frames.files_of(path)
+        files_of(path)
         kind = "folder" if path.is_dir() else path.suffix.lower()
         known = [".npz"] if self.words is None else [".jsonl"]
         if self.images:
@@ -244,46 +239,63 @@ class Inputs:
         return [
             name
             for name in header
-            if name not in read and column_table.is_named_as_identifier(name)
+            if name not in read and roles.is_named_as_identifier(name)
         ]
 
+    def _opened(self, source: Path | pd.DataFrame, how: Reading) -> Opened:
+        """Open new rows, which may have their own separator and encoding, with a note."""
+        table = open_table(source, how)
+        for fault in table.faults:
+            warn(f"{table.where} is read with {spelled(**fault.repair)}")
+        return table
+
     def _table(self, source: Path | pd.DataFrame, ids: Sequence[str] | None) -> Samples:
-        how = self.reading
-        words = self._words
-        names = list(self.columns)
+        how, words, names = self.reading, self._words, list(self.columns)
         if names:
             how = replace(how, columns=names, exclude_columns=None, task=CLASSIFICATION)
-        path, frame, *_ = frames.open_own(source, how, whole=False)
-        named = self._ids(path, list(frame), ids)
-        path, frame, place, _ = frames.open_own(source, how, [*words, *named])
+        table = self._opened(source, how)
+        path, header = table.where, table.header
         if not names:
-            names = [
-                each for each in frame if each not in (how.client_column, *how.labels)
-            ]
+            names = [k for k in header if k not in (how.client_column, *how.labels)]
             if len(names) != self.shape[0]:
                 raise UsageError(
                     f"{path}: samples must have {self.shape[0]} columns of features; got {len(names)}."
                 )
-        lacking = [name for name in names if name not in frame]
+        named = self._ids(path, header, ids)
+        lacking = [name for name in names if name not in header]
         if lacking and not (how.fill_missing_columns and len(lacking) < len(names)):
             raise UsageError(
                 f"{path} must have the columns {listing(names)}; got no {listing(map(repr, lacking))}. "
-                f"Add or rename columns: it has {listing(map(repr, frame))}."
+                f"Add or rename columns: it has {listing(map(repr, header))}."
             )
-        frame = frame.assign(**dict.fromkeys(lacking, np.nan))
+        for part in table.parts:
+            part.read([*words, *named, *(how.date_columns or ())])
+            ways = [each.ways[0][1] for each in own_signs(part, names, how)]
+            for part.signs in [way for way in ways if isinstance(way, dict)][:1]:
+                warn(f"{part.where} is read with {spelled(**part.signs)}")
         made: list[Array] = []
         for name in names:
-            with located(f"{path}, column {name!r}", place):
-                cells = cells_of(frame[name], name in words)
-                made.append(
-                    preprocessing.codes(cells, words[name])
-                    if name in words
-                    else numbers(cells, how.numbers, self._way)
-                )
-        with located(str(path), place):
-            found = self._arrays(np.column_stack(made), str(path))
-        shown = {name: cells_of(frame[name], True) for name in named}
-        return found._replace(ids={name: tuple(shown[name]) for name in named})
+            with located(f"{path}, column {name!r}", table.place):
+                if name in words:
+                    made.append(
+                        preprocessing.codes(table.cells(name, how), words[name])
+                    )
+                    continue
+                found = feature(table, name, how)
+                if found.rule and found.kind != WORDS:
+                    raise DataFault(found.rule, self._way, found.row)
+                made.append(numbers(found.cells, how.numbers, self._way))
+        with located(str(path), table.place):
+            samples = self._arrays(np.column_stack(made), str(path))
+        shown = {
+            name: [
+                cell
+                for part in table.parts
+                for cell in cells_of(part.frame[name], True, ("",))
+            ]
+            for name in named
+        }
+        return samples._replace(ids={name: tuple(each) for name, each in shown.items()})
 
     def _folder(self, path: Path) -> Samples:
         found = files.images_below(path)
@@ -302,10 +314,12 @@ class Inputs:
         place: Place = row_of_array
         if isinstance(new, Path):
             name = self.reading.text_column
-            path, frame, place, _ = frames.open_own(new, self.reading, [name])
-            check_known(f"column of {path}", name, list(frame))
-            where = f"{path}, column {name!r}"
-            texts = list(cells_of(frame[name], True))
+            table = self._opened(new, self.reading)
+            check_known(f"column of {table.where}", name, table.header)
+            for part in table.parts:
+                part.read([name])
+            where, place = f"{table.where}, column {name!r}", table.place
+            texts = list(table.cells(name, self.reading))
         elif not isinstance(new, Sequence) or not all(
             isinstance(each, str) for each in new
         ):

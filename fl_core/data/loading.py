@@ -21,20 +21,15 @@ from torch.utils.data import (
 
 from fl_core import seeds
 from fl_core.data import arrays, files, tables
-from fl_core.data.columns import (
-    PLAIN,
-    STANDARD,
-    WRITTEN,
-    Reading,
-    first_duplicate,
-    located,
-)
+from fl_core.data.columns import PLAIN, STANDARD, WRITTEN, Reading
+from fl_core.data.faults import located
 from fl_core.data.federated import FederatedData, gather
 from fl_core.data.partitions import PARTITIONS, Partition, make
 from fl_core.data.partitions.base import options_of
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.registry import DATASETS, Location, Recipe, general, path_of
 from fl_core.data.sources import OWN_NAME, Source, check_lengths, source_of_parts
+from fl_core.data.spelling import first_duplicate
 from fl_core.errors import UsageError, about, as_list, check_known, listing
 from fl_core.models.adapter import is_batch, split_labels
 from fl_core.registry import is_outside, parameters_of
@@ -267,7 +262,7 @@ def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
         return data
     if isinstance(data, pd.DataFrame):
         reading.check_unasked("a DataFrame is no text file", *WRITTEN)
-        return tables.read_or_report(data, reading, OWN_NAME)
+        return tables.read_table(data, reading, OWN_NAME)
     by_client = isinstance(data, Mapping) and not is_batch(data)
     listed = isinstance(data, list | tuple)
     parts = tuple(data.values() if by_client else data if listed else ())

@@ -26,8 +26,9 @@ from fl_core.data.arrays import (
     joined,
     loses_digits,
 )
-from fl_core.data.column_table import ColumnTable
-from fl_core.data.columns import IMAGENET, SCALES, DataFault, located
+from fl_core.data.columns import IMAGENET, SCALES
+from fl_core.data.described import ColumnTable
+from fl_core.data.faults import DataFault, located
 from fl_core.data.preprocessing import Categories, Preprocessing
 from fl_core.errors import UsageError, listing, spelled, warn
 from fl_core.models.adapter import (

@@ -30,10 +30,10 @@ from fl_core.config import (
     with_own,
 )
 from fl_core.data import FederatedData, Partition
-from fl_core.data.column_table import by_name
 from fl_core.data.federated import client_notes, notes
 from fl_core.data.partitions import SPLITS
 from fl_core.data.preprocessing import Preprocessing
+from fl_core.data.roles import by_name
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, listing, warn
 from fl_core.layers import Layer, layers_of, sizes

@@ -22,8 +22,10 @@ from fedlayers.cli.options import read_config
 from fedlayers.studies.tune import Tuned
 from fl_core import rows, storage, weights
 from fl_core.config import RunConfig
-from fl_core.data import column_table, files as own_files, frames
-from fl_core.data.preprocessing import cells_of
+from fl_core.data import files as own_files, roles
+from fl_core.data.cells import cells_of
+from fl_core.data.columns import PLAIN
+from fl_core.data.opened import open_table
 from fl_core.errors import CorruptError, UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
@@ -267,7 +269,7 @@ def test_a_packed_table(tmp_path):
         column = pyarrow.array(np.zeros(count, dtype=np.int8))
         parquet.write_table(pyarrow.table({"x": column, "label": column}), path)
         if count < 2**25:  # numbers stay arrays: as Python's objects they take more
-            found = peak(lambda: frames.open_table(path))
+            found = peak(lambda: read_part(path))
             assert found < 1.1 * 2 * 8 * count
     refused(lambda: own_data(path), path, UsageError)
 
@@ -305,9 +307,16 @@ def test_a_packed_table_of_texts(tmp_path):
     columns = {"x": np.arange(count) / count, "client": texts}
     parquet.write_table(pyarrow.table(columns), path, store_schema=False)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    cells = cells_of(frames.open_table(path).frame["client"], True)
+    cells = cells_of(read_part(path).frame["client"], True)
     assert set(map(len, cells)) == {100_000}
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < LITTLE / 1024
+
+
+def read_part(path, texts=()):
+    """Read the rows of a table of one file."""
+    (part,) = open_table(path, PLAIN).parts
+    part.read(texts)
+    return part
 
 
 def peak(act):
@@ -347,7 +356,7 @@ def test_a_table_of_very_many_short_rows(tmp_path):
 
         def act(path=path, names=names):
             with suppress(UsageError):
-                frames.open_table(path, texts=names[-1:])
+                read_part(path, names[-1:])
 
         assert peak(act) < TIMES * path.stat().st_size
 
@@ -370,7 +379,7 @@ def test_a_table_with_one_long_cell(tmp_path):
             pytest.importorskip("pyarrow")
             table.to_parquet(path)
         assert peak(lambda path=path: own_files.read(path)) < LITTLE
-    assert peak(lambda: column_table.is_identifier("patient_id", LONG)) < LITTLE
+    assert peak(lambda: roles.is_identifier("patient_id", LONG)) < LITTLE
 
 
 def test_data_that_compress_well_are_taken(tmp_path):

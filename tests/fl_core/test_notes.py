@@ -5,9 +5,10 @@ import pandas as pd
 import pytest
 
 from fl_core.data import from_clients, load
-from fl_core.data.column_table import counts_rows
+from fl_core.data.columns import Reading
 from fl_core.data.federated import notes
 from fl_core.data.loading import as_data
+from fl_core.data.roles import counts_rows
 from fl_core.run import runner
 from tests.conftest import CONFIG, TOY, network
 
@@ -72,10 +73,11 @@ def test_a_note_names_the_column_next_to_words():
         "dose": 1e9 * RANDOM.normal(size=120),
     }
     frame = pd.DataFrame(columns).assign(client=["a", "b"] * 60, label=NUMBERS % 2)
-    (note,) = notes(load(as_data(frame), scale="none"))
+    source = as_data(frame, Reading(keep_ids=True))
+    (note,) = notes(load(source, scale="none"))
     assert "in column 'dose'" in note
-    odd = {each.name: each.odd for each in as_data(frame).table.columns}
-    assert [name for name in odd if "record number" in odd[name]] == ["serial"]
+    odd = {each.name: each.odd for each in source.table.columns}
+    assert [name for name in odd if "identifier" in odd[name]] == ["serial"]
 
 
 COUNTS = {

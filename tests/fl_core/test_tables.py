@@ -325,7 +325,9 @@ def test_a_file_with_two_readings_is_refused_with_ways_that_read_it(tmp_path, ho
     source = data.files.read(tmp_path, Reading(**how))
     value = 1.25 if "decimal" in how else 1250
     assert source.x[[0, 12], 0].tolist() == [1.25, value]
-    assert source.table.columns[1].odd == f"b.csv: '1,250' is read as {value}"
+    said = source.table.columns[1].odd
+    assert f"b.csv: '1,250' is read as {value}" in said
+    assert ("another unit?" in said) == (value == 1250)
 
 
 LINES = [f"h{k % 2},{20 + k if k else 999},{k % 2}" for k in range(40)]

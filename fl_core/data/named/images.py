@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from fl_core.data import arrays
-from fl_core.data.columns import IMAGENET, located
+from fl_core.data.columns import IMAGENET
+from fl_core.data.faults import located
 from fl_core.data.files import read_npz
 from fl_core.data.registry import Location, dataset, find_file, find_root
 from fl_core.data.sources import Source

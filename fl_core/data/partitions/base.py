@@ -15,9 +15,9 @@ import torch
 
 from fl_core import seeds
 from fl_core.data.arrays import Integers
-from fl_core.data.columns import nearly_equal
 from fl_core.data.registry import SHARES
 from fl_core.data.sources import Source
+from fl_core.data.spelling import nearly_equal
 from fl_core.errors import (
     COUNT,
     Bound,

@@ -1,160 +1,18 @@
-"""The table of a dataset's columns: what each is taken as, its inputs, what is odd, and the guesses from its name."""
+"""The roles of a table's columns, guessed from names and values: labels, clients, record numbers and groups."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fl_core.data.arrays import Integers
-from fl_core.data.columns import cell_text, is_missing, nearly_equal
-from fl_core.data.preprocessing import Cells, date_text, lacks_value, texts_of
-from fl_core.display import Displayed, Summary, aligned
-from fl_core.errors import listing, plural
+from fl_core.data.cells import Cells, lacks_value, texts_of
 
-MOST = 20
-"""The maximum number of columns that a command prints."""
-LONGEST = 40
-"""The maximum number of characters of a cell in the printed table."""
-NUMBER, YES_NO, WORDS, DATE, LEFT_OUT = "number", "yes/no", "words", "date", "left out"
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column of a table.
-
-    Attributes:
-        name: of the column.
-        taken_as: number, yes/no, words, date, left out, or a role: client, group, label, text.
-        inputs: how many inputs of the model it makes.
-        missing: how many cells have no value.
-        example: the first cell that has a value.
-        odd: what is unusual about it, or an empty text.
-    """
-
-    name: str
-    taken_as: str
-    inputs: int = 0
-    missing: int = 0
-    example: str = ""
-    odd: str = ""
-
-
-@dataclass(frozen=True, repr=False)
-class ColumnTable(Displayed):
-    """The columns of a table, in their order. It shows itself as HTML in a notebook.
-
-    >>> print(ColumnTable((Column("age", "number", 1, 2, "50"), Column("ward", "client"))))
-    column  taken as  inputs  missing  example  odd
-    age     number    1       2        50
-    ward    client    0       0
-
-    Attributes:
-        columns: the columns.
-    """
-
-    columns: tuple[Column, ...] = ()
-
-    @property
-    def inputs(self) -> int:
-        """Return the number of the model's inputs that all columns make."""
-        return sum(column.inputs for column in self.columns)
-
-    def summary(self) -> Summary:
-        heads = ["column", "taken as", "inputs", "missing", "example", "odd"]
-        rows = [list(asdict(column).values()) for column in self.columns]
-        return Summary(f"{len(rows)} columns, {self.inputs} inputs", heads, rows)
-
-    def __str__(self) -> str:
-        shown = self.summary()
-        rows = [
-            [*(_short(str(cell)) for cell in cells), odd]
-            for *cells, odd in shown.rows[:MOST]
-        ]
-        lines = aligned([shown.columns, *rows])
-        more = len(shown.rows) - MOST
-        if more > 0:
-            lines.append(f"and {more:,} more columns")
-        return "\n".join(lines)
-
-    def with_inputs(
-        self, words: Mapping[str, Sequence[str]], standardised: bool
-    ) -> ColumnTable:
-        """Return the table with the inputs of columns of words: one for each word, and one for all others.
-
-        Args:
-            standardised: whether the labels are targets that are standardised for the model.
-        """
-        columns = []
-        for column in self.columns:
-            if words.get(column.name) and column.inputs:
-                column = replace(column, inputs=len(words[column.name]) + 1)
-            elif column.taken_as == "label" and standardised:
-                column = replace(column, odd="standardised inside")
-            columns.append(column)
-        return ColumnTable(tuple(columns))
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """Return the columns as plain dictionaries."""
-        return [asdict(column) for column in self.columns]
-
-
-def describe(
-    name: str, cells: Cells, taken_as: str, inputs: int = 0, odd: str = ""
-) -> Column:
-    """Return what the table says of a column.
-
-    Args:
-        taken_as: its role, or how its cells are read. Numbers and words of two values become yes/no.
-        inputs: how many inputs of the model it makes.
-        odd: what is known to be odd. The default is what its values show: one value, spellings of one word, or a
-            count of the rows.
-    """
-    lacking, example, more = lacks_value(cells), "", ""
-    if not lacking.all():
-        first = cells[int(np.argmin(lacking))]
-        example = date_text(first) if taken_as == DATE else cell_text(first).strip()
-    if isinstance(cells, np.ndarray):
-        known = cells[~lacking]
-        single = not len(known) or known.min() == known.max()
-        two = bool(((known == 0) | (known == 1)).all())
-        if taken_as == NUMBER and len(known) > MANY_ROWS and counts_rows(known):
-            more = "like a record number"
-        for end in () if single else (known.min(), known.max()):
-            if {*cell_text(end)} - {*"-9"}:
-                continue
-            others = known[known != end]
-            if np.abs(others - end).min() > np.ptp(others) > 0:
-                count = plural(len(known) - len(others), "cell")
-                more = f"{end:g} far from the others in {count}: missing?"
-    else:
-        words = [word for word in cells.categories if not is_missing(word)]
-        values = {word.strip() for word in words}
-        if taken_as == WORDS and lacking.any():
-            values.add("")  # an empty cell counts as a word
-        single, two = len(values) < 2, len(values) == 2
-        groups = nearly_equal(words) if taken_as != "text" else []
-        alike = [" and ".join(map(repr, sorted(group))) for group in groups]
-        if alike:
-            more = f"differ by case or blanks: {listing(alike, 3)}"
-    if two and taken_as in (NUMBER, WORDS):
-        taken_as = YES_NO
-    odd = odd or ("one value only" if single else more)
-    return Column(name, taken_as, inputs, int(lacking.sum()), example, odd)
-
-
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
-
-
-# --- guesses from names and values -----------------------------------------------------------------------------
+Integers = NDArray[np.int64]
 
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
 _COUNTED = (
@@ -168,6 +26,8 @@ _IDENTIFIER = re.compile(
     rf"(.*_)?(ids?|oid|identifier|mrn|ssn|barcode|({_COUNTED}|item|stay|visit|encounter|admission|hadm|event)s?id)(_.*)?"
     rf"|({_COUNTED})|(.*_)?({_COUNTED})s?_?({_NUMBERED})"
 )
+_NAMELESS = re.compile(r"(?i)#?|unnamed.*")
+"""The name of the index of a table that was saved with it."""
 _NUMBER = re.compile(rf"(.*_)?(|#|unnamed|{_NUMBERED}|.*(number|nummer))")
 
 
@@ -228,7 +88,7 @@ FEW = 10
 LEAST = 20
 """Rows from which a column may be recognised as a count of the rows."""
 MANY_ROWS = 100
-"""Rows from which a column of any name may be recognised so."""
+"""Rows from which a column of any name is refused so."""
 DISTINCT = 0.95
 """Share of distinct values from which a column counts as one without repeats."""
 
@@ -248,17 +108,22 @@ def is_identifier(name: str, cells: Cells, owner: Integers | None = None) -> boo
     Args:
         owner: the client of each sample, if there are natural ones.
     """
-    if not names_rows(name):
-        return False
     if not isinstance(cells, np.ndarray):
         cells = texts_of(cells)
     known = ~lacks_value(cells)
     cells = cells[known]
     numeric = isinstance(cells, np.ndarray)
+    if numeric and len(cells) > MANY_ROWS and counts_rows(cells):
+        return True
+    if not names_rows(name):
+        return False
     if numeric and not (np.isfinite(cells) & (cells == np.round(cells))).all():
         return False
     if not is_named_as_identifier(name):
-        return numeric and counts_rows(cells, sorts=False)
+        nameless = _NAMELESS.fullmatch(name.strip()) is not None
+        steps = np.diff(cells) if numeric and nameless else np.zeros(1)
+        index = len(steps) > 0 and bool((steps > 0).all())
+        return index or (numeric and counts_rows(cells, sorts=False))
     code, values = pd.factorize(cells)
     if len(values) == len(cells):
         return len(cells) > 1
@@ -301,3 +166,99 @@ def counts_rows(values: NDArray[np.float64], sorts: bool = True) -> bool:
         if not (ordered or counts) or len(np.unique(part)) < DISTINCT * len(part):
             return False
     return True
+
+
+# --- groups ----------------------------------------------------------------------------------------------------
+
+GROUPS = 30
+"""Different values from which a column may name groups, whatever its name."""
+PAIRS = 20
+"""Pairs of rows with one value from which their values may show a group."""
+MOST_PAIRS = 2000
+"""Pairs at most that are compared."""
+OTHERS = 3
+"""Other columns of numbers from which their values may show a group."""
+NEAR = 0.5
+"""Distance of two rows of a group at most, as a share of that of two random rows."""
+ALIKE = 0.95
+"""Share of the other columns in which rows of a group must be near."""
+CHANCE = 1e-6
+"""The largest probability of equal labels by chance."""
+
+
+def binds_rows(
+    cells: Cells,
+    y: NDArray[np.generic],
+    others: Sequence[NDArray[np.float64]],
+    owner: Integers | None = None,
+) -> bool:
+    """Return whether rows with one value of a column belong together, as those of a patient do, whatever its name.
+
+    Their labels are equal, or they are nearer than random pairs in most other columns. For numbers this must not hold
+    for the next value as well: then they measure something. Values are whole numbers or words.
+
+    >>> draw = np.random.default_rng(0)
+    >>> patient = np.repeat(draw.permutation(50), 4)
+    >>> label, noise = draw.integers(0, 2, 50)[patient], draw.normal(size=(3, 200))
+    >>> binds_rows(patient.astype(float), label, noise), binds_rows(noise[0].round(1), label, noise)
+    (True, False)
+
+    Args:
+        y: targets [n] or [n, k]. others: columns of numbers [n], NaN where one is missing.
+        owner: the client of each row, since one value at two clients is two groups.
+    """
+    known = ~lacks_value(cells)
+    numeric = isinstance(cells, np.ndarray)
+    if numeric and (cells[known] % 1 != 0).any():
+        return False
+    code, values = pd.factorize(cells[known], sort=True)
+    if len(values) < GROUPS:
+        return False
+    if owner is not None:
+        code, values = pd.factorize(owner[known] * len(values) + code, sort=True)
+    if 2 * len(values) > len(code):
+        return False
+    rows = np.flatnonzero(known)[np.argsort(code, kind="stable")]
+    step = np.diff(np.sort(code))
+    draw = np.random.default_rng(0)
+
+    def pairs(distance: int) -> tuple[Integers, Integers]:
+        at = draw.permutation(np.flatnonzero(step == distance))[:MOST_PAIRS]
+        return rows[at], rows[at + 1]
+
+    def equal(one: Integers, other: Integers) -> float:
+        return float((y[one] == y[other]).reshape(len(one), -1).all(axis=1).mean())
+
+    def apart(one: Integers, other: Integers) -> NDArray[np.float64]:
+        distances = [np.abs(column[one] - column[other]) for column in others]
+        return np.array([np.nanmean(each) if np.isfinite(each).any() else 0 for each in distances])  # fmt: skip
+
+    same, following = pairs(0), pairs(1)
+    if len(same[0]) < PAIRS:
+        return False
+    random = rows[:MOST_PAIRS], draw.permutation(rows)[:MOST_PAIRS]
+    far = apart(*random)
+    varied = far > 0
+
+    def near(one: Integers, other: Integers) -> bool:
+        found = apart(one, other)[varied] < NEAR * far[varied]
+        return len(found) >= OTHERS and bool(found.mean() >= ALIKE)
+
+    labelled = equal(*same) == 1 and equal(*random) ** len(same[0]) < CHANCE
+    if numeric and len(following[0]):
+        labelled = labelled and equal(*following) < ALIKE
+        return labelled or (near(*same) and not near(*following))
+    return labelled or near(*same)
+
+
+def by_clients(cells: Cells, owner: Integers | None) -> Integers:
+    """Return a number for each value of a column at each client, -1 where one is missing."""
+    code, values = pd.factorize(texts_of(cells))
+    code = np.where(lacks_value(cells), -1, code)
+    return code if owner is None else np.where(code < 0, -1, owner * len(values) + code)
+
+
+def nests(outer: Integers, inner: Integers) -> bool:
+    """Return whether rows of one value of a column always have one value of another, as visits have one patient."""
+    pairs = pd.DataFrame({"inner": inner, "outer": outer}).drop_duplicates()
+    return len(pairs) == len(np.unique(inner))

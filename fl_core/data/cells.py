@@ -1,0 +1,194 @@
+"""The cells of a table as text, numbers or days, and the rows that have no value."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fl_core.data.faults import DataFault
+from fl_core.data.spelling import (
+    MISSING,
+    PLAIN_NUMBERS,
+    NumberFormat,
+    cell_text,
+    composed,
+    format_of,
+    is_number,
+)
+
+Cells: TypeAlias = "pd.Categorical | NDArray[np.float64]"
+"""A column of text, each word once, or of numbers, NaN where one is missing."""
+_EPOCH, _CLOCK = (pd.Timestamp(day, tz="UTC") for day in ("1970-01-01", "1900-01-01"))
+DATE_FORMS = {
+    "ISO8601": _EPOCH,
+    **dict.fromkeys(("%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y"), _EPOCH),
+    **dict.fromkeys(("%d-%m-%Y", "%m-%d-%Y", "%d-%b-%Y", "%d%b%Y"), _EPOCH),
+    **dict.fromkeys(("%H:%M", "%H:%M:%S"), _CLOCK),
+}
+"""The forms of dates, and the day from which each counts."""
+
+
+def cells_of(
+    column: pd.Series,
+    text: bool = False,
+    missing: Collection[str] = MISSING,
+    fold: bool = False,
+) -> Cells:
+    """Return a column's cells: float64 [n], or text in Unicode's composed form.
+
+    A missing number is NaN, and a missing text is empty. After this nothing asks again what is missing.
+
+    Args:
+        text: keep the spelling of numbers.
+        missing: marks of a cell without a value, in small letters.
+        fold: make words equal that differ by case or blanks.
+
+    Raises:
+        DataFault: a cell is a list, an array or a dictionary, or numbers are complex.
+    """
+    kind = column.dtype
+    if pd.api.types.is_complex_dtype(kind):
+        raise DataFault(
+            f"cells must be real numbers; got {kind}.",
+            "Make columns of the real and the imaginary part.",
+        )
+    if pd.api.types.is_numeric_dtype(column) and not text:
+        values = column.to_numpy(dtype=np.float64, na_value=np.nan)
+        if pd.api.types.is_integer_dtype(kind):
+            rule = "whole numbers must be at most 2**53 to keep their digits"
+            refuse_where(np.abs(values) > 2**53, column.to_numpy(), rule)
+        marks = [float(mark) for mark in missing if is_number(mark)]
+        marks = [mark for mark in marks if mark == mark]
+        return np.where(np.isin(values, marks), np.nan, values) if marks else values
+    if isinstance(kind, pd.CategoricalDtype):
+        place = column.cat.codes.to_numpy()
+        words = kind.categories
+    else:
+        if pd.api.types.infer_dtype(column, skipna=True) != "string":
+            nested = [isinstance(each, dict | list | np.ndarray) for each in column]
+            rule = "a cell must have one number or text"
+            refuse_where(np.array(nested, dtype=bool), column.to_numpy(), rule)
+            column = column.map(cell_text)
+        place, words = pd.factorize(column)
+    names = [composed(cell_text(word)) for word in words]
+    names = ["" if word.strip().lower() in missing else word for word in names]
+    if fold:
+        names = [" ".join(word.split()).casefold() for word in names]
+    if (place < 0).any():
+        names.append("")
+    code, distinct = pd.factorize(np.array(names, dtype=object))
+    code = code[place]
+    cells = pd.Categorical.from_codes(code, pd.Index(distinct, dtype=object))
+    used = np.bincount(code, minlength=len(distinct))
+    return cells if used.all() else cells.remove_unused_categories()
+
+
+def texts_of(cells: Cells | NDArray[np.generic]) -> pd.Categorical:
+    """Return a column's cells as text. A missing number has no text."""
+    if isinstance(cells, pd.Categorical):
+        return cells
+    text = cells_of(pd.Series(cells), text=True)
+    assert isinstance(text, pd.Categorical)
+    return text
+
+
+def numbers(
+    cells: Cells, given: NumberFormat = PLAIN_NUMBERS, way: str = ""
+) -> NDArray[np.float64]:
+    """Convert text to float64 [n], NaN for a cell without a value. Numbers stay as they are.
+
+    Args:
+        given: the signs in the numbers. Plain numbers are read, too.
+        way: what to do about other cells.
+
+    Raises:
+        DataFault: names the first cell that is not a number.
+    """
+    if isinstance(cells, np.ndarray):
+        return cells
+    words = cells.categories
+    form = format_of(words, given) or given
+    known = np.array([*map(form.fits, words)], dtype=bool)
+    others = ~(known[cells.codes] | lacks_value(cells))
+    if others.any():
+        row = int(np.argmax(others))
+        signs = ("point", "comma") if form.decimal == "." else ("comma", "point")
+        other = is_number(cells[row].replace(",", ".", 1))
+        point = f" with a decimal {signs[0]}, not a {signs[1]}" if other else ""
+        raise DataFault(
+            f"the cell must be a number{point}; got {cells[row]!r} "
+            f"({others.sum():,} of {len(cells):,} cells are no numbers).",
+            way,
+            row,
+        )
+    values = np.full(len(words), np.nan)
+    values[known] = [form.number(word) for word in words[known]]
+    return values[cells.codes]
+
+
+def lacks_value(cells: Cells) -> NDArray[np.bool_]:
+    """Return where a column has no value."""
+    if isinstance(cells, np.ndarray):
+        return np.isnan(cells)
+    missing = [not word.strip() for word in cells.categories]
+    return np.array(missing, dtype=bool)[cells.codes]
+
+
+def dates(cells: pd.Categorical) -> NDArray[np.float64]:
+    """Return dates as days since 1970 [n], with NaN where a cell is missing.
+
+    All cells have one form of :data:`DATE_FORMS`. Times alone are parts of a day. A year has four digits.
+
+    >>> dates(pd.Categorical(["1970-01-02", "", "1970-01-01T12:00"])).tolist()
+    [1.0, nan, 0.5]
+
+    Raises:
+        DataFault: names the first cell that is no date, or cells that fit two forms.
+    """
+    words = [word.strip() for word in cells.categories]
+    lacking = np.array([not word for word in words], dtype=bool)
+    fits, first, way = [], 0, "Write 2024-12-31."
+    for form in DATE_FORMS:
+        found = pd.to_datetime(pd.Series(words), format=form, utc=True, errors="coerce")
+        bad = (found.isna() & ~lacking).to_numpy()[cells.codes]
+        if bad.any():
+            first = max(first, int(np.argmax(bad)))
+            continue
+        days = (found - DATE_FORMS[form]) / pd.Timedelta(days=1)
+        fits.append(days.to_numpy(np.float64, na_value=np.nan)[cells.codes])
+    if not fits:
+        raise DataFault(f"dates must have one form; got {cells[first]!r}.", way, first)
+    if any(not np.array_equal(other, fits[0], equal_nan=True) for other in fits[1:]):
+        raise DataFault(
+            f"dates must not be day/month or month/day alike; got {cells[0]!r}.", way
+        )
+    return fits[0]
+
+
+def date_text(days: float) -> str:
+    """Return days since 1970 as a date, or a part of a day as a time.
+
+    >>> date_text(19358.0), date_text(0.25), date_text(2932896.0)
+    ('2023-01-01', '06:00', '9999-12-31')
+    """
+    when = str(np.datetime64(round(days * 86_400), "s"))
+    return when[11:16] if 0 <= days <= 1 else when.partition("T")[0]
+
+
+def refuse_where(
+    bad: NDArray[np.bool_], values: Any, rule: str, way: str = "", **repair: Any
+) -> None:
+    """Refuse values, and name the first bad one.
+
+    Args:
+        bad: whether a value is refused. rule: what values must be. way: what to do. repair: the settings for it.
+    """
+    if bad.any():
+        row = int(np.argmax(bad))
+        got = values[row]
+        shown = repr(str(got)) if isinstance(got, str) else got  # it may be empty
+        raise DataFault(f"{rule}; got {shown}.", way, row, **repair)

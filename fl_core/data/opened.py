@@ -1,0 +1,630 @@
+"""Tables in files or in memory, each opened and parsed once: .csv, .tsv, .jsonl, .parquet, several, or a frame."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pandas.errors import DtypeWarning, ParserWarning
+
+from fl_core import storage
+from fl_core.data.cells import Cells, cells_of, texts_of
+from fl_core.data.columns import (
+    BETWEEN,
+    ENCODING,
+    PARQUET,
+    TABLES,
+    WRITTEN,
+    Reading,
+    holds_images,
+)
+from fl_core.data.faults import DataFault, Place, located, row_of_array
+from fl_core.data.spelling import (
+    PLAIN_NUMBERS,
+    composed,
+    first_duplicate,
+    is_number,
+    is_padded,
+)
+from fl_core.errors import UsageError, listing, needs_package, spelled, warn
+
+SEPARATORS = (";", "\t", "|", ",")
+EXCEL = (".xlsx", ".xls")
+SEEN = 1000
+"""Lines whose words show whether a quotation mark is open."""
+TITLES = 5
+"""The maximum number of titles above a header."""
+TOTALS = ("total", "sum", "summe", "gesamt")
+"""What a last row calls itself that holds sums of the rows above, and no sample."""
+FIRST = 100
+"""Lines whose words show what a column holds."""
+_UNNAMED = re.compile(r"__index_level_[0-9]+__")  # stored by pandas next to the columns
+_CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f]")
+"""Signs that no text has."""
+
+
+@dataclass
+class Part:
+    """One file of a table, or a frame.
+
+    Attributes:
+        where: its path, or a name for messages.
+        header: the names of its columns.
+        load: returns its rows, where the spelling of some columns is kept.
+        place: how messages name a row.
+        faults: how its separator and encoding differ from those asked for.
+        signs: its own settings for signs in numbers, among several files.
+        frame: its rows, after :meth:`read`.
+    """
+
+    where: Path
+    header: list[str]
+    load: Callable[[Collection[str]], pd.DataFrame]
+    place: Place = row_of_array
+    faults: list[DataFault] = field(default_factory=list)
+    signs: Mapping[str, str] = field(default_factory=dict)
+    frame: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+    def read(self, texts: Collection[str]) -> None:
+        """Read the rows, once. Columns without a name and a value are left out.
+
+        Args:
+            texts: columns whose cells keep their spelling, such as ``007``.
+
+        Raises:
+            UsageError: there are no rows, a line has another number of cells, a name is repeated, or the last row has
+                sums.
+        """
+        frame = self.load(texts)
+        frame.columns = self.header
+        blank = [
+            not name.strip() and (cells.isna() | (cells == "")).all()
+            for name, cells in frame.items()
+        ]
+        if any(blank):
+            frame = frame.loc[:, ~np.array(blank)]
+            warn(
+                f"{self.where}: columns without a name and a value are left out: {sum(blank)}"
+            )
+        self.header, self.frame = list(frame), frame
+        twice = first_duplicate(self.header)
+        if twice is not None:
+            at = [str(k) for k, name in enumerate(self.header, 1) if name == twice]
+            raise UsageError(
+                f"{self.where}: names of columns must be distinct; got {twice!r} as columns {' and '.join(at)}. "
+                "Rename or remove one of them."
+            )
+        if not len(frame):
+            raise UsageError(f"{self.where} must have rows; got no rows. Add samples.")
+        with located(str(self.where), self.place):
+            _check_last_row(frame)
+
+    def cells(self, name: str, how: Reading, text: bool = False) -> Cells:
+        """Return the cells of a column, all empty if it is not there."""
+        if name not in self.frame:
+            return np.full(len(self.frame), np.nan)
+        spelt = name in (how.word_columns or ())
+        free = name == how.text_column
+        marks = ("",) if spelt or free else how.marks
+        fold = how.fold_case and not free
+        return cells_of(self.frame[name], text or spelt, marks, fold)
+
+
+@dataclass
+class Opened:
+    """A table of one or several parts.
+
+    Attributes:
+        where: its path, or a name for messages.
+        parts: its files, or one frame.
+        client: the name of the column that the names of the files make, or an empty text.
+        faults: other settings that read it.
+    """
+
+    where: Path
+    parts: list[Part]
+    client: str = ""
+    faults: list[DataFault] = field(default_factory=list)
+
+    @property
+    def header(self) -> list[str]:
+        """Return the names of all columns, that of the clients first if each file is one."""
+        names = [name for part in self.parts for name in part.header]
+        return list(dict.fromkeys([self.client, *names] if self.client else names))
+
+    def __len__(self) -> int:
+        return sum(len(part.frame) for part in self.parts)
+
+    def place(self, row: int) -> str:
+        """Return how messages name a row."""
+        if not self.client:
+            return self.parts[0].place(row)
+        for part in self.parts:
+            if row < len(part.frame):
+                return f"{part.where.name}, {part.place(row)}"
+            row -= len(part.frame)
+        return row_of_array(row)
+
+    def parts_of(self, name: str, how: Reading, text: bool = False) -> list[Cells]:
+        """Return the cells of a column in each part: float64, or text."""
+        if name != self.client:
+            return [part.cells(name, how, text) for part in self.parts]
+        names = [composed(part.where.stem) for part in self.parts]
+        return [
+            pd.Categorical.from_codes(np.zeros(len(part.frame), int), [name])
+            for part, name in zip(self.parts, names, strict=True)
+        ]
+
+    def cells(self, name: str, how: Reading) -> pd.Categorical:
+        """Return the cells of a column as text."""
+        return texts_of(joined(self.parts_of(name, how, True)))
+
+
+def joined(parts: Sequence[Cells]) -> Cells:
+    """Return the cells of several parts as one column."""
+    if len(parts) == 1:
+        return parts[0]
+    numbers = [each for each in parts if isinstance(each, np.ndarray)]
+    if len(numbers) == len(parts):
+        return np.concatenate(numbers)
+    texts = [texts_of(each) for each in parts]
+    words = pd.Index(
+        list(dict.fromkeys(word for each in texts for word in each.categories)),
+        dtype=object,
+    )
+    codes = [words.get_indexer(each.categories)[each.codes] for each in texts]
+    return pd.Categorical.from_codes(np.concatenate(codes), words)
+
+
+def is_table(path: Path) -> bool:
+    """Return whether a path is a table, several tables, or texts in lines."""
+    single = path.suffix.lower() in (*TABLES, ".jsonl")
+    return bool(files_of(path)) or (not path.is_dir() and single)
+
+
+def unpacked(path: Path) -> str:
+    """Return what makes a table of a file of another kind, or an empty text."""
+    ways = {
+        ".gz": f"Unpack it first: gunzip {path}.",
+        ".zip": "Unpack it first.",
+        ".txt": "Rename a table of commas to .csv, and one of tabs to .tsv.",
+    }
+    return ways.get(path.suffix.lower(), "")
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return the tables of a folder or of a list of files, in sorted order; none for anything else.
+
+    A folder whose subfolders hold images is a dataset of images, whatever else it has.
+
+    >>> files_of(Path("b.csv,a.csv"))
+    [PosixPath('a.csv'), PosixPath('b.csv')]
+
+    Raises:
+        UsageError: two files have one name, or there is an Excel file.
+    """
+    files = [path]
+    parts: list[Path] = []
+    if path.is_dir():
+        files = [] if holds_images(path) else sorted(path.glob("[!.]*"))
+        parts = [file for file in files if file.suffix.lower() in TABLES]
+    elif BETWEEN in str(path) and not path.exists():
+        parts = sorted(map(Path, str(path).split(BETWEEN)))
+    excel = [file for file in files if file.suffix.lower() in EXCEL]
+    if excel:
+        raise UsageError(
+            f"{excel[0]} must be a text table; got an Excel file. Save it as CSV UTF-8 (.csv)."
+        )
+    twice = first_duplicate([composed(part.stem) for part in parts])
+    if twice is not None:
+        both = [str(part) for part in parts if composed(part.stem) == twice]
+        raise UsageError(
+            f"each file must have its own name, the name of its client; got {twice!r} in {listing(both)}. "
+            "Rename one of them."
+        )
+    return parts
+
+
+def open_table(source: Path | pd.DataFrame, reading: Reading) -> Opened:
+    """Open a table and read its header. :meth:`Part.read` then reads the rows of each part.
+
+    Raises:
+        UsageError: the file is no text, or has no rows.
+    """
+    if isinstance(source, pd.DataFrame):
+        frame = source.copy(deep=False)
+        header = [composed(str(name)) for name in frame]
+        where = Path("the table")
+        return Opened(where, [Part(where, header, lambda _: frame)])
+    files = files_of(source)
+    if not files:
+        part = _part(source, reading)
+        return Opened(source, [part], faults=part.faults)
+    plain = replace(reading, **{key: getattr(Reading, key) for key in WRITTEN})
+    parts = [
+        _part(file, plain if file.suffix.lower() == PARQUET else reading)
+        for file in files
+    ]
+    found = Opened(source, parts, reading.client_column)
+    for part in found.parts:
+        if reading.client_column in part.header and not found.faults:
+            found.client = "file"
+            found.faults.append(
+                DataFault(
+                    f"each file must be one client, or a column must name the clients; got both in {part.where}, "
+                    f"column {reading.client_column!r}.",
+                    "Leave the column out:",
+                    client_column=found.client,
+                    exclude_columns=[reading.client_column],
+                )
+            )
+        for fault in part.faults:
+            warn(f"{part.where} is read with {spelled(**fault.repair)}")
+    return found
+
+
+def _part(path: Path, reading: Reading) -> Part:
+    suffix = path.suffix.lower()
+    if suffix == PARQUET:
+        return _parquet(path, reading)
+    return _json_lines(path, reading) if suffix == ".jsonl" else Csv(path, reading).part
+
+
+def _check_last_row(frame: pd.DataFrame) -> None:
+    """Refuse a last row of sums: a cell says so, alone in its column, and another one is empty or a sum."""
+    last = frame.iloc[-1]
+    for name, cell in last.items():
+        named = str(cell).strip(" :").lower() in TOTALS
+        if not named or (frame[name] == cell).sum() > 1:
+            continue
+        numbers = frame.astype(object).apply(pd.to_numeric, errors="coerce")
+        above, end = numbers[:-1], numbers.iloc[-1]
+        sums = (end > above.max()) & np.isclose(end, above.sum(), rtol=1e-3)
+        if (sums | last.isna() | (last == "")).any():
+            raise DataFault(
+                f"each row must be a sample; got {cell!r}, a row of sums.",
+                "Remove the row.",
+                len(frame) - 1,
+            )
+
+
+# --- .csv ----------------------------------------------------------------------------------------------------------
+
+
+class Csv:
+    """A .csv file in memory, in UTF-8. Its separator and its encoding are those that read it.
+
+    Pandas pads short lines, and an open quotation mark swallows lines. Then the file has another number of separators,
+    and each line is looked at.
+    """
+
+    def __init__(self, path: Path, reading: Reading) -> None:
+        self.path, self.delimiter = path, reading.delimiter_of(path)
+        self.reading = reading
+        self.data, found = _decoded(path, reading)
+        faults = []
+        if found != reading.encoding:
+            at = f"{path} is not a readable {path.suffix} file in {reading.encoding}."
+            faults.append(DataFault(at, "Read it so:", encoding=found))
+        header = self._read_header()
+        row = header[0]
+        if len(header) == 1 and row != reading.text_column:
+            sign = max(SEPARATORS, key=row.count)
+            if sign not in row:
+                row = next(islice(self.rows(), 1, None), (0, [""]))[1][0]
+                sign = max(SEPARATORS, key=row.count)
+            if sign in row:
+                separator = "tab" if sign == "\t" else sign
+                faults.append(
+                    DataFault(
+                        f"{path} must have more than one column; got {row!r}.",
+                        f"With another separator it has {row.count(sign) + 1} columns:",
+                        separator=separator,
+                    )
+                )
+                self.delimiter = sign
+                header = self._read_header()
+        self.part = Part(path, header, self.load, self.place, faults)
+
+    def _read_header(self) -> list[str]:
+        self.above = self._header_row()
+        return next(self.rows())[1]
+
+    def place(self, row: int) -> str:
+        """Return the line of a row."""
+        return f"line {next(islice(self.rows(), row + 1, None))[0]}"
+
+    def load(self, texts: Collection[str]) -> pd.DataFrame:
+        """Return all rows. Words keep their spelling, and so do all cells if numbers have other signs."""
+        header = self.part.header
+        words = {k for k, name in enumerate(header) if name in texts}
+        if self.reading.numbers != PLAIN_NUMBERS:
+            words |= {*range(len(header))}
+        marks = self.reading.marks
+        for _, cells in islice(self.rows(), 1, FIRST + 1):
+            for k, cell in enumerate(cells):
+                plain = is_number(cell) or cell.strip().lower() in marks
+                if not plain or is_padded(cell):
+                    words.add(k)
+        spellings = {form(mark) for mark in marks for form in (str, str.upper, str.title)}  # fmt: skip
+        numeric = [k for k in range(len(header)) if k not in words]
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", ParserWarning)
+                warnings.simplefilter("ignore", DtypeWarning)  # read as words
+                frame = pd.read_csv(
+                    io.BytesIO(self.data),
+                    sep=self.delimiter,
+                    names=list(range(len(header))),
+                    skiprows=self.above + 1,
+                    index_col=False,
+                    dtype=dict.fromkeys(words, str),
+                    na_values=dict.fromkeys(numeric, sorted({*spellings, "NaN"})),
+                    keep_default_na=False,
+                )
+        except (ValueError, ParserWarning) as error:
+            self.check_rows()
+            raise self._unreadable(error) from error
+        line, _ = next(self.rows())
+        start = 0
+        for _ in range(line):
+            start = self.data.find(b"\n", start) + 1
+        separators = self.data.count(self.delimiter.encode(), start)
+        if separators != (len(header) - 1) * len(frame):
+            self.check_rows()
+        return frame
+
+    def check_rows(self) -> None:
+        """Look at each line."""
+        for _ in self.rows():
+            pass
+
+    def rows(self) -> Iterator[tuple[int, list[str]]]:
+        """Yield line number and cells of every line that is not blank, header first. Titles above it are left out.
+
+        Raises:
+            UsageError: a line has another number of cells, or a quotation mark is open.
+        """
+        rows = islice(self._lines(), self.above, None)
+        _, line, cells = next(rows, (0, 0, []))
+        header = list(map(composed, cells))
+        if not header:
+            raise UsageError(f"{self.path} must have rows; got an empty file.")
+        yield line, header
+        seen: list[Counter[str]] = [Counter() for _ in header]
+        number = 0
+        for first, line, cells in rows:
+            if not cells:
+                continue
+            number += 1
+            if len(cells) != len(header):
+                way = "Add cells to the header"
+                if any(cells[len(header) :]):
+                    way = "Correct the line"
+                    if number == 1:
+                        way = "Remove the header if it is a title or a comment, or correct the line"
+                raise UsageError(
+                    f"{self.path}, line {first}: every line must have {len(header)} cells like the header; "
+                    f"got {len(cells)}. {way}."
+                )
+            if line > first and swallows_rows(cells, self.delimiter, seen):
+                raise UsageError(
+                    f"{self.path}, line {first}: a quotation mark must be closed; got one that is open until line "
+                    f"{line}. Close it, or double it within a cell."
+                )
+            if line < SEEN:
+                for values, cell in zip(seen, cells, strict=True):
+                    values[cell] += 1
+            yield line, cells
+
+    def _lines(self) -> Iterator[tuple[int, int, list[str]]]:
+        """Yield first and last line and the cells of every row."""
+        file = io.TextIOWrapper(io.BytesIO(self.data), "utf-8", newline="")
+        reader = csv.reader(file, delimiter=self.delimiter)
+        line = 0
+        try:
+            for cells in reader:
+                yield line + 1, reader.line_num, cells
+                line = reader.line_num
+        except csv.Error as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> UsageError:
+        return UsageError(
+            f"{self.path} must be a readable .csv file: {error}. Correct the file."
+        )
+
+    def _header_row(self) -> int:
+        """Return the number of rows above the header: blank lines, and titles of one cell above names.
+
+        Rows of one cell with another separator are no titles.
+        """
+        above: list[int] = []
+        title = ""
+        for k, (_, _, cells) in enumerate(islice(self._lines(), SEEN)):
+            names = [cell for cell in cells if cell.strip()]
+            line = self.delimiter.join(cells)
+            if len(names) > 1:
+                signs = [sign for sign in SEPARATORS if sign in title]
+                signs = [sign for sign in signs if sign != self.delimiter]
+                alike = any(title.count(sign) == line.count(sign) for sign in signs)
+                titled = len(above) <= TITLES and not alike
+                if not above or (titled and not any(map(is_number, names))):
+                    return k
+                break
+            if names:
+                above.append(k)
+                title = line
+        return above[0] if above else 0
+
+
+def swallows_rows(
+    cells: Sequence[str], delimiter: str, seen: Sequence[Counter[str]]
+) -> bool:
+    """Return whether a cell of several lines holds the next rows, because a quotation mark in it is not closed.
+
+    Its lines then have the cells of rows: numbers, words that their columns have, or any text in columns of texts.
+
+    Args:
+        seen: words of each column in earlier rows.
+    """
+
+    def fits(part: str, k: int) -> bool:
+        words = seen[k]
+        texts = 2 * len(words) > words.total() and not any(map(is_number, words))
+        return texts or is_number(part) or part in words
+
+    width = len(cells)
+    for k, cell in enumerate(cells):
+        first, *rows = (line.split(delimiter) for line in cell.rstrip("\n").split("\n"))
+        whole = all(len(row) == width for row in rows[:-1])
+        if not rows or not whole or len(first) != width - k:
+            continue
+        if len(rows[-1]) not in (k + 1, width):
+            continue
+        parts = list(enumerate(first[1:], k + 1))
+        for row in rows:
+            parts += enumerate(row[:k])
+        if all(fits(part, place) for place, part in parts):
+            return True
+    return False
+
+
+def _decoded(path: Path, reading: Reading) -> tuple[bytes, str]:
+    """Return a file's bytes in UTF-8, and the encoding that reads it: the one asked for, or a likely one.
+
+    Raises:
+        UsageError: the file is no text.
+    """
+    data = path.read_bytes()
+    wide = _wide_encoding(data)
+    tried = [reading.encoding]
+    if wide and not codecs.lookup(reading.encoding).name.startswith(("utf-16", "utf-32")):  # fmt: skip
+        tried = [wide]
+    single = "cp1252" if re.search(b"[\x80-\x9f]", data) else "latin-1"
+    for encoding in dict.fromkeys([*tried, ENCODING, single, "cp1252", "latin-1"]):
+        try:
+            text = data.decode(replace(reading, encoding=encoding).python_encoding)
+        except UnicodeError:
+            continue
+        if not _CONTROL.search(text[:LOOKED_AT]):
+            same = encoding == ENCODING and not data.startswith(codecs.BOM_UTF8)
+            return data if same else text.encode(), encoding
+    raise UsageError(
+        f"{path} must be a text table; got bytes that are no text. Save it as CSV UTF-8 (.csv)."
+    )
+
+
+LOOKED_AT = 2**20
+"""Signs at the beginning of a file that show whether it is a text, and of which kind."""
+
+
+def _wide_encoding(data: bytes) -> str:
+    """Return the encoding of two bytes a letter that a file has by its first bytes, or an empty text."""
+    first = data[:4]
+    if first[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return "utf-16"
+    if b"\0" in first:
+        return "utf-16-be" if first[:1] == b"\0" else "utf-16-le"
+    return ""
+
+
+# --- .jsonl --------------------------------------------------------------------------------------------------------
+
+
+def _json_lines(path: Path, reading: Reading) -> Part:
+    """Open a .jsonl file. The keys of its first line are the columns, and a key that a later line lacks is missing."""
+    reading.check_unasked(f"{path} holds lines of its own", "separator")
+    data, found = _decoded(path, reading)
+    faults = []
+    if found != reading.encoding:
+        at = f"{path} is not a readable {path.suffix} file in {reading.encoding}."
+        faults.append(DataFault(at, "Read it so:", encoding=found))
+
+    def entries() -> Iterator[tuple[int, dict[str, Any]]]:
+        for number, line in enumerate(io.BytesIO(data), 1):
+            if not line.strip():
+                continue
+            try:
+                entry = storage.parsed_json(line.decode())
+            except ValueError as error:
+                raise UsageError(
+                    f"{path}, line {number} must be JSON: {error}. Correct the line."
+                ) from error
+            if not isinstance(entry, dict):
+                raise UsageError(
+                    f"{path}, line {number} must be an object of keys and values; got {type(entry).__name__}."
+                )
+            yield number, entry
+
+    rows = entries()
+    first = next(rows, None)
+    if first is None:
+        raise UsageError(f"{path} must have rows; got an empty file.")
+
+    def load(texts: Collection[str]) -> pd.DataFrame:
+        columns: dict[str, list[Any]] = {name: [] for name in first[1]}
+        for _, entry in chain([first], rows):
+            for name, cells in columns.items():
+                cells.append(entry.get(name))
+        return pd.DataFrame(columns, dtype=object)
+
+    def place(row: int) -> str:
+        return f"line {next(islice(entries(), row, None))[0]}"
+
+    header = list(map(composed, first[1]))
+    return Part(path, header, load, place, faults)
+
+
+# --- .parquet ------------------------------------------------------------------------------------------------------
+
+
+def _parquet(path: Path, reading: Reading) -> Part:
+    """Open a .parquet file, by pyarrow. Each text is in memory once.
+
+    A file that unpacks to far more than it has bytes is refused.
+    """
+    reading.check_unasked(f"{path} says itself how it is written", *WRITTEN)
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ModuleNotFoundError as error:
+        raise needs_package("pyarrow", f"read {path}", "parquet") from error
+
+    def unreadable(error: Exception) -> UsageError:
+        return UsageError(
+            f"{path} must be a readable .parquet file: {error}. Save it again."
+        )
+
+    try:
+        file = parquet.ParquetFile(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise unreadable(error) from error
+    fields, about = file.schema_arrow, file.metadata
+    names = [name for name in fields.names if not _UNNAMED.fullmatch(name)]
+
+    def load(texts: Collection[str]) -> pd.DataFrame:
+        groups = map(about.row_group, range(about.num_row_groups))
+        stored = sum(group.total_byte_size for group in groups)
+        each = sum(64 if name in texts else 8 for name in names)
+        taken = max(about.num_rows * each, stored)
+        storage.check_unpacked(path, path.stat().st_size, taken)
+        words = [field.name for field in fields if "string" in str(field.type)]
+        try:
+            table = parquet.ParquetFile(path, read_dictionary=words).read(names)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise unreadable(error) from error
+        return table.to_pandas(ignore_metadata=True, integer_object_nulls=True)
+
+    return Part(path, list(map(composed, names)), load)
