@@ -10,9 +10,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 def seed_of(run_seed: int, purpose: str, *parts: int | str) -> int:
@@ -25,6 +28,8 @@ def seed_of(run_seed: int, purpose: str, *parts: int | str) -> int:
 
 def torch_generator(run_seed: int, purpose: str, *parts: int | str) -> torch.Generator:
     """Return a CPU generator for one purpose. It is on the CPU for GPUs too, so that devices agree."""
+    import torch
+
     return torch.Generator().manual_seed(seed_of(run_seed, purpose, *parts))
 
 
@@ -41,6 +46,8 @@ def torch_seeded(seed: int) -> Iterator[None]:
 
     This is for modules that draw from the global generator (dropout, initialisation).
     """
+    import torch
+
     devices = (
         list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     )

@@ -8,13 +8,11 @@ import unicodedata
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fl_core.data import preprocessing
 from fl_core.data.arrays import (
@@ -31,15 +29,15 @@ from fl_core.data.described import ColumnTable
 from fl_core.data.faults import DataFault, located
 from fl_core.data.preprocessing import Categories, Preprocessing
 from fl_core.errors import UsageError, listing, spelled, warn
-from fl_core.models.adapter import (
-    Layout,
-    PackedShape,
-    as_array,
-    check_tables,
-    pack,
-)
 from fl_core.models.tokens import PAD, SPECIAL, START, UNKNOWN, TokenShape
 from fl_core.rows import CLASSIFICATION, REGRESSION, task_of
+
+if (
+    TYPE_CHECKING
+):  # torch is imported where tensors are made: a table is checked without it
+    from torch import Tensor
+
+    from fl_core.models.adapter import Layout
 
 OWN_NAME = "own"
 """The name of data from Python, in records and messages."""
@@ -164,6 +162,8 @@ class Source:
             return TokenShape(self.x.shape[1:], len(SPECIAL) + len(self.words))
         if self.layout is not None:
             samples = self.tensor(np.arange(min(EXAMPLES, len(self))))
+            from fl_core.models.adapter import PackedShape
+
             return PackedShape(self.x.shape[1:], self.layout, samples)
         if not self.is_image:
             return tuple(self.x.shape[1:])
@@ -241,6 +241,8 @@ class Source:
 
         Texts are int64 token ids.
         """
+        import torch
+
         x = torch.from_numpy(self.x[indices])
         if not self.is_image:
             return x.float() if x.is_floating_point() else x
@@ -389,6 +391,8 @@ def source_of_parts(
     Raises:
         UsageError: names the part and the first bad row, or the difference between parts.
     """
+    from fl_core.models.adapter import check_tables, pack
+
     check_tables({part or "data": pair for part, pair in parts.items()})
     xs, ys, forms, whole = [], {}, [], True
     for part, (given, y) in parts.items():
@@ -444,6 +448,8 @@ def check_lengths(x: Sized, y: Sized) -> None:
 
 
 def _array(values: Any, where: str) -> Array:
+    from fl_core.models.adapter import as_array
+
     try:
         return as_array(values)
     except (ValueError, TypeError) as error:

@@ -8,10 +8,9 @@ import math
 import numbers
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import numpy as np
-import torch
 
 from fl_core import seeds
 from fl_core.data.arrays import Integers
@@ -30,7 +29,11 @@ from fl_core.errors import (
 from fl_core.registry import Registry
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 from fl_core.storage import parsed_json
-from fl_core.tree import Tree
+
+if TYPE_CHECKING:
+    import torch
+
+    from fl_core.tree import Tree
 
 SPLITS = ("train", "validation", "test")
 
@@ -418,6 +421,8 @@ class Partition:
 
         Indices are int64 in ``<client number>/<split>``. Other data are UTF-8 in ``meta``.
         """
+        import torch
+
         meta = {
             "kind": self.kind,
             "params": self.params,
@@ -495,7 +500,7 @@ class Partition:
 
 
 def _places(tensor: torch.Tensor) -> Integers:
-    if tensor.dtype != torch.int64 or tensor.ndim != 1:
+    if tensor.ndim != 1 or tensor.is_floating_point() or tensor.element_size() != 8:
         raise ValueError(
             f"positions of samples must be whole numbers; got {tensor.dtype} {list(tensor.shape)}"
         )
