@@ -26,7 +26,7 @@ from fl_core.rounds.clients import (
 )
 from fl_core.rows import ROUNDING, TABLE, scores_of
 from fl_core.storage import merge_trees
-from fl_core.training.loop import Phase
+from fl_core.training.phases import Phase
 from fl_core.tree import Tree
 
 if TYPE_CHECKING:

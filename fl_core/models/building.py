@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from fl_core import weights
 from fl_core.errors import UsageError, check_known, check_options, check_values, listing
 from fl_core.models.adapter import CLOSE, PackedShape, adapt, check_real, pass_notes
 from fl_core.models.tokens import START, TokenShape
@@ -581,7 +582,9 @@ def _pretrained_arguments(full: str, name: str, wanted: Any) -> Options:
         raise UsageError(
             f"model {full}: pretrained must be true, false or the path of a file; got {wanted!r}."
         )
-    overlay = {"file": wanted, "custom_load": wanted.endswith(".npz")}
+    overlay: Options = {"file": wanted, "custom_load": True}  # JAX's own arrays
+    if not wanted.endswith(".npz"):
+        overlay = {"state_dict": weights.read(Path(wanted))}
     return {"pretrained": True, "pretrained_cfg_overlay": overlay}
 
 

@@ -1,0 +1,43 @@
+"""A call in a child process, with limits of memory and of the processor's time."""
+
+import os
+import resource
+from pathlib import Path
+
+SECONDS, MEGABYTES = 5, 512
+
+
+def growth():
+    """Return the resident megabytes now and at most."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    found = dict(line.split(":", 1) for line in lines)
+    return [int(found[name].split()[0]) // 1024 for name in ("VmRSS", "VmHWM")]
+
+
+def limited(act, *errors):
+    """Call in a fork. Return the message of an error, or why the child ended, and its megabytes and seconds."""
+    reads, writes = os.pipe()
+    if child := os.fork():
+        os.close(writes)
+        with os.fdopen(reads) as pipe:
+            said = pipe.read()
+        status, used = os.wait4(child, 0)[1:]
+        seconds = used.ru_utime + used.ru_stime
+        text, _, taken = said.rpartition("\n")
+        return text or f"ended by {status}", int(taken or MEGABYTES), seconds
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins again
+        before = growth()[0]
+        data = before * 2**20 + MEGABYTES * 2**20
+        resource.setrlimit(resource.RLIMIT_DATA, (2 * data, 2 * data))
+        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+        try:
+            act()
+            text = "no error"
+        except errors as error:
+            text = str(error)
+        except BaseException as error:
+            text = f"raw: {type(error).__name__}: {error}"
+        os.write(writes, f"{text}\n{growth()[1] - before}".encode(errors="replace"))
+    finally:
+        os._exit(0)
