@@ -24,6 +24,10 @@ _NORMS = (
     nn.RMSNorm,
     nn.LocalResponseNorm,
 )
+PARTS = ("lora_A", "lora_B")
+"""The two factors of an adapter, which are layers of their own: the update of a weight is B A."""
+ASIDE = ".original_module"
+"""The end of the path of a module that peft keeps aside, unused, next to a copy that trains."""
 _WEIGHTED = (nn.Linear, nn.modules.conv._ConvNd, nn.MultiheadAttention)
 
 
@@ -40,7 +44,7 @@ class Layer:
     Attributes:
         name: exact name, a module path if one module has the whole layer.
         parameters: exact names in ``model.named_parameters()``.
-        buffers: exact names of persistent buffers.
+        buffers: exact names of persistent buffers, and of what peft keeps aside unused.
         output: path of the module whose output is the layer's representation.
         used: whether a forward pass of the example reaches the layer.
         tables: the parameters that are embedding tables. A batch affects only the rows that it looks up.
@@ -162,8 +166,12 @@ def layers_of(
     members: dict[str, list[str]] = {}
     for name, unit in unit_of.items():
         members.setdefault(str(unit), []).append(name)
+    for unit in [unit for unit in members if unit.endswith(ASIDE)]:
+        beside = next(iter(_saved_beside(unit, members)), unit)
+        members[beside] += members.pop(unit) if beside != unit else []
+    parameters -= {name for name in parameters if f"{ASIDE}." in name}
     ordered = sorted(members, key=lambda unit: first.get(unit, trace.moments))
-    return tuple(
+    found = (
         frozen_of(
             Layer(
                 name=unit or "model",
@@ -181,6 +189,35 @@ def layers_of(
         )
         for unit in ordered
     )
+    return tuple(part for layer in found for part in split_adapters(layer))
+
+
+def split_adapters(layer: Layer) -> list[Layer]:
+    """Return a layer in its parts: the factors A and B of peft's adapters, if there are any, and the rest."""
+    inside = {
+        part: tuple(n for n in layer.tensors if f".{part}." in n) for part in PARTS
+    }
+    parts = [
+        replace(
+            layer,
+            name=f"{layer.name}.{part}".lstrip("."),
+            parameters=names,
+            buffers=(),
+            tables=(),
+        )
+        for part, names in inside.items()
+        if names
+    ]
+    if not parts:
+        return [layer]
+    taken = {name for part in parts for name in part.parameters}
+    rest = replace(
+        layer,
+        parameters=tuple(name for name in layer.parameters if name not in taken),
+        buffers=tuple(name for name in layer.buffers if name not in taken),
+    )
+    frozen = set(layer.frozen)
+    return [frozen_of(part, frozen) for part in (*parts, rest) if part.tensors]
 
 
 def frozen_tensors(model: nn.Module) -> set[str]:
@@ -193,6 +230,11 @@ def frozen_tensors(model: nn.Module) -> set[str]:
             fixed += module._buffers
         frozen.update(f"{path}.{name}".lstrip(".") for name in fixed)
     return frozen & tree.named_tensors(model).keys()
+
+
+def _saved_beside(unit: str, units: Iterable[str]) -> list[str]:
+    start = f"{unit.removesuffix(ASIDE)}.modules_to_save."
+    return [name for name in units if name.startswith(start)]
 
 
 def frozen_of(layer: Layer, frozen: set[str]) -> Layer:
@@ -259,6 +301,13 @@ def _units(
             by_matcher = _timm_groups(model, tensors)
         elif not declared:
             whole += _transformer_blocks(model)
+    # what peft wraps is one layer with its adapters, unless a group has it
+    whole += [
+        path
+        for path in modules
+        if f"{path}.base_layer" in modules
+        and not any(path.startswith(f"{group}.") for group in whole)
+    ]
     owners = {_owner(name) for name in tensors}
     units: dict[str, str | None] = {}
     for name in tensors:

@@ -299,8 +299,9 @@ def layer_cost(measurement: Measurement) -> list[Row]:
     The clients' models are alike, so the first model's costs are everyone's. The measurement's layers must be all
     layers of the network.
 
-    * ``parameters``: scalars of its parameters, frozen ones included. Sharing the layer sends them too.
+    * ``parameters``: scalars of its parameters, frozen ones included.
     * ``bytes``: parameters and persistent buffers as they are stored. Sharing the layer sends this much one way.
+      Frozen tensors are not sent.
     * ``forward_flops``, ``backward_flops``: FLOPs of one training sample when every parameter trains
       (:mod:`fl_core.run.costs`). Matrix products, convolutions and attention count. A multiply-add is two, everything
       elementwise is zero.
@@ -327,12 +328,13 @@ def layer_cost(measurement: Measurement) -> list[Row]:
                 seed=seed,
             )
         tensors = tree.named_tensors(subject.model)
-        known = {name for name, _ in subject.model.named_parameters()}
         for layer in layers:
-            n = sum(tensors[name].numel() for name in layer.tensors if name in known)
+            n = sum(tensors[name].numel() for name in layer.parameters)
             common: dict[str, Any] = {"client": subject.client, "layer": layer.name}
             common |= {"n_params": n, "n_train": subject.n_train, "stderr": 0.0}
-            stored = tree.n_bytes(tree.select(tensors, layer.tensors))
+            stored = tree.n_bytes(
+                tree.select(tensors, set(layer.tensors) - set(layer.frozen))
+            )
             rows.append(_cost("parameters", n, "count", **common))
             rows.append(_cost("bytes", stored, "storage", **common))
             for variant in WORK:

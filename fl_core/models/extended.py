@@ -13,6 +13,7 @@ from torch.func import functional_call
 from torch.nn.functional import normalize
 
 from fl_core.errors import UsageError
+from fl_core.models.adapter import Adapter
 from fl_core.tree import Hook, Tree, in_mode, with_hooks
 
 PROMPTS = ("prompts", "contrast_prompts")
@@ -316,11 +317,12 @@ class Gated(nn.Module):
             at += len(sizes)
 
 
-def head_path(model: nn.Module, example: Tensor) -> str:
-    """Return the path of the linear layer whose output is the model's.
+def head_path(model: nn.Module, example: Tensor, exact: bool = True) -> str:
+    """Return the path of the linear layer whose output is the model's own, before an adapter reshapes it.
 
     Args:
         example: a batch that the model takes.
+        exact: if not, the last linear layer of the pass is taken where none gives the output itself.
 
     Raises:
         UsageError: the model does not end in a linear layer.
@@ -328,7 +330,11 @@ def head_path(model: nn.Module, example: Tensor) -> str:
     outputs: dict[str, Any] = {}
 
     def note(path: str) -> Hook:
-        return lambda _module, _args, output: outputs.update({path: output})
+        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+            outputs.pop(path, None)
+            outputs[path] = output
+
+        return hook
 
     linear = [
         path for path, module in model.named_modules() if isinstance(module, nn.Linear)
@@ -338,8 +344,12 @@ def head_path(model: nn.Module, example: Tensor) -> str:
         in_mode(model, False),
         torch.no_grad(),
     ):
-        wanted = model(example)
+        wanted = model.raw(example) if isinstance(model, Adapter) else model(example)
     path = next((path for path, output in outputs.items() if output is wanted), None)
+    if path is None and outputs and not exact:
+        path = next(reversed(outputs))
+    if isinstance(model, nn.Linear):
+        path = ""
     if path is None:
         raise UsageError(
             f"{type(model).__name__} must end in a linear layer, the classifier. Choose another model."

@@ -22,16 +22,20 @@ from fl_core.errors import (
     check_known,
     read_options,
 )
-from fl_core.layers import Layer
+from fl_core.layers import PARTS, Layer
 from fl_core.models.extended import head_path
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.tree import Tree
 
 ALL, ATTENTION = "all", "attn"
-PARTS = ("lora_A", "lora_B")
-"""The two factors of an adapter, which are layers of their own: the update of a weight is B A."""
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _LINEAR = (nn.Linear, *_CONVOLUTIONS)
+
+
+def _is_linear(module: nn.Module) -> bool:
+    kind = type(module)  # GPT-2's linear layers are transformers' Conv1D
+    own = kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers.")
+    return own or isinstance(module, _LINEAR)
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class Lora:
 
     Attributes:
         r: rank of an update, at least 1.
+        rank_pattern: other ranks by the end of a module path, such as ``query:4``. In the text they are separated by
+            ``+``.
         targets: ``all`` linear and convolutional layers but the classifier and grouped convolutions, ``attn`` for
             linear layers of attention, or ends of module paths such as ``attn.qkv``. In the text they are separated by
             ``+``.
@@ -51,13 +57,26 @@ class Lora:
     targets: tuple[str, ...] = (ALL,)
     alpha: Positive | None = None
     dropout: Annotated[float, BELOW_1] = 0.0
+    rank_pattern: tuple[str, ...] = ()
+
+    def ranks(self) -> dict[str, int]:
+        """Return the other ranks by the end of a module path."""
+        found = {}
+        for entry in self.rank_pattern:
+            target, _, rank = entry.rpartition(":")
+            if not (target and rank.isdigit() and int(rank)):
+                raise UsageError(
+                    f"rank_pattern of adapt must be TARGET:RANK; got {entry!r}. Write rank_pattern=query:4+value:8."
+                )
+            found[target] = int(rank)
+        return found
 
 
 def parse(text: str) -> Lora:
     """Read what ``--adapt`` asks for.
 
     >>> parse("lora:r=4,targets=attn.qkv+attn.proj")
-    Lora(r=4, targets=('attn.qkv', 'attn.proj'), alpha=None, dropout=0.0)
+    Lora(r=4, targets=('attn.qkv', 'attn.proj'), alpha=None, dropout=0.0, rank_pattern=())
 
     Raises:
         UsageError: another method than lora, an unknown or repeated key, or a value out of range.
@@ -72,7 +91,8 @@ def parse(text: str) -> Lora:
             raise UsageError(
                 f"{key} of adapt must be given once; got {text!r}. Separate targets by +."
             )
-        values[key] = value.split("+") if key == "targets" else value
+        several = key in ("targets", "rank_pattern")
+        values[key] = value.split("+") if several else value
     adapters: Lora = read_options("adapt", Lora, values)
     return adapters
 
@@ -83,7 +103,8 @@ def with_adapters(
     """Freeze a model as the base of adapters, and return it with the layers that train.
 
     The model is changed. Its predictions stay, since B starts at zero. A starts at draws of the run's seed. In each
-    layer of the model the factors A are one layer and the factors B another. The classifier trains as before.
+    layer of the model the factors A are one layer and the factors B another. The classifier trains as before, but not
+    the last layer of a language model.
 
     Args:
         layers: of the model without adapters.
@@ -92,12 +113,15 @@ def with_adapters(
     Raises:
         UsageError: peft is not installed, a target is no linear layer, or the model does not end in one.
     """
-    head = head_path(model, example)
+    head = head_path(model, example, exact=False)
+    trains = None if _is_pretrained(model, head) else head
     names = {id(tensor): name for name, tensor in tree.named_tensors(model).items()}
     paths = _target_paths(model, lora, head)
     of_path = {path: names[id(model.get_submodule(path).weight)] for path in paths}
     model = adapt(model, lora, head, seed)
-    _freeze(model, head)
+    if trains is None:
+        model.get_submodule(head).requires_grad_(False)
+    _freeze(model, trains)
     return model, tuple(
         part
         for layer in layers
@@ -113,10 +137,24 @@ def adapt(model: nn.Module, lora: Lora, head: str, seed: int) -> nn.Module:
     """
     alpha = lora.r if lora.alpha is None else lora.alpha
     paths = _target_paths(model, lora, head)
-    adapted = inject(model, paths, lora.r, alpha, lora.dropout, seed)
+    ranks = lora.ranks()
+    for target in ranks:
+        ends = {path[k:] for path in paths for k in _starts(path)}
+        check_known("target of rank_pattern", target, sorted(ends))
+    patterns: dict[str, Any] = {"rank_pattern": ranks}
+    if lora.alpha is None:
+        patterns["alpha_pattern"] = ranks
+    adapted = inject(model, paths, lora.r, alpha, lora.dropout, seed, **patterns)
     for parameter in adapted.get_submodule(head).parameters():
         parameter.requires_grad_(True)
     return adapted
+
+
+def _is_pretrained(model: Any, head: str) -> bool:
+    """Return whether the last layer is a language model's, which is pretrained and often tied to the embedding."""
+    if not hasattr(model, "get_output_embeddings"):
+        return False
+    return model.get_output_embeddings() is model.get_submodule(head)
 
 
 def _parts(layer: Layer, of_path: Mapping[str, str], live: Tree) -> list[Layer]:
@@ -145,31 +183,23 @@ def _parts(layer: Layer, of_path: Mapping[str, str], live: Tree) -> list[Layer]:
 
 def _target_paths(model: nn.Module, lora: Lora, head: str) -> list[str]:
     """Return the module paths of the layers that get adapters."""
-    inner = [
-        path
-        for path, module in model.named_modules()
-        if isinstance(module, nn.MultiheadAttention)
-    ]
+    left = left_out(model)
     fit = {
         path: module
         for path, module in model.named_modules()
-        if isinstance(module, _LINEAR)
-        and "weight" in module._parameters  # not a parametrised one
-        and path not in (head, *grouped_convolutions(model))
-        and not any(path.startswith(f"{each}.") for each in inner)
+        if _is_linear(module) and path != head and not _is_left_out(path, left)
     }
     chosen = {
         ALL: list(fit),
         ATTENTION: [
             path
             for path, module in fit.items()
-            if type(module) is nn.Linear and _in_attention(model, path)
+            if not isinstance(module, _CONVOLUTIONS) and _in_attention(model, path)
         ],
     }
     for path in fit:
-        steps = path.split(".")
-        for k in range(len(steps)):
-            chosen.setdefault(".".join(steps[k:]), []).append(path)
+        for k in _starts(path):
+            chosen.setdefault(path[k:], []).append(path)
     chosen = {target: paths for target, paths in chosen.items() if paths}
     if not chosen:
         raise UsageError(
@@ -188,14 +218,27 @@ def _target_paths(model: nn.Module, lora: Lora, head: str) -> list[str]:
     return [path for path in fit if path in found]
 
 
-def grouped_convolutions(model: nn.Module) -> list[str]:
-    """Return the module paths of grouped convolutions. They get no adapters, which peft could not merge."""
-    modules = model.named_modules()
+def _starts(path: str) -> list[int]:
+    """Return where the ends of a module path begin."""
+    return [0, *(k + 1 for k, letter in enumerate(path) if letter == ".")]
+
+
+def left_out(model: nn.Module) -> list[str]:
+    """Return the module paths of linear maps that get no adapters.
+
+    These are grouped convolutions, which peft could not merge, attention in one piece and parametrised weights.
+    """
     return [
         path
-        for path, module in modules
-        if isinstance(module, _CONVOLUTIONS) and module.groups > 1
+        for path, module in model.named_modules()
+        if isinstance(module, nn.MultiheadAttention)
+        or (isinstance(module, _CONVOLUTIONS) and module.groups > 1)
+        or (_is_linear(module) and "weight" not in module._parameters)
     ]
+
+
+def _is_left_out(path: str, left: Iterable[str]) -> bool:
+    return any(path == each or path.startswith(f"{each}.") for each in left)
 
 
 def _in_attention(model: nn.Module, path: str) -> bool:
@@ -209,7 +252,7 @@ def _in_attention(model: nn.Module, path: str) -> bool:
     )
 
 
-def _freeze(model: nn.Module, head: str) -> None:
+def _freeze(model: nn.Module, head: str | None) -> None:
     """Turn all tensors that do not train into buffers outside of the state dict. Each module keeps their names."""
     made: dict[int, Tensor] = {}  # tied tensors stay one
     for path, module in model.named_modules():

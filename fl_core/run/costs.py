@@ -202,12 +202,14 @@ Node = Any  # torch.autograd.graph.Node
 
 
 def layer_bytes(layers: Sequence[Layer], model: nn.Module) -> dict[str, float]:
-    """Return layer -> bytes of all its tensors, buffers included."""
+    """Return layer -> bytes of its tensors that travel if it is shared, buffers included and frozen ones not."""
     live = tree.named_tensors(model)
-    return {
-        x.name: float(sum(live[n].numel() * live[n].element_size() for n in x.tensors))
-        for x in layers
-    }
+
+    def size(layer: Layer) -> float:
+        sent = (live[n] for n in layer.tensors if n not in layer.frozen)
+        return float(sum(each.numel() * each.element_size() for each in sent))
+
+    return {layer.name: size(layer) for layer in layers}
 
 
 @dataclass

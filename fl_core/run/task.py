@@ -430,10 +430,11 @@ def _adapt(
         raise UsageError(
             "batchnorm must be global or drop with adapt; got local. Adapters leave statistics unchanged."
         )
-    grouped = lora.grouped_convolutions(model) if lora.ALL in adapters.targets else []
-    if grouped:
+    wide = {lora.ALL, lora.ATTENTION}.intersection(adapters.targets)
+    if wide and (left := lora.left_out(model)):
         said.append(
-            f"{listing(grouped)} get no adapters and stay fixed, because they are grouped convolutions"
+            f"{listing(left)} get no adapters and stay fixed: grouped convolutions, nn.MultiheadAttention and "
+            "parametrised layers have none"
         )
     return lora.with_adapters(
         model, adapters, layers, models.example(data.shape), config.execution.seed

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import fedlayers as fl
+from fl_core import tree
 from tests.conftest import refuses
 from tests.networks import Wired
 
@@ -170,3 +171,55 @@ def test_a_model_of_several_outputs_is_exported(tmp_path):
     fl.export(out, tmp_path / "a.safetensors", model=Extra(), **own)
     found = fl.predict(tmp_path / "a.safetensors", X, model=Extra())
     assert torch.equal(found.logits, model(X)[0])
+
+
+class Chain(nn.Module):
+    """Blocks and a classifier as in timm, for several forms of inputs and outputs."""
+
+    def __init__(self, form, classes=3):
+        super().__init__()
+        self.form, self.num_features = form, 7
+        self.blocks = nn.Sequential(
+            *(nn.Sequential(nn.Linear(7, 7), nn.ReLU()) for _ in range(2))
+        )
+        self.norm, self.head = nn.LayerNorm(7), nn.Linear(7, classes)
+
+    def forward(self, x=None, tokens=None):
+        x = x if tokens is None else torch.cat([x, tokens.float()], 1)
+        logits = self.head(self.norm(self.blocks(x)))
+        forms = {"tensor": logits, "dict": {"logits": logits, "x": x}}
+        return forms.get(self.form, SimpleNamespace(logits=logits))
+
+
+BOTH = {"x": X, "tokens": TOKENS}
+INPUTS = {
+    "tensor": (torch.cat([X, TOKENS], 1), Y),
+    "tuple": ((X, TOKENS), Y),
+    "dict": (BOTH, Y),
+    "batch": {**BOTH, "labels": Y},
+}
+CALLERS = {
+    "adapt": {"adapt": "lora:r=2", "algorithm": "fedper"},
+    "heads": {"algorithm": "fedrod"},
+    "init": {},
+    "blocks": {"algorithm": "fedra", "options": {"lora_targets": None}},
+    "tuning": {"algorithm": "fedbabu"},
+}
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+@pytest.mark.parametrize("k", range(4))
+def test_the_last_layer_is_found_behind_each_form(caller, k, tmp_path):
+    """Inputs and outputs of other forms give the same bits as tensors."""
+    forms = ("tensor", ".logits", "dict")
+    how = dict(CALLERS[caller])
+    if caller == "adapt":
+        pytest.importorskip("peft")
+    if caller == "init":
+        how["init"] = str(tmp_path / "four.pt")
+        torch.save(network(Chain, form="", classes=4).state_dict(), how["init"])
+    found = []
+    for inputs, form in (("tensor", "tensor"), (list(INPUTS)[k], forms[k % 3])):
+        result = run(INPUTS[inputs], network(Chain, form=form), **how)
+        found.append(tree.digest(result.models["client_0"].state_dict()))
+    assert found[0] == found[1]

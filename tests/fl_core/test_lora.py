@@ -9,6 +9,8 @@ from torch import nn
 import fedlayers as fl
 from fl_core import models, tree
 from fl_core.errors import UsageError
+from fl_core.layers import sizes
+from fl_core.plan import LayerPlan
 from fl_core.rounds.recorder import Recorder
 from fl_core.run.runner import assemble, run
 from fl_core.training import evaluate
@@ -113,3 +115,56 @@ def test_algorithms_train_adapters_alone(algorithm):
     names = {name for layer in engine.task_info.layers for name in layer.tensors}
     assert any("lora_B" in name for name in names)
     assert not any(name.startswith("blocks.") and "lora_" not in name for name in names)
+
+
+def test_a_model_of_peft_has_its_factors_as_layers_and_sends_what_trains():
+    """A copy that trains next to the unused original is one layer, and counts once."""
+    from peft import LoraConfig, get_peft_model
+
+    options = {"r": 2, "target_modules": ["fc1"], "modules_to_save": ["fc3"]}
+    model = get_peft_model(network("plain"), LoraConfig(**options))
+    layers = fl.layers_of(model, models.example(TOY.shape))
+    parts = ("fc1.lora_A", "fc1.lora_B", "fc1", "fc2", "fc3.modules_to_save.default")
+    names = [layer.name.removeprefix("base_model.model.") for layer in layers]
+    assert tuple(name.replace(".base_layer", "") for name in names) == parts
+    counts = [*sizes(layers, model).values()]
+    assert counts == [2 * 36, 8 * 2, 36 * 8 + 8, 8 * 6 + 6, 6 * 3 + 3]
+    plan = LayerPlan(layers, ()).with_shared(layers[0].name)
+    for algorithm, trained in (
+        ("fedavg", counts[0] + counts[1] + counts[4]),
+        ("fedper", counts[0]),
+    ):
+        result = fl.run(
+            data=TOY,
+            model=model,
+            algorithm=algorithm,
+            rounds=1,
+            progress=False,
+            plan=plan if algorithm == "fedper" else None,
+        )
+        rows = result.to_frame()
+        assert set(rows[rows.metric == "bytes_up"].value) == {4.0 * trained}
+        assert type(result.models["a"]) is type(model)
+
+
+def test_ranks_differ_by_target_and_what_gets_no_adapter_is_named():
+    adapted = {"targets": "fc1+fc2", "rank_pattern": "fc2:1"}
+    text = ",".join(f"{key}={value}" for key, value in adapted.items())
+    task = assemble(
+        ADAPTED.with_keys(adapt=f"lora:r=2,{text}"), data=TOY, model=network("plain")
+    )
+    shapes = {
+        n: t.shape for n, t in tree.named_tensors(task.model).items() if "lora_A" in n
+    }
+    assert [shape[0] for shape in shapes.values()] == [2, 1]
+    for wrong in ("fc9:1", "fc2", "fc2:0"):
+        with pytest.raises(UsageError, match="rank_pattern"):
+            assemble(
+                ADAPTED.with_keys(adapt=f"lora:rank_pattern={wrong}"),
+                data=TOY,
+                model=network("plain"),
+            )
+    attention = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)
+    model = nn.Sequential(nn.Flatten(1, 2), attention, nn.Flatten(), nn.Linear(36, 3))
+    said = assemble(ADAPTED, data=TOY, model=model).notes()
+    assert any("1.self_attn get no adapters" in note for note in said)
