@@ -224,7 +224,10 @@ def fit_outputs(
                 output = _outputs(model, first[0])
                 raw = output_of(output, model)
                 if criterion is None:
-                    criterion, axis = fit_loss(request.loss, raw, first[1], *how)
+                    loss = request.loss
+                    if loss is None:  # a model of a run knows its own
+                        loss = getattr(model, "training_loss", None)
+                    criterion, axis = fit_loss(loss, raw, first[1], *how)
                 if output is not raw or raw.ndim != 2 or axis is not None:
                     layout = getattr(model, "layout", None)
                     model = adapted.setdefault(id(model), adapt(model, layout, axis))

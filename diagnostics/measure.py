@@ -62,7 +62,7 @@ def diagnose(
     budget: float | None = None,
     null: Nulls | str | Sequence[str] = (),
     model: str = "local",
-    round: int | str = "last",
+    round: int | str = "",
     progress: bool = True,
     options: Mapping[str, Any] | None = None,
     **others: Any,
@@ -77,7 +77,7 @@ def diagnose(
     >>> data = {silo: (torch.randn(40, 4), torch.arange(40) % 3) for silo in models}
     >>> report = diagnose(models, data, ["grad_norm", "cka"], progress=False)
     >>> report.summary().lead
-    'Report(grad_norm, cka; 2 layers, 2 clients, 0 rows without a value)'
+    'Report(grad_norm, cka; 2 layers, 2 clients, loss cross_entropy, 0 rows without a value)'
     >>> report.values("grad_norm").shape  # layers x clients
     (2, 2)
     >>> diagnose(models, data, "grad_norm", null="labels", progress=False).nulls["model"].unique().tolist()
@@ -105,8 +105,8 @@ def diagnose(
         null: names of :data:`diagnostics.null.NULLS`, or :class:`~diagnostics.null.Nulls`. The same is measured again
             on each null, for the report's ``nulls``. :func:`~diagnostics.select.select` compares them. Data of a
             metric's option ``test`` are shuffled too. A probe is not.
-        model, round: which of a run's models, ``local``, ``personal`` or ``global``, and of which round. See
-            :func:`diagnose_run`.
+        model, round: which of a run's models, ``local``, ``personal`` or ``global``, and of which round. By default
+            it is the round of ``result.models``. See :func:`diagnose_run`.
         progress: show a bar. All rows come at the end, so there is no picture to draw before (``live``).
         options: options of single metrics, {metric: {option: value}}, and the rarer settings of
             :class:`~diagnostics.diagnosis.Request` by name.
@@ -138,14 +138,12 @@ def diagnose(
         given |= {"round": round, "which": model, "null": null, **own}
         return diagnose_run(path, metrics, **given)
     if engine is not None:  # the result of a run that no directory holds
-        if (model, round) != ("local", "last"):
+        if (model, round) != ("local", ""):
             raise UsageError(
                 f"model and round must be left out for a result without a directory; got {model!r} and {round!r}. "
                 "Pass out= to fl.run."
             )
         data = engine.data if data is None else data
-        if loss is None:
-            given["loss"] = engine.clients.client_runner.criterion
         models = models.models
     return measure_models(models, data, Request.of(metrics, given), null)
 
@@ -177,7 +175,7 @@ def diagnose_features(
     >>> rng = np.random.default_rng(0)
     >>> saved = {client: {"block1": rng.normal(size=(40, 6)), "head": rng.normal(size=(40, 3))} for client in "ab"}
     >>> diagnose_features(saved, metrics=["cka", "svcca"], progress=False).summary().lead
-    'Report(cka, svcca; 2 layers, 2 clients, 0 rows without a value)'
+    'Report(cka, svcca; 2 layers, 2 clients, loss cross_entropy, 0 rows without a value)'
 
     Args:
         features: {client: {layer: array [n, ...]}} of the same samples in the same order. Layers of one name are
@@ -248,7 +246,7 @@ def diagnose_run(
     path: Path | str,
     metrics: Sequence[str] = DEFAULT,
     *,
-    round: int | str = "last",
+    round: int | str = "",
     which: str = "local",
     data: Any = None,
     model: Any = None,
@@ -265,7 +263,8 @@ def diagnose_run(
     Args:
         path: a run directory.
         metrics: registry names, or ``package.module:function``.
-        round: a round with a checkpoint, or ``"last"``.
+        round: a round with a checkpoint, ``"last"``, or ``"best"``: these models' best round under a stopping rule.
+            By default it is the best round of the model that decides when to stop, or the last without such a rule.
         which: ``local`` (after local training, before aggregation), ``personal`` or ``global``. A client without such a
             model was not sampled in that round. The header lists these clients under ``absent``.
         null: names of :data:`diagnostics.null.NULLS`. The same models are measured again on each null, for the report's
@@ -286,10 +285,16 @@ def diagnose_run(
             f"{path} must be a run directory; it is {kind}. Load it with fl.load_weights, "
             "or measure it with --models, --pattern and --model."
         )
+    found = runner.store.Run(path)
+    rule = found.stopping_rule()
+    if round == "best":
+        round = found.best_round(which)
+    elif round == "":
+        best = {} if rule is None else rule.best
+        round = "last" if rule is None else best.get(rule.main, "last")
     models, task = load_models(
         path, round, which, data=data, model=model, allow_code=allow_code
     )
-    found = runner.store.Run(path)
     knows_start = (
         found.header()["checkpoint"] == task.header("")["checkpoint"]
     )  # an own model may have others

@@ -219,7 +219,13 @@ class Report(Displayed):
         )
         metrics = ", ".join(dict.fromkeys(self.frame["metric"]))
         missing = int((self.frame["status"] != "ok").sum())
-        return f"Report({metrics}; {len(self.layers)} layers, {clients} clients, {missing} rows without a value)"
+        parts = [f"{len(self.layers)} layers", f"{clients} clients"]
+        if "round" in self.frame and self.frame["round"].notna().any():
+            parts.append(f"round {self.frame['round'].max():.0f}")
+        if "loss" in self.header:
+            parts.append(f"loss {self.header['loss']}")
+        parts.append(f"{missing} rows without a value")
+        return f"Report({metrics}; {', '.join(parts)})"
 
 
 def _numbers(table: pd.DataFrame) -> str:

@@ -123,7 +123,9 @@ class RunResult(Displayed):
             model = tree.copied(module).cpu()
             tree.load(model, chosen)
             found[name] = restore.with_labels(
-                original(model.eval()), self.engine.data.classes
+                original(model.eval()),
+                self.engine.data.classes,
+                self.engine.clients.client_runner.criterion,
             )
         return found
 

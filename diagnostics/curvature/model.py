@@ -256,7 +256,10 @@ def record_calls(
         if not isinstance(output, Tensor) or not output.requires_grad:
             return None
         formula, a = formula_of(module), a.detach()
-        norms = formula(module, a, passes) if formula else None
+        try:
+            norms = formula(module, a, passes) if formula else None
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+            norms = None  # a subclass may use its input in another way
         # the edge, not the tensor: an in-place operation may take the tensor further
         return None if norms is None else Tap(norms, get_gradient_edge(output), a)
 

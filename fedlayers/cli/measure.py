@@ -87,8 +87,8 @@ class Diagnose(OfRun):
     """Metrics: see fedlayers list metrics. Default: grad_variance hessian_trace cka federation_sensitivity."""
     measure_batch: int = 256
     """Samples per batch of the measurement. --batch-size is that of training."""
-    round: str = "last"
-    """Round of the run: one with a checkpoint, or last."""
+    round: str = ""
+    """Round of the run: one with a checkpoint, last or best. Default: best under a stopping rule, else last."""
     model: str | None = None
     """Models of the run: local, personal or global. Default: local. With --dataset: name of the model."""
     models: Path | None = None
@@ -117,8 +117,10 @@ class Diagnose(OfRun):
 
     def main(self, line: str) -> None:
         self.check_source()
-        if self.round != "last" and not self.round.isdigit():
-            raise UsageError(f"--round must be a number or last; got {self.round!r}.")
+        if self.round not in ("", "last", "best") and not self.round.isdigit():
+            raise UsageError(
+                f"--round must be a number, last or best; got {self.round!r}."
+            )
         for flag, needed in NEEDS.items():
             given = getattr(self, flag) != getattr(type(self), flag)
             if given and not any(getattr(self, other) for other in needed):
@@ -211,7 +213,7 @@ class Diagnose(OfRun):
             lambda: copy.deepcopy(task.model),
             by_position=self.by_position,
         )
-        number = max(found) if self.round == "last" else int(self.round)
+        number = int(self.round) if self.round.isdigit() else max(found)
         check_known("round of --models", str(number), map(str, found))
         return number, found[number]
 

@@ -39,6 +39,7 @@ from fl_core.run.own_code import (
     code_of,
 )
 from fl_core.run.task import Task, assemble
+from fl_core.training.losses import Loss
 
 _BESIDE = [
     "shape",
@@ -286,15 +287,19 @@ def load_models(
     own = {"data": data, "model": model, "allow_code": allow_code}
     _, _, models, task = next(load_rounds(path, [round], (which,), **own))
     return {
-        name: with_labels(original(model), task.data.classes)
+        name: with_labels(original(model), task.data.classes, task.criterion)
         for name, model in models.items()
     }, task
 
 
-def with_labels(model: nn.Module, names: Sequence[str]) -> nn.Module:
-    """Return the model with the names of its classes, in the order of its outputs, as its ``label_names``."""
-    model.label_names = tuple(names)  # type: ignore[assignment]
-    return model
+def with_labels(model: Any, names: Sequence[str], loss: Loss) -> nn.Module:
+    """Return the model with the names of its classes as ``label_names``, and its ``training_loss``.
+
+    The names are in the order of its outputs.
+    """
+    model.label_names, model.training_loss = tuple(names), loss
+    found: nn.Module = model
+    return found
 
 
 def load_rounds(

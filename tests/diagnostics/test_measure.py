@@ -61,12 +61,22 @@ def test_a_run_and_its_result_are_measured_as_the_run_s_models(tmp_path):
     pd.testing.assert_frame_equal(
         fl.diagnose(kept, **asked).frame, fl.diagnose(kept.path, **asked).frame
     )
-    result = fl.run(config, progress=False)
-    data = {client.name: client.train for client in result.engine.data.clients}
-    ours = fl.diagnose(result, **asked).frame["value"]
-    loss = runner.assemble(config).criterion
-    theirs = diagnose(result.models, data, loss=loss, **asked).frame["value"]
-    assert ours.to_list() == theirs.to_list()
+    config = config.with_keys(
+        patience=1, rounds=8, seed=1, loss="focal", algorithm="local"
+    )
+    for out in (None, tmp_path / "stopped"):
+        result = fl.run(config, out, progress=False)
+        data = {client.name: client.train for client in result.engine.data.clients}
+        for round in ("", "best") if out else ("",):
+            which = {"model": "personal", "round": round} if out else {}
+            report = fl.diagnose(result, **asked, **which)
+            theirs = diagnose(result.models, data, **asked)
+            assert report.header["loss"] == theirs.header["loss"] == "focal"
+            ours = report.frame["value"].to_list()
+            assert ours == theirs.frame["value"].to_list()
+    rule = Run(out).stopping_rule()
+    assert set(report.frame["round"]) == {rule.best[rule.main]} != {result.done}
+    assert f"round {rule.best[rule.main]}, loss focal" in report.summary().lead
 
 
 def test_a_task_is_measured_on_its_models_after_one_epoch(task, report):
