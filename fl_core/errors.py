@@ -321,7 +321,8 @@ def check_type(
 def checked(function: Function) -> Function:
     """Return a function that first checks the kinds of its arguments by its annotations.
 
-    One value may stand for a list. Annotations that name a type for type checkers alone are not checked.
+    One value may stand for a list. Annotations that name a type for type checkers alone are not checked. The function
+    runs with gradients, outside of inference mode, and with float32 as torch's default type.
 
     >>> @checked
     ... def train(rounds: int, out: Path | str = "run", layers: Sequence[str] = ()) -> None: ...
@@ -340,13 +341,29 @@ def checked(function: Function) -> Function:
         try:
             given = signature.bind_partial(*args, **options).arguments
         except TypeError:
-            return function(*args, **options)  # Python's error names the function
+            given = {}  # Python's error names the function
         for name, value in given.items():
             if signature.parameters[name].kind is not inspect.Parameter.VAR_KEYWORD:
                 _check_argument(name, value, argument_hint(function, name))
-        return function(*args, **options)
+        with _usual_torch():
+            return function(*args, **options)
 
     return cast(Function, call)
+
+
+@contextmanager
+def _usual_torch() -> Iterator[None]:
+    torch = sys.modules.get("torch")
+    if torch is None:  # nobody has changed it
+        yield
+        return
+    kind = torch.get_default_dtype()
+    with torch.inference_mode(False), torch.enable_grad():
+        torch.set_default_dtype(torch.float32)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(kind)
 
 
 @cache

@@ -347,6 +347,7 @@ def preserve_state(*models: nn.Module) -> Iterator[None]:
     * every module's training flag and hooks
     * every parameter's values, ``requires_grad`` and ``grad``: the same tensor objects with the same values. A forward
       pass may write parameters, as that of ``nn.Embedding(max_norm=...)`` does.
+    * an embedding's ``sparse``, which is off within
     * buffers, also non-persistent ones: the same objects with the same values
     * torch's CPU generator, and the CUDA generators if CUDA is in use
 
@@ -362,8 +363,17 @@ def preserve_state(*models: nn.Module) -> Iterator[None]:
         yield
 
 
+def make_dense(model: nn.Module) -> list[Any]:
+    """Let embeddings with sparse gradients have dense ones, of the same values, and return these modules."""
+    sparse: list[Any] = [m for m in model.modules() if getattr(m, "sparse", 0) is True]
+    for module in sparse:
+        module.sparse = False
+    return sparse
+
+
 def _remember(model: nn.Module) -> Callable[[], None]:
     modules = list(model.modules())
+    sparse = make_dense(model)
     training = [module.training for module in modules]
     hooks = [
         {name: dict(getattr(module, name)) for name in _HOOKS} for module in modules
@@ -383,6 +393,8 @@ def _remember(model: nn.Module) -> Callable[[], None]:
 
     @torch.no_grad()
     def restore() -> None:
+        for module in sparse:
+            module.sparse = True
         for module, mode, held, tables in zip(
             modules, training, buffers, hooks, strict=True
         ):

@@ -37,11 +37,13 @@ def check_real(model: nn.Module) -> None:
     Raises:
         UsageError: the message names the parameter, or the module.
     """
-    if isinstance(model, torch.jit.ScriptModule):
-        raise UsageError(
-            f"a model must be a module of Python code; got a {type(model).__name__}. "
-            "Pass the module that was scripted or traced."
-        )
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            where = f" at {path!r}" if path else ""
+            raise UsageError(
+                f"a model must be a module of Python code; got a {type(module).__name__}{where}. "
+                "Pass the module that was scripted or traced."
+            )
     for name, parameter in model.named_parameters():
         if parameter.is_complex():
             raise UsageError(
@@ -252,6 +254,11 @@ def pass_notes(model: nn.Module, x: Tensor) -> list[str]:
             model.own(x) if isinstance(model, Adapter) else model(x) for _ in range(2)
         )
     notes, tensors = [], []
+    if hidden := _unregistered(model):
+        notes.append(
+            f"{listing(hidden, 4)} holds modules that are never trained, sent or measured: use nn.ModuleList or "
+            "nn.ModuleDict instead of a list or dict"
+        )
     if isinstance(output, tuple | list) and not hasattr(output, "logits"):
         tensors = [part for part in output if isinstance(part, Tensor)]
     if len(tensors) > 1:
@@ -266,6 +273,21 @@ def pass_notes(model: nn.Module, x: Tensor) -> list[str]:
             "training=self.training, and draw nothing in evaluation"
         )
     return notes
+
+
+def _unregistered(model: nn.Module) -> list[str]:
+    """Return the attributes that hold modules with parameters in a Python list, tuple or dict alone."""
+    known = set(map(id, model.parameters()))
+    found = []
+    for path, module in model.named_modules():
+        for key, value in vars(module).items():
+            parts = value.values() if isinstance(value, dict) else value
+            if key[:1] == "_" or not isinstance(value, dict | list | tuple):
+                continue
+            held = [each for each in parts if isinstance(each, nn.Module)]
+            if any(id(p) not in known for each in held for p in each.parameters()):
+                found.append(f"{path}.{key}".lstrip("."))
+    return found
 
 
 class Adapter(nn.Module):

@@ -21,7 +21,7 @@ from fl_core.models.tokens import START, TokenShape
 from fl_core.registry import Registry, import_object, is_outside, parameters_of
 from fl_core.rows import CLASSIFICATION, MULTILABEL
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
-from fl_core.tree import copied, keep_evaluating, plain, preserve_state
+from fl_core.tree import copied, keep_evaluating, make_dense, plain, preserve_state
 
 Builder = Callable[..., nn.Module]
 Function = TypeVar("Function", bound=Builder)
@@ -173,6 +173,7 @@ def build(
     for module in model.modules():
         if getattr(module, "inplace", False) is True:
             setattr(module, "inplace", False)  # noqa: B010 (mypy takes a module's attributes for tensors)
+    make_dense(model)
     model.train()
     trial &= own is not None or label not in MODELS.own or isinstance(shape, TokenShape)
     if trial or _has_lazy_layers(model):
@@ -199,6 +200,7 @@ def copy_user_model(
     check_real(model)
     own = copied(plain(model)).cpu()
     keep_evaluating(own)
+    make_dense(own)
     own.train()
     if isinstance(shape, PackedShape):
         own = adapt(own, shape.layout)

@@ -1,0 +1,94 @@
+"""What surrounds a call, and odd modules: the usual values, a note, or one line at the start."""
+
+import pytest
+import torch
+from torch import nn
+
+import fedlayers as fl
+from tests.conftest import refuses
+from tests.networks import Wired
+
+X, Y = (
+    torch.randn(40, 4, generator=torch.Generator().manual_seed(0)),
+    torch.arange(40) % 3,
+)
+DATA = dict.fromkeys("ab", (X, Y))
+HOW = {"progress": False}
+
+
+class Float64:
+    def __enter__(self):
+        torch.set_default_dtype(torch.float64)
+
+    def __exit__(self, *_):
+        assert torch.get_default_dtype() == torch.float64
+        torch.set_default_dtype(torch.float32)
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+
+
+CALLS = {
+    "run": lambda model: fl.run(data=DATA, model=model, rounds=1, **HOW).scores,
+    "diagnose": lambda model: (
+        fl.diagnose(model, DATA, ["grad_norm", "hessian_trace"], **HOW).frame
+    ),
+    "tsne": lambda model: fl.tsne({"a": model, "b": model}, (X, Y), **HOW),
+    "layers_of": lambda model: fl.layers_of(model, X),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode, Float64])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_gives_the_same_in_each_context(call, around):
+    plain, model = CALLS[call](net()), net()
+    with around():
+        found = CALLS[call](model)
+    assert str(found) == str(plain)
+
+
+def looked_up(m, x):
+    return m.head(m.table(x.long().abs() % 9).mean(1))
+
+
+def nets():
+    listed = Wired(lambda m, x: m.out(m.parts[0](x)), out=nn.Linear(6, 3))
+    listed.parts = [nn.Linear(4, 6)]
+    table = nn.Embedding(9, 5, sparse=True)
+    return {
+        "sparse": (Wired(looked_up, table=table, head=nn.Linear(5, 3)), None, ""),
+        "listed": (listed, UserWarning, "parts holds modules that are never trained"),
+        "scripted": (
+            nn.Sequential(torch.jit.script(nn.Linear(4, 6)), nn.Linear(6, 3)),
+            fl.UsageError,
+            "at '0'",
+        ),
+        "lazy": (nn.Sequential(nn.LazyLinear(3)), fl.UsageError, "shape and numbers"),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:.*equal a training sample")
+@pytest.mark.parametrize("kind", ["sparse", "listed", "scripted", "lazy"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", None])
+def test_odd_modules_give_a_value_or_one_line(kind, optimizer):
+    model, wanted, words = nets()[kind]
+    if optimizer and kind == "lazy":
+        wanted = None  # its first pass gives it a shape
+
+    def call():
+        if optimizer is None:
+            return fl.diagnose(model, DATA, ["grad_norm"], **HOW)
+        return fl.run(data=DATA, model=model, optimizer=optimizer, rounds=1, **HOW)
+
+    if wanted is fl.UsageError:
+        with refuses(words):
+            call()
+    elif wanted:
+        with pytest.warns(wanted, match=words):
+            call()
+    else:
+        assert call() is not None
+    assert kind != "sparse" or model.table.sparse
