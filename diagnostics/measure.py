@@ -22,9 +22,11 @@ from fl_core.run import runner
 from fl_core.run.restore import load_models
 from fl_core.run.runner import RunInstruments, Task
 from fl_core.training import losses
+from fl_core.tree import preserve_state
 
 from . import select
 from .diagnosis import RARE, Request, chosen_metrics, measure_models
+from .inputs import client_models, fit_outputs
 from .load_weights import folder_kind
 from .metrics.base import DEFAULT
 from .null import (
@@ -34,6 +36,7 @@ from .null import (
     rows_of_nulls,
 )
 from .report import Report
+from .representation.embedding import embed, pool
 from .representation.features import PROBE, probe_set
 from .sensitivity import SensitivityAccumulator, recorded_rows
 
@@ -223,6 +226,39 @@ def diagnose_features(
     layering = [Layer(name, (), output=f"_{k}") for k, name in enumerate(names)]
     how["options"] = {**(how.get("options") or {}), "layering": layering}
     return diagnose(models, (torch.arange(count), labels), metrics, **how)
+
+
+def tsne(
+    models: Any,
+    data: Any,
+    layer: str | None = None,
+    *,
+    perplexity: float = 30.0,
+    iterations: int = 1000,
+    seed: int = 0,
+    **options: Any,
+) -> pd.DataFrame:
+    """Embed one layer's features over all clients by t-SNE.
+
+    It is :func:`~.embedding.embed` of :func:`~.embedding.pool`, which takes the ``options``. The default shows the test
+    samples of all clients by the classifier's inputs, as FedPFT does (Figs. 2 and 3).
+
+    Args:
+        models, data: as of :func:`diagnose`. Labels that are no classes of samples have no name.
+    """
+    request = Request.of("cka", {"seed": seed})
+    subjects, _ = client_models(models, data, request)
+    unique = {id(each.model): each.model for each in subjects}
+    with preserve_state(*unique.values()):
+        subjects, _ = fit_outputs(subjects, request)
+        pooled = pool(
+            {each.client: each.model for each in subjects},
+            {each.client: each.data for each in subjects},
+            layer,
+            seed=seed,
+            **options,
+        )
+    return embed(pooled, perplexity=perplexity, iterations=iterations, seed=seed)
 
 
 class _Saved(nn.Module):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from diagnostics.measure import (
         diagnose as diagnose,
         diagnose_features as diagnose_features,
+        tsne as tsne,
     )
     from diagnostics.measurement import (
         ClientModel as ClientModel,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     )
     from diagnostics.null import Nulls as Nulls
     from diagnostics.report import Report as Report, explain as explain
-    from diagnostics.representation.embedding import tsne as tsne
     from diagnostics.representation.features import (
         NoValue as NoValue,
         probe_set as probe_set,

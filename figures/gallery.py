@@ -174,7 +174,7 @@ def entries(header: Mapping[str, Any], frame: pd.DataFrame) -> list[Entry]:
             "The input of the classifier for all clients' test samples, in a plane. Good = classes apart and clients "
             "mixed. The axes have no unit.",
             "models, _ = runner.train_first_round(task, measure.instruments().observers)\n"
-            "plots.tsne(embedding.tsne(models, test, samples=400))",
+            "plots.tsne(measure.tsne(models, test, samples=400))",
             lambda: figure_of(plots.tsne(plane(frame, "images"))),
         ),
         Entry(

@@ -355,7 +355,7 @@ def tsne(frame: pd.DataFrame, ax: Axes | None = None, *, centres: bool = True) -
     Large markers show each client's class centres.
 
     Args:
-        frame: from :func:`diagnostics.representation.embedding.tsne`.
+        frame: from :func:`diagnostics.measure.tsne`.
         centres: draw the centres.
 
     Raises:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -102,6 +101,8 @@ def pool(
             f"features must have one width at all clients; got {sorted(widths)}."
         )
     y = np.concatenate(labels)
+    if y.ndim > 1 or y.dtype.kind == "f":  # numbers, or labels by position
+        y, classes = np.zeros(len(y), dtype=int), ("",)
     if classes is not None and len(classes) <= y.max():
         raise UsageError(
             f"classes must have a name for each label; got {len(classes)} names and label {y.max()}."
@@ -191,25 +192,6 @@ def embed(
     )  # fmt: skip
     frame.attrs = {"perplexity": float(used)}
     return frame
-
-
-def tsne(
-    models: nn.Module | Mapping[str, nn.Module],
-    data: Mapping[str, Data],
-    layer: str | None = None,
-    *,
-    perplexity: float = 30.0,
-    iterations: int = 1000,
-    seed: int = 0,
-    **options: Any,
-) -> pd.DataFrame:
-    """Embed one layer's features over all clients by t-SNE.
-
-    It is :func:`embed` of :func:`pool`, which takes the ``options``. The default shows the test samples of all clients
-    by the classifier's inputs, as FedPFT does (Figs. 2 and 3).
-    """
-    pooled = pool(models, data, layer, seed=seed, **options)
-    return embed(pooled, perplexity=perplexity, iterations=iterations, seed=seed)
 
 
 def centroids(frame: pd.DataFrame) -> pd.DataFrame:

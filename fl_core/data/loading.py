@@ -31,7 +31,13 @@ from fl_core.data.registry import DATASETS, Location, Recipe, general, path_of
 from fl_core.data.sources import OWN_NAME, Source, check_lengths, source_of_parts
 from fl_core.data.spelling import first_duplicate
 from fl_core.errors import UsageError, about, as_list, check_known, listing
-from fl_core.models.adapter import is_batch, split_labels
+from fl_core.models.adapter import (
+    ARRAYS,
+    IGNORED,
+    LABELS,
+    is_batch,
+    split_labels,
+)
 from fl_core.registry import is_outside, parameters_of
 from fl_core.rows import CLASSIFICATION
 
@@ -277,7 +283,8 @@ def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
             f"data must be one pair (x, y), or {{client: (x, y)}}; got {len(parts)} parts without names. "
             "Name the clients: {'client_0': (x, y), ...}."
         )
-    if not isinstance(data, (Mapping, tuple, list, Dataset, DataLoader)):
+    rows = hasattr(data, "__getitem__") and hasattr(data, "column_names")
+    if not rows and not isinstance(data, (Mapping, tuple, list, Dataset, DataLoader)):
         raise UsageError(
             f"data must be {{client: (x, y)}}, a DataFrame, or a federation of fl.from_clients; got "
             f"{type(data).__name__}. Give one of these. Name a file or a dataset with dataset=."
@@ -406,16 +413,19 @@ def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
             return _collated(loader, samples, where)
     if isinstance(samples, TensorDataset) and len(samples.tensors) == 2:
         return samples.tensors[0], samples.tensors[1]
-    if not isinstance(samples, Dataset):
+    rows = not isinstance(samples, (*ARRAYS, str)) and hasattr(samples, "__getitem__")
+    if not isinstance(samples, Dataset) and not (rows and len(samples)):
         raise UsageError(
             f"{where} must have a pair (x, y), a Dataset or a DataLoader; got {type(samples).__name__}. Give a pair."
         )
     count = range(len(samples)) if hasattr(samples, "__len__") else None
-    found = list(samples) if count is None else [samples[k] for k in count]  # type: ignore[call-overload]
+    found = list(samples) if count is None else [samples[k] for k in count]
     pairs = [
         each for each in found if isinstance(each, tuple | list) and len(each) == 2
     ]
     if not found or len(pairs) < len(found) or isinstance(pairs[0][0], Mapping | tuple):
+        if found and all(isinstance(each, Mapping) for each in found):
+            return split_labels(_stacked(found, where))
         if not found or not isinstance(found[0], Mapping | tuple | list):
             raise UsageError(
                 f"{where}: a Dataset must hold pairs (x, y). Give x and y of each sample."
@@ -427,6 +437,46 @@ def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
             f"{where}: all samples must have one shape and type. Resize them first."
         )
     return np.stack(x), np.stack(y)
+
+
+def _stacked(rows: Sequence[Mapping[str, Any]], where: str) -> dict[str, Any]:
+    """Return samples as one batch dict. Token sequences of several lengths are padded, as their mask shows."""
+    keys = rows[0].keys()
+    named = {"label": LABELS} if "label" in keys and LABELS not in keys else {}
+    parts: dict[str, list[np.ndarray[Any, Any]]] = {}
+    for row in rows:
+        if row.keys() != keys:
+            raise UsageError(
+                f"{where}: all samples must have the keys {listing(keys)}; got {listing(row)}."
+            )
+        for key, value in row.items():
+            parts.setdefault(named.get(key, key), []).append(np.asarray(value))
+    words = [key for key, part in parts.items() if part[0].dtype.kind not in "biuf"]
+    if words:
+        raise UsageError(
+            f"{where}: samples must be numbers; got words or objects for {listing(words)}. Tokenise "
+            "texts, and remove columns that the model does not take."
+        )
+    longest = {
+        key: max(len(each) if each.ndim else 0 for each in part)
+        for key, part in parts.items()
+    }
+    several = {
+        key for key, part in parts.items() if len({each.shape for each in part}) > 1
+    }
+    flat = all(each.ndim == 1 for key in several for each in parts[key])
+    if several and not (flat and "attention_mask" in keys):
+        raise UsageError(
+            f"{where}: all samples must have one shape; got several for {listing(sorted(several))}. Pad them, or add "
+            "an attention_mask."
+        )
+    for key in several:
+        fill = IGNORED if key == LABELS else 0
+        parts[key] = [
+            np.pad(each, (0, longest[key] - len(each)), constant_values=fill)
+            for each in parts[key]
+        ]
+    return {key: np.stack(part) for key, part in parts.items()}
 
 
 def _collated(loader: DataLoader[Any], samples: Any, where: str) -> tuple[Any, Any]:

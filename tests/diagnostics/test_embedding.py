@@ -13,12 +13,12 @@ from matplotlib.patches import Rectangle
 from torch import nn
 
 from diagnostics import plots
+from diagnostics.measure import tsne
 from diagnostics.plots.drawing import COLOURS, MARKERS
 from diagnostics.representation.embedding import (
     centroids,
     embed,
     pool,
-    tsne,
 )
 from fl_core.rows import row
 from tests.conftest import refuses

@@ -35,7 +35,7 @@ CALLS = {
     "diagnose": lambda model: (
         fl.diagnose(model, DATA, ["grad_norm", "hessian_trace"], **HOW).frame
     ),
-    "tsne": lambda model: fl.tsne({"a": model, "b": model}, (X, Y), **HOW),
+    "tsne": lambda model: fl.tsne(model, DATA, iterations=250),
     "layers_of": lambda model: fl.layers_of(model, X),
 }
 

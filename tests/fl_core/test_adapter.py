@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import fedlayers as fl
 from fl_core import tree
+from fl_core.data.loading import pair_of
 from tests.conftest import refuses
 from tests.networks import Wired
 
@@ -49,6 +50,21 @@ X, TOKENS, Y = torch.randn(60, 2), torch.randint(9, (60, 5)), torch.arange(60) %
 HOW = {"rounds": 1, "clients": 2, "progress": False}
 
 
+ROWS = [{"x": X[k], "tokens": TOKENS[k], "labels": int(Y[k])} for k in range(60)]
+
+
+class Table:
+    """Samples as those of the package datasets: lists by name, and ``label``."""
+
+    column_names = ("x", "tokens", "label")
+
+    def __len__(self):
+        return len(ROWS)
+
+    def __getitem__(self, k):
+        return {"x": X[k].tolist(), "tokens": TOKENS[k].tolist(), "label": int(Y[k])}
+
+
 def run(data, model, **how):
     return fl.run(data=data, model=model, **{**HOW, **how})
 
@@ -60,6 +76,8 @@ def test_inputs_of_every_form_train_the_same_model():
         ((inputs, Y), Two),
         ({**inputs, "labels": Y}, Two),
         (TensorDataset(X, TOKENS, Y), Two),
+        (DataLoader(ROWS, batch_size=7, shuffle=True), Two),
+        (Table(), Two),
         ((inputs, Y), OfDict),
     ):
         model = run(data, network(kind)).models["client_0"]
@@ -223,3 +241,21 @@ def test_the_last_layer_is_found_behind_each_form(caller, k, tmp_path):
         result = run(INPUTS[inputs], network(Chain, form=form), **how)
         found.append(tree.digest(result.models["client_0"].state_dict()))
     assert found[0] == found[1]
+
+
+def test_samples_as_dicts_are_padded_by_their_mask_or_refused():
+    ragged = [{"tokens": [1] * (k % 3 + 1), "labels": k % 3} for k in range(30)]
+    masked = [{**row, "attention_mask": [1] * len(row["tokens"])} for row in ragged]
+    x, _ = pair_of(masked, "a")
+    assert (
+        x["tokens"].sum()
+        == x["attention_mask"].sum()
+        == sum(len(row["tokens"]) for row in ragged)
+    )
+    for rows, words in (
+        (ragged, "one shape; got several for tokens"),
+        ([{"text": "a", "label": 0}] * 2 + ragged[:1], "the keys text, label"),
+        ([{"text": "a", "label": 0}] * 3, "numbers; got words or objects for text"),
+    ):
+        with refuses(f"client 'a': .*{words}"):
+            run({"a": rows, "b": (X, Y)}, "mlp", clients=None)
