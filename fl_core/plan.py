@@ -35,7 +35,7 @@ class Evidence:
         weights: each client's weight in the combination (training samples).
         votes: for each client, the last shared layer that its own values would choose.
         alternatives: for each other threshold, the last shared layer that it would choose.
-        detail: more from the rule: its stability, and what its layers cost.
+        detail: more from the rule: its stability, what its layers cost, and the learning rate ``lr`` of a race.
         status: ``ok``, or an adjustment (a clipped cut, for instance).
         data, checkpoint: digests of the measured data and checkpoint.
         seed, version: of the measurement.
@@ -70,6 +70,7 @@ class Evidence:
             )
             found.append(f"{of} of the layers: {values}")
         origin = {
+            "learning rate": self.detail.get("lr"),
             "seed": self.seed,
             "data": self.data[:12],
             "checkpoint": self.checkpoint[:12],

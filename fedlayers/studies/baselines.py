@@ -13,9 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedlayers.backends.local import no_progress
 from fedlayers.studies.harmless import BASE_RATE, VALIDATION, Bench, Predictor
 from fl_core import models, rows
+from fl_core.errors import UsageError
 from fl_core.models.adapter import PackedShape
+from fl_core.registry import first_line
 from fl_core.rows import (
     CLASSIFICATION,
     MULTILABEL,
@@ -48,11 +51,16 @@ Predict = Callable[[Array], Array]
 """Samples [n, d] -> outputs [n, C]."""
 
 
-def predictors(bench: Bench) -> Iterator[Predictor]:
+def predictors(
+    bench: Bench, failed: Callable[[str], None] = no_progress
+) -> Iterator[Predictor]:
     """Fit the baselines of a federation. Settings are chosen by validation loss.
 
     A client with training samples of one class only has its base rate. Samples of several inputs have the base rate
     alone.
+
+    Args:
+        failed: receives a line for each baseline that cannot be fitted. It is left out.
     """
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
@@ -69,9 +77,14 @@ def predictors(bench: Bench) -> Iterator[Predictor]:
             ("own", [[name] for name in names]),
             ("pooled", [names]),
         ):
-            with warnings.catch_warnings(action="ignore"), threadpool_limits(1):
-                made = kind(bench, f"{kind.__name__[1:]}_{suffix}", groups)
-            yield made
+            name = f"{kind.__name__[1:]}_{suffix}"
+            try:
+                with warnings.catch_warnings(action="ignore"), threadpool_limits(1):
+                    made = kind(bench, name, groups)
+            except (UsageError, ValueError, ArithmeticError) as error:
+                failed(f"{name} failed: {first_line(str(error))}")
+            else:
+                yield made
 
 
 def _samples(bench: Bench, names: Sequence[str]) -> tuple[Tensor, Array]:
@@ -234,9 +247,10 @@ def _boosted(bench: Bench, x: Array, y: Array) -> Predict | None:
     from sklearn import ensemble
 
     def estimator() -> Any:
-        early = len(y) >= 50  # it sets samples of each class aside
-        if bench.kind == CLASSIFICATION:
-            early &= np.unique(y, return_counts=True)[1].min() > 1
+        early = len(y) >= 50
+        if bench.kind == CLASSIFICATION:  # it sets a tenth aside, of each class
+            counts = np.unique(y, return_counts=True)[1]
+            early &= counts.min() > 1 and len(y) >= 10 * len(counts)
         suffix = "Regressor" if bench.kind == REGRESSION else "Classifier"
         boosting = getattr(ensemble, f"HistGradientBoosting{suffix}")
         return boosting(max_iter=100, early_stopping=early, random_state=0)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache, partial
+from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,10 +15,12 @@ import pandas as pd
 
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.comparison import gains_of
+from fedlayers.studies.harmless import LOSES
 from fedlayers.studies.hint import NO_COST, Cost
 from fedlayers.studies.jobs import TrainingJob
 from fedlayers.studies.race import DIGITS, EarlyStop, Rates, Standing
-from fl_core import __version__
+from fl_core import __version__, statistics
+from fl_core.config import RunConfig
 from fl_core.display import Displayed, Summary
 from fl_core.errors import RunError, UsageError, listing, plural
 from fl_core.plan import LayerPlan
@@ -33,18 +36,19 @@ from fl_core.rows import (
     records,
 )
 from fl_core.run.task import Task
+from fl_core.statistics import Estimate
 
-LEVEL = 0.95
-SPREAD = 2.5
-"""By what the pooled variance is multiplied, since that of some arms is several times that of others."""
 COLUMNS = ["arm", "difference", "low", "high", "p_value", "excluded"]
 DECIDED, UNDECIDED = "decided", "undecided"
+UNSHOWN = "no arm shown to be better than the base rate"
 NOTHING = "nothing better than the base rate"
 VERDICTS = {
-    DECIDED: "every other arm is significantly worse than the leader",
-    UNDECIDED: "some arms show no significant difference from the leader",
-    NOTHING: "every arm has a higher loss than the base rate",
+    DECIDED: "every other arm is significantly worse than the leader, or refused",
+    UNDECIDED: "some arms show no significant difference from the leader, or have no final score",
+    UNSHOWN: "no arm has a significantly lower loss than the base rate",
+    NOTHING: "every arm has a significantly higher loss than the base rate",
 }
+Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -54,11 +58,12 @@ class Inference:
     Attributes:
         verdict: one of :data:`VERDICTS`.
         remaining: the leader, then the arms that are not significantly worse than it.
-        differences: a line for each other arm: leader - arm in the main score, its simultaneous 95 % interval,
-            ``p_value`` (Tukey, over all pairs of arms) and ``excluded``.
-        main: the score that is compared.
+        differences: a line for each other arm: leader - arm in the score that ranks, its simultaneous 95 % interval,
+            ``p_value`` (corrected by Holm for all pairs of arms) and ``excluded``.
+        main: the score that ranks, and is compared.
         seeds: number of seeds. With one, the differences hold for this run only.
-        refused: the arms whose loss is above the base rate's.
+        refused: the arms whose loss is significantly above the base rate's.
+        unfinished: the arms that were stopped, failed or diverged. They are not excluded.
         early: where the race was judged early, and the forecasts; None if all arms have a final score.
     """
 
@@ -68,6 +73,7 @@ class Inference:
     main: str = MAIN[CLASSIFICATION]
     seeds: int = 1
     refused: tuple[str, ...] = ()
+    unfinished: tuple[str, ...] = ()
     early: EarlyStop | None = None
 
     @property
@@ -81,7 +87,7 @@ class Inference:
             return 0.0
         end = "low" if SCORES[self.main] else "high"
         left = self.differences[~self.differences["excluded"]]
-        return float(left[end].abs().max()) if len(left) else math.nan
+        return float(left[end].abs().max(skipna=False)) if len(left) else math.nan
 
 
 def rank_arms(judged: pd.DataFrame, main: str = MAIN[CLASSIFICATION]) -> list[str]:
@@ -107,25 +113,25 @@ def rank_arms(judged: pd.DataFrame, main: str = MAIN[CLASSIFICATION]) -> list[st
 
 def infer(
     judged: pd.DataFrame,
-    within: pd.DataFrame | None = None,
+    sampled: Mapping[Pair, Estimate] | None = None,
     refused: Sequence[str] = (),
     main: str = MAIN[CLASSIFICATION],
     overlap: float = 1.0,
+    better: Collection[str] | None = None,
 ) -> Inference:
-    """Judge how certain the leading arm is, by the main score on validation samples.
+    """Judge how certain the leading arm is, by the score that ranks on validation samples.
 
-    The variance of a difference has two parts. Between seeds it is that of the paired differences, at least
-    :data:`SPREAD` times that pooled over all arms. Within a seed it is that of a bootstrap over samples, ``within``:
-    a lower bound of the first part, and added once for the samples that seeds have in common. Intervals are Tukey's,
-    which hold for all pairs of arms together. So at most 5 % of races exclude an arm that is no worse
-    (``tests/fedlayers/test_certainty.py``). One seed has the second part alone, and its result holds for this run only.
+    A difference has the variance over seeds and over samples (:func:`fl_core.statistics.mean_over_seeds`). Holm's
+    correction covers all pairs of arms, since the leader is one of them. So at most 5 % of races exclude an arm that is
+    no worse (``tests/fedlayers/test_certainty.py``). Without a spread nothing is excluded.
 
     Args:
-        judged, main: as in :class:`~fedlayers.studies.race.Standing`. Arms that failed with a seed are excluded.
-        within: arms x arms, the covariance of their main scores over samples, mean over seeds. Without it one seed has
-            no interval.
+        judged, main: as in :class:`~fedlayers.studies.race.Standing`. Arms that failed with a seed are not excluded.
+        sampled: of pairs of arms in either order, what their samples say (:func:`over_samples`). Without it one seed
+            has no interval.
         refused: arms above the base rate. They cannot lead.
         overlap: the share of its validation samples that a seed has in common with another.
+        better: the arms that are shown to be better than the base rate; None if that is unknown.
 
     Raises:
         RunError: every arm that is not refused failed with some seed.
@@ -149,52 +155,67 @@ def infer(
         return Inference(NOTHING, (), pd.DataFrame(columns=COLUMNS), **about)
     if not whole:
         raise RunError("every arm diverged with some seed. Lower --lr.")
-    differences = _differences(table.loc[whole], within, overlap)
-    worse = differences["difference"] * (1 if SCORES[main] else -1) > 0
-    worse &= differences["p_value"] <= 1 - LEVEL
-    left = (whole[0], *differences.index[~worse])
-    lines = differences.reindex(order[1:]).rename_axis("arm").reset_index()
-    lines["excluded"] = ~lines["arm"].isin(left)
-    verdict = DECIDED if len(left) == 1 and len(whole) > 1 else UNDECIDED
-    return Inference(verdict, left, lines[COLUMNS], **about)
+    table, pairs = table.loc[whole], list(combinations(whole, 2))
+    there = dict(sampled or {})
+    there |= {(other, one): each for (one, other), each in there.items()}
+    free = float((len(whole) - 1) * (table.shape[1] - 1))
+    found = statistics.simultaneous(
+        paired_estimates(table, pairs, there, overlap, free)
+    )
+    led = found.iloc[: len(whole) - 1].set_axis(whole[1:])
+    worse = led["difference"] * (1 if SCORES[main] else -1) > 0
+    worse &= led["p_value"] <= 0.05
+    left = (whole[0], *led.index[~worse])
+    lines = led.reindex(order[1:]).rename_axis("arm").reset_index()
+    unfinished = tuple(name for name in order if name not in whole)
+    lines["excluded"] = ~lines["arm"].isin([*left, *unfinished])
+    verdict = DECIDED if left == (whole[0],) and not unfinished else UNDECIDED
+    if better is not None and not better:
+        verdict = UNSHOWN
+    return Inference(verdict, left, lines[COLUMNS], unfinished=unfinished, **about)
 
 
-def _differences(
-    table: pd.DataFrame, within: pd.DataFrame | None, overlap: float
-) -> pd.DataFrame:
-    """Return the first arm's score minus that of each other arm, with interval and p-value, by arm."""
-    arms, seeds = table.shape
-    values = table.to_numpy(float)
-    residuals = values - values.mean(axis=1, keepdims=True) - values.mean(axis=0)
-    residuals += values.mean()
-    free = (arms - 1) * (seeds - 1) if seeds > 1 else np.inf
-    pooled = 2 * float((residuals**2).sum()) / free if arms > 1 else 0.0
-    wide = _tukey(arms, free)
-    leader, found = table.index[0], {}
-    from scipy.stats import studentized_range
+def paired_estimates(
+    table: pd.DataFrame,
+    pairs: Sequence[Pair],
+    sampled: Mapping[Pair, Estimate],
+    overlap: float,
+    free: float,
+) -> list[Estimate]:
+    """Return the mean difference over seeds of each pair of arms (:func:`fl_core.statistics.mean_over_seeds`).
 
-    for name in table.index[1:]:
-        paired = table.loc[leader] - table.loc[name]
-        variance = math.nan if seeds == 1 else 0.0
-        if within is not None and {leader, name} <= set(within.index):
-            variance = within.loc[leader, leader] + within.loc[name, name]
-            variance = max(0.0, variance - 2 * within.loc[leader, name])
-        if seeds > 1:
-            between = max(float(paired.var()), SPREAD * pooled, variance) / seeds
-            variance = between + overlap * variance
-        mean, error = float(paired.mean()), math.sqrt(variance)
-        ratio = abs(mean) / error if error else math.inf if mean else 0.0
-        p_value = studentized_range.sf(ratio * 2**0.5, arms, free)
-        found[name] = (mean, mean - wide * error, mean + wide * error, p_value)
-    return pd.DataFrame.from_dict(found, orient="index", columns=COLUMNS[1:-1])
+    Args:
+        table: arms x seeds.
+        sampled: as of :func:`infer`.
+        free: the freedom of the variance over seeds that is pooled over the pairs.
+    """
+    differences = [
+        (table.loc[one] - table.loc[other]).to_numpy(float) for one, other in pairs
+    ]
+    spread = 0.0
+    if table.shape[1] > 1:
+        spread = math.sqrt(np.mean([each.var(ddof=1) for each in differences]))
+    pooled = Estimate(math.nan, spread, free)
+    return [
+        statistics.mean_over_seeds(each, sampled.get(pair, NO_SPREAD), pooled, overlap)
+        for pair, each in zip(pairs, differences, strict=True)
+    ]
 
 
-@cache
-def _tukey(arms: int, free: float) -> float:
-    """Return Tukey's quantile of a difference in standard errors."""
-    from scipy.stats import studentized_range
+NO_SPREAD = Estimate(math.nan, math.nan, math.nan)
 
-    return float(studentized_range.ppf(LEVEL, max(2, arms), free)) / 2**0.5
+
+def over_samples(seeds: Sequence[Mapping[Pair, Estimate]]) -> dict[Pair, Estimate]:
+    """Return the mean variance and freedom over the samples of a seed, for the pairs that all seeds have."""
+    found = {}
+    for pair in set.intersection(*(set(one) for one in seeds)):
+        known = [one[pair] for one in seeds if not math.isnan(one[pair].error)]
+        found[pair] = NO_SPREAD
+        if known:
+            variance = math.fsum(one.error**2 for one in known) / len(seeds)
+            free = math.fsum(one.free for one in known) / len(known)
+            found[pair] = Estimate(math.nan, math.sqrt(variance), free)
+    return found
 
 
 # --- in words --------------------------------------------------------------------------------------------------
@@ -202,6 +223,7 @@ def _tukey(arms: int, free: float) -> float:
 NAMES = {"nothing": "sharing nothing", "all": "sharing every layer"}
 """The two extremes in words."""
 NOTHING_BETTER = "Nothing here is better than the base rate."
+NONE_SHOWN = "No arm is shown to be better than the base rate."
 
 
 class Answers(NamedTuple):
@@ -239,8 +261,14 @@ def answers(
     if race.verdict == NOTHING:
         return Answers(NOTHING_BETTER, (*refused, *notes), useless=True)
     lines = [*notes, *refused, *_compare_leader(race, arms)]
+    if race.unfinished:
+        lines.append(
+            f"Not excluded, without a final score: {listing(race.unfinished)}."
+        )
     if race.early is not None:
-        lines.append(race.early.line(race.main))
+        lines.append(race.early.line(MAIN[CLASSIFICATION]))
+    if race.verdict == UNSHOWN:
+        return Answers(NONE_SHOWN, tuple(lines), useless=True)
     return Answers(_head(race, arms, cheapest), tuple(lines))
 
 
@@ -248,45 +276,34 @@ def _head(race: Inference, arms: Sequence[Arm], cheapest: str) -> str:
     by_name = {arm.name: arm for arm in arms}
     leader = by_name[race.leader]
     only = ", in this run only" if race.seeds == 1 else ""
-    others = [name for name in race.remaining if name != leader.name]
-    undecided = [name for name in others if by_name[name].extreme]
-    do = f"{leader.words[0].upper()}{leader.words[1:]}"
-    if race.early is not None and not others:
-        return f"{do}: the judge kept it, in this run only."
-    if not others:
+    if race.verdict == DECIDED:
+        do = f"{leader.words[0].upper()}{leader.words[1:]}"
         rest = by_name.keys() - {leader.name, *race.refused}
         words = ["significantly worse"] if rest else []
         words += ["refused"] if race.refused else []
         return f"{do}: every other arm is {' or '.join(words)}{only}."
-    if not leader.extreme and not undecided:
-        return f"{do}: better than both extremes{only}. {listing(others)}: no significant difference."
-    cheap = (
-        f", the cheapest is {cheapest}"
-        if cheapest != leader.name
-        else ", which is also the cheapest"
-    )
+    head = "Undecided, one seed:" if race.seeds == 1 else "Undecided:"
+    head += f" {leader.name} leads, and {listing([*race.remaining[1:], *race.unfinished])} may be as good."
+    settled = [by_name[name].extreme for name in (*race.remaining, *race.unfinished)]
+    if not any(settled):
+        head += " Both extremes are worse."
+    if cheapest not in ("", leader.name):
+        head += f" The cheapest is {cheapest}."
     stake = race.at_stake()
-    lost = (
-        ""
-        if math.isnan(stake)
-        else f" The leader may lose up to {in_points(race.main, stake)} of {label_of(race.main)}{only}."
-    )
-    return (
-        f"Undecided between {listing(race.remaining)}; the leader is {leader.name}"
-        f"{cheap}.{lost}"
-    )
+    if not math.isnan(stake):
+        lost = in_points(race.main, stake)
+        head += f" The leader may lose up to {lost} of {label_of(race.main)}{only}."
+    return head
 
 
 def bracket(score: str, low: float, high: float) -> str:
-    """Return an interval in brackets; empty if it is unknown. Equal ends are no interval: no spread was seen.
+    """Return an interval in brackets; empty if it is unknown, also where no spread was seen.
 
     >>> bracket("macro_f1", 0.011, 0.029), bracket("macro_f1", 0.0, 0.0)
-    (' [1.1, 2.9]', ', no spread seen')
+    (' [1.1, 2.9]', '')
     """
-    if low == high:
-        return ", no spread seen"
     ends = f" [{in_column(score, low)}, {in_column(score, high)}]"
-    return "" if math.isnan(low) else ends
+    return ends if low < high else ""
 
 
 def _compare_leader(race: Inference, arms: Sequence[Arm]) -> list[str]:
@@ -332,8 +349,9 @@ class Choice(Displayed):
         rates: the learning rates that were tried, where they were tuned.
         trials: a line per finished run and per predictor that needs none: ``name``, ``lr``, ``seed``, its main score
             and ``loss`` on validation, the loss ``above`` the base rate's with its interval, and ``refused``.
-        clients: a line per client on test samples: the recommended model's scores, and its loss, that of training alone
-            and of the base rate (:meth:`~fedlayers.studies.harmless.Bench.of_clients`).
+        clients: a line per client on test samples: the recommended model's scores, its loss, that of training alone
+            and of the base rate, and what is shown of its ``gain``
+            (:meth:`~fedlayers.studies.harmless.Bench.of_clients`).
         positives: for two classes the recommended model's probabilities of the positive one on test samples
             (:meth:`~fedlayers.studies.harmless.Bench.positives`).
         answers: what to use, and the evidence.
@@ -363,9 +381,17 @@ class Choice(Displayed):
         return None if self.winner is None else self.winner.plan
 
     @property
+    def used(self) -> RunConfig:
+        """The configuration at the learning rate of the recommended run."""
+        judged = self.standing.judged
+        lr = judged.loc[judged["arm"] == self.inference.leader, "lr"].dropna()
+        config = self.task.config
+        return config.with_keys(lr=float(lr.iloc[0])) if len(lr) else config
+
+    @property
     def main(self) -> str:
-        """The score that arms are compared by."""
-        return self.inference.main
+        """The task's main score, or the one that selects."""
+        return self.standing.main
 
     @property
     def table(self) -> pd.DataFrame:
@@ -410,8 +436,8 @@ class Choice(Displayed):
         table = self.shown().drop(columns=["above base", "low", "high"])
         parts = [self.lead(), table.to_string(index=False)]
         parts += [*self.standing.notes, self.legend]
-        if len(losing := self.losing):
-            parts.append(f"Clients that lose by sharing, on test samples: {losing}.")
+        if told := self.without_gain:
+            parts.append("On test samples: " + " ".join(told))
         if self.rates is not None:
             parts.append(self.rates.text())
         return "\n\n".join([*parts, self.promise, self.cost_line])
@@ -464,11 +490,20 @@ class Choice(Displayed):
         )
 
     @property
-    def losing(self) -> str:
-        """The clients whose test loss is significantly higher than when they train alone."""
-        if self.clients.empty or "loses" not in self.clients:
-            return ""
-        return ", ".join(self.clients.loc[self.clients["loses"], "client"])
+    def without_gain(self) -> list[str]:
+        """Say which clients lose, and for which ones no gain is shown, on test samples."""
+        if self.clients.empty:
+            return []
+        over = "training alone" if "alone" in self.clients else "the base rate"
+        lines = []
+        for gain, words in (
+            (LOSES, "Clients that lose against the base rate or training alone: {}."),
+            ("", f"No gain over {over} is shown for {{}}."),
+        ):
+            names = self.clients.loc[self.clients["gain"] == gain, "client"]
+            if len(names):
+                lines.append(words.format(listing(names, 3)))
+        return lines
 
     def to_json(self) -> dict[str, Any]:
         """Return the choice as a dictionary for JSON, as in ``choice.json``."""
@@ -482,6 +517,7 @@ class Choice(Displayed):
             "verdict": seen.verdict,
             "left": list(seen.remaining),
             "refused": list(seen.refused),
+            "unfinished": list(seen.unfinished),
             "answers": [self.answers.head, *self.answers.lines],
             "at_stake": None if pd.isna(stake) else stake,
             "trials": records(self.trials),

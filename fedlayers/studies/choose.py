@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,14 @@ import pandas as pd
 from fedlayers.backends.local import Backend, no_progress
 from fedlayers.studies import arms as candidates
 from fedlayers.studies.baselines import predictors
-from fedlayers.studies.choice import NOTHING, Choice, answers, infer
+from fedlayers.studies.choice import (
+    NOTHING,
+    Choice,
+    answers,
+    infer,
+    over_samples,
+    paired_estimates,
+)
 from fedlayers.studies.harmless import (
     BASE_RATE,
     PROBABLE,
@@ -59,12 +67,12 @@ from fl_core.plan import LayerPlan
 from fl_core.progress import say
 from fl_core.rows import (
     CLASSIFICATION,
-    SCORES,
     TABLE,
     check_score,
     in_column,
     label_of,
 )
+from fl_core.statistics import holm
 from fl_core.storage import write_atomically, write_json
 
 
@@ -89,8 +97,8 @@ def choose(
 
     A run's best round, and its end, follow from the ranks of two scores (:data:`fl_core.rows.SELECTION`). Rates, arms
     and finished runs are ranked by the calibrated validation loss (:func:`fl_core.training.evaluate.fit`). A
-    named ``score`` does both instead. An arm is refused if the mean of that loss over the seeds is above the base
-    rate's. If all arms are refused, there is no plan and no model.
+    named ``score`` does both instead. An arm is refused if the interval of that loss is wholly above the base rate's.
+    If all arms are refused, there is no plan and no model.
 
     All finished runs count, trials of rates among them. With several seeds the arm with the best mean over seeds at
     its rate is recommended, with one seed the arm of the best run. The recommended model is the best finished run of
@@ -235,12 +243,15 @@ def _with_evidence(choice: Choice) -> LayerPlan | None:
     scores = choice.standing.judged.groupby("arm", sort=False)[main].mean(skipna=False)
     told = (f"{arm} {in_column(main, value)}" for arm, value in scores.dropna().items())
     unit = " %" * TABLE[main].share
+    detail: dict[str, Any] = {"lr": float(choice.used.training.lr or 0)}
+    if rates is not None:
+        detail["rates"] = rates.tried
     ranked = choice.main if choice.trials.empty else "calibrated loss"
     return plan.with_shared(
         plan.shared,
         rule="race",
         metric=task.config.federation.monitor or ranked,
-        detail={} if rates is None else {"rates": rates.tried},
+        detail=detail,
         data=task.data.digest,
         checkpoint=tree.digest(tree.state_dict(task.model)),
         seed=task.config.execution.seed,
@@ -256,7 +267,7 @@ def _with_evidence(choice: Choice) -> LayerPlan | None:
 
 # --- the recommendation: all finished runs next to the base rate and the baselines ------------------------------
 
-REFUSED = "refused: above the base rate"
+REFUSED = "refused: significantly above the base rate"
 UNSHOWN = "not shown to be better than the base rate"
 
 
@@ -282,42 +293,58 @@ def recommend(
     judges = runs  # trials of rates have the first seed alone
     if len(race.seeds) > 1:
         judges = runs[runs.index.isin([job.name for job in jobs])]
-    above = judges.groupby(["arm", "lr"], dropna=False)["above"].mean()
-    above = above.groupby("arm").min()
-    refused = [name for name in names if above.get(name, 0.0) > 0]
     shown = judges.drop_duplicates(["arm", "seed"])
-    columns = list(dict.fromkeys(("run", "lr", main, "loss", "score")))
+    columns = list(dict.fromkeys(("run", "lr", main, "loss", "score", "above")))
     keys = ["arm", "seed"]
     own = shown.reset_index()[[*keys, *columns]]
-    judged = stands.judged.drop(columns=columns).merge(own, how="left", on=keys)
-    sound = judged[~judged["arm"].isin(refused)]
-    tables = []
-    for seed, bench in race.benches.items():
-        same = sound.loc[sound["seed"] == seed, "run"]
-        there = [models[run] for run in same if run in models]
-        if len(there) > 1:
-            tables.append(bench.covariance(there, main))
-    within = sum(tables[1:], tables[0]) / len(tables) if tables else None
+    judged = stands.judged.drop(columns=columns, errors="ignore")
+    judged = judged.merge(own, how="left", on=keys)
     seen = [
         samples_of(race.benches[seed].task.data.partition, VALIDATION)
         for seed in (race.seeds[0], race.seeds[-1])
     ]
     overlap = len(seen[0] & seen[1]) / max(1, len(seen[0]))
-    found = replace(infer(judged, within, refused, main, overlap), early=early)
+    there = {
+        seed: {str(line.arm): models[line.run] for line in part.itertuples()}
+        for seed, part in own[own["run"].isin(models)].groupby("seed")
+    }
+    against = beside_base_rate(judged, there, race.benches, overlap)
+    refused = [name for name in names if name in against.index[against["low"] > 0]]
+    passed = against.index[(against["p_value"] <= 0.05) & (against["above"] < 0)]
+    better = list(passed) if len(against) else None
+    by, sampled = main, None
+    if len(there) == len(race.seeds) and set(own["run"]) <= set(models):
+        by = race.benches[race.seeds[0]].selecting
+        sampled = over_samples(
+            [
+                {
+                    (one, other): race.benches[seed].difference(
+                        by_arm[one], by_arm[other], VALIDATION, by
+                    )
+                    for one, other in combinations(by_arm, 2)
+                }
+                for seed, by_arm in there.items()
+            ]
+        )
+    found = infer(judged, sampled, refused, by, overlap, better)
+    found = replace(found, early=early)
     run = next(iter(runs.index[runs["arm"] == found.leader]), "")
     seed = by_run[run].config.execution.seed if run else race.seeds[0]
     bench, model = race.benches[seed], models.get(run)
-    others = [bench.base_rate]
+    others, notes = [bench.base_rate], list[str]()
     if with_baselines:
         tell("fitting the baselines")
-        others = list(predictors(bench))
-    notes, clients, positives = [], pd.DataFrame(), pd.DataFrame()
+        others = list(predictors(bench, notes.append))
+    clients, positives = pd.DataFrame(), pd.DataFrame()
     if model is not None and model.outputs[TEST]:
-        notes = _on_test(bench, model, others, main)
+        notes += _on_test(bench, model, others, main)
         alone = [arm.name for arm in race.arms if arm.extreme == "nothing"]
         same = runs.index[runs["arm"].isin(alone) & (runs["seed"] == seed)]
         rival = next((models[k] for k in same if k in models), None)
-        compared = {"model": model, BASE_RATE: bench.base_rate}
+        compared = {
+            "model": model,
+            BASE_RATE: bench.base_rate,
+        }  # the last is to gain on
         if rival is not None and found.leader not in alone:
             compared["alone"] = rival
         clients = bench.of_clients(compared)
@@ -325,10 +352,7 @@ def recommend(
             positives = bench.positives(model)
     elif found.verdict == NOTHING and bench.base_rate.outputs[TEST]:
         told = (f"{one.name} {bench.scores(one)['loss']:.3f}" for one in others)
-        notes = [f"Loss on test samples: {', '.join(told)}."]
-    behind = found.differences["difference"] * (1 if SCORES[main] else -1) < 0
-    if behind.any() and not race.task.config.federation.monitor:
-        notes.append(f"Arms are ranked by their loss: {found.leader} has the least.")
+        notes.append(f"Loss on test samples: {', '.join(told)}.")
     store_models(race.out, bench, by_run.get(run), model, others)
     leaders = shown[~shown["arm"].isin(refused)].drop_duplicates("seed")
     cheapest = min(
@@ -346,17 +370,66 @@ def recommend(
         race.task,
         answers(found, race.arms, cheapest, notes),
         rates=rates,
-        trials=_table(runs, stands.judged, refused, bench, others, main),
+        trials=_table(
+            runs,
+            stands.judged,
+            refused,
+            against.index.difference(passed),
+            bench,
+            others,
+            main,
+        ),
         clients=clients,
         positives=positives,
         recommended={by_run[k].config.execution.seed: by_run[k] for k in led},
     )
 
 
+def beside_base_rate(
+    judged: pd.DataFrame,
+    models: Mapping[int, Mapping[str, Predictor]],
+    benches: Mapping[int, Bench],
+    overlap: float,
+) -> pd.DataFrame:
+    """Return how much higher each arm's loss is than the base rate's: ``above``, ``low``, ``high`` and ``p_value``.
+
+    Each interval holds by itself. P-values are corrected by Holm for the number of arms. Arms without a model in a seed
+    are left out.
+
+    Args:
+        judged: as in :class:`~fedlayers.studies.race.Standing`. models: of each seed, by arm.
+    """
+    table = judged.pivot(index="arm", columns="seed", values="above").dropna()
+    table.loc[BASE_RATE] = 0.0
+    pairs = [(str(arm), BASE_RATE) for arm in table.index[:-1]]
+    if not pairs:
+        return pd.DataFrame(columns=["above", "low", "high", "p_value"])
+    sampled = over_samples(
+        [
+            {
+                pair: benches[seed].difference(
+                    models[seed][pair[0]], benches[seed].base_rate, VALIDATION
+                )
+                for pair in pairs
+            }
+            for seed in table.columns
+        ]
+    )
+    free = table.shape[1] - 1.0  # the base rate is in all pairs
+    estimates = paired_estimates(table, pairs, sampled, overlap, free)
+    found = pd.DataFrame(
+        [one.interval() for one in estimates],
+        index=[arm for arm, _ in pairs],
+        columns=["above", "low", "high"],
+    )
+    return found.assign(p_value=holm([one.p_value for one in estimates]))
+
+
 def _table(
     runs: pd.DataFrame,
     judged: pd.DataFrame,
     refused: Sequence[str],
+    unshown: Collection[str],
     bench: Bench,
     others: Sequence[Predictor],
     main: str,
@@ -372,9 +445,13 @@ def _table(
     table = pd.concat([runs, stopped, pd.DataFrame(lines)], ignore_index=True)
     table = table.reindex(columns=list(dict.fromkeys(columns)))
     table = table.rename(columns={"arm": "name"}).astype({"note": object})
-    worse = table["name"].isin(refused) | (table["above"] > 0)
+    worse = table["name"].isin(refused) | (table["low"] > 0)
     table.insert(len(table.columns) - 1, "refused", worse & table["note"].isna())
-    note = np.select([worse, table["high"] > 0], [REFUSED, UNSHOWN], "")
+    unsure = (
+        table["above"].notna() & ~(table["high"] < 0) & (table["name"] != BASE_RATE)
+    )
+    unsure |= table["name"].isin(unshown)
+    note = np.select([worse, unsure], [REFUSED, UNSHOWN], "")
     return table.assign(note=table["note"].where(table["note"].notna(), note))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_core import statistics, tree
 from fl_core.data.arrays import nested_groups
+from fl_core.errors import UsageError
 from fl_core.records import store
 from fl_core.rows import (
     CLASSIFICATION,
@@ -26,7 +28,7 @@ from fl_core.rows import (
 from fl_core.run.own_code import code_in
 from fl_core.run.restore import load_rounds
 from fl_core.run.task import Task
-from fl_core.statistics import Interval
+from fl_core.statistics import Estimate, Interval
 from fl_core.training import evaluate
 from fl_core.training.losses import ClassWeighted
 
@@ -34,10 +36,10 @@ BASE_RATE = "base_rate"
 VALIDATION, TEST = "validation", "test"
 PROBABLE = (CLASSIFICATION, MULTILABEL)
 """The tasks whose predictions are probabilities, which are calibrated."""
-RESAMPLES = 100
-"""Bootstrap samples of the validation samples of each client."""
-Z = 1.96
-"""The normal quantile of a two-sided 95 % interval."""
+BLOCKS = 30
+"""The most blocks of a client's groups that a jackknife leaves out, one by one."""
+LOSES, GAINS = "loses", "gains"
+"""What is shown of a client's loss."""
 Outputs = Mapping[str, Tensor]
 """Outputs of a predictor [n, C] by client: logits of classes or labels, numbers, or log hazards."""
 
@@ -50,11 +52,13 @@ class Predictor:
         outputs: by split, validation or test, its outputs on each client's samples. Clients without samples are
             missing.
         models: those of a linear model, by client.
+        losses: by split, what :meth:`Bench.losses` has computed.
     """
 
     name: str
     outputs: Mapping[str, Outputs]
     models: Mapping[str, nn.Module] = field(default_factory=dict)
+    losses: dict[str, Outputs] = field(default_factory=dict, repr=False)
 
 
 class Bench:
@@ -69,6 +73,11 @@ class Bench:
         self.class_weights: Tensor | None = None
         if isinstance(task.criterion, ClassWeighted):
             self.class_weights = torch.tensor(task.criterion.weights).double()
+        self.sizes = {client.name: len(client.train) for client in task.data.clients}
+        self.bases = {
+            client.name: evaluate.base_outputs(task.data, task.criterion, client.name)
+            for client in task.data.clients
+        }
         self.labels = {
             split: {
                 client.name: client.split(split).y
@@ -77,21 +86,23 @@ class Bench:
             }
             for split in (VALIDATION, TEST)
         }
-        self.groups = {
-            split: {
-                client.name: nested_groups([part.groups])
-                if part.groups is not None
-                else np.arange(len(part))
-                for client in task.data.clients
-                for part in [client.split(split)]
-            }
-            for split in (VALIDATION, TEST)
-        }
-        self.sizes = {client.name: len(client.train) for client in task.data.clients}
-        self.bases = {
-            client.name: evaluate.base_outputs(task.data, task.criterion, client.name)
-            for client in task.data.clients
-        }
+        self.samples = {split: self._samples(split) for split in (VALIDATION, TEST)}
+
+    def _samples(self, split: str) -> pd.DataFrame:
+        """Return a line for each sample: its client, its group, and its weight in means over the federation."""
+        parts = []
+        for client in self.task.data.clients:
+            if client.name not in self.labels[split]:
+                continue
+            own = client.split(split)
+            groups = np.arange(len(own)) if own.groups is None else own.groups
+            weights = self._weights(client.name, own.y).numpy()
+            table = {"client": client.name, "group": groups, "weight": weights}
+            parts.append(pd.DataFrame(table))
+        if not parts:
+            return pd.DataFrame(columns=["client", "group", "weight"])
+        found = pd.concat(parts, ignore_index=True)
+        return found.assign(group=nested_groups(part["group"] for part in parts))
 
     # --- predictors ---
 
@@ -142,47 +153,63 @@ class Bench:
 
     # --- losses ---
 
-    def calibration(
-        self, one: Predictor, part: slice = slice(None)
-    ) -> tuple[float, float]:
-        """Return the temperature and the weight of the base rate, of validation samples or a part of each client's."""
-        if self.kind not in PROBABLE or one.name == BASE_RATE:
-            return 1.0, 0.0
-        parts = []
-        for client, outputs in one.outputs[VALIDATION].items():
-            own, y = outputs[part], self.labels[VALIDATION][client][part]
-            base = self.bases[client].expand(len(y), -1)
-            parts.append((own, y, self._weights(client, y), base))
-        return evaluate.fit(*map(torch.cat, zip(*parts, strict=True)))
+    @cached_property
+    def halves(self) -> NDArray[np.int64]:
+        """The half of each validation sample, dealt over the federation (:func:`fl_core.statistics.halves`)."""
+        samples = self.samples[VALIDATION]
+        strata = pd.factorize(samples["client"])[0]
+        return statistics.halves(samples["group"].to_numpy(int), strata)
 
-    def losses(self, one: Predictor, split: str) -> dict[str, Tensor]:
+    def calibration(
+        self, one: Predictor, half: int | None = None
+    ) -> tuple[float, float]:
+        """Return the temperature and the weight of the base rate, of validation samples or one half of them.
+
+        Raises:
+            UsageError: there are no samples, or an output is not finite.
+        """
+        if self.kind not in PROBABLE:
+            return 1.0, 0.0
+        if not self.labels[VALIDATION]:
+            raise UsageError(
+                "a federation must have validation samples to calibrate a loss; got none. Add samples."
+            )
+        outputs, y, base = self._joined(one, VALIDATION)
+        weights = torch.tensor(self.samples[VALIDATION]["weight"].to_numpy(float))
+        part = torch.ones(len(y), dtype=torch.bool)
+        if half is not None:
+            part = torch.from_numpy(self.halves == half)
+        return evaluate.fit(outputs[part], y[part], weights[part], base[part])
+
+    def _joined(self, one: Predictor, split: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the outputs, labels and base rates of a split's samples, client after client."""
+        names, labels = list(self.labels[split]), self.labels[split]
+        outputs = torch.cat([one.outputs[split][name] for name in names])
+        base = [self.bases[name].expand(len(labels[name]), -1) for name in names]
+        return outputs, torch.cat([labels[name] for name in names]), torch.cat(base)
+
+    def losses(self, one: Predictor, split: str) -> Outputs:
         """Return the loss of each sample by client.
 
-        On validation the calibration is cross-fitted: each half of a client's samples has that of the other halves.
+        On validation the calibration is cross-fitted: each half of the federation's samples has that of the other.
         """
-        halves = [slice(1, None, 2), slice(0, None, 2)]
-        fitted = [
-            self.calibration(one, part)
-            for part in (halves if split == VALIDATION else [slice(None)])
-        ]
-        found, criterion = {}, self.task.criterion.of_logits()
-        for client, own in one.outputs[split].items():
-            y = self.labels[split][client]
-            if self.kind in PROBABLE:
-                found[client] = evaluate.log_losses(
-                    self.calibrated(client, own, fitted), y
-                )
-            else:
-                found[client] = criterion.per_sample(own, y.double()).double()
-        return found
-
-    def calibrated(
-        self, client: str, outputs: Tensor, fitted: Sequence[tuple[float, float]]
-    ) -> Tensor:
-        """Return the logits of a client's samples, with one calibration for all or one each for even and odd ones."""
-        pairs = torch.tensor(fitted, dtype=torch.float64)
-        pairs = pairs[torch.arange(len(outputs)) % len(fitted)]
-        return outputs / pairs[:, :1] + pairs[:, 1:] * self.bases[client]
+        if split in one.losses:
+            return one.losses[split]
+        outputs, y, base = self._joined(one, split)
+        if self.kind not in PROBABLE:
+            found = self.task.criterion.of_logits().per_sample(outputs, y.double())
+        elif split == VALIDATION:
+            fitted = torch.tensor([self.calibration(one, half) for half in (1, 0)])
+            pairs = fitted.double()[torch.from_numpy(self.halves)]
+            hot = outputs / pairs[:, :1] + pairs[:, 1:] * base
+            found = evaluate.log_losses(hot, y)
+        else:
+            hot = evaluate.calibrated(outputs, *self.calibration(one), base)
+            found = evaluate.log_losses(hot, y)
+        sizes = [len(own) for own in self.labels[split].values()]
+        by_client = found.double().split(sizes)
+        one.losses[split] = dict(zip(self.labels[split], by_client, strict=True))
+        return one.losses[split]
 
     def _weights(self, client: str, y: Tensor) -> Tensor:
         """Return the weights of a client's samples, which add up to its number of training samples."""
@@ -191,24 +218,54 @@ class Bench:
             weights = self.class_weights[y]
         return weights * self.sizes[client] / weights.sum()
 
-    def mean(self, values: Mapping[str, Tensor], split: str) -> Interval:
-        """Return the mean of samples' values with its 95 % interval, each client a stratum, and each group a draw."""
-        total = sum(self.sizes[client] for client in values)
-        mean = variance = 0.0
-        for client, own in values.items():
-            weights = self._weights(client, self.labels[split][client]) / total
-            mean += float((weights * own).sum())
-            centre = float((weights * own).sum() / weights.sum())
-            group = self.groups[split][client]
-            sums = np.bincount(group, weights=(weights * (own - centre)).numpy())
-            variance += float((sums**2).sum()) * len(sums) / max(1, len(sums) - 1)
-        half = Z * math.sqrt(variance)
-        return Interval(mean, mean - half, mean + half)
+    def difference(
+        self, one: Predictor, other: Predictor, split: str, score: str = "loss"
+    ) -> Estimate:
+        """Return how much higher the first one's score is: paired over groups, each client a stratum."""
+        first, second = (self._draws(each, split, score) for each in (one, other))
+        found = statistics.stratified_mean(
+            first["value"].to_numpy() - second["value"].to_numpy(),
+            first["weight"].to_numpy(float),
+            first["group"].to_numpy(int),
+            pd.factorize(first["client"])[0],
+        )
+        if score == "loss":
+            return found
+        scores = [self.scores(each, split)[score] for each in (one, other)]
+        return found._replace(value=scores[0] - scores[1])
 
     def above(self, one: Predictor, other: Predictor, split: str) -> Interval:
-        """Return how much higher the first one's loss is, paired by sample."""
-        first, second = self.losses(one, split), self.losses(other, split)
-        return self.mean({k: first[k] - second[k] for k in first}, split)
+        """Return how much higher the first one's loss is, with its interval."""
+        return self.difference(one, other, split).interval()
+
+    def _draws(self, one: Predictor, split: str, score: str) -> pd.DataFrame:
+        """Return values whose mean by client and weight is a score: a line each, with client, group and weight.
+
+        A loss has one for each sample. Another score has the pseudo-values of a jackknife, one for each of up to
+        :data:`BLOCKS` blocks of a client's groups. A block without which there is no score changes nothing. Clients
+        without a score are left out.
+        """
+        samples = self.samples[split]
+        if score == "loss":
+            losses = torch.cat([*self.losses(one, split).values()])
+            return samples.assign(value=losses.numpy())
+        parts = []
+        for client, own in samples.groupby("client", sort=False):
+            outputs, y = one.outputs[split][client], self.labels[split][client]
+            whole = self._value(outputs, y, score)
+            block = pd.factorize(own["group"])[0] % BLOCKS
+            count = block.max() + 1
+            values = np.full(count, whole)
+            for left in range(count if count > 1 else 0):
+                kept = torch.from_numpy(block != left)
+                without = self._value(outputs[kept], y[kept], score)
+                if not math.isnan(without):
+                    values[left] = count * whole - (count - 1) * without
+            weight = self.sizes[str(client)] / count
+            table = {"client": client, "group": np.arange(count), "weight": weight}
+            parts.append(pd.DataFrame({**table, "value": values}).dropna())
+        found = pd.concat(parts, ignore_index=True)
+        return found.assign(group=nested_groups(part["group"] for part in parts))
 
     # --- scores ---
 
@@ -240,10 +297,15 @@ class Bench:
         minus the loss, or the score that selects.
         """
         scores = self.scores(one, VALIDATION)
-        name = self.task.config.federation.monitor or "loss"
+        name = self.selecting
         scores["score"] = scores.get(name, math.nan) * (1 if SCORES[name] else -1)
         above = self.above(one, self.base_rate, VALIDATION)
         return scores | dict(zip(("above", "low", "high"), above, strict=True))
+
+    @property
+    def selecting(self) -> str:
+        """The score that ranks finished runs: the loss, or the one that selects rounds."""
+        return self.task.config.federation.monitor or "loss"
 
     def of_clients(self, many: Mapping[str, Predictor]) -> pd.DataFrame:
         """Return each client's test losses by several predictors, and the first one's scores.
@@ -253,28 +315,41 @@ class Bench:
 
         Returns:
             Columns ``client``, ``train``, ``test``, for classes ``macro_f1`` and ``accuracy`` with Wilson's 95 %
-            interval, which one model's samples give, and the losses. With ``alone`` among them ``loses`` says whether
-            the first loss is higher than alone beyond chance.
+            interval, which one model's samples give, and the losses. ``gain`` says what is shown of the first loss
+            against every other one: :data:`LOSES` where it is higher than one of them, :data:`GAINS` where it is lower
+            than the last, else empty. It is Student's t over groups, corrected by Holm for all comparisons.
         """
         losses = {name: self.losses(one, TEST) for name, one in many.items()}
-        first, lines = next(iter(many)), []
+        (first, *others), lines, found = many, [], []
         scores = self.by_client(many[first])
-        for client, outputs in many[first].outputs[TEST].items():
-            y, n = self.labels[TEST][client], len(outputs)
+        for client, samples in self.samples[TEST].groupby("client", sort=False):
+            y, groups = self.labels[TEST][client], samples["group"].to_numpy(int)
             line: dict[str, Any] = {"client": client, "train": self.sizes[client]}
-            line["test"] = n
+            line["test"] = len(y)
             if self.kind == CLASSIFICATION:
                 line["macro_f1"] = scores.loc[client, "macro_f1"]
-                right = (outputs.argmax(1) == y).numpy()
-                effect = statistics.design_effect(right, self.groups[TEST][client])
-                share = statistics.share_interval(int(right.sum()), n, effect)
+                right = (many[first].outputs[TEST][client].argmax(1) == y).numpy()
+                effect = statistics.design_effect(right, groups)
+                share = statistics.share_interval(int(right.sum()), len(y), effect)
                 line |= share.columns("accuracy")
-            line |= {name: float(each[client].mean()) for name, each in losses.items()}
-            if "alone" in losses:
-                paired = losses[first][client] - losses["alone"][client]
-                error = float(paired.std()) / math.sqrt(n) if n > 1 else math.inf
-                line["loses"] = bool(paired.mean() - Z * error > 0)
+            weights = samples["weight"].to_numpy(float)
+            for name, each in losses.items():
+                line[name] = float(np.average(each[client].numpy(), weights=weights))
             lines.append(line)
+            paired = [losses[first][client] - losses[name][client] for name in others]
+            found.append(
+                [
+                    statistics.stratified_mean(each.numpy(), weights, groups)
+                    for each in paired
+                ]
+            )
+        p = statistics.holm([each.p_value for line in found for each in line])
+        for line, own, shown in zip(
+            lines, found, p.reshape(len(lines), -1) <= 0.05, strict=True
+        ):
+            values = np.array([each.value for each in own])
+            worse, better = shown & (values > 0), shown & (values < 0)
+            line["gain"] = LOSES if worse.any() else GAINS if better[-1:].any() else ""
         return pd.DataFrame(lines)
 
     def positives(self, one: Predictor) -> pd.DataFrame:
@@ -283,48 +358,10 @@ class Bench:
         Returns:
             Columns ``client``, ``group`` (numbered over all clients), ``positive`` and ``probability``.
         """
-        k, calibration = self.task.data.positive_index, [self.calibration(one)]
-        parts = []
-        for client, own in one.outputs[TEST].items():
-            shares = self.calibrated(client, own, calibration).softmax(dim=1)[:, k]
-            table = {"client": client, "group": self.groups[TEST][client]}
-            table["positive"] = (self.labels[TEST][client] == k).numpy()
-            parts.append(pd.DataFrame(table | {"probability": shares.numpy()}))
-        found = pd.concat(parts, ignore_index=True)
-        return found.assign(group=found.groupby(["client", "group"]).ngroup())
-
-    def covariance(self, many: Sequence[Predictor], score: str) -> pd.DataFrame:
-        """Return the covariance of predictors' validation scores, by a bootstrap of each client's samples or groups.
-
-        All predictors get the same resamples.
-        """
-        draw = np.random.default_rng(0)
-        labels = self.labels[VALIDATION]
-        members = {
-            client: np.split(
-                np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))[:-1]
-            )
-            for client, group in self.groups[VALIDATION].items()
-            if client in labels
-        }
-        losses = [self.losses(one, VALIDATION) for one in many]
-        drawn = []
-        for _ in range(RESAMPLES):
-            found = np.full((len(labels), len(many)), np.nan)
-            for line, (client, parts) in zip(found, members.items(), strict=True):
-                again = draw.integers(len(parts), size=len(parts))
-                rows = torch.from_numpy(np.concatenate([parts[k] for k in again]))
-                for k, one in enumerate(many):
-                    own = one.outputs[VALIDATION][client][rows]
-                    line[k] = (
-                        float(losses[k][client][rows].mean())
-                        if score == "loss"
-                        else self._value(own, labels[client][rows], score)
-                    )
-            sizes = [self.sizes[client] for client in members]
-            means = np.ma.average(np.ma.masked_invalid(found), axis=0, weights=sizes)
-            drawn.append(np.ma.filled(means, math.nan))
-        return pd.DataFrame(drawn, columns=[one.name for one in many]).cov()
+        k, (outputs, y, base) = self.task.data.positive_index, self._joined(one, TEST)
+        shares = evaluate.calibrated(outputs, *self.calibration(one), base).softmax(1)
+        found = self.samples[TEST][["client", "group"]]
+        return found.assign(positive=(y == k).numpy(), probability=shares[:, k].numpy())
 
     def _value(self, outputs: Tensor, y: Tensor, score: str) -> float:
         """Return one score; macro-F1 by itself, since a bootstrap asks for it often."""

@@ -43,6 +43,7 @@ from fl_core import tree
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import Round
 from fl_core.config import Own, RunConfig, with_own
+from fl_core.data.arrays import nested_groups
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, plural
 from fl_core.records import store
@@ -51,6 +52,8 @@ from fl_core.rounds.clients import TrainRequest
 from fl_core.rows import CLASSIFICATION
 from fl_core.run import runner
 from fl_core.run.task import Task
+from fl_core.seeds import numpy_generator
+from fl_core.statistics import UNKNOWN, Interval
 from fl_core.storage import format_bytes, sha
 from fl_core.training.phases import Phase, Training
 
@@ -62,6 +65,8 @@ BANDS = (
 """The skew below which a band ends, its name, and the gains of the best cut (``figures.decision.finished``)."""
 
 
+DEALS = 200
+"""How often groups are dealt to clients at random."""
 STEPS = 16
 """Maximum number of training steps that are timed."""
 
@@ -71,12 +76,12 @@ class Hint(Displayed):
     """What is known of a federation before training.
 
     Attributes:
-        skew: the label skew beyond chance, from 0 to 1; NaN for a task without classes.
+        skew: the label skew beyond chance, from 0 to 1, with an interval (:func:`skew_of`).
         counts: training samples by client and class.
         cost: of a race with the same arguments.
     """
 
-    skew: float
+    skew: Interval
     counts: pd.DataFrame
     cost: Cost
 
@@ -89,25 +94,60 @@ class Hint(Displayed):
         return Summary.of_frame(self.text(), self.counts.rename_axis("client"))
 
 
-def skew_of(task: Task) -> float:
-    """Return the label skew of the training samples; NaN for a task without classes."""
+def skew_of(task: Task) -> Interval:
+    """Return the label skew of the training samples beyond chance; NaN for a task without classes.
+
+    Whole groups of samples, such as patients, are dealt to the clients at random :data:`DEALS` times. The mean
+    association is chance. The ends leave out the largest and smallest 2.5 % of it, so an upper end is what remains if
+    chance added little. A low end of 0 means that chance alone may give as much.
+    """
     if task.data.task != CLASSIFICATION:
-        return math.nan
-    return label_skew(task.data.class_counts().to_numpy(float))
+        return UNKNOWN
+    parts, classes = [client.train for client in task.data.clients], task.data.n_classes
+    labels = np.concatenate([part.y.numpy() for part in parts])
+    owners = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    group = np.arange(len(labels))
+    if all(part.groups is not None for part in parts):
+        group = nested_groups(part.groups for part in parts)
+    of_group = owners[np.unique(group, return_index=True)[1]]
+    draw = numpy_generator(0, "label skew")
+
+    def counts(client: NDArray[np.int64]) -> NDArray[np.float64]:
+        table = np.bincount(client * classes + labels, minlength=len(parts) * classes)
+        return table.reshape(len(parts), classes).astype(float)
+
+    table = counts(owners)
+    dealt = [
+        association(counts(draw.permutation(of_group)[group])) for _ in range(DEALS)
+    ]
+    ends = np.quantile(dealt, [0.975, 0.025])
+    return Interval(*(label_skew(table, each) for each in (np.mean(dealt), *ends)))
 
 
-def in_words(skew: float) -> str:
+def in_words(skew: Interval) -> str:
     """Return what a label skew meant in other federations; empty without one."""
-    if math.isnan(skew):
+    if math.isnan(skew.value):
         return ""
-    name, known = next((name, known) for end, name, known in BANDS if skew < end)
-    return (
-        f"Label skew beyond chance: {skew:.2f}, {name}. On tables and small images {known} of macro-F1 over sharing "
-        "every layer, by the best cut. Clients that mean different things by one label do not show in it."
-    )
+    ends = f"[{skew.low:.2f}, {skew.high:.2f}]"
+    found = f"Label skew beyond chance: {skew.value:.2f} {ends}, "
+    if skew.low > 0:
+        name, known = next(
+            (name, known) for end, name, known in BANDS if skew.value < end
+        )
+        found += f"{name}. On tables and small images {known} of macro-F1 over sharing every layer, by the best cut."
+    else:
+        found += "not shown."
+    return f"{found} Clients that mean different things by one label do not show in it."
 
 
-def label_skew(counts: NDArray[np.float64]) -> float:
+def association(table: NDArray[np.float64]) -> float:
+    """Return chi-square over n of a table of clients x classes, without empty classes."""
+    table = table[:, table.sum(axis=0) > 0]
+    expected = np.outer(table.sum(axis=1), table.sum(axis=0)) / table.sum()
+    return float(((table - expected) ** 2 / expected).sum() / table.sum())
+
+
+def label_skew(counts: NDArray[np.float64], chance: float | None = None) -> float:
     """Return Cramér's V of clients and classes without what chance adds (Bergsma, 2013).
 
     >>> label_skew(np.array([[30.0, 0.0], [0.0, 30.0]])), label_skew(np.array([[30.0, 30.0], [9.0, 9.0]]))
@@ -115,14 +155,15 @@ def label_skew(counts: NDArray[np.float64]) -> float:
 
     Args:
         counts: samples, clients x classes.
+        chance: the :func:`association` by chance; that of independent samples by default.
     """
     table = counts[:, counts.sum(axis=0) > 0]
     n, (rows, columns) = table.sum(), table.shape
     if min(rows, columns) < 2:
         return 0.0
-    expected = np.outer(table.sum(axis=1), table.sum(axis=0)) / n
-    association = ((table - expected) ** 2 / expected).sum() / n
-    beyond = max(0.0, association - (rows - 1) * (columns - 1) / (n - 1))
+    if chance is None:
+        chance = (rows - 1) * (columns - 1) / (n - 1)
+    beyond = max(0.0, association(table) - chance)
     most = min(size - (size - 1) ** 2 / (n - 1) for size in (rows, columns)) - 1
     return float(min(1.0, math.sqrt(beyond / most)))
 
@@ -143,7 +184,7 @@ def hint(
 
     >>> import fedlayers as fl
     >>> found = fl.hint(dataset="heart", rounds=10)
-    >>> round(found.skew, 2), found.cost.runs
+    >>> round(found.skew.value, 2), found.cost.runs
     (0.31, 4)
 
     Args:

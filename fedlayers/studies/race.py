@@ -49,8 +49,6 @@ COUNT = 4
 """How many rates are tried by default for your own data."""
 PROBE = "all_but_last"
 """The cut whose rates are tried."""
-WINDOW = 3
-"""Number of evaluated rounds by which an arm is judged, up to the end of the race."""
 PLAN_ALGORITHM = "fedper"
 """The algorithm that uses the cuts if the configuration's uses no plan."""
 DIGITS = 9
@@ -64,10 +62,9 @@ class Standing(NamedTuple):
         main: the score that is shown: the task's main one (:data:`fl_core.rows.MAIN`), or the one that selects.
         rounds: a line per run and evaluated round: the main score and ``loss`` on validation, means over the
             clients weighted by training samples.
-        judged: a line per run: their means over the last three evaluated rounds, or over those up to its best round
-            under a stopping rule. ``score`` is minus the sum of ranks by the scores that select among the runs of the
-            seed; higher is better. An arm that makes its model at the end has the last round alone. NaN for a run
-            that failed.
+        judged: a line per run: their values in its best round under a stopping rule, else in its last one, which is the
+            round of its model. ``score`` is minus the sum of ranks by the scores that select among the runs of the
+            seed; higher is better. NaN for a run that failed.
         failed: why a run has no result.
         best: under a stopping rule the best round of each run.
         left_out: the rows of clients whose samples give no main score. It is the mean over the other clients, for all
@@ -91,8 +88,7 @@ class Standing(NamedTuple):
 def with_evaluations(config: RunConfig, own: Own) -> RunConfig:
     """Return the configuration of a race's runs, evaluated after every twentieth of the rounds by default.
 
-    A run's own default may be longer if evaluation is expensive. Then the three rounds that decide would begin far
-    before the end of the race.
+    A run's own default may be longer if evaluation is expensive. Then few rounds would show where the best one is.
 
     >>> with_evaluations(RunConfig(dataset="heart", rounds=100), Own(data=None, model=None)).execution.eval_every
     5
@@ -153,8 +149,8 @@ def standings(
         left_out.append(own[rows.without_score(own)])
         shown = list(dict.fromkeys((main, "loss")))
         curve = validation_scores(frame, shown, until)
-        latest = curve if at is None else curve[curve["round"] <= at]
-        lines[-1] |= latest[shown].tail(WINDOW).mean(skipna=False)
+        latest = curve if at is None else curve[curve["round"] == at]
+        lines[-1] |= latest[shown].tail(1).mean(skipna=False)
         curves.append(curve.assign(**about)[[*about, "round", *shown]])
     rounds, judged = pd.concat(curves, ignore_index=True), pd.DataFrame(lines)
     if rounds.empty:
@@ -216,9 +212,9 @@ def ranked(
 ) -> tuple[pd.DataFrame, dict[str, Predictor]]:
     """Return finished runs with their validation scores, the best first, and their predictors.
 
-    ``score``, ``loss``, ``above``, ``low`` and ``high`` are those of :meth:`Bench.line`. Where clients hold parts of
-    the model, there is no predictor and no such loss. Then ``score`` is that of :class:`Standing` for all runs. Runs
-    above the base rate come last.
+    The main score, ``score``, ``loss``, ``above``, ``low`` and ``high`` are those of the run's model
+    (:meth:`Bench.line`). Where clients hold parts of it, there is no predictor and no such loss. Then ``score`` is that
+    of :class:`Standing` for all runs. Runs that are significantly above the base rate come last.
 
     Args:
         benches: the samples of each seed.
@@ -231,11 +227,13 @@ def ranked(
         bench = benches[job.config.execution.seed]
         with suppress(UsageError):  # its clients hold parts of the model
             one = models[job.name] = bench.of_run(job.path, job.arm)
-            found.loc[job.name] = pd.Series(bench.line(one))[columns]
+            line = bench.line(one)
+            found.loc[job.name] = pd.Series(line)[columns]
+            runs.loc[job.name, main] = line.get(main, math.nan)
     if found["score"].isna().any():
         found["score"] = runs["score"]
     runs[columns] = found
-    runs["worse"] = runs["above"] > 0
+    runs["worse"] = runs["low"] > 0
     order = {"worse": True, "score": False, main: not SCORES[main]}
     return runs.sort_values(
         [*order], ascending=[*order.values()], kind="stable"

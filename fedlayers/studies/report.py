@@ -117,12 +117,12 @@ def _add_clients(page: Page, out: Path, choice: Choice) -> None:
     losses = {"model": "loss", "base_rate": "base rate's", "alone": "alone"}
     for name in filter(table.__contains__, losses):
         shown[losses[name]] = table[name].map("{:.3f}".format)
-    caption = "Train and test: numbers of samples. The base rate's: its loss."
-    if "loses" in table:
-        shown["loses"] = table["loses"].map({True: "yes", False: "no"})
-        caption += (
-            " Alone: the loss without sharing. Loses: more than alone, beyond chance."
-        )
+    shown["shown"] = table["gain"].replace("", "no gain shown")
+    over = "training alone" if "alone" in table else "the base rate"
+    caption = (
+        "Train and test: numbers of samples. The base rate's and alone: the losses of the base rate and without "
+        f"sharing. Shown: whether the client gains on {over}, or loses against one of them, beyond chance."
+    )
     page.table(
         shown,
         f"The recommended model ({choice.run.name if choice.run else ''}) on each client's test samples, with 95 % "

@@ -26,7 +26,7 @@ from fedlayers.studies.jobs import (
     task_kind,
     train,
 )
-from fedlayers.studies.race import WINDOW, best_of_run, validation_scores
+from fedlayers.studies.race import best_of_run, validation_scores
 from fl_core import __version__, storage
 from fl_core.algorithms.base import find
 from fl_core.config import RunConfig, resolve, with_own
@@ -46,6 +46,7 @@ from fl_core.errors import (
     warn,
 )
 from fl_core.records import store
+from fl_core.records.stopping import WINDOW
 from fl_core.registry import is_outside
 from fl_core.rows import MAIN, SCORES, check_score, of_class
 from fl_core.run.task import Task

@@ -148,24 +148,27 @@ class Task(Displayed):
         if self.data.elsewhere:
             return [*self.said, *own]
         others = [
-            *self._measured_elsewhere(),
+            *self._chosen_elsewhere(),
             *notes(self.data),
             *client_notes(self.data, batch),
         ]
         return [*self.said, *own, *others]
 
-    def _measured_elsewhere(self) -> list[str]:
-        """Return a note if the given plan was measured on other samples than this run trains on."""
-        measured = "" if self.plan is None else self.plan.why.data
-        if (
-            not measured
-            or measured == self.data.digest
-            or measured == self.data.training_digest
-        ):
+    def _chosen_elsewhere(self) -> list[str]:
+        """Return notes if the given plan was measured on other samples, or chosen at another learning rate."""
+        if self.plan is None:
             return []
-        return [
-            "the plan was measured on other data, or on other splits of them, than this run trains on"
-        ]
+        notes, why, lr = [], self.plan.why, self.config.training.lr
+        if why.data not in ("", self.data.digest, self.data.training_digest):
+            notes.append(
+                "the plan was measured on other data, or on other splits of them, than this run trains on"
+            )
+        rate = why.detail.get("lr")
+        if isinstance(rate, float) and rate != lr:
+            notes.append(
+                f"the plan was chosen at learning rate {rate:g}, and this run has {lr:g}. Pass --lr {rate:g}"
+            )
+        return notes
 
     def header(self, command: str) -> dict[str, Any]:
         """Return the first line of every rows file of this task."""

@@ -326,7 +326,15 @@ def fit(
     >>> found = fit(sure, torch.tensor([1, 0, 0, 0]), torch.ones(4), torch.zeros(2))
     >>> round(found[0], 1)
     8.2
+
+    Raises:
+        UsageError: there are no samples, or an output is not finite.
     """
+    if not len(y) or not torch.isfinite(outputs).all():
+        raise UsageError(
+            f"outputs must be finite numbers of at least one sample to be calibrated; got {len(y)} samples. "
+            "Add validation samples, or lower --lr."
+        )
     from scipy.optimize import minimize  # a study prints its first lines before
 
     outputs = outputs.double()

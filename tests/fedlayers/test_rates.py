@@ -32,11 +32,12 @@ def test_rates_are_tried_without_the_probe_among_the_arms(tmp_path):
 def test_a_trial_of_a_rate_by_one_seed_keeps_no_arm_that_several_seeds_refuse(
     tmp_path, monkeypatch
 ):
-    def bad_with_seed_1(*asked):
+    def bad_with_two_seeds(*asked):
         runs, models = race.ranked(*asked)
-        return runs.assign(above=np.where(runs["seed"] == 1, 9.0, -1.0)), models
+        seeds = runs.groupby(["arm", "lr"])["seed"].transform("nunique")
+        return runs.assign(above=np.where(seeds == 2, 9.0, -1.0)), models
 
-    monkeypatch.setattr("fedlayers.studies.choose.ranked", bad_with_seed_1)
+    monkeypatch.setattr("fedlayers.studies.choose.ranked", bad_with_two_seeds)
     how = {"tune_rates": 2, "seeds": (0, 1), "baselines": False}
     choice = choose(CONFIG.with_keys(rounds=1), tmp_path, arms=ARMS, **how)
     assert choice.inference.refused == ARMS
