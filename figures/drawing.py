@@ -21,7 +21,7 @@ COLUMNS = (
 )  # fmt: skip
 """Columns of every item's table. ``measured`` and its bounds are what ``measured_what`` says."""
 DPI, PALETTE = 120, 64
-LINES = 3
+LINES = 4
 """Lines of text beneath a picture at most, unless its first sentence is longer."""
 SENTENCE = re.compile(r"(?<=\.)(?<!Fig\.)(?<!Figs\.) (?=[A-Z*])")
 """Where a sentence of a caption ends."""

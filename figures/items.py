@@ -22,6 +22,7 @@ from figures.drawing import (
     Drawing as Drawing,
     Finding as Finding,
     beneath,
+    opening,
     save_png,
     set_apart as set_apart,
 )
@@ -280,6 +281,8 @@ def check_owner(item: Item, path: Path, header: packing.Header) -> None:
 def redraw(item: Item, path: Path, out: Path) -> Drawing:
     """Draw stored rows into ``out``: NAME.png, NAME.csv, and NAME.md with the caption and the findings.
 
+    Beneath the picture stand the page's first verdict and as much of the caption as fits.
+
     Equal rows give equal bytes.
 
     Raises:
@@ -301,8 +304,10 @@ def redraw(item: Item, path: Path, out: Path) -> Drawing:
     origin = f"Rows: `{header['command']}`, in {header['seconds']:.0f} s."
     caption = f"{drawing.caption} {origin}"
     if drawing.figure is not None:
-        # wrapped, so that the caption is no wider than the picture and moves no panel of it
-        shown = beneath(caption, int(drawing.figure.get_figwidth() * 19.5))
+        # wrapped, so that the text is no wider than the picture and moves no panel of it
+        verdict = (drawing.lead or opening(drawing.findings)).replace("**", "")
+        text = f"{verdict} {caption}".strip()
+        shown = beneath(text, int(drawing.figure.get_figwidth() * 19.5))
         drawing.figure.supxlabel(shown, fontsize=7, color="0.3", ha="left", x=0.01)
         save_png(drawing.figure, out / f"{item.name}.png")
         plt.close(drawing.figure)

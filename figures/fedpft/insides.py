@@ -15,16 +15,17 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib import ticker
+from matplotlib.axes import Axes
 from scipy.stats import entropy
 from torch import nn
 
-from diagnostics.plots.drawing import COLOURS, Panel, heat, style
+from diagnostics.plots.drawing import COLOURS, NICE, Panel, heat, style
 from diagnostics.plots.layers import tsne_panels
 from diagnostics.representation.embedding import Pool, pool
 from fedlayers.studies.comparison import main_model
 from figures import items, names
 from figures.differences import difference
-from figures.fedpft.class_shares import dots
 from figures.items import Drawing, Finding, Item, set_apart
 from figures.page import (
     markdown,
@@ -114,6 +115,30 @@ CLAIMS = (
 """Pairs of runs: the paper calls the features of the first clearer than those of the second."""
 
 # --- measuring -------------------------------------------------------------------------------------------------
+
+
+def dots(ax: Axes, counts: pd.DataFrame, most: float) -> None:
+    """Draw a dot for each class that a client holds, its area by the samples; classes across, clients down.
+
+    Args:
+        most: samples of a dot of the full size, so that panels can be compared.
+    """
+    held = [
+        (x, y, n)
+        for y, line in enumerate(counts.to_numpy())
+        for x, n in enumerate(line)
+        if n
+    ]
+    across, down, sizes = (
+        np.array(each, dtype=float) for each in zip(*held, strict=True)
+    )
+    ax.scatter(
+        across, down, s=110 * sizes / most, color=COLOURS[3], alpha=0.75, linewidths=0
+    )
+    ax.set(xlim=(-0.8, counts.shape[1] - 0.2), ylim=(len(counts) - 0.1, -0.9))
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(ticker.MaxNLocator(integer=True, steps=NICE))
+    ax.grid(False)
 
 
 def behind(model: Prompted, prompts: str) -> Prompted:

@@ -9,7 +9,16 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from diagnostics.plots.drawing import COLOURS, FAINT, MARKERS, MEAN, name_ticks, style
+from diagnostics.plots.drawing import (
+    COLOURS,
+    FAINT,
+    MARKERS,
+    MEAN,
+    Panel,
+    heat,
+    name_ticks,
+    style,
+)
 from figures import items
 from figures.differences import FEWEST, Difference, last_evaluations, settled
 from figures.items import Drawing, Finding, Item
@@ -24,7 +33,6 @@ from figures.pfedla.overlap import (
     chosen_pairs,
     classes,
     curves,
-    others,
     self_largest,
     setting,
     shared_classes,
@@ -148,15 +156,15 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         classes(halves[0].subplots(), shared)
         grid = halves[1].subplots(deep, ACROSS, squeeze=False)
         matrices = {layer: weights_of(drawn, layer) for layer in layers}
-        high = max(
-            matrix.mask(np.eye(len(matrix), dtype=bool)).max(axis=None)
-            for matrix in matrices.values()
-        )
         for ax, (layer, matrix) in zip(grid.flat, matrices.items(), strict=False):
-            others(ax, matrix, high)
+            heat(Panel(ax, False, False), matrix, square=True)
+            most = matrix.to_numpy(float).argmax(axis=1)
+            for receiver, sender in enumerate(most):
+                colour = COLOURS[3] if receiver == sender else "white"
+                ax.plot(sender + 0.5, receiver + 0.5, ".", color=colour, markersize=5)
             ax.set(xticks=[], yticks=[], xlabel="", ylabel="")
             ax.set_title(
-                f"{layer}\non oneself {np.diag(matrix).mean():.2f}", fontsize=7.5
+                f"{layer}\nitself most: {self_largest(matrix):.0%}", fontsize=7.5
             )
         for spare in grid.flat[len(layers) :]:
             spare.remove()
@@ -165,7 +173,7 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             shown[0].collections[0],
             ax=shown,
             shrink=0.7,
-            label="aggregation weight on others",
+            label="aggregation weight",
         )
     follows = last_evaluations(curves(mixing, CORRELATION, "pearson"))
     found = judged(
@@ -196,9 +204,9 @@ def _draw_pairs(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
     )
     caption = (
         "Left: the share of the receiver's classes that the sender has. Right: the weights of every pair of clients "
-        "in each layer after the last round. Weights on the client itself are grey. Their mean is written above. "
-        f"{setting(header)} Seed 0. The paper shows one layer and 8 clients. Its neighbours share three classes. "
-        "It prints no numbers."
+        "in each layer after the last round. A dot marks a client's largest weight, in colour if it is its own. "
+        "The paper shows one layer of 8 clients, its largest weights on the diagonal, and no numbers. "
+        f"{setting(header)} Seed 0. The paper's neighbours share three classes."
     )
     return Drawing(figure, table, caption, findings)
 

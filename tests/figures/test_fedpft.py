@@ -9,26 +9,11 @@ import torch
 from torch import nn
 
 from figures import training
-from figures.fedpft import class_shares, counts as fedpft_counts, insides as fedpft
-from fl_core import data
+from figures.fedpft import counts as fedpft_counts, insides as fedpft
 from fl_core.models.extended import PROMPTS, Prompted, Transform
 from fl_core.seeds import torch_seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore:client")
-
-
-def test_labels_alone_are_dealt_as_the_partition_and_the_stored_rows_have_them(
-    tmp_path,
-):
-    file, y = tmp_path / "own.npz", np.arange(3000) % 10
-    np.savez(file, x=np.zeros((3000, 1), np.float32), y=y, classes=np.array([*"abcdefghij"]))  # fmt: skip
-    held = data.load(
-        str(file), partition="fedpft_dirichlet", clients=6, alpha=0.5, samples_per_client=70, seed=3,
-    ).class_counts("train")  # fmt: skip
-    assert (class_shares.dealt(10, 6, 70, 0.5, 3).to_numpy() == held.to_numpy()).all()
-    _, frame = class_shares.FIG4.read(class_shares.FIG4.path())
-    kept = class_shares.counted(frame[frame["run"] == "10 classes, alpha 0.5"], 20, 10)
-    assert (kept == class_shares.dealt(10, 20, 500, 0.5, 0)).all(axis=None)
 
 
 def test_modules_have_the_published_numbers_and_the_message_is_their_sum(
