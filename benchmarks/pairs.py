@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from figures.verdicts import median_interval
 from fl_core.errors import UsageError
-from fl_core.statistics import median_interval
 
 Work = Callable[[], object]
 PAIRS = 15

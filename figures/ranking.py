@@ -20,6 +20,43 @@ ALPHA = 0.05
 
 
 @dataclass(frozen=True)
+class FriedmanTest:
+    """The result of Friedman's test, with a chi-square ``statistic`` of ``n_algorithms`` - 1 degrees of freedom.
+
+    Statistic and p-value are NaN unless ``status`` is ok.
+    """
+
+    statistic: float
+    p_value: float
+    n_algorithms: int
+    n_blocks: int
+    status: str = "ok"
+
+
+def friedman(table: pd.DataFrame) -> FriedmanTest:
+    """Test with Friedman's test whether the algorithms differ, with scipy's correction for ties.
+
+    The algorithms (rows) are the treatments and the datasets or seeds (columns) the blocks. The transposed table would
+    test whether the datasets differ, which they always do. The p-value is the chi-square approximation.
+    """
+    n_algorithms, n_blocks = table.shape
+    status = statistics.incomplete(table)
+    if not status and n_algorithms < 3:
+        status = f"Friedman's test needs at least 3 algorithms, not {n_algorithms}"
+    if not status and n_blocks < 2:
+        status = f"Friedman's test needs at least 2 datasets or seeds, not {n_blocks}"
+    values = None if status else table.to_numpy(float)
+    if values is not None and (values == values[:1]).all():
+        status = "all algorithms are tied in every dataset or seed"
+    if values is None or status:
+        return FriedmanTest(math.nan, math.nan, n_algorithms, n_blocks, status)
+    result = scipy.stats.friedmanchisquare(*values)
+    return FriedmanTest(
+        float(result.statistic), float(result.pvalue), n_algorithms, n_blocks
+    )
+
+
+@dataclass(frozen=True)
 class Ranking:
     """Algorithms ranked over datasets, with the tests of whether they differ.
 
@@ -44,14 +81,14 @@ class Ranking:
         return statistics.ranks(self.blocks, self.higher_is_better)
 
     @cached_property
-    def friedman(self) -> statistics.FriedmanTest:
+    def friedman(self) -> FriedmanTest:
         """Return whether the algorithms differ, algorithms being treatments and datasets blocks."""
-        return statistics.friedman(self.blocks)
+        return friedman(self.blocks)
 
     @cached_property
-    def transposed(self) -> statistics.FriedmanTest:
+    def transposed(self) -> FriedmanTest:
         """Return the same test of the transposed table: whether the datasets differ."""
-        return statistics.friedman(self.blocks.T)
+        return friedman(self.blocks.T)
 
     @cached_property
     def status(self) -> str:

@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 from scipy import stats
 
 from figures.differences import UNDECIDED, Difference, joint
 from figures.drawing import Finding
 from figures.page import percent
-from fl_core import statistics
-from fl_core.statistics import Interval, median_interval, share_interval
+from fl_core.statistics import UNKNOWN, Interval, holm, share_interval
 
 HALF = 0.5
 TOLERANCE = 5e-3
@@ -31,6 +31,28 @@ It is about the spread over repeated runs that the papers print behind ±, 0.8 p
 published. Less than that no paper shows."""
 LEARNED = 0.5
 """A run that has learned less than this part of what is printed, above guessing, is no witness on the paper."""
+
+
+RANGE_BELOW = 6
+"""The number of values from which two of them can enclose the median with 95 % confidence."""
+
+
+def median_interval(
+    values: Sequence[float] | pd.Series, level: float = 0.95
+) -> Interval:
+    """Return the median and a confidence interval between two of the values, from their order alone (Conover, 1999).
+
+    The ends are the k-th smallest and the k-th largest value, with the largest k that has the level for any continuous
+    distribution. With fewer than 6 values no k is enough at 95 %, and the ends are NaN.
+
+    >>> median_interval([1, 2, 4, 8, 16, 32, 64])
+    Interval(value=8.0, low=1.0, high=64.0)
+    """
+    x = np.asarray(values, dtype=float)
+    if not np.isfinite(x).all():
+        return UNKNOWN
+    ends = stats.quantile_test(x, p=0.5).confidence_interval(level)
+    return Interval(float(np.median(x)), float(ends.low), float(ends.high))
 
 
 def beyond(share: Interval, least: float = HALF) -> bool | None:
@@ -223,7 +245,7 @@ def of_parts(odds: Sequence[Odds]) -> list[bool | None]:
     least = [1.0 if math.isnan(min(each)) else min(each) for each in odds]
     return [
         True if each.holds < ALPHA else False if p < ALPHA else None
-        for each, p in zip(odds, statistics.holm(least), strict=True)
+        for each, p in zip(odds, holm(least), strict=True)
     ]
 
 

@@ -3,13 +3,24 @@
 A missing or non-finite number is never skipped. Results that depend on it are NaN, or their status gives the reason. A
 table has one row for each algorithm and one column for each block (a dataset, or a seed). The imports of scipy.stats
 are local: it is slow, and a run goes without.
+
+Each kind of interval in this project has one home. Use
+
+* :func:`mean_interval` for a mean over seeds, datasets or pairs of runs;
+* :func:`stratified_mean` for a mean over samples of clients, whose patients stay together;
+* :func:`share_interval` for a share of trials, with :func:`design_effect` if they come in groups;
+* ``gains_of`` of :mod:`fedlayers.studies.comparison` for what sharing up to each layer gains, all layers together;
+* :func:`simultaneous` for the arms of a race, all arms together;
+* ``stability`` of :mod:`diagnostics.curve` for how often a decision stays over resamples;
+* :mod:`diagnostics.null` for the band where clients that do not differ would lie;
+* ``scatter_ratio`` of :mod:`diagnostics.representation.features` for the error of a ratio, by a jackknife;
+* ``median_interval`` of :mod:`figures.verdicts` for a median of papers' or benchmarks' numbers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,9 +30,6 @@ from numpy.typing import NDArray
 
 from fl_core.errors import INSIDE, UsageError, check_value
 from fl_core.seeds import numpy_generator
-
-RANGE_BELOW = 6
-"""The number of values from which two of them can enclose the median with 95 % confidence."""
 
 Values: TypeAlias = Sequence[float] | NDArray[np.floating[Any]] | pd.Series
 
@@ -68,20 +76,6 @@ class Estimate(NamedTuple):
         return Interval(self.value, self.value - half, self.value + half)
 
 
-@dataclass(frozen=True)
-class FriedmanTest:
-    """The result of Friedman's test, with a chi-square ``statistic`` of ``n_algorithms`` - 1 degrees of freedom.
-
-    Statistic and p-value are NaN unless ``status`` is ok.
-    """
-
-    statistic: float
-    p_value: float
-    n_algorithms: int
-    n_blocks: int
-    status: str = "ok"
-
-
 def combine(values: Values, weights: Values) -> float:
     """Return the weighted mean of clients' values, sum_c p_c m_c with p_c = w_c / sum w (weights: training samples).
 
@@ -94,28 +88,6 @@ def combine(values: Values, weights: Values) -> float:
             f"weights must be finite, at least 0, and not all 0; got {w.tolist()}. Leave out clients without samples."
         )
     return float((w / w.sum()) @ m) if _whole(m) else math.nan
-
-
-def median_interval(values: Values, level: float = 0.95) -> Interval:
-    """Return the median and a confidence interval between two of the values, from their order alone (Conover, 1999).
-
-    The ends are the k-th smallest and the k-th largest value, with the largest k that has the level for any continuous
-    distribution. With fewer than 6 values no k is enough at 95 %, and the ends are NaN.
-
-    >>> median_interval([1, 2, 4, 8, 16, 32, 64])
-    Interval(value=8.0, low=1.0, high=64.0)
-
-    Raises:
-        UsageError: there are no values, or the level is not between 0 and 1.
-    """
-    (x,) = _align(values=values)
-    check_value("level", level, INSIDE)
-    if not _whole(x):
-        return UNKNOWN
-    from scipy import stats
-
-    ends = stats.quantile_test(x, p=0.5).confidence_interval(level)
-    return Interval(float(np.median(x)), float(ends.low), float(ends.high))
 
 
 def mean_interval(
@@ -316,18 +288,13 @@ def holm(p_values: Values) -> NDArray[np.float64]:
 
     >>> holm([0.01, 0.04, 0.03]).round(2).tolist()
     [0.03, 0.06, 0.06]
-
-    Args:
-        p_values: Between 0 and 1; of an array those of the last axis belong together.
     """
     p = np.asarray(p_values, dtype=float)
-    order = p.argsort(axis=-1, kind="stable")
-    stepped = np.take_along_axis(p, order, axis=-1) * np.arange(p.shape[-1], 0, -1)
+    order = p.argsort(kind="stable")
     found = np.empty_like(p)
-    np.put_along_axis(
-        found, order, np.maximum.accumulate(stepped, axis=-1).clip(max=1.0), axis=-1
-    )
-    return np.where(np.isnan(p).any(axis=-1, keepdims=True), np.nan, found)
+    stepped = p[order] * np.arange(len(p), 0, -1)
+    found[order] = np.maximum.accumulate(stepped).clip(max=1.0)
+    return np.full_like(p, np.nan) if np.isnan(p).any() else found
 
 
 def design_effect(values: NDArray[Any], groups: NDArray[Any]) -> float:
@@ -416,31 +383,6 @@ def ranks(table: pd.DataFrame, higher_is_better: bool) -> pd.Series:
         table.astype(float)
         .rank(axis=0, method="average", ascending=not higher_is_better)
         .mean(axis=1)
-    )
-
-
-def friedman(table: pd.DataFrame) -> FriedmanTest:
-    """Test with Friedman's test whether the algorithms differ, with scipy's correction for ties.
-
-    The algorithms (rows) are the treatments and the datasets or seeds (columns) the blocks. The transposed table would
-    test whether the datasets differ, which they always do. The p-value is the chi-square approximation.
-    """
-    n_algorithms, n_blocks = table.shape
-    status = incomplete(table)
-    if not status and n_algorithms < 3:
-        status = f"Friedman's test needs at least 3 algorithms, not {n_algorithms}"
-    if not status and n_blocks < 2:
-        status = f"Friedman's test needs at least 2 datasets or seeds, not {n_blocks}"
-    values = None if status else table.to_numpy(float)
-    if values is not None and (values == values[:1]).all():
-        status = "all algorithms are tied in every dataset or seed"
-    if values is None or status:
-        return FriedmanTest(math.nan, math.nan, n_algorithms, n_blocks, status)
-    from scipy import stats
-
-    result = stats.friedmanchisquare(*values)
-    return FriedmanTest(
-        float(result.statistic), float(result.pvalue), n_algorithms, n_blocks
     )
 
 

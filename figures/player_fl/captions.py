@@ -33,9 +33,8 @@ from figures.player_fl.scores import (
     friedman_printed,
 )
 from figures.ranking import ALPHA, Ranking, first_shares
-from figures.verdicts import LEAD, TRAIL, Odds, judged, of_parts
+from figures.verdicts import LEAD, RANGE_BELOW, TRAIL, Odds, judged, of_parts
 from fl_core.errors import listing
-from fl_core.statistics import RANGE_BELOW
 
 NAMES = METHODS | BESIDE
 SURE = 0.975

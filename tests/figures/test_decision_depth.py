@@ -10,7 +10,6 @@ from scipy import stats
 
 from figures.decision import depth
 from figures.decision.depth_runs import DOSES, FIRST, ONE, ROWS, jobs
-from fl_core.statistics import holm
 from tests.figures.conftest import check_picture
 
 AMOUNTS = dict(zip(
@@ -84,7 +83,7 @@ def test_the_registered_tests_are_those_of_plain_formulas(rows):
     assert rule.p == pytest.approx(stats.t.sf((d.mean() + 0.015) / error(d), 6))
 
     held = [each.held for each in depth.findings(rows)]
-    adjusted = holm([equal.p, slope.p, order.p, rule.p])
+    adjusted = depth.holm([equal.p, slope.p, order.p, rule.p])
     assert held == [True if p <= 0.05 else None for p in adjusted]
 
 
