@@ -115,7 +115,7 @@ class RunResult(Displayed):
                 if best is None
                 else {"personal": best[number]}
             )
-            chosen = trees.get("personal", trees.get("global"))
+            chosen = trees.get(rows.used_model(trees))
             if chosen is None or chosen.keys() < tree.named_tensors(module).keys():
                 raise UsageError(
                     f"client {name!r} has only a part of the model. Choose a client with the whole model."

@@ -88,9 +88,7 @@ def final_models(engine: Engine, model: nn.Module) -> dict[str, nn.Module]:
     for client, name in enumerate(engine.names):
         trees = engine.models(client)
         models[name] = copy.deepcopy(model)
-        tree.load(
-            models[name], trees["personal"] if "personal" in trees else trees["global"]
-        )
+        tree.load(models[name], trees[rows.used_model(trees)])
     return models
 
 

@@ -406,6 +406,15 @@ def why_missing(name: str, value: float) -> str:
     return known or "not finite"
 
 
+USED = ("personal", "global")
+"""The models that a client may use at the end, in this order."""
+
+
+def used_model(models: Container[str]) -> str:
+    """Return which of its models a client uses: the personal one if there is one, else the global one."""
+    return USED[0] if USED[0] in models else USED[1]
+
+
 def without_score(table: pd.DataFrame) -> pd.Series:
     """Return which rows lack a score that their client's samples cannot give, such as AUROC of one class.
 

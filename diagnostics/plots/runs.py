@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from fl_core.display import in_order
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.rows import TABLE, label_of, positive_in
+from fl_core.rows import TABLE, USED, label_of, positive_in, used_model
 
 from .drawing import (
     COLOURS,
@@ -284,14 +284,12 @@ def _scores(
     for name in rows["algorithm"].unique():
         group = rows[rows["algorithm"] == name]
         present = list(group["model"].unique())
-        chosen = model or next(
-            (usual for usual in ("personal", "global") if usual in present), present[0]
-        )
+        chosen = model or used_model(present)
+        if model is None and chosen not in present:
+            chosen = present[0]
         if chosen not in present:
             notes.append(f"{name}: no {chosen} model, only {listing(present)}")
-        elif (
-            chosen not in ("personal", "global") and model is None and len(present) > 1
-        ):
+        elif chosen not in USED and model is None and len(present) > 1:
             raise UsageError(
                 f"{name} has the models {listing(present)}. Name one of them."
             )

@@ -230,10 +230,10 @@ def display_name(table: pd.DataFrame, score: str = "") -> pd.DataFrame:
 
 
 def main_model(frame: pd.DataFrame, *by: str) -> pd.DataFrame:
-    """Return the rows of each group's main model: ``personal`` if the group has one, else ``global``."""
-    personal = frame["model"] == "personal"
-    has_personal = personal.groupby([frame[column] for column in by]).transform("any")
-    return frame[personal | (frame["model"] == "global") & ~has_personal]
+    """Return the rows of the model that each group's clients use."""
+    models = frame.groupby([*by])["model"]
+    used = models.transform(lambda own: rows.used_model(set(own)))
+    return frame[frame["model"] == used]
 
 
 def headline(

@@ -192,7 +192,7 @@ def validation_scores(
     scored = scored[(scored["model"] != "local") & (scored["round"] > 0)]
     scored = scored if until is None else scored[scored["round"] <= until]
     at_last = scored.loc[scored["round"] == scored["round"].max(), "model"]
-    chosen = "personal" if (at_last == "personal").any() else "global"
+    chosen = rows.used_model(set(at_last))
     # groups cost by their columns
     scored = scored.loc[
         scored["model"] == chosen, ["round", "metric", "value", "n_train"]

@@ -14,7 +14,7 @@ from fl_core.errors import (
     check_known,
     validate,
 )
-from fl_core.rows import SCORES, label_of
+from fl_core.rows import SCORES, label_of, used_model
 
 WINDOW = 3
 """Evaluations over which a score is smoothed: one and those before it."""
@@ -143,7 +143,7 @@ class StoppingRule:
     @property
     def main(self) -> str:
         """The model that decides when to stop."""
-        return "personal" if "personal" in self.scores else "global"
+        return used_model(self.scores)
 
     @property
     def stops(self) -> bool:

@@ -39,7 +39,7 @@ from fl_core.models import lora
 from fl_core.models.adapter import PackedShape, adapt
 from fl_core.models.building import TRIAL, drop_statistics, without_weights
 from fl_core.records import store
-from fl_core.rows import MULTILABEL
+from fl_core.rows import MULTILABEL, USED
 from fl_core.run import own_code, restore
 from fl_core.run.layer_mapping import wrapped
 from fl_core.run.task import Task
@@ -183,7 +183,7 @@ def export(
             else found.best_round(which)
         )
     own = {"data": data, "model": model, "allow_code": allow_code}
-    order = ("personal", "global") if which is None else (which,)
+    order = USED if which is None else (which,)
     _, which, trained, task = next(restore.load_rounds(path, [round], order, **own))
     if isinstance(task.data.shape, PackedShape):
         raise UsageError(

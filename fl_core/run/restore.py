@@ -31,6 +31,7 @@ from fl_core.models.building import without_weights
 from fl_core.plan import LayerPlan
 from fl_core.records import writing
 from fl_core.records.store import Checkpoint, Run
+from fl_core.rows import USED
 from fl_core.run.own_code import (
     allowed_code,
     changed_code,
@@ -305,7 +306,7 @@ def with_labels(model: Any, names: Sequence[str], loss: Loss) -> nn.Module:
 def load_rounds(
     path: Path | str,
     rounds: Sequence[int | str],
-    which: Sequence[str] = ("personal", "global"),
+    which: Sequence[str] = USED,
     **own: Any,
 ) -> Iterator[tuple[int, str, dict[str, nn.Module], Task]]:
     """Yield each round with the name of its models, the models and their task, which is made once.
