@@ -30,7 +30,7 @@ REPEATS = 3
 TAIL = 3
 """Largest sizes that a slope is fitted to: below them, what is made once weighs."""
 MEASURES = {"seconds": "CPU time, s", "megabytes": "memory, MB"}
-LEAST = {"seconds": 0.0, "megabytes": 1.0}
+WORTH = {"seconds": 0.0, "megabytes": 1.0}
 """Values below which a measure is the allocator's grain, and has no slope."""
 
 
@@ -169,7 +169,7 @@ def slopes(name: str, frame: pd.DataFrame) -> list[Measured]:
             f"theory, size^{theory:g}: {curve.why}",
         )
         usual = own.groupby("size")[measure].median()
-        large = usual.index[usual >= LEAST[measure]]
+        large = usual.index[usual >= WORTH[measure]]
         if len(large) < 2:
             none = (
                 f"at most {usual.max():.2g}: no slope" if len(own) else "not measured"

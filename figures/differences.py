@@ -14,7 +14,7 @@ import pandas as pd
 
 from fl_core.statistics import Interval, mean_interval
 
-LEAST = 3
+LEAST_SEEDS = 3
 """Seeds below which no order is claimed."""
 FEWEST = "fewer than 3 seeds: no order"
 EVALUATIONS = 3
@@ -61,7 +61,7 @@ class Difference:
         """Return the reason why no order is claimed, or an empty text."""
         return (
             FEWEST
-            if self.pairs < LEAST
+            if self.pairs < LEAST_SEEDS
             else TOO_FEW
             if self.evaluations < EVALUATIONS
             else ""

@@ -56,10 +56,10 @@ LOSSES = (
 )
 CLASS_WEIGHTS = ("none", "balanced")
 """Weights of classes in the loss, next to W,W,...: none, or such that every class has the same total weight."""
-MOST = 1_000_000
+MOST_TURNS = 1_000_000
 """The largest number of rounds, and of epochs."""
-ROUNDS = Bound(f"from 1 to {MOST:,}", lambda value: 1 <= value <= MOST)
-EPOCHS = Bound(f"from 0 to {MOST:,}", lambda value: 0 <= value <= MOST)
+ROUNDS = Bound(f"from 1 to {MOST_TURNS:,}", lambda value: 1 <= value <= MOST_TURNS)
+EPOCHS = Bound(f"from 0 to {MOST_TURNS:,}", lambda value: 0 <= value <= MOST_TURNS)
 OWN = "own"
 """The model's name in the configuration of a run whose model is given from Python."""
 

@@ -287,7 +287,7 @@ Positive = Annotated[float, ABOVE_0]
 Count = Annotated[int, at_least(1)]
 Share = Annotated[float, Bound("at most 1", lambda value: value <= 1)]
 """Types of an algorithm's options."""
-_PLAIN = {bool, int, float, str, list, dict, tuple, NoneType}
+_CHECKED = {bool, int, float, str, list, dict, tuple, NoneType}
 _ACCEPTED = {float: (float, int), tuple: (tuple, list), Path: os.PathLike}
 _NUMPY = _ACCEPTED | {int: Integral, float: Real}
 """What stands for a type, and what does if a number may be NumPy's."""
@@ -313,7 +313,7 @@ def check_type(
     Raises:
         UsageError: it has another type.
     """
-    plain = {get_origin(part) or part for part in _alternatives(hint)} <= _PLAIN
+    plain = {get_origin(part) or part for part in _alternatives(hint)} <= _CHECKED
     if plain and not _is_kind(value, hint, _NUMPY if numpy else _ACCEPTED):
         raise _not_of(hint, name, value, way)
 
@@ -486,7 +486,7 @@ def _bounds(stated: Any) -> list[tuple[str, Bound | OneOf]]:
 
 # --- options of an algorithm ---
 
-MOST = {
+OPTION_BOUNDS = {
     int: Bound("a number from 0 to 1e9", lambda value: 0 <= value <= 1e9),
     float: Bound("a number from 0 to 1e30", lambda value: 0 <= value <= 1e30),
 }
@@ -528,13 +528,13 @@ def _read_option(name: str, key: str, value: Any, kind: Any) -> Any:
         return tuple(_read_option(name, key, part, inner) for part in parts)
     if get_origin(target) is Literal:
         return check_known(f"{key} of {name}", value, get_args(target))
-    if target not in MOST:
+    if target not in OPTION_BOUNDS:
         check_type(what, value, target)
         return value
     if isinstance(value, str):
         with suppress(ValueError):
             value = float(value)
-    for bound in (MOST[target], *bounds):
+    for bound in (OPTION_BOUNDS[target], *bounds):
         check_value(what, value, bound)
     if target(value) != value:
         raise UsageError(f"{what} must be a whole number; got {value!r}.")

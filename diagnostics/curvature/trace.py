@@ -278,10 +278,10 @@ def by_pyhessian(
 
 
 ESTIMATORS = ("auto", "exact", "activation", "hutchinson")
-MOST = 32
+MOST_PROBES = 32
 """Probes at most, where the caller names no number."""
 ENTRIES = 2**28
-"""Signs drawn in all, about, by which the default number of probes is 2 to :data:`MOST`."""
+"""Signs drawn in all, about, by which the default number of probes is 2 to :data:`MOST_PROBES`."""
 
 
 @dataclass(frozen=True)
@@ -355,7 +355,7 @@ def hessian_trace(
         estimator: ``"auto"`` is exact if possible, otherwise activation, otherwise hutchinson. ``"exact"`` and
             ``"activation"`` (random signs in the space of the layers' outputs) use this estimator alone. Where it is
             impossible, a status says so. ``"hutchinson"`` uses random signs in the space of the weights for all layers.
-        probes: number of random vectors, at least 2. Default: :data:`MOST`, and down to 2 where parameters times
+        probes: number of random vectors, at least 2. Default: :data:`MOST_PROBES`, and down to 2 where parameters times
             samples are many.
         seed: seed of the probes and of dropout.
         mode: ``"eval"`` or ``"train"``.
@@ -374,7 +374,11 @@ def hessian_trace(
     with set_mode(model, mode), twice_differentiable(model), torch.enable_grad():
         n = sum(len(y) for _, y in batches(data, batch))
         size = sum(tensor.numel() for tensor in run.parameters.values())
-        usual = MOST if model.training else min(MOST, max(2, ENTRIES // (n * size)))
+        usual = (
+            MOST_PROBES
+            if model.training
+            else min(MOST_PROBES, max(2, ENTRIES // (n * size)))
+        )
         try:
             verdict = decide(run, next(batches(data, batch, model)), layers)
             ways = {
@@ -463,7 +467,7 @@ def _way(
         return Way(how, probes or usual, note)
 
     if backend != "fedlayers":
-        return Way(backend, probes or MOST, "as asked")
+        return Way(backend, probes or MOST_PROBES, "as asked")
     if estimator == "hutchinson":
         return sampled("hutchinson", "as asked")
     if estimator == "activation":

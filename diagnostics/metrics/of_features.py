@@ -77,7 +77,7 @@ class KernelOptions(SimilarityOptions):
     def check(self, measurement: Measurement) -> None:
         """Refuse too small a batch."""
         if self.estimator == "minibatch":
-            measures.batch_bounds(0, measurement.batch or measures.LEAST)
+            measures.batch_bounds(0, measurement.batch or measures.LEAST_SAMPLES)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ MEAN, FAINT = "0.1", "0.6"
 ARMS = {"nothing": 0, "local": 0, "half": 1, "all_but_last": 2, "fedper": 2, "all": 3}
 ARMS |= {"fedavg": 3}
 """The colour of what most pictures show: to share nothing, half, all but the last layer, or all."""
-MOST = 10
+MOST_CLIENTS = 10
 """Clients that get a colour and a legend entry of their own; more are drawn alike."""
 NICE = [1, 2, 5, 10]
 NUMBERS = (ticker.LogFormatter, ticker.ScalarFormatter)
@@ -262,7 +262,7 @@ def client_style(k: int, names: Sequence[str]) -> dict[str, Any]:
 
     Many clients look alike and share one entry in the legend.
     """
-    if len(names) > MOST:
+    if len(names) > MOST_CLIENTS:
         return {
             "color": FAINT,
             "marker": ".",

@@ -24,7 +24,7 @@ from .drawing import (
     COLOURS,
     MARKERS,
     MEAN,
-    MOST,
+    MOST_CLIENTS,
     canvas,
     check_single,
     client_style,
@@ -137,7 +137,7 @@ def metric(
                     x[shown], y, bar, fmt="none", ecolor=colour, elinewidth=1.2
                 )
         if "" in values and len(names) != 1:
-            order = 3 if len(names) > MOST else 1.5
+            order = 3 if len(names) > MOST_CLIENTS else 1.5
             axes.plot(
                 x,
                 values[""],
@@ -411,7 +411,7 @@ def _looks(frames: Sequence[pd.DataFrame]) -> dict[str, Any]:
         "palette": dict(zip(classes, colours, strict=True)),
     }
     clients = in_order(together["client"].unique())
-    if len(clients) <= MOST:
+    if len(clients) <= MOST_CLIENTS:
         markers = dict(zip(clients, MARKERS, strict=False))
         looks |= {"style": "client", "style_order": clients, "markers": markers}
     return looks

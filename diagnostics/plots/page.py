@@ -25,7 +25,7 @@ from ..metrics.base import metric_or_placeholder
 from .layers import cka_matrices, costs, metric
 from .runs import clients, learning
 
-MOST = 8
+MOST_PANELS = 8
 """Panels of a figure that are described."""
 
 
@@ -52,8 +52,8 @@ def in_words(figure: Figure) -> str:
             parts = filter(None, (_flat(ax.get_title()), axes, names))
             panels.append(": ".join(parts))
     told = [text for text in panels if text]
-    rest = [f"{len(told) - MOST} more panels"] * (len(told) > MOST)
-    return ". ".join([*told[:MOST], *rest]) or "a picture without axes"
+    rest = [f"{len(told) - MOST_PANELS} more panels"] * (len(told) > MOST_PANELS)
+    return ". ".join([*told[:MOST_PANELS], *rest]) or "a picture without axes"
 
 
 def _flat(text: str) -> str:

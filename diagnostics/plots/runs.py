@@ -23,7 +23,7 @@ from .drawing import (
     FAINT,
     MARKERS,
     MEAN,
-    MOST,
+    MOST_CLIENTS,
     NICE,
     arm_colours,
     canvas,
@@ -334,7 +334,7 @@ def roc(curves: pd.DataFrame, ax: Axes | None = None, positive: str = "") -> Axe
             how: dict[str, Any] = {"color": MEAN, "linewidth": 2.2}
             if name:
                 how = {**client_style(k, names), "marker": None}
-            if not name or len(names) <= MOST:
+            if not name or len(names) <= MOST_CLIENTS:
                 how["label"] = f"{name or 'all samples'}, {curve['auroc'].iloc[0]:.2f}"
             axes.plot(curve["false_positive"], curve["true_positive"], **how)
         of = f" of {positive!r}" if positive else ""

@@ -20,7 +20,7 @@ from fl_core.tree import set_mode
 from ..measurement import Data, example
 from .features import Array, NoValue, collect, constant
 
-LEAST = at_least(250)
+LEAST_ITERATIONS = at_least(250)
 """Iterations of t-SNE: those in which it exaggerates distances."""
 COLUMNS = ("client", "class", "x", "y", "sample")
 
@@ -165,7 +165,7 @@ def embed(
             vary.
     """
     check_value("perplexity", perplexity, ABOVE_0)
-    check_value("iterations", iterations, LEAST)
+    check_value("iterations", iterations, LEAST_ITERATIONS)
     n = len(pooled.x)
     if n < 4:
         raise UsageError(f"samples of t-SNE must be at least 4; got {n}.")

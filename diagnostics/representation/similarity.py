@@ -48,7 +48,7 @@ from fl_core.tree import first_tensor
 from ..measurement import ClientModel, Data, Measurement, row_or_reason
 from .features import PROBE, Arrange, NoValue, collect, probe_of
 
-LEAST = 4
+LEAST_SAMPLES = 4
 """Samples that the unbiased HSIC needs."""
 ESTIMATORS = ("full", "minibatch")
 BACKENDS = ("fedlayers", "torch_cka")
@@ -146,7 +146,7 @@ def gram_entries(
     """
     eps = torch.finfo(x.dtype).eps
     own = torch.promote_types(x.dtype, torch.float32)
-    x, _ = centred(x, 3 if batches is None else LEAST)
+    x, _ = centred(x, 3 if batches is None else LEAST_SAMPLES)
     grams = []
     for start, stop in batches or [(0, len(x))]:
         gram = _gram(x[start:stop])
@@ -525,7 +525,7 @@ def by_grams(
     places = None
     if estimator == "minibatch":
         n = len(comparison.x)
-        places = batch_bounds(n, comparison.measurement.batch or max(n, LEAST))
+        places = batch_bounds(n, comparison.measurement.batch or max(n, LEAST_SAMPLES))
     sides, faults = comparison.sides(lambda x: gram_entries(x, places, bandwidth))
     values: dict[tuple[Spot, Spot], float] = {}
     for path in comparison.paths:
@@ -565,9 +565,9 @@ def by_torch_cka(comparison: LayerComparison) -> tuple[Faults, Value]:
 
     n = len(comparison.x)
     size = comparison.measurement.batch or n
-    if n % size or size < LEAST:
+    if n % size or size < LEAST_SAMPLES:
         raise UsageError(
-            f"batch must divide the {n} samples and be at least {LEAST} with backend 'torch_cka'; got {size}."
+            f"batch must divide the {n} samples and be at least {LEAST_SAMPLES} with backend 'torch_cka'; got {size}."
         )
     batches = DataLoader(TensorDataset(comparison.x.float()), size)
     device = str(next(comparison.subjects[0].model.parameters()).device)
@@ -616,11 +616,11 @@ def batch_bounds(n: int, batch: int) -> list[Place]:
     Raises:
         UsageError: the batch is too small.
     """
-    if batch < LEAST:
+    if batch < LEAST_SAMPLES:
         raise UsageError(
-            f"batch must be at least {LEAST} for minibatch CKA; got {batch}."
+            f"batch must be at least {LEAST_SAMPLES} for minibatch CKA; got {batch}."
         )
     starts = list(range(0, n, batch))
-    if len(starts) > 1 and n - starts[-1] < LEAST:
+    if len(starts) > 1 and n - starts[-1] < LEAST_SAMPLES:
         starts.pop()
     return list(zip(starts, [*starts[1:], n], strict=True)) if n else []

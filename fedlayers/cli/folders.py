@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fl_core.records.store import Run
 
 
-MOST = 20
+MOST_CLIENTS = 20
 """The maximum number of clients that a command counts."""
 
 
@@ -87,10 +87,10 @@ class Check(Command):
                 raise
         print(f"This works: fedlayers run {found.settings}")
         print(source.table.text(len(source.table.columns)))
-        rows = counts[:MOST].itertuples()
+        rows = counts[:MOST_CLIENTS].itertuples()
         print("", *aligned([["client", *counts], *rows]), sep="\n")
-        if len(counts) > MOST:
-            print(f"and {len(counts) - MOST:,} more clients")
+        if len(counts) > MOST_CLIENTS:
+            print(f"and {len(counts) - MOST_CLIENTS:,} more clients")
         if source.owner is None:
             print(
                 "no column names the clients, so a run makes them up. Name it: --client-column NAME"

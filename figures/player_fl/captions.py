@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from figures.differences import LEAST, Difference, difference, joint
+from figures.differences import LEAST_SEEDS, Difference, difference, joint
 from figures.items import Finding
 from figures.page import markdown, missing_runs, span
 from figures.player_fl.runs import (
@@ -242,7 +242,7 @@ def order(
         if theirs[best] > theirs.min() and not apart:
             apart = f"on these data sets the paper's cells have {NAMES[str(theirs.idxmin())]} first"
         if not result.enough:
-            text += f". Some runs have fewer than {LEAST} seeds: no order"
+            text += f". Some runs have fewer than {LEAST_SEEDS} seeds: no order"
         else:
             shares = first_shares(result.each, result.ranking)
             named = dict.fromkeys([best, str(shares.idxmax())])

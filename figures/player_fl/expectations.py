@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import pandas as pd
 
-from figures.differences import FEWEST, LEAST, Difference, joint
+from figures.differences import FEWEST, LEAST_SEEDS, Difference, joint
 from figures.items import Finding
 from figures.layerwise import SENSITIVITY, curves, dissimilarity
 from figures.papers import published
@@ -40,7 +40,7 @@ def decided(
     values: pd.DataFrame,
 ) -> Finding:
     """A finding on one network's curves (layers x (seed, client)), open with fewer than three seeds."""
-    enough = values.columns.get_level_values(0).nunique() >= LEAST
+    enough = values.columns.get_level_values(0).nunique() >= LEAST_SEEDS
     return Finding(
         f"{network.title}: {expected}",
         measured if enough else f"{measured} ({FEWEST})",

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from fedlayers.studies.comparison import BASELINES, main_model
-from figures.differences import LEAST
+from figures.differences import LEAST_SEEDS
 from figures.papers import published, published_table
 from figures.player_fl.runs import ABSENT, BESIDE, CASES, METHODS
 from figures.ranking import Ranking
@@ -198,7 +198,7 @@ class Cells:
         ranked = self.cells[
             self.cells.index.isin(list(self.ranking.blocks.columns), level="dataset")
         ]
-        return bool(len(ranked)) and bool((ranked["n"] >= LEAST).all())
+        return bool(len(ranked)) and bool((ranked["n"] >= LEAST_SEEDS).all())
 
 
 def cells(frame: pd.DataFrame, table: Table, reading: Reading = DEFAULT) -> Cells:

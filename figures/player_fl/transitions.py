@@ -17,7 +17,7 @@ from matplotlib.patches import Patch
 from diagnostics import select
 from diagnostics.plots.drawing import COLOURS, style
 from figures import items
-from figures.differences import LEAST, joint
+from figures.differences import LEAST_SEEDS, joint
 from figures.items import Drawing, Finding, Item
 from figures.layerwise import SENSITIVITY, Definition, Epoch, cuts
 from figures.page import markdown, missing_runs
@@ -360,7 +360,7 @@ def _findings(decided: list[Decisions], far: Mapping[str, str]) -> tuple[Finding
     Args:
         far: reasons why a dataset is not comparable with the paper's.
     """
-    enough = all(each.seeds >= LEAST for each in decided)
+    enough = all(each.seeds >= LEAST_SEEDS for each in decided)
     matches = _matches(decided)
     limits = [way for way in matches if way != JUMP]
     most = max(len(matches[way]) for way in limits)
@@ -407,7 +407,7 @@ def _findings(decided: list[Decisions], far: Mapping[str, str]) -> tuple[Finding
                 f"on {CASES[each.dataset].title} every threshold from {limits[0]:g} to {limits[-1]:g} decides alike",
                 ", ".join(f"{layer} at {same.count(layer)}" for layer in spread)
                 + f" of {len(limits)} thresholds",
-                len(spread) == 1 if each.seeds >= LEAST else None,
+                len(spread) == 1 if each.seeds >= LEAST_SEEDS else None,
                 far.get(each.dataset, ""),
             )
         )

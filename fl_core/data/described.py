@@ -40,7 +40,7 @@ from fl_core.data.spelling import (
 from fl_core.display import Displayed, Summary, aligned
 from fl_core.errors import listing, plural
 
-MOST = 20
+MOST_COLUMNS = 20
 """The maximum number of columns that a command prints."""
 LONGEST = 40
 """The maximum number of characters of a cell in the printed table."""
@@ -115,7 +115,7 @@ class ColumnTable(Displayed):
         return "\n".join(lines)
 
     def __str__(self) -> str:
-        return self.text(MOST)
+        return self.text(MOST_COLUMNS)
 
     def with_inputs(
         self, words: Mapping[str, Sequence[str]], standardised: bool

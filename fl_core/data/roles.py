@@ -85,7 +85,7 @@ ROWS = 20
 """Rows for each value, at most, of a column that numbers what they belong to."""
 FEW = 10
 """Different values up to which a column may be a feature, such as a visit's number."""
-LEAST = 20
+LEAST_ROWS = 20
 """Rows from which a column may be recognised as a count of the rows."""
 MANY_ROWS = 100
 """Rows from which a column of any name is refused so."""
@@ -157,9 +157,9 @@ def counts_rows(values: NDArray[np.float64], sorts: bool = True) -> bool:
     Args:
         sorts: whether it is enough that they are sorted. A table may also be sorted by a feature, such as a zip code.
     """
-    if len(values) < LEAST or not np.isfinite(values).all():
+    if len(values) < LEAST_ROWS or not np.isfinite(values).all():
         return False
-    for part in (values[: 10 * LEAST], values):  # most columns end at the first rows
+    for part in (values[: 10 * LEAST_ROWS], values):  # most columns end at the first rows
         steps = np.diff(part)
         ordered = sorts and ((steps >= 0).all() or (steps <= 0).all())
         counts = (part % 1 == 0).all() and np.ptp(part) < 1.5 * len(values)

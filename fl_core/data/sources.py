@@ -43,7 +43,7 @@ OWN_NAME = "own"
 """The name of data from Python, in records and messages."""
 EXAMPLES = 8
 """Samples of several inputs that serve as an example of them."""
-LEAST, MOST = 2, 10_000
+LEAST_COUNT, MOST_WORDS = 2, 10_000
 """The minimum count of a word in a vocabulary, and the maximum number of its words."""
 LENGTH = 64
 """Tokens of a sample, with the start token first. Longer texts are cut and shorter ones padded."""
@@ -259,8 +259,8 @@ class Source:
 
         A table uses the preprocessing ``made`` before, or fits it now. A column of words becomes one column for each
         word in these samples, and one for all others. Texts get a vocabulary of the words that occur
-        at least :data:`LEAST` times in these samples. At most :data:`MOST` words are kept, by falling frequency and
-        then in alphabetical order. Rarer words train the row of the unknown word.
+        at least :data:`LEAST_COUNT` times in these samples. At most :data:`MOST_WORDS` words are kept, by falling
+        frequency and then in alphabetical order. Rarer words train the row of the unknown word.
         """
         if self.words is not None:
             return self._fit_words(train)
@@ -300,9 +300,9 @@ class Source:
             first:
         ]
         # words are sorted, so ties stay in alphabetical order
-        order = np.argsort(-counts, kind="stable")[:MOST]
+        order = np.argsort(-counts, kind="stable")[:MOST_WORDS]
         return self.with_vocabulary(
-            tuple(words[k] for k in order[counts[order] >= LEAST])
+            tuple(words[k] for k in order[counts[order] >= LEAST_COUNT])
         )
 
     def _check_digits(self) -> None:

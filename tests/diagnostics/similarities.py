@@ -7,7 +7,7 @@ from diagnostics.representation.features import NoValue
 from diagnostics.representation.similarity import (
     BANDWIDTH,
     CCA,
-    LEAST,
+    LEAST_SAMPLES,
     PROCRUSTES,
     VARIANCE,
     batch_bounds,
@@ -28,7 +28,7 @@ def linear_cka(
     """Return CKA of features x [n, d1] and y [n, d2]; NaN where there is none. A bandwidth makes it radial."""
     places = None
     if estimator == "minibatch":
-        places = batch_bounds(len(x), batch or max(len(x), LEAST))
+        places = batch_bounds(len(x), batch or max(len(x), LEAST_SAMPLES))
     try:
         sides = [gram_entries(side, places, bandwidth) for side in (x, y)]
     except NoValue:

@@ -43,7 +43,7 @@ def test_the_vocabulary_is_of_the_training_samples_alone(tmp_path):
     train = np.concatenate([part["train"] for part in dealt.partition.indices.values()])
     counts = Counter(word for k in train for word in told[k])
     ranked = sorted(
-        (word for word in counts if counts[word] >= sources.LEAST),
+        (word for word in counts if counts[word] >= sources.LEAST_COUNT),
         key=lambda w: (-counts[w], w),
     )
     assert dealt.words == tuple(ranked)

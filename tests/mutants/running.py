@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 STORED = Path(__file__).with_name("mutants.json")
 LIMIT = 600
 """Seconds after which a mutant's tests are stopped."""
-MOST = 10.0
+MOST_SECONDS = 10.0
 """Seconds that the chosen tests of a mutant may take together; one test is always chosen."""
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "out", "dist", "*.egg-info")
 SLOW = (
@@ -239,7 +239,9 @@ def reach(mutants, tree):
         )
         sums = accumulate(seconds[test] for test in tests)
         mutant.tests = [
-            test for test, total in zip(tests, sums, strict=True) if total <= MOST
+            test
+            for test, total in zip(tests, sums, strict=True)
+            if total <= MOST_SECONDS
         ] or tests[:1]
 
 
