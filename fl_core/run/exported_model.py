@@ -435,7 +435,9 @@ def built_from(
             f"{path} must be loaded with its own model, {said['class']}; got none. Pass it again, model=..."
         )
     else:
-        own_code.check_options(str(path), said["callable"], said["options"], allowed)
+        own_code.check_allowed_options(
+            str(path), said["callable"], said["options"], allowed
+        )
         made = models.build(
             said["callable"],
             shape,

@@ -203,7 +203,7 @@ _DEEP, _MANY, _LARGE = 4, 10_000, 1_000_000
 _SIMPLE = f"must be a number of at most {_LARGE:,}, true, false, or a list of these"
 
 
-def check_options(
+def check_allowed_options(
     where: str,
     model: str,
     options: Mapping[str, Any],

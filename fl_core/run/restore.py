@@ -35,8 +35,8 @@ from fl_core.rows import USED
 from fl_core.run.own_code import (
     allowed_code,
     changed_code,
+    check_allowed_options,
     check_code,
-    check_options,
     code_of,
 )
 from fl_core.run.task import Task, assemble
@@ -188,7 +188,7 @@ def check_own(
     if not passed["model"]:
         model = str(stored["model"])
         options = stored["model_options"]
-        check_options(str(path), model, options, code, weights)
+        check_allowed_options(str(path), model, options, code, weights)
 
 
 def check_given(path: Path, stored: Mapping[str, Any], **given: Any) -> None:

@@ -225,7 +225,7 @@ def resume(
         data, model: your own, if the run was given them.
         allow_code: the ``package.module:name`` of all your own code in the run (model, algorithm, dataset or rule), to
             allow it. A run directory from elsewhere must not choose the code that runs here. Also ``KEY=VALUE`` of
-            model options other than sizes and rates (:func:`fl_core.run.own_code.check_options`).
+            model options other than sizes and rates (:func:`fl_core.run.own_code.check_allowed_options`).
         allow_changed_code: continue although your own code was edited since the run trained. The run records it.
         data_root: folder of the datasets' files, if it is another one now.
         execution: options of :class:`Execution`.

@@ -11,7 +11,7 @@ from fl_core import models, tree
 from fl_core.config import RunConfig
 from fl_core.records.store import Run
 from fl_core.run import exported_model, runner
-from fl_core.run.own_code import check_options
+from fl_core.run.own_code import check_allowed_options
 from fl_core.run.restore import load_models
 from tests.conftest import CONFIG, refuses
 from tests.faults.injected import edit, forge
@@ -87,7 +87,7 @@ def test_a_changed_run_cannot_download_data(tmp_path):
 
 def test_a_file_chooses_sizes_and_rates_of_own_code_too():
     fine = {"width": 3, "rate": 0.5, "norm": True, "sizes": [3, [4, 5]], "depth": None}
-    check_options("a file", "mine:net", {**fine, "pretrained": False})
+    check_allowed_options("a file", "mine:net", {**fine, "pretrained": False})
     for name, value in (
         ("width", "a/b"),
         ("width", {"url": 1}),
@@ -100,7 +100,7 @@ def test_a_file_chooses_sizes_and_rates_of_own_code_too():
         ("rate", float("inf")),
     ):
         with refuses(rf"{name}.*--allow-code"):
-            check_options("a file", "mine:net", {name: value})
+            check_allowed_options("a file", "mine:net", {name: value})
 
 
 def test_what_the_user_says_again_is_allowed(tmp_path, monkeypatch):
