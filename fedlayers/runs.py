@@ -6,9 +6,9 @@ from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from fl_core.config import RunConfig, with_own
+from fl_core.config import RunConfig, RunKeys, with_own
 from fl_core.errors import UsageError, as_list
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def run(
     live: bool = False,
     log: str | Logger | Collection[str | Logger] = (),
     backend: str = "",
-    **keys: Any,
+    **keys: Unpack[RunKeys],
 ) -> RunResult:
     """Train one algorithm on one federation. Return its scores, plan and models.
 
@@ -81,16 +81,17 @@ def run(
     from fl_core.run import runner
 
     log = as_list("log", log, empty=True)
+    named: dict[str, Any] = {**keys}
     own_plan = None
     if isinstance(plan, LayerPlan):
         own_plan = plan
     elif isinstance(plan, str | Path):
-        keys["plan"] = str(plan)
+        named["plan"] = str(plan)
     elif plan is not None:
         raise UsageError(
             f"plan must be a LayerPlan or its path; got {type(plan).__name__}. Pass its plan, such as choice.plan."
         )
-    config, own = with_own(config, data, model, **keys)
+    config, own = with_own(config, data, model, **named)
     trained_by = _clients_on(backend, config)
     if trained_by is not None:
         config = config.with_keys(stack="off")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import (
     NamedTuple,
     Self,
     TypedDict,
+    Unpack,
     get_args,
     get_type_hints,
 )
@@ -37,6 +37,7 @@ from fl_core.errors import (
     check_fields,
     check_known,
     check_type,
+    with_named_keys,
 )
 from fl_core.registry import Registry, is_outside
 
@@ -211,6 +212,91 @@ class ExecutionConfig:
     """Rounds between two measurements while training. The last round is measured, too."""
 
 
+class Keys(TypedDict, total=False):
+    """The keys of a configuration by name that every study takes."""
+
+    dataset: str | Path | Sequence[str | Path]
+    data_root: str | None
+    download: bool
+    clients: int | None
+    partition: str | None
+    alpha: float | None
+    classes_per_client: int | None
+    samples_per_client: int | None
+    dominance: float | None
+    max_samples: int | None
+    positive: str | None
+    client_column: str
+    label_column: str
+    text_column: str
+    columns: list[str] | None
+    exclude_columns: list[str] | None
+    separator: str
+    encoding: str
+    scale: str | None
+    impute: str
+    task: str
+    keep_ids: bool
+    fold_case: bool
+    missing: list[str] | None
+    decimal: str
+    thousands: str | None
+    word_columns: list[str] | None
+    date_columns: list[str] | None
+    group_column: str | None
+    label_numbers: bool
+    drop_missing_labels: bool
+    fill_missing_columns: bool
+    image_size: int | None
+    model_options: dict[str, Any]
+    init: str | None
+    batchnorm: str
+    layer_granularity: str
+    adapt: str | None
+    epochs: int | None
+    batch_size: int | None
+    lr: float | None
+    optimizer: str | None
+    momentum: float | None
+    weight_decay: float | None
+    amsgrad: bool | None
+    max_grad_norm: float | None
+    keep_optimizer: bool | None
+    loss: str | None
+    loss_options: dict[str, Any] | None
+    class_weights: str
+    algorithm: str | type[Any]
+    rule: str
+    threshold: float
+    rounds: int | None
+    patience: int | None
+    monitor: str | None
+    participation: float
+    client_weights: str
+    client_dropout: float
+    seed: int
+    workers: int
+    device: str
+    stack: str
+    eval_every: int | None
+    checkpoint_every: int | None
+    measure: str | list[str] | None
+    measure_every: int
+
+
+class RunKeys(Keys, total=False):
+    """Keys, with the options of the one algorithm."""
+
+    options: dict[str, Any]
+
+
+class AllKeys(RunKeys, total=False):
+    """All keys of :class:`RunConfig`."""
+
+    model: str | None
+    plan: str | None
+
+
 @dataclass(frozen=True, init=False, repr=False)
 class RunConfig(Displayed):
     """The configuration of one run: five groups of keys. A value None means the dataset's default.
@@ -235,7 +321,9 @@ class RunConfig(Displayed):
     federation: FederationConfig
     execution: ExecutionConfig
 
-    def __init__(self, **keys: Any) -> None:
+    @with_named_keys
+    def __init__(self, **given: Unpack[AllKeys]) -> None:
+        keys: dict[str, Any] = {**given}
         if isinstance(keys.get("algorithm"), type):
             known = Registry.of_kind.get("algorithm")
             if known is None:  # then no class can be one
@@ -330,12 +418,6 @@ def _keys() -> Iterator[tuple[str, Key]]:
 
 KEYS = dict(_keys())
 """Each key of a configuration by its name, which is unique over the groups."""
-RunConfig.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=key.hint)
-        for name, key in KEYS.items()
-    ]
-)
 
 
 def marked(mark: Mark) -> list[str]:

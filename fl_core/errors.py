@@ -348,6 +348,27 @@ def checked(function: Function) -> Function:
         with _usual_torch():
             return function(*args, **options)
 
+    return with_named_keys(cast(Function, call))
+
+
+def with_named_keys(function: Function) -> Function:
+    """Give a function a signature that names the keys of its unpacked TypedDict, for notebooks and ``help``."""
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
+    if not parameters or "Unpack[" not in str(parameters[-1].annotation):
+        return function
+    last = parameters.pop()
+    (keys,) = get_args(argument_hint(inspect.unwrap(function), last.name))
+    named = [
+        last.replace(name=name, kind=last.KEYWORD_ONLY, annotation=hint)
+        for name, hint in get_type_hints(keys).items()
+    ]
+
+    @wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        return function(*args, **options)
+
+    call.__signature__ = signature.replace(parameters=[*parameters, *named])  # type: ignore[attr-defined]
     return cast(Function, call)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import pandas as pd
@@ -60,7 +60,7 @@ from fedlayers.studies.race import (
     standings,
 )
 from fl_core import __version__, tree
-from fl_core.config import RunConfig, with_own
+from fl_core.config import RunConfig, RunKeys, with_own
 from fl_core.display import csv_bytes
 from fl_core.errors import RunError, listing
 from fl_core.plan import LayerPlan
@@ -91,7 +91,7 @@ def choose(
     backend: Backend | str = "",
     progress: bool | Tell = True,
     live: bool = False,
-    **keys: Any,
+    **keys: Unpack[RunKeys],
 ) -> Choice:
     """Race a few candidates (arms) on the same data, start and batches, and judge them on validation samples.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import pandas as pd
 
@@ -27,7 +27,7 @@ from fedlayers.studies.jobs import (
 )
 from fedlayers.studies.tune import Tuned
 from fl_core import rows
-from fl_core.config import AUTO, RunConfig, with_own
+from fl_core.config import AUTO, Keys, RunConfig, with_own
 from fl_core.data import Partition
 from fl_core.display import csv_bytes
 from fl_core.errors import UsageError, as_list, check_known, listing, warn
@@ -110,7 +110,7 @@ def compare(
     command: str = "",
     progress: bool = True,
     live: bool = False,
-    **keys: Any,
+    **keys: Unpack[Keys],
 ) -> Comparison:
     """Run every algorithm with every seed below ``out``/runs, compare, and write ``rows.jsonl`` and ``table.csv``.
 

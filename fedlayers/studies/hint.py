@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import pandas as pd
@@ -42,7 +42,7 @@ from fedlayers.studies.race import (
 from fl_core import tree
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import Round
-from fl_core.config import Own, RunConfig, with_own
+from fl_core.config import Own, RunConfig, RunKeys, with_own
 from fl_core.data.arrays import nested_groups
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, plural
@@ -176,7 +176,7 @@ def hint(
     arms: str | Sequence[str] = candidates.DEFAULT,
     seeds: Sequence[int] | None = None,
     tune_rates: int | None = None,
-    **keys: Any,
+    **keys: Unpack[RunKeys],
 ) -> Hint:
     """Return the label skew of a federation, and what :func:`choose` would cost.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import pandas as pd
 
@@ -16,7 +16,7 @@ from fedlayers.studies.choose import choose, save_plan
 from fedlayers.studies.compare import compare, compared_jobs
 from fedlayers.studies.comparison import Comparison, display_name
 from fedlayers.studies.jobs import Tell, seeds_of, study_folder, task_kind
-from fl_core.config import RunConfig, with_own
+from fl_core.config import Keys, RunConfig, with_own
 from fl_core.errors import RunError, UsageError, as_list
 from fl_core.plan import LayerPlan
 from fl_core.records import store
@@ -67,7 +67,7 @@ def study(
     tell: Tell = lambda text: None,
     progress: bool = True,
     live: bool = False,
-    **keys: Any,
+    **keys: Unpack[Keys],
 ) -> Outcome:
     """Choose which layers to federate, run every algorithm over all seeds, and report.
 

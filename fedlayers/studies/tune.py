@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import pandas as pd
 
@@ -29,7 +29,7 @@ from fedlayers.studies.jobs import (
 from fedlayers.studies.race import best_of_run, validation_scores
 from fl_core import __version__, storage
 from fl_core.algorithms.base import find
-from fl_core.config import RunConfig, resolve, with_own
+from fl_core.config import Keys, RunConfig, resolve, with_own
 from fl_core.display import Displayed, Summary, csv_bytes
 from fl_core.errors import (
     COUNT,
@@ -384,7 +384,7 @@ def tune(
     progress: bool = True,
     live: bool = False,
     tell: Callable[[str], None] = lambda line: None,
-    **keys: Any,
+    **keys: Unpack[Keys],
 ) -> Tuned:
     """Search the learning rate and the algorithms' own keys, with the same budget for each algorithm.
 

@@ -159,7 +159,10 @@ def counts_rows(values: NDArray[np.float64], sorts: bool = True) -> bool:
     """
     if len(values) < LEAST_ROWS or not np.isfinite(values).all():
         return False
-    for part in (values[: 10 * LEAST_ROWS], values):  # most columns end at the first rows
+    for part in (
+        values[: 10 * LEAST_ROWS],
+        values,
+    ):  # most columns end at the first rows
         steps = np.diff(part)
         ordered = sorts and ((steps >= 0).all() or (steps <= 0).all())
         counts = (part % 1 == 0).all() and np.ptp(part) < 1.5 * len(values)

@@ -3,13 +3,17 @@
 import inspect
 import pickle
 import re
+from typing import get_args, get_type_hints
 
+import jedi
+import mypy.api
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import fedlayers as fl
+from fl_core.config import KEYS, AllKeys
 from fl_core.run import runner
 from tests.conftest import TOY
 from tests.fl_core.made import frame, written
@@ -101,6 +105,39 @@ OTHERS = {
     "train_first_round": lambda run: (fl.assemble(HEART), {}),
 }
 """Calls of the functions that are no study, where a run is given."""
+
+
+WRONG = """
+import fedlayers as fl
+fl.run(dataset="heart", rouds=1)
+fl.choose(lr="high")
+fl.RunConfig(clients="three")
+fl.tune(["fedavg"], {"lr": "0.1,1"}, epochs=1.5)
+fl.run(dataset="heart", rounds=1, options={"mu": 0.1}, measure=["cka"], algorithm=fl.Algorithm)
+"""
+
+
+def test_editors_and_type_checkers_know_every_key():
+    """Notebooks complete them by jedi. The types are those of the configuration, or wider."""
+    hints = get_type_hints(AllKeys)
+    assert hints.keys() == KEYS.keys()
+    for key, hint in hints.items():
+        own = KEYS[key].hint
+        assert {*(get_args(own) or (own,))} <= {*get_args(hint), hint}, key
+    for name, without in (("run", ()), ("RunConfig", ()), ("choose", ("plan",))):
+        script = jedi.Interpreter(f"{name}(", [{name: getattr(fl, name)}])
+        shown = {each.name for each in script.complete()}
+        assert {f"{key}=" for key in KEYS if key not in without} <= shown
+
+
+@pytest.mark.slow
+def test_mypy_refuses_wrong_keys(tmp_path):
+    (tmp_path / "wrong.py").write_text(WRONG)
+    said, _, _ = mypy.api.run([str(tmp_path / "wrong.py")])
+    wrong = [
+        int(line.split(":")[1]) for line in said.splitlines() if ": error:" in line
+    ]
+    assert sorted({*wrong}) == [3, 4, 5, 6], said
 
 
 def arguments_with_lists():
@@ -225,7 +262,7 @@ def test_a_value_of_another_kind_is_told_by_the_name_of_its_argument(name):
         return
     for each in inspect.signature(function).parameters.values():
         told = str(each.annotation)
-        if told == "Any" or not PLAIN.fullmatch(told) or each.kind is each.VAR_KEYWORD:
+        if told == "Any" or not PLAIN.fullmatch(told) or each.name in KEYS:
             continue
         with pytest.raises(fl.UsageError, match=f"^{each.name} must be .*; got object"):
             function(**{each.name: object()})
