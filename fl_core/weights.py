@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 import pickletools
+import re
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -54,20 +55,13 @@ for _name in _NUMBERS.split():  # torch.FloatTensor has a torch.FloatStorage
     _STORAGES[f"{_kind}Storage"] = _dtype
 _REBUILD = "torch._utils._rebuild_"
 _TENSORS = tuple(f"{_REBUILD}tensor{end}" for end in ("", "_v2", "_v3"))
-_PARAMETERS = (f"{_REBUILD}parameter", f"{_REBUILD}parameter_with_state")
+_FIRST = (f"{_REBUILD}parameter", f"{_REBUILD}parameter_with_state", "builtins.set")
+"""Names that return their first argument. A set stays a list."""
 _SUBCLASS = "torch._tensor._rebuild_from_type_v2"
-_DICT, _SET = "collections.OrderedDict", "builtins.set"
-_KNOWN = {*_DTYPES, *_STORAGES, *_TENSORS, *_PARAMETERS, *ALLOWED, _SUBCLASS, _DICT}
+_DICT = "collections.OrderedDict"
+_KNOWN = {*_DTYPES, *_STORAGES, *_TENSORS, *_FIRST, *ALLOWED, _SUBCLASS, _DICT}
 _KNOWN |= {"torch.Tensor", "torch.Size", "_codecs.encode"}
-_VALUES = [
-    "BININT",
-    "BININT1",
-    "BININT2",
-    "BINFLOAT",
-    "BINUNICODE",
-    "SHORT_BINSTRING",
-    "LONG1",
-]
+_VALUES = re.compile("BININT[12]?|BINFLOAT|BINUNICODE|SHORT_BINSTRING|LONG1")
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 _TAKES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2}
 _TAKES |= dict.fromkeys(("TUPLE", "APPENDS", "SETITEMS"), 0)
@@ -218,7 +212,7 @@ class _Parser:
         for opcode, value, _ in pickletools.genops(stream):
             self._count(1)
             code = opcode.name
-            if code in _VALUES:
+            if _VALUES.fullmatch(code):
                 stack.append(value)
             elif code in ("BINPUT", "LONG_BINPUT"):
                 memo[value] = stack[-1]
@@ -299,9 +293,7 @@ class _Parser:
             typed = kind.name == _TENSORS[-1]
             dtype = _DTYPES[rest[2].name] if typed else kept.dtype
             return _Strided(kept, offset, size, stride, dtype)
-        if kind.name in _PARAMETERS:
-            return given[0]
-        if kind.name == _SET:
+        if kind.name in _FIRST:
             return given[0]
         if kind.name == _DICT:
             made: dict[str, Any] = {}

@@ -52,6 +52,15 @@ of_classes = partial(
     features="own",
 )
 """Registers a metric of classes on each client's samples, and on those of all clients."""
+of_probes = partial(
+    of_classes,
+    variants=tuple(
+        f"{who}{what}"
+        for who in ("own", "pooled")
+        for what in ("", "_balanced", "_guessing")
+    ),
+)
+"""Registers a probe, whose accuracy stands next to the balanced one and to that of guessing."""
 
 
 @dataclass(frozen=True)
@@ -303,7 +312,7 @@ class LinearProbe(ProbeOptions):
     C: Annotated[float, ABOVE_0] = 1.0
 
 
-@of_classes(
+@of_probes(
     price="dear",
     description="accuracy of a logistic regression on a layer's output, on samples that it was not trained on",
     direction="higher = a linear classifier tells the classes apart better; 1 = all right",
@@ -358,7 +367,7 @@ class KnnProbe(ProbeOptions):
     distance: Annotated[str, OneOf("distance", DISTANCES)] = "cosine"
 
 
-@of_classes(
+@of_probes(
     price="middle",
     description="accuracy of the vote of the nearest neighbours by a layer's output",
     direction="higher = neighbours are of one class more often; 1 = all right",
@@ -439,7 +448,7 @@ def separability(measurement: Measurement, options: Separability) -> list[Row]:
         if all(part.groups is not None for part in parts):
             groups = nested_groups(part.groups for part in parts)
         value, error = scatter_ratio(x, y, measurement.seed, groups)
-        return (value, error, len(y), ""), []
+        return Score(value, error, len(y), ""), []
 
     how = "traces, jackknife error"
     return pooled_rows("separability", judge, how, measurement, options)

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
 from fl_core.run.costs import WORK, step_work
-from fl_core.seeds import seed_of, torch_seeded
+from fl_core.seeds import numpy_generator, seed_of, torch_seeded
 from fl_core.tree import set_mode
 
 from ..gradients import cosine, entries
@@ -34,6 +35,9 @@ from ..measurement import (
 )
 from ..representation.features import NoValue
 from .base import LayerProbe, layer_metric, metric, of_weights, variant_rows
+
+SIMULATED = 100
+"""Rows below which the rank of random matrices is simulated, by as many draws."""
 
 
 @dataclass(frozen=True)
@@ -373,14 +377,15 @@ def weight_spectrum(
     """Return the means over a layer's weight matrices W [m, k].
 
     * ``stable_rank`` = ||W||_F^2 / ||W||_2^2, from 1 to min(m, k) (Rudelson and Vershynin 2007)
-    * ``noise``, its null = m k / (sqrt(m) + sqrt(k))^2, that of a large matrix of independent entries
+    * ``noise``, its null: that of a matrix of independent normal entries, m k / (sqrt(m) + sqrt(k))^2 if it is large.
+      With fewer than 100 rows or columns it is the mean of 100 such matrices.
     * ``spectral_norm`` = ||W||_2
 
-    A convolution's weight is a matrix of its output channels. Vectors are no matrices.
+    A convolution's weight is a matrix of its output channels, also a transposed one's. Vectors are no matrices.
 
     Memory: one matrix and its singular values, in float64.
     """
-    weights = [model.get_parameter(name).detach() for name in layer.weights]
+    weights = [_by_outputs(model, name) for name in layer.weights]
     matrices = [w for w in weights if w.ndim > 1 and w.is_floating_point()]
     if not matrices:
         raise NoValue("the layer has no weight matrix")
@@ -391,12 +396,38 @@ def weight_spectrum(
         if not largest:
             raise NoValue(f"the weights of layer {layer.name!r} are zero")
         total, (m, k) = float(matrix.square().sum()), matrix.shape
-        found.append((total / largest**2, m * k / (m**0.5 + k**0.5) ** 2, largest))
+        found.append((total / largest**2, _random_rank(min(m, k), max(m, k)), largest))
     names = ("stable_rank", "noise", "spectral_norm")
     return {
         name: sum(values) / len(values)
         for name, values in zip(names, zip(*found, strict=True), strict=True)
     }
+
+
+def _by_outputs(model: nn.Module, name: str) -> Tensor:
+    """Return a weight whose rows are outputs. A transposed convolution stores its inputs first, group after group."""
+    weight = model.get_parameter(name).detach()
+    module = model.get_submodule(name.rpartition(".")[0])
+    if isinstance(module, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
+        grouped = weight.unflatten(0, (module.groups, -1))
+        return grouped.transpose(1, 2).flatten(0, 1)
+    return weight
+
+
+@cache
+def _random_rank(m: int, k: int) -> float:
+    """Return the stable rank of a random m x k matrix, m <= k.
+
+    A small one is drawn as the triangular factor of its Gram matrix (Bartlett 1933), which has its singular values.
+    """
+    if m >= SIMULATED:
+        return m * k / (m**0.5 + k**0.5) ** 2
+    draws = numpy_generator(0, "weight_spectrum", m, k)
+    factors = np.tril(draws.normal(size=(SIMULATED, m, m)), -1)
+    places = np.arange(m)
+    factors[:, places, places] = np.sqrt(draws.chisquare(k - places, (SIMULATED, m)))
+    largest = np.linalg.norm(factors, 2, axis=(1, 2))
+    return float((np.square(factors).sum((1, 2)) / largest**2).mean())
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from types import MappingProxyType
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
@@ -34,8 +35,18 @@ Classify = Callable[[Array, Array, Array], Array]
 """(training features, training labels, test features) -> predicted labels"""
 
 
-Score = tuple[float | None, float | None, int, str]
-"""A value, its standard error, its number of samples, and a note on how it was found."""
+class Score(NamedTuple):
+    """A value, its standard error, its number of samples, and a note on how it was found.
+
+    Attributes:
+        others: numbers to read it by, as the end of a variant's name.
+    """
+
+    value: float | None
+    error: float | None
+    n_samples: int
+    note: str
+    others: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,12 +64,10 @@ class Part:
     fold: Array
     groups: Array | None = None
 
-    def tested_groups(self) -> Array | None:
-        """Return the groups of the samples that all rounds test, in their order."""
-        if self.groups is None:
-            return None
+    def tested(self) -> Array:
+        """Return the places of the samples that all rounds test, in their order."""
         order = np.argsort(self.fold, kind="stable")
-        return self.groups[order[self.fold[order] >= 0]]
+        return order[self.fold[order] >= 0]
 
     def rounds(self, folds: int) -> Iterator[tuple[Array, Array, Array, Array]]:
         """Yield (x, y) to train on and (x, y) to test on, for each fold."""
@@ -118,7 +127,8 @@ def probe_rows(
 
     Variant ``"own"`` is each client's probe on its own data. Variant ``"pooled"`` is one probe for the features of all
     clients, each from its own model. Its accuracy is on each client's samples and, for client "", on all of them. The
-    error is that of :func:`accuracy_error`.
+    error is that of :func:`accuracy_error`. Two more variants stand next to each: ``..._balanced``, the mean recall of
+    the classes, and ``..._guessing``, the share of the largest class, which a constant prediction has.
 
     Raises:
         UsageError: a client has no test data, or data do not fit.
@@ -128,12 +138,18 @@ def probe_rows(
 
     def judge(parts: Sequence[Part]) -> tuple[Score, list[Score]]:
         hits, note = _hits(parts, classify)
-        groups = [part.tested_groups() for part in parts]
+        places = [part.tested() for part in parts]
+        pairs = list(zip(parts, places, strict=True))
+        labels = [part.y[place] for part, place in pairs]
+        groups = [
+            None if part.groups is None else part.groups[place] for part, place in pairs
+        ]
         together = None
         if all(each is not None for each in groups):
             together = nested_groups(groups)
-        each = [_accuracy(*one, note) for one in zip(hits, groups, strict=True)]
-        return _accuracy(np.concatenate(hits), together, note), each
+        each = [_accuracy(*one, note) for one in zip(hits, labels, groups, strict=True)]
+        whole = np.concatenate(hits), np.concatenate(labels)
+        return _accuracy(*whole, together, note), each
 
     tested = f"{options.folds} folds" if options.test is None else "given test data"
     how = f"{estimator}, {tested}"
@@ -197,11 +213,11 @@ def pooled_rows(
     for layer in measurement.layers if subjects else ():
         common["layer"] = layer
         for subject, found in zip(subjects, own, strict=True):
-            rows.append(_row(found.get(layer.output), None, "own", subject, **common))
+            rows += _rows(found.get(layer.output), None, "own", subject, **common)
         together = pooled.get(layer.output)
         for k, subject in enumerate(subjects if probe is not None else ()):
-            rows.append(_row(together, k, "pooled", subject, **common))
-        rows.append(_row(together, None, "pooled", None, **common))
+            rows += _rows(together, k, "pooled", subject, **common)
+        rows += _rows(together, None, "pooled", None, **common)
     return rows
 
 
@@ -277,11 +293,17 @@ def _hits(parts: Sequence[Part], classify: Classify) -> tuple[list[Array], str]:
     return [np.concatenate(hits) for hits in right_of], note
 
 
-def _accuracy(hits: Array, groups: Array | None, note: str) -> Score:
-    return float(hits.mean()), accuracy_error(hits, groups), len(hits), note
+def _accuracy(hits: Array, labels: Array, groups: Array | None, note: str) -> Score:
+    _, number, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    others = {
+        "balanced": float((np.bincount(number, hits) / counts).mean()),
+        "guessing": float(counts.max() / len(labels)),
+    }
+    error = accuracy_error(hits, groups)
+    return Score(float(hits.mean()), error, len(hits), note, others)
 
 
-def _row(
+def _rows(
     found: str | tuple[Score, list[Score]] | None,
     k: int | None,
     variant: str,
@@ -290,22 +312,25 @@ def _row(
     metric: str,
     estimator: str,
     layer: Layer,
-) -> Row:
-    """Return a row of the score of all clients in a result, or of number ``k``."""
+) -> list[Row]:
+    """Return the rows of the score of all clients in a result, or of number ``k``."""
     columns: dict[str, Any] = {"layer": layer.name, "variant": variant}
     if subject is not None:
         columns |= {"client": subject.client, "n_train": subject.n_train}
     why = ""
-    score: Score = None, None, 0, ""
+    score = Score(None, None, 0, "")
     if not layer.used or found is None:
         why = "unused in the forward pass"
     elif isinstance(found, str):
         why = f"output of layer {layer.name!r} {found}"
     else:
         score = found[0] if k is None else found[1][k]
-    value, error, n, note = score
-    columns |= {"stderr": error, "n_samples": n, "estimator": estimator + note}
-    return row_or_reason(metric, value, why, **columns)
+    columns |= {"n_samples": score.n_samples, "estimator": estimator + score.note}
+    rows = [row_or_reason(metric, score.value, why, stderr=score.error, **columns)]
+    for name, value in score.others.items():
+        columns["variant"] = f"{variant}_{name}"
+        rows.append(row_or_reason(metric, value, "", **columns))
+    return rows
 
 
 def accuracy_error(hits: Array, groups: Array | None = None) -> float:

@@ -188,8 +188,10 @@ def _radial(gram: Tensor, bandwidth: float) -> Tensor:
     squares = gram.diagonal()
     distances = (squares + squares[:, None] - 2 * gram).clamp_(min=0)
     apart = distances[~torch.eye(n, dtype=torch.bool, device=gram.device)]
-    median = apart.median()
-    if not bool(median > 0):
+    middle = len(apart) // 2  # of the sorted distances, whose number is even
+    pair = torch.stack([apart.kthvalue(middle + k).values for k in (0, 1)])
+    median = pair.sqrt().mean().square()
+    if not bool(pair[0] > 0):
         raise NoValue(
             "identical in more than half of the pairs of samples, so that the median distance is 0"
         )

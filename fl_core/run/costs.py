@@ -55,6 +55,17 @@ def _attention_backward(
     return 2 * _attention(query, key, value)
 
 
+def _trilinear(
+    a: Tensor, b: Tensor, c: Tensor, *added: list[int], **_: Any
+) -> int:  # fmt: skip
+    """Count the products of a bilinear layer, one for each pair of inputs and each output."""
+    shapes = [list(each.shape) for each in (a, b, c)]
+    for shape, places in zip(shapes, added, strict=False):
+        for place in sorted(places):
+            shape.insert(place, 1)
+    return 2 * prod(map(max, zip(*shapes, strict=True)))
+
+
 FUSED = (
     "flash_attention",
     "flash_attention_for_cpu",
@@ -68,6 +79,7 @@ FORMULAS: dict[str, Any] = {
         ("aten.dot", "aten.vdot", "aten.mv"), lambda a, b, **_: 2 * a.numel()
     ),
     "aten.convolution_backward": _convolution_backward,
+    "aten._trilinear": _trilinear,
     **{f"aten._scaled_dot_product_{kind}": _attention for kind in FUSED},
     **{
         f"aten._scaled_dot_product_{kind}_backward": _attention_backward
@@ -262,16 +274,20 @@ def step_work(
 ) -> LayerFlops:
     """Count FLOPs and kept bytes by layer, for one forward and backward pass over ``x`` [n, ...].
 
-    The model stays unchanged. Every floating parameter is differentiated, also a frozen one. The input is not.
+    The model stays unchanged. Every floating parameter is differentiated, apart from frozen ones. The input is not.
     """
     work, ledger = LayerFlops(), _Ledger(layers)
     x = x.clone()  # of a storage that is no larger
     owners = _owners(model, layers)
     seeded = torch_seeded(seed_of(seed, "diagnose", "cost"))
     with set_mode(model, mode), seeded, torch.enable_grad(), ExitStack() as stack:
+        frozen = {name for layer in layers for name in layer.frozen}
         params = [
-            p.requires_grad_(True) for p in model.parameters() if p.is_floating_point()
+            parameter.requires_grad_(name not in frozen)
+            for name, parameter in model.named_parameters()
+            if parameter.is_floating_point()
         ]
+        params = [parameter for parameter in params if parameter.requires_grad]
         counted = {
             t.untyped_storage().data_ptr()
             for t in (*model.parameters(), *model.buffers())

@@ -92,6 +92,23 @@ def residual():
     )
 
 
+def test_bilinear_layers_count_and_frozen_ones_have_no_backward():
+    model = Wired(
+        lambda self, x: self.pairs(x[:, :3], x[:, 3:]),
+        pairs=nn.Bilinear(3, 4, 5, bias=False),
+    )
+    x = torch.randn(2, 7)
+    (layer,) = layers_of(model, x)
+    work = step_work(model, x, (layer,))
+    assert work.forward_flops == {layer.name: 2 * 2 * 3 * 4 * 5}
+    model = nn.Sequential(nn.Linear(7, 6), nn.Linear(6, 3))
+    model[0].requires_grad_(False)
+    first, last = layers_of(model, x)
+    work = step_work(model, x, (first, last))
+    assert work.backward_flops == {last.name: 2 * 2 * 6 * 3}
+    assert not model[0].weight.requires_grad
+
+
 @pytest.mark.parametrize("kind", ["plain", "residual"])
 def test_the_layers_sum_to_the_whole(kind):
     model, x = (net(), X) if kind == "plain" else (residual(), torch.randn(4, 5, 4))

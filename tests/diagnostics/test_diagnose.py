@@ -542,7 +542,8 @@ def test_no_value_is_the_same_for_any_models():
             for k in range(8)
         ]
         values = np.stack([report.frame["value"].astype(float) for report in found])
-        measured = ~np.isnan(values).any(0)
+        guessed = found[0].frame["variant"].str.endswith("_guessing")
+        measured = ~np.isnan(values).any(0) & ~guessed  # that one is of the labels
         assert bool((np.ptp(values[:, measured], 0) > 1e-9).all())
         assert set(found[0].frame.loc[~measured, "metric"]) >= {"cca", "knn_probe"}
 

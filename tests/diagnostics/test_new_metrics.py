@@ -51,6 +51,32 @@ def test_stable_rank_is_that_of_the_singular_values():
     assert rank == pytest.approx(expected, rel=0.05)
 
 
+def spectrum(layer, x):
+    frame = diagnose(layer, (x, Y[: len(x)]), "weight_spectrum", progress=False).frame
+    frame = frame[frame["layer"] == frame["layer"].iloc[0]]
+    return dict(zip(frame["variant"], frame["value"], strict=True))
+
+
+def test_the_null_of_a_small_matrix_is_that_of_random_ones():
+    narrow = nn.Sequential(nn.Linear(7, 1), nn.Linear(1, 3))
+    assert spectrum(narrow, torch.randn(9, 7))["noise"] == 1
+    draws = torch.randn(4000, 4, 30, dtype=torch.float64)
+    ranks = draws.square().sum((1, 2)) / torch.linalg.matrix_norm(draws, 2) ** 2
+    found = spectrum(nn.Linear(30, 4), torch.randn(9, 30))["noise"]
+    assert found == pytest.approx(float(ranks.mean()), rel=0.03)
+
+
+def test_a_transposed_convolution_has_a_row_for_each_output():
+    layer = nn.ConvTranspose1d(4, 6, 3, groups=2, bias=False)
+    rows = torch.zeros(6, 2, 3)
+    for k in range(6):  # output k reads the two inputs of its group
+        rows[k] = layer.weight[2 * (k // 3) : 2 * (k // 3) + 2, k % 3].detach()
+    wide = nn.Conv1d(2, 6, 3, bias=False)
+    wide.weight.data = rows
+    other = spectrum(nn.Sequential(wide, nn.Flatten()), torch.randn(9, 2, 5))
+    assert spectrum(nn.Sequential(layer, nn.Flatten()), torch.randn(9, 4, 3)) == other
+
+
 def test_disagreement_counts_other_predictions():
     found = values("output_disagreement", options={"probe": (X, Y)})
     with torch.no_grad():

@@ -66,6 +66,17 @@ def expected(x, y, test):
     return np.unique(y)[logits(best.reshape(-1, wide), test).argmax(1)]
 
 
+def test_guessing_and_balanced_accuracy_stand_next_to_it():
+    """Noise with 95 to 5 labels scores .95, which a constant has, too."""
+    x, y = torch.randn(200, 5), (torch.arange(200) % 20 == 0).long()
+    frame = report("knn_probe", {"a": net()}, {"a": (x[:, :4], y)}).frame
+    for who in ("own", "pooled"):
+        found = frame[(frame["variant"] == f"{who}_guessing")]["value"]
+        assert np.allclose(found, 0.95)
+        found = frame[(frame["variant"] == f"{who}_balanced")]["value"]
+        assert found.max() < 0.6
+
+
 def brute(x, y, test, distance):
     """The most frequent label of the five nearest."""
     apart = scipy.spatial.distance.cdist(test.astype(float), x.astype(float), distance)
