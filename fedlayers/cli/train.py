@@ -320,9 +320,9 @@ class Choose(OneAlgorithm):
 
     def show(self, result: Any, line: str) -> None:
         print(
-            f"\n{result.text()}\n\nthe recommended model: {result.run or 'none'}; "
-            f"the report: {self.out / 'report.html'}"
+            f"\n{result.text()}\n\nWhat to do next: {result.next_step(self.out, line)}"
         )
+        say(f"drawing the report: {self.out / 'report.html'}")
 
         from fedlayers.studies.report import write_page
 

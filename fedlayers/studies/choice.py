@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ import pandas as pd
 
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.comparison import gains_of
-from fedlayers.studies.harmless import LOSES
+from fedlayers.studies.first_screen import Facts, first_screen
 from fedlayers.studies.hint import NO_COST, Cost
 from fedlayers.studies.jobs import TrainingJob
 from fedlayers.studies.race import DIGITS, EarlyStop, Rates, Standing
@@ -31,7 +31,6 @@ from fl_core.rows import (
     SCORES,
     column_of,
     in_column,
-    in_points,
     label_of,
     records,
 )
@@ -222,8 +221,6 @@ def over_samples(seeds: Sequence[Mapping[Pair, Estimate]]) -> dict[Pair, Estimat
 
 NAMES = {"nothing": "sharing nothing", "all": "sharing every layer"}
 """The two extremes in words."""
-NOTHING_BETTER = "Nothing here is better than the base rate."
-NONE_SHOWN = "No arm is shown to be better than the base rate."
 
 
 class Answers(NamedTuple):
@@ -245,55 +242,32 @@ class Answers(NamedTuple):
 
 
 def answers(
-    race: Inference, arms: Sequence[Arm], cheapest: str = "", notes: Sequence[str] = ()
+    race: Inference,
+    arms: Sequence[Arm],
+    cheapest: str = "",
+    notes: Sequence[str] = (),
+    facts: Facts | None = None,
 ) -> Answers:
     """Say what a race found.
 
     Args:
         arms: all that raced.
         cheapest: of the remaining arms, the one that sends least.
-        notes: further lines, such as scores on test samples.
+        notes: further lines.
+        facts: scores on test samples.
     """
-    refused = []
+    lines = [*notes]
     if race.refused:
         names = listing(race.refused)
-        refused = [f"Refused, with a higher loss than the base rate: {names}."]
-    if race.verdict == NOTHING:
-        return Answers(NOTHING_BETTER, (*refused, *notes), useless=True)
-    lines = [*notes, *refused, *_compare_leader(race, arms)]
+        lines.append(f"Refused, with a higher loss than the base rate: {names}.")
     if race.unfinished:
         lines.append(
             f"Not excluded, without a final score: {listing(race.unfinished)}."
         )
     if race.early is not None:
         lines.append(race.early.line(MAIN[CLASSIFICATION]))
-    if race.verdict == UNSHOWN:
-        return Answers(NONE_SHOWN, tuple(lines), useless=True)
-    return Answers(_head(race, arms, cheapest), tuple(lines))
-
-
-def _head(race: Inference, arms: Sequence[Arm], cheapest: str) -> str:
-    by_name = {arm.name: arm for arm in arms}
-    leader = by_name[race.leader]
-    only = ", in this run only" if race.seeds == 1 else ""
-    if race.verdict == DECIDED:
-        do = f"{leader.words[0].upper()}{leader.words[1:]}"
-        rest = by_name.keys() - {leader.name, *race.refused}
-        words = ["significantly worse"] if rest else []
-        words += ["refused"] if race.refused else []
-        return f"{do}: every other arm is {' or '.join(words)}{only}."
-    head = "Undecided, one seed:" if race.seeds == 1 else "Undecided:"
-    head += f" {leader.name} leads, and {listing([*race.remaining[1:], *race.unfinished])} may be as good."
-    settled = [by_name[name].extreme for name in (*race.remaining, *race.unfinished)]
-    if not any(settled):
-        head += " Both extremes are worse."
-    if cheapest not in ("", leader.name):
-        head += f" The cheapest is {cheapest}."
-    stake = race.at_stake()
-    if not math.isnan(stake):
-        lost = in_points(race.main, stake)
-        head += f" The leader may lose up to {lost} of {label_of(race.main)}{only}."
-    return head
+    useless = race.verdict in (NOTHING, UNSHOWN)
+    return Answers(first_screen(race, arms, cheapest, facts), tuple(lines), useless)
 
 
 def bracket(score: str, low: float, high: float) -> str:
@@ -304,28 +278,6 @@ def bracket(score: str, low: float, high: float) -> str:
     """
     ends = f" [{in_column(score, low)}, {in_column(score, high)}]"
     return ends if low < high else ""
-
-
-def _compare_leader(race: Inference, arms: Sequence[Arm]) -> list[str]:
-    """Compare the leader with each other arm in one line."""
-    names = {arm.name: NAMES.get(arm.extreme, arm.name) for arm in arms}
-    parts = []
-    for line in race.differences.itertuples():
-        name, value = names[str(line.arm)], float(line.difference)
-        if math.isnan(value):
-            continue
-        side = "above" if value >= 0 else "below"
-        found = f"{in_points(race.main, abs(value))} {side} {name}"
-        parts.append(f"{found}{bracket(race.main, line.low, line.high)}")
-    if not parts:
-        return []
-    basis = (
-        "this run only, intervals over validation samples"
-        if race.seeds == 1
-        else "95 % intervals over seeds and validation samples"
-    )
-    lead, label = names[race.leader], label_of(race.main)
-    return [f"On validation samples {lead} has {label} {'; '.join(parts)} ({basis})."]
 
 
 # --- the result -------------------------------------------------------------------------------------------------------
@@ -349,6 +301,10 @@ class Choice(Displayed):
         rates: the learning rates that were tried, where they were tuned.
         trials: a line per finished run and per predictor that needs none: ``name``, ``lr``, ``seed``, its main score
             and ``loss`` on validation, the loss ``above`` the base rate's with its interval, and ``refused``.
+        evidence: a line per arm, the leader first, per baseline and for the base rate: the score that ranks on
+            validation samples (a mean over seeds), its ``difference`` to the leader with an interval, the main score
+            and ``auroc``, and a note.
+        facts: the test scores of the first screen.
         clients: a line per client on test samples: the recommended model's scores, its loss, that of training alone
             and of the base rate, and what is shown of its ``gain``
             (:meth:`~fedlayers.studies.harmless.Bench.of_clients`).
@@ -371,6 +327,8 @@ class Choice(Displayed):
     measured: Cost = NO_COST
     rates: Rates | None = None
     trials: pd.DataFrame = field(default_factory=pd.DataFrame)
+    evidence: pd.DataFrame = field(default_factory=pd.DataFrame)
+    facts: Facts | None = None
     clients: pd.DataFrame = field(default_factory=pd.DataFrame)
     positives: pd.DataFrame = field(default_factory=pd.DataFrame)
     recommended: dict[int, TrainingJob] = field(default_factory=dict)
@@ -432,46 +390,58 @@ class Choice(Displayed):
         return Summary.of_frame(self.lead(), self.table, layers)
 
     def text(self) -> str:
-        """Return the decision, its evidence, and the table of all runs and predictors."""
-        table = self.shown().drop(columns=["above base", "low", "high"])
-        parts = [self.lead(), table.to_string(index=False)]
-        parts += [*self.standing.notes, self.legend]
-        if told := self.without_gain:
-            parts.append("On test samples: " + " ".join(told))
+        """Return the decision, the table of arms and baselines, and what it cost."""
+        table = self.sure().to_string(index=False)
+        parts = [self.lead(), table, *self.standing.notes, self.legend]
         if self.rates is not None:
             parts.append(self.rates.text())
-        return "\n\n".join([*parts, self.promise, self.cost_line])
+        return "\n\n".join([*parts, self.cost_line])
 
-    @property
-    def promise(self) -> str:
-        """What the scores are of, and whether there is a plan."""
-        if self.winner is None:
-            return (
-                "The scores are of the arms' runs. None of them is recommended, so there is no plan.json and no "
-                "recommended model."
-            )
-        told = "The test scores are of the recommended model."
-        if self.plan is None:
-            return f"{told} {self.winner.algorithm} uses no plan, so there is no plan.json."
-        return f"{told} A new run with plan.json may score less."
+    def next_step(self, out: Path, command: str = "") -> str:
+        """Return what to do next: a command that can be pasted.
+
+        Args:
+            out: the folder of this choice; ``command``: what was typed, empty for a call from Python.
+        """
+        simple = self.facts is not None and bool(self.facts.simple)
+        as_good = simple and self.facts is not None and not self.facts.better("simple")
+        if (
+            as_good
+            and self.facts is not None
+            and self.facts.simple.startswith("linear")
+        ):
+            name = self.facts.simple
+            return f"`fedlayers export {out} --baseline {name} --out {name}` writes the simple models."
+        if as_good or self.answers.useless or self.winner is None:
+            return "Check labels and columns before any model is used: `fedlayers check` lists them for a table."
+        export = f"`fedlayers export {out} --out models` writes the recommended models."
+        if self.inference.verdict == DECIDED and self.inference.seeds > 1:
+            return export
+        more = max(3, 2 * self.inference.seeds)
+        if command:
+            kept = re.sub(r" --seeds[= ]\d+", "", command)
+            return f"`{kept} --seeds {more}` is surer. Until then {export}"
+        return f"`fl.choose(..., seeds=range({more}))` is surer. Until then {export}"
+
+    def sure(self) -> pd.DataFrame:
+        """Return the table of arms, baselines and base rate as text: scores, and the difference to the leader."""
+        by, table = self.inference.main, self.evidence
+        shown = table[["name"]].rename(columns={"name": "arm"})
+        shown[column_of(by)] = [in_column(by, value) for value in table[by]]
+        shown["against the leader"] = [
+            f"{in_column(by, line.difference)}{bracket(by, line.low, line.high)}"
+            for line in table.itertuples()
+        ]
+        for name in (each for each in (self.main, "auroc") if each in table):
+            if name != by:
+                shown[column_of(name)] = [in_column(name, each) for each in table[name]]
+        shown["note"] = table["note"]
+        return shown.replace({"nan": "", "nan [nan, nan]": ""}, regex=False)
 
     @property
     def cost_line(self) -> str:
         """The estimated and the measured cost."""
         return f"{self.cost.compare_line(self.measured)}."
-
-    def shown(self) -> pd.DataFrame:
-        """Return the table of all finished runs, stopped arms, the base rate and the baselines as text."""
-        forms = dict.fromkeys(("loss", "above", "low", "high"), "{:.3f}".format)
-        forms |= {"lr": "{:g}".format, "seed": "{:.0f}".format}
-        if self.main != "loss":
-            forms[self.main] = partial(in_column, self.main)
-        table = self.trials.drop(columns="refused")
-        table.loc[table["low"] == table["high"], ["low", "high"]] = math.nan
-        for name, form in forms.items():
-            table[name] = table[name].map(form).where(table[name].notna(), "")
-        titles = {"name": "arm", "lr": "rate", "above": "above base"}
-        return table.rename(columns={**titles, self.main: column_of(self.main)})
 
     @property
     def legend(self) -> str:
@@ -489,22 +459,6 @@ class Choice(Displayed):
             "The base rate ignores the features."
         )
 
-    @property
-    def without_gain(self) -> list[str]:
-        """Say which clients lose, and for which ones no gain is shown, on test samples."""
-        if self.clients.empty:
-            return []
-        over = "training alone" if "alone" in self.clients else "the base rate"
-        lines = []
-        for gain, words in (
-            (LOSES, "Clients that lose against the base rate or training alone: {}."),
-            ("", f"No gain over {over} is shown for {{}}."),
-        ):
-            names = self.clients.loc[self.clients["gain"] == gain, "client"]
-            if len(names):
-                lines.append(words.format(listing(names, 3)))
-        return lines
-
     def to_json(self) -> dict[str, Any]:
         """Return the choice as a dictionary for JSON, as in ``choice.json``."""
         seen, stake = self.inference, self.inference.at_stake()
@@ -521,6 +475,7 @@ class Choice(Displayed):
             "answers": [self.answers.head, *self.answers.lines],
             "at_stake": None if pd.isna(stake) else stake,
             "trials": records(self.trials),
+            "evidence": records(self.evidence),
             "clients": records(self.clients),
             "judged": records(self.standing.judged),
             "notes": self.standing.notes,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -17,16 +16,15 @@ from fedlayers.backends.local import Backend, no_progress
 from fedlayers.studies import arms as candidates
 from fedlayers.studies.baselines import predictors
 from fedlayers.studies.choice import (
-    NOTHING,
     Choice,
     answers,
     infer,
     over_samples,
     paired_estimates,
 )
+from fedlayers.studies.first_screen import evidence_of, facts_of
 from fedlayers.studies.harmless import (
     BASE_RATE,
-    PROBABLE,
     TEST,
     VALIDATION,
     Bench,
@@ -336,23 +334,22 @@ def recommend(
         tell("fitting the baselines")
         others = list(predictors(bench, notes.append))
     clients, positives = pd.DataFrame(), pd.DataFrame()
+    alone = [arm.name for arm in race.arms if arm.extreme == "nothing"]
+    same = runs.index[runs["arm"].isin(alone) & (runs["seed"] == seed)]
+    rival = next((models[k] for k in same if k in models), None)
+    if found.leader in alone:
+        rival = None
     if model is not None and model.outputs[TEST]:
-        notes += _on_test(bench, model, others, main)
-        alone = [arm.name for arm in race.arms if arm.extreme == "nothing"]
-        same = runs.index[runs["arm"].isin(alone) & (runs["seed"] == seed)]
-        rival = next((models[k] for k in same if k in models), None)
-        compared = {
-            "model": model,
-            BASE_RATE: bench.base_rate,
-        }  # the last is to gain on
-        if rival is not None and found.leader not in alone:
+        notes += _left_out(bench, model, main)
+        compared = {"model": model, BASE_RATE: bench.base_rate}
+        if rival is not None:  # the last is to gain on
             compared["alone"] = rival
         clients = bench.of_clients(compared)
         if bench.kind == CLASSIFICATION and len(race.task.data.classes) == 2:
             positives = bench.positives(model)
-    elif found.verdict == NOTHING and bench.base_rate.outputs[TEST]:
-        told = (f"{one.name} {bench.scores(one)['loss']:.3f}" for one in others)
-        notes.append(f"Loss on test samples: {', '.join(told)}.")
+    unshown_notes = dict.fromkeys(against.index.difference(passed), UNSHOWN)
+    unshown_notes |= dict.fromkeys(refused, REFUSED)
+    facts = facts_of(bench, model, rival, others, clients)
     store_models(race.out, bench, by_run.get(run), model, others)
     leaders = shown[~shown["arm"].isin(refused)].drop_duplicates("seed")
     cheapest = min(
@@ -368,7 +365,7 @@ def recommend(
         {by_run[k].config.execution.seed: by_run[k] for k in leaders.index},
         race.rounds if early is None else early.round,
         race.task,
-        answers(found, race.arms, cheapest, notes),
+        answers(found, race.arms, cheapest, notes, facts),
         rates=rates,
         trials=_table(
             runs,
@@ -379,6 +376,10 @@ def recommend(
             others,
             main,
         ),
+        evidence=evidence_of(
+            found, there, race.benches, model, others, bench, main, unshown_notes
+        ),
+        facts=facts,
         clients=clients,
         positives=positives,
         recommended={by_run[k].config.execution.seed: by_run[k] for k in led},
@@ -455,33 +456,11 @@ def _table(
     return table.assign(note=table["note"].where(table["note"].notna(), note))
 
 
-def _on_test(
-    bench: Bench, model: Predictor, others: Sequence[Predictor], main: str
-) -> list[str]:
-    """Compare the model with the base rate and the best baseline by validation, on test samples."""
-    own, base, lines = bench.scores(model), bench.scores(bench.base_rate), []
-    loss = "calibrated loss" if bench.kind in PROBABLE else "loss"
-    rivals = [one for one in others if one.name != BASE_RATE]
-    if rivals:
-        rival = min(rivals, key=lambda one: bench.scores(one, VALIDATION)["loss"])
-        if bench.above(model, rival, TEST).low > 0:
-            lines.append(
-                f"{rival.name} is better on test samples: {loss} {bench.scores(rival)['loss']:.3f}, "
-                f"the model's {own['loss']:.3f}."
-            )
-    names = [name for name in dict.fromkeys((main, "auroc")) if name != "loss"]
-    names = [name for name in names if not math.isnan(own.get(name, math.nan))]
-    parts = [
-        f"{label_of(name)} {in_column(name, own[name])}{' %' * TABLE[name].share}"
-        for name in names
-    ]
-    parts.append(f"{loss} {own['loss']:.3f}, the base rate's {base['loss']:.3f}")
-    lines.append(
-        f"On test samples the model has {', '.join(parts)}: means over clients."
-    )
-    table = bench.by_client(model)
-    for name in names:
-        if lacking := list(table.index[table[name].isna()]):
+def _left_out(bench: Bench, model: Predictor, main: str) -> list[str]:
+    """Name the clients without a score."""
+    table, lines = bench.by_client(model), []
+    for name in dict.fromkeys((main, "auroc")):
+        if name in table and (lacking := list(table.index[table[name].isna()])):
             lines.append(
                 f"{label_of(name)} leaves out {listing(lacking)}: {TABLE[name].missing}."
             )

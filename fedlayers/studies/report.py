@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from diagnostics import plots
 from diagnostics.plots.page import Page, figure_of
-from fedlayers.studies.choice import DECIDED, Answers, Choice
+from fedlayers.studies.choice import Answers, Choice
 from fedlayers.studies.comparison import Comparison, display_name
 from fl_core import __version__, rows, statistics
 from fl_core.config import OWN
@@ -21,7 +21,7 @@ from fl_core.display import in_order, printable
 from fl_core.errors import listing, plural
 from fl_core.plan import LayerPlan
 from fl_core.records import writing
-from fl_core.rows import CLASSIFICATION, label_of
+from fl_core.rows import CLASSIFICATION, SCORES, label_of
 from fl_core.run.costs import layer_bytes
 from fl_core.run.task import Task
 from fl_core.storage import format_bytes, write_atomically
@@ -58,26 +58,38 @@ def write_page(
         model = "your model"
     title = f"Which layers of {model} to federate on {name}"
     page = Page(title, f"**{lead.head}**")
-    page.points(overview(task, lead, choice))
+    if len(choice.evidence):
+        caption = (
+            f"{label_of(choice.inference.main)} on validation samples, against the leader's, with 95 % intervals. "
+            "Below it are the recommended layers."
+        )
+        _add(page, out, "answer", draw_answer(choice), caption)
+    page.text(f"**What to do next:** {choice.next_step(out, command)}")
+    if len(choice.clients) > 1:
+        _add(page, out, "clients_alone", draw_clients(choice.clients), CLIENTS_CAPTION)
+    with page.fold("How sure the decision is"):
+        _add_race(page, out, choice, lead)
     if choice.run is not None:
-        _add_clients(page, out, choice)
-    _add_race(page, out, choice)
+        with page.fold("Client by client"):
+            _add_clients(page, out, choice)
+    with page.fold("The question"):
+        page.points(overview(task, choice))
     files = "`arms/` (all runs)"
     if result is not None:
         files = "`race/` (the arms), `comparison/` (all runs, their rows and table)"
-        page.text("## Test scores")
+        page.text("## Test scores of all algorithms")
         seeds = sorted(result.scores["seed"].unique())
         page.text(f"{plural(len(seeds), 'seed')}: {listing(map(str, seeds))}.")
         for name, figure in draw_comparison(result).items():
             _add(page, out, name, figure, COMPARISON_CAPTIONS[name])
         page.table(display_name(result.table), result.legend)
-    page.text("## The data")
-    if task.data.table.columns:
-        shown = task.data.table.summary()
-        page.table(pd.DataFrame(shown.rows, columns=shown.columns), shown.lead)
-    if task.data.task == CLASSIFICATION:
-        picture = figure_of(plots.partition(task.data.class_counts()))
-        _add(page, out, "partition", picture, "Training samples by class.")
+    with page.fold("The data"):
+        if task.data.table.columns:
+            shown = task.data.table.summary()
+            page.table(pd.DataFrame(shown.rows, columns=shown.columns), shown.lead)
+        if task.data.task == CLASSIFICATION:
+            picture = figure_of(plots.partition(task.data.class_counts()))
+            _add(page, out, "partition", picture, "Training samples by class.")
     training = Training.of(config.training)
     facts = [
         f"training: {config.federation.rounds} rounds, local epochs {training.epochs}, batch {training.batch_size}, "
@@ -99,7 +111,6 @@ def write_page(
 
 def _add_clients(page: Page, out: Path, choice: Choice) -> None:
     """Add the section on each client's test samples."""
-    page.text("## Client by client")
     table, samples = choice.clients, choice.positives
     if table.empty:
         page.text(
@@ -187,24 +198,24 @@ def calibration(samples: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=["predicted", "share", "low", "high", "n"])
 
 
-def _add_race(page: Page, out: Path, choice: Choice) -> None:
+def _add_race(page: Page, out: Path, choice: Choice, lead: Answers) -> None:
     """Add the section on the certainty of the decision: the arms, their differences, and the cost of the race."""
     main = choice.main
-    page.text("## How sure the decision is")
     seeds, later = choice.standing.judged["seed"].nunique(), ""
     if choice.inference.early is not None:
         later = " Only the kept one trained to its own end."
+    page.table(choice.sure(), choice.legend)
+    if lead.lines:
+        page.points(map(printable, lead.lines))
     page.text(
         f"Candidates with the same data, start and batches were trained for at most "
-        f"{plural(choice.until, 'round')} with {plural(seeds, 'seed')} each, and judged on validation samples.{later}"
+        f"{plural(choice.until, 'round')} with {plural(seeds, 'seed')} each.{later}"
     )
-    words = {arm.name: arm.words for arm in choice.arms}
-    table = choice.shown()
-    table.insert(1, "what", table["arm"].map(words).fillna(""))
-    page.table(table, choice.legend)
     caption = f"{label_of(main)} on validation samples while the arms race."
     picture = draw_race(choice.standing.rounds, main)
     _add(page, out, "race", picture, caption[0].upper() + caption[1:])
+    with page.fold("All runs"):
+        page.table(choice.trials, "Each run, and each predictor that needs none.")
     if len(choice.of_seed) > 1:
         leaders = {seed: job.arm for seed, job in choice.of_seed.items()}
         table = pd.DataFrame({"arm": leaders.values(), "seeds": map(str, leaders)})
@@ -215,7 +226,6 @@ def _add_race(page: Page, out: Path, choice: Choice) -> None:
         )
     if choice.rates is not None:
         page.text(choice.rates.text())
-    page.text(f"{choice.promise} {choice.cost_line}")
 
 
 def _add(page: Page, out: Path, name: str, figure: Figure, caption: str) -> None:
@@ -237,6 +247,64 @@ def save(figure: Figure, path: Path, dpi: int = 200, **facts: str) -> None:
         path, dpi=dpi, bbox_inches="tight", facecolor="white", metadata=facts
     )
     plt.close(figure)
+
+
+CLIENTS_CAPTION = (
+    "Loss of each client's test samples: of the recommended model, of training alone where that is another one, and of "
+    "the base rate. Lower is better."
+)
+
+
+def draw_answer(choice: Choice) -> Figure:
+    """Draw how each arm, baseline and the base rate compare with the leader, and the plan as a strip."""
+    by, table = choice.inference.main, choice.evidence
+    tall = 0.9 + 0.26 * len(table)
+    figure, axes = plt.subplots(
+        2 if choice.plan is not None else 1,
+        squeeze=False,
+        figsize=(6.4, tall + 1.4 * (choice.plan is not None)),
+        height_ratios=[tall, 1.4][: 1 + (choice.plan is not None)],
+        layout="constrained",
+    )
+    upper, places = axes[0, 0], np.arange(len(table))
+    value = table["difference"].fillna(0.0)
+    value = value.where(table["difference"].notna() | (places == 0))
+    ends = [value - table["low"], table["high"] - value]
+    arms = {arm.name for arm in choice.arms}
+    colours = ["C0" if name in arms else "0.5" for name in table["name"]]
+    upper.errorbar(value, places, xerr=ends, fmt="none", ecolor=colours)
+    upper.scatter(value, places, c=colours, zorder=3)
+    upper.axvline(0, color="0.7", linewidth=0.8)
+    upper.set_yticks(places, [str(name) for name in table["name"]])
+    better = "higher" if SCORES[by] else "lower"
+    upper.set(
+        ylim=(len(table) - 0.5, -0.5),
+        xlabel=f"{label_of(by)} minus the leader's ({better} is better)",
+    )
+    if choice.plan is not None:
+        plan = LayerPlan(choice.plan.layers, choice.plan.shared)
+        count = f"{len(plan.shared)} of {len(plan.names)} layers shared"
+        plots.plan(plan, axes[1, 0]).set_title(count, fontsize=9)
+    return figure
+
+
+def draw_clients(clients: pd.DataFrame) -> Figure:
+    """Draw a line for each client: the loss of the recommended model, of training alone and of the base rate."""
+    table = clients.sort_values("model", kind="stable")
+    figure, ax = plt.subplots(
+        figsize=(6.4, 0.9 + 0.22 * len(table)), layout="constrained"
+    )
+    names = {"model": "recommended", "alone": "alone", "base_rate": "base rate"}
+    known = [name for name in names if name in table]
+    places = np.arange(len(table))
+    values = table[known].to_numpy(float)
+    ax.hlines(places, values.min(axis=1), values.max(axis=1), color="0.8", zorder=1)
+    for name, colour in zip(known, ("C0", "C1", "0.5"), strict=False):
+        ax.scatter(table[name], places, color=colour, label=names[name], zorder=2)
+    ax.set_yticks(places, [printable(str(name)) for name in table["client"]])
+    ax.set(xlabel="loss on test samples", ylim=(len(table) - 0.5, -0.5))
+    ax.legend(loc="best", fontsize=8)
+    return figure
 
 
 def draw_race(rounds: pd.DataFrame, main: str) -> Figure:
@@ -294,8 +362,8 @@ GLOSSARY = {
 _PURPOSES = {"train": "training", "validation": "validation", "test": "testing"}
 
 
-def overview(task: Task, found: Answers, choice: Choice) -> list[str]:
-    """Return the lines of the first page: the data, the outcome, its certainty and cost, and what to do next."""
+def overview(task: Task, choice: Choice) -> list[str]:
+    """Return the lines on the question: the model, the clients, their samples, and what the answer cost."""
     clients = task.data.clients
     total = ", ".join(
         f"{sum(len(client.split(split)) for client in clients):,} for {_PURPOSES[split]}"
@@ -307,10 +375,7 @@ def overview(task: Task, found: Answers, choice: Choice) -> list[str]:
         f"model has {len(task.layers)} layers: {listing(layer.name for layer in task.layers)}.",
         "Who took part": f"{plural(len(clients), 'client')}: {listing(in_order([c.name for c in clients]))}.",
         "How many samples": f"{total}. The smallest client, {smallest.name}, has {len(smallest.train):,} for training.",
-        "The outcome": found.head,
-        "How sure": " ".join(found.lines),
         "Time and traffic": f"{choice.cost_line} {_traffic(task, choice.plan)}".strip(),
-        "What to do next": _next(found, choice),
     }
     return [f"**{what}:** {printable(said)}" for what, said in lines.items()]
 
@@ -322,26 +387,3 @@ def _traffic(task: Task, plan: LayerPlan | None) -> str:
     shared, every = sum(sizes[name] for name in plan.shared), sum(sizes.values())
     share = f" ({100 * shared / every:.0f} %)" if every else ""
     return f"By this plan a client sends {format_bytes(shared)} of {format_bytes(every)}{share} in a round."
-
-
-def _next(found: Answers, choice: Choice) -> str:
-    winner = choice.winner
-    if found.useless or winner is None:
-        return (
-            "Do not use these models yet. Check the labels and the columns. Then train for more rounds (`--rounds`) "
-            "or at other learning rates (`--lr`)."
-        )
-    how = f"--algorithm {winner.algorithm}" + " --plan plan.json" * bool(winner.plan)
-    if choice.rates is not None:
-        how += f" --lr {choice.rates.lr:g}"
-    use = f"Train with `fedlayers run {how}` and the data and options of this race."
-    if winner.extreme == "nothing":
-        use = "Each client can train alone: nothing has to be sent."
-    if choice.inference.verdict == DECIDED:
-        return f"{use} Check the models on new samples before anybody relies on them."
-    more = "more seeds (`--seeds 10`) or more samples"
-    if choice.inference.seeds == 1:
-        more = "`--seeds 5`"
-    return (
-        f"For a surer answer repeat with {more}. Until then: {use[0].lower()}{use[1:]}"
-    )

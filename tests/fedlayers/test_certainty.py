@@ -10,9 +10,7 @@ import pytest
 from fedlayers.studies.arms import arms_of
 from fedlayers.studies.choice import (
     DECIDED,
-    NONE_SHOWN,
     NOTHING,
-    NOTHING_BETTER,
     UNDECIDED,
     UNSHOWN,
     VERDICTS,
@@ -20,6 +18,7 @@ from fedlayers.studies.choice import (
     infer,
     rank_arms,
 )
+from fedlayers.studies.first_screen import NONE_SHOWN, NOTHING_BETTER
 from fl_core.errors import RunError
 from fl_core.layers import Layer
 from fl_core.statistics import Estimate
@@ -166,34 +165,12 @@ def head_of(means, seeds, refused=(), **how):
 
 
 def test_the_first_line_says_what_the_verdict_says():
-    split = "Federate fc1, fc2; keep fc3 local"
     for seeds in (1, 4):
         line = head_of([0.3, 0.4, 0.6, 0.3], seeds)
-        assert line.startswith(f"{split}: every other arm is")
-        assert line.endswith("in this run only.") == (seeds == 1)
+        assert line.startswith("Keep fc3 local and share fc1, fc2")
+        assert line.endswith("by one seed.") == (seeds == 1)
         undecided = head_of([0.5, 0.5, 0.5, 0.5], seeds)
-        assert "may be as good" in undecided
-        assert "may lose up to" in undecided
+        assert "3 other ways may be as good" in undecided
         assert head_of([0.5] * 4, seeds, NAMES) == NOTHING_BETTER
         assert head_of([0.9, 0.4, 0.3, 0.3], seeds, better=[]) == NONE_SHOWN
-    assert "Both extremes are worse" in head_of([0.3, 0.6, 0.6001, 0.3], 4)
-    assert "Share nothing" in head_of([0.9, 0.4, 0.3, 0.3], 4)
-    others = [each for each in NAMES if each != "first_2"]
-    line = head_of([0.3, 0.4, 0.6, 0.3], 4, others)
-    assert line == f"{split}: every other arm is refused."
-
-
-@pytest.mark.parametrize(
-    ("arm", "extreme"),
-    [
-        ("nothing", "nothing"),
-        ("first_1", ""),
-        ("all", "all"),
-        ("local", "nothing"),
-        ("fedavg", "all"),
-        ("ditto", ""),
-    ],
-)
-def test_the_extremes_are_known_by_what_they_share(arm, extreme):
-    found = arms_of([arm, "first_2"], LAYERS)[0]
-    assert found.extreme == extreme
+    assert "Train alone" in head_of([0.9, 0.4, 0.3, 0.3], 4)

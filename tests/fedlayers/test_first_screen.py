@@ -1,0 +1,121 @@
+"""The first screen of a choice: each of its numbers against the stored models, its length, and its order."""
+
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from safetensors.torch import load_file
+from scipy.special import log_softmax
+
+import fedlayers as fl
+from fedlayers.studies.arms import DEFAULT, arms_of
+from fedlayers.studies.choice import DECIDED, NOTHING, UNDECIDED, UNSHOWN, Inference
+from fedlayers.studies.first_screen import Facts, first_screen
+from fl_core.layers import Layer
+from fl_core.statistics import Interval, stratified_mean
+
+CONFIG = fl.RunConfig(rounds=4, lr=0.01, client_column="ward", label_column="died")
+
+
+def wards(signal, n=150):
+    """Three wards with five columns, whose outcome follows their sum, and in one ward its opposite."""
+    draw, parts = np.random.default_rng(0), []
+    for k, name in enumerate(("a", "b", "c")):
+        x = draw.normal(size=(n, 5))
+        risk = signal * x.sum(1) * (-1 if k == 2 else 1) + draw.logistic(size=n)
+        table = pd.DataFrame(x, columns=list("vwxyz")).round(4)
+        parts.append(table.assign(ward=name, died=np.where(risk > 0, "yes", "no")))
+    return pd.concat(parts, ignore_index=True)
+
+
+def stored_losses(choice, name):
+    """Return each test sample's loss, weight and client, of stored models by their own description."""
+    folder = choice.run.parent.parent / "models"
+    stored = json.loads((folder / f"{name}.json").read_text())
+    about, found = stored["about"], []
+    for k, client in enumerate(choice.task.data.clients):
+        own = stored["clients"][client.name]
+        weights = load_file(folder / f"{own['sha256']}.safetensors")
+        model = fl.ExportedModel(folder / "none", about)
+        from fl_core.run.exported_model import built_from
+
+        built = built_from(folder, about, None, (), weights).eval()
+        logits = built(client.test.x).detach().double().numpy()
+        hot = logits / model.temperature + np.array(own["base_rate"])
+        loss = -log_softmax(hot, axis=1)[np.arange(len(hot)), client.test.y.numpy()]
+        weight = len(client.train) / len(loss)
+        found.append(pd.DataFrame({"loss": loss, "weight": weight, "client": k}))
+    return pd.concat(found, ignore_index=True)
+
+
+@pytest.mark.parametrize("signal", [1.0, 0.0])
+def test_each_number_is_that_of_the_stored_models(signal, tmp_path):
+    choice = fl.choose(CONFIG, tmp_path, data=wards(signal), progress=False)
+    text = choice.answers.head
+    assert len(text.split()) <= 60, text
+    assert choice.text().startswith(text)
+    assert len(set(re.split(r"(?<=\.) ", text))) == len(re.split(r"(?<=\.) ", text))
+    facts, first = choice.facts, stored_losses(choice, "recommended")
+    shown = {f"{facts.values[name]:.3f}" for name in facts.values}
+    values = {"model": first}
+    if facts.simple.startswith("linear"):
+        values["simple"] = stored_losses(choice, facts.simple)
+    for name, own in values.items():
+        mean = np.average(own["loss"], weights=own["weight"])
+        assert facts.values[name] == pytest.approx(mean, abs=1e-6)
+    if "simple" in values:
+        gap = stratified_mean(
+            (first["loss"] - values["simple"]["loss"]).to_numpy(),
+            first["weight"].to_numpy(),
+            np.arange(len(first)),
+            first["client"].to_numpy(),
+        ).interval()
+        assert facts.above["simple"] == pytest.approx(gap, abs=1e-6)
+    for found in facts.above.values():
+        shown |= {f"{abs(each):.3f}" for each in found}
+    for line in choice.evidence.itertuples():
+        shown |= {f"{abs(each):.3f}" for each in (line.difference, line.low, line.high)}
+    numbers = re.findall(r"\d+\.\d{3}", text)
+    assert numbers
+    assert set(numbers) <= shown
+    assert ("Undecided" in text) <= (choice.inference.verdict == UNDECIDED)
+    if not signal:
+        assert "base rate" in text.split(".")[0] or "simple model" in text
+    assert choice.answers.useless == (choice.inference.verdict in (NOTHING, UNSHOWN))
+
+
+LAYERS = tuple(Layer(name, (f"{name}.weight",)) for name in ("fc1", "fc2", "fc3"))
+ARMS = arms_of(DEFAULT, LAYERS)
+GAPS = pd.DataFrame(
+    {"arm": ["nothing", "all"], "difference": -0.1, "low": -0.2, "high": -0.01}
+).assign(p_value=0.01, excluded=True)
+
+
+def said(verdict, simple=(-0.2, -0.3, -0.1), gain="gains", seeds=3):
+    left = ("all_but_last",) if verdict == DECIDED else ("all_but_last", "all")
+    race = Inference(verdict, left, GAPS, "loss", seeds)
+    values = {"model": 0.5, "simple": 0.7, "alone": 0.6, "base_rate": 0.9}
+    above = {"simple": Interval(*simple), "alone": Interval(-0.1, -0.2, -0.02)}
+    above["base_rate"] = Interval(-0.4, -0.5, -0.3)
+    names = {f"client {k}": gain for k in range(8)}
+    kind = "classification"
+    facts = Facts("loss", kind, values, above, "linear_own", 0.8, 20, 90, names)
+    return first_screen(race, ARMS, "all", facts)
+
+
+def test_the_order_is_base_rate_simple_model_undecided_arm():
+    worse = (0.1, -0.1, 0.3)
+    for verdict, how, begins in (
+        (UNSHOWN, {"simple": worse}, "No network is shown to be better"),
+        (UNDECIDED, {"simple": worse}, "A simple model is as good: use logistic"),
+        (DECIDED, {"simple": (0.2, 0.1, 0.3)}, "A simple model is better"),
+        (UNDECIDED, {"seeds": 1}, "Undecided, one seed: "),
+        (DECIDED, {}, "Keep fc3 local and share fc1, fc2."),
+    ):
+        text = said(verdict, **how)
+        assert text.startswith(begins), text
+        assert len(text.split()) <= 60, text
+    assert "0.100 lower than training alone [0.020, 0.200]" in said(DECIDED)
+    assert "client 0, client 1, client 2 and 5 more" in said(DECIDED, gain="loses")
