@@ -21,7 +21,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache, wraps
@@ -206,7 +206,11 @@ def as_list(
 
 
 @contextmanager
-def about(what: str, kind: type[Exception] = UsageError) -> Iterator[None]:
+def about(
+    what: str,
+    kind: type[Exception] | tuple[type[Exception], ...] = UsageError,
+    raised: type[Exception] = UsageError,
+) -> Iterator[None]:
     """Begin the message of an error with what it is about.
 
     >>> with about("heart.csv"):
@@ -214,26 +218,24 @@ def about(what: str, kind: type[Exception] = UsageError) -> Iterator[None]:
     Traceback (most recent call last):
         ...
     fl_core.errors.UsageError: heart.csv: a row is missing
+
+    Args:
+        kind: of the errors. Others pass.
+        raised: the type of the error that takes their place.
     """
     try:
         yield
     except kind as error:
-        raise kind(f"{what}: {error}") from error
+        raise raised(f"{what}: {error}") from error
 
 
-@contextmanager
-def damaged(path: Path | str, *kinds: type[Exception]) -> Iterator[None]:
+def damaged(path: Path | str, *kinds: type[Exception]) -> AbstractContextManager[None]:
     """Report an error as damage of a stored file.
 
     Args:
         kinds: of errors; by default ValueError, which says that a value makes no sense.
     """
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, kinds or ValueError):
-            raise CorruptError(f"{path} is damaged: {error}") from error
-        raise
+    return about(f"{path} is damaged", kinds or (ValueError,), CorruptError)
 
 
 def check_options(what: str, options: Iterable[str], known: Iterable[str]) -> None:

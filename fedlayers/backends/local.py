@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from tqdm import tqdm
 
 from fl_core.data.registry import local_root
-from fl_core.errors import CorruptError, RunError, UsageError, WorkerError, warn
+from fl_core.errors import CorruptError, RunError, UsageError, WorkerError, about, warn
 from fl_core.progress import end_with_parent, progress_bar
 from fl_core.records.store import BEGINNING
 from fl_core.rounds.workers import (
@@ -216,12 +216,9 @@ def remote_errors(is_away: bool = True) -> Iterator[None]:
     if not is_away:
         yield
         return
-    with local_root():
-        try:
-            yield
-        except (UsageError, OSError) as error:
-            kind = UsageError if isinstance(error, UsageError) else RunError
-            raise kind(f"on node {socket.gethostname()}: {error}") from error
+    node = f"on node {socket.gethostname()}"
+    with local_root(), about(node), about(node, OSError, RunError):
+        yield
 
 
 class Event(NamedTuple):
