@@ -51,7 +51,7 @@ class Check(Command):
         from fl_core.display import aligned
 
         path = Path(self.data)
-        if self.data not in DATASETS:
+        if opened.is_table(path) or self.data not in DATASETS:
             path = path_of(self.data)
         if not opened.is_table(path):
             raise UsageError(

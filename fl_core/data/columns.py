@@ -39,8 +39,10 @@ STANDARD = SCALES[1]
 PARQUET = ".parquet"
 TABLES = (".csv", ".tsv", PARQUET)
 """The suffixes of tables."""
-IMAGES = (".png", ".jpg", ".jpeg")
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 """The suffixes of images."""
+MAC = "__MACOSX"
+"""A folder in archives of a Mac, without data."""
 BETWEEN = ","
 """What stands between the files in the name of a dataset that has several."""
 
@@ -51,11 +53,13 @@ def holds_images(path: Path) -> bool:
 
 
 def images_in(path: Path, form: str) -> list[Path]:
-    """Return the image files of a folder that a pattern finds, sorted."""
+    """Return the image files of a folder that a pattern finds, sorted. A Mac's copies in an archive are left out."""
     return sorted(
         file
         for file in path.glob(form)
-        if file.suffix.lower() in IMAGES and file.is_file()
+        if file.suffix.lower() in IMAGES
+        and MAC not in file.relative_to(path).parts
+        and file.is_file()
     )
 
 

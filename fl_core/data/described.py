@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -29,7 +30,6 @@ from fl_core.data.spelling import (
     SIGNED,
     WORDS_KEPT,
     NumberFormat,
-    Suspicion,
     Ways,
     format_of,
     is_number,
@@ -147,6 +147,15 @@ def _short(text: str) -> str:
 # --- features --------------------------------------------------------------------------------------------------
 
 
+class Question(NamedTuple):
+    """What must be decided about a column: why, the ways, and the first row that shows it."""
+
+    column: str
+    rule: str
+    ways: Ways
+    row: int | None = None
+
+
 class Feature(NamedTuple):
     """How a column of features is read.
 
@@ -154,17 +163,13 @@ class Feature(NamedTuple):
         kind: number, words or date, as the first way reads it; left out if none does.
         cells: float64 with days for dates, or text.
         odd: what is unusual about it.
-        rule: why other settings are needed, or an empty text.
-        ways: what can be done.
-        row: the first row that shows it.
+        question: why other settings are needed, or None.
     """
 
     kind: str
     cells: Cells
     odd: str = ""
-    rule: str = ""
-    ways: Ways = ()
-    row: int | None = None
+    question: Question | None = None
 
 
 CORRECT = ("Correct it, or leave the column out", "exclude_columns")
@@ -196,9 +201,8 @@ def feature(opened: Opened, name: str, how: Reading) -> Feature:
         refuse_where(beyond, cells, "the value must be a finite float32")
         return Feature(NUMBER, cells, next(filter(None, reversed(shown)), ""))
     except DataFault as fault:
-        size = sum(len(part.frame) for part in opened.parts)
-        empty = np.full(size, np.nan)
-        return Feature(LEFT_OUT, empty, "", fault.what, (CORRECT,), fault.row)
+        question = Question(name, fault.what, (CORRECT,), fault.row)
+        return Feature(LEFT_OUT, np.full(len(opened), np.nan), "", question)
 
 
 def form_of(part: Part, how: Reading) -> NumberFormat:
@@ -206,38 +210,20 @@ def form_of(part: Part, how: Reading) -> NumberFormat:
     return NumberFormat(**part.signs) if part.signs else how.numbers
 
 
-class Signs(NamedTuple):
-    """A column whose numbers need other signs: why, and the ways to read them."""
-
-    column: str
-    rule: str
-    ways: Ways
-
-
-def own_signs(part: Part, names: Sequence[str], how: Reading) -> list[Signs]:
+def own_signs(part: Part, names: Sequence[str], how: Reading) -> list[Question]:
     """Return the columns of a file whose numbers have signs that nobody gave."""
     found = []
     free = (*(how.word_columns or ()), *(how.date_columns or ()))
     for name in names if how.numbers == PLAIN_NUMBERS else ():
         if name in free or name not in part.frame:
             continue
-        try:
+        with suppress(DataFault):  # told with the other faults of the column
             cells = part.cells(name, how)
-        except DataFault:  # told with the other faults of the column
-            continue
-        if _is_numeric(cells, how.numbers):
-            continue
-        said = suspicion(texts_of(cells).categories)
-        if said and said.what == SIGNED:
-            found.append(Signs(name, suspicious(texts_of(cells), said), said.ways))
+            numeric = _is_numeric(cells, how.numbers)
+            said = None if numeric else suspicion(texts_of(cells).categories)
+            if said and SIGNED in said.rule:
+                found.append(Question(name, *said))
     return found
-
-
-def suspicious(cells: pd.Categorical, said: Suspicion) -> str:
-    """Return the rule that suspicious words break."""
-    known = sorted(word for word in cells.categories if word.strip())
-    some = listing(map(repr, known), 3)
-    return f"cells must be numbers or words; got {some}, {said.what}."
 
 
 def _is_numeric(cells: Cells, form: NumberFormat) -> bool:
@@ -265,14 +251,14 @@ def _mixed(name: str, parts: Sequence[Cells], how: Reading) -> Feature:
     signed = given != PLAIN_NUMBERS and any(map(given.fits, words))
     found = None if signed else suspicion(words)
     if found:
-        rule = suspicious(cells, found)
         if found.ways[0][1] != "date_columns":
-            return Feature(LEFT_OUT, cells, "", rule, found.ways)
+            return Feature(LEFT_OUT, cells, "", Question(name, *found))
         try:
-            return _dated(parts)._replace(rule=rule, ways=found.ways)
+            return _dated(parts)._replace(question=Question(name, *found))
         except DataFault:
             later = "Or write 2024-12-31, and read them as numbers", "date_columns"
-            return Feature(LEFT_OUT, cells, "", rule, (LEAVE_OUT, later, WORDS_KEPT))
+            ways = (LEAVE_OUT, later, WORDS_KEPT)
+            return Feature(LEFT_OUT, cells, "", Question(name, found.rule, ways))
     fits = np.array([given.fits(word) or is_number(word) for word in words], dtype=bool)
     present = ~lacks_value(cells)
     numeric = fits[cells.codes] & present
@@ -283,21 +269,20 @@ def _mixed(name: str, parts: Sequence[Cells], how: Reading) -> Feature:
     try:
         numbers(cells, given)
     except DataFault as fault:
-        rule, row = fault.what, fault.row
+        asked = Question(name, fault.what, (CORRECT,), fault.row)
     stray = sorted({word.strip() for word in words[~fits]} - {""})
     if share >= DECIDED:
-        plain = not any(any(map(str.isdigit, word)) for word in stray)
-        if not plain or len(stray) > STRAY:
-            return Feature(LEFT_OUT, cells, "", rule, (CORRECT,), row)
+        if len(stray) > STRAY or any(map(str.isdigit, "".join(stray))):
+            return Feature(LEFT_OUT, cells, "", asked)
         values = np.full(len(cells), np.nan)
         values[numeric] = numbers(cells[numeric].remove_unused_categories(), given)
-        take: Ways = (("Take it as missing", {"missing": stray}), OR_CORRECT)
-        return Feature(NUMBER, values, "", rule, take, row)
+        take = ("Take it as missing", {"missing": stray})
+        return Feature(NUMBER, values, "", asked._replace(ways=(take, OR_CORRECT)))
     kept = _worded(name, cells)
-    if kept.rule or "decimal" in rule:
-        return Feature(LEFT_OUT, cells, "", rule, (CORRECT,), row)
+    if kept.question or "decimal" in asked.rule:
+        return Feature(LEFT_OUT, cells, "", asked)
     keep = ("Keep all as words", "word_columns")
-    return kept._replace(rule=rule, ways=(keep, OR_CORRECT), row=row)
+    return kept._replace(question=asked._replace(ways=(keep, OR_CORRECT)))
 
 
 def words_of(cells: pd.Categorical) -> tuple[str, ...]:
@@ -311,8 +296,9 @@ def _worded(name: str, cells: pd.Categorical, odd: str = "") -> Feature:
     if count <= min(MOST_WORDS, max(FEW_WORDS, len(cells) // 2)):
         return Feature(WORDS, cells, odd)
     rule = f"there must be numbers, or words that come again ({MOST_WORDS} at most); got {count:,} different words."
-    ways = (("Leave them out", "exclude_columns"), ("Or read these texts alone", {"text_column": name}))  # fmt: skip
-    return Feature(LEFT_OUT, cells, "", rule, ways)
+    alone = ("Or read these texts alone", {"text_column": name})
+    question = Question(name, rule, (("Leave them out", "exclude_columns"), alone))
+    return Feature(LEFT_OUT, cells, "", question)
 
 
 # --- what is odd -----------------------------------------------------------------------------------------------

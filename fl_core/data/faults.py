@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,11 +56,3 @@ def located(where: str, place: Place = row_of_array) -> Iterator[None]:
         at = where if fault.row is None else f"{where}, {place(fault.row)}"
         what = f"{at}: {fault.what}"
         raise DataFault(what, fault.way, **fault.repair) from fault
-
-
-class DataFaults(UsageError):
-    """An error of one or several faults, one line each."""
-
-    def __init__(self, faults: Sequence[UsageError]) -> None:
-        super().__init__("\n".join(map(str, faults)))
-        self.faults = faults

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +17,20 @@ from PIL import ExifTags, Image, ImageOps
 from fl_core import storage
 from fl_core.data import arrays, opened, tables
 from fl_core.data.arrays import Array
-from fl_core.data.columns import IMAGES, PLAIN, STANDARD, Reading, images_in
+from fl_core.data.columns import (
+    IMAGES,
+    MAC,
+    PLAIN,
+    STANDARD,
+    TABLES,
+    Reading,
+    images_in,
+)
 from fl_core.data.described import Column, ColumnTable
 from fl_core.data.faults import located
 from fl_core.data.sources import LENGTH, Source, check_lengths, source_of_parts
 from fl_core.data.spelling import composed
-from fl_core.errors import UsageError, check_known, listing, spelled
+from fl_core.errors import UsageError, check_known, listing, spelled, warn
 from fl_core.models.tokens import SPECIAL, TokenShape
 from fl_core.rows import CLASSIFICATION
 
@@ -37,10 +46,10 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
       may have ``classes``, the names of labels 0..C-1. Image arrays are uint8 [n, H, W], [n, H, W, 1] or [n, H, W, 3]
       and are scaled to 0..1. Float arrays are not scaled. Their channels come first, or are moved there from the end.
       Tables are [n, d].
-    * A folder: ``client/class/*`` or ``class/*`` with .png, .jpg or .jpeg files. Names are sorted and other files
-      ignored. Images are turned as their EXIF orientation says, and transparent ones are laid on white. All must have
-      one size, unless ``image_size`` crops and scales them, and are scaled to 0..1. If every image is grey they have
-      one channel, otherwise three.
+    * A folder: ``client/class/*`` or ``class/*`` with images (:data:`fl_core.data.columns.IMAGES`). Names are sorted.
+      Other files are counted in a note, and folders named train, val and test are splits. Images are turned as their
+      EXIF orientation says, and transparent ones are laid on white. All must have one size, unless ``image_size`` crops
+      and scales them, and are scaled to 0..1. If every image is grey they have one channel, otherwise three.
     * ``.csv`` with a header: a label column of whole numbers or words, a column that names the client, and numbers.
       Without a ``client`` column there are no natural clients. With a ``text`` column the samples are these texts as
       token ids. Columns apart from text, label and client are then ignored.
@@ -232,7 +241,7 @@ def _bytes_each(dtype: np.dtype, dimensions: int) -> int:
 
 # --- folders of images -----------------------------------------------------------------------------------------
 
-FORMATS = ("PNG", "JPEG")
+FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "WEBP")
 """The formats of images by Pillow's names. No other reader of Pillow may open a file."""
 _MODES = ("1", "L", "P", "RGB", "RGBA", "LA", "CMYK", "YCbCr")
 _UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
@@ -263,6 +272,21 @@ def read_images(path: Path, size: int | None = None) -> Source:
         owner, clients = arrays.owners(found["client"].to_numpy(object))
         columns.insert(0, Column("client folder", "client", example=clients[0]))
         source = replace(source, owner=owner, owner_names=clients)
+    if any(found["split"]):
+        source = replace(source, is_train=(found["split"] != "test").to_numpy())
+        warn(
+            f"{path}: folders named {listing(sorted({file.parents[1].name for file in files}))} are splits and no "
+            "clients. The last one is the test set, and the others are divided into training and validation"
+        )
+    used = {*files}
+    others = Counter(
+        file.suffix or "no suffix"
+        for file in path.glob("**/[!.]*")
+        if file.is_file() and file not in used and MAC not in file.parts
+    )
+    if others:
+        kinds = listing(f"{count:,} {kind}" for kind, count in others.most_common(4))
+        warn(f"{path}: files that are no images are left out: {kinds}")
     return replace(source, table=ColumnTable(tuple(columns)))
 
 
@@ -272,6 +296,12 @@ def peek_images(path: Path, side: int | None) -> tuple[tuple[int, ...], bool]:
     headers = [_header(file) for file in found["file"]]
     width, height = (side, side) if side else headers[0].size
     return (1 if _all_gray(headers) else 3, height, width), any(found["client"])
+
+
+SPLIT_FOLDERS = (
+    *("train", "training", "dev", "val", "valid", "validation", "test", "testing"),
+)
+"""Names of folders that are splits. The last one of those that are there is the test set."""
 
 
 class _Header(NamedTuple):
@@ -391,21 +421,25 @@ def images_below(path: Path) -> list[Path]:
 
 
 def list_images(path: Path) -> pd.DataFrame:
-    """Return image files with their client and label, sorted. Two Unicode forms of one name are one class.
+    """Return image files with their client, split and label, sorted. Two Unicode forms of one name are one class.
 
-    Without clients the client is an empty text.
+    Without clients the client is an empty text, and so is the split unless all folders of clients are named as splits.
     """
     flat = images_in(path, "[!.]*/[!.]*")
     deep = images_in(path, "[!.]*/[!.]*/[!.]*")
     if bool(flat) == bool(deep):
         got = f"{flat[0]} and {deep[0]}" if flat else "none"
+        way = ""
+        if any(file.suffix.lower() in TABLES for file in path.glob("*/*")):
+            way = " Put tables into the folder itself, one for each client."
         raise UsageError(
-            f"{path} must have one layout of images, class/* or client/class/* ({', '.join(IMAGES)}); got {got}."
+            f"{path} must have tables, or one layout of images, class/* or client/class/* ({', '.join(IMAGES)}); "
+            f"got {got}.{way}"
         )
     kind, depth = ("class", 0) if flat else ("client", 1)
     used = {file.parents[depth] for file in flat or deep}
     for folder in sorted(path.glob("[!.]*")):
-        if folder.is_dir() and folder not in used:
+        if folder.is_dir() and folder not in used and folder.name != MAC:
             raise UsageError(
                 f"{folder} must have images of a {kind}; got none. Add some."
             )
@@ -417,5 +451,16 @@ def list_images(path: Path) -> pd.DataFrame:
         )
         for file in flat or deep
     ]
-    frame = pd.DataFrame(rows, columns=["client", "label", "file"])
+    frame = pd.DataFrame(rows, columns=["client", "label", "file"]).assign(split="")
+    named = {each.lower() for each in frame["label" if flat else "client"]}
+    if named <= {*SPLIT_FOLDERS} and named & {"train", "training"}:
+        if flat:
+            raise UsageError(
+                f"{path} must have a folder for each class; got the splits {listing(sorted(named))}. "
+                "Sort each split's images into folders of classes."
+            )
+        last = max(named, key=SPLIT_FOLDERS.index)
+        test = frame["client"].str.lower() == last
+        frame["split"] = np.where(test & (len(named) > 1), "test", "train")
+        frame["client"] = ""
     return frame.sort_values(["client", "label"], kind="stable")

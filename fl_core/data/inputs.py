@@ -282,8 +282,9 @@ class Inputs:
                     )
                     continue
                 found = feature(table, name, how)
-                if found.rule and found.kind != WORDS:
-                    raise DataFault(found.rule, self._way, found.row)
+                asked = found.question
+                if asked and found.kind != WORDS:
+                    raise DataFault(asked.rule, self._way, asked.row)
                 made.append(numbers(found.cells, how.numbers, self._way))
         with located(str(path), table.place):
             samples = self._arrays(np.column_stack(made), str(path))

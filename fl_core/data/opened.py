@@ -7,7 +7,7 @@ import csv
 import io
 import re
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
@@ -158,7 +158,7 @@ class Opened:
 
     def parts_of(self, name: str, how: Reading, text: bool = False) -> list[Cells]:
         """Return the cells of a column in each part: float64, or text."""
-        if name != self.client:
+        if not self.client or name != self.client:
             return [part.cells(name, how, text) for part in self.parts]
         names = [composed(part.where.stem) for part in self.parts]
         return [
@@ -312,11 +312,7 @@ class Csv:
     def __init__(self, path: Path, reading: Reading) -> None:
         self.path, self.delimiter = path, reading.delimiter_of(path)
         self.reading = reading
-        self.data, found = _decoded(path, reading)
-        faults = []
-        if found != reading.encoding:
-            at = f"{path} is not a readable {path.suffix} file in {reading.encoding}."
-            faults.append(DataFault(at, "Read it so:", encoding=found))
+        self.data, faults = _decoded(path, reading)
         header = self._read_header()
         row = header[0]
         if len(header) == 1 and row != reading.text_column:
@@ -374,7 +370,7 @@ class Csv:
                     keep_default_na=False,
                 )
         except (ValueError, ParserWarning) as error:
-            self.check_rows()
+            deque(self.rows(), maxlen=0)
             raise self._unreadable(error) from error
         line, _ = next(self.rows())
         start = 0
@@ -382,13 +378,8 @@ class Csv:
             start = self.data.find(b"\n", start) + 1
         separators = self.data.count(self.delimiter.encode(), start)
         if separators != (len(header) - 1) * len(frame):
-            self.check_rows()
+            deque(self.rows(), maxlen=0)
         return frame
-
-    def check_rows(self) -> None:
-        """Look at each line."""
-        for _ in self.rows():
-            pass
 
     def rows(self) -> Iterator[tuple[int, list[str]]]:
         """Yield line number and cells of every line that is not blank, header first. Titles above it are left out.
@@ -501,8 +492,8 @@ def swallows_rows(
     return False
 
 
-def _decoded(path: Path, reading: Reading) -> tuple[bytes, str]:
-    """Return a file's bytes in UTF-8, and the encoding that reads it: the one asked for, or a likely one.
+def _decoded(path: Path, reading: Reading) -> tuple[bytes, list[DataFault]]:
+    """Return a file's bytes in UTF-8, and a fault if another encoding than the one asked for reads it.
 
     Raises:
         UsageError: the file is no text.
@@ -519,8 +510,11 @@ def _decoded(path: Path, reading: Reading) -> tuple[bytes, str]:
         except UnicodeError:
             continue
         if not _CONTROL.search(text[:LOOKED_AT]):
+            what = f"{path} is not a readable {path.suffix} file in {reading.encoding}."
+            fault = DataFault(what, "Read it so:", encoding=encoding)
             same = encoding == ENCODING and not data.startswith(codecs.BOM_UTF8)
-            return data if same else text.encode(), encoding
+            faults = [] if encoding == reading.encoding else [fault]
+            return data if same else text.encode(), faults
     raise UsageError(
         f"{path} must be a text table; got bytes that are no text. Save it as CSV UTF-8 (.csv)."
     )
@@ -546,11 +540,7 @@ def _wide_encoding(data: bytes) -> str:
 def _json_lines(path: Path, reading: Reading) -> Part:
     """Open a .jsonl file. The keys of its first line are the columns, and a key that a later line lacks is missing."""
     reading.check_unasked(f"{path} holds lines of its own", "separator")
-    data, found = _decoded(path, reading)
-    faults = []
-    if found != reading.encoding:
-        at = f"{path} is not a readable {path.suffix} file in {reading.encoding}."
-        faults.append(DataFault(at, "Read it so:", encoding=found))
+    data, faults = _decoded(path, reading)
 
     def entries() -> Iterator[tuple[int, dict[str, Any]]]:
         for number, line in enumerate(io.BytesIO(data), 1):

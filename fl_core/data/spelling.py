@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from fl_core.errors import spelled
+from fl_core.errors import listing, spelled
 
 MISSING = (
     *("", "na", "n/a", "nan", "null", "none", "?", ".", "nat", "<na>", "#n/a", "#na"),
@@ -181,9 +181,9 @@ def other_reading(cells: Any, given: NumberFormat) -> str:
 
 
 class Suspicion(NamedTuple):
-    """What words are, and the ways to read them: sentences, each with settings or the key of a list of columns."""
+    """The rule that words break, and the ways to read them: each a sentence with settings, or a list of columns."""
 
-    what: str
+    rule: str
     ways: Ways
 
 
@@ -202,10 +202,11 @@ def suspicion(cells: Iterable[str]) -> Suspicion | None:
     Returns None if nothing is suspicious.
     """
     distinct = {cell.strip() for cell in cells} - {""}
+    rule = f"cells must be numbers or words; got {listing(map(repr, sorted(distinct)), 3)}, "
     most = max(len(distinct) / 2, DIFFERENT - 1)
     if sum(1 for word in distinct if _DATE.fullmatch(word)) > most:
         ways = (("Read them as numbers", "date_columns"), WORDS_KEPT)
-        return Suspicion("dates or times", ways)
+        return Suspicion(f"{rule}dates or times.", ways)
     found = [match for match in map(_AFFIXED.fullmatch, distinct) if match]
     affixes = Counter((match["before"], match["after"]) for match in found)
     for affix, count in affixes.most_common(1):
@@ -215,9 +216,11 @@ def suspicion(cells: Iterable[str]) -> Suspicion | None:
         if not any(affix):
             plain = list(map(is_number, numbers))
             readable = not any(plain) or bool(formats(numbers))
-            return signs(numbers) if readable and not all(plain) else None
+            if all(plain) or not readable:
+                return None
+            return Suspicion(f"{rule}{SIGNED}.", (signs(numbers), WORDS_KEPT))
         out = ("Write the numbers alone, or leave the column out", "exclude_columns")
-        return Suspicion(f"numbers with {''.join(affix)!r}", (out, WORDS_KEPT))
+        return Suspicion(f"{rule}numbers with {''.join(affix)!r}.", (out, WORDS_KEPT))
     return None
 
 
@@ -234,15 +237,14 @@ def formats(words: Collection[str]) -> list[NumberFormat]:
     return [form for form in forms if all(map(form.fits, words))]
 
 
-def signs(words: Collection[str]) -> Suspicion:
-    """Return the ways to read words that are numbers but for commas and points.
+def signs(words: Collection[str]) -> tuple[str, Any]:
+    """Return the way to read words that are numbers but for commas and points.
 
     Several ways read other numbers, so none of them is certain.
     """
     fits = formats(words)
-    way: tuple[str, Any] = "Read them with", fits[0].signs if fits else {}
-    if len(fits) != 1:
-        some = " or ".join(spelled(**form.signs) for form in fits)
-        ask = f"Read them with {some}" if fits else "Write them with a decimal point"
-        way = f"{ask}, or leave the column out", "exclude_columns"
-    return Suspicion(SIGNED, (way, WORDS_KEPT))
+    if len(fits) == 1:
+        return "Read them with", fits[0].signs
+    ways = " or ".join(spelled(**form.signs) for form in fits)
+    ask = f"Read them with {ways}" if fits else "Write them with a decimal point"
+    return f"{ask}, or leave the column out", "exclude_columns"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,9 @@ from fl_core.data.described import (
     Column,
     ColumnTable,
     Feature,
+    Question,
     describe,
     feature,
-    form_of,
     gives_away,
     own_signs,
     unlike_clients,
@@ -69,6 +69,13 @@ FORMS = {
     MULTILABEL: "Write each label as 0 or 1.",
 }
 """What to write in label columns that hold words, by task."""
+
+
+LEAVE = (
+    "Or leave it out; its rows may then lie in training and test alike",
+    "exclude_columns",
+)
+ALLOW = ("Or allow it", {"keep_ids": True})
 
 
 class Findings(UsageError):
@@ -157,24 +164,10 @@ def peek(path: Path, reading: Reading) -> tuple[list[str], bool]:
         UsageError: all faults of the table, if one is seen in its header.
     """
     table = _Table(path, reading)
-    try:
-        names = table.head()
-    except DataFault:
-        read_table(path, reading)
-        raise
+    names = table.head()
     if table.faults:
         read_table(path, reading)
     return names, reading.client_column in table.opened.header
-
-
-@dataclass(frozen=True)
-class _Question:
-    """What must be decided about a column: the rule, the ways, and the first row that shows it."""
-
-    column: str
-    rule: str
-    ways: Ways
-    row: int | None = None
 
 
 class _Table:
@@ -235,25 +228,14 @@ class _Table:
         odd = self._identifiers(features, found)
         found = self._grouped(found)
         odd |= self._gaps(features, found)
-        self.ask_all(
-            [
-                _Question(each, column.rule, column.ways, column.row)
-                for each, column in features.items()
-                if column.rule
-            ]
-        )
+        self.ask_all([each.question for each in features.values() if each.question])
         used = {k: each for k, each in features.items() if each.kind != LEFT_OUT}
         if "text" in self.taken.values():
             found = self._texts(found)
         elif used:
             found = self._numbers_and_words(found, used)
         else:
-            got = listing(self.opened.header)
-            self.faults.append(
-                UsageError(
-                    f"{where}: there must be a column of features; got only {got}. Add one."
-                )
-            )
+            self.faults.append(self._no_features())
         if not all(getattr(fault, "repair", {}) for fault in self.faults):
             return None
         return replace(found, table=self._table(used, odd, found))
@@ -265,39 +247,35 @@ class _Table:
         self.faults.append(fault)
         self.reading = self.reading.with_settings(fault.repair)
 
-    def ask_all(
-        self, questions: Sequence[_Question], where: Path | None = None
-    ) -> None:
+    def ask_all(self, questions: Sequence[Question], where: Path | None = None) -> None:
         """Ask each kind of question once, with its columns. The first way is proposed.
 
         Args:
             where: the file, if it is one of several.
         """
-        kinds: dict[tuple[str, str], list[_Question]] = {}
+        kinds: dict[tuple[str, str], list[Question]] = {}
         for each in questions:
             kind = each.rule.partition(";")[0], str(each.ways)
             kinds.setdefault(kind, []).append(each)
         for alike in kinds.values():
             first, names = alike[0], [each.column for each in alike]
-            ways = []
-            for sentence, key in first.ways:
-                settings = {key: names} if isinstance(key, str) else dict(key)
-                if key == "exclude_columns":
-                    out = [*(self.reading.exclude_columns or ()), *names]
-                    settings = {key: list(dict.fromkeys(out))}
-                text = f": {spelled(**settings)}" if settings else ""
-                ways.append(f"{sentence}{text}.")
-            key = first.ways[0][1]
-            repair = {key: names} if isinstance(key, str) else key
+            ways = [(way, self._settings(key, names)) for way, key in first.ways]
+            said = [f"{way}: {spelled(**k)}." if k else f"{way}." for way, k in ways]
             columns = f"column {names[0]!r}"
             if len(names) > 1:
                 columns = f"columns {listing(map(repr, names), 4)}"
             at = f"{where or self.opened.where}, {columns}"
             try:
                 with located(at, self.opened.place):
-                    raise DataFault(first.rule, " ".join(ways), first.row, **repair)
+                    raise DataFault(first.rule, " ".join(said), first.row, **ways[0][1])
             except DataFault as placed:
                 self.ask(placed)
+
+    def _settings(self, key: Any, names: list[str]) -> dict[str, Any]:
+        """Return the settings of a way: its own, or a list of columns."""
+        if key == "exclude_columns":
+            names = [*(self.reading.exclude_columns or ()), *names]
+        return {key: list(dict.fromkeys(names))} if isinstance(key, str) else key
 
     @contextmanager
     def _checked(self, name: str) -> Iterator[None]:
@@ -408,10 +386,14 @@ class _Table:
         kept = {*(found if how.columns is None else how.columns)}
         kept -= {*(how.exclude_columns or ())}
         if not kept:
-            raise UsageError(
-                f"{path}: there must be a column of features; got only {listing(header)}. Add one."
-            )
+            raise self._no_features()
         return [name for name in found if name in kept]
+
+    def _no_features(self) -> UsageError:
+        got = listing(self.opened.header)
+        return UsageError(
+            f"{self.opened.where}: there must be a column of features; got only {got}. Add one."
+        )
 
     def _signs(self, names: Sequence[str]) -> None:
         """Find the signs in numbers of each file. A single table asks for them."""
@@ -424,11 +406,10 @@ class _Table:
                 part.signs = certain[0].ways[0][1]
                 warn(f"{part.where} is read with {spelled(**part.signs)}")
             elif certain:
-                alike = [each for each in certain if each.ways == certain[0].ways]
-                self.ask_all([_Question(k.column, k.rule, k.ways) for k in alike])
+                first = certain[0].ways
+                self.ask_all([each for each in certain if each.ways == first])
             elif self.opened.client:
-                asked = [_Question(k.column, k.rule, k.ways) for k in found]
-                self.ask_all(asked, part.where)
+                self.ask_all(found, part.where)
                 self.refused |= {each.column for each in found}
 
     # --- labels, clients and groups --------------------------------------------------------------------------------
@@ -504,18 +485,12 @@ class _Table:
 
     def _label_numbers(self, name: str) -> Array:
         """Return a column of labels as numbers."""
-        parts = self.opened.parts_of(name, self.reading)
-        forms = [form_of(part, self.reading) for part in self.opened.parts]
-        pairs = list(zip(parts, forms, strict=True))
-        try:
-            return self._kept(joined([numbers(*pair) for pair in pairs]))
-        except DataFault as fault:
-            words = texts_of(joined(parts)).categories
-            signed = any(map(self.reading.numbers.fits, words))
-            said = None if signed else suspicion(words)
-            what = f"labels must be numbers; got {said.what}." if said else fault.what
-            row = fault.row if self.rows is None and len(parts) == 1 else None
-            raise DataFault(what, FORMS[self.reading.task], row) from fault
+        column = feature(self.opened, name, self.reading)
+        asked, way = column.question, FORMS[self.reading.task]
+        if asked:
+            row = asked.row if self.rows is None else None
+            raise DataFault(asked.rule, way, row)
+        return numbers(self._kept(column.cells), self.reading.numbers, way)
 
     def _clients(self, found: Source) -> Source:
         """Return the source with the natural client of each row."""
@@ -586,25 +561,19 @@ class _Table:
                 continue
             del features[name]
             got = "values like an identifier's"
-            allow = ("Or allow it", {"keep_ids": True})
-            ways: Ways = (("Leave it out", "exclude_columns"), allow)
+            ways: Ways = (("Leave it out", "exclude_columns"), ALLOW)
             if name in own:
                 row = int(np.argmax(pd.Series(code).duplicated()))
                 some = cell_text(columns[name][row]).strip()
                 times = plural(int((code == code[row]).sum()), "row")
                 got = f"{some!r} in {times}, like an identifier"
-                leave = (
-                    "Or leave it out; its rows may then lie in training and test alike"
-                )
-                last = ((leave, "exclude_columns"), allow)
                 if outer and name == outer[0]:
-                    group = {"group_column": name}
-                    ways = (("Keep its rows in one split", group), *last)
+                    keep = ("Keep its rows in one split", {"group_column": name})
+                    ways = (keep, LEAVE, ALLOW)
                 elif not outer:
-                    ask = "Name the column whose rows belong together"
-                    ways = ((ask, {}), *last)
+                    ways = (("Name the column whose rows belong together", {}), LEAVE, ALLOW)  # fmt: skip
             rule = f"features must say something about a new sample; got {got}."
-            questions.append(_Question(name, rule, ways))
+            questions.append(Question(name, rule, ways))
         self.ask_all(questions)
         return odd
 
@@ -652,11 +621,6 @@ class _Table:
             )
             for name in odd:
                 del features[name]
-            if not features:
-                got = listing((f"{name!r}: {text}" for name, text in odd.items()), 3)
-                raise UsageError(
-                    f"{where} must have a column with values at each client; got {got}. Fill them: {fill}."
-                )
         for name, lacking in holes.items():
             if name not in features or features[name].kind == WORDS:
                 continue
@@ -665,11 +629,11 @@ class _Table:
             row = int(np.argmax(lacking))
             row = row if self.rows is None else int(self.rows[row])
             if lacking.all():
-                questions.append(_Question(name, rule, (LEAVE_OUT,), row))
+                questions.append(Question(name, rule, (LEAVE_OUT,), row))
                 features[name] = features[name]._replace(kind=LEFT_OUT)
             elif not how.may_be_missing:
                 out = ("Or leave the column out", "exclude_columns")
-                questions.append(_Question(name, rule, (FILL, out), row))
+                questions.append(Question(name, rule, (FILL, out), row))
         self.ask_all(questions)
         return odd
 

@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from fedlayers.cli.app import COMMANDS
 from fl_core.config import RunConfig
+from fl_core.data.named import small
 from fl_core.run import runner
 
 HEAVY = {
@@ -54,6 +56,14 @@ def loaded(*lines, code=MAIN, cwd):
     said = subprocess.check_output(command, text=True, cwd=cwd)
     answers = json.loads(said.splitlines()[-1])
     return [(status, set(modules)) for status, modules in answers]
+
+
+def test_a_table_is_checked_without_torch(tmp_path):
+    table = Path(small.__file__).with_name("heart.csv")
+    line = f"check {table} --client-column hospital --label-column num --impute mean"
+    ((status, modules),) = loaded(line, cwd=tmp_path)
+    assert status == 0
+    assert not modules & (HEAVY - {"numpy", "pandas"})
 
 
 def test_help_imports_nothing_but_this(tmp_path):

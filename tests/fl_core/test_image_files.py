@@ -109,3 +109,26 @@ def test_16_bits_are_refused(tmp_path, mode):
     path.write_bytes(png)
     with refuses("at most 8 bits a channel; got"):
         files.pixels([path])
+
+
+@pytest.mark.parametrize("suffix", ["webp", "tif", "bmp"])
+def test_folders_of_splits_are_no_clients_and_other_files_are_counted(tmp_path, suffix):
+    for part, count in (("train", 20), ("val", 6), ("test", 6)):
+        for kind in ("cat", "dog"):
+            (tmp_path / part / kind).mkdir(parents=True)
+            for k in range(count):
+                shade = np.full((8, 8, 3), k, dtype=np.uint8)
+                Image.fromarray(shade).save(tmp_path / part / kind / f"{k}.{suffix}")
+    (tmp_path / "__MACOSX").mkdir()
+    (tmp_path / "notes.txt").write_text("notes")
+    with pytest.warns(UserWarning, match="splits") as caught:
+        source = files.read(tmp_path)
+    said = " ".join(str(note.message) for note in caught)
+    assert "1 .txt" in said
+    assert (source.owner, source.classes) == (None, ("cat", "dog"))
+    assert (~source.is_train).sum() == 12
+    for part in ("train", "test"):
+        (tmp_path / "flat" / part).mkdir(parents=True)
+        Image.fromarray(shade).save(tmp_path / "flat" / part / "0.png")
+    with refuses("a folder for each class"):
+        files.read(tmp_path / "flat")

@@ -372,7 +372,7 @@ def test_a_column_that_a_client_lacks_is_left_out_or_filled(tmp_path, kind):
     assert seen["age"] == ("left out", "no value at ward_1: left out")
     new = table.drop(columns=["age", "ward"]).head(3)
     assert Inputs.from_federation(out).samples(new).x.shape == (3, *out.shape)
-    with refuses("column with values at each client"):
+    with refuses("must be a column of features"):
         data.load(path, columns=["age"])
     with refuses("impute='median'"):
         Reading(fill_missing_columns=True)

@@ -1,0 +1,217 @@
+"""A table is opened once, and what is proposed reads it as it is shown."""
+
+import shlex
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from fedlayers.cli.options import parse
+from fl_core.data import load, roles, tables
+from fl_core.data.columns import PLAIN, Reading
+from fl_core.data.loading import as_data
+
+N = 200
+DRAW = np.random.default_rng(0)
+PATIENT = np.repeat(np.arange(40), 5)
+EID = DRAW.permutation(40)[PATIENT]
+DROPPED = {"drop_missing_labels"}
+DAYS = pd.date_range("2023-01-01", periods=N)
+NUMBERS = {f"v{k}": DRAW.normal(size=N).round(3) for k in range(4)}
+
+
+def words(*some):
+    return DRAW.choice(some, N)
+
+
+def sparse(values, others, share):
+    """Return values of which a share is replaced."""
+    return np.where(DRAW.random(N) < share, others, np.asarray(values, dtype=object))
+
+
+NEAR = {f"v{k}": DRAW.normal(size=40)[PATIENT] + 0.1 * DRAW.normal(size=N) for k in range(4)}  # fmt: skip
+ODD = {  # new columns, the settings that must be proposed, classes, and a feature that is there, or is no longer
+    "nothing": ({}, set(), 2, "v0"),
+    "a class named None": ({"label": words("None", "Some", "Marked")}, {"word_columns"}, 3, "v0"),
+    "letters and a number as classes": ({"label": words("4", "f", "r")}, {"word_columns"}, 3, "v0"),
+    "some labels are missing": ({"label": sparse(words("0", "1"), "#N/A", 0.02)}, DROPPED, 2, "v0"),
+    "many labels are missing": ({"label": sparse(words("0", "1"), "", 0.2)}, None, 2, "v0"),
+    "a typing mistake in a label": ({"label": sparse(words("0", "1"), "l", 0.01)}, {*DROPPED, "missing"}, 2, "v0"),
+    "codes 007 and 7": ({"label": words("007", "7", "8")}, {"label_numbers"}, 2, "v0"),
+    "a number as label": ({"label": NUMBERS["v0"] * 7}, {"task"}, 0, "v0"),
+    "counts as label": ({"label": DRAW.integers(0, 40, N)}, {"task"}, 0, "v0"),
+    "many words as label": ({"label": [f"word {k}x" for k in range(N)]}, {"word_columns"}, N, "v0"),
+    "words and numbers": ({"ward": words("1", "2", "3", "ICU", "ER")}, {"word_columns"}, 2, "ward"),
+    "one word among numbers": ({"dose": sparse(NUMBERS["v0"], "unknown", 0.02)}, {"missing", "impute"}, 2, "dose"),
+    "a limit among numbers": ({"dose": sparse(NUMBERS["v0"], "<5", 0.02)}, {"exclude_columns"}, 2, "no dose"),
+    "one number among words": ({"dose": sparse(words("low", "high"), "3", 0.02)}, set(), 2, "dose"),
+    "numbers with units": ({"dose": [f"{k} mg" for k in range(N)]}, {"exclude_columns"}, 2, "no dose"),
+    "decimal commas": ({"dose": [f"{k * 7 % 50},{k % 10}" for k in range(N)]}, {"decimal"}, 2, "dose"),
+    "two readings": ({"dose": [f"{k},{k % 900 + 100}" for k in range(N)]}, {"exclude_columns"}, 2, "no dose"),
+    "holes": ({"dose": sparse(NUMBERS["v0"], np.nan, 0.1)}, {"impute"}, 2, "dose"),
+    "nothing in it": ({"dose": np.nan}, {"exclude_columns"}, 2, "no dose"),
+    "dates": ({"day": DAYS.strftime("%Y-%m-%d")}, {"date_columns"}, 2, "day"),
+    "German dates": ({"day": DAYS.strftime("%d.%m.%Y")}, {"date_columns"}, 2, "day"),
+    "dates in two forms": (
+        {"day": [f"{day:%d.%m.%Y}" if day.day % 2 else f"{day:%Y/%m/%d}" for day in DAYS]},
+        {"exclude_columns"}, 2, "no day"),
+    "a record number": ({"record_id": DRAW.permutation(N)}, {"exclude_columns"}, 2, "no record_id"),
+    "an index": ({"": np.cumsum(DRAW.integers(1, 9, N))}, {"exclude_columns"}, 2, "no "),
+    "a count of rows by any name": ({"order": np.arange(N)}, {"exclude_columns"}, 2, "no order"),
+    "patients": ({"patient": PATIENT}, {"group_column"}, 2, "no patient"),
+    "patients by their labels": (
+        {"eid": EID, "label": DRAW.integers(0, 2, 40)[PATIENT]}, {"group_column"}, 2, "no eid"),
+    "patients by their values": ({"eid": EID, **NEAR}, {"group_column"}, 2, "no eid"),
+    "patients and visits": ({"patient": PATIENT, "visit_id": np.arange(N) // 2}, None, 0, ""),
+    "texts": ({"note": [f"the {k}. day" for k in range(N)]}, {"exclude_columns"}, 2, "no note"),
+    "above 2**53": ({"big": 2**60 + np.arange(N)}, {"exclude_columns"}, 2, "no big"),
+    "names with hyphens": (
+        {"-x": sparse(words("1", "b"), "c", 0.1), "--y": DAYS.strftime("%Y-%m-%d")},
+        {"word_columns", "date_columns"}, 2, "-x"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_a_proposal_reads_the_table_as_it_was_shown(tmp_path, odd):
+    """Rows, classes, clients and groups are those of the file; the command is what a shell takes."""
+    columns, proposed, classes, column = ODD[odd]
+    frame = pd.DataFrame({"client": ["a", "b"] * (N // 2), **NUMBERS, "label": words("0", "1")})  # fmt: skip
+    path = tmp_path / "t.csv"
+    frame.assign(**columns).to_csv(path, index=False)
+    found = tables.find_faults(path, PLAIN)
+    if proposed is None:
+        assert found.source is None or found.faults
+        return
+    assert set(found.reading.changed) == proposed, found
+    assert bool(found.faults) == bool(proposed)
+    source = found.source
+    left_out = found.reading.drop_missing_labels
+    assert N - left_out * N // 20 <= len(source) <= N
+    assert (len(source.classes), source.owner_names) == (classes, ("a", "b"))
+    name = column.removeprefix("no ")
+    assert (name in source.columns) == (name == column)
+    again = tables.find_faults(path, found.reading)
+    assert not again.faults
+    assert again.source.digest == source.digest
+    assert str(again.source.table) == str(source.table)
+
+
+@pytest.mark.parametrize("names", [["-x", "a b", "it's"], ["--y=1"], ["z"]])
+def test_names_of_columns_are_typed_as_proposed(names):
+    """Whatever a column is called, a shell and the command read its name back."""
+    from fedlayers.cli.app import command_class
+    from fl_core.errors import ON_COMMAND_LINE, spelled
+
+    told = ON_COMMAND_LINE.set(True)
+    try:
+        line = spelled(exclude_columns=names, label_column=names[0])
+    finally:
+        ON_COMMAND_LINE.reset(told)
+    command = parse(command_class("check"), "check", ["t.csv", *shlex.split(line)])
+    assert sorted(command.keys.data.exclude_columns) == sorted(names)
+    assert command.keys.data.label_column == names[0]
+
+
+def test_a_table_is_opened_and_parsed_once(tmp_path, monkeypatch):
+    """Even one with faults in its separator, its encoding, its label, its dates and its numbers."""
+    counts = {"opened": 0, "parsed": 0}
+    read_bytes, read_csv = Path.read_bytes, pd.read_csv
+
+    def opened(path):
+        counts["opened"] += 1
+        return read_bytes(path)
+
+    def parsed(*args, **keys):
+        counts["parsed"] += 1
+        return read_csv(*args, **keys)
+
+    lines = [
+        f"{k % 2};{'jä' if k % 3 else 'nö'};{k},5;2024-01-{1 + k % 28:02};{'' if k == 9 else k}"
+        for k in range(60)
+    ]
+    path = tmp_path / "t.csv"
+    path.write_bytes("\n".join(["hospital;died;v;day;w", *lines]).encode("latin-1"))
+    monkeypatch.setattr(Path, "read_bytes", opened)
+    monkeypatch.setattr(pd, "read_csv", parsed)
+    found = tables.find_faults(path, PLAIN)
+    assert counts == {"opened": 1, "parsed": 1}
+    assert len(found.faults) == 6
+    assert found.source.columns == ("v", "day", "w")
+
+
+def test_clients_are_compared_in_the_table():
+    """Other units, other words, other classes and other capitals, and what is odd in a column alone."""
+    other = np.arange(N) % 2 == 1
+    frame = pd.DataFrame({
+        "client": np.where(other, "b", "a"),
+        "creatinine": DRAW.uniform(0.5, 2, N) * np.where(other, 88.4, 1),
+        "ward": np.where(other, words("x", "y"), words("u", "v")),
+        "sex": np.where(other, words("F", "M"), words("f", "m")),
+        "far": np.where(np.arange(N) == 7, 1e30, DRAW.normal(size=N)),
+        "until": sparse(DRAW.permutation(DAYS).astype(str), "9999-12-31", 0.1),
+        "age": DRAW.permutation(N) / 7,
+        "Age": DRAW.permutation(N) / 9,
+        "label": np.where(other, words(">50K.", "<=50K."), words(">50K", "<=50K")),
+    })  # fmt: skip
+    frame["until"] = frame["until"].str[:10]
+    copied = frame.assign(copy=frame.label.map(len))
+    source = as_data(copied, Reading(date_columns=["until"]))
+    odd = {column.name: column.odd for column in source.table.columns}
+    for name, said in (
+        ("creatinine", "another unit?"),
+        ("ward", "shares no word"),
+        ("sex", "'F' and 'f'"),
+        ("far", "1e+30"),
+        ("until", "9999-12-31"),
+        ("age", "'Age'"),
+        ("label", "shares no word"),
+    ):
+        assert said in odd[name]
+    folded = as_data(frame, Reading(fold_case=True, date_columns=["until"]))
+    assert folded.categories[folded.columns.index("sex")] == ("f", "m")
+    alike = frame.assign(copy=frame.label.str.strip("."), label=frame.label.str.strip("."))  # fmt: skip
+    odd = {c.name: c.odd for c in as_data(alike, Reading(date_columns=["until"])).table.columns}  # fmt: skip
+    assert "gives the label away" in odd["copy"]
+    assert not odd["label"]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(31, 60), st.integers(2, 6), st.booleans(), st.integers(0, 99))
+def test_numbers_that_measure_something_are_no_groups(distinct, times, sorts, seed):
+    """A value decides about a label by a threshold, and goes with other columns: it is a feature, and no patient."""
+    draw = np.random.default_rng(seed)
+    values = np.repeat(np.arange(distinct), times).astype(float)
+    values = values if sorts else draw.permutation(values)
+    others = [values + draw.normal(size=len(values)) for _ in range(4)]
+    y = (values > distinct / 2).astype(int)
+    assert not roles.binds_rows(values, y, others)
+    person = draw.permutation(distinct)
+    others = [draw.normal(size=distinct)[values.astype(int)] for _ in range(4)]
+    assert roles.binds_rows(person[values.astype(int)].astype(float), y, others)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.data())
+def test_the_table_shows_what_the_model_sees(data):
+    """Kinds of columns, in any order, with holes or without: names and inputs are those of the samples."""
+    kinds = {
+        "number": NUMBERS["v0"],
+        "words": words("x", "y", "z"),
+        "yes/no": np.arange(N) % 2,
+        "holes": sparse(NUMBERS["v1"], np.nan, 0.1),
+        "gaps": sparse(words("p", "q"), "", 0.1),
+    }
+    names = data.draw(st.lists(st.sampled_from(list(kinds)), min_size=1, unique=True))
+    frame = pd.DataFrame({name: kinds[name] for name in names})
+    frame = frame.assign(client=["a", "b"] * (N // 2), label=words("0", "1"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = load(as_data(frame, Reading(impute="mean")), impute="mean")
+    used = [column for column in made.table.columns if column.inputs]
+    assert [column.name for column in used] == names
+    assert made.table.inputs == made.shape[0]
+    inputs = [name.partition("=")[0] for name in made.preprocessing.inputs]
+    assert [inputs.count(column.name) for column in used] == [column.inputs for column in used]  # fmt: skip
