@@ -179,8 +179,6 @@ def _check_archive(archive: zipfile.ZipFile, path: Path) -> str:
     if len(pickles) != 1 or pickles[0].file_size > PICKLE_BYTES:
         raise ValueError(f"it has no data.pkl of at most {PICKLE_BYTES:,} bytes")
     root = pickles[0].filename.removesuffix("data.pkl")
-    if f"{root}constants.pkl" in names:
-        raise ValueError("it is a program of TorchScript")
     order = f"{root}byteorder"
     if order in names and archive.read(order) != b"little":
         raise ValueError("its bytes are in another order")

@@ -159,47 +159,37 @@ def _check_scores(
 ) -> None:
     """Check that all scores that were asked are there and are possible, and no others."""
     evaluated = clients.algorithm.evaluates
-    metrics = scores_of(clients.task.data.task)
-    known, needed = {LOCAL, TUNED, "global", evaluated}, {evaluated}
-    splits: Sequence[str] = SCORED
+    known, splits = {LOCAL, TUNED, "global", evaluated}, set(SCORED)
     if not isinstance(request, ScoreRequest):
-        splits = request.score if isinstance(request, TrainRequest) else ()
-        if isinstance(request, TrainRequest) and clients.is_lost(request):
-            splits = ()
-        known = {LOCAL}
-        needed = {LOCAL} if splits else set()
-    if lacking := needed - scores.keys():
-        raise UsageError(f"scores must be of each model; got none of {lacking.pop()}.")
+        known, splits, evaluated = {LOCAL}, set(), LOCAL
+    if isinstance(request, TrainRequest) and not clients.is_lost(request):
+        splits = set(request.score)
+    if splits and evaluated not in scores:
+        raise UsageError(f"scores of {evaluated} must be there; got none.")
+    metrics = set(scores_of(clients.task.data.task))
     for model, parts in scores.items():
-        if model not in known or not set(parts) <= set(splits):
-            raise UsageError(
-                f"a score must be one that was asked; got {model} on {listing(parts)}."
-            )
-        for split in splits:
-            values = parts.get(split, {})
-            if set(values) != set(metrics):
+        named = f"scores of {model}"
+        if model not in known or set(parts) != splits:
+            raise UsageError(f"{named} must be those that were asked; got others.")
+        for split, values in parts.items():
+            if set(values) != metrics:
                 raise UsageError(
-                    f"scores of {model} on {split} must be {listing(metrics)}; got {listing(values) or 'none'}."
+                    f"{named} on {split} must be {listing(sorted(metrics))}; got {listing(values) or 'none'}."
                 )
             count = len(getattr(clients.task.data.clients[request.client], split))
             for metric, value in values.items():
-                named = f"{metric} of {model} on {split}"
                 low, high = TABLE[metric].ends
                 low, high = max(low, -LARGEST) - ROUNDING, min(high, LARGEST) + ROUNDING
                 missing = math.isnan(value) and (TABLE[metric].missing or not count)
                 if not (missing or low <= value <= high):
                     raise UsageError(
-                        f"{named} must be from {low:g} to {high:g}; got {value}."
+                        f"{metric} of {model} on {split} must be from {low:g} to {high:g}; got {value}."
                     )
             right = values.get("accuracy", 0.0) * count
-            if count and abs(right - round(right)) > 1e-3:
-                raise UsageError(
-                    f"accuracy of {model} on {split} must be a count out of {count}; got {right:g}."
-                )
             perfect = {values[name] > 1 - 1e-9 for name in PERFECT if name in values}
-            if len(perfect) > 1:
+            if count and (abs(right - round(right)) > 1e-3 or len(perfect) > 1):
                 raise UsageError(
-                    f"{listing(PERFECT)} of {model} on {split} must be perfect together."
+                    f"{named} on {split} must fit {count} samples and each other; got {right:g} right."
                 )
 
 

@@ -134,19 +134,23 @@ FORGED = [
     ("work must be what", "train", lambda p: p.head["work"].update({"train/speed": 1})),
     ("trees and numbers must", "train", add_tree),
     ("trees and numbers must", "train", lambda p: p.head["meta"].update(extra=1)),
-    ("scores must be of each", "evaluate", pops("scores", "personal")),
+    ("scores of personal must", "evaluate", pops("scores", "personal")),
     ("scores of personal", "evaluate", pops("scores", "personal", "validation")),
     ("scores of personal", "evaluate", pops("scores", "personal", "test", "loss")),
-    ("must be a count out of", "evaluate", set_score(0.9171)),
-    ("must be perfect", "evaluate", set_score(1.0, "macro_f1")),
+    ("must fit", "evaluate", set_score(0.9171)),
+    ("must fit", "evaluate", set_score(1.0, "macro_f1")),
     ("must be from", "evaluate", set_score(np.nan)),
     ("must be from", "evaluate", set_score(1e31, "loss")),
     (
-        "score must be one that",
+        "must be those that were asked",
         "train",
         lies(scores={"local": {"test": {"loss": 0.0}}}),
     ),
-    ("score must be one that", "evaluate", lambda p: p.head["scores"].update(mine={})),
+    (
+        "must be those that were asked",
+        "evaluate",
+        lambda p: p.head["scores"].update(mine={}),
+    ),
 ]
 """What a site can send that is refused, by words of the message."""
 

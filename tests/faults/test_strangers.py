@@ -232,7 +232,6 @@ FILES = {
     "many.pt": entries(30_000),
     "packed.pt": lambda path: archive(path, numbers=bytes(2**28), packing=zipfile.ZIP_DEFLATED),
     "twice.pt": lambda path: archive(path, **{"b/data.pkl": b"N."}),
-    "script.pt": lambda path: archive(path, **{"constants.pkl": b"N."}),
     "big.pt": lambda path: archive(path, byteorder=b"big"),
     "short.pt": lambda path: archive(path, numbers=b"12"),
     "vast.pt": vast,

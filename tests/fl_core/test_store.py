@@ -266,7 +266,7 @@ def test_rows_are_on_the_disk_before_the_manifest_that_covers_them(begun, monkey
 
 
 def test_a_reader_sees_old_or_new(tmp_path):
-    path = tmp_path / "file"
+    path = tmp_path / "missing" / "folders" / "file"
     contents = {bytes([value]) * 100_000 for value in range(8)}
     storage.write_atomically(path, min(contents))
     seen, stop = set(), threading.Event()
