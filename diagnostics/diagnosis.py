@@ -326,7 +326,11 @@ def _measure_all(request: Request, shared: Measurement, n_models: int) -> list[R
             )
             found = metric.measure(measurement, request.settings[metric.name])
             for name in dict.fromkeys(r.get("layer", "") for r in found):
-                check_known(f"layer in the rows of metric {metric.name!r}", name, names)
+                of_network = metric.shared and not name
+                if not of_network:
+                    check_known(
+                        f"layer in the rows of metric {metric.name!r}", name, names
+                    )
             measured += found
     measured += [
         row(name, None, status=reason, client=s.client, layer=layer.name, variant=METRICS[name].variant)
@@ -337,7 +341,8 @@ def _measure_all(request: Request, shared: Measurement, n_models: int) -> list[R
     ]  # fmt: skip
     place = {metric.name: k for k, metric in enumerate(request.metrics)}
     return sorted(
-        (r for r in measured if r["layer"] in wanted), key=lambda r: place[r["metric"]]
+        (r for r in measured if r["layer"] in wanted or not r["layer"]),
+        key=lambda r: place[r["metric"]],
     )
 
 

@@ -22,6 +22,7 @@ from fl_core.run import runner
 from fl_core.run.restore import load_models
 from fl_core.run.runner import RunInstruments, Task
 from fl_core.training import losses
+from fl_core.training.loop import Training
 from fl_core.tree import preserve_state
 
 from . import select
@@ -149,6 +150,24 @@ def diagnose(
         data = engine.data if data is None else data
         models = models.models
     return measure_models(models, data, Request.of(metrics, given), null)
+
+
+def model_for(metrics: str | Sequence[str], which: str) -> str:
+    """Return which of a run's models metrics read: ``global`` in place of ``local`` if all read the shared model.
+
+    Raises:
+        UsageError: some do, and others would read the local models.
+    """
+    chosen = chosen_metrics(metrics)
+    shared = [each.name for each in chosen if each.shared]
+    if which != "local" or not shared:
+        return which
+    if len(shared) < len(chosen):
+        raise UsageError(
+            f"{listing(shared)} must be measured at the server's model; got other metrics and the local models. "
+            "Measure it alone, or all at model='global'."
+        )
+    return "global"
 
 
 KEYWORDS = [*inspect.signature(diagnose).parameters][3:-1]
@@ -316,6 +335,7 @@ def diagnose_run(
             are not known.
     """
     nulls = Nulls.of(null)
+    which = model_for(metrics, which)
     if kind := folder_kind(path):
         raise UsageError(
             f"{path} must be a run directory; it is {kind}. Load it with fl.load_weights, "
@@ -527,7 +547,8 @@ def _diagnose(
     layout = getattr(task.data.shape, "layout", None)
     if layout is not None:
         models = {name: adapt(model, layout) for name, model in models.items()}
-    whole, splits = _for_task(task, request, models, knows_start)
+    at = int(context.get("round") or 0)
+    whole, splits = _for_task(task, request, models, knows_start, at)
     report = measure_models(models, data, replace(whole, context=context))
     kept = {
         name: report.header[name] for name in ("layers", "checkpoint")
@@ -540,13 +561,21 @@ def _diagnose(
 
 
 def _for_task(
-    task: Task, request: Request, clients: Collection[str], knows_start: bool = True
+    task: Task,
+    request: Request,
+    clients: Collection[str],
+    knows_start: bool = True,
+    round: int = 0,
 ) -> tuple[Request, dict[str, str]]:
     """Return the request completed by the task, and each metric's split of samples.
 
     Args:
         knows_start: whether the task's model has the weights of the common start.
+        round: of the models.
     """
+    federation = task.config.federation
+    of_run: dict[str, Any] = {"round": round, "rounds": int(federation.rounds or 1)}
+    of_run["training"] = Training.of(task.config.training)
     options, splits = {}, {}
     held = {
         c.name: (c.validation.x, c.validation.y)
@@ -557,6 +586,8 @@ def _for_task(
         name = metric.name
         given = options[name] = dict(request.options[name])
         splits[name] = "train"
+        for key in of_run.keys() & metric.options.keys() if metric.shared else ():
+            given.setdefault(key, of_run[key])
         if "start" in metric.options and knows_start:
             given.setdefault("start", task.model)
         if "probe" in metric.options:

@@ -22,7 +22,7 @@ from fl_core.run.task import Task
 from fl_core.seeds import seed_of
 from fl_core.storage import json_bytes, sha
 
-from .measure import diagnose, diagnose_models, diagnose_task, own_parts
+from .measure import diagnose, diagnose_models, diagnose_task, model_for, own_parts
 from .metrics.base import METRICS
 from .null import mark_null, null_data
 from .report import Report
@@ -136,7 +136,7 @@ def through_time(
                 given = {**options, "options": settings, "progress": False}
                 yield number, diagnose(models[number], data, names or MAP, **given)
             return
-        order = (model,) if names else ("global", "personal", "local")
+        order = (model_for(names, model),) if names else ("global", "personal", "local")
         for number, kind, found, task in load_rounds(path, left, order, **own):
             found = chosen(found, len(found) if names else CLIENTS)
             context = {"round": number, "model": kind, "run": Path(path).name}
@@ -180,22 +180,28 @@ class Measuring(Listener):
         self.task, self.metrics = task, tuple(task.config.execution.measure or ())
         for name in self.metrics:  # and no code that a stored run could name
             check_known("metric", METRIC_ALIASES.get(name, name), METRICS.names())
+        if self.metrics:
+            model_for(self.metrics, "local")
 
     def after_round(self, engine: Engine) -> None:
         """Measure after every few rounds, and after the last one."""
         if not engine.done or not engine.schedule.measures(engine.done):
             return
-        trees = engine.clients.kept.get("local", {})
+        trees = dict(engine.clients.kept.get("local", {}))
         names = spaced(list(trees), WATCHED)
         if not names:
             return
+        model = model_for(self.metrics, "local")
+        if model == "global":
+            names = list(engine.names)
+            trees = dict.fromkeys(names, engine.server.trees["model"])
         with engine.listener(Timer).charge("evaluate"):
             models = {name: copy_with(self.task.model, trees[name]) for name in names}
             report = diagnose_models(
                 self.task,
                 models,
                 self.metrics,
-                context={"round": engine.done, "model": "local"},
+                context={"round": engine.done, "model": model},
                 progress=False,
             )
             engine.listener(Recorder).add(rows.records(report.frame))

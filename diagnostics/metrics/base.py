@@ -111,6 +111,7 @@ class Metric:
         classes: whether it needs labels that are classes, and so has no value for other tasks.
         separable: whether it needs a loss of each sample alone, and so has no value for survival.
         needs_all_layers: whether it needs all layers of the network for the value of one.
+        shared: whether it reads the one model that all clients share, in a run the server's.
         uses_gradient_pass: whether it reads the pass over the gradients that all such metrics share. Its options are
             then a :class:`~diagnostics.gradients.GradientReader`.
         default_variant: the variant that rules read if the rows hold it. Empty: the default.
@@ -138,6 +139,7 @@ class Metric:
     classes: bool = False
     separable: bool = False
     needs_all_layers: bool = False
+    shared: bool = False
     uses_gradient_pass: bool = False
     default_variant: str = ""
     price: str = "cheap"

@@ -235,6 +235,7 @@ def crosswise(
     candidates: Tensor,
     weight: Array,
     half: NDArray[np.int64],
+    fixed: int | None = None,
 ) -> tuple[NDArray[np.int64], Array, Array]:
     """Choose a candidate on each half, and score it on the other.
 
@@ -242,6 +243,7 @@ def crosswise(
         losses: fits on some samples, and scores them and others.
         candidates: outputs [P, n, C]. Of equally good ones the first is taken.
         weight: of the samples. half: of each sample, 0 or 1.
+        fixed: a candidate that is scored without a choice.
 
     Returns:
         The candidate that each sample is scored by, and the losses of it and of the first one.
@@ -252,6 +254,6 @@ def crosswise(
         scored, fitted = half == number, half != number
         found = [losses(each, fitted, scored) for each in candidates]
         means = [float(own @ weight[fitted]) for own, _ in found]
-        choice[scored] = int(np.argmin(means))
-        first[scored], best[scored] = found[0][1], found[np.argmin(means)][1]
+        choice[scored] = int(np.argmin(means)) if fixed is None else fixed
+        first[scored], best[scored] = found[0][1], found[choice[scored][0]][1]
     return choice, first, best

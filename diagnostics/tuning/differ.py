@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_core.rows import CLASSIFICATION, MULTILABEL, Row, row
@@ -15,7 +13,7 @@ from fl_core.statistics import Estimate, halves, stratified_mean
 from fl_core.training import evaluate
 from fl_core.training.losses import Loss
 
-from .copies import Array, Held, Losses, Mask, crosswise
+from .copies import Array, Held, Mask, crosswise
 
 NAME = "clients_differ"
 ERRORS = 2.0
@@ -29,9 +27,9 @@ OWN, ALONE = "own epochs", "training alone"
 def calibrated_losses(
     loss: Loss, outputs: Tensor, held: Held, fitted: Mask, scored: Mask
 ) -> tuple[Array, Array]:
-    """Return the log losses of two sets of samples, by the temperature that is best on the first.
+    """Return the log losses of two sets of samples, by the temperature of at least 1 that is best on the first.
 
-    Tasks without probabilities have their training loss.
+    A lower one would make a model surer that errs on none of a few samples. Other tasks have their training loss.
     """
     if loss.task not in (CLASSIFICATION, MULTILABEL):
         found = held.losses(loss, outputs)
@@ -41,7 +39,7 @@ def calibrated_losses(
     weight = torch.from_numpy(held.weight[fitted])
     none = torch.zeros_like(logits[on])
     temperature, _ = evaluate.fit(logits[on], held.y[on], weight, none)
-    found = evaluate.log_losses(logits / temperature, held.y).numpy()
+    found = evaluate.log_losses(logits / max(1.0, temperature), held.y).numpy()
     return found[fitted], found[scored]
 
 
@@ -74,36 +72,22 @@ def gains(
     scores = {"loss": calibrated}
     if loss.task == CLASSIFICATION:
         scores["accuracy"] = wrong
+
+    def mean(before: Array, after: Array) -> Estimate:
+        return stratified_mean(before - after, held.weight, held.group, held.client)
+
     for name, losses in scores.items():
         tried = {OWN: torch.cat([shared[None], tuned])}
         if alone is not None:
             tried[ALONE] = torch.stack([shared, alone])
         for what, candidates in tried.items():
-            if what == OWN:
-                choice, before, after = crosswise(losses, candidates, held.weight, half)
-            else:
-                choice, before, after = _fixed(losses, candidates, half)
-            found = stratified_mean(
-                before - after, held.weight, held.group, held.client
-            )
+            given = losses, candidates, held.weight, half
+            fixed = None if what == OWN else 1
+            choice, before, after = crosswise(*given, fixed)
+            found = mean(before, after)
             if not choice.any():
-                _, before, after = _fixed(losses, candidates[:2], half)
-                error = stratified_mean(
-                    before - after, held.weight, held.group, held.client
-                )
-                found = Estimate(0.0, error.error, error.free)
+                found = mean(*crosswise(*given, 1)[1:])._replace(value=0.0)
             yield what, name, found
-
-
-def _fixed(
-    losses: Losses, candidates: Tensor, half: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], Array, Array]:
-    """Score the second candidate and the first on each half, by what is fitted on the other."""
-    before, after = np.zeros(len(half)), np.zeros(len(half))
-    for number in (0, 1):
-        on = half == number
-        before[on], after[on] = (losses(each, ~on, on)[1] for each in candidates)
-    return np.ones(len(half), dtype=np.int64), before, after
 
 
 def verdict(found: dict[tuple[str, str], Estimate], score: str) -> str:

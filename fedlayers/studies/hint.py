@@ -137,7 +137,10 @@ def in_words(skew: Interval) -> str:
         found += f"{name}. On tables and small images {known} of macro-F1 over sharing every layer, by the best cut."
     else:
         found += "not shown."
-    return f"{found} Clients that mean different things by one label do not show in it."
+    return (
+        f"{found} It cannot see clients that mean different things by one label, or whose inputs differ. "
+        "A run can: fl.diagnose(result, metrics=['clients_differ'])."
+    )
 
 
 def association(table: NDArray[np.float64]) -> float:

@@ -102,16 +102,22 @@ def jobs() -> Iterator[Job]:
     """Yield all jobs in the order of the registration."""
     for name in KNOWN:
         yield from (Job(name, "rate", TUNING, 0, lr) for lr in RATES)
-    for seed, name in itertools.product(SEEDS, KNOWN):
-        yield from (Job(name, arm, seed) for arm in ("whether", *subsets(3)))
+    yield from truths(SEEDS[:5])
     for name in (*CONFIRMED[:8], *FURTHER):
         yield from (Job(name, arm, 0) for arm in ("whether", *ends(3)))
     for draw, name in itertools.product(range(1, DRAWS + 1), DEALT):
         yield Job(name, "whether", 0, draw)
+    yield from truths(SEEDS[5:])
     for name in CONFIRMED[8:16]:
         yield from (Job(name, arm, 0) for arm in ("whether", *ends(5)))
     for name in CONFIRMED[16:]:
         yield from (Job(name, arm, 0) for arm in ("whether", *ends(5)))
+
+
+def truths(seeds: Sequence[int]) -> Iterator[Job]:
+    """Yield the jobs of the known data sets."""
+    for seed, name in itertools.product(seeds, KNOWN):
+        yield from (Job(name, arm, seed) for arm in ("whether", *subsets(3)))
 
 
 def subsets(layers: int) -> list[str]:

@@ -1,0 +1,130 @@
+"""What tuning a part of a shared model gains over it, chosen on one half of the samples and scored on the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fl_core.errors import NonFiniteError
+from fl_core.layers import Layer
+from fl_core.rows import CLASSIFICATION
+from fl_core.seeds import numpy_generator
+from fl_core.statistics import Estimate, halves, stratified_mean
+
+from .copies import EPOCHS, Array, Mask, Tuner, crosswise
+
+GRID = (*EPOCHS, 8)
+RESAMPLES = 1000
+"""Bootstrap samples of a share."""
+BY_CLIENT = 8
+"""The clients from which the bootstrap draws clients, too."""
+
+
+def every(layers: Sequence[Layer]) -> frozenset[str]:
+    """Return the names of all tensors of some layers."""
+    return frozenset(name for layer in layers for name in layer.tensors)
+
+
+@dataclass(frozen=True, eq=False)
+class Gain:
+    """What tuning a part gains over the shared model on validation samples, each [n]: nats, and right predictions."""
+
+    nats: Array
+    right: Array
+
+
+class Profile:
+    """Tunes parts of a shared model, and says what each gains.
+
+    Args:
+        tuner: trains the copies.
+        grid: as of :class:`LayerTuning`.
+    """
+
+    def __init__(self, tuner: Tuner, grid: bool = False) -> None:
+        self.tuner, held = tuner, tuner.held
+        rate = tuner.training.lr
+        self.rates = (rate / 3, rate, 3 * rate) if grid else (3 * rate,)
+        self.epochs = GRID if grid else EPOCHS
+        self.half = halves(held.group, held.client, tuner.seed)
+
+    def of(self, names: frozenset[str]) -> Gain:
+        """Return the gain of tuning the named tensors. A rate that is not finite is left out, for the run's own.
+
+        Raises:
+            NonFiniteError: so is the run's own.
+        """
+        tried = []
+        for rate in self.rates:
+            try:
+                tried.append(self.tuner.outputs(names, rate, self.epochs))
+            except NonFiniteError:
+                continue
+        if not tried:
+            tried = [self.tuner.outputs(names, self.tuner.training.lr, self.epochs)]
+        return self.chosen(torch.cat(tried))
+
+    def chosen(self, outputs: Tensor) -> Gain:
+        """Return the gain of the best of several outputs [P, n, C] or of none, chosen on one half for the other."""
+        tuner, held = self.tuner, self.tuner.held
+
+        def losses(one: Tensor, fitted: Mask, scored: Mask) -> tuple[Array, Array]:
+            found = held.losses(tuner.loss, one)
+            return found[fitted], found[scored]
+
+        candidates = torch.cat([tuner.start[None], outputs])
+        choice, before, after = crosswise(losses, candidates, held.weight, self.half)
+        right = np.zeros(len(choice))
+        if tuner.loss.task == CLASSIFICATION:
+            every = held.right(candidates)
+            right = every[choice, np.arange(len(choice))] - every[0]
+        return Gain(before - after, right)
+
+    def mean(self, values: Array) -> Estimate:
+        """Return the mean over clients by training samples."""
+        held = self.tuner.held
+        return stratified_mean(values, held.weight, held.group, held.client)
+
+    def resampled(self, *values: Array) -> NDArray[np.float64]:
+        """Return the means of several gains in bootstrap samples, [resamples, gains].
+
+        Groups are drawn within clients, and clients, too, if there are at least 8.
+        """
+        held, draw = (
+            self.tuner.held,
+            numpy_generator(self.tuner.seed, "layer_tuning", "resample"),
+        )
+        clients, at = np.unique(held.client, return_inverse=True)
+        _, first, group = np.unique(held.group, return_index=True, return_inverse=True)
+        owner = at[first]
+        sums = [np.bincount(group, held.weight * own) for own in values]
+        found = np.zeros((RESAMPLES, len(clients), len(values)))
+        for client in range(len(clients)):
+            own = np.flatnonzero(owner == client)
+            times = draw.multinomial(
+                len(own), np.full(len(own), 1 / len(own)), RESAMPLES
+            )
+            found[:, client] = times @ np.stack([each[own] for each in sums], axis=1)
+        if len(clients) < BY_CLIENT:
+            return found.sum(axis=1)
+        times = draw.multinomial(
+            len(clients), np.full(len(clients), 1 / len(clients)), RESAMPLES
+        )
+        return np.einsum("rc,rcg->rg", times, found)
+
+
+def upper_limit(drawn: Sequence[float]) -> float:
+    """Return the upper end of what a further draw would be in 95 %."""
+    from scipy import stats
+
+    n = len(drawn)
+    if n < 2:
+        return math.inf
+    spread = float(np.std(drawn, ddof=1)) * math.sqrt(1 + 1 / n)
+    return float(np.mean(drawn) + stats.t.ppf(0.95, n - 1) * spread)

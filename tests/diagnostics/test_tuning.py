@@ -1,0 +1,225 @@
+"""Copies of a shared model that clients tune, and what is said of their differences."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import fedlayers as fl
+from diagnostics.measurement import ClientModel, Measurement
+from diagnostics.metrics.base import METRICS
+from diagnostics.tuning.copies import Held, Tuner, crosswise
+from diagnostics.tuning.differ import OWN, gains, verdict
+from fl_core import seeds, tree
+from fl_core.data.federated import Split
+from fl_core.layers import layers_of
+from fl_core.statistics import halves
+from fl_core.training import losses
+from fl_core.training.loop import Training
+from tests.conftest import refuses
+
+LOSS, TRAINING = losses.build("cross_entropy"), Training(batch_size=8, lr=0.05)
+
+
+def split(n, seed, code=0, groups=None):
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 1, 4, 4, generator=draw)
+    y = (x.flatten(1)[:, :3].argmax(1) + code) % 3
+    return Split(x, y, groups)
+
+
+def network():
+    with seeds.torch_seeded(3):
+        return nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.2),
+            nn.Flatten(), nn.Linear(64, 3),
+        )  # fmt: skip
+
+
+PARTS = {"a": (split(30, 0), split(14, 1)), "b": (split(21, 2, 1), split(9, 3, 1))}
+
+
+def measurement(model=None, parts=PARTS, **how):
+    model = network() if model is None else model
+    subjects = [ClientModel(k, model, s, len(s)) for k, (s, _) in parts.items()]
+    layers = layers_of(model, torch.zeros(2, 1, 4, 4), by="block")
+    return Measurement(subjects, layers, LOSS, seed=5, **how)
+
+
+def options(parts=PARTS, **others):
+    held = {name: each for name, (_, each) in parts.items()}
+    return {"test": held, "training": TRAINING, "round": 7, **others}
+
+
+def by_hand(model, client, names, epochs):
+    """Tune the named tensors of a copy, and return its validation logits. Other norms keep their statistics."""
+    train, held = list(PARTS.values())[client]
+    model = copy.deepcopy(model).to(memory_format=torch.channels_last).train()
+    model[1].train("1.weight" in names)
+    params = [p for name, p in model.named_parameters() if name in names]
+    optimizer = torch.optim.SGD(params, lr=0.15)
+    draws = seeds.torch_generator(5, "layer_tuning", 7, client)
+    with seeds.torch_seeded(seeds.seed_of(5, "layer_tuning", 7, client, "modules")):
+        for _ in range(epochs):
+            for rows in torch.randperm(len(train), generator=draws).split(8):
+                optimizer.zero_grad()
+                cross_entropy(model(train.x[rows]), train.y[rows]).backward()
+                optimizer.step()
+    with torch.no_grad():
+        return model.eval()(held.x)
+
+
+def test_a_plain_loop_gives_the_same_rows():
+    """Falls by layer and of all: epochs are chosen on one half for the other, one number for all clients."""
+    model = network()
+    rows = METRICS["layer_tuning"](measurement(model), **options(draws=0))
+    found = {(r["layer"], r["variant"], r["client"]): r["value"] for r in rows}
+    y = torch.cat([held.y for _, held in PARTS.values()])
+    client = np.repeat([0, 1], [14, 9])
+    half = halves(np.arange(23), client, 5)
+    weight = np.repeat([30 / 51 / 14, 21 / 51 / 9], [14, 9])
+    layers = {each.name: each.tensors for each in measurement(model).layers}
+    layers[""] = sum(layers.values(), ())
+    for name, tensors in layers.items():
+        tried = [
+            torch.cat([by_hand(model, k, tensors, epochs) for k in (0, 1)])
+            for epochs in (0, 1, 2, 4)
+        ]
+        table = np.stack([cross_entropy(z, y, reduction="none").numpy() for z in tried])
+        fall = np.zeros(23)
+        for number in (0, 1):
+            best = (table[:, half != number] @ weight[half != number]).argmin()
+            fall[half == number] = (table[0] - table[best])[half == number]
+        variant = "fall" if name else "fall, all"
+        for k, who in enumerate(PARTS):
+            assert found[name, variant, who] == pytest.approx(
+                fall[client == k].mean(), abs=2e-5
+            )
+        assert found[name, variant, ""] == pytest.approx(fall @ weight, abs=2e-5)
+    assert ("", "fall, statistics", "") in found
+
+
+def test_models_and_random_state_are_as_before_and_rows_repeat():
+    """Weights, buffers, modes, gradients and torch's generator; the second time all rows have the same bits."""
+    model = network().train()
+    model[1].eval()
+    model[5].weight.grad = torch.ones(3, 64)
+    before = (
+        tree.clone(tree.state_dict(model)),
+        [m.training for m in model],
+        torch.get_rng_state(),
+    )
+    rows = [
+        METRICS[name](measurement(model), **options())
+        for name in ("layer_tuning", "clients_differ") * 2
+    ]
+    assert rows[:2] == rows[2:]
+    assert tree.digest(tree.state_dict(model)) == tree.digest(before[0])
+    assert [m.training for m in model] == before[1]
+    assert torch.equal(torch.get_rng_state(), before[2])
+    assert torch.equal(model[5].weight.grad, torch.ones(3, 64))
+
+
+def _frozen():
+    model = network()
+    model[5].requires_grad_(False)
+    return model
+
+
+def _infinite():
+    model = network()
+    model[5].weight.data.fill_(float("inf"))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "parts", "status"),
+    [
+        (_frozen(), PARTS, "no weight of the layer trains"),
+        (_infinite(), PARTS, "not finite"),
+        (network(), {k: (s, split(0, 0)) for k, (s, _) in PARTS.items()}, "needs validation samples"),
+    ],
+    ids=["frozen", "infinite", "no validation"],
+)  # fmt: skip
+def test_what_cannot_be_tuned_has_a_status(model, parts, status):
+    rows = METRICS["layer_tuning"](measurement(model, parts), **options(parts))
+    assert any(status in row["status"] for row in rows)
+
+
+def test_clients_without_validation_samples_and_single_layers_are_measured():
+    parts = {**PARTS, "c": (split(20, 8), split(0, 9))}
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    rows = METRICS["layer_tuning"](measurement(model, parts), **options(parts))
+    assert {row["client"] for row in rows} == {"a", "b", ""}
+    one, whole = (
+        next(r["value"] for r in rows if r["variant"] == name and not r["client"])
+        for name in ("fall", "fall, all")
+    )
+    assert one == whole
+
+
+@pytest.mark.parametrize(("kind", "differs"), [("labels", 1.0), ("neither", 0.0)])
+def test_a_run_says_whether_its_clients_differ(kind, differs, tmp_path):
+    """The server's model is read, without being named; other metrics beside are refused in one line."""
+    config = {"dataset": f"known_{kind}", "rounds": 10, "progress": False}
+    result = fl.run(
+        **config, out=tmp_path / "run", measure=["clients_differ"], measure_every=10
+    )
+    rows = fl.diagnose(
+        result, metrics=["clients_differ", "layer_tuning"], progress=False
+    ).frame
+    said = rows[rows["variant"] == "differ"]["value"]
+    measured = result.to_frame()
+    assert said.tolist() == [differs]
+    assert measured[measured["variant"] == "differ"]["value"].tolist() == [differs]
+    shares = rows[rows["variant"] == "share"]
+    assert shares["value"].notna().all() == bool(differs)
+    later = fl.through_time(result, ["layer_tuning"], rounds=[10], progress=False).frame
+    both = (
+        later[later["variant"] == "fall"]["value"],
+        rows[rows["variant"] == "fall"]["value"],
+    )
+    assert both[0].tolist() == both[1].tolist()
+    with refuses("must be measured at the server's model"):
+        fl.diagnose(result, metrics=["cka", "layer_tuning"], progress=False)
+
+
+def test_a_choice_is_scored_on_the_half_that_it_never_saw():
+    """Of equal predictions nothing is claimed; a candidate that is best on its own half alone gains nothing."""
+    held = Held.of([split(40, 1), split(20, 2)], [3, 1])
+    assert held.weight.sum() == pytest.approx(1)
+    shared = torch.zeros(60, 3)
+    found = {
+        (what, name): each
+        for what, name, each in gains(LOSS, held, shared, shared[None], shared, 0)
+    }
+    assert verdict(found, "loss") != "differ"
+    assert found[OWN, "loss"].value == 0
+    half = halves(held.group, held.client, 0)
+    values = np.stack([np.ones(60), np.where(half == 0, 0.0, 3.0)])
+
+    def losses(one, fitted, scored):
+        own = values[int(one[0, 0])]
+        return own[fitted], own[scored]
+
+    candidates = torch.arange(2.0)[:, None, None].expand(2, 60, 3)
+    choice, before, after = crosswise(losses, candidates, held.weight, half)
+    assert choice.tolist() == (half == 1).astype(int).tolist()
+    assert (after - before)[half == 1].tolist() == [2.0] * int((half == 1).sum())
+
+
+def test_starts_of_clients_are_their_own():
+    """Own epochs of personal models begin with each client's weights."""
+    model, other = network(), network()
+    other[5].bias.data += 1
+    starts = [tree.state_dict(each) for each in (model, other)]
+    outputs = Tuner(model, LOSS, TRAINING, [*PARTS.values()], 5, 7, starts).start
+    for k, (each, (_, held)) in enumerate(
+        zip((model, other), PARTS.values(), strict=True)
+    ):
+        assert torch.allclose(
+            outputs[14 * k : 14 + 9 * k], each.eval()(held.x), atol=1e-6
+        )
