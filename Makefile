@@ -48,9 +48,9 @@ $(DEMO): pyproject.toml constraints.txt
 	@test -e $(READY) || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
 
-demo: $(DEMO)    ## a decision with a clear answer, then a study of four hospitals, each with a report: out/demo
+demo: $(DEMO)    ## a federation where sharing pays, and hospitals where a simple model is as good, each with a report: out/demo
 	$(BIN)/fedlayers choose --dataset coded_digits --seeds 3 --workers 2 --out $(OUT)/digits
-	$(BIN)/fedlayers study --dataset heart --out $(OUT)/heart
+	$(BIN)/fedlayers choose --dataset heart --seeds 3 --workers 2 --out $(OUT)/heart
 
 federation: $(READY) ## four hospitals as processes on this machine: out/federation/report.html; ROUNDS=1: short
 	$(BIN)/python -m examples.four_hospitals out/federation $(ROUNDS)

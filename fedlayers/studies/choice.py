@@ -387,7 +387,8 @@ class Choice(Displayed):
     def summary(self) -> Summary:
         """Return the decision, the scores of the arms, and the plan."""
         layers = None if self.plan is None else self.plan.by_layer()
-        return Summary.of_frame(self.lead(), self.table, layers)
+        table = self.sure() if len(self.evidence) else self.table
+        return Summary.of_frame(self.lead(), table, layers)
 
     def text(self) -> str:
         """Return the decision, the table of arms and baselines, and what it cost."""

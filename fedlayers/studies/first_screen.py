@@ -57,7 +57,8 @@ class Facts:
         above: how much higher the model's score is than that of each other one, with 95 % intervals. Without a model
             it is the simple model's difference to the base rate.
         simple: the name of the best simple model, chosen on validation samples.
-        auroc: of two classes, of the model; and ``events``, ``n``: the positive test samples, and all.
+        auroc: of two classes, of the model and of the simple one; and ``events``, ``n``: the positive test samples,
+            and all.
         gain: what is shown of each client's loss.
     """
 
@@ -66,7 +67,7 @@ class Facts:
     values: Mapping[str, float]
     above: Mapping[str, Interval]
     simple: str = ""
-    auroc: float = math.nan
+    auroc: Mapping[str, float] | None = None
     events: int = 0
     n: int = 0
     gain: Mapping[str, str] | None = None
@@ -108,14 +109,16 @@ def facts_of(
         for name, one in found.items()
         if first is not None and one is not first
     }
-    auroc, events, n = math.nan, 0, 0
+    auroc, events, n = dict[str, float](), 0, 0
     data = bench.task.data
     if bench.kind == CLASSIFICATION and data.n_classes == 2:
         labels = bench.labels[TEST].values()
         events = sum(int((y == data.positive_index).sum()) for y in labels)
         n = sum(len(y) for y in labels)
-        if first is not None:
-            auroc = bench.scores(first, TEST)["auroc"]
+        auroc = {
+            name: bench.scores(everyone[name], TEST)["auroc"]
+            for name in everyone.keys() & {"model", "simple"}
+        }
     gain = (
         dict(zip(clients["client"], clients["gain"], strict=True))
         if len(clients)
@@ -241,10 +244,10 @@ def _of_simple(facts: Facts, best: str) -> list[str]:
     worse = _is_better(facts.score, Interval(-gap.value, -gap.high, -gap.low))
     head = "A simple model is better" if worse else "A simple model is as good"
     side = _bracketed(facts.score, gap, "")
+    own = f"{_value(facts, 'simple')}{_events(facts, 'simple')}"
     return [
         f"{head}: use {simple_model(facts)}.",
-        f"Its {loss} on test samples is {_value(facts, 'simple')}; the best network, {best}, has "
-        f"{_value(facts, 'model')} ({side}){_events(facts)}.",
+        f"Its {loss} on test samples is {own}; the best network, {best}, has {_value(facts, 'model')} ({side}).",
     ]
 
 
@@ -278,7 +281,8 @@ def _beside(facts: Facts, decided: bool) -> str:
         parts.append(
             f"{_gap(facts, 'simple')} than {simple_model(facts)}{_ends(facts, 'simple')}"
         )
-    return f"{capital(loss)} on test samples: {_value(facts, 'model')}{_events(facts)}. That is {' and '.join(parts)}."
+    own = f"{_value(facts, 'model')}{_events(facts, 'model')}"
+    return f"{capital(loss)} on test samples: {own}. That is {' and '.join(parts)}."
 
 
 def _for_whom(facts: Facts) -> str:
@@ -384,7 +388,9 @@ def _bracketed(score: str, gap: Interval, before: str) -> str:
     return f"{before}{in_points(score, abs(gap.value))} {side}{ends}"
 
 
-def _events(facts: Facts) -> str:
-    if math.isnan(facts.auroc) or facts.score == "auroc":
+def _events(facts: Facts, name: str) -> str:
+    """Return the AUROC of two classes, and the number of events."""
+    value = (facts.auroc or {}).get(name, math.nan)
+    if math.isnan(value) or facts.score == "auroc":
         return ""
-    return f" (AUROC {in_column('auroc', facts.auroc)} %, {facts.events} of {facts.n} events)"
+    return f" (AUROC {in_column('auroc', value)} %, {facts.events} events)"

@@ -101,7 +101,9 @@ def said(verdict, simple=(-0.2, -0.3, -0.1), gain="gains", seeds=3):
     above["base_rate"] = Interval(-0.4, -0.5, -0.3)
     names = {f"client {k}": gain for k in range(8)}
     kind = "classification"
-    facts = Facts("loss", kind, values, above, "linear_own", 0.8, 20, 90, names)
+    facts = Facts(
+        "loss", kind, values, above, "linear_own", {"model": 0.8}, 20, 90, names
+    )
     return first_screen(race, ARMS, "all", facts)
 
 
