@@ -313,7 +313,6 @@ CHOSEN = (
     "fill_missing_columns",
 )
 WRITTEN = ("separator", "encoding")
-SIGNS = ("decimal", "thousands")
 
 
 PLAIN = Reading()

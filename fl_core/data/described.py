@@ -173,7 +173,6 @@ class Feature(NamedTuple):
 
 
 CORRECT = ("Correct it, or leave the column out", "exclude_columns")
-OR_CORRECT = ("Or correct it, or leave the column out", "exclude_columns")
 FILL = ("Fill empty cells, such as", {"impute": "median"})
 
 
@@ -186,7 +185,8 @@ def feature(opened: Opened, name: str, how: Reading) -> Feature:
             return _dated(parts)
         if name in (how.word_columns or ()):
             return _worded(name, texts_of(joined(parts)))
-        forms = [form_of(part, how) for part in opened.parts]
+        own = [part.signs for part in opened.parts]
+        forms = [NumberFormat(**signs) if signs else how.numbers for signs in own]
         if not all(_is_numeric(*each) for each in zip(parts, forms, strict=True)):
             return _mixed(name, parts, how)
         cells = joined([numbers(*each) for each in zip(parts, forms, strict=True)])
@@ -203,11 +203,6 @@ def feature(opened: Opened, name: str, how: Reading) -> Feature:
     except DataFault as fault:
         question = Question(name, fault.what, (CORRECT,), fault.row)
         return Feature(LEFT_OUT, np.full(len(opened), np.nan), "", question)
-
-
-def form_of(part: Part, how: Reading) -> NumberFormat:
-    """Return the signs in numbers of a file."""
-    return NumberFormat(**part.signs) if part.signs else how.numbers
 
 
 def own_signs(part: Part, names: Sequence[str], how: Reading) -> list[Question]:
@@ -277,12 +272,12 @@ def _mixed(name: str, parts: Sequence[Cells], how: Reading) -> Feature:
         values = np.full(len(cells), np.nan)
         values[numeric] = numbers(cells[numeric].remove_unused_categories(), given)
         take = ("Take it as missing", {"missing": stray})
-        return Feature(NUMBER, values, "", asked._replace(ways=(take, OR_CORRECT)))
+        return Feature(NUMBER, values, "", asked._replace(ways=(take, CORRECT)))
     kept = _worded(name, cells)
     if kept.question or "decimal" in asked.rule:
         return Feature(LEFT_OUT, cells, "", asked)
     keep = ("Keep all as words", "word_columns")
-    return kept._replace(question=asked._replace(ways=(keep, OR_CORRECT)))
+    return kept._replace(question=asked._replace(ways=(keep, CORRECT)))
 
 
 def words_of(cells: pd.Categorical) -> tuple[str, ...]:
@@ -307,6 +302,8 @@ FAR = 1000.0
 """Times the range of all others from which one number is far from them."""
 CLEAR = 0.99
 """Share of labels from which a column gives them away."""
+SAMPLE = 2000
+"""Rows that are looked at first: a column that gives the label away does so there."""
 LEVELS = 20
 """Different values up to which each has its own label."""
 KNOWN = 10
@@ -374,6 +371,9 @@ def gives_away(cells: Cells, y: NDArray[Any]) -> bool:
     >>> gives_away(2.0 * y, y), gives_away(np.arange(60.0), (np.arange(60) > 20).astype(int)), gives_away(y % 2, y)
     (True, True, False)
     """
+    some = slice(None, None, len(y) // SAMPLE or 1)
+    if len(y) > 2 * SAMPLE and not gives_away(cells[some], y[some]):
+        return False
     lacking = lacks_value(cells)
     code, values = pd.factorize(cells)
     classes = int(y.max()) + 1
@@ -402,15 +402,19 @@ def unlike_clients(cells: Cells, owner: NDArray[np.int64], names: Sequence[str])
     """
     lacking = lacks_value(cells)
     if isinstance(cells, np.ndarray):
-        rows = pd.DataFrame({"owner": owner[~lacking], "value": cells[~lacking]})
-        ends = rows.groupby("owner")["value"].agg(["min", "max", "size"])
-        ends = ends[(ends["size"] >= KNOWN) & (ends["max"] > ends["min"])]
-        if len(ends) < 2:
+        short = owner.astype(np.min_scalar_type(len(names)))  # sorts fast
+        order = np.argsort(short, kind="stable")
+        starts = np.flatnonzero(np.diff(owner[order], prepend=-1))
+        values = cells[order]
+        low, high = (end.reduceat(values, starts) for end in (np.fmin, np.fmax))
+        known = np.add.reduceat(~lacking[order], starts, dtype=np.int64)
+        kept = (known >= KNOWN) & (high > low)
+        if kept.sum() < 2:
             return ""
-        low, high = ends["min"].to_numpy(), ends["max"].to_numpy()
+        low, high, client = low[kept], high[kept], owner[order][starts][kept]
         apart = (high < _of_others(low)) | (low > -_of_others(-high))
         for k in np.flatnonzero(apart):
-            where = f"{names[int(ends.index[k])]!r} ({low[k]:.3g} to {high[k]:.3g})"
+            where = f"{names[int(client[k])]!r} ({low[k]:.3g} to {high[k]:.3g})"
             return f"no value at {where} is in the range of the others: another unit?"
         return ""
     counts = np.zeros((len(names), len(cells.categories)))

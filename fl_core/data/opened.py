@@ -503,18 +503,18 @@ def _decoded(path: Path, reading: Reading) -> tuple[bytes, list[DataFault]]:
     tried = [reading.encoding]
     if wide and not codecs.lookup(reading.encoding).name.startswith(("utf-16", "utf-32")):  # fmt: skip
         tried = [wide]
-    single = "cp1252" if re.search(b"[\x80-\x9f]", data) else "latin-1"
-    for encoding in dict.fromkeys([*tried, ENCODING, single, "cp1252", "latin-1"]):
+    for encoding in dict.fromkeys([*tried, ENCODING, "latin-1", "cp1252"]):
         try:
             text = data.decode(replace(reading, encoding=encoding).python_encoding)
         except UnicodeError:
             continue
-        if not _CONTROL.search(text[:LOOKED_AT]):
+        first = text if encoding == "latin-1" else text[:LOOKED_AT]
+        if not _CONTROL.search(first):
             what = f"{path} is not a readable {path.suffix} file in {reading.encoding}."
             fault = DataFault(what, "Read it so:", encoding=encoding)
             same = encoding == ENCODING and not data.startswith(codecs.BOM_UTF8)
-            faults = [] if encoding == reading.encoding else [fault]
-            return data if same else text.encode(), faults
+            asked = encoding == reading.encoding
+            return data if same else text.encode(), [] if asked else [fault]
     raise UsageError(
         f"{path} must be a text table; got bytes that are no text. Save it as CSV UTF-8 (.csv)."
     )

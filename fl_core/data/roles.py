@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -212,7 +213,9 @@ def binds_rows(
     """
     known = ~lacks_value(cells)
     numeric = isinstance(cells, np.ndarray)
-    if numeric and (cells[known] % 1 != 0).any():
+    if numeric and any(
+        (part % 1 != 0).any() for part in (cells[known][:ROWS], cells[known])
+    ):
         return False
     code, values = pd.factorize(cells[known], sort=True)
     if len(values) < GROUPS:
@@ -225,33 +228,29 @@ def binds_rows(
     step = np.diff(np.sort(code))
     draw = np.random.default_rng(0)
 
-    def pairs(distance: int) -> tuple[Integers, Integers]:
+    def alike(one: Integers, other: Integers) -> tuple[float, NDArray[np.float64]]:
+        """Return the share of pairs with one label, and the distance of pairs in each other column."""
+        equal = (y[one] == y[other]).reshape(len(one), -1).all(axis=1).mean()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # a column without values
+            apart = [np.nanmean(np.abs(each[one] - each[other])) for each in others]
+        return float(equal), np.nan_to_num(apart)
+
+    chance, far = alike(rows, draw.permutation(rows))
+
+    def bound(distance: int) -> tuple[bool, bool]:
+        """Return whether pairs of values at a distance have one label, and whether they are near."""
         at = draw.permutation(np.flatnonzero(step == distance))[:MOST_PAIRS]
-        return rows[at], rows[at + 1]
+        if len(at) < PAIRS:
+            return False, False
+        equal, apart = alike(rows[at], rows[at + 1])
+        near = apart[far > 0] < NEAR * far[far > 0]
+        labelled = equal >= (1 if distance == 0 else ALIKE)
+        labelled &= chance ** len(at) < CHANCE
+        return labelled, len(near) >= OTHERS and bool(near.mean() >= ALIKE)
 
-    def equal(one: Integers, other: Integers) -> float:
-        return float((y[one] == y[other]).reshape(len(one), -1).all(axis=1).mean())
-
-    def apart(one: Integers, other: Integers) -> NDArray[np.float64]:
-        distances = [np.abs(column[one] - column[other]) for column in others]
-        return np.array([np.nanmean(each) if np.isfinite(each).any() else 0 for each in distances])  # fmt: skip
-
-    same, following = pairs(0), pairs(1)
-    if len(same[0]) < PAIRS:
-        return False
-    random = rows[:MOST_PAIRS], draw.permutation(rows)[:MOST_PAIRS]
-    far = apart(*random)
-    varied = far > 0
-
-    def near(one: Integers, other: Integers) -> bool:
-        found = apart(one, other)[varied] < NEAR * far[varied]
-        return len(found) >= OTHERS and bool(found.mean() >= ALIKE)
-
-    labelled = equal(*same) == 1 and equal(*random) ** len(same[0]) < CHANCE
-    if numeric and len(following[0]):
-        labelled = labelled and equal(*following) < ALIKE
-        return labelled or (near(*same) and not near(*following))
-    return labelled or near(*same)
+    same, following = bound(0), bound(1) if numeric else (False, False)
+    return any(one and not other for one, other in zip(same, following, strict=True))
 
 
 def by_clients(cells: Cells, owner: Integers | None) -> Integers:

@@ -110,12 +110,7 @@ class Findings(UsageError):
         ]
         way = f"This reads it: {self.settings}"
         if source is None:
-            places = [
-                str(number)
-                for number, fault in enumerate(faults, 1)
-                if not getattr(fault, "repair", {})
-            ]
-            way = f"Correct or decide {listing(places)}: no setting is certain to repair it."
+            way = "Correct or decide what has no proposal: no setting is certain to repair it."
         super().__init__("\n".join([*self.lines, way]))
 
 
