@@ -6,9 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,22 +17,13 @@ from fl_core.display import natural
 from fl_core.errors import RunError, UsageError, check_known, listing, read_as
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
-from fl_core.rows import read
 from fl_core.seeds import numpy_generator
 
 from .metrics.base import METRICS, metric_or_placeholder
 from .null import kept_in, nulls_in, resamples_of, split_resamples
 from .sensitivity import combine
 
-if TYPE_CHECKING:
-    from .report import Report
-    from .select import Rule
-
 SENSITIVITY = "federation_sensitivity"
-
-
-Rows: TypeAlias = "Path | str | Report | tuple[Mapping[str, Any], pd.DataFrame]"
-"""A diagnosis: its file, its report, or its header and all rows, resamples included."""
 
 
 @dataclass(frozen=True)
@@ -88,20 +78,6 @@ class Curve:
 _CONTEXT = ("run", "algorithm", "seed", "round", "model", "split")
 _KEY = ["client", "client_b", "layer"]
 _RESULT = ["value", "status", "n_train"]
-
-
-def open_diagnosis(rows: Rows) -> tuple[Mapping[str, Any], pd.DataFrame]:
-    """Return header and rows of a diagnosis, read from a file if a path is given."""
-    if isinstance(rows, (str, Path)):
-        return read(Path(rows))
-    if isinstance(rows, tuple):
-        header, table = rows
-        return header, table
-    if isinstance(rows, pd.DataFrame):
-        raise UsageError(
-            "rows must have a header with the layers; got a table alone. Pass the report or its file."
-        )
-    return rows.header, rows.table
 
 
 def both_ways(rows: pd.DataFrame) -> pd.DataFrame:
@@ -390,7 +366,7 @@ RESAMPLES = 500
 
 def stability(
     curve: Curve,
-    rule: Rule,
+    cut: Callable[[Sequence[float], float], int],
     threshold: float,
     chosen: int,
     seed: int,
@@ -434,7 +410,7 @@ def stability(
         at = random.random() if curve.redrawn else 0.0
         values = curve.resample(times, random, at)
         if values is not None and np.isfinite(values).all() and (values > 0).all():
-            tally[rule.cut(values.tolist(), threshold)] += 1
+            tally[cut(values.tolist(), threshold)] += 1
     return {
         "status": "ok",
         "resamples": resamples,

@@ -5,29 +5,22 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from functools import cached_property
-from typing import Annotated, Any, get_type_hints
+from dataclasses import asdict, replace
+from typing import Any
 
 import pandas as pd
 import torch
 from torch import Tensor
 
 import fl_core
-from diagnostics.metrics.base import METRIC_ALIASES
+from diagnostics.request import Request
 from fl_core import rows, tree
 from fl_core.data.federated import digest_of
 from fl_core.errors import (
-    OneOf,
     UsageError,
-    as_list,
-    at_least,
-    check_fields,
     check_known,
-    check_type,
 )
 from fl_core.layers import Layer, layers_of
-from fl_core.models.adapter import IGNORED
 from fl_core.plan import LayerPlan
 from fl_core.progress import progress_bar
 from fl_core.rows import Row, row
@@ -43,147 +36,13 @@ from .measurement import (
     Tick,
     example,
 )
-from .metrics.base import METRICS, Metric
+from .metrics.base import METRICS
 from .null import (
     Nulls,
     on_null,
     rows_of_nulls,
 )
 from .report import Report
-
-CONTEXT = ("run", "algorithm", "seed", "round", "model", "split")
-"""Columns that only the caller knows."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to measure, and how: the arguments of :func:`~diagnostics.measure.diagnose`, and its rarely used settings.
-
-    Attributes:
-        metrics: each once, in the order given.
-        loss, layers, batch, seed, samples, budget, progress: as in :func:`~diagnostics.measure.diagnose`.
-        options: the options given for each metric, by name.
-        probe: the samples on which clients' representations are compared, unless a metric's options name its own.
-            Default: the first 512 samples of the clients' data, equally many of each.
-        by: how tensors are grouped into layers, see :func:`fl_core.layers.layers_of`. Default: block.
-        layering: the models' layers, if they cannot be found from the models. An algorithm that builds adapters or a
-            second head into a model keeps the plain model's layers. Default: found by ``by``.
-        mode: ``"eval"`` or ``"train"``.
-        n_train: training samples of each client, {client: number}: its weight in combined rows. Default: the samples of
-            its data.
-        resamples: number of resamples of each client's batches to add. They show how certain a decision is
-            (:mod:`diagnostics.null`). They exist for federation_sensitivity, and need no further pass.
-        context: columns for all rows: run, algorithm, seed, round, model, split.
-        class_axis: the axis of the classes in outputs of several positions, where two fit the labels.
-        ignore_index: the label of positions that do not count.
-    """
-
-    metrics: tuple[Metric, ...]
-    options: dict[str, dict[str, Any]]
-    loss: Any = None
-    layers: tuple[str, ...] | None = None
-    batch: Annotated[int, at_least(1)] = 256
-    seed: int | None = None
-    samples: Annotated[int | None, at_least(1)] = None
-    budget: Annotated[float | None, at_least(0)] = None
-    progress: bool = True
-    probe: Data | None = None
-    by: str = ""
-    layering: Sequence[Layer] | None = None
-    mode: Annotated[str, OneOf("mode", ("eval", "train"))] = "eval"
-    n_train: dict[str, int] | None = None
-    resamples: Annotated[int, at_least(0)] = 0
-    context: Mapping[str, Any] | None = None
-    class_axis: int | None = None
-    ignore_index: int = IGNORED
-
-    @classmethod
-    def of(cls, metrics: str | Sequence[str], given: Mapping[str, Any]) -> Request:
-        """Make a request from arguments. Their ``options`` may hold settings beside the options of metrics.
-
-        Raises:
-            UsageError: a metric, an argument or an option is unknown or out of range, or both a probe and its number of
-                samples are given.
-        """
-        chosen = chosen_metrics(metrics)
-        own: dict[str, dict[str, Any]] = {metric.name: {} for metric in chosen}
-        known = dict(given)
-        options = known.pop("options", None) or {}
-        check_type("options", options, dict)
-        for name, value in options.items():
-            if check_known("metric with options", name, [*own, *RARE]) in own:
-                check_type(f"options of {name}", value, dict)
-                own[name] |= value
-            else:
-                known[name] = value
-        if known.get("layers") is not None:
-            known["layers"] = as_list("layers", known["layers"])
-        for name, value in known.items():
-            check_known("argument of diagnose", name, ARGUMENTS)
-            check_type(name, value, _HINTS[name], numpy=True)
-        for name in known.get("context") or {}:
-            check_known("column of the context", name, CONTEXT)
-        for metric in chosen:
-            mine, probe = own[metric.name], known.get("probe")
-            if "probe" in metric.options and mine.get("probe") is None and probe is not None:  # fmt: skip
-                mine["probe"] = probe
-            if mine.get("probe") is not None and "samples" in mine:
-                raise UsageError(
-                    f"{metric.name} must have a probe or samples, not both; got a probe and "
-                    f"samples={mine['samples']!r}."
-                )
-        made = cls(chosen, own, **known)
-        check_fields(made)
-        for metric in chosen:
-            metric.settings(**own[metric.name])
-        return made
-
-    @cached_property
-    def settings(self) -> dict[str, Any]:
-        """The options of each metric as an object of its own type, checked."""
-        return {m.name: m.settings(**self.options[m.name]) for m in self.metrics}
-
-    def layers_to_report(self, every: Sequence[Layer]) -> list[Layer]:
-        """Return the layers to report, out of all."""
-        names = [layer.name for layer in every]
-        for name in self.layers or ():
-            check_known("layer", name, names)
-        return [e for e in every if self.layers is None or e.name in self.layers]
-
-    def read_by(self, metric: Metric, every: Sequence[Layer]) -> Sequence[Layer]:
-        """Return the layers that a metric reads.
-
-        It reads all layers if its values are relative to the first layer or to the whole.
-        """
-        whole = metric.uses_gradient_pass or metric.needs_all_layers
-        return every if whole else self.layers_to_report(every)
-
-    @property
-    def across_models(self) -> bool:
-        """True if all metrics compare features alone, so that models may differ."""
-        return all(m.pairs and m.features == "probe" for m in self.metrics)
-
-    @property
-    def differentiates(self) -> bool:
-        """True if a metric reads losses, and so gradients."""
-        return any(metric.requires == "losses" for metric in self.metrics)
-
-    def check(self, every: Sequence[Layer]) -> None:
-        """Refuse unknown layers, and options that do not fit the layers, batch or mode.
-
-        Raises:
-            UsageError: the message names the layer or the option, and the allowed values.
-        """
-        for metric in self.metrics:
-            layers = self.read_by(metric, every)
-            measurement = Measurement((), layers, batch=self.batch, mode=self.mode)
-            metric.check(measurement, self.settings[metric.name])
-
-
-ARGUMENTS = [each.name for each in fields(Request)][2:]
-RARE = ARGUMENTS[ARGUMENTS.index("probe") :]
-"""The settings that :func:`~diagnostics.measure.diagnose` takes among its options."""
-_HINTS = get_type_hints(Request)
 
 
 def measure_models(
@@ -344,26 +203,6 @@ def _measure_all(request: Request, shared: Measurement, n_models: int) -> list[R
         (r for r in measured if r["layer"] in wanted or not r["layer"]),
         key=lambda r: place[r["metric"]],
     )
-
-
-def chosen_metrics(names: str | Sequence[str]) -> tuple[Metric, ...]:
-    """Return the metrics by name or by ``package.module:function``, each once in the order given.
-
-    Raises:
-        UsageError: a metric is unknown (the message gives the nearest name), or two have one name.
-    """
-    metrics: dict[str, Metric] = {}
-    for name in dict.fromkeys(as_list("metrics", names)):
-        if name == "tsne":
-            raise UsageError(
-                "metrics must be numbers of layers; got the picture 'tsne'. Call fl.tsne(models, data)."
-            )
-        metric = METRICS[METRIC_ALIASES.get(name, name)]
-        if metrics.setdefault(metric.name, metric) is not metric:
-            raise UsageError(
-                f"metrics must have different names; got {metric.name!r} twice, once as {name!r}. Rename one of them."
-            )
-    return tuple(metrics.values())
 
 
 # --- the header ------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ from .measurement import (
 from .outputs import fit_loss
 
 if TYPE_CHECKING:
-    from .diagnosis import Request
+    from .request import Request
 
 READ = 256
 """Samples of a dataset that are read at a time."""

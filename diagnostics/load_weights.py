@@ -1,6 +1,6 @@
 """Weights that another framework stored, loaded into your own module.
 
-:mod:`fl_core.weights` reads the files. This module knows folders, adapters and names.
+:mod:`fl_core.models.weights` reads the files. This module knows folders, adapters and names.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_core import storage, weights
+from fl_core import storage
 from fl_core.data import files
 from fl_core.display import printable
 from fl_core.errors import ABOVE_0, UsageError, check_value, damaged, listing, warn
+from fl_core.models import weights
 from fl_core.tree import plain
 
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.")

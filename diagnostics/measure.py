@@ -26,7 +26,7 @@ from fl_core.training.loop import Training
 from fl_core.tree import preserve_state
 
 from . import select
-from .diagnosis import RARE, Request, chosen_metrics, measure_models
+from .diagnosis import measure_models
 from .inputs import client_models, fit_outputs
 from .load_weights import folder_kind
 from .metrics.base import DEFAULT
@@ -39,6 +39,7 @@ from .null import (
 from .report import Report
 from .representation.embedding import embed, pool
 from .representation.features import PROBE, probe_set
+from .request import RARE, Request, chosen_metrics
 from .sensitivity import SensitivityAccumulator, recorded_rows
 
 SENSITIVITY = "federation_sensitivity"

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pandas as pd
 
-from fl_core import rows
+from fl_core import rows as schema
 from fl_core.display import MANY, Displayed, Summary, in_order, printable
 from fl_core.errors import UsageError, as_list, check_known, listing, read_as
 from fl_core.layers import Layer
@@ -116,7 +116,7 @@ class Report(Displayed):
 
     def write(self, path: Path | str) -> None:
         """Write header and rows to a file of JSON lines."""
-        rows.write(Path(path), self.header, rows.records(self.table))
+        schema.write(Path(path), self.header, schema.records(self.table))
 
     @classmethod
     def read(cls, path: Path | str) -> Report:
@@ -126,7 +126,7 @@ class Report(Displayed):
             UsageError: the file does not exist or is not a diagnosis.
             CorruptError: a line is damaged.
         """
-        header, frame = rows.read(Path(path))
+        header, frame = schema.read(Path(path))
         if "layers" not in header:
             raise UsageError(
                 f"{path} must be a diagnosis; got a header with no layers."
@@ -200,7 +200,7 @@ class Report(Displayed):
         """Draw the layers down and the rounds across (:func:`diagnostics.plots.layer_map`)."""
         from . import plots
 
-        return plots.layer_map(self, gains, width)
+        return plots.layer_map(self.header, self.table, gains, width)
 
     def summary(self) -> Summary:
         """Return the mean over clients of each metric's default variant, a line a layer."""
@@ -244,6 +244,24 @@ def _usual(metric: str, present: Sequence[str]) -> str:
         (name for name in metric_or_placeholder(metric).variants if name in present),
         present[0],
     )
+
+
+Rows: TypeAlias = "Path | str | Report | tuple[Mapping[str, Any], pd.DataFrame]"
+"""A diagnosis: its file, its report, or its header and all rows, resamples included."""
+
+
+def open_diagnosis(rows: Rows) -> tuple[Mapping[str, Any], pd.DataFrame]:
+    """Return header and rows of a diagnosis, read from a file if a path is given."""
+    if isinstance(rows, (str, Path)):
+        return schema.read(Path(rows))
+    if isinstance(rows, tuple):
+        header, table = rows
+        return header, table
+    if isinstance(rows, pd.DataFrame):
+        raise UsageError(
+            "rows must have a header with the layers; got a table alone. Pass the report or its file."
+        )
+    return rows.header, rows.table
 
 
 # --- a plan in words -------------------------------------------------------------------------------------------

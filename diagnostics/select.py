@@ -29,13 +29,12 @@ from fl_core.rows import frame
 from .curve import (
     SENSITIVITY,
     Curve,
-    Rows,
     against_nulls,
     curve_of,
     layers_in,
-    open_diagnosis,
     stability,
 )
+from .report import Rows, open_diagnosis
 from .sensitivity import recorded_rows
 
 THRESHOLD = 1.2
@@ -324,7 +323,7 @@ def _cut(
         [f"{lacking}: all but the last layer are shared", *notes] if lacking else notes
     )
     why = _evidence(why, every, curve, rule)
-    detail = {"stability": stability(curve, rule, threshold, count, why.seed or 0)}
+    detail = {"stability": stability(curve, rule.cut, threshold, count, why.seed or 0)}
     return LayerPlan(
         tuple(every),
         (*curve.names[:count], *frozen_in(every)),

@@ -176,11 +176,10 @@ class RunResult(Displayed):
         Raises:
             UsageError: the run was given no directory, so its rounds are not stored.
         """
-        from diagnostics import plots
         from diagnostics.through_time import through_time
 
         report = through_time(self, **how)
-        return plots.layer_map(report, None if race is None else race.gains(), width)
+        return report.layer_map(None if race is None else race.gains(), width)
 
     def summary(self) -> Summary:
         """Return the scores on test samples, and the plan."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,10 +22,12 @@ from matplotlib.patches import Patch
 from scipy import stats
 
 from fl_core.errors import Bound, UsageError, check_known, check_value
+from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
 
+from ..curve import layers_in
 from ..metrics.base import metric_or_placeholder
-from ..null import nulls_in
+from ..null import nulls_in, of_null, split_resamples
 from .drawing import (
     COLOURS,
     NICE,
@@ -34,9 +36,6 @@ from .drawing import (
     small,
     with_notes,
 )
-
-if TYPE_CHECKING:
-    from ..report import Report
 
 FEDERATED, LOCAL, CUT = COLOURS[0], "#f3d9a8", COLOURS[3]
 LOOKS = {True: (FEDERATED, ""), False: (LOCAL, "///")}
@@ -179,7 +178,10 @@ class Panel:
 
 
 def layer_map(
-    report: Report, gains: pd.DataFrame | None = None, width: float = 16.0
+    header: Mapping[str, Any],
+    table: pd.DataFrame,
+    gains: pd.DataFrame | None = None,
+    width: float = 16.0,
 ) -> list[Axes]:
     """Draw how each layer behaves over the rounds: a lane a layer from input to output, and up to four panels.
 
@@ -189,7 +191,7 @@ def layer_map(
     Layers that the run kept local are shaded. A layer with 0 by construction is hatched.
 
     Args:
-        report: of :func:`diagnostics.through_time.through_time`.
+        header, table: of the report of :func:`diagnostics.through_time.through_time`.
         gains: columns ``layer``, ``value``, ``low`` and ``high``: the gain in the score by sharing up to the layer, as
             from ``gains()`` of a race.
         width: of the picture in cm, 4 to 100. Two panels fit into 8.
@@ -198,17 +200,18 @@ def layer_map(
         UsageError: the report has no metric of the map, or the width is out of range.
     """
     check_value("width", width, WIDTH)
-    found = panels_of(report)
+    layers = layers_in(header)
+    found = panels_of(layers, table)
     if not found:
         raise UsageError(
             "the report must have a metric of the layer map; got none. "
             "Call through_time without metrics."
         )
-    names = [layer.name for layer in report.layers if layer.weights]
+    names = [layer.name for layer in layers if layer.weights]
     most = max(1, int(width / PANEL)) - (gains is not None)
     found = found[: max(1, most)]
     count = len(found) + (gains is not None)
-    stored = report.header.get("plan")
+    stored = header.get("plan")
     plan = None if stored is None else LayerPlan.from_json(stored).by_layer()
     notes = _legend(found, plan, gains)
     room = (0.055 * max(map(len, names)), 0.75 + 0.13 * len(notes))
@@ -323,23 +326,23 @@ def _legend(
     return with_notes(lines[0], lines[1:], most=5).split("\n")
 
 
-def panels_of(report: Report) -> list[Panel]:
-    """Return the panels of a layer map that a report has the rows for."""
+def panels_of(layers: Sequence[Layer], table: pd.DataFrame) -> list[Panel]:
+    """Return the panels of a layer map that a diagnosis has the rows for."""
+    measured, nulls = split_resamples(table)[0], table[of_null(table)]
+    names = [layer.name for layer in layers if layer.weights]
     panels = []
     for metric, title, tables in (
         ("grad_similarity", "gradients agree", _of_variants("cosine")),
         ("weight_divergence", "weights part", _of_variants("relative_l2")),
         ("knn_probe", "one classifier loses", _of_variants("own", "pooled")),
     ):
-        values = tables(report.frame[report.frame["metric"] == metric])
-        names = [layer.name for layer in report.layers if layer.weights]
+        values = tables(measured[measured["metric"] == metric])
         values = values.reindex(columns=names).dropna(axis=0, how="all")
         if values.empty:
             continue
-        nulls = report.nulls[report.nulls["metric"] == metric]
         draws = [
             tables(each).reindex(index=values.index, columns=names)
-            for each in nulls_in(nulls).get(NULL, ())
+            for each in nulls_in(nulls[nulls["metric"] == metric]).get(NULL, ())
         ]
         panels.append(Panel(title, values, *band(draws)))
     return panels

@@ -19,8 +19,9 @@ from fl_core.errors import NonFiniteError
 from fl_core.models.building import batch_norms
 from fl_core.rows import CLASSIFICATION, MULTILABEL
 from fl_core.training import evaluate
-from fl_core.training.loop import Training, batch_slices, clip_gradients
+from fl_core.training.loop import batch_slices, clip_gradients
 from fl_core.training.losses import Loss
+from fl_core.training.phases import Training
 from fl_core.training.workspace import Workspace, memory_format
 from fl_core.tree import Tree, in_mode
 

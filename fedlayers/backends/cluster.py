@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -26,6 +26,7 @@ from fedlayers.backends.local import (
     Answer,
     Event,
     FileBatch,
+    Job,
     Sent,
     WorkerPool,
     answer_job,
@@ -41,9 +42,6 @@ from fl_core.rounds.clients import (
     MakesExecutor,
 )
 from fl_core.rounds.workers import answer_of, in_order
-
-if TYPE_CHECKING:
-    from fedlayers.studies.jobs import TrainingJob as Job
 
 PERIOD = 1.0
 """Seconds between checks for new files and events."""

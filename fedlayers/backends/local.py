@@ -20,9 +20,15 @@ from collections.abc import (
     MutableMapping,
     Sequence,
 )
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    closing,
+    contextmanager,
+    suppress,
+)
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from tqdm import tqdm
 
@@ -44,7 +50,6 @@ from fl_core.storage import Folder, sha
 
 if TYPE_CHECKING:
     from fedlayers.run_result import Live
-    from fedlayers.studies.jobs import TrainingJob as Job
 
 TRIES = 5
 """How often a job is started if its process or node is lost each time."""
@@ -58,6 +63,40 @@ RUN_FILES = re.compile(
     r"[a-z]+\.(json|jsonl|safetensors)|checkpoints/[0-9]{6,}\.json|blobs/[0-9a-f]{64}\.safetensors"
 )
 """The names of the files of a run directory."""
+
+
+class Job(Protocol):
+    """Work of one directory that a backend runs, here or on another machine."""
+
+    @property
+    def path(self) -> Path:
+        """Its directory."""
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs that it needs."""
+
+    def carry_out(self) -> object:
+        """Do the work, and return its value."""
+
+    def held(self) -> AbstractContextManager[None]:
+        """Keep other writers out of its directory while it runs elsewhere."""
+
+    def outgoing(self, sent: Sent) -> Iterator[FileBatch]:
+        """Yield the files that another machine needs."""
+
+    def sent_to(self, path: Path | None) -> Job:
+        """Return the same job for another machine, with its directory there if one is given."""
+
+    def incoming(self, sent: Sent, over: bool) -> Iterator[FileBatch]:
+        """Yield the files that are new on the other machine."""
+
+    def accept(self, parcel: FileBatch) -> None:
+        """Write files from another machine to its directory."""
 
 
 class Result(NamedTuple):

@@ -134,9 +134,9 @@ class Diagnose(OfRun):
         check_folder(self.out)
 
         from diagnostics import measure
-        from diagnostics.diagnosis import Request, chosen_metrics
         from diagnostics.metrics.base import DEFAULT
         from diagnostics.null import NULLS, Nulls
+        from diagnostics.request import Request, chosen_metrics
         from fl_core.records.store import ROWS
         from fl_core.run import runner
 

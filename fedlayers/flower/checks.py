@@ -12,7 +12,8 @@ import torch
 
 from fedlayers.flower.federation import FACTS, LARGEST, checked
 from fl_core import tree
-from fl_core.algorithms.base import Message, Observation, State
+from fl_core.algorithms.base import Algorithm, Message, Observation, State
+from fl_core.data import FederatedData
 from fl_core.errors import COUNT, NUMBER, MapOf, UsageError, about, listing, read_as
 from fl_core.rounds.clients import (
     LOCAL,
@@ -21,6 +22,7 @@ from fl_core.rounds.clients import (
     ClientReply,
     ClientRequest,
     FinetuneRequest,
+    LocalClients,
     ScoreRequest,
     TrainRequest,
 )
@@ -30,7 +32,6 @@ from fl_core.training.phases import Phase
 from fl_core.tree import Tree
 
 if TYPE_CHECKING:
-    from fedlayers.flower.clients import SiteClients
     from fedlayers.flower.packets import Packet
 
 TIMES_MEDIAN = 1_000.0
@@ -76,9 +77,17 @@ def outline(names: Mapping[str, list[str]], version: str) -> State:
 
 
 def reply_of(
-    site: str, packet: Packet, request: ClientRequest, clients: SiteClients
+    site: str,
+    packet: Packet,
+    request: ClientRequest,
+    clients: LocalClients,
+    data: FederatedData,
+    most_bytes: int,
 ) -> ClientReply:
     """Return a site's reply if its numbers and tensors are possible.
+
+    Args:
+        data: the clients' sizes. most_bytes: that a site may have received.
 
     Raises:
         UsageError: names the site and the first fault.
@@ -89,10 +98,10 @@ def reply_of(
             raise UsageError(
                 f"the reply must be that of {stage_of(request)}; got {head['stage']!s:.60}."
             )
-        if head["received"] > clients.most_bytes:
-            raise UsageError(f"received must be at most {clients.most_bytes:,} bytes.")
-        _check_work(head["work"], request, clients)
-        _check_scores(head["scores"], request, clients)
+        if head["received"] > most_bytes:
+            raise UsageError(f"received must be at most {most_bytes:,} bytes.")
+        _check_work(head["work"], request, clients.algorithm, data)
+        _check_scores(head["scores"], request, clients, data)
         observed = []
         for each in head["observations"]:
             observed.append(read_as(Observation, each, "an observation"))
@@ -125,16 +134,18 @@ def stage_of(request: ClientRequest) -> list[Any]:
 
 
 def _check_work(
-    work: Mapping[str, float], request: ClientRequest, clients: SiteClients
+    work: Mapping[str, float],
+    request: ClientRequest,
+    algorithm: Algorithm,
+    data: FederatedData,
 ) -> None:
     """Check steps, samples and losses of the phases that were asked."""
-    client, algorithm = request.client, clients.algorithm
     phases: Sequence[Phase] = ()
     if isinstance(request, TrainRequest):
-        phases = algorithm.phases(request.rnd, client)
+        phases = algorithm.phases(request.rnd, request.client)
     elif isinstance(request, FinetuneRequest):
-        phases = algorithm.finetuning(request.done, client)
-    n_train = len(clients.task.data.clients[client].train)
+        phases = algorithm.finetuning(request.done, request.client)
+    n_train = len(data.clients[request.client].train)
     most = {phase.name: phase.epochs * n_train for phase in phases}
     for name, value in work.items():
         phase, _, kind = name.partition("/")
@@ -155,7 +166,8 @@ def _check_work(
 def _check_scores(
     scores: Mapping[str, Mapping[str, Mapping[str, float]]],
     request: ClientRequest,
-    clients: SiteClients,
+    clients: LocalClients,
+    data: FederatedData,
 ) -> None:
     """Check that all scores that were asked are there and are possible, and no others."""
     evaluated = clients.algorithm.evaluates
@@ -166,7 +178,7 @@ def _check_scores(
         splits = set(request.score)
     if splits and evaluated not in scores:
         raise UsageError(f"scores of {evaluated} must be there; got none.")
-    metrics = set(scores_of(clients.task.data.task))
+    metrics = set(scores_of(data.task))
     for model, parts in scores.items():
         named = f"scores of {model}"
         if model not in known or set(parts) != splits:
@@ -176,7 +188,7 @@ def _check_scores(
                 raise UsageError(
                     f"{named} on {split} must be {listing(sorted(metrics))}; got {listing(values) or 'none'}."
                 )
-            count = len(getattr(clients.task.data.clients[request.client], split))
+            count = len(getattr(data.clients[request.client], split))
             for metric, value in values.items():
                 low, high = TABLE[metric].ends
                 low, high = max(low, -LARGEST) - ROUNDING, min(high, LARGEST) + ROUNDING
@@ -197,7 +209,7 @@ def _check_trees(
     trees: Mapping[str, Tree],
     meta: Mapping[str, Any],
     request: TrainRequest,
-    clients: SiteClients,
+    clients: LocalClients,
 ) -> None:
     """Check that tensors are finite, have the model's shapes, and are all that were asked."""
     initial = clients.initial

@@ -254,7 +254,14 @@ class SiteClients(LocalClients):
             "evaluate" if scores else "train", packets, self.most_bytes
         )
         replies = {
-            name: checks.reply_of(name, found[name], asked[name], self)
+            name: checks.reply_of(
+                name,
+                found[name],
+                asked[name],
+                self,
+                self.task.data,
+                self.most_bytes,
+            )
             for name in asked
             if name in found
         }

@@ -17,8 +17,9 @@ from fedlayers.studies.arms import Arm
 from fedlayers.studies.comparison import gains_of
 from fedlayers.studies.first_screen import Facts, first_screen
 from fedlayers.studies.hint import NO_COST, Cost
+from fedlayers.studies.inference import DECIDED, NOTHING, UNDECIDED, UNSHOWN, Inference
 from fedlayers.studies.jobs import TrainingJob
-from fedlayers.studies.race import DIGITS, EarlyStop, Rates, Standing
+from fedlayers.studies.race import DIGITS, Rates, Standing
 from fl_core import __version__, statistics
 from fl_core.config import RunConfig
 from fl_core.display import Displayed, Summary
@@ -38,55 +39,7 @@ from fl_core.run.task import Task
 from fl_core.statistics import Estimate
 
 COLUMNS = ["arm", "difference", "low", "high", "p_value", "excluded"]
-DECIDED, UNDECIDED = "decided", "undecided"
-UNSHOWN = "no arm shown to be better than the base rate"
-NOTHING = "nothing better than the base rate"
-VERDICTS = {
-    DECIDED: "every other arm is significantly worse than the leader, or refused",
-    UNDECIDED: "some arms show no significant difference from the leader, or have no final score",
-    UNSHOWN: "no arm has a significantly lower loss than the base rate",
-    NOTHING: "every arm has a significantly higher loss than the base rate",
-}
 Pair = tuple[str, str]
-
-
-@dataclass(frozen=True)
-class Inference:
-    """The evidence of a race on its leading arm.
-
-    Attributes:
-        verdict: one of :data:`VERDICTS`.
-        remaining: the leader, then the arms that are not significantly worse than it.
-        differences: a line for each other arm: leader - arm in the score that ranks, its simultaneous 95 % interval,
-            ``p_value`` (corrected by Holm for all pairs of arms) and ``excluded``.
-        main: the score that ranks, and is compared.
-        seeds: number of seeds. With one, the differences hold for this run only.
-        refused: the arms whose loss is significantly above the base rate's.
-        unfinished: the arms that were stopped, failed or diverged. They are not excluded.
-        early: where the race was judged early, and the forecasts; None if all arms have a final score.
-    """
-
-    verdict: str
-    remaining: tuple[str, ...]
-    differences: pd.DataFrame
-    main: str = MAIN[CLASSIFICATION]
-    seeds: int = 1
-    refused: tuple[str, ...] = ()
-    unfinished: tuple[str, ...] = ()
-    early: EarlyStop | None = None
-
-    @property
-    def leader(self) -> str:
-        """The arm with the best score."""
-        return self.remaining[0] if self.remaining else ""
-
-    def at_stake(self) -> float:
-        """Return how much better another remaining arm may be than the leader, at most; NaN if unknown."""
-        if self.verdict == DECIDED:
-            return 0.0
-        end = "low" if SCORES[self.main] else "high"
-        left = self.differences[~self.differences["excluded"]]
-        return float(left[end].abs().max(skipna=False)) if len(left) else math.nan
 
 
 def rank_arms(judged: pd.DataFrame, main: str = MAIN[CLASSIFICATION]) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,6 +22,7 @@ from fedlayers.studies.harmless import (
     Bench,
     Predictor,
 )
+from fedlayers.studies.inference import Inference
 from fl_core.errors import listing
 from fl_core.rows import (
     CLASSIFICATION,
@@ -34,9 +35,6 @@ from fl_core.rows import (
     label_of,
 )
 from fl_core.statistics import Interval
-
-if TYPE_CHECKING:
-    from fedlayers.studies.choice import Inference
 
 NAMED = 3
 """Clients, or layers, that a sentence names at most."""

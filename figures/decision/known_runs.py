@@ -37,7 +37,7 @@ from fl_core.errors import DivergedError
 from fl_core.plan import LayerPlan
 from fl_core.run import runner
 from fl_core.run.task import Task
-from fl_core.training.loop import Training
+from fl_core.training.phases import Training
 
 ROWS = Path(__file__).with_name("known.parquet")
 RATES, TUNING, SEEDS, DRAWS = (0.001, 0.003, 0.01, 0.03), 90, tuple(range(10)), 10

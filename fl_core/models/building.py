@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fl_core import weights
 from fl_core.errors import UsageError, check_known, check_options, check_values, listing
+from fl_core.models import weights
 from fl_core.models.adapter import CLOSE, PackedShape, adapt, check_real, pass_notes
 from fl_core.models.tokens import START, TokenShape
 from fl_core.registry import Registry, import_object, is_outside, parameters_of

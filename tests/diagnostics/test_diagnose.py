@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from diagnostics import diagnosis, plots
-from diagnostics.diagnosis import RARE
 from diagnostics.load_weights import load_weights
 from diagnostics.measure import diagnose, tsne
 from diagnostics.measurement import ClientModel
 from diagnostics.metrics.base import METRICS
 from diagnostics.report import Report
+from diagnostics.request import RARE
 from diagnostics.select import select
 from diagnostics.through_time import through_time
 from fl_core.errors import RunError, UsageError

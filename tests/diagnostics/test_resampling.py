@@ -178,21 +178,21 @@ def test_decisions_over_resamples_are_as_likely_as_their_draws():
     found = table({"a": [late, late, early, late, late]}, stderr=5.0)
     curve = curve_of(LAYERS, found, "m", "x")
     assert curve.redrawn == {("a",): [late, early, late, late]}
-    said = stability(curve, RULES["sensitivity_ratio"], 1.3, 2, seed=0, resamples=N)
+    said = stability(curve, RULES["sensitivity_ratio"].cut, 1.3, 2, seed=0, resamples=N)
     assert said["of"] == "batches"
     assert likely(said["agreement"], 3 / 4)
     assert likely(said["cuts"]["l1"], 1 / 4)
     # S_2 is 1 + what a's resample adds with a alone, 1 with b alone, half of it with both; the cut is at 1.3
     a, b = [[1.0, s, 3.0] for s in (1.0, 1.5, 1.7)], [[1.0, 1.0, 3.0]] * 3
     curve = curve_of(LAYERS, table({"a": a, "b": b}), "m", "x")
-    said = stability(curve, RULES["sensitivity_ratio"], 1.3, 2, seed=0, resamples=N)
+    said = stability(curve, RULES["sensitivity_ratio"].cut, 1.3, 2, seed=0, resamples=N)
     assert said["of"] == "clients and batches"
     assert likely(said["cuts"]["l1"], 1 / 4 + 1 / 2 * 1 / 2)
     found = table({"a": [late] * 3})
     broken = (found["variant"] == "x, resample 2") & (found["layer"] == "l2")
     found.loc[broken, ["value", "status"]] = [np.nan, "not finite"]
     curve = curve_of(LAYERS, found, "m", "x")
-    said = stability(curve, RULES["sensitivity_ratio"], 1.3, 2, 0, resamples=N)
+    said = stability(curve, RULES["sensitivity_ratio"].cut, 1.3, 2, 0, resamples=N)
     assert likely(said["undecided"], 1 / 2)
 
 

@@ -75,7 +75,7 @@ def test_resamples_of_clients_against_all_draws():
     assert len(expected) == 3
     found = stability(
         curve(clients, weights=weights),
-        RULES["sensitivity_ratio"],
+        RULES["sensitivity_ratio"].cut,
         1.3,
         1,
         seed=5,
@@ -106,7 +106,7 @@ def test_resamples_of_pairs_against_all_draws():
 
     expected = shares("abc", decide)
     assert expected[None] == 1 / 9
-    found = stability(pair_curve(pairs), RULES["knee"], 1.2, 1, seed=0, resamples=N)
+    found = stability(pair_curve(pairs), RULES["knee"].cut, 1.2, 1, seed=0, resamples=N)
     assert likely(found["undecided"], 1 / 9)
     for cut, probability in expected.items():
         assert cut is None or likely(found["cuts"][LAYERS[cut - 1].name], probability)
@@ -114,7 +114,7 @@ def test_resamples_of_pairs_against_all_draws():
 
 def test_resamples_of_measurement_errors():
     one = curve({"a": [1.0, 1.2, 5.0, 25.0]}, stderr={"a": 0.05})
-    found = stability(one, RULES["sensitivity_ratio"], 1.25, 2, seed=0, resamples=N)
+    found = stability(one, RULES["sensitivity_ratio"].cut, 1.25, 2, seed=0, resamples=N)
     # S2 > 1.25 S1, both with a standard error of 0.05
     probability = norm.sf((1.25 - 1.2) / (0.05 * math.hypot(1, 1.25)))
     assert found["of"] == "measurement errors"
@@ -124,14 +124,14 @@ def test_resamples_of_measurement_errors():
         {"a": [1.0, 1.2, 5.0, 25.0], "b": [1.0, 1.2, 5.0, 25.0]}, stderr={"a": 0.05}
     )
     assert (
-        stability(both, RULES["sensitivity_ratio"], 1.25, 2, 0)["of"]
+        stability(both, RULES["sensitivity_ratio"].cut, 1.25, 2, 0)["of"]
         == "clients and measurement errors"
     )
 
 
 def test_resamples_below_zero_have_no_decision():
     one = curve({"a": [1.0, 2.0, 3.0, 4.0]}, stderr={"a": 1.0})
-    found = stability(one, RULES["knee"], 1.2, 1, seed=0, resamples=N)
+    found = stability(one, RULES["knee"].cut, 1.2, 1, seed=0, resamples=N)
     positive = math.prod(norm.cdf(v) for v in (1, 2, 3, 4))
     assert likely(found["undecided"], 1 - positive)
     assert sum(found["cuts"].values()) + found["undecided"] == pytest.approx(1)

@@ -108,7 +108,7 @@ def test_models_from_elsewhere_have_rounds_too():
             fl.through_time(given, "grad_norm", data, progress=False, **wrong)
     for width in (-3.0, float("nan"), 1e9):
         with refuses("width must be from 4 to 100"):
-            fl.plots.layer_map(report, width=width)
+            report.layer_map(width=width)
 
 
 def test_the_layer_map_claims_nothing_of_noise_and_something_of_other_rules(tmp_path):
@@ -125,7 +125,10 @@ def test_the_layer_map_claims_nothing_of_noise_and_something_of_other_rules(tmp_
         report = fl.through_time(
             result, progress=False, out=tmp_path / f"{alike}-again"
         )
-        found[alike] = {p.title: p.outside.to_numpy().sum() for p in panels_of(report)}
+        found[alike] = {
+            p.title: p.outside.to_numpy().sum()
+            for p in panels_of(report.layers, report.table)
+        }
     assert not any(found[True].values())
     assert found[False]["gradients agree"]
     assert found[False]["one classifier loses"]
@@ -139,7 +142,7 @@ def test_local_layers_are_shaded_and_zeros_are_hatched(tmp_path):
         {"layer": ["fc1"], "value": [0.1], "low": [0.05], "high": [0.2]}
     )
     axes = report.layer_map(gains)
-    panels = panels_of(report)
+    panels = panels_of(report.layers, report.table)
     assert panels[1].zero == ["fc1", "fc2", "fc3"]
     assert panels[0].low is None
     assert [sum(bool(p.get_hatch()) for p in ax.patches) for ax in axes] == [0, 3, 0, 0]
@@ -154,4 +157,6 @@ def test_clients_that_share_all_layers_have_a_null(tmp_path):
     whole = fl.LayerPlan(layers, [layer.name for layer in layers])
     fl.run(dataset="heart", out=out, plan=whole, **settings)
     report = fl.through_time(out, rounds=[1], progress=False)
-    assert all(panel.low is not None for panel in panels_of(report))
+    assert all(
+        panel.low is not None for panel in panels_of(report.layers, report.table)
+    )

@@ -20,13 +20,14 @@ from PIL import Image
 
 from fedlayers.cli.options import read_config
 from fedlayers.studies.tune import Tuned
-from fl_core import rows, storage, weights
+from fl_core import rows, storage
 from fl_core.config import RunConfig
 from fl_core.data import files as own_files, roles
 from fl_core.data.cells import cells_of
 from fl_core.data.columns import PLAIN
 from fl_core.data.opened import open_table
 from fl_core.errors import CorruptError, UsageError
+from fl_core.models import weights
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
 from fl_core.rounds import recorder

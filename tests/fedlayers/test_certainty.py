@@ -8,17 +8,9 @@ import pandas as pd
 import pytest
 
 from fedlayers.studies.arms import arms_of
-from fedlayers.studies.choice import (
-    DECIDED,
-    NOTHING,
-    UNDECIDED,
-    UNSHOWN,
-    VERDICTS,
-    answers,
-    infer,
-    rank_arms,
-)
+from fedlayers.studies.choice import answers, infer, rank_arms
 from fedlayers.studies.first_screen import NONE_SHOWN, NOTHING_BETTER
+from fedlayers.studies.inference import DECIDED, NOTHING, UNDECIDED, UNSHOWN, VERDICTS
 from fl_core.errors import RunError
 from fl_core.layers import Layer
 from fl_core.statistics import Estimate

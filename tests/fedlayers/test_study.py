@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from fedlayers.studies.baselines import BASELINES
-from fedlayers.studies.choice import VERDICTS
 from fedlayers.studies.comparison import Comparison
+from fedlayers.studies.inference import VERDICTS
 from fedlayers.studies.study import CHOSEN, OWN
 from fl_core import rows
 from fl_core.plan import LayerPlan

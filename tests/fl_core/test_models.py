@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from fl_core import models, tree, weights
+from fl_core import models, tree
 from fl_core.errors import UsageError
+from fl_core.models import weights
 from fl_core.models.tokens import TokenShape
 from fl_core.run import initial
 from tests.conftest import refuses
