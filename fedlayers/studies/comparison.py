@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -296,6 +297,8 @@ def paired(
         found = statistics.UNKNOWN
         if len(gain):
             found = statistics.mean_interval(gain, comparisons=len(pairs))
+        if found.low == found.high:  # no spread, no claim
+            found = statistics.Interval(found.value, math.nan, math.nan)
         lines.append((*found, len(gain)))
     return pd.DataFrame(lines, columns=["value", "low", "high", "n"])
 

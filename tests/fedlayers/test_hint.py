@@ -1,13 +1,17 @@
 """What is known before training: the label skew, what it meant elsewhere, and the cost."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 import fedlayers as fl
-from fedlayers.studies.hint import in_words, label_skew
+from fedlayers.studies.hint import in_words, label_skew, skew_of
+from fl_core.data.federated import Split
 from fl_core.errors import UsageError
+from fl_core.rows import CLASSIFICATION
 
 
 def test_the_skew_is_nothing_by_chance_and_one_if_clients_have_own_classes():
@@ -20,6 +24,20 @@ def test_the_skew_is_nothing_by_chance_and_one_if_clients_have_own_classes():
     assert np.median(chance) < 0.05
     assert label_skew(np.eye(4) * 9) == pytest.approx(1.0)
     assert label_skew(np.array([[5.0, 0.0], [7.0, 0.0]])) == 0.0
+
+
+def test_rows_of_one_patient_are_no_skew():
+    """Groups of five equal labels are dealt to six clients at random."""
+    draw, shown = np.random.default_rng(0), 0
+    for _ in range(40):
+        labels = torch.from_numpy(draw.integers(0, 3, (6, 12))).repeat_interleave(5, 1)
+        groups = np.arange(12).repeat(5)
+        clients = [
+            SimpleNamespace(train=Split(torch.zeros(60, 1), y, groups)) for y in labels
+        ]
+        data = SimpleNamespace(task=CLASSIFICATION, clients=clients, n_classes=3)
+        shown += "not shown" not in in_words(skew_of(SimpleNamespace(data=data)))
+    assert shown <= 4
 
 
 def test_a_hint_has_the_sentence_the_counts_and_the_cost_of_the_race(
