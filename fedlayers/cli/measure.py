@@ -275,6 +275,10 @@ class Select(Command):
         check_file(self.out, "an earlier plan", r'\{\s*"format":\s*"fedlayers\.plan')
         plan.save(self.out)
         print(explain(plan, full=self.explain))
+        if self.rule == "sensitivity_ratio":
+            print(
+                "\nNote: this rule gave one plan in six federations with known answers."
+            )
         print(f"\nplan: {self.out}")
 
 
