@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property, wraps
 from numbers import Real
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, cast, get_type_hints
 
 import torch
 
@@ -262,6 +262,8 @@ def _from_function(function: Any, path: str) -> Metric:
         raise UsageError(
             f"metric {path!r} must be a function; got {type(function).__name__}."
         )
+    if "metric" in vars(function):  # of a layer, decorated before
+        return cast(Metric, vars(function)["metric"])
     return _make(
         function, (inspect.getdoc(function) or function.__name__).partition("\n")[0]
     )
@@ -368,7 +370,8 @@ def layer_metric(
         def compute(measurement: Measurement, *options: Any) -> list[Row]:
             return _layer_rows(made, unit, measurement, options)
 
-        METRICS.add(made.name, replace(made, compute=compute), function)
+        whole = vars(function)["metric"] = replace(made, compute=compute)
+        METRICS.add(made.name, whole, function)
         return function
 
     return add
