@@ -21,7 +21,7 @@ from fedlayers.flower.clients import Sites
 from fedlayers.flower.federation import checked, federated
 from fedlayers.flower.packets import Packet, read_keys
 from fedlayers.run_result import RunResult
-from fedlayers.runs import resume, run
+from fedlayers.runs import default_instruments, resume
 from fedlayers.studies import race
 from fedlayers.studies.arms import arms_of
 from fedlayers.studies.choice import Choice, answers, infer
@@ -86,24 +86,23 @@ def federate(grid: Grid, file: ServerFile) -> RunResult | Report | Choice:
         report = diagnose(sites, assemble(config, data=data), file.metrics)
         report.write(out / "rows.jsonl")
         return report
-    token = runner.CLIENTS.set(sites.clients)
+    used: dict[str, Any] = {"data": data, "clients": sites.clients, "progress": False}
     try:
         if file.arms is not None:
             choice = choose(sites, config, out, file)
             print(f"{choice.lead()}\n\n{choice.table.to_string(index=False)}")
             return choice
         if (out / "config.json").exists():
-            result = resume(out, data=data, progress=False)
+            result = resume(out, **used)
         else:
-            result = run(config, out, data=data, progress=False)
+            make = default_instruments
+            result = RunResult(runner.run(config, out, instruments=make, **used), out)
     except DivergedError as error:
         if not sites.largest:
             raise
         raise type(error)(
             f"{error} The largest update of the last exchange was that of site {sites.largest!r}."
         ) from error
-    finally:
-        runner.CLIENTS.reset(token)
     print_result(result, out)
     return result
 
@@ -126,7 +125,9 @@ def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Choi
         data = federated(sites.common(seed))
         task = assemble(config.with_keys(seed=seed), data=data)
         arms = arms_of(file.arms or (), task.layers, config.federation.algorithm)
-        jobs += jobs_of(arms, config, [seed], out / "arms", data=data)
+        jobs += jobs_of(
+            arms, config, [seed], out / "arms", data=data, clients=sites.clients
+        )
     for job in jobs:
         tasks[job.arm] = job.assemble()
         check_stored(job.path, tasks[job.arm])

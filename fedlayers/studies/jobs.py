@@ -81,6 +81,7 @@ class TrainingJob:
         away: whether it is on another machine than the one that asked for it.
         log: where else its rows are sent.
         start: the pretrained weights of its configuration, so that no worker loads them.
+        clients: makes its clients, in this process or at sites.
     """
 
     path: Path
@@ -94,6 +95,7 @@ class TrainingJob:
     away: bool = False
     start: Tree | None = field(default=None, compare=False, repr=False)
     log: tuple[Logger, ...] = field(default=(), compare=False)
+    clients: runner.MakesClients = field(default=runner.local_clients, compare=False)
 
     @property
     def label(self) -> str:
@@ -161,6 +163,7 @@ class TrainingJob:
                 until=self.until,
                 save_seconds=seconds,
                 log=self.log,
+                clients=self.clients,
                 announce=False,
             )
         elif not self.finished:
@@ -175,6 +178,7 @@ class TrainingJob:
                 until=self.until,
                 save_seconds=seconds,
                 log=self.log,
+                clients=self.clients,
             )
 
     def with_weights(self) -> TrainingJob:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -90,10 +89,6 @@ def local_clients(
     return LocalClients(client_runner, pool, initial, dropout)
 
 
-CLIENTS: ContextVar[MakesClients] = ContextVar("CLIENTS", default=local_clients)
-"""Makes the clients of a run from its task and its digest. A federation over sites sets its own."""
-
-
 @dataclass(frozen=True)
 class Execution:
     """Options of a run's execution. They do not change its bits.
@@ -105,6 +100,7 @@ class Execution:
         log: more destinations of its rows: loggers, or their classes as ``package.module:Class``.
         trained_by: makes the executor that trains clients. The default is this process, or the configuration's number
             of workers.
+        clients: makes the clients from the task and the run's digest. Those of a federation are at its sites.
 
     Raises:
         UsageError: a name in ``log`` leads to no class made of :class:`fl_core.rounds.recorder.Logger`.
@@ -115,6 +111,7 @@ class Execution:
     save_seconds: float = 0.0
     log: Iterable[Any] = ()
     trained_by: MakesExecutor | None = None
+    clients: MakesClients = local_clients
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "log", loggers_of(self.log))
@@ -319,7 +316,7 @@ def _execute(
     )
     with closing(make(client_runner)) as pool:
         run = "" if writer is None else writer.run.id
-        clients = CLIENTS.get()(task, run, client_runner, pool)
+        clients = how.clients(task, run, client_runner, pool)
         algorithm = task.algorithm(task.plan)
         engine = Engine(algorithm, task.data, initial, clients, schedule, listeners)
         if writer and resume_from:
