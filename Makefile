@@ -85,7 +85,7 @@ coverage: $(READY) ## lines and branches that the tests reach, in out/coverage
 	$(ALL) --cov=fl_core --cov=diagnostics --cov=fedlayers --cov-branch \
 		--cov-report=term:skip-covered --cov-report=html:out/coverage
 
-budget: $(READY) ## store the tokens of code of each part: a test fails above them
+budget: $(READY) ## lower the stored tokens of code of each part to today's
 	$(BIN)/python -m benchmarks.lines --store
 
 mutants: $(READY) ## The stored mutations of the code, each against the tests that reach it, some minutes

@@ -1,9 +1,9 @@
 """Count the tokens of the code of each part: without docstrings and comments.
 
 python -m benchmarks.lines           # the parts, next to the stored numbers
-python -m benchmarks.lines --store   # make budget: store today's numbers, which a test holds
+python -m benchmarks.lines --store   # make budget: lower the stored numbers to today's, which a test holds
 
-Neither dense lines nor short lines change the number of tokens.
+Neither dense lines nor short lines change the number of tokens. A stored number never rises by this command.
 """
 
 from __future__ import annotations
@@ -19,6 +19,18 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 STORED = Path(__file__).with_name("budget.json")
 PARTS = ("fl_core", "diagnostics", "fedlayers", "figures", "tests")
+PACKAGES = PARTS[:3]
+DESIGN = {
+    "fl_core": 157_000,
+    "diagnostics": 86_000,
+    "fedlayers": 53_000,
+    "figures": 90_000,
+    "tests": 300_000,
+    "all else": 40_000,
+    "packages": 296_000,
+    "files": 140,
+}
+"""What each part may have in the end: tokens, and files of the three packages."""
 OTHERS = ("benchmarks", "docs", "examples", "notebooks")
 _NO_CODE = {
     tokenize.COMMENT,
@@ -53,14 +65,32 @@ def tokens(source: str) -> int:
 
 
 def counts() -> dict[str, int]:
-    """Return the tokens of each part of the project. The smaller parts are together."""
+    """Return the tokens of each part of the project, and the tokens and files of the three packages."""
     found: Counter[str] = Counter()
     for name in (*PARTS, *OTHERS):
         for path in (ROOT / name).rglob("*.py"):
             found[name if name in PARTS else "all else"] += tokens(
                 path.read_text(encoding="utf-8")
             )
+    found["packages"] = sum(found[name] for name in PACKAGES)
+    found["files"] = sum(
+        path.name != "__init__.py"
+        for name in PACKAGES
+        for path in (ROOT / name).rglob("*.py")
+    )
     return dict(found)
+
+
+def lowered(limits: dict[str, int], found: dict[str, int]) -> dict[str, int]:
+    """Return the limits, lowered to what is found, but not below the design's numbers, which leave room.
+
+    >>> lowered({"figures": 95_000, "tests": 299_000}, {"figures": 80_000, "tests": 310_000})
+    {'figures': 90000, 'tests': 299000}
+    """
+    return {
+        name: min(limit, max(DESIGN[name], found[name]))
+        for name, limit in limits.items()
+    }
 
 
 def stored() -> dict[str, int]:
@@ -72,10 +102,11 @@ def main() -> None:
     """Print the tokens of each part, or store them."""
     found = counts()
     if sys.argv[1:] == ["--store"]:
-        STORED.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        limits = lowered(stored(), found)
+        STORED.write_text(json.dumps(limits, indent=1) + "\n", encoding="utf-8")
     limits = stored()
     for name, count in found.items():
-        print(f"{name:12} {count:8,} tokens, at most {limits[name]:8,}")
+        print(f"{name:12} {count:8,}, at most {limits[name]:8,}")
 
 
 if __name__ == "__main__":
