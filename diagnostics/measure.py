@@ -22,7 +22,7 @@ from fl_core.run import runner
 from fl_core.run.restore import load_models
 from fl_core.run.runner import RunInstruments, Task
 from fl_core.training import losses
-from fl_core.training.loop import Training
+from fl_core.training.phases import Training
 from fl_core.tree import preserve_state
 
 from . import select

@@ -18,7 +18,7 @@ from fl_core.models.building import batch_norms
 from fl_core.rows import CLASSIFICATION, Row, row
 from fl_core.run.costs import training_flops
 from fl_core.statistics import Estimate, stratified_mean
-from fl_core.training.loop import Training
+from fl_core.training.phases import Training
 
 from ..measurement import Measurement, batches
 from ..null import null_samples

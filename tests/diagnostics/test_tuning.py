@@ -21,7 +21,7 @@ from fl_core.data.named.known import KINDS
 from fl_core.layers import layers_of
 from fl_core.statistics import halves
 from fl_core.training import losses
-from fl_core.training.loop import Training
+from fl_core.training.phases import Training
 from tests.conftest import refuses
 
 LOSS, TRAINING = losses.build("cross_entropy"), Training(batch_size=8, lr=0.05)
