@@ -70,7 +70,8 @@ def test_the_messy_folder_is_checked_as_shown_and_read_by_the_command(
     block = next(each for each in outputs.BLOCK.finditer(text) if "messy" in each["text"])  # fmt: skip
     monkeypatch.chdir(outputs.folder(tmp_path, text))
     exec(Path("messy.py").read_text("utf-8"), {})
-    main(["check", "messy"])
+    with pytest.raises(SystemExit, match="1"):
+        main(["check", "messy"])
     printed = capsys.readouterr().out
     assert printed == outputs.steps(block["text"])[1].output
     command = next(line for line in printed.splitlines() if "fedlayers run" in line)
