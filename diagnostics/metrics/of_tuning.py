@@ -138,6 +138,9 @@ def clients_differ(measurement: Measurement, options: DifferOptions) -> list[Row
     nats of the calibrated log loss and in points of accuracy. Clients differ if one of the gains is above two standard
     errors over samples (groups) in the score that decides. If not, and the error is above 1.5 points, there are too
     few samples to tell.
+
+    Do not rely on it alone: on samples dealt at random it was called different more often than registered
+    (``docs/results/what_each_command_sees.md``), probably where a few more epochs help any client.
     """
     if reason := why_not(measurement, options):
         return [row("clients_differ", None, status=reason, variant="differ")]
