@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fl_core import storage
 from fl_core.display import printable
-from fl_core.errors import UsageError, listing, warn
+from fl_core.errors import UsageError, check_known, listing, warn
 
 WRAPPERS = ("model", "state_dict", "model_state", "model_state_dict", "net")
 """Keys under which a checkpoint holds its weights."""
@@ -96,11 +96,15 @@ class _Strided(NamedTuple):
     dtype: torch.dtype
 
 
-def read(path: Path) -> dict[str, Tensor]:
+def read(path: Path, key: str = "") -> dict[str, Tensor]:
     """Return the tensors of a file of safetensors or of torch.save by name, on the CPU.
 
     Dictionaries around the weights are opened (:data:`WRAPPERS`). A pickled module gives its registered tensors.
     Control characters in names are escaped. A warning lists the names that were read as inert stubs.
+
+    Args:
+        key: which of several dictionaries of tensors in a file of torch.save is meant, such as ``ema``, or the
+            beginning of its names.
 
     Raises:
         UsageError: the file is missing, of another kind, damaged, or beyond a limit. The message is one line.
@@ -110,7 +114,9 @@ def read(path: Path) -> dict[str, Tensor]:
         raise UsageError(f"weights must be a file; {path} {what}. Check the path.")
     storage.check_size(path, path.stat().st_size)
     try:
-        found = _safetensors(path) if path.suffix == ".safetensors" else _torch(path)
+        found = (
+            _safetensors(path) if path.suffix == ".safetensors" else _torch(path, key)
+        )
     except storage.DAMAGED as error:
         why = printable(str(error).strip().partition("\n")[0])[:200]
         raise UsageError(
@@ -135,13 +141,13 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
 # --- files of torch.save ---------------------------------------------------------------
 
 
-def _torch(path: Path) -> dict[str, Tensor]:
+def _torch(path: Path, key: str) -> dict[str, Tensor]:
     parser = _Parser(path.stat().st_size)
     if zipfile.is_zipfile(path):
         with storage.open_zip(path) as archive:
             root = _check_archive(archive, path)
             stored = archive.read(f"{root}data.pkl")
-            found = _weights(parser.parse(io.BytesIO(stored)))
+            found = _weights(parser.parse(io.BytesIO(stored)), key)
             tensors = _filled(found, lambda key: archive.read(f"{root}data/{key}"))
     else:  # one stream, as before torch 1.6
         with path.open("rb") as file:
@@ -149,13 +155,13 @@ def _torch(path: Path) -> dict[str, Tensor]:
             if [parser.parse(stream), parser.parse(stream)] != _MAGIC:
                 raise ValueError("it is no file of torch.save")
             parser.parse(stream)  # sizes of the types of C
-            found = _weights(parser.parse(stream))
+            found = _weights(parser.parse(stream), key)
             parts = {}
             keys = parser.parse(stream)
             file.seek(stream.tell())
-            for key in keys:
+            for each in keys:
                 file.read(8)  # the count again
-                parts[key] = file.read(parser.storages[key].n_bytes)
+                parts[each] = file.read(parser.storages[each].n_bytes)
         tensors = _filled(found, parts.__getitem__)
     if stubs := sorted(parser.names - _KNOWN):
         names = [printable(name)[:80] for name in stubs]
@@ -313,19 +319,31 @@ def _fill(target: Any, items: list[Any]) -> None:
         raise ValueError("it adds to what is no list or dictionary")
 
 
-def _weights(stored: Any) -> dict[str, _Strided]:
+def _weights(stored: Any, key: str = "") -> dict[str, _Strided]:
     """Return the tensors of a module, or of a state dict within the dictionaries around it.
 
     Raises:
         ValueError: there are none, too many, or some that are not dense.
     """
+    if key:
+        names = stored if isinstance(stored, dict) else {}
+        start = f"{key}."
+        flat = {n[len(start) :]: v for n, v in names.items() if n.startswith(start)}
+        stored = flat or names[check_known("key of the file", key, names)]
     for _ in WRAPPERS:
         inside = [
-            stored[key]
-            for key in WRAPPERS
-            if isinstance(stored, dict) and isinstance(stored.get(key), dict | Stub)
+            each
+            for each in WRAPPERS
+            if isinstance(stored, dict) and isinstance(stored.get(each), dict | Stub)
         ]
-        stored = inside[0] if inside else stored
+        if inside:
+            others = [n for n, v in stored.items() if n != inside[0] and _is_state(v)]
+            if others:
+                warn(
+                    f"the weights under {inside[0]!r} are read, and not "
+                    f"{listing(map(printable, others), 4)}: key= names another"
+                )
+            stored = stored[inside[0]]
     found: dict[str, _Strided] = {}
     visits, todo = 0, [("", stored)]
     while todo:
@@ -346,8 +364,18 @@ def _weights(stored: Any) -> dict[str, _Strided]:
                     todo.append((f"{name}.", value))
     if not found:
         keys = list(stored) if isinstance(stored, dict) else [type(stored).__name__]
-        raise ValueError(f"it has no tensors by name; got {listing(keys, 6) or 'none'}")
+        way = ""
+        if isinstance(stored, dict) and any(map(_is_state, stored.values())):
+            way = ". Name one of them by key="
+        raise ValueError(
+            f"it has no tensors by name; got {listing(keys, 6) or 'none'}{way}"
+        )
     return found
+
+
+def _is_state(value: Any) -> bool:
+    found = value.values() if isinstance(value, dict) else ()
+    return any(isinstance(each, _Strided) for each in found)
 
 
 def _tables(module: Any) -> list[tuple[dict[str, Any], list[Any]]]:

@@ -1,6 +1,6 @@
 """Weights of other frameworks: eleven formats."""
 
-import json
+import copy
 import sys
 import types
 import zipfile
@@ -17,6 +17,7 @@ from diagnostics.load_weights import load_clients, load_weights
 from diagnostics.measure import diagnose
 from fedlayers.cli.app import main
 from tests.conftest import refuses
+from tests.networks import Wired
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -94,18 +95,82 @@ def test_eleven_formats_give_the_weights_bit_for_bit():
     assert len(names) == 11
 
 
-def test_adapters_of_peft_are_added_to_the_weights():
-    Path("peft").mkdir()
-    low, high = torch.rand(2, 3), torch.rand(4, 2)
-    start = "base_model.model.0.lora_"
-    names = {f"{start}A.weight": low, f"{start}B.weight": high}
-    save_file(names, "peft/adapter_model.safetensors")
-    config = {"r": 2, "lora_alpha": 6, "peft_type": "LORA"}
-    Path("peft/adapter_config.json").write_text(json.dumps(config))
-    net = nn.Sequential(nn.Linear(3, 4))
-    before = net[0].weight.detach().clone()
-    load_weights("peft", into=net)
-    assert torch.allclose(net[0].weight, before + 3 * high @ low)
+ADAPTERS = {
+    "a trained head": {"r": 2, "modules_to_save": ["2"]},
+    "biases": {"r": 2, "bias": "all"},
+    "patterns": {
+        "r": 2,
+        "lora_alpha": 6,
+        "rank_pattern": {"2": 1},
+        "alpha_pattern": {"2": 9},
+    },
+    "dora": {"r": 2, "use_dora": True, "use_rslora": True},
+    "ia3": {"feedforward_modules": ["2"]},
+    "pissa": {"r": 2, "init_lora_weights": "pissa"},
+}
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_adapters_of_peft_load_as_peft_loads_them_or_are_refused(kind, wrapped):
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)
+    )
+    make = peft.IA3Config if kind == "ia3" else peft.LoraConfig
+    config = make(
+        target_modules=["0"] if "head" in kind else ["0", "2"], **ADAPTERS[kind]
+    )
+    tuned = peft.get_peft_model(copy.deepcopy(net), config)
+    with torch.no_grad():
+        for parameter in tuned.parameters():
+            parameter += parameter.requires_grad * torch.randn_like(parameter)
+    tuned.save_pretrained("folder")
+    into = copy.deepcopy(net)
+    if wrapped:
+        into = peft.get_peft_model(into, copy.deepcopy(config))
+    x = torch.randn(5, 3)
+    if kind == "pissa":
+        with refuses("init_lora_weights"):
+            load_weights("folder", into=into)
+        return
+    right = peft.PeftModel.from_pretrained(copy.deepcopy(net), "folder")(x)
+    torch.testing.assert_close(
+        load_weights("folder", into=into)(x), right, rtol=0, atol=1e-5
+    )
+    with refuses("adapters"):
+        load_weights(
+            "folder", into=nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+        )
+
+
+@pytest.mark.parametrize("start", ["", "module.", "encoder.backbone."])
+def test_tied_tensors_prefixes_and_named_states(start):
+    net = Wired(lambda m, x: m.b(m.a(x)), a=nn.Linear(3, 3), b=nn.Linear(3, 3))
+    net.b.weight = net.a.weight
+    state = {f"{start}{k}": v for k, v in net.state_dict().items() if k != "b.weight"}
+    other = {name: tensor + 1 for name, tensor in state.items()}
+    torch.save({"ema": other, "teacher": state}, "two.pt")
+    torch.save({"model": other, "model_ema": state}, "wrapped.pt")
+    both = {"student": other, "teacher": state}
+    flat = {f"{k}.{name}": t for k, part in both.items() for name, t in part.items()}
+    torch.save(flat, "flat.pt")
+    with refuses("student.*teacher.*by key"):
+        load_weights("flat.pt", into=net)
+    for name, key in (
+        ("two.pt", "teacher"),
+        ("wrapped.pt", "model_ema"),
+        ("flat.pt", "teacher"),
+    ):
+        fresh = copy.deepcopy(net)
+        nn.init.zeros_(fresh.a.weight)
+        assert equal(load_weights(name, into=fresh, key=key), net)
+        assert fresh.b.weight is fresh.a.weight
+    with refuses("ema, teacher. Name one"):
+        load_weights("two.pt", into=net)
+    with pytest.warns(UserWarning, match="not model_ema"):
+        load_weights("wrapped.pt", into=net)
 
 
 def test_weights_that_do_not_fit_change_nothing():
