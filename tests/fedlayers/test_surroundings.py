@@ -68,7 +68,6 @@ def nets():
     }
 
 
-@pytest.mark.filterwarnings("ignore:.*equal a training sample")
 @pytest.mark.parametrize("kind", ["sparse", "listed", "scripted"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", None])
 def test_odd_modules_give_a_value_or_one_line(kind, optimizer):

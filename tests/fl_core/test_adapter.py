@@ -197,7 +197,7 @@ class Chain(nn.Module):
 
     def __init__(self, form, classes=3):
         super().__init__()
-        self.form, self.num_features = form, 7
+        self.form = form
         self.blocks = nn.Sequential(
             *(nn.Sequential(nn.Linear(7, 7), nn.ReLU()) for _ in range(2))
         )
@@ -255,7 +255,7 @@ def test_samples_as_dicts_are_padded_by_their_mask_or_refused():
     )
     for rows, words in (
         (ragged, "one shape; got several for tokens"),
-        ([{"text": "a", "label": 0}] * 3, "numbers; got words or objects for text"),
+        ([{"text": "a", "label": 0}], "numbers; got words or objects for text"),
     ):
         with refuses(f"client 'a': .*{words}"):
             run({"a": rows, "b": (X, Y)}, "mlp", clients=None)
