@@ -19,7 +19,7 @@ MEMBERS = set(re.findall(IN_CODE, (ROOT / "docs" / "glossary.md").read_text("utf
 FIELDS = (command_class(name).__dataclass_fields__ for name in COMMANDS)
 FLAGS = {
     *(field.replace("_", "-") for field in set(KEYS).union(*FIELDS)),
-    *re.findall(r"\S+", "help budget only pack train federations cluster"),
+    *re.findall(r"\S+", "help version budget only pack train federations cluster"),
     *("extra-index-url", "trusted-entities"),
 }
 """With those of figures, pip, Flower and an example."""

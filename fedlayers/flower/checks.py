@@ -34,6 +34,8 @@ from fl_core.tree import Tree
 if TYPE_CHECKING:
     from fedlayers.flower.packets import Packet
 
+OWN_STEP = 1000
+"""Gradients of a batch, at most, that an algorithm's own step takes: pFedMe takes several."""
 TIMES_MEDIAN = 1_000.0
 """How often an update's norm may be the median of the others."""
 LEAST_UPDATES = 3
@@ -146,7 +148,10 @@ def _check_work(
     elif isinstance(request, FinetuneRequest):
         phases = algorithm.finetuning(request.done, request.client)
     n_train = len(data.clients[request.client].train)
-    most = {phase.name: phase.epochs * n_train for phase in phases}
+    most = {
+        phase.name: phase.epochs * n_train * (OWN_STEP if phase.step else 1)
+        for phase in phases
+    }
     for name, value in work.items():
         phase, _, kind = name.partition("/")
         kind = kind.partition("/")[0]

@@ -45,7 +45,7 @@ def layers(kind="plain"):
 
 def test_clients_that_are_made_up_unasked_are_told(tmp_path):
     path = tmp_path / "wards.csv"
-    lines = [f"{k % 3},{k},{k % 2}\n" for k in range(120)]
+    lines = [f"{k % 3},{k * k % 53},{k % 2}\n" for k in range(120)]
     path.write_text("ward,age,label\n" + "".join(lines))
     config = RunConfig(dataset=str(path), rounds=1, batch_size=8)
     for changes in (

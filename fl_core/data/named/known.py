@@ -1,6 +1,6 @@
 """Federations with a known answer: the digits at six clients, whose labels or inputs differ by construction.
 
-What is best there is measured by ``figures.decision.known``, not assumed.
+What is best there is measured by `figures/decision/known_runs.py`, not assumed.
 """
 
 from __future__ import annotations
