@@ -48,7 +48,7 @@ def opened(monkeypatch):
         raise AssertionError(f"reads {path}")
 
     monkeypatch.setattr(initial, "_of_run", refused)
-    monkeypatch.setattr(initial, "read", refused)
+    monkeypatch.setattr(initial.weights, "read", refused)
     monkeypatch.setattr(plan.LayerPlan, "load", refused)
     monkeypatch.setattr(files, "read", refused)
     monkeypatch.setattr(loading.files, "read", refused)
