@@ -416,7 +416,7 @@ def estimate_cost(
     waits = int(config.federation.patience or 0) * int(config.execution.eval_every or 1)
     likely = min(full, 2 * waits) if waits else full
     ends = [min(job.until or full, likely) for job in jobs]
-    kept = min(kept, likely)
+    kept = min(kept, likely - min(ends))
     moved = [bytes_a_round(tasks[job.arm]) for job in jobs]
     steps = [round_steps(tasks[job.arm]) for job in jobs]
     together = sum(map(operator.mul, ends, steps)) / _side_by_side(len(jobs), workers)
