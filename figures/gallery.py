@@ -127,7 +127,8 @@ def entries(header: Mapping[str, Any], frame: pd.DataFrame) -> list[Entry]:
     Raises:
         UsageError: a metric has no rows.
     """
-    if lacking := set(METRICS) - set(frame["metric"]):
+    drawn = {metric for metric in METRICS if not METRICS[metric].shared}
+    if lacking := drawn - set(frame["metric"]):
         raise UsageError(
             f"{NAME} must have rows of {listing(sorted(lacking))}; got none. Make them: {STUDY.command}"
         )

@@ -362,7 +362,7 @@ def with_named_keys(function: Function) -> Function:
     last = parameters.pop()
     (keys,) = get_args(argument_hint(inspect.unwrap(function), last.name))
     named = [
-        last.replace(name=name, kind=last.KEYWORD_ONLY, annotation=hint)
+        last.replace(name=name, kind=last.KEYWORD_ONLY, annotation=hint, default=...)
         for name, hint in get_type_hints(keys).items()
     ]
 

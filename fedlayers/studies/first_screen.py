@@ -219,7 +219,7 @@ def _of_no_arm(race: Inference, leader: Arm | None, facts: Facts | None) -> list
     lines = [NOTHING_BETTER if leader is None else NONE_SHOWN]
     if facts is None:
         return lines
-    loss, base = label(facts.score), _value(facts, "base_rate")
+    loss, base = label(facts), _value(facts, "base_rate")
     if leader is not None and "model" in facts.values:
         lines.append(
             f"On test samples {way(leader)} has {loss} {_value(facts, 'model')}, the base rate {base}"
@@ -238,7 +238,7 @@ def _of_no_arm(race: Inference, leader: Arm | None, facts: Facts | None) -> list
 
 def _of_simple(facts: Facts, best: str) -> list[str]:
     """Say that a simple model is as good."""
-    loss, gap = label(facts.score), facts.above["simple"]
+    loss, gap = label(facts), facts.above["simple"]
     worse = _is_better(facts.score, Interval(-gap.value, -gap.high, -gap.low))
     head = "A simple model is better" if worse else "A simple model is as good"
     side = _bracketed(facts.score, gap, "")
@@ -269,7 +269,7 @@ def _undecided(
 
 def _beside(facts: Facts, decided: bool) -> str:
     """Say how much better the model is than the best simple model, and if decided, than training alone."""
-    loss = label(facts.score)
+    loss = label(facts)
     against = {"alone": "training alone", "base_rate": "the base rate"}
     parts: list[str] = []
     for name, words in against.items():
@@ -335,9 +335,11 @@ def simple_model(facts: Facts) -> str:
     return f"{kind} per client"
 
 
-def label(score: str) -> str:
-    """Return a score's name in a sentence."""
-    return "log loss" if score == "loss" else label_of(score)
+def label(facts: Facts) -> str:
+    """Return the name of the deciding score in a sentence. Of numbers and of survival the loss is no log loss."""
+    if facts.score != "loss":
+        return label_of(facts.score)
+    return "log loss" if facts.kind in (CLASSIFICATION, MULTILABEL) else "loss"
 
 
 def capital(text: str) -> str:

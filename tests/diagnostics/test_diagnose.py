@@ -33,9 +33,8 @@ from tests.networks import Wired, snapshot
 
 mpl.use("agg")
 C = 3
-OF_A_RUN = ("clients_differ", "layer_tuning")
-"""Metrics that train copies of a run's shared model; test_tuning has them."""
-ALL = tuple(name for name in METRICS if name not in OF_A_RUN)
+ALL = tuple(name for name in METRICS if not METRICS[name].shared)
+"""Without those that train copies of a run's shared model: test_tuning has them."""
 CHEAP = {
     "linear_probe": {"folds": 2, "samples": 12},
     "knn_probe": {"folds": 2},

@@ -110,7 +110,8 @@ def test_a_run_of_a_table_of_numbers_is_resumed_and_compared(table, tmp_path):
     found = compare(config, names, (0,), tmp_path / "compare", progress=False)
     assert (found.score, set(found.table["rank"])) == ("r2", {1.0, 2.0})
     choice = choose(config, tmp_path / "choose", arms=("nothing", "all"))
-    assert re.search(r"(?m)^ *arm +rate +seed +R2 +loss", choice.text())
+    assert re.search(r"(?m)^ *arm +loss +against the leader +R2", choice.text())
+    assert "log loss" not in choice.text()
 
 
 def test_targets_of_a_table_are_standardised_and_scored_in_their_unit(tmp_path):
