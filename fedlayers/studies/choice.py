@@ -16,6 +16,7 @@ import pandas as pd
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.comparison import gains_of
 from fedlayers.studies.first_screen import Facts, first_screen
+from fedlayers.studies.harmless import BASE_RATE
 from fedlayers.studies.hint import NO_COST, Cost
 from fedlayers.studies.inference import DECIDED, NOTHING, UNDECIDED, UNSHOWN, Inference
 from fedlayers.studies.jobs import TrainingJob
@@ -357,18 +358,25 @@ class Choice(Displayed):
         Args:
             out: the folder of this choice; ``command``: what was typed, empty for a call from Python.
         """
-        simple = self.facts is not None and bool(self.facts.simple)
-        as_good = simple and self.facts is not None and not self.facts.better("simple")
-        if (
-            as_good
-            and self.facts is not None
-            and self.facts.simple.startswith("linear")
-        ):
-            name = self.facts.simple
-            return f"`fedlayers export {out} --baseline {name} --out {name}` writes the simple models."
-        if as_good or self.answers.useless or self.winner is None:
+        facts, name, why = self.facts, "", ""
+        useless = self.answers.useless or self.winner is None
+        if facts is not None and not facts.better("simple"):
+            name = facts.simple
+        if name.startswith("boosting"):
+            why = "Gradient boosting cannot be exported. "
+            by, other = (
+                self.inference.main,
+                BASE_RATE if useless else self.inference.leader,
+            )
+            worth = self.evidence.set_index("name")[by] * (1 if SCORES[by] else -1)
+            name = str(worth.reindex(["linear_own", other]).idxmax())
+        if name.startswith("linear"):
+            return f"{why}`fedlayers export {out} --baseline {name} --out {name}` writes the simple models."
+        if useless:
             return "Check labels and columns before any model is used: `fedlayers check` lists them for a table."
         export = f"`fedlayers export {out} --out models` writes the recommended models."
+        if why:
+            return f"{why}{export}"
         if self.inference.verdict == DECIDED and self.inference.seeds > 1:
             return export
         more = max(3, 2 * self.inference.seeds)

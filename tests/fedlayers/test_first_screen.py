@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -83,7 +84,18 @@ def test_each_number_is_that_of_the_stored_models(signal, tmp_path):
     assert ("Undecided" in text) <= (choice.inference.verdict == UNDECIDED)
     if not signal:
         assert "base rate" in text.split(".")[0] or "simple model" in text
-    assert choice.answers.useless == (choice.inference.verdict in (NOTHING, UNSHOWN))
+    useless = choice.inference.verdict in (NOTHING, UNSHOWN)
+    assert choice.answers.useless == useless
+    above = {**facts.above, "simple": Interval(0.1, -0.1, 0.3)}
+    facts = replace(facts, simple="boosting_own", above=above)
+    table = choice.evidence
+    for value, step in (
+        (0.0, "--baseline linear_own"),
+        (9.0, "fedlayers check" if useless else "--out models"),
+    ):
+        loss = table["loss"].where(table["name"] != "linear_own", value)
+        changed = replace(choice, facts=facts, evidence=table.assign(loss=loss))
+        assert step in changed.next_step(tmp_path)
 
 
 LAYERS = tuple(Layer(name, (f"{name}.weight",)) for name in ("fc1", "fc2", "fc3"))

@@ -96,7 +96,7 @@ def test_training_lowers_the_loss_of_numbers_in_the_stacked_trainer_too(loss):
 
 
 def test_a_run_of_a_table_of_numbers_is_resumed_and_compared(table, tmp_path):
-    """Scored by MSE, MAE and R2, ranked by R2, raced by R2 - loss."""
+    """Scored by MSE, MAE and R2, compared by R2, raced by the loss."""
     config = RunConfig(dataset=str(table), task=REGRESSION, **SLOW)
     assert runner.assemble(config).config.training.loss == "mse"
     whole = runner.run(config, progress=False)
