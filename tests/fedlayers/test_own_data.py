@@ -218,10 +218,10 @@ def test_a_folder_goes_on_with_its_own_data_alone(tmp_path):
     assert torch.equal(fl.predict(path, new, model=network).outputs, expected)
 
 
-def test_choose_without_a_folder_uses_that_of_the_command(tmp_path, monkeypatch):
+def test_choose_without_a_folder_is_in_one_named_by_its_question(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fl.choose(CONFIG, data=samples(), arms=("nothing", "all"))
-    assert (tmp_path / "out" / "choose" / "choice.json").exists()
+    assert len([*(tmp_path / "out").glob("choose-*/choice.json")]) == 1
 
 
 def test_check_of_what_no_setting_reads_fails_in_one_line(tmp_path, capsys):
