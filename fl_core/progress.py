@@ -12,10 +12,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TextIO
 
 from fl_core.errors import plural, warn
 
@@ -26,7 +26,6 @@ TENTHS = 10
 """Lines about the progress of one piece of work at most."""
 SECONDS = 1.0
 """Least time between two lines, so that short work writes few."""
-T = TypeVar("T")
 
 
 class Lines:
@@ -176,16 +175,6 @@ def say(line: str, file: TextIO | None = None) -> None:
     file = file or sys.stdout
     (print if bars is None else bars.tqdm.write)(line, file=file)
     file.flush()
-
-
-def with_progress(
-    items: Sequence[T], what: str, unit: str, *, shown: bool = True
-) -> Iterator[T]:
-    """Give items one by one, and show how many are done."""
-    with progress_bar(len(items), what, unit, shown=shown) as bar:
-        for item in items:
-            yield item
-            bar.update()
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
