@@ -32,8 +32,8 @@ from fl_core.run import runner
 from fl_core.run.runner import Task
 from fl_core.seeds import torch_seeded
 
-FROM_OUTSIDE = ("_PROXY", "RAY_", "MPL", "COLUMNS", "NO_COLOR")
-"""Parts of the names of variables of a user's shell that tests do not read."""
+FROM_OUTSIDE = ("_PROXY", "RAY_", "MPL", "COLUMNS", "NO_COLOR", "DONTWRITEBYTECODE")
+"""Parts of the names of variables of a user's shell that tests and their processes do not read."""
 for variable in [*os.environ]:
     if any(part in variable.upper() for part in FROM_OUTSIDE):
         del os.environ[variable]
