@@ -18,6 +18,7 @@ from fl_core.errors import UsageError, as_list, check_known, listing, read_as
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
 
+from . import plots
 from .curve import both_ways
 from .metrics.base import metric_or_placeholder
 from .null import NULLS, of_null, split_resamples
@@ -108,8 +109,6 @@ class Report(Displayed):
         Raises:
             UsageError: the metric is not there.
         """
-        from . import plots
-
         self._rows(metric)
         tables = [last_round(table) for table in (self.frame, self.nulls) if len(table)]
         return plots.metric(pd.concat(tables, ignore_index=True), metric, ax)
@@ -198,8 +197,6 @@ class Report(Displayed):
 
     def layer_map(self, gains: pd.DataFrame | None = None, width: float = 16.0) -> Any:
         """Draw the layers down and the rounds across (:func:`diagnostics.plots.layer_map`)."""
-        from . import plots
-
         return plots.layer_map(self.header, self.table, gains, width)
 
     def summary(self) -> Summary:
@@ -390,7 +387,7 @@ def _stability(stability: Mapping[str, Any]) -> str:
         f"  the same as here in {stability['agreement']:.1%}",
         f"  {', '.join(shares)}",
     ]
-    absent = "batches were not resampled: diagnose --resamples N, with at least 2 batches for each client"
+    absent = "batches were not resampled: diagnose with resamples=N, with at least 2 batches for each client"
     lines += [f"  ({absent})"] * ("batches" not in stability["of"])
     return "\n".join(lines)
 

@@ -5,9 +5,30 @@ Axes, a new figure has the package's own style. A given Axes keeps its caller's 
 a note beneath the picture gives the reason.
 """
 
-# ruff: noqa: F401 - the names are for whoever imports this package
+from __future__ import annotations
 
-from .drawing import style
-from .layer_map import layer_map, plan
-from .layers import cka_matrices, costs, metric, tsne, tsne_panels
-from .runs import calibration, clients, comparison, cost_steps, learning, partition, roc
+from typing import TYPE_CHECKING
+
+from fl_core.registry import attach
+
+if TYPE_CHECKING:
+    from diagnostics.plots.drawing import style as style
+    from diagnostics.plots.layers import (
+        cka_matrices as cka_matrices,
+        costs as costs,
+        metric as metric,
+        tsne as tsne,
+        tsne_panels as tsne_panels,
+    )
+    from diagnostics.plots.maps import layer_map as layer_map, plan as plan
+    from diagnostics.plots.runs import (
+        calibration as calibration,
+        clients as clients,
+        comparison as comparison,
+        cost_steps as cost_steps,
+        learning as learning,
+        partition as partition,
+        roc as roc,
+    )
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -368,7 +368,7 @@ class Map(OfRun):
         self.check_source()
         check_folder(self.out)
 
-        from diagnostics.plots.layer_map import WIDTH
+        from diagnostics.plots.maps import WIDTH
         from diagnostics.through_time import LEAST_DRAWS, through_time
         from fedlayers import runs
         from fedlayers.studies.report import save

@@ -1,17 +1,19 @@
-"""What ends a run early: its stopping rule, and losses that diverge."""
+"""What ends a run early, its stopping rule and losses that diverge, and the checkpoints to which a run returns."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 
 from fl_core.algorithms.base import Round, State
 from fl_core.errors import DivergedError, UsageError, warn
 from fl_core.records.stopping import BEST_ROUND, STATE, StoppingRule, weighted_mean
-from fl_core.records.store import Run
+from fl_core.records.store import Checkpoint, Run
+from fl_core.records.writing import Writer
 from fl_core.rounds.clients import ClientReply
 from fl_core.rounds.engine import EVALUATE, Engine, Listener, rounds_done
-from fl_core.rounds.recorder import Recorder
+from fl_core.rounds.recorder import Recorder, Timer
 from fl_core.rows import label_of
 from fl_core.tree import Tree
 
@@ -58,7 +60,7 @@ class EarlyStopping(Listener):
             if rounds_done(rnd) == 0 and math.isnan(scores.get(main, math.nan)):
                 raise UsageError(
                     f"patience must have the validation samples of every client to judge by; {client.name!r} has none "
-                    f"with a {label_of(main)}. Use --patience 0 in a new folder, or give that client more samples."
+                    f"with a {label_of(main)}. Use patience=0 in a new folder, or give that client more samples."
                 )
             self._taken.setdefault(model, []).append((scores, len(client.train)))
 
@@ -92,6 +94,33 @@ class EarlyStopping(Listener):
                 "estimator": rule.description,
             }
             self.recorder.row(BEST_ROUND, at, engine.done, None, **columns)
+
+
+class Saver(Listener):
+    """Checkpoints of a run."""
+
+    def __init__(
+        self, writer: Writer, timer: Timer, stopping: EarlyStopping | None = None
+    ) -> None:
+        self._writer, self._timer, self._stopping = writer, timer, stopping
+        self._since = time.monotonic()  # of the last checkpoint, or the beginning
+
+    def after_round(self, engine: Engine) -> None:
+        done, schedule = engine.done, engine.schedule
+        if done == 0:
+            return
+        waited = time.monotonic() - self._since
+        early = 0 <= waited < schedule.save_seconds  # not if the clock went back
+        saves = schedule.saves(done) and (done == schedule.end or not early)
+        if self._stopping and schedule.evaluates(done):
+            saves |= engine.finished or done in self._stopping.rule.best.values()
+        if saves:
+            clients = engine.clients
+            found = Checkpoint(done, engine.server, clients.states, clients.kept)
+            with self._timer.charge("save"):
+                self._writer.checkpoint(found, clients.states.changed)
+            clients.states.changed.clear()
+            self._since = time.monotonic()
 
 
 STARTS = "initial_losses"

@@ -37,11 +37,10 @@ from fl_core.rounds.clients import (
     MakesExecutor,
     Serial,
 )
-from fl_core.rounds.early_stopping import Divergence, EarlyStopping
+from fl_core.rounds.early_stopping import Divergence, EarlyStopping, Saver
 from fl_core.rounds.engine import Engine, Listener, Schedule
 from fl_core.rounds.plan_selection import Instruments, PlanSelection
 from fl_core.rounds.recorder import Costs, Logger, Recorder, Timer, loggers_of
-from fl_core.rounds.saver import Saver
 from fl_core.rounds.workers import Workers
 from fl_core.rows import selecting_scores
 from fl_core.run import own_code, restore
@@ -251,7 +250,7 @@ def resume(
             if changed and not allow_changed_code:
                 raise UsageError(
                     f"{path} must be resumed with the code that it began with; got other code of its "
-                    f"{listing(changed)}. Pass --allow-changed-code to use it (allow_changed_code=True in Python)."
+                    f"{listing(changed)}. Pass allow_changed_code=True to use it."
                 )
             restore.check_same_start(task, path, weights=weights or found is None)
             if found is not None:
@@ -276,11 +275,11 @@ def check_device(name: str) -> None:
     except (RuntimeError, AssertionError) as error:
         if name.partition(":")[0] not in DEVICES:
             raise UsageError(
-                f"device must be one of {listing(DEVICES)}, as torch names them; got {name!r}. Write --device cuda for "
+                f"device must be one of {listing(DEVICES)}, as torch names them; got {name!r}. Write device='cuda' for "
                 "a graphics card."
             ) from error
         raise UsageError(
-            f"device must be one that works here; got {name!r} ({str(error).splitlines()[0]}). Use --device cpu."
+            f"device must be one that works here; got {name!r} ({str(error).splitlines()[0]}). Use device='cpu'."
         ) from error
 
 

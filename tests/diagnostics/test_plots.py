@@ -9,7 +9,7 @@ from matplotlib.colors import to_rgb
 
 from diagnostics import plots
 from diagnostics.plots.drawing import weighted_mean, with_notes
-from diagnostics.plots.layer_map import FEDERATED, LOCAL
+from diagnostics.plots.maps import FEDERATED, LOCAL
 from fl_core.errors import UsageError
 from tests.diagnostics.made import HOSPITALS, LAYERS, decision, diagnosis, results
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import fedlayers as fl
 from diagnostics import through_time
-from diagnostics.plots.layer_map import band, panels_of
+from diagnostics.plots.maps import band, panels_of
 from fedlayers.runs import default_instruments
 from fl_core.run import runner
 from tests.conftest import refuses
