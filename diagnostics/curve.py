@@ -135,7 +135,7 @@ def curve_of(
     if metric in METRICS and metric not in {*table["metric"]}:
         raise UsageError(
             f"the rows must hold {metric}, which the rule reads; got {listing(table['metric'].unique())}. "
-            f"Measure it: --metrics {metric}."
+            f"Measure it: metrics=[{metric!r}]."
         )
     table = table[
         table["metric"]

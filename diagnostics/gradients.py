@@ -284,8 +284,7 @@ class Statistic:
             and all(reading.n_batches == 1 for reading in readings)
         ):
             warn(
-                f"{self.name} with reduction='batch' saw one batch of each client: measure in smaller batches "
-                "(batch, or --measure-batch)"
+                f"{self.name} with reduction='batch' saw one batch of each client: measure in smaller batches (batch)"
             )
         return [
             made

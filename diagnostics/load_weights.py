@@ -69,8 +69,7 @@ def load_weights(
     path, into = Path(path), plain(into)
     if by_position and path.suffix != ".npz":
         raise UsageError(
-            f"by_position must be left out for files with names; got it with {path}. Leave out by_position=True "
-            "(--by-position)."
+            f"by_position must be left out for files with names; got it with {path}. Leave out by_position=True."
         )
     target = into.state_dict(keep_vars=True)
     if path.is_dir():
@@ -358,7 +357,7 @@ def _by_position(
     if not by_position:
         raise UsageError(
             f"{path} has arrays without names of tensors. Pass by_position=True "
-            "(--by-position) if they are in the order of the module's state_dict()."
+            "if they are in the order of the module's state_dict()."
         )
     headers = files.headers(path)
     if len(headers) != len(target):

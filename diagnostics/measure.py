@@ -340,7 +340,7 @@ def diagnose_run(
     if kind := folder_kind(path):
         raise UsageError(
             f"{path} must be a run directory; it is {kind}. Load it with fl.load_weights, "
-            "or measure it with --models, --pattern and --model."
+            "then measure them with fl.diagnose."
         )
     found = runner.store.Run(path)
     rule = found.stopping_rule()

@@ -304,7 +304,7 @@ def _check_asked(
     check_value("threshold", threshold, ABOVE_0)
     if by_hand and layers is None:
         raise UsageError(
-            f"rule {rule!r} must have the names of the layers to share; got none. Add --layers."
+            f"rule {rule!r} must have the names of the layers to share; got none. Add layers=NAMES."
         )
     if not by_hand and layers is not None:
         raise UsageError(

@@ -298,8 +298,7 @@ class Sensitivity:
         single = [r.subject.client for r in readings if r.n_batches == 1]
         if measurement.resamples and single:
             warn(
-                f"one batch cannot be resampled, and {listing(single)} had one: measure in smaller batches "
-                "(batch, or --measure-batch)"
+                f"one batch cannot be resampled, and {listing(single)} had one: measure in smaller batches (batch)"
             )
         how = measurement.resamples, measurement.seed
         return self.table(measurement.layers, clients, sizes, *how)

@@ -17,12 +17,10 @@ import inspect
 import math
 import os
 import re
-import shlex
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache, wraps
 from numbers import Integral, Real
@@ -42,8 +40,6 @@ from typing import (
 )
 
 PACKAGES = ("fl_core", "diagnostics", "fedlayers")
-ON_COMMAND_LINE = ContextVar("ON_COMMAND_LINE", default=False)
-"""Whether the program runs, so that messages name its options and not the keywords of Python."""
 
 
 class UsageError(ValueError):
@@ -118,26 +114,12 @@ def plural(count: int, noun: str) -> str:
 
 
 def spelled(**settings: Any) -> str:
-    """Return settings as the caller types them: keywords in Python, options on the command line.
+    """Return settings as Python's keywords. The command line shows them as its flags.
 
     >>> spelled(label_column="died at", exclude_columns=["id"], keep_ids=True)
     "label_column='died at', exclude_columns=['id'], keep_ids=True"
     """
-    if not ON_COMMAND_LINE.get():
-        return ", ".join(f"{key}={value!r}" for key, value in settings.items())
-    words = []
-    for key, value in settings.items():
-        flag = f"--{key.replace('_', '-')}"
-        texts = [] if value is True else list(map(str, as_list(key, value)))
-        signs = [text for text in texts if text.startswith("-")]
-        if len(signs) < len(texts) or not texts:
-            words.append(flag)
-        for text in texts:
-            named = any(map(str.isalnum, text))  # a sign alone is quoted
-            if text not in signs:
-                words.append(shlex.quote(text) if named else repr(text))
-        words += [f"{flag}={shlex.quote(text)}" for text in signs]
-    return " ".join(words)
+    return ", ".join(f"{key}={value!r}" for key, value in settings.items())
 
 
 def needs_package(package: str, purpose: str, extra: str) -> UsageError:

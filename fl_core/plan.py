@@ -341,7 +341,7 @@ class LayerPlan(Displayed):
             "the plan", found, FORMAT
         ):
             raise UsageError(
-                f"a plan must have the format {FORMAT!r}; got {found!r}. Use --plan auto to make one."
+                f"a plan must have the format {FORMAT!r}; got {found!r}. Use plan='auto' to make one."
             )
         rest = {k: v for k, v in data.items() if k not in ("format", "sha256")}
         plan: LayerPlan = read_as(cls, rest, "a plan")
@@ -365,7 +365,7 @@ class LayerPlan(Displayed):
             fault = "is a folder" if path.is_dir() else "does not exist"
             raise UsageError(
                 "plan must be a file that fedlayers choose or select wrote, or auto; "
-                f"got {str(path)!r}, which {fault}. Correct its path, or use --plan auto."
+                f"got {str(path)!r}, which {fault}. Correct its path, or use plan='auto'."
             )
         try:
             return cls.from_json(
@@ -376,7 +376,7 @@ class LayerPlan(Displayed):
         except ValueError as error:  # no JSON, no UTF-8, or nested too deeply
             raise UsageError(
                 f"{path} must be a plan, as fedlayers choose or select writes it; got no JSON ({error}). "
-                "Use --plan auto to make one."
+                "Use plan='auto' to make one."
             ) from error
 
     @property

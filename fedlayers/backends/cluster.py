@@ -373,16 +373,12 @@ def clients_on(place: str, *, stacked: bool, workers: int = 0) -> MakesExecutor:
     kind, _, address = place.partition(":")
     if kind != RAY:
         raise UsageError(
-            f"{place!r} is for many runs. Train the clients of one by --workers N, or --backend {RAY}."
+            f"{place!r} is for many runs. Train the clients of one with workers=N, or backend={RAY!r}."
         )
     if workers > 1 or stacked:
-        words = (
-            "clients that are trained together (--stack on)"
-            if stacked
-            else f"--workers {workers}"
-        )
+        words = "clients that are trained together (stack)" if stacked else "workers"
         raise UsageError(
-            f"--backend {place} trains clients one by one on a cluster. Leave {words} out."
+            f"backend {place!r} trains clients one by one on a cluster. Leave {words} out."
         )
     reachable(address)
     return lambda client_runner: Actors(client_runner, address)

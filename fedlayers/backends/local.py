@@ -24,7 +24,6 @@ from contextlib import (
     AbstractContextManager,
     ExitStack,
     closing,
-    contextmanager,
     suppress,
 )
 from pathlib import Path
@@ -32,8 +31,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from tqdm import tqdm
 
-from fl_core.data.registry import local_root
-from fl_core.errors import CorruptError, RunError, UsageError, WorkerError, about, warn
+from fl_core.errors import CorruptError, RunError, UsageError, WorkerError, warn
 from fl_core.progress import end_with_parent, progress_bar
 from fl_core.records.store import BEGINNING
 from fl_core.rounds.workers import (
@@ -243,21 +241,6 @@ def answer_job(work: Job) -> Answer:
         str(each.message) for each in caught if issubclass(each.category, UserWarning)
     ]
     return Answer(value, error, list(dict.fromkeys(said)))
-
-
-@contextmanager
-def remote_errors(is_away: bool = True) -> Iterator[None]:
-    """Use this machine's data within the block, and add its name to errors.
-
-    Raises:
-        UsageError, RunError: instead of such errors, and of OSError, within the block.
-    """
-    if not is_away:
-        yield
-        return
-    node = f"on node {socket.gethostname()}"
-    with local_root(), about(node), about(node, OSError, RunError):
-        yield
 
 
 class Event(NamedTuple):

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 from fl_core import progress
 from fl_core.display import message_line, printable
 from fl_core.errors import (
-    ON_COMMAND_LINE,
     CorruptError,
     RunError,
     UsageError,
@@ -72,11 +71,9 @@ ABOUT = (
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the program. An error gives one line, and exit code 2 for usage, 1 for a failure, 128 + N for signal N."""
     _open_streams()
-    told = ON_COMMAND_LINE.set(True)
     try:
         _main(list(sys.argv[1:] if argv is None else argv))
     finally:
-        ON_COMMAND_LINE.reset(told)
         _Printable(sys.stdout).flush()
 
 
@@ -112,12 +109,14 @@ def _main(words: Sequence[str]) -> None:
     import warnings
     from contextlib import redirect_stdout
 
+    from fedlayers.cli.options import with_flags
+
     safe = redirect_stdout(cast(TextIO, _Printable(sys.stdout)))
     seen: set[str] = set()
 
     def note(message: Warning | str, *_: object, **__: object) -> None:
         """Show a warning once, on one line."""
-        line = f"fedlayers: note: {message_line(str(message))}"
+        line = f"fedlayers: note: {message_line(with_flags(str(message)))}"
         if line not in seen:
             seen.add(line)
             progress.say(line, sys.stderr)
@@ -139,11 +138,11 @@ def _main(words: Sequence[str]) -> None:
         if command.debug:
             traceback.print_exc()
         code = 2 if isinstance(error, UsageError) else 1
+        reason = with_flags(str(error))
         if isinstance(getattr(error, "lines", None), list):  # all faults of a table
-            _leave(code, *str(error).splitlines())
-        reason = str(error)
+            _leave(code, *reason.splitlines())
         if not isinstance(error, (UsageError, RunError, OSError)):
-            reason = f"{type(error).__name__}: {error} (--debug shows where)"
+            reason = f"{type(error).__name__}: {reason} (--debug shows where)"
         _leave(code, f"{reason}{_way_out(error, command)}")
 
 

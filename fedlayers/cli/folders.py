@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedlayers.cli.options import Command, check_file
+from fedlayers.cli.options import Command, check_file, with_flags
 from fl_core.config import KEYS, RunConfig
 from fl_core.data.columns import Reading
 from fl_core.errors import (
@@ -65,7 +65,7 @@ class Check(Command):
         for note in found.notes:
             warn(note)
         if found.faults:
-            print(*found.lines, sep="\n")
+            print(*map(with_flags, found.lines), sep="\n")
         source, counts = found.source, found.source.counts()
         sizes = [
             plural(len(source), "row"),
@@ -85,7 +85,7 @@ class Check(Command):
             except UsageError:
                 print(source.table.text(len(source.table.columns)))
                 raise
-        print(f"This works: fedlayers run {found.settings}")
+        print(f"This works: fedlayers run {with_flags(found.settings)}")
         print(source.table.text(len(source.table.columns)))
         rows = counts[:MOST_CLIENTS].itertuples()
         print("", *aligned([["client", *counts], *rows]), sep="\n")

@@ -142,7 +142,7 @@ def _plan(cut: str, layers: tuple[Layer, ...], algorithm: str) -> LayerPlan:
         shared = tuple(name for name in names if name.endswith(f".{cut}"))
         if not shared:
             raise UsageError(
-                f"arm {cut!r} must have a model with adapters; got one without. Use --adapt lora:r=8."
+                f"arm {cut!r} must have a model with adapters; got one without. Use adapt='lora:r=8'."
             )
     elif counted:
         size = int(counted[2])

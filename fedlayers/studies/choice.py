@@ -107,7 +107,7 @@ def infer(
     if not order:
         return Inference(NOTHING, (), pd.DataFrame(columns=COLUMNS), **about)
     if not whole:
-        raise RunError("every arm diverged with some seed. Lower --lr.")
+        raise RunError("every arm diverged with some seed. Lower lr.")
     table, pairs = table.loc[whole], list(combinations(whole, 2))
     there = dict(sampled or {})
     there |= {(other, one): each for (one, other), each in there.items()}

@@ -222,6 +222,6 @@ def _warn_of_seen(
     if leaking:
         warn(
             f"the plan was measured on training data of seed {seed} that hold test samples of "
-            f"{'seeds' if len(leaking) > 1 else 'seed'} {listing(leaking)}; with --plan auto, and under playerfl, "
+            f"{'seeds' if len(leaking) > 1 else 'seed'} {listing(leaking)}; with plan='auto', and under playerfl, "
             "every run decides on its own training data"
         )

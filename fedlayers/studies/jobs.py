@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import (
@@ -30,7 +32,6 @@ from fedlayers.backends.local import (
     carry_out,
     changed_files,
     check_backend,
-    remote_errors,
     write_files,
 )
 from fedlayers.run_result import Live, LiveRun
@@ -40,10 +41,13 @@ from fl_core import data as datasets
 from fl_core.algorithms import find
 from fl_core.config import KEYS, Own, RunConfig, resolve
 from fl_core.data import FederatedData, Partition
+from fl_core.data.registry import ROOT_VARIABLE
 from fl_core.errors import (
     BusyError,
     DivergedError,
+    RunError,
     UsageError,
+    about,
     as_list,
     end_unguarded,
     listing,
@@ -141,8 +145,21 @@ class TrainingJob:
         Raises:
             UsageError, RunError: as for :func:`fl_core.run.runner.run` and :func:`fl_core.run.runner.resume`.
         """
-        with warnings.catch_warnings(action="ignore"), remote_errors(self.away):
-            self._train()
+        with warnings.catch_warnings(action="ignore"):
+            if not self.away:
+                self._train()
+                return
+            node = f"on node {socket.gethostname()}"
+            with about(node), about(node, OSError, RunError):
+                self._with_root()._train()
+
+    def _with_root(self) -> TrainingJob:
+        """Return the run with this machine's data root, if that of its configuration is another machine's."""
+        root = self.config.data.data_root
+        if not (self.away and root) or Path(root).is_dir():
+            return self
+        here = os.environ.get(ROOT_VARIABLE, root)
+        return replace(self, config=self.config.with_keys(data_root=here))
 
     def _train(self) -> None:
         seconds = (
@@ -388,7 +405,7 @@ def open_backend(
         found = nullcontext(backend)
     elif backend and workers > 1:
         raise UsageError(
-            "--backend trains whole runs side by side, each in one process. Leave --workers out."
+            "backend trains whole runs side by side, each in one process. Leave workers out."
         )
     else:
         found = closing(_backend(backend))

@@ -155,7 +155,7 @@ def standings(
     rounds, judged = pd.concat(curves, ignore_index=True), pd.DataFrame(lines)
     if rounds.empty:
         raise UsageError(
-            "an arm must have an evaluated round; got none. Lower --eval-every."
+            "an arm must have an evaluated round; got none. Lower eval_every."
         )
     judged = judged.astype({"lr": float}).assign(score=0.0)
     for name in selecting_scores(TABLE[main].task, by):

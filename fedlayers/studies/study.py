@@ -107,7 +107,7 @@ def study(
     algorithms = as_list("algorithms", algorithms, distinct=True)
     if config.federation.plan is not None:
         raise UsageError(
-            "A study decides on its own plan. Leave --plan out, or use compare."
+            "A study decides on its own plan. Leave plan out, or use compare."
         )
     if (kind := task_kind(config, own)) != CLASSIFICATION:
         raise UsageError(

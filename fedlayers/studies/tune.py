@@ -304,7 +304,7 @@ class Tuned(Displayed):
         seen = sorted(set(self.seeds) & set(seeds))
         if seen:
             raise UsageError(
-                f"Seed {seen[0]} was used for tuning. Use others to compare, such as --seed {max(self.seeds) + 1}."
+                f"Seed {seen[0]} was used for tuning. Use others to compare, such as {max(self.seeds) + 1}."
             )
         if resolve(config, **given).data.dataset != self.dataset:
             warn(f"tuned on {self.dataset}, compared on {config.data.dataset}")

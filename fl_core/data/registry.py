@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -253,21 +251,6 @@ def near_path(path: Location) -> str:
 
 # --- the folder of the named datasets' files --------------------------------------------------------------------
 
-_ELSEWHERE = ContextVar("elsewhere", default=False)
-
-
-@contextmanager
-def local_root() -> Iterator[None]:
-    """Let this machine's ``FEDLAYERS_DATA_ROOT`` replace data roots that do not exist here.
-
-    This is for configurations of another machine, whose folders need not exist here.
-    """
-    token = _ELSEWHERE.set(True)
-    try:
-        yield
-    finally:
-        _ELSEWHERE.reset(token)
-
 
 def find_root(name: str, data_root: Location | None, files: str) -> Path:
     """Return the data root. It must be an existing folder.
@@ -280,8 +263,6 @@ def find_root(name: str, data_root: Location | None, files: str) -> Path:
         UsageError: no data root is given, or it does not exist.
     """
     root = data_root or os.environ.get(ROOT_VARIABLE)
-    if root and _ELSEWHERE.get() and not Path(root).is_dir():
-        root = os.environ.get(ROOT_VARIABLE, root)
     if not root or not Path(root).is_dir():
         raise UsageError(
             f"{name} must have a data root, a folder with {files}; got {root or 'none'}. "

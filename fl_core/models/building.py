@@ -469,7 +469,7 @@ def call_builder(
         if required and parameter not in arguments and parameter not in options:
             raise UsageError(
                 f"model {name!r} must have a value for the option {parameter!r}; got none. "
-                f"Add --model-option {parameter}=VALUE."
+                f"Add model_options={{{parameter!r}: VALUE}}."
             )
     model = builder(**{**arguments, **options})
     if not isinstance(model, nn.Module):
@@ -483,7 +483,7 @@ def option_error(model: str, options: Options, error: Exception) -> UsageError:
     """Return the error for options with which a model cannot be built."""
     said = " ".join(str(error).split())
     return UsageError(
-        f"options of model {model} must fit it; got {options}: {said}. Correct --model-option."
+        f"options of model {model} must fit it; got {options}: {said}. Correct model_options."
     )
 
 

@@ -325,11 +325,11 @@ def inject(
     except ImportError as error:
         raise UsageError(
             "peft must be installed for low-rank adapters. Run pip install 'fedlayers[lora]', or train without them: "
-            "leave --adapt out, or use lora_targets=none."
+            "leave adapt out, or set options={'lora_targets': 'none'}."
         ) from error
     if any(".lora_A." in name for name, _ in model.named_parameters()):
         raise UsageError(
-            "lora_targets must be none with --adapt, which adapts the model. Add --option lora_targets=none."
+            "lora_targets must be none with adapt, which adapts the model. Add options={'lora_targets': 'none'}."
         )
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):

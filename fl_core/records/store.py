@@ -424,7 +424,7 @@ class Run:
         if rule is None:
             raise UsageError(
                 f"round must be one with a checkpoint, or last; got 'best', and {self.path} has no stopping rule. "
-                "Train with --patience N to have one."
+                "Train with patience=N to have one."
             )
         model = model or rule.main
         if model not in rule.best:

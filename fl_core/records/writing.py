@@ -217,7 +217,7 @@ def check_free(path: Path) -> None:
     """
     if path.exists() and not path.is_dir():
         raise UsageError(
-            f"{path} must be a directory; got a file. Choose another --out."
+            f"{path} must be a directory; got a file. Choose another directory."
         )
     names = {each.name for each in path.iterdir()} if path.is_dir() else set()
     if CONFIG in names:

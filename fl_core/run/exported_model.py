@@ -487,7 +487,7 @@ def _client(trained: Mapping[str, nn.Module], which: str, client: str | None) ->
     if len({tree.digest(tree.state_dict(model)) for model in trained.values()}) > 1:
         raise UsageError(
             f"client must be one of {listing(trained)}, which have {which} models of their own; got none. "
-            "Pass --client NAME."
+            "Pass client=NAME."
         )
     return next(iter(trained))
 

@@ -232,7 +232,7 @@ def check_allowed_options(
         else:
             continue
         raise UsageError(
-            f"{where}: {rule}; got {format_option(key, value)[:120]}. Allow it with --allow-code KEY=VALUE."
+            f"{where}: {rule}; got {format_option(key, value)[:120]}. Allow it: allow_code=['KEY=VALUE']."
         )
 
 
@@ -274,6 +274,6 @@ def check_code(path: Path, needed: Mapping[str, str], code: Collection[str]) -> 
     for key, name in needed.items():
         if name not in code:
             raise UsageError(
-                f"{path} uses custom code {name!r} as its {key}. Pass --allow-code {' '.join(needed.values())} to "
-                f"allow it (allow_code={list(needed.values())} in Python)."
+                f"{path} uses custom code {name!r} as its {key}. Pass allow_code={list(needed.values())} to "
+                "allow it."
             )

@@ -139,8 +139,8 @@ def export(
     elif out.suffix:
         if len({each["sha256"] for each in clients.values()}) > 1:
             raise UsageError(
-                f"client must be one of {listing(clients)}, which have models of their own; got none. Pass --client "
-                "NAME, or a folder as --out for all of them."
+                f"client must be one of {listing(clients)}, which have models of their own; got none. Pass "
+                "client=NAME, or a folder as out for all of them."
             )
         names = []
     else:
@@ -189,7 +189,7 @@ def _stored(
     if baseline:
         check_known(f"baseline of {choice} that can be exported", baseline, others)
     elif RECOMMENDED not in known:
-        way = f"Export a baseline: --baseline {others[0]}" if others else "Run it again"
+        way = f"Export a baseline: baseline={others[0]!r}" if others else "Run it again"
         run = parsed_json(read_text(choice / "choice.json")).get("run")
         if run:
             way = f"Export its run: {choice / str(run)}"

@@ -166,7 +166,7 @@ class Task(Displayed):
         rate = why.detail.get("lr")
         if isinstance(rate, float) and rate != lr:
             notes.append(
-                f"the plan was chosen at learning rate {rate:g}, and this run has {lr:g}. Pass --lr {rate:g}"
+                f"the plan was chosen at learning rate {rate:g}, and this run has {lr:g}. Pass lr={rate:g}"
             )
         return notes
 
@@ -411,7 +411,7 @@ def _with_stopping(
     without = f"{data.name} has too few for {listing(few)}"
     if asked:
         raise UsageError(
-            f"patience must have validation samples to judge by; {without}. Use --patience 0."
+            f"patience must have validation samples to judge by; {without}. Use patience=0."
         )
     return config.with_keys(patience=0), [
         f"the run trains all rounds, because only validation samples can stop it, and {without}"
@@ -558,7 +558,8 @@ def _made_up(config: RunConfig, own: Any, data: FederatedData) -> list[str]:
         return []
     columns = () if data.preprocessing is None else data.preprocessing.columns
     likely = by_name("client_column", columns)
-    way = f"Name the column with clients: --client-column {likely[0] if likely else 'NAME'}"
+    column = repr(likely[0]) if likely else "NAME"
+    way = f"Name the column with clients: client_column={column}"
     if own is not None and not columns:
         way = "Pass data={client: (x, y)}"
     elif Path(named).is_dir():
@@ -567,7 +568,7 @@ def _made_up(config: RunConfig, own: Any, data: FederatedData) -> list[str]:
         way = "Add an array named client"
     return [
         f"{named} names no clients: its samples are divided among {len(data.clients)} made-up clients "
-        f"({data.partition.kind!r}). {way}. Or confirm with --partition or --clients."
+        f"({data.partition.kind!r}). {way}. Or confirm with partition or clients."
     ]
 
 

@@ -333,7 +333,7 @@ def fit(
     if not len(y) or not torch.isfinite(outputs).all():
         raise UsageError(
             f"outputs must be finite numbers of at least one sample to be calibrated; got {len(y)} samples. "
-            "Add validation samples, or lower --lr."
+            "Add validation samples, or lower lr."
         )
     from scipy.optimize import minimize  # a study prints its first lines before
 

@@ -121,7 +121,7 @@ def test_clients_with_one_batch_are_named_by_the_measurement_and_by_the_plan():
         (4, "small", "clients and batches of large"),
         (16, "large, small", "at least 2 batches"),
     ):
-        with pytest.warns(UserWarning, match=f"{named}.*--measure-batch"):
+        with pytest.warns(UserWarning, match=f"{named}.*batch"):
             report = diagnose(models, data, SENSITIVITY, batch=batch, **how)
         plan = select(report)
         assert said in explain(plan, full=True)
@@ -218,4 +218,4 @@ def test_resamples_go_to_disk_and_into_the_evidence_but_not_into_the_frame(
     assert select(path) == plan
     assert plan.shared == select(plain).shared
     assert "the clients and batches:" in explain(plan, full=True)
-    assert "--resamples" in explain(select(plain), full=True)
+    assert "resamples=" in explain(select(plain), full=True)

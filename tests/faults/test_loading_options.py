@@ -99,7 +99,7 @@ def test_a_file_chooses_sizes_and_rates_of_own_code_too():
         ("use_cache", True),
         ("rate", float("inf")),
     ):
-        with refuses(rf"{name}.*--allow-code"):
+        with refuses(rf"{name}.*allow_code="):
             check_allowed_options("a file", "mine:net", {name: value})
 
 

@@ -57,7 +57,7 @@ def test_the_factors_of_adapters_are_arms():
         ("a.lora_A", "b.lora_A"),
         ("a.lora_B", "b.lora_B"),
     )
-    with refuses("--adapt"):
+    with refuses("adapt="):
         arms_of(["lora_A", "nothing"], LAYERS)
 
 

@@ -248,7 +248,7 @@ def test_the_page_s_lines_write_a_program_for_any_number_of_samples(
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({}, r"cleveland, hungarian.*--client"),
+        ({}, r"cleveland, hungarian.*client="),
         ({"client": "vaa"}, "'vaa'.*'va'"),
         ({"client": "va", "which": "global"}, "personal.*'global'"),
         ({"client": "va", "round": 7}, r"1, 2.*\b7\b"),
@@ -355,12 +355,12 @@ def test_code_that_a_file_names_is_named_again(tmp_path, monkeypatch):
     mine = "my_net_of_export:net"
     keys = {"model": mine, "model_options": {"width": 3}, "rounds": 1}
     fl.run(dataset="heart", out="run", progress=False, **keys)
-    with refuses(rf"'{mine}'.*--allow-code {mine}"):
+    with refuses(rf"'{mine}'.*allow_code=.'{mine}'"):
         fl.export("run", "a", which="global")
     fl.export("run", "a", which="global", allow_code=[mine])
     Path("imported").unlink()
     monkeypatch.delitem(sys.modules, "my_net_of_export")
-    with refuses(rf"'{mine}'.*--allow-code {mine}"):
+    with refuses(rf"'{mine}'.*allow_code=.'{mine}'"):
         fl.predict("a", X)
     assert not Path("imported").exists()
     assert fl.predict("a", X, allow_code=[mine]).logits.shape == (5, 5)

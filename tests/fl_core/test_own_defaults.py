@@ -61,7 +61,7 @@ def test_without_enough_validation_samples_only_what_was_asked_for_is_refused(
     task = runner.assemble(config)
     assert task.config.federation.patience == 0
     assert any("validation" in note and "s" in note for note in task.said)
-    with refuses(r"patience.*'?s'?.*--patience 0"):
+    with refuses(r"patience.*'?s'?.*patience=0"):
         runner.assemble(config.with_keys(patience=3))
 
 

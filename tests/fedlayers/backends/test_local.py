@@ -243,7 +243,7 @@ def test_places_by_name():
     ):
         assert isinstance(one, InProcessBackend)
         assert (same is here, three.side_by_side) == (True, 3)
-    with refuses("--workers"), open_backend("local:2", 2):
+    with refuses("workers"), open_backend("local:2", 2):
         pass
 
 
