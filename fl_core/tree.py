@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
@@ -145,6 +146,10 @@ def cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     """Return the cosine of the angle between two trees, -1 to 1, or 0 if one of them is zero."""
     sizes = (dot(a, a) * dot(b, b)) ** 0.5
     return dot(a, b) / sizes if sizes else 0.0
+
+
+os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
+"""A fork has none of its parent's threads, and would wait for them for ever."""
 
 
 @contextmanager

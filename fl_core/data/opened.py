@@ -593,8 +593,9 @@ def _parquet(path: Path, reading: Reading) -> Part:
         raise needs_package("pyarrow", f"read {path}", "parquet") from error
 
     def unreadable(error: Exception) -> UsageError:
+        fault = " ".join(str(error).split()).rstrip(".")
         return UsageError(
-            f"{path} must be a readable .parquet file: {error}. Save it again."
+            f"{path} must be a readable .parquet file: {fault}. Save it again."
         )
 
     try:
@@ -615,6 +616,7 @@ def _parquet(path: Path, reading: Reading) -> Part:
             table = parquet.ParquetFile(path, read_dictionary=words).read(names)
         except (pyarrow.ArrowException, OSError) as error:
             raise unreadable(error) from error
-        return table.to_pandas(ignore_metadata=True, integer_object_nulls=True)
+        plain = table.replace_schema_metadata()  # pandas' own may be damaged
+        return plain.to_pandas(integer_object_nulls=True)
 
     return Part(path, list(map(composed, names)), load)

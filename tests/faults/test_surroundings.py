@@ -3,12 +3,15 @@
 import contextlib
 import errno
 import json
+import math
 import os
 import random
 import resource
+import signal
 import time
 
 import pytest
+import torch
 
 from fedlayers.cli import app as cli
 from fl_core import storage
@@ -56,6 +59,19 @@ def test_clocks_that_jump(tmp_path, monkeypatch, undisturbed, how):
     assert Run(tmp_path / "run").verify()
     for line in (tmp_path / "run/timing.jsonl").read_text().splitlines():
         assert all(value >= 0 for value in json.loads(line).values())
+
+
+def test_a_fork_of_a_process_whose_threads_have_computed():
+    """OpenMP's threads are not in a fork, and nobody tells the one who waits for them."""
+    large = torch.ones(1 << 20)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    expected = float(large.exp().sum())
+    if not (child := os.fork()):
+        signal.alarm(20)
+        os._exit(not math.isclose(large.exp().sum(), expected, rel_tol=1e-6))
+    torch.set_num_threads(before)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def at_round(which, act):

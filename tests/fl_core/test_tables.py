@@ -172,10 +172,13 @@ def test_a_parquet_table_is_read_as_the_same_csv(tmp_path):
     path = tmp_path / "t.parquet"
     table.set_index("client").to_parquet(path, engine="pyarrow")
     table.assign(flag=table["flag"].astype(int)).to_csv(tmp_path / "t.csv", index=False)
-    one, two = (
+    damaged = tmp_path / "damaged.parquet"
+    damaged.write_bytes(path.read_bytes().replace(b'"index_col', b"\xd9index_col"))
+    one, two, three = (
         data.load(p, impute="mean", scale="standard")
-        for p in (path, tmp_path / "t.csv")
+        for p in (path, tmp_path / "t.csv", damaged)
     )
+    assert (samples(three, *SPLITS) == samples(one, *SPLITS)).all()
     assert (samples(one, *SPLITS) == samples(two, *SPLITS)).all()
     assert one.classes == two.classes
     with refuses("'dose', row 0.*impute='median'"):
