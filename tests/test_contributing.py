@@ -107,8 +107,9 @@ def test_each_kind_has_its_row_and_its_example():
         re.MULTILINE,
     )
     assert {kind for kind, _, _ in rows} == set(listings.HOMES)
-    shown = "\n".join(text for language, text in BLOCKS if language == "sh")
+    every = [*BLOCKS, *blocks(EXAMPLES)]
+    shown = "\n".join(text for language, text in every if language == "sh")
     for kind, inside, flag in rows:
         package = listings.registry(kind).package
         assert inside == package.replace(".", "/")
-        assert re.search(rf"--{flag} my_\w+:\w+", shown), kind
+        assert re.search(rf"--{flag} [\w.]+:\w+", shown), kind
