@@ -190,7 +190,7 @@ def in_html(text: str) -> str:
     return html.escape(printable(text))
 
 
-def in_csv(value: Any) -> Any:
+def in_csv(value: object) -> Any:
     """Return a cell of a CSV table. A text that a spreadsheet would compute begins with an apostrophe.
 
     A text with semicolons becomes several cells where these separate a list. Each of them begins so.
@@ -211,7 +211,7 @@ def in_csv(value: Any) -> Any:
     return f"'{text}" if text.lstrip()[:1] in tuple(_FORMULA) else text
 
 
-def csv_bytes(table: pd.DataFrame, **options: Any) -> bytes:
+def csv_bytes(table: pd.DataFrame, **options: object) -> bytes:
     """Return a table as a CSV file without its index. The options are those of ``to_csv``."""
     safe = table.set_axis([in_csv(name) for name in table.columns], axis=1)
     safe = safe.apply(

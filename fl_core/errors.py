@@ -113,7 +113,7 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
-def spelled(**settings: Any) -> str:
+def spelled(**settings: object) -> str:
     """Return settings as Python's keywords. The command line shows them as its flags.
 
     >>> spelled(label_column="died at", exclude_columns=["id"], keep_ids=True)
@@ -279,7 +279,7 @@ _LISTS = (list, tuple, Sequence, Collection)
 
 
 def check_type(
-    name: str, value: Any, hint: Any, way: str = "", *, numpy: bool = False
+    name: str, value: object, hint: object, way: str = "", *, numpy: bool = False
 ) -> None:
     """Check that a value has an annotated type. A whole number is also a ``float``, and a truth value is no number.
 
@@ -321,7 +321,7 @@ def checked(function: Function) -> Function:
     signature = inspect.signature(function)
 
     @wraps(function)
-    def call(*args: Any, **options: Any) -> Any:
+    def call(*args: object, **options: object) -> Any:
         try:
             given = signature.bind_partial(*args, **options).arguments
         except TypeError:
@@ -349,7 +349,7 @@ def with_named_keys(function: Function) -> Function:
     ]
 
     @wraps(function)
-    def call(*args: Any, **options: Any) -> Any:
+    def call(*args: object, **options: object) -> Any:
         return function(*args, **options)
 
     call.__signature__ = signature.replace(parameters=[*parameters, *named])  # type: ignore[attr-defined]
@@ -381,7 +381,7 @@ def argument_hint(function: Callable[..., Any], name: str) -> Any:
         return Any
 
 
-def _check_argument(name: str, value: Any, hint: Any) -> None:
+def _check_argument(name: str, value: object, hint: object) -> None:
     if _is_kind(value, hint):
         return
     several = as_list(name, value, empty=True)
@@ -390,12 +390,12 @@ def _check_argument(name: str, value: Any, hint: Any) -> None:
     raise _not_of(hint, name, wrong[0] if wrong else value, way)
 
 
-def _alternatives(hint: Any) -> tuple[Any, ...]:
+def _alternatives(hint: object) -> tuple[Any, ...]:
     return get_args(hint) if isinstance(hint, UnionType) else (hint,)
 
 
 def _is_kind(
-    value: Any, hint: Any, accepted: Mapping[Any, Any] = MappingProxyType(_NUMPY)
+    value: object, hint: object, accepted: Mapping[Any, Any] = MappingProxyType(_NUMPY)
 ) -> bool:
     parts, kind = get_args(hint), get_origin(hint) or hint
     if kind is UnionType:
@@ -412,14 +412,14 @@ def _is_kind(
     return kind is Any or not isinstance(kind, type) or isinstance(value, kinds)
 
 
-def _not_of(hint: Any, name: str, value: Any, way: str) -> UsageError:
+def _not_of(hint: object, name: str, value: object, way: str) -> UsageError:
     wanted = " or ".join(map(_kind_words, _alternatives(hint)))
     return UsageError(
         f"{name} must be {wanted}; got {short_value(value)}.{way and f' {way}'}"
     )
 
 
-def _kind_words(hint: Any) -> str:
+def _kind_words(hint: object) -> str:
     kind = get_origin(hint) or hint
     if kind in _LISTS and get_args(hint):
         return f"a list of {_kind_words(get_args(hint)[0])}"
@@ -451,7 +451,7 @@ def check_value(name: str, value: Any, bound: Bound, way: str = "") -> None:
 
 
 def check_values(
-    values: Mapping[str, Any], stated: Any, where: str = "", way: str = ""
+    values: Mapping[str, Any], stated: object, where: str = "", way: str = ""
 ) -> None:
     """Check values by name against the bounds in the annotations of a class or a function. None is not checked.
 
@@ -472,13 +472,13 @@ def check_values(
             check_value(f"{where}{name}", value, bound, way)
 
 
-def check_fields(found: Any, where: str = "", way: str = "") -> None:
+def check_fields(found: object, where: str = "", way: str = "") -> None:
     """Check the fields of a dataclass as :func:`check_values`."""
     check_values(vars(found), type(found), where, way)
 
 
 @cache
-def _bounds(stated: Any) -> list[tuple[str, Bound | OneOf]]:
+def _bounds(stated: object) -> list[tuple[str, Bound | OneOf]]:
     hints = get_type_hints(stated, include_extras=True)
     return [
         (name, bound)
@@ -546,7 +546,7 @@ def _read_option(name: str, key: str, value: Any, kind: Any) -> Any:
     return target(value)
 
 
-def _parts(kind: Any) -> tuple[Any, ...]:
+def _parts(kind: object) -> tuple[Any, ...]:
     """Return a type and the bounds that annotate it."""
     return get_args(kind) if get_origin(kind) is Annotated else (kind,)
 
@@ -569,7 +569,7 @@ class MapOf:
     form: Any
 
 
-def validate(found: Any, form: Any, name: str = "") -> str:
+def validate(found: object, form: object, name: str = "") -> str:
     """Describe the first place where a value does not have the expected form, or return ``""``.
 
     Args:
@@ -581,7 +581,7 @@ def validate(found: Any, form: Any, name: str = "") -> str:
     return next(_faults(found, form, name), "")
 
 
-def _faults(found: Any, form: Any, name: str) -> Iterator[str]:
+def _faults(found: object, form: object, name: str) -> Iterator[str]:
     at = f"{name}." if name else ""
     kind: Any = (list, tuple) if isinstance(form, list) else Mapping
     if isinstance(form, tuple):
@@ -656,7 +656,7 @@ def _is_needed(each: Field[Any]) -> bool:
     return each.default is MISSING and each.default_factory is MISSING
 
 
-def check_stored(path: Path, found: Any, form: Any) -> None:
+def check_stored(path: Path, found: object, form: object) -> None:
     """Refuse the contents of a stored file that do not have a form.
 
     Raises:
@@ -680,7 +680,7 @@ def _is(found: Any, form: Any) -> bool:
     return found is None if form is None else isinstance(found, form)
 
 
-def _wrong(found: Any, name: str, forms: tuple[Any, ...]) -> str:
+def _wrong(found: object, name: str, forms: tuple[Any, ...]) -> str:
     words: dict[Any, str] = {list: "a list", dict: "an object", MapOf: "an object"}
     wanted = [
         words.get(form if isinstance(form, type) else type(form))

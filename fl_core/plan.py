@@ -284,7 +284,7 @@ class LayerPlan(Displayed):
             self.layers, as_list("shared", shared, empty=True), replace(self.why, **why)
         )
 
-    def with_first(self, count: int, **why: Any) -> LayerPlan:
+    def with_first(self, count: int, **why: object) -> LayerPlan:
         """Share the first ``count`` layers that train, and the frozen ones. These are the same everywhere."""
         return self.with_shared(
             (*self.trainable[:count], *frozen_in(self.layers)), **why

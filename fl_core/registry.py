@@ -129,7 +129,7 @@ class Registry(Displayed, Generic[Member]):
         check_known(self.kind, name, self._members)
         return self._members[name]
 
-    def _from_outside(self, name: str, made: Any) -> Member:
+    def _from_outside(self, name: str, made: object) -> Member:
         origin = (getattr(made, "__module__", ""), getattr(made, "__qualname__", ""))
         known = [each for each, place in self._origins.items() if place == origin]
         return self._members[known[0]] if known else self.adopt(made, name)

@@ -227,7 +227,7 @@ def _refusal(path: Path, found: str) -> UsageError:
     )
 
 
-def _is_row(record: Any) -> bool:
+def _is_row(record: object) -> bool:
     if (
         not isinstance(record, dict)
         or record.keys() != COLUMNS.keys()

@@ -189,7 +189,7 @@ class Folder:
         with _named(path):
             return path.read_bytes()
 
-    def read_signed(self, name: str, *shapes: Any) -> dict[str, Any]:
+    def read_signed(self, name: str, *shapes: object) -> dict[str, Any]:
         """Return the data of a file from :func:`sign`.
 
         Args:

@@ -487,7 +487,7 @@ def with_hooks(model: nn.Module, hooks: Mapping[str, Hook]) -> Iterator[None]:
         yield
 
 
-def first_tensor(output: Any) -> Tensor | None:
+def first_tensor(output: object) -> Tensor | None:
     """Return a module's output tensor: the output itself, or the first tensor in it.
 
     An LSTM or an attention module returns several tensors, for example.
@@ -521,7 +521,7 @@ def copied(model: Module) -> Module:
         ) from error
 
 
-def plain(model: Any) -> Any:
+def plain(model: object) -> Any:
     """Return the module inside nn.DataParallel and torch.compile; any other as it is.
 
     >>> type(plain(nn.DataParallel(nn.Linear(2, 1)))).__name__

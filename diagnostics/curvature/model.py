@@ -155,7 +155,7 @@ class _WeightNormFromParts(TorchFunctionMode):
     def __torch_function__(
         self,
         func: Callable[..., Any],
-        types: Any,
+        types: object,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
@@ -249,7 +249,7 @@ def record_calls(
     taps: dict[str, Tap | None] = {}
 
     @torch.no_grad()
-    def tap(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Tap | None:
+    def tap(module: nn.Module, inputs: tuple[Any, ...], output: object) -> Tap | None:
         a = inputs[0] if len(inputs) == 1 else None
         if not isinstance(a, Tensor) or a.ndim == 0 or len(a) != n:
             return None
@@ -264,7 +264,7 @@ def record_calls(
         return None if norms is None else Tap(norms, get_gradient_edge(output), a)
 
     def hook_for(path: str) -> Hook:
-        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], output: object) -> None:
             taps[path] = None if path in taps else tap(module, inputs, output)
 
         return hook
@@ -468,7 +468,7 @@ def _outer_norm(
     return direct
 
 
-def _norm(module: Any, a: Tensor, passes: int) -> Norms:
+def _norm(module: object, a: Tensor, passes: int) -> Norms:
     return _scale_and_shift(*normalised_input(module, a))
 
 
@@ -628,7 +628,7 @@ def _draw_shared(
     return by_signs
 
 
-def _draw_scaled(module: Any, a: Tensor, weight: bool, bias: bool) -> Draw:
+def _draw_scaled(module: object, a: Tensor, weight: bool, bias: bool) -> Draw:
     """Return draws for a module that scales and shifts its normalised input."""
     values, keep = normalised_input(module, a)
     shape = [size if dim in keep or dim == 0 else 1 for dim, size in enumerate(a.shape)]

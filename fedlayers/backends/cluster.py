@@ -306,7 +306,7 @@ class Actors:
         def begin(actor: Any, request: ClientRequest) -> Any:
             return actor.run.remote(pickle.dumps(request))
 
-        def answer(actor: Any, reference: Any) -> Any:
+        def answer(actor: object, reference: object) -> Any:
             try:
                 return pickle.loads(self._ray.get(reference))
             except lost:
@@ -322,7 +322,7 @@ class Actors:
             answer,
         )
 
-    def _lost(self, actor: Any) -> None:
+    def _lost(self, actor: object) -> None:
         self._actors.remove(actor)
         if not self._actors:
             raise WorkerError(

@@ -336,7 +336,7 @@ def _flags(kind: type, hidden: Collection[str], helps: bool) -> list[Any]:
     return flags
 
 
-def _several(name: str, kind: Any) -> str | None:
+def _several(name: str, kind: object) -> str | None:
     """Return how help shows the words after a flag of a type, or None for one word."""
     return SEVERAL.get(name, SEVERAL.get(get_origin(kind) or kind))
 

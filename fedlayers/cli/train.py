@@ -171,7 +171,7 @@ class ManyRuns(ConfiguredCommand):
         given = {k: v for k, v in vars(self).items() if k not in (*common, *KEYS)}
         return {**given, "config": config, "seeds": seeds}
 
-    def show(self, result: Any, line: str) -> None:
+    def show(self, result: object, line: str) -> None:
         """Draw and print the study's result. By default the study has said all."""
 
 

@@ -128,7 +128,7 @@ class Sites:
             self._common[seed] = common(self.facts, sites, self.samples)
         return self._common[seed]
 
-    def clients(self, task: Task, run: str = "", *others: Any) -> SiteClients:
+    def clients(self, task: Task, run: str = "", *others: object) -> SiteClients:
         """Return the clients of a run at the sites.
 
         Each site has built the task with its own samples, and compared its model with the server's.
@@ -367,6 +367,6 @@ class AtSite(torch.Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        cls, function: object, types: object, args: object = (), kwargs: object = None
     ) -> Any:
         raise ComputesError(function)

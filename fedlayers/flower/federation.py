@@ -52,7 +52,7 @@ LARGEST = 1e30
 """The largest loss, and the largest of other numbers. Float32 holds it."""
 
 
-def checked(site: str, found: Mapping[str, Any], form: Any) -> dict[str, Any]:
+def checked(site: str, found: Mapping[str, Any], form: object) -> dict[str, Any]:
     """Return a site's names and numbers if they have a form.
 
     Raises:

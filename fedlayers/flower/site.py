@@ -274,7 +274,7 @@ class States:
                 raise RunError("the supernode has ended: nothing is written.")
             yield
 
-    def _write(self, name: str, trees: Mapping[str, tree.Tree], meta: Any) -> None:
+    def _write(self, name: str, trees: Mapping[str, tree.Tree], meta: object) -> None:
         text = bytearray(json_bytes({"meta": meta, "trees": list(trees)}))
         tensors = merge_trees(trees) | {META: torch.frombuffer(text, dtype=torch.uint8)}
         whole = {key: each.contiguous().clone() for key, each in tensors.items()}

@@ -96,7 +96,7 @@ class Message(_Trees):
         )
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     if isinstance(value, dict):
         return all(isinstance(k, str) and _is_plain(v) for k, v in value.items())
     if isinstance(value, (list, tuple)):
@@ -104,7 +104,7 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, (str, int, float, type(None)))
 
 
-def _count_numbers(value: Any) -> int:
+def _count_numbers(value: object) -> int:
     if isinstance(value, Mapping):
         return sum(_count_numbers(v) for v in value.values())
     if isinstance(value, (list, tuple)):
@@ -339,11 +339,11 @@ class Algorithm:
         self.plan: LayerPlan | None = plan
         self.setup()
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         _check_hooks(cls)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         self._check_frozen(name)
         super().__setattr__(name, value)
 
@@ -389,7 +389,7 @@ class Algorithm:
             check_known(f"{what} of phase {phase.name!r}", name, known)
         return cast(Callable[..., Any], attribute)
 
-    def call(self, hook: str, *args: Any) -> Any:
+    def call(self, hook: str, *args: object) -> Any:
         """Return what a hook returns.
 
         Raises:
@@ -432,7 +432,13 @@ class Algorithm:
 
     @classmethod
     def wrap_model(
-        cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int
+        cls,
+        model: nn.Module,
+        config: object,
+        *,
+        shape: Shape,
+        n_classes: int,
+        seed: int,
     ) -> nn.Module:
         """The model that is trained: the given one, or one made from it with second heads, prompts, adapters or gates.
 
@@ -683,7 +689,7 @@ def extends_model(algorithm: type[Algorithm]) -> bool:
 # --- the registry ----------------------------------------------------------------------------------------------
 
 
-def _from_outside(algorithm: Any, name: str) -> type[Algorithm]:
+def _from_outside(algorithm: object, name: str) -> type[Algorithm]:
     if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm)):
         raise UsageError(
             f"algorithm must be a class made of fl_core.algorithms.Algorithm; got {name!r}."

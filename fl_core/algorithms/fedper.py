@@ -368,7 +368,13 @@ class FedRoD(Algorithm):
 
     @classmethod
     def wrap_model(
-        cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int
+        cls,
+        model: nn.Module,
+        config: object,
+        *,
+        shape: Shape,
+        n_classes: int,
+        seed: int,
     ) -> nn.Module:
         return TwoHeads(*split_head(model, models.example(shape)))
 

@@ -311,11 +311,11 @@ class FedPFT(Algorithm):
             params = fixed | batch.buffers
         return self.contrast_loss(params, batch, ctx)
 
-    def both_loss(self, params: Tree, batch: Any, ctx: Context) -> Tensor:
+    def both_loss(self, params: Tree, batch: object, ctx: Context) -> Tensor:
         """Return the sum of the classification and the contrastive loss, over everything that trains."""
         return self.classify(params, batch, ctx) + self.second(params, batch, ctx)
 
-    def feature_loss(self, params: Tree, batch: Any, ctx: Context) -> Tensor:
+    def feature_loss(self, params: Tree, batch: object, ctx: Context) -> Tensor:
         """Return the loss of the feature phase (Eq. 5).
 
         It is contrastive for the extractor, and classification for prompts and tau.
@@ -324,7 +324,7 @@ class FedPFT(Algorithm):
             params, batch, ctx
         )
 
-    def adapt_loss(self, params: Tree, batch: Any, ctx: Context) -> Tensor:
+    def adapt_loss(self, params: Tree, batch: object, ctx: Context) -> Tensor:
         """Return the loss of the adapt phase: contrastive for the second prompts, else classification (Eq. 6)."""
         live = self.part_of("contrast_prompts")
         return self.classify(params, batch, ctx) + self.second(params, batch, ctx, live)
@@ -451,7 +451,7 @@ class TwoStage(FedPFT):
         contrast_prompts: ClassVar[int] = 0
 
     @classmethod
-    def compares(cls, config: Any) -> bool:
+    def compares(cls, config: object) -> bool:
         return True
 
     @property

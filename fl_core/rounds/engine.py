@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fl_core import seeds, tree
 from fl_core.algorithms.base import (
@@ -322,7 +322,7 @@ class Engine:
                     "finite"
                 )
 
-    def tell(self, moment: str, *facts: Any) -> None:
+    def tell(self, moment: str, *facts: object) -> None:
         """Call a hook of every listener."""
         for each in self.listeners:
             getattr(each, moment)(self, *facts)

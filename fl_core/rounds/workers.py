@@ -82,7 +82,7 @@ class Child:
         """Return the file descriptor, to wait for several processes at once."""
         return self.link.fileno()
 
-    def send(self, message: Any) -> None:
+    def send(self, message: object) -> None:
         """Send a message."""
         send(self.stream, message, self.last)
 
@@ -182,7 +182,7 @@ class Workers:
             self._broken = True
             raise ended(child, "a worker process") from None
 
-    def _send(self, child: Child, message: Any) -> None:
+    def _send(self, child: Child, message: object) -> None:
         with self._living(child):
             child.send(message)
 
@@ -261,7 +261,7 @@ def in_order(
                 idle.append(worker)
 
 
-def check_sendable(part: Any) -> None:
+def check_sendable(part: object) -> None:
     """Check that a part of a run can be sent to worker processes.
 
     Raises:
@@ -306,7 +306,7 @@ class _Pickler(pickle.Pickler):
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self.tensors: dict[int, Tensor] = {}
 
-    def persistent_id(self, value: Any) -> int | None:
+    def persistent_id(self, value: object) -> int | None:
         if type(value) is not Tensor or value.dtype not in FAST:
             return None
         if value.device.type != "cpu" or value.layout is not torch.strided:
@@ -326,7 +326,7 @@ class _Unpickler(pickle.Unpickler):
         return self.tensors[key]
 
 
-def send(stream: Stream, message: Any, last: Sent | None = None) -> None:
+def send(stream: Stream, message: object, last: Sent | None = None) -> None:
     """Send a message: the bytes of its plain tensors, and then all else.
 
     A tensor arrives with its strides. One with gaps in memory arrives without them, as its clone would be.

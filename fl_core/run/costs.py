@@ -33,15 +33,17 @@ from fl_core.tree import first_tensor, preserve_state, set_mode
 
 
 def _convolution_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
-    output_padding: Any, groups: int, mask: list[bool], **_: Any,
+    grad: Tensor, x: Tensor, weight: Tensor, bias: object, stride: object, padding: object, dilation: object,
+    transposed: bool, output_padding: object, groups: int, mask: list[bool], **_: object,
 ) -> int:  # fmt: skip
     """Count the gradients of the input and of the weight. Each takes as many products as the forward pass."""
     positions = prod((x if transposed else grad).shape[2:])
     return 2 * len(x) * positions * weight.numel() * (mask[0] + mask[1])
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object
+) -> int:
     """Count softmax(Q K^T) V, without savings by a mask."""
     return (
         2 * prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
@@ -49,14 +51,14 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) ->
 
 
 def _attention_backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object
 ) -> int:
     """Count two products for each one of the forward pass. A kernel that computes the scores again counts no more."""
     return 2 * _attention(query, key, value)
 
 
 def _trilinear(
-    a: Tensor, b: Tensor, c: Tensor, *added: list[int], **_: Any
+    a: Tensor, b: Tensor, c: Tensor, *added: list[int], **_: object
 ) -> int:  # fmt: skip
     """Count the products of a bilinear layer, one for each pair of inputs and each output."""
     shapes = [list(each.shape) for each in (a, b, c)]
@@ -302,13 +304,13 @@ def step_work(
             booked = total
 
         def entering(layer: str | None) -> Callable[..., None]:
-            def hook(*_: Any) -> None:
+            def hook(*_: object) -> None:
                 book(work.forward_flops, ledger.last)
                 ledger.enter(layer)
 
             return hook
 
-        def leaving(*_: Any) -> None:
+        def leaving(*_: object) -> None:
             book(work.forward_flops, ledger.last)
             ledger.leave()
 
@@ -343,7 +345,7 @@ def step_work(
                 current = ledger.last
 
                 def starting(layer: str) -> Callable[..., None]:
-                    def hook(*_: Any) -> None:
+                    def hook(*_: object) -> None:
                         nonlocal current
                         book(work.backward_flops, current)
                         current = layer

@@ -139,8 +139,8 @@ def export(
     which: str | None = None,
     client: str | None = None,
     round: int | str | None = None,
-    data: Any = None,
-    model: Any = None,
+    data: object = None,
+    model: object = None,
     allow_code: str | Collection[str] = (),
 ) -> ExportedModel:
     """Write one model of a run for use elsewhere: its weights to ``out``, and their description to ``out``.json.
@@ -272,10 +272,10 @@ def read(path: Path | str) -> ExportedModel:
 
 def predict(
     path: Path | str,
-    new: Any,
+    new: object,
     *,
     ids: str | Sequence[str] | None = None,
-    model: Any = None,
+    model: object = None,
     allow_code: str | Collection[str] = (),
 ) -> Predictions:
     """Predict new samples with an exported model. They are prepared exactly as the training samples were.
@@ -340,7 +340,7 @@ def of_run(
 
 
 def describe_model(
-    task: Task, trained: nn.Module, plan: Any, run: Mapping[str, Any]
+    task: Task, trained: nn.Module, plan: object, run: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the description of a model, as in its JSON file.
 

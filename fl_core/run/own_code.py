@@ -50,7 +50,7 @@ def digests(task: Task) -> dict[str, str]:
     return {key: digest for key, digest in sorted(found.items()) if digest}
 
 
-def of_model(model: nn.Module, given: Any, named: str) -> dict[str, str]:
+def of_model(model: nn.Module, given: object, named: str) -> dict[str, str]:
     """Return the digests of a model's own code and of the printed model; none for a model that is not one's own.
 
     Args:
@@ -106,7 +106,7 @@ def _definition(thing: Any) -> Any:
     return thing if isinstance(thing, (type, types.FunctionType)) else type(thing)
 
 
-def _is_own(thing: Any) -> bool:
+def _is_own(thing: object) -> bool:
     """Return whether code belongs to no installed package and not to this one."""
     module = str(thing.__module__)
     file = getattr(sys.modules.get(module), "__file__", None) or ""
@@ -141,7 +141,7 @@ def _compiled(function: types.FunctionType) -> tuple[list[str], list[Any]]:
     ]
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """Return a plain value as text: sets in one order, and without addresses."""
     if isinstance(value, frozenset):
         return repr(sorted(map(_text, value)))
@@ -236,7 +236,7 @@ def check_allowed_options(
         )
 
 
-def format_option(key: str, value: Any) -> str:
+def format_option(key: str, value: object) -> str:
     """Return an option as ``KEY=VALUE``, as a user confirms it.
 
     >>> format_option("pretrained", True), format_option("activation", "relu")
@@ -245,7 +245,7 @@ def format_option(key: str, value: Any) -> str:
     return f"{key}={value if isinstance(value, str) else json.dumps(value)}"
 
 
-def _is_plain(value: Any, deep: int = 0) -> bool:
+def _is_plain(value: object, deep: int = 0) -> bool:
     """Return whether a value is None, a number that is not too large, a truth value, or a short list of these."""
     if isinstance(value, list | tuple):
         return (

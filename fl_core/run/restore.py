@@ -170,7 +170,7 @@ def check_own(
     stored: Mapping[str, Any],
     allow_code: str | Collection[str],
     weights: bool,
-    **given: Any,
+    **given: object,
 ) -> None:
     """Check that a run is resumed with its own data and model from Python, and with permission for its code.
 
@@ -191,7 +191,7 @@ def check_own(
         check_allowed_options(str(path), model, options, code, weights)
 
 
-def check_given(path: Path, stored: Mapping[str, Any], **given: Any) -> None:
+def check_given(path: Path, stored: Mapping[str, Any], **given: object) -> None:
     """Refuse to continue a run without its own data or model from Python.
 
     Raises:
@@ -256,8 +256,8 @@ def load_models(
     round: int | str = "last",
     which: str = "local",
     *,
-    data: Any = None,
-    model: Any = None,
+    data: object = None,
+    model: object = None,
     allow_code: str | Collection[str] = (),
 ) -> tuple[dict[str, nn.Module], Task]:
     """Return the models of a checkpoint, one for each client, with their task.

@@ -44,7 +44,7 @@ def store(
     models: Mapping[str, nn.Module],
     bases: Mapping[str, Tensor],
     task: Task,
-    model: Any = None,
+    model: object = None,
     allow_code: str | Collection[str] = (),
 ) -> None:
     """Store clients' models and their common description. Equal weights are stored once.

@@ -189,9 +189,9 @@ class Task(Displayed):
 def assemble(
     config: RunConfig,
     *,
-    data: Any = None,
+    data: object = None,
     loaded: FederatedData | None = None,
-    model: Any = None,
+    model: object = None,
     partition: Partition | None = None,
     preprocessing: Preprocessing | None = None,
     plan: LayerPlan | None = None,
@@ -541,7 +541,7 @@ def _check_outputs(algorithm: type[Algorithm], criterion: Loss, n_classes: int) 
         )
 
 
-def _made_up(config: RunConfig, own: Any, data: FederatedData) -> list[str]:
+def _made_up(config: RunConfig, own: object, data: FederatedData) -> list[str]:
     """Return a warning if samples are partitioned over artificial clients by default.
 
     There is none if a partition or a number of clients is given.
