@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         select as select,
     )
     from diagnostics.through_time import through_time as through_time
+    from fedlayers.monitor import Monitor as Monitor
     from fedlayers.run_result import RunResult as RunResult
     from fedlayers.runs import resume as resume, run as run
     from fedlayers.studies.choice import Choice as Choice

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -317,7 +318,19 @@ class LayerPlan(Displayed):
                 f"the plan must fit the model; got tensors {'; '.join(parts)}. Use a plan that was made for this model."
             )
 
-    # --- on disk ---
+    # --- on disk, and elsewhere ---
+
+    def to(self, form: str) -> Any:
+        """Return what another framework needs to follow the plan, as plain JSON (:data:`FORMS`).
+
+        >>> layers = [Layer("fc1", ("fc1.weight", "fc1.bias")), Layer("fc2", ("fc2.weight", "fc2.bias"))]
+        >>> LayerPlan.all_but_last(layers).to("fl4health")
+        ['fc1.weight', 'fc1.bias']
+
+        Raises:
+            UsageError: an unknown form, or ``peft`` for a plan without adapters.
+        """
+        return FORMS[check_known("form of a plan", form, FORMS)](self)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data with a digest of the whole plan, from which :meth:`from_json` gives an equal plan."""
@@ -395,6 +408,65 @@ def _signature(data: Mapping[str, Any]) -> str:
         {name: value for name, value in data.items() if name != "sha256"}, default=str
     )
     return sha(json.dumps(json.loads(rest), sort_keys=True).encode())
+
+
+def _sent(plan: LayerPlan) -> list[str]:
+    """Return the tensors that travel, in the plan's order: the shared ones that training changes."""
+    return [t for layer in plan.body for t in layer.tensors if t not in layer.frozen]
+
+
+def _named(plan: LayerPlan) -> dict[str, Any]:
+    """Return the tensors and modules that travel, and those that stay."""
+    sent = _sent(plan)
+    kept = [t for layer in plan.layers for t in layer.tensors if t not in sent]
+    ends = {"shared": (sent, plan.body), "local": (kept, plan.head)}
+    return {
+        name: {"tensors": tensors, "modules": [layer.name for layer in layers]}
+        for name, (tensors, layers) in ends.items()
+    }
+
+
+def _for_nvflare(plan: LayerPlan) -> dict[str, Any]:
+    """Return a filter of task results. It excludes what stays local."""
+    local = _named(plan)["local"]["tensors"]
+    path = "nvflare.app_common.filters.exclude_vars.ExcludeVars"
+    return {"path": path, "args": {"exclude_vars": local}}
+
+
+def _for_peft(plan: LayerPlan) -> dict[str, list[str]]:
+    """Return the modules that have adapters, and the others that train."""
+    modules: dict[str, bool] = {}
+    for layer in plan.layers:
+        for weight in layer.weights if layer.name in plan.trainable else ():
+            path = weight.rpartition(".")[0].removeprefix("base_model.model.")
+            path, *adapter = re.split(r"\.lora_[AB]\b", path)
+            modules[path] = bool(adapter)
+    if not any(modules.values()):
+        raise UsageError(
+            "the plan must be of a model with adapters; got none. Make it with adapt='lora:r=8'."
+        )
+    return {
+        "target_modules": [name for name, low_rank in modules.items() if low_rank],
+        "modules_to_save": [name for name, low_rank in modules.items() if not low_rank],
+    }
+
+
+FORMS: dict[str, Callable[[LayerPlan], Any]] = {
+    "names": _named,
+    "flower": _sent,
+    "nvflare": _for_nvflare,
+    "fl4health": _sent,
+    "peft": _for_peft,
+}
+"""The forms of a plan for other frameworks.
+
+- ``names``: tensors and modules that are shared, and those that stay local.
+- ``flower``: the tensors to put into an ``ArrayRecord``. ``fl4health``: the same, for a ``FixedLayerExchanger``.
+- ``nvflare``: the filter ``ExcludeVars`` of the task ``train``, for results.
+- ``peft``: ``target_modules`` and ``modules_to_save`` of a ``LoraConfig``.
+
+A frozen tensor is in none of those that travel.
+"""
 
 
 def frozen_in(layers: Iterable[Layer]) -> tuple[str, ...]:

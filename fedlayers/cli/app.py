@@ -38,6 +38,7 @@ GROUPS = {
         "resume": "train",
         "export": "folders",
         "predict": "folders",
+        "plan": "folders",
     },
     "Measure": {
         "diagnose": "measure",

@@ -1,4 +1,4 @@
-"""Commands on tables, stored runs and models: check, verify, runs, clean, export, predict."""
+"""Commands on tables, stored runs, plans and models: check, verify, runs, clean, export, predict, plan."""
 
 from __future__ import annotations
 
@@ -333,3 +333,43 @@ class Predict(Command):
             table = made.frame(self.scores)
         write_atomically(self.out, csv_bytes(table))
         print(f"{len(table)} predictions: {self.out}")
+
+
+class Plan(Command):
+    """Write a plan in the form that another framework takes.
+
+    Forms: names, flower, nvflare, fl4health, peft. docs/elsewhere.md shows each in use.
+
+    Examples:
+        fedlayers choose --dataset heart --out out/heart
+        fedlayers plan export out/heart/plan.json --to nvflare --out filter.json
+        fedlayers run --dataset heart --algorithm fedper --out runs/fedper
+        fedlayers plan export runs/fedper --to names
+    """
+
+    words: tuple[str, ...]
+    """export, and the plan's file or a run directory."""
+    to: str
+    """Form: names, flower, nvflare, fl4health or peft."""
+    out: Path | None = None
+    """File to write. Default: print it."""
+
+    argument = "words"
+
+    def main(self, line: str) -> None:
+        import json
+
+        from fl_core.run.task import plan_at
+        from fl_core.storage import write_atomically
+
+        if len(self.words) != 2 or self.words[0] != "export":
+            raise UsageError(
+                f"WORDS must be export and a plan; got {' '.join(self.words)!r}. "
+                "Write fedlayers plan export PLAN --to FORM."
+            )
+        text = json.dumps(plan_at(self.words[1]).to(self.to), indent=1) + "\n"
+        if self.out is None:
+            print(text, end="")
+        else:
+            write_atomically(self.out, text.encode())
+            print(self.out)

@@ -1,0 +1,133 @@
+"""A monitor in loops of others: the rows of a measurement through time, and one line for what cannot be."""
+
+from copy import deepcopy
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import fedlayers as fl
+
+CLIENTS = ("north", "south")
+ROUNDS = (2, 4)
+
+
+def network(inputs=4):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(inputs, 6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def trained():
+    """Return {round: {client: model}} of a plain loop of four rounds, and the clients' samples."""
+    draw = torch.Generator().manual_seed(1)
+    data = {
+        name: (torch.randn(30, 4, generator=draw), torch.arange(30) % 3)
+        for name in CLIENTS
+    }
+    models, found = {name: network() for name in CLIENTS}, {}
+    for round in range(1, 5):
+        for name, model in models.items():
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+            x, y = data[name]
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        found[round] = {name: deepcopy(model) for name, model in models.items()}
+    return found, data
+
+
+def by_steps(monitor, found):
+    for round, models in found.items():
+        assert (monitor.step(models, round) is None) == (round not in ROUNDS)
+
+
+def by_trainer(monitor, found):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    each_epoch = {name: monitor.trainer_callback(name) for name in CLIENTS}
+    for round, models in found.items():
+        state = SimpleNamespace(epoch=float(round))
+        for name, callback in each_epoch.items():
+            callback.on_epoch_end(None, state, None, model=models[name])
+            callback.on_train_end(None, state, None, model=models[name])
+            at_end = monitor.trainer_callback(name, round)
+            at_end.on_epoch_end(None, state, None, model=models[name])
+
+
+def by_lightning(monitor, found):
+    pytest.importorskip("lightning", reason="lightning is not installed")
+    for round, models in found.items():
+        for name in CLIENTS:
+            at = SimpleNamespace(current_epoch=round - 1)
+            monitor.lightning_callback(name).on_train_epoch_end(at, models[name])
+
+
+def by_flower(monitor, found):
+    flwr = pytest.importorskip("flwr.app", reason="flwr is not installed")
+    seen = []
+    strategy = SimpleNamespace(aggregate_train=lambda *given: seen.append(given))
+    monitor.watch(strategy, network())
+    for round, models in found.items():
+        replies = [SimpleNamespace(has_content=lambda: False)]
+        for number, model in enumerate(models.values()):
+            arrays = flwr.ArrayRecord(model.state_dict())
+            number = flwr.MetricRecord({"partition-id": number, "num-examples": 30})
+            content = flwr.RecordDict({"arrays": arrays, "metrics": number})
+            replies.append(SimpleNamespace(has_content=lambda: True, content=content))
+        strategy.aggregate_train(round, iter(replies))
+    assert [len(replies) for _, replies in seen] == [3] * 4
+
+
+@pytest.mark.parametrize("loop", [by_steps, by_trainer, by_lightning, by_flower])
+def test_every_loop_gives_the_rows_of_a_measurement_through_time(loop, tmp_path):
+    found, data = trained()
+    before = [deepcopy(model.state_dict()) for model in found[2].values()]
+    monitor = fl.Monitor(data, every=2, out=tmp_path / "rows.jsonl")
+    loop(monitor, found)
+    wanted = fl.through_time(
+        found,
+        None,
+        data,
+        rounds=ROUNDS,
+        progress=False,
+        samples=256,
+    )
+    pd.testing.assert_frame_equal(monitor.report.frame, wanted.frame)
+    stored = fl.Report.read(tmp_path / "rows.jsonl")
+    assert stored.frame["value"].equals(wanted.frame["value"])
+    for tree, model in zip(before, found[2].values(), strict=True):
+        assert all(tree[key].equal(each) for key, each in model.state_dict().items())
+    assert monitor.layer_map()
+
+
+def twice(monitor, models):
+    monitor.step(models, 2)
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (twice, "round must grow; got 2 after 2"),
+        (
+            lambda monitor, models: monitor.step(
+                dict.fromkeys(CLIENTS, nn.Linear(4, 3)), 4
+            ),
+            "the same layers in all rounds",
+        ),
+        (
+            lambda monitor, models: monitor.step(dict.fromkeys(CLIENTS, network(5)), 4),
+            "round 4: client 'north'",
+        ),
+        (lambda monitor, models: monitor.add("nord", network(), 4), "north"),
+        (lambda *_: fl.Monitor([1]), "data must be"),
+        (lambda *_: fl.Monitor({"a": 1}, every=0), "every must be"),
+        (lambda *_: fl.Monitor({"a": 1}).layer_map(), "must have measured a round"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(act, said):
+    found, data = trained()
+    monitor = fl.Monitor(data, "grad_norm", every=2)
+    monitor.step(found[2], 2)
+    with pytest.raises(fl.UsageError, match=said) as error:
+        act(monitor, found[2])
+    assert "\n" not in str(error.value)
