@@ -78,7 +78,7 @@ ROOMS = {
         "groups through_time",
     ),
     "fedlayers": (
-        "backends run_result runs",
+        "backends monitor run_result runs",
         "studies",
         "cli flower",
     ),
