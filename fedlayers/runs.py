@@ -67,8 +67,9 @@ def run(
         command: the command line, for the record.
         progress: show a progress bar.
         live: draw the main score over the rounds in the notebook's cell, again at most once a second.
-        log: where else rows are sent, live: objects of subclasses of
-            :class:`fl.Logger <fl_core.rounds.recorder.Logger>`, or ``package.module:Class``.
+        log: where else rows are sent, live: ``trackio``, ``wandb`` (offline, unless WANDB_MODE says otherwise),
+            ``tensorboard``, objects of subclasses of :class:`fl.Logger <fl_core.rounds.recorder.Logger>`, or
+            ``package.module:Class``.
         backend: ``ray`` or ``ray:HOST:PORT``: clients are trained on a cluster
             (:mod:`fedlayers.backends.cluster`), with the same bits as ``stack="off"``.
 

@@ -37,7 +37,7 @@ class Run(ConfiguredCommand):
     out: Path = Path("runs/run")
     """Run directory: new, or an empty folder."""
     logger: tuple[str, ...] = ()
-    """Also send rows to loggers of yours, as package.module:Class."""
+    """Also send rows to trackio, wandb, tensorboard, or loggers of yours, as package.module:Class."""
     backend: str = ""
     """Train clients on a Ray cluster: ray or ray:HOST:PORT. Default: on this machine."""
 
@@ -79,7 +79,7 @@ class Resume(Command):
     data_root: Path | None = None
     """Folder with the files of named datasets, if it is another one now."""
     logger: tuple[str, ...] = ()
-    """Also send rows to loggers of yours, as package.module:Class."""
+    """Also send rows to trackio, wandb, tensorboard, or loggers of yours, as package.module:Class."""
     backend: str = ""
     """Train clients on a Ray cluster: ray or ray:HOST:PORT. Default: on this machine."""
 

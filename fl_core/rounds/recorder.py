@@ -15,7 +15,14 @@ import pandas as pd
 from fl_core import rows, storage
 from fl_core.algorithms.base import Message, Observation, Round
 from fl_core.data import FederatedData
-from fl_core.errors import NUMBER, UsageError, as_list, damaged, validate
+from fl_core.errors import (
+    NUMBER,
+    UsageError,
+    as_list,
+    check_known,
+    damaged,
+    validate,
+)
 from fl_core.records.writing import Writer
 from fl_core.registry import import_object
 from fl_core.rounds.clients import ClientReply
@@ -215,8 +222,15 @@ class Logger:
         """End logging. The run calls this once, when it is done (``finished``), pauses, or fails."""
 
 
+TRACKERS = {
+    name: f"fl_core.rounds.trackers:{name.capitalize()}"
+    for name in ("trackio", "wandb", "tensorboard")
+}
+"""The trackers that are known by name."""
+
+
 def loggers_of(asked: str | Logger | Iterable[str | Logger]) -> list[Logger]:
-    """Return loggers in the given order, from objects or ``package.module:Class``.
+    """Return loggers in the given order, from objects, names of :data:`TRACKERS`, or ``package.module:Class``.
 
     Raises:
         UsageError: a name leads to no class made of :class:`Logger`.
@@ -224,7 +238,9 @@ def loggers_of(asked: str | Logger | Iterable[str | Logger]) -> list[Logger]:
     found: list[Logger] = []
     for each in as_list("log", asked, empty=True):
         if isinstance(each, str):
-            kind = import_object("logger", each)
+            if ":" not in each:
+                check_known("tracker", each, TRACKERS)
+            kind = import_object("logger", TRACKERS.get(each, each))
             if not (isinstance(kind, type) and issubclass(kind, Logger)):
                 raise UsageError(
                     f"logger must be a class made of fl.Logger; got {each!r}."

@@ -1,0 +1,71 @@
+"""Trackers get a run's numbers under the names of its rows, also offline and after a resumption."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+import fedlayers as fl
+from fl_core.rounds.recorder import TRACKERS
+from fl_core.rounds.trackers import by_round
+from fl_core.run import runner
+
+RUN = {"dataset": "heart", "algorithm": "fedper", "progress": False, "rounds": 2}
+
+
+class Fake(SimpleNamespace):
+    """A package with the calls of W&B."""
+
+    def __init__(self):
+        super().__init__(inits=[], logged={}, finished=0)
+
+    def init(self, **how):
+        self.inits.append(how)
+
+    def log(self, numbers, step):
+        self.logged.setdefault(step, {}).update(numbers)
+
+    def finish(self):
+        self.finished += 1
+
+
+@pytest.mark.parametrize("name", ["trackio", "wandb"])
+def test_numbers_arrive_once_under_the_names_of_the_rows(name, tmp_path, monkeypatch):
+    fake = Fake()
+    monkeypatch.setitem(sys.modules, name, fake)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    config = fl.RunConfig(dataset="heart", algorithm="fedper", rounds=2)
+    runner.run(config, tmp_path / "run", until=1, log=[name], progress=False)
+    result = fl.resume(tmp_path / "run", log=name, progress=False)
+    rows = result.to_frame().to_dict("records")
+    assert fake.logged == dict(by_round(rows))
+    test = result.to_frame().query("metric == 'macro_f1' and round == 2")
+    for row in test.to_dict("records"):
+        path = f"macro_f1/{row['model']}/{row['split']}/{row['client']}"
+        assert fake.logged[2][path] == row["value"]
+    assert [how["name"] for how in fake.inits] == ["run", "run"]
+    assert fake.inits[0] == fake.inits[1]
+    assert fake.finished == 2
+    if name == "wandb":
+        assert fake.inits[0]["mode"] == "offline"
+
+
+def test_tensorboard_writes_beside_the_run(tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    result = fl.run(**RUN, out=tmp_path / "run", log="tensorboard")
+    events = EventAccumulator(str(tmp_path / "run-tensorboard")).Reload()
+    wanted = dict(by_round(result.to_frame().to_dict("records")))[2]
+    for name, value in wanted.items():
+        assert events.Scalars(name)[-1].value == pytest.approx(value, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", [*TRACKERS, "trackoi"])
+def test_a_tracker_that_is_not_there_stops_before_the_run(name, tmp_path, monkeypatch):
+    if name in TRACKERS:
+        monkeypatch.setitem(sys.modules, name, None)
+    said = "did you mean 'trackio'" if name == "trackoi" else f"pip install {name}"
+    with pytest.raises(fl.UsageError, match=said):
+        fl.run(**RUN, out=tmp_path / "run", log=name)
+    assert not (tmp_path / "run").exists()
