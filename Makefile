@@ -49,6 +49,7 @@ $(DEMO): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(DEMO)    ## a federation where sharing pays, and hospitals where a simple model is as good, each with a report: out/demo
+	$(BIN)/fedlayers demo --out $(OUT)/first
 	$(BIN)/fedlayers choose --dataset coded_digits --seeds 3 --workers 2 --out $(OUT)/digits
 	$(BIN)/fedlayers choose --dataset heart --seeds 3 --workers 2 --out $(OUT)/heart
 

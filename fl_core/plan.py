@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,12 +16,21 @@ from torch import nn
 
 from fl_core import storage, tree
 from fl_core.display import MANY, Displayed, Summary, printable
-from fl_core.errors import UsageError, as_list, check_known, listing, read_as
+from fl_core.errors import (
+    UsageError,
+    as_list,
+    check_known,
+    listing,
+    read_as,
+    warn,
+)
 from fl_core.layers import Layer
 from fl_core.storage import check_version, sha, write_json
 
 FORMAT = "fedlayers.plan/2"
 EDITED = "edited by hand"
+MOST_EPOCHS = 1000
+"""The most own epochs of a plan."""
 CANDIDATE = "candidate"
 """The rule of a plan that is one of several candidates, such as an arm of a race."""
 
@@ -36,7 +46,8 @@ class Evidence:
         weights: each client's weight in the combination (training samples).
         votes: for each client, the last shared layer that its own values would choose.
         alternatives: for each other threshold, the last shared layer that it would choose.
-        detail: more from the rule: its stability, what its layers cost, and the learning rate ``lr`` of a race.
+        detail: more from the rule: its stability, what its layers cost, and the learning rate ``lr`` of a race, with
+            each client's ``own_epochs`` at ``own_rate`` after the last round.
         status: ``ok``, or an adjustment (a clipped cut, for instance).
         data, checkpoint: digests of the measured data and checkpoint.
         seed, version: of the measurement.
@@ -72,6 +83,8 @@ class Evidence:
             found.append(f"{of} of the layers: {values}")
         origin = {
             "learning rate": self.detail.get("lr"),
+            "own epochs": self.detail.get("own_epochs"),
+            "their rate": self.detail.get("own_rate"),
             "seed": self.seed,
             "data": self.data[:12],
             "checkpoint": self.checkpoint[:12],
@@ -168,6 +181,25 @@ class LayerPlan(Displayed):
     def names(self) -> tuple[str, ...]:
         """Return the layers' names from input to output."""
         return tuple(layer.name for layer in self.layers)
+
+    @property
+    def own_epochs(self) -> tuple[int, float]:
+        """Return the epochs that each client trains alone after the last round, and their learning rate.
+
+        Raises:
+            UsageError: the stored ones are no whole number from 0 to 1000, or no rate above 0.
+        """
+        epochs = self.why.detail.get("own_epochs", 0)
+        rate = self.why.detail.get("own_rate", 0.0)
+        number = type(epochs) is int and 0 <= epochs <= MOST_EPOCHS
+        if not number or not isinstance(rate, int | float) or not 0 < rate < math.inf:
+            if epochs != 0:
+                raise UsageError(
+                    f"own_epochs of a plan must be from 0 to {MOST_EPOCHS}, at a rate above 0; got {epochs!r} at "
+                    f"{rate!r}. Make the plan again: fedlayers choose."
+                )
+            return 0, 0.0
+        return epochs, float(rate)
 
     @property
     def cut(self) -> int | None:
@@ -330,7 +362,17 @@ class LayerPlan(Displayed):
         Raises:
             UsageError: an unknown form, or ``peft`` for a plan without adapters.
         """
-        return FORMS[check_known("form of a plan", form, FORMS)](self)
+        found = FORMS[check_known("form of a plan", form, FORMS)](self)
+        epochs, rate = self.own_epochs
+        if not epochs:
+            return found
+        if form == "names":
+            return {**found, "own_epochs": epochs, "own_rate": rate}
+        warn(
+            f"form {form!r} has no place for the plan's own epochs: after the last round train each client alone for "
+            f"{epochs}, at learning rate {rate:g}"
+        )
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data with a digest of the whole plan, from which :meth:`from_json` gives an equal plan."""
@@ -394,11 +436,13 @@ class LayerPlan(Displayed):
 
     @property
     def digest(self) -> str:
-        """Return the SHA-256 of layers and sharing, without the evidence."""
-        decided = [
+        """Return the SHA-256 of layers, sharing and own epochs, without the other evidence."""
+        decided: list[Any] = [
             [layer.name, list(layer.tensors), layer.name in self.shared]
             for layer in self.layers
         ]
+        if self.own_epochs[0]:
+            decided.append(self.own_epochs)
         return hashlib.sha256(json.dumps(decided).encode()).hexdigest()
 
 
@@ -460,7 +504,8 @@ FORMS: dict[str, Callable[[LayerPlan], Any]] = {
 }
 """The forms of a plan for other frameworks.
 
-- ``names``: tensors and modules that are shared, and those that stay local.
+- ``names``: tensors and modules that are shared, those that stay local, and own epochs with their rate, if any. The
+  others have no place for own epochs, and a warning says so.
 - ``flower``: the tensors to put into an ``ArrayRecord``. ``fl4health``: the same, for a ``FixedLayerExchanger``.
 - ``nvflare``: the filter ``ExcludeVars`` of the task ``train``, for results.
 - ``peft``: ``target_modules`` and ``modules_to_save`` of a ``LoraConfig``.

@@ -35,8 +35,8 @@ COLOURS: tuple[str, ...] = tuple(
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
 DASHES = ("-", "--", ":")
 MEAN, FAINT = "0.1", "0.6"
-ARMS = {"nothing": 0, "local": 0, "half": 1, "all_but_last": 2, "fedper": 2, "all": 3}
-ARMS |= {"fedavg": 3}
+ARMS = {"nothing": 0, "local": 0, "half": 1, "first_half_local": 1}
+ARMS |= {"head_local": 2, "fedper": 2, "all": 3, "fedavg": 3}
 """The colour of what most pictures show: to share nothing, half, all but the last layer, or all."""
 MOST_CLIENTS = 10
 """Clients that get a colour and a legend entry of their own; more are drawn alike."""

@@ -145,6 +145,15 @@ class Tuner:
             )
         return found
 
+    def tuned(
+        self, client: int, names: frozenset[str], rate: float, epochs: int
+    ) -> Tree:
+        """Return a client's weights after some epochs: those that :meth:`outputs` scores."""
+        with tree.one_thread():
+            for _ in self._tune(client, names, rate, (epochs,)):
+                pass
+        return self.workspace.read()
+
     def with_new_statistics(self) -> Tensor:
         """Return the outputs [n, C] with all batch statistics taken again from each client's training samples."""
         workspace, found = self.workspace, []

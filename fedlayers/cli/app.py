@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 GROUPS = {
     "Decide": {
+        "demo": "train",
         "choose": "train",
         "study": "train",
         "compare": "train",

@@ -247,6 +247,8 @@ class Export(Command):
     """File to write, such as va.safetensors, or a folder for all clients' models of a choice."""
     baseline: str = ""
     """Of a choice, the simple model in place of the recommended one: linear_own or linear_pooled."""
+    fallback: bool = False
+    """Of a choice, train alone the clients whose validation loss is lower alone."""
     client: str | None = None
     """Client whose model to write. Needed if clients' models differ."""
     model: str | None = None
@@ -267,6 +269,7 @@ class Export(Command):
             self.dir,
             self.out,
             baseline=self.baseline,
+            fallback=self.fallback,
             client=self.client,
             which=self.model,
             round=self.round,

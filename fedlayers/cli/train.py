@@ -132,9 +132,6 @@ def print_result(result: RunResult, out: Path) -> None:
     check_end(stored, done if rule is None else best.get(rule.main, done))
 
 
-ARMS = ("nothing", "half", "all_but_last", "all")
-
-
 class ManyRuns(ConfiguredCommand):
     """The base of commands that train many runs by the function of the same name in :mod:`fedlayers.studies`.
 
@@ -283,25 +280,25 @@ class Tune(SeveralAlgorithms):
 
 
 class Choose(OneAlgorithm):
-    """Try a few ways to share layers, and say which to use.
+    """Say whether to train together, alone, or with some layers local.
 
-    Each candidate (arm) shares some layers and keeps the others local. All arms train on the same data and batches.
-    Validation samples choose the winner. Three or more seeds show how certain the choice is.
+    It shares all layers first, then trains every client alone. Where clients differ, it also tries a local head and
+    local first layers. After each run a client trains a few epochs of its own. Validation samples choose.
 
     Next: fedlayers run --algorithm fedper --plan OUT/plan.json, if the winner has a plan
 
     Examples:
         fedlayers choose --dataset heart --seeds 3
-        fedlayers choose --dataset digits --arms nothing half all --out out/digits
+        fedlayers choose --dataset digits --thorough --out out/digits
         fedlayers choose --dataset heart --arms half all local_adaptation --out out/finetuning
     """
 
-    arms: tuple[str, ...] = ARMS
-    """Layers to share, one candidate each: nothing, half, all_but_last, all, first_K, last_K, lora_A, lora_B,
-    PLAN.json, an algorithm, or ALGORITHM:CUT."""
+    arms: tuple[str, ...] = ()
+    """Ways to share layers, in place of the steps: all, nothing, head_local, first_half_local, half, first_K, last_K,
+    frozen_K, lora_A, lora_B, PLAN.json, an algorithm, or ALGORITHM:CUT."""
     seeds: int = 1
     thorough: bool = False
-    """Train all arms fully. Without it, --patience with one seed stops losing arms early."""
+    """Train every cut from both ends."""
     score: str = ""
     """Score of the task that alone selects rates, best rounds and arms, such as auroc. A name that the task lacks lists
     those that it has. Default: macro-F1 and loss together, then the calibrated loss."""
@@ -316,7 +313,7 @@ class Choose(OneAlgorithm):
     def arguments(self) -> dict[str, Any]:
         given = super().arguments()
         given["baselines"] = not given.pop("no_baselines")
-        return given
+        return {**given, "arms": given["arms"] or None}
 
     def show(self, result: Any, line: str) -> None:
         print(
@@ -329,10 +326,30 @@ class Choose(OneAlgorithm):
         write_page(result, self.out, line)
 
 
+class Demo(Command):
+    """Show a decision on a small federation whose clients code their labels differently.
+
+    Next: fedlayers choose --dataset YOUR_TABLE
+
+    Examples:
+        fedlayers demo
+    """
+
+    out: Path = Path("out/demo")
+    """Folder for the results."""
+
+    def main(self, line: str) -> None:
+        from fedlayers.studies.choose import choose
+
+        config = RunConfig(dataset="known_labels", rounds=20)
+        choice = choose(config, self.out, progress=say)
+        print(f"\n{choice.answers.head}\n\nAll of it: {self.out / 'choice.json'}")
+
+
 class Study(SeveralAlgorithms):
     """Choose layers, compare algorithms, and write a report.
 
-    In each seed it trains a few ways of sharing layers (arms). Validation samples choose the winner. Test samples
+    In each seed it decides as fedlayers choose does. Validation samples choose the winner. Test samples
     compare it with the algorithms. The result is OUT/report.html. If it stops, type the same command again: it
     continues.
 
@@ -344,9 +361,9 @@ class Study(SeveralAlgorithms):
     algorithms: tuple[str, ...] = (
         *("local", "fedavg", "fedbabu", "playerfl", "playerfl_random"),
     )
-    arms: tuple[str, ...] = ARMS
-    """Layers to share, one candidate each: nothing, half, all_but_last, all, first_K, last_K, lora_A, lora_B,
-    PLAN.json, an algorithm, or ALGORITHM:CUT."""
+    arms: tuple[str, ...] = ()
+    """Ways to share layers, in place of the steps: all, nothing, head_local, first_half_local, half, first_K, last_K,
+    frozen_K, lora_A, lora_B, PLAN.json, an algorithm, or ALGORITHM:CUT."""
     seeds: int = 5
     tune_rates: int | None = None
     """Number of learning rates to try first: 2 to 5, or 0 for none. Default: 4 for your own data on this machine, else
@@ -355,3 +372,6 @@ class Study(SeveralAlgorithms):
     """Folder for the results."""
 
     without = ("algorithm", "options", "plan", "rule", "monitor")
+
+    def arguments(self) -> dict[str, Any]:
+        return {**super().arguments(), "arms": self.arms or None}

@@ -136,7 +136,7 @@ def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Choi
     if len(failed) == len(jobs):
         raise RunError(f"every arm failed: {listing(failed.values())}")
     until = int(task.config.federation.rounds or 1)
-    standing = race.standings(jobs, until, failed)
+    standing = race.standings(jobs, failed)
     found = infer(standing.judged, main=standing.main)
     led = [j for j in jobs if j.arm == found.leader and j.name not in failed]
     spent = measured_cost(task, jobs, 1)
@@ -149,7 +149,6 @@ def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Choi
         standing,
         found,
         led[0].path if led else None,
-        {},
         until,
         task,
         answers(found, arms, cheapest),

@@ -15,16 +15,26 @@ from fl_core.models.lora import PARTS
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan, frozen_in
 from fl_core.registry import is_outside
 
-CUTS: dict[str, Callable[[int], int]] = {
-    "nothing": lambda n: 0,
-    "half": lambda n: max(1, n // 2),
-    "all_but_last": lambda n: n - 1,
-    "all": lambda n: n,
+Names = tuple[str, ...]
+Ways = str | Sequence[str | LayerPlan] | None
+"""Arms by hand; None for the steps of a decision."""
+CUTS: dict[str, Callable[[Names], Names]] = {
+    "all": lambda names: names,
+    "nothing": lambda names: (),
+    "half": lambda names: names[: max(1, len(names) // 2)],
+    "head_local": lambda names: names[:-1],
+    "first_half_local": lambda names: _without_first_half(names),
 }
-"""The number of shared layers out of n, counted from the input."""
-DEFAULT = ("nothing", "half", "all_but_last", "all")
-"""The default arms: training alone, a deep split, all but the classifier, and FedAvg."""
-_COUNTED = re.compile(r"(first|last)_([0-9]+)")
+"""The shared layers of each cut, out of those that train."""
+FIRST = ("all", "nothing")
+"""The arms with which a decision begins: FedAvg, and training alone."""
+ENDS = ("head_local", "first_half_local")
+"""The arms that follow where clients differ. With adapters ``lora_A`` takes the place of the first."""
+OLD = {"all_but_last": "head_local"}
+"""Names of earlier versions, which this version still reads."""
+FROZEN = ("fedbabu", {"finetune_epochs": 0})
+"""The algorithm of ``frozen_K``: layers that are not shared keep their initial values."""
+_COUNTED = re.compile(r"(first|last|frozen)_([0-9]+)")
 EXTREMES = {"local": "nothing", "fedavg": "all"}
 """Algorithms without a plan that equal one of the two extremes."""
 
@@ -39,6 +49,7 @@ class Arm:
         plan: the one that it uses; None for an algorithm that uses no plan, or has its own default.
         settings: keys of the configuration that are its own.
         options: the algorithm's own keys. By default those of the configuration, if that names the same algorithm.
+        epochs, rate: each client's own epochs after its best run, once that is known.
     """
 
     name: str
@@ -46,6 +57,8 @@ class Arm:
     plan: LayerPlan | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] | None = None
+    epochs: int = 0
+    rate: float = 0.0
 
     @property
     def folder(self) -> str:
@@ -74,39 +87,75 @@ class Arm:
         return f"federate {listing(shared)}; keep {listing(local)} local"
 
 
+def _without_first_half(names: Names) -> Names:
+    """Return the layers without the first half of those before the head, rounded up; of whole blocks if there are any.
+
+    >>> _without_first_half(("fc1", "fc2", "fc3")), _without_first_half(("stem", "s.0.a", "s.0.b", "s.1.a", "fc"))
+    (('fc2', 'fc3'), ('s.1.a', 'fc'))
+    """
+    blocks = [_BLOCK.match(name) for name in names[:-1]]
+    of_layer = [
+        name if block is None else block[0]
+        for name, block in zip(names, blocks, strict=False)
+    ]
+    distinct = list(dict.fromkeys(of_layer))
+    local = set(distinct[: (len(distinct) + 1) // 2])
+    kept = [
+        name for name, block in zip(names, of_layer, strict=False) if block not in local
+    ]
+    return (*kept, *names[-1:])
+
+
+_BLOCK = re.compile(r"^(.*?\.)?\d+(?=\.)")
+"""A block within a layer's name, such as ``encoder.layer.3`` in ``encoder.layer.3.output``."""
+
+
+def ends_of(layers: Sequence[Layer], thorough: bool = False) -> Names:
+    """Return the names of the arms that follow where clients differ, or of all cuts from both ends."""
+    names = LayerPlan(tuple(layers), ()).trainable
+    if thorough:
+        counts = range(1, len(names))
+        return tuple(f"{end}_{k}" for end in ("first", "last") for k in counts)
+    adapters = any(name.endswith(".lora_A") for name in names)
+    return ("lora_A", ENDS[1]) if adapters else ENDS
+
+
 def arms_of(
-    names: str | Sequence[str],
+    names: str | Sequence[str | LayerPlan],
     layers: Sequence[Layer],
     algorithm: str = "fedper",
+    distinct: bool = True,
 ) -> tuple[Arm, ...]:
     """Make the arms with the given names.
 
     Args:
-        names: each is ``nothing``, ``half`` (the first half of the layers), ``all_but_last`` or ``all``; ``first_K`` or
-            ``last_K``, the first or the last K layers; ``lora_A`` or ``lora_B``, one factor of all adapters; the path
-            of a plan; an algorithm with its own default plan; or ``ALGORITHM:CUT``, such as ``fedrep:half``. In a small
-            model two default names may be the same cut. It counts once.
+        names: each is ``all``, ``nothing``, ``head_local`` (all but the last layer are shared), ``first_half_local``
+            (the first half of the layers before the head is local), or ``half`` (the first half of the layers is
+            shared); ``first_K`` or ``last_K``, the first or the last K layers are shared; ``frozen_K``, the first K
+            layers keep their initial values; ``lora_A`` or ``lora_B``, one factor of all adapters; a plan or its path;
+            an algorithm with its own default plan; or ``ALGORITHM:CUT``, such as ``fedrep:half``.
         layers: the model's.
         algorithm: uses the cuts that are named alone.
+        distinct: refuse two equal arms. Otherwise they count once.
 
     Raises:
         UsageError: an unknown or repeated name, two equal arms, a cut that the model does not have, or a cut with an
             algorithm that uses no plan.
 
     >>> layers = [Layer(name, (f"{name}.weight",)) for name in ("conv1", "conv2", "fc1", "fc2")]
-    >>> for arm in arms_of(DEFAULT, layers):
+    >>> for arm in arms_of((*FIRST, *ENDS), layers):
     ...     print(arm.name, arm.plan.shared)
-    nothing ()
-    half ('conv1', 'conv2')
-    all_but_last ('conv1', 'conv2', 'fc1')
     all ('conv1', 'conv2', 'fc1', 'fc2')
+    nothing ()
+    head_local ('conv1', 'conv2', 'fc1')
+    first_half_local ('fc1', 'fc2')
     """
     names = as_list("arms", names)
     arms: dict[Any, Arm] = {}
     for name in names:
-        arm = _arm(name, tuple(layers), algorithm)
+        arm = arm_of(name, tuple(layers), algorithm)
         same = arms.setdefault((arm.algorithm, arm.plan and arm.plan.digest), arm)
-        if same is not arm and names != DEFAULT:  # whose cuts coincide in small models
+        if same is not arm and distinct:
             raise UsageError(
                 f"arms must differ; got {same.name!r} and {name!r}, which both are: {arm.words}. "
                 "Leave one out."
@@ -118,13 +167,22 @@ def arms_of(
     return tuple(arms.values())
 
 
-def _arm(name: str, layers: tuple[Layer, ...], algorithm: str) -> Arm:
+def arm_of(name: str | LayerPlan, layers: tuple[Layer, ...], algorithm: str) -> Arm:
+    """Return the arm of a name or of a plan, as of :func:`arms_of`."""
+    if isinstance(name, LayerPlan):
+        plan = _checked(name, layers)
+        return Arm(f"plan_{plan.digest[:6]}", algorithm, plan)
+    name = OLD.get(name, name)
     over, _, cut = name.rpartition(":")
     if over and _is_cut(cut):
+        cut = OLD.get(cut, cut)
         return Arm(name, over, _plan(cut, layers, over))
     if name in ALGORITHMS or is_outside(name):
         return Arm(name, name, None)
-    return Arm(name, algorithm, _plan(name, layers, algorithm))
+    plan = _plan(name, layers, algorithm)
+    if name.startswith("frozen_") and _COUNTED.fullmatch(name):
+        return Arm(name, FROZEN[0], plan, options=FROZEN[1])
+    return Arm(name, algorithm, plan)
 
 
 def _plan(cut: str, layers: tuple[Layer, ...], algorithm: str) -> LayerPlan:
@@ -133,9 +191,7 @@ def _plan(cut: str, layers: tuple[Layer, ...], algorithm: str) -> LayerPlan:
             f"{algorithm} uses no plan. Name it as an arm without {cut!r}."
         )
     if cut.endswith(".json"):
-        plan = LayerPlan.load(Path(cut))
-        plan.check_tensors(tensor for layer in layers for tensor in layer.tensors)
-        return plan
+        return _checked(LayerPlan.load(Path(cut)), layers)
     none = LayerPlan(layers, (), Evidence(rule=f"{CANDIDATE} {cut}"))
     names, counted = none.trainable, _COUNTED.fullmatch(cut)
     if cut in PARTS:
@@ -150,15 +206,25 @@ def _plan(cut: str, layers: tuple[Layer, ...], algorithm: str) -> LayerPlan:
             raise UsageError(
                 f"arm {cut!r} must share fewer layers: the model has {len(names)} layers that train."
             )
-        first = counted[1] == "first"
-        shared = names[:size] if first else names[len(names) - size :]
+        shared = {
+            "first": names[:size],
+            "last": names[len(names) - size :],
+            "frozen": names[size:],
+        }[counted[1]]
     else:
-        known = [*CUTS, *PARTS, "first_1", "last_1", "PLAN.json"]
-        cut = check_known("arm (a cut, a plan or an algorithm)", cut, known)
-        shared = names[: CUTS[cut](len(names))]
+        known = [*CUTS, *PARTS, "first_1", "last_1", "frozen_1", "PLAN.json"]
+        shared = CUTS[check_known("arm (a cut, a plan or an algorithm)", cut, known)](
+            names
+        )
     return none.with_shared((*shared, *frozen_in(layers)))
 
 
+def _checked(plan: LayerPlan, layers: Sequence[Layer]) -> LayerPlan:
+    """Return a plan that fits, without own epochs: they are chosen again."""
+    plan.check_tensors(tensor for layer in layers for tensor in layer.tensors)
+    return plan.with_shared(plan.shared, detail={})
+
+
 def _is_cut(text: str) -> bool:
-    named = text in CUTS or text in PARTS or text.endswith(".json")
+    named = text in CUTS or text in OLD or text in PARTS or text.endswith(".json")
     return named or _COUNTED.fullmatch(text) is not None

@@ -299,36 +299,47 @@ def baseline_rows(task: Task) -> list[Row]:
     >>> sorted(found["algorithm"].unique())
     ['base_rate', 'boosting_own', 'boosting_pooled', 'linear_own', 'linear_pooled']
     """
-    bench, criterion = Bench(task), task.criterion.of_logits()
-    found = []
+    bench, found = Bench(task), list[Row]()
     for one in predictors(bench):
-        calibration = bench.calibration(one)
-        columns: dict[str, Any] = {
-            "algorithm": one.name,
-            "seed": task.config.execution.seed,
-            "round": task.config.federation.rounds,
-            "model": "global" if one.name.endswith("pooled") else "personal",
-            "estimator": f"{BASELINES[one.name]}, temperature {calibration[0]:.2f}",
-        }
-        for split, outputs in one.outputs.items():
-            scores = bench.by_client(one, split)
-            for client, own in outputs.items():
-                y, base = bench.labels[split][client], bench.bases[client]
-                sizes = {"n_samples": len(y), "n_train": bench.sizes[client]}
-                values = scores.loc[client].to_dict()
-                hot = evaluate.calibrated(own, *calibration, base)
-                values["loss"] = float(criterion.per_sample(hot, y).mean())
-                for metric, value in values.items():
-                    found.append(
-                        rows.row(
-                            metric,
-                            value,
-                            **columns,
-                            **sizes,
-                            split=split,
-                            client=client,
-                            variant=task.data.positive if metric in OF_CLASS else "",
-                            status=why_missing(metric, value),
-                        )
-                    )
+        said = f"{BASELINES[one.name]}, temperature {bench.calibration(one)[0]:.2f}"
+        done = int(task.config.federation.rounds or 1)
+        found += rows_of(bench, one, one.name, done, said)
     return found
+
+
+def rows_of(
+    bench: Bench, one: Predictor, name: str, done: int, said: str
+) -> Iterator[Row]:
+    """Yield the rows of a predictor, as of a run after its last round. Their loss is calibrated.
+
+    Args:
+        name: of the algorithm. ``said``: how its values were obtained.
+    """
+    task, criterion = bench.task, bench.task.criterion.of_logits()
+    calibration = bench.calibration(one)
+    columns: dict[str, Any] = {
+        "algorithm": name,
+        "seed": task.config.execution.seed,
+        "round": done,
+        "model": "global" if name.endswith("pooled") else "personal",
+        "estimator": said,
+    }
+    for split, outputs in one.outputs.items():
+        scores = bench.by_client(one, split)
+        for client, own in outputs.items():
+            y, base = bench.labels[split][client], bench.bases[client]
+            sizes = {"n_samples": len(y), "n_train": bench.sizes[client]}
+            values = scores.loc[client].to_dict()
+            hot = evaluate.calibrated(own, *calibration, base)
+            values["loss"] = float(criterion.per_sample(hot, y).mean())
+            for metric, value in values.items():
+                yield rows.row(
+                    metric,
+                    value,
+                    **columns,
+                    **sizes,
+                    split=split,
+                    client=client,
+                    variant=task.data.positive if metric in OF_CLASS else "",
+                    status=why_missing(metric, value),
+                )

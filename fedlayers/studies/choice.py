@@ -15,12 +15,11 @@ import pandas as pd
 
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.comparison import gains_of
-from fedlayers.studies.first_screen import Facts, first_screen
-from fedlayers.studies.harmless import BASE_RATE
+from fedlayers.studies.first_screen import Facts, bracket, first_screen
+from fedlayers.studies.harmless import BASE_RATE, Bench, Predictor
 from fedlayers.studies.hint import NO_COST, Cost
 from fedlayers.studies.inference import DECIDED, NOTHING, UNDECIDED, UNSHOWN, Inference
-from fedlayers.studies.jobs import TrainingJob
-from fedlayers.studies.race import DIGITS, Rates, Standing
+from fedlayers.studies.race import DIGITS, Rates, Standing, Trained
 from fl_core import __version__, statistics
 from fl_core.config import RunConfig
 from fl_core.display import Displayed, Summary
@@ -37,7 +36,7 @@ from fl_core.rows import (
     records,
 )
 from fl_core.run.task import Task
-from fl_core.statistics import Estimate
+from fl_core.statistics import Estimate, Interval
 
 COLUMNS = ["arm", "difference", "low", "high", "p_value", "excluded"]
 Pair = tuple[str, str]
@@ -104,8 +103,9 @@ def infer(
     table = judged.pivot(index="arm", columns="seed", values=main)
     whole = [name for name in order if table.loc[name].notna().all()]
     about = {"main": main, "seeds": table.shape[1], "refused": tuple(refused)}
-    if not order:
-        return Inference(NOTHING, (), pd.DataFrame(columns=COLUMNS), **about)
+    if not whole and refused:  # what has no final score is no reason to use it
+        none = pd.DataFrame(columns=COLUMNS)
+        return Inference(NOTHING, (), none, unfinished=tuple(order), **about)
     if not whole:
         raise RunError("every arm diverged with some seed. Lower lr.")
     table, pairs = table.loc[whole], list(combinations(whole, 2))
@@ -218,23 +218,34 @@ def answers(
         lines.append(
             f"Not excluded, without a final score: {listing(race.unfinished)}."
         )
-    if race.early is not None:
-        lines.append(race.early.line(MAIN[CLASSIFICATION]))
     useless = race.verdict in (NOTHING, UNSHOWN)
     return Answers(first_screen(race, arms, cheapest, facts), tuple(lines), useless)
 
 
-def bracket(score: str, low: float, high: float) -> str:
-    """Return an interval in brackets; empty if it is unknown, also where no spread was seen.
-
-    >>> bracket("macro_f1", 0.011, 0.029), bracket("macro_f1", 0.0, 0.0)
-    (' [1.1, 2.9]', '')
-    """
-    ends = f" [{in_column(score, low)}, {in_column(score, high)}]"
-    return ends if low < high else ""
-
-
 # --- the result -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """Training alone for the clients whose validation loss is lower alone.
+
+    Attributes:
+        clients: these clients.
+        model: the recommended model, with theirs in its place.
+        gain: the score that ranks on test samples, minus the recommended model's.
+    """
+
+    clients: tuple[str, ...]
+    model: Predictor
+    gain: Interval
+
+    def text(self, score: str) -> str:
+        """Return who would train alone, and what it changes."""
+        change = f"{in_column(score, self.gain.value)}{bracket(score, *self.gain[1:])}"
+        return (
+            f"Fallback: training alone has a lower validation loss for {listing(self.clients, 3)}. It changes "
+            f"{label_of(score)} on test samples by {change}. Export it: --fallback."
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -247,14 +258,10 @@ class Choice(Displayed):
         standing: the scores at the end of the race.
         inference: how certain the decision is.
         run: the directory of the recommended model: the arm's best finished run on validation samples.
-        of_seed: the run that each seed's validation samples alone choose. Only this run may be scored on the seed's
-            test samples, which other seeds use for validation.
-        until: the round after which the race was judged.
+        until: the planned rounds of a run.
         task: of the first seed.
         cost: the estimate. ``measured`` is the cost of the runs, with the seconds of this call.
         rates: the learning rates that were tried, where they were tuned.
-        trials: a line per finished run and per predictor that needs none: ``name``, ``lr``, ``seed``, its main score
-            and ``loss`` on validation, the loss ``above`` the base rate's with its interval, and ``refused``.
         evidence: a line per arm, the leader first, per baseline and for the base rate: the score that ranks on
             validation samples (a mean over seeds), its ``difference`` to the leader with an interval, the main score
             and ``auroc``, and a note.
@@ -265,7 +272,9 @@ class Choice(Displayed):
         positives: for two classes the recommended model's probabilities of the positive one on test samples
             (:meth:`~fedlayers.studies.harmless.Bench.positives`).
         answers: what to use, and the evidence.
-        recommended: the recommended arm's run in each seed.
+        runs: the finished runs of all arms and seeds.
+        benches: the samples of each seed.
+        fallback: training alone for some clients, if that has a lower loss for them.
     """
 
     winner: Arm | None
@@ -273,24 +282,40 @@ class Choice(Displayed):
     standing: Standing
     inference: Inference
     run: Path | None
-    of_seed: dict[int, TrainingJob]
     until: int
     task: Task
     answers: Answers
     cost: Cost = NO_COST
     measured: Cost = NO_COST
     rates: Rates | None = None
-    trials: pd.DataFrame = field(default_factory=pd.DataFrame)
     evidence: pd.DataFrame = field(default_factory=pd.DataFrame)
     facts: Facts | None = None
     clients: pd.DataFrame = field(default_factory=pd.DataFrame)
     positives: pd.DataFrame = field(default_factory=pd.DataFrame)
-    recommended: dict[int, TrainingJob] = field(default_factory=dict)
+    runs: list[Trained] = field(default_factory=list)
+    benches: dict[int, Bench] = field(default_factory=dict)
+    fallback: Fallback | None = None
 
     @property
     def plan(self) -> LayerPlan | None:
         """The layer plan of the recommended arm."""
         return None if self.winner is None else self.winner.plan
+
+    @property
+    def recommended(self) -> dict[int, Trained]:
+        """The recommended arm's run in each seed."""
+        led = self.inference.leader
+        return {one.seed: one for one in self.runs if one.arm == led}
+
+    @property
+    def of_seed(self) -> dict[int, Trained]:
+        """The run that each seed's validation samples alone choose.
+
+        Only this run may be scored on the seed's test samples, which other seeds use for validation.
+        """
+        known = [one for one in self.runs if one.arm not in self.inference.refused]
+        ranked = sorted(known, key=lambda one: one.scores["score"])
+        return {one.seed: one for one in ranked}
 
     @property
     def used(self) -> RunConfig:
@@ -423,26 +448,25 @@ class Choice(Displayed):
 
     def to_json(self) -> dict[str, Any]:
         """Return the choice as a dictionary for JSON, as in ``choice.json``."""
-        seen, stake = self.inference, self.inference.at_stake()
-        winner = self.winner
+        seen, winner = self.inference, self.winner
         return {
             "winner": winner and winner.name,
             "algorithm": winner and winner.algorithm,
             "shared": self.plan and list(self.plan.shared),
             "run": self.run and f"arms/{self.run.name}",
+            "own_epochs": winner and winner.epochs,
+            "own_rate": winner and winner.rate,
+            "fallback": self.fallback and list(self.fallback.clients),
             "verdict": seen.verdict,
             "left": list(seen.remaining),
             "refused": list(seen.refused),
             "unfinished": list(seen.unfinished),
             "answers": [self.answers.head, *self.answers.lines],
-            "at_stake": None if pd.isna(stake) else stake,
-            "trials": records(self.trials),
             "evidence": records(self.evidence),
             "clients": records(self.clients),
             "judged": records(self.standing.judged),
             "notes": self.standing.notes,
             "until": self.until,
-            **({} if seen.early is None else {"early": asdict(seen.early)}),
             "rates": self.rates and self.rates.tried,
             "best_rounds": self.standing.best,
             "foreseen": asdict(self.cost),

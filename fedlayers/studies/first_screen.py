@@ -23,7 +23,7 @@ from fedlayers.studies.harmless import (
     Predictor,
 )
 from fedlayers.studies.inference import Inference
-from fl_core.errors import listing
+from fl_core.errors import listing, plural
 from fl_core.rows import (
     CLASSIFICATION,
     MULTILABEL,
@@ -223,7 +223,7 @@ def _of_no_arm(race: Inference, leader: Arm | None, facts: Facts | None) -> list
     if leader is not None and "model" in facts.values:
         lines.append(
             f"On test samples {way(leader)} has {loss} {_value(facts, 'model')}, the base rate {base}"
-            f"{_bracketed(facts.score, facts.above[BASE_RATE], ': ')}."
+            f": {_signed(facts.score, facts.above[BASE_RATE])}."
         )
     if facts.simple:
         shown = _value(facts, "simple")
@@ -241,7 +241,7 @@ def _of_simple(facts: Facts, best: str) -> list[str]:
     loss, gap = label(facts), facts.above["simple"]
     worse = _is_better(facts.score, Interval(-gap.value, -gap.high, -gap.low))
     head = "A simple model is better" if worse else "A simple model is as good"
-    side = _bracketed(facts.score, gap, "")
+    side = _signed(facts.score, gap)
     own = f"{_value(facts, 'simple')}{_events(facts, 'simple')}"
     return [
         f"{head}: use {simple_model(facts)}.",
@@ -261,7 +261,7 @@ def _undecided(
     if not math.isnan(gap["difference"]):
         ends = Interval(-gap["difference"], -gap["high"], -gap["low"])
         which = "the latter" if len(rest) == 1 else "the next"
-        line += f" ({which} {_bracketed(race.main, ends, '')} on validation samples)"
+        line += f" ({which} {_signed(race.main, ends)} on validation samples)"
     if cheapest is not None and cheapest != leader:
         return f"{line}. {capital(way(cheapest))} sends least."
     return f"{line}."
@@ -271,14 +271,16 @@ def _beside(facts: Facts, decided: bool) -> str:
     """Say how much better the model is than the best simple model, and if decided, than training alone."""
     loss = label(facts)
     against = {"alone": "training alone", "base_rate": "the base rate"}
-    parts: list[str] = []
-    for name, words in against.items():
-        if name in facts.above and not parts and (decided or not facts.simple):
-            parts.append(f"{_gap(facts, name)} than {words}{_ends(facts, name)}")
+    shown = [name for name in against if name in facts.above]
+    if not decided and facts.simple:
+        shown = []
+    words = [(name, against[name]) for name in shown[:1]]
     if facts.simple:
-        parts.append(
-            f"{_gap(facts, 'simple')} than {simple_model(facts)}{_ends(facts, 'simple')}"
-        )
+        words.append(("simple", simple_model(facts)))
+    parts = [
+        _signed(facts.score, facts.above[name], f" than {other}")
+        for name, other in words
+    ]
     own = f"{_value(facts, 'model')}{_events(facts, 'model')}"
     return f"{capital(loss)} on test samples: {own}. That is {' and '.join(parts)}."
 
@@ -302,15 +304,23 @@ def _for_whom(facts: Facts) -> str:
 
 def advice(arm: Arm) -> str:
     """Return what to do, in a sentence."""
+    own = _own(arm)
     if arm.extreme == "nothing":
-        return "Train alone: share nothing."
+        return f"Train alone: share nothing{own}."
     if arm.extreme == "all":
-        return "Share all layers."
+        return f"Share all layers{own}."
     if arm.plan is None:
-        return f"Use {arm.algorithm}."
+        return f"Use {arm.algorithm}{own}."
     shared = [name for name in arm.plan.trainable if name in arm.plan.shared]
     local = [name for name in arm.plan.trainable if name not in arm.plan.shared]
-    return f"Keep {_layers(local)} local and share {_layers(shared)}."
+    return f"Keep {_layers(local)} local and share {_layers(shared)}{own}."
+
+
+def _own(arm: Arm) -> str:
+    """Return an arm's own epochs in words; empty without any, or where all epochs are a client's own."""
+    if not arm.epochs or arm.extreme == "nothing":
+        return ""
+    return f", then {plural(arm.epochs, 'epoch')} of its own"
 
 
 def way(arm: Arm) -> str:
@@ -318,11 +328,11 @@ def way(arm: Arm) -> str:
     if arm.extreme == "nothing":
         return "training alone"
     if arm.extreme == "all":
-        return "sharing all layers"
+        return f"sharing all layers{_own(arm)}"
     if arm.plan is None:
-        return arm.algorithm
+        return f"{arm.algorithm}{_own(arm)}"
     shared = [name for name in arm.plan.trainable if name in arm.plan.shared]
-    return f"sharing {_layers(shared)}"
+    return f"sharing {_layers(shared)}{_own(arm)}"
 
 
 def simple_model(facts: Facts) -> str:
@@ -362,30 +372,24 @@ def _value(facts: Facts, name: str) -> str:
     return f"{in_column(facts.score, facts.values[name])}{share}"
 
 
-def _gap(facts: Facts, name: str) -> str:
-    value = facts.above[name].value
-    return f"{in_points(facts.score, abs(value))} {'higher' if value >= 0 else 'lower'}"
+def bracket(score: str, low: float, high: float) -> str:
+    """Return an interval in brackets; empty if it is unknown, also where no spread was seen.
+
+    >>> bracket("macro_f1", 0.011, 0.029), bracket("macro_f1", 0.0, 0.0)
+    (' [1.1, 2.9]', '')
+    """
+    ends = f" [{in_column(score, low)}, {in_column(score, high)}]"
+    return ends if low < high else ""
 
 
-def _ends(facts: Facts, name: str) -> str:
-    """Return the interval of a difference's size, in brackets."""
-    found = facts.above[name]
-    low, high = found.low, found.high
-    if found.value < 0:
-        low, high = -high, -low
-    if not low < high:
-        return ""
-    return f" [{in_column(facts.score, low)}, {in_column(facts.score, high)}]"
-
-
-def _bracketed(score: str, gap: Interval, before: str) -> str:
-    """Return a signed difference with its interval."""
+def _signed(score: str, gap: Interval, than: str = "") -> str:
+    """Return the size of a difference, its direction, and the interval of the size."""
     if math.isnan(gap.value):
         return ""
-    side = "higher" if gap.value >= 0 else "lower"
-    low, high = (gap.low, gap.high) if gap.value >= 0 else (-gap.high, -gap.low)
-    ends = f" [{in_column(score, low)}, {in_column(score, high)}]" if low < high else ""
-    return f"{before}{in_points(score, abs(gap.value))} {side}{ends}"
+    higher = gap.value >= 0
+    ends = gap[1:] if higher else (-gap.high, -gap.low)
+    side = f"{'higher' if higher else 'lower'}{than}"
+    return f"{in_points(score, abs(gap.value))} {side}{bracket(score, *ends)}"
 
 
 def _events(facts: Facts, name: str) -> str:

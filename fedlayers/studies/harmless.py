@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,8 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from diagnostics.tuning.copies import Tuner
 from fl_core import statistics, tree
 from fl_core.data.arrays import nested_groups
+from fl_core.data.federated import Split
 from fl_core.errors import UsageError
 from fl_core.records import store
 from fl_core.rows import (
@@ -31,6 +33,10 @@ from fl_core.run.task import Task
 from fl_core.statistics import Estimate, Interval
 from fl_core.training import evaluate
 from fl_core.training.losses import ClassWeighted
+from fl_core.training.phases import Training
+
+if TYPE_CHECKING:
+    from fedlayers.studies.jobs import TrainingJob
 
 BASE_RATE = "base_rate"
 VALIDATION, TEST = "validation", "test"
@@ -42,6 +48,12 @@ LOSES, GAINS = "loses", "gains"
 """What is shown of a client's loss."""
 Outputs = Mapping[str, Tensor]
 """Outputs of a predictor [n, C] by client: logits of classes or labels, numbers, or log hazards."""
+
+
+def joined(*splits: Split) -> Split:
+    """Return the samples of several splits as one."""
+    x, y = (torch.cat([getattr(one, name) for one in splits]) for name in "xy")
+    return Split(x, y)
 
 
 @dataclass(frozen=True)
@@ -59,6 +71,15 @@ class Predictor:
     outputs: Mapping[str, Outputs]
     models: Mapping[str, nn.Module] = field(default_factory=dict)
     losses: dict[str, Outputs] = field(default_factory=dict, repr=False)
+
+
+class Loaded(NamedTuple):
+    """The models of a run's round by client, their kind, and their task."""
+
+    round: int
+    kind: str
+    models: dict[str, nn.Module]
+    task: Task
 
 
 class Bench:
@@ -106,8 +127,8 @@ class Bench:
 
     # --- predictors ---
 
-    def of_run(self, path: Path, name: str) -> Predictor:
-        """Return a finished run's predictor. Under a stopping rule its best round counts.
+    def load(self, path: Path) -> Loaded:
+        """Return the models of a finished run, each client's own. Under a stopping rule its best round counts.
 
         Raises:
             UsageError: the clients hold parts of the model, so that none predicts alone.
@@ -116,18 +137,54 @@ class Bench:
         with warnings.catch_warnings(action="ignore"):
             code = code_in(self.task.config)
             found = load_rounds(path, [round], allow_code=code, **self.task.own)
-            _, _, models, _ = next(found)
-        logits = self.task.criterion.logits
+            return Loaded(*next(found))
+
+    def of_run(self, path: Path, name: str) -> Predictor:
+        """Return the predictor of a finished run without own epochs (:meth:`load`)."""
+        models, logits = self.load(path).models, self.task.criterion.logits
         return self.predictor(
             name, lambda client, x: logits(evaluate.predict(models[client], x))
         )
 
-    def of_start(self) -> Predictor:
-        """Return the predictor of the model before training."""
-        logits, model = self.task.criterion.logits, self.task.model
-        return self.predictor(
-            "start", lambda client, x: logits(evaluate.predict(model, x))
+    def tuner(self, job: TrainingJob, loaded: Loaded) -> Tuner:
+        """Return what trains own epochs from a run's models. It scores validation samples, then test samples."""
+        clients = self.task.data.clients
+        return Tuner(
+            loaded.models[clients[0].name],
+            loaded.task.criterion,
+            Training.of(job.resolved.training),
+            [(one.train, joined(one.validation, one.test)) for one in clients],
+            job.config.execution.seed,
+            loaded.round,
+            [tree.state_dict(loaded.models[one.name]) for one in clients],
+            samples=None,
         )
+
+    @cached_property
+    def held_out(self) -> Tensor:
+        """Whether each sample that :meth:`tuner` scores is a validation sample."""
+        sizes = self._sizes()
+        marks = torch.arange(len(sizes)) % 2 == 0
+        return marks.repeat_interleave(torch.tensor(sizes))
+
+    def _sizes(self) -> list[int]:
+        both = (VALIDATION, TEST)
+        clients = self.task.data.clients
+        return [len(client.split(split)) for client in clients for split in both]
+
+    def of_outputs(self, name: str, outputs: Tensor) -> Predictor:
+        """Return the predictor with some raw outputs [n, C] of a :meth:`tuner`."""
+        parts = self.task.criterion.logits(outputs).double().split(self._sizes())
+        names = [client.name for client in self.task.data.clients]
+        found = {
+            split: {
+                client: part
+                for client, part in zip(names, parts[k::2], strict=True)
+                if len(part)
+            }
+            for k, split in enumerate((VALIDATION, TEST))
+        }
+        return Predictor(name, found)
 
     @cached_property
     def base_rate(self) -> Predictor:
@@ -296,11 +353,14 @@ class Bench:
         ``low`` and ``high`` are the ends of the interval of ``above``. ``score`` ranks finished runs, higher is better:
         minus the loss, or the score that selects.
         """
-        scores = self.scores(one, VALIDATION)
-        name = self.selecting
-        scores["score"] = scores.get(name, math.nan) * (1 if SCORES[name] else -1)
+        scores = {**self.scores(one, VALIDATION), "score": self.worth(one)}
         above = self.above(one, self.base_rate, VALIDATION)
         return scores | dict(zip(("above", "low", "high"), above, strict=True))
+
+    def worth(self, one: Predictor) -> float:
+        """Return the score that selects, on validation samples, negative where lower is better."""
+        value = self.scores(one, VALIDATION).get(self.selecting, math.nan)
+        return value if SCORES[self.selecting] else -value
 
     @property
     def selecting(self) -> str:

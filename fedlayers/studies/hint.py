@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import operator
@@ -15,12 +14,12 @@ from typing import Any, Unpack
 
 import numpy as np
 import pandas as pd
-import torch
 from numpy.typing import NDArray
 
+from diagnostics.tuning.copies import Tuner
+from diagnostics.tuning.profile import every
 from fedlayers.backends.local import no_progress
-from fedlayers.studies import arms as candidates
-from fedlayers.studies.arms import Arm, arms_of
+from fedlayers.studies.arms import FIRST, Arm, Ways, arm_of, arms_of, ends_of
 from fedlayers.studies.harmless import Bench
 from fedlayers.studies.jobs import (
     FREE,
@@ -32,9 +31,9 @@ from fedlayers.studies.jobs import (
     seeds_of,
 )
 from fedlayers.studies.race import (
-    PROBE,
+    EARLY,
+    KEPT,
     check_scored,
-    judged_at,
     rates_of,
     with_evaluations,
     with_plan_algorithm,
@@ -48,14 +47,14 @@ from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, plural
 from fl_core.records import store
 from fl_core.rounds import recorder
-from fl_core.rounds.clients import TrainRequest
 from fl_core.rows import CLASSIFICATION
 from fl_core.run import runner
 from fl_core.run.task import Task
 from fl_core.seeds import numpy_generator
 from fl_core.statistics import UNKNOWN, Interval
 from fl_core.storage import format_bytes, sha
-from fl_core.training.phases import Phase, Training
+from fl_core.training import evaluate
+from fl_core.training.phases import Training
 
 BANDS = (
     (0.17, "low", "11 of 12 such federations gained at most 1.1 points"),
@@ -176,7 +175,7 @@ def hint(
     *,
     data: Any = None,
     model: Any = None,
-    arms: str | Sequence[str] = candidates.DEFAULT,
+    arms: Ways = None,
     seeds: Sequence[int] | None = None,
     tune_rates: int | None = None,
     **keys: Unpack[RunKeys],
@@ -212,16 +211,15 @@ def hint(
 
 @dataclass(frozen=True)
 class Race:
-    """A race before its start.
+    """A decision before its start.
 
     Attributes:
         config: of its runs, except algorithm and seed. ``own``: the data and the model beside it.
         out: the folder of its runs.
-        task: of the first seed.
-        jobs: its runs at the configuration's rate; ``tasks`` what each arm trains, by its name.
+        task: of the first seed; ``tasks`` what each arm trains, by its name.
+        ends: the arms that follow only where clients differ; none where arms were named by hand.
         benches: the samples of each seed.
         probes: the runs of a search over rates, if any.
-        at: the round after which a judge keeps one arm; 0, and ``why``, if all train to the end.
         startup: seconds that a run took to be made and checked.
     """
 
@@ -231,12 +229,10 @@ class Race:
     seeds: tuple[int, ...]
     task: Task
     arms: tuple[Arm, ...]
-    jobs: list[TrainingJob]
+    ends: tuple[str, ...]
     tasks: dict[str, Task]
     benches: dict[int, Bench]
     probes: list[TrainingJob]
-    at: int
-    why: str
     startup: float
 
     @property
@@ -244,60 +240,81 @@ class Race:
         """The planned maximum of rounds."""
         return int(self.task.config.federation.rounds or 1)
 
-    def at_rate(self, lr: float) -> list[TrainingJob]:
-        """Return the runs of all arms at a learning rate."""
-        config, out, suffix = (
-            self.config.with_keys(lr=lr),
-            self.out / "arms",
-            f"-lr{lr:g}",
-        )
-        return jobs_of(self.arms, config, self.seeds, out, suffix, **self.own)
+    @property
+    def early(self) -> int:
+        """The evaluated round after which only the best rates train on."""
+        every = int(self.task.config.execution.eval_every or 1)
+        return max(every, int(EARLY * self.rounds) // every * every)
 
-    def trained(self, jobs: Sequence[TrainingJob]) -> list[TrainingJob]:
-        """Return the probes and the arms' runs. One run may be both."""
-        return list({job.path: job for job in (*self.probes, *jobs)}.values())
+    def arm(self, name: str) -> Arm:
+        """Return an arm by name."""
+        return next(arm for arm in self.arms if arm.name == name)
+
+    def jobs_at(
+        self, lr: float | None, names: Sequence[str], seeds: Sequence[int] = ()
+    ) -> list[TrainingJob]:
+        """Return the runs of some arms at a learning rate; None is the configuration's."""
+        config, suffix = self.config, ""
+        if lr is not None:
+            config, suffix = config.with_keys(lr=lr), f"-lr{lr:g}"
+        arms = [arm for arm in self.arms if arm.name in names]
+        if not arms:  # the rates of arms by hand are tried with all layers shared
+            arms = [arm_of("all", self.task.layers, config.federation.algorithm)]
+        folder = self.out / "arms"
+        return jobs_of(arms, config, seeds or self.seeds, folder, suffix, **self.own)
 
     def cost(self, side_by_side: int) -> Cost:
-        """Estimate what all runs cost, with a number of them at a time. It is the same for any best rate."""
-        jobs = self.jobs
+        """Estimate what all runs cost, with a number of them at a time, if clients do not differ, and at most."""
+        lr = None
         if self.probes:
-            jobs = self.at_rate(float(self.probes[0].config.training.lr or 0))
-        whole = {job.path for job in self.probes}
-        rest = [
-            replace(job, until=self.at or None) for job in jobs if job.path not in whole
-        ]
-        kept = self.rounds - self.at if self.at else 0
-        runs = [*self.probes, *rest]
-        found = estimate_cost(self.tasks, runs, side_by_side, kept)
+            lr = float(self.probes[0].config.training.lr or 0)
+        runs = {job.path: job for job in self.probes[:KEPT]}
+        runs |= {job.path: replace(job, until=self.early) for job in self.probes[KEPT:]}
+        first = [arm.name for arm in self.arms if arm.name not in self.ends]
+        for job in self.jobs_at(lr, first):
+            runs.setdefault(job.path, job)
+        rest = self.jobs_at(lr, self.ends) if self.ends else []
+        found = estimate_cost(self.tasks, [*runs.values()], side_by_side)
+        both = estimate_cost(self.tasks, [*runs.values(), *rest], side_by_side)
         # each run is made once more, and evaluated about as often as rounds end
         began = time.perf_counter()
-        self.benches[self.seeds[0]].of_start()
+        bench, model = self.benches[self.seeds[0]], self.task.model
+        bench.predictor("start", lambda client, x: evaluate.predict(model, x))
         each = time.perf_counter() - began
         every = int(self.task.config.execution.eval_every or 1)
         once = self.startup * len(runs) + each * (found.rounds / every + len(runs))
-        return replace(
-            found, seconds=found.seconds + once / _side_by_side(len(runs), side_by_side)
-        )
+        seconds = found.seconds + once / _side_by_side(len(runs), side_by_side)
+        return replace(found, seconds=seconds, most=both.most)
 
 
 def planned(
     config: RunConfig,
     own: Own,
     out: Path | None,
-    arms: str | Sequence[str],
+    arms: Ways,
     seeds: Sequence[int] | None,
     tune_rates: int | None,
     thorough: bool,
     tell: Tell,
 ) -> Race:
-    """Make a race's tasks, so that errors are found before any training. Arguments are those of :func:`choose`."""
+    """Make a decision's tasks, so that errors are found before any training. Arguments are those of :func:`choose`."""
     seeds = seeds_of(config, seeds, 1)
     if config.federation.plan is not None:
         raise UsageError("A race makes its own plans. Name a plan among the arms.")
     config = with_evaluations(with_plan_algorithm(config), own).with_keys(workers=0)
     task = runner.assemble(config.with_keys(seed=seeds[0]), **own)
     task.announce()
-    racing = arms_of(arms, task.layers, config.federation.algorithm)
+    if len(task.data.clients) < 2:
+        raise UsageError(
+            f"a federation must have at least 2 clients to choose what they share; got {len(task.data.clients)}. "
+            "Train this one with fedlayers run --algorithm local."
+        )
+    named: Any = (*FIRST, *ends_of(task.layers, thorough)) if arms is None else arms
+    using, by_hand = config.federation.algorithm, arms is not None
+    racing = arms_of(named, task.layers, using, distinct=by_hand)
+    ends: tuple[str, ...] = ()
+    if not by_hand and not thorough:
+        ends = tuple(arm.name for arm in racing if arm.name not in FIRST)
     if out is None:
         out = folder_of(task, arms=arms, seeds=seeds, rates=tune_rates, all=thorough)
     began = time.perf_counter()
@@ -314,32 +331,15 @@ def planned(
     startup = (time.perf_counter() - began) / len(jobs)
     lr = float(task.config.training.lr or 0)
     rates = rates_of(config, lr, tune_rates, tell, own["data"] is not None)
-    probe = arms_of((PROBE, "all"), task.layers, config.federation.algorithm)[:1]
-    probes = []
-    for lr in rates:
-        at_rate, suffix = config.with_keys(lr=lr), f"-lr{lr:g}"
-        probes += jobs_of(probe, at_rate, seeds[:1], out / "arms", suffix, **own)
+    given = config, own, out, seeds, task, racing, ends, tasks, benches
+    race = Race(*given, [], startup)
+    probes = [job for lr in rates for job in race.jobs_at(lr, ["all"], seeds[:1])]
     for job, each in zip(probes, assembled(probes, task), strict=True):
         tasks.setdefault(job.arm, each)
-    at, why = (0, "") if thorough else judged_at(task, racing, seeds)
-    race = Race(
-        config,
-        own,
-        out,
-        seeds,
-        task,
-        racing,
-        jobs,
-        tasks,
-        benches,
-        probes,
-        at,
-        why,
-        startup,
-    )
-    begun = [job for lr in rates for job in race.at_rate(lr) if job.path.exists()]
-    list(assembled(begun, task))  # which checks them
-    return race
+    names = [arm.name for arm in racing]
+    begun = [job for lr in rates for job in race.jobs_at(lr, names)]
+    list(assembled([job for job in begun if job.path.exists()], task))  # checks them
+    return replace(race, probes=probes)
 
 
 def folder_of(task: Task, **asked: Any) -> Path:
@@ -400,36 +400,35 @@ NO_COST = Cost(0, 0, 0.0, 0.0, 0.0)
 
 
 def estimate_cost(
-    tasks: Mapping[str, Task], jobs: Sequence[TrainingJob], workers: int, kept: int = 0
+    tasks: Mapping[str, Task], jobs: Sequence[TrainingJob], workers: int
 ) -> Cost:
-    """Estimate the cost of runs before they start.
+    """Estimate the cost of runs before they start, without own epochs after them.
 
     Args:
         tasks: the task of each arm, by its name.
         jobs: each counts up to its own ``until``, by default to its end.
         workers: the number of runs that train side by side.
-        kept: further rounds of one run, the most expensive one.
     """
     config = tasks[jobs[0].arm].config
     full = int(config.federation.rounds or 1)
-    most = sum(job.until or full for job in jobs) + kept
+    most = sum(job.until or full for job in jobs)
     waits = int(config.federation.patience or 0) * int(config.execution.eval_every or 1)
     likely = min(full, 2 * waits) if waits else full
     ends = [min(job.until or full, likely) for job in jobs]
-    kept = min(kept, likely - min(ends))
     moved = [bytes_a_round(tasks[job.arm]) for job in jobs]
     steps = [round_steps(tasks[job.arm]) for job in jobs]
     together = sum(map(operator.mul, ends, steps)) / _side_by_side(len(jobs), workers)
-    seconds = seconds_a_step(tasks[jobs[0].arm]) * (together + kept * max(steps))
-    n_bytes = sum(map(operator.mul, ends, moved)) + kept * max(moved)
-    rounds = sum(ends) + kept
-    return Cost(len(jobs), rounds, rounds / full, n_bytes, seconds, most)
+    seconds = seconds_a_step(tasks[jobs[0].arm]) * together
+    n_bytes = sum(map(operator.mul, ends, moved))
+    return Cost(len(jobs), sum(ends), sum(ends) / full, n_bytes, seconds, most)
 
 
-def measured_cost(task: Task, jobs: Sequence[TrainingJob], workers: int) -> Cost:
-    """Return the cost of runs from their rows and clocks. Earlier training counts as well.
+def measured_cost(
+    task: Task, jobs: Sequence[TrainingJob], workers: int, own_epochs: int = 0
+) -> Cost:
+    """Return the cost of runs from their rows and clocks, and of own epochs. Earlier training counts as well.
 
-    For the arguments see :func:`estimate_cost`.
+    For the other arguments see :func:`estimate_cost`.
     """
     rounds, sent, seconds = 0, 0.0, 0.0
     for job in jobs:
@@ -444,7 +443,8 @@ def measured_cost(task: Task, jobs: Sequence[TrainingJob], workers: int) -> Cost
         seconds += math.fsum(each["train"] for each in by_round.values())
     full = int(task.config.federation.rounds or 1)
     seconds /= _side_by_side(len(jobs), workers)
-    return Cost(len(jobs), rounds, rounds / full, sent, seconds)
+    whole = rounds + own_epochs / max(1, int(task.config.training.epochs or 1))
+    return Cost(len(jobs), rounds, whole / full, sent, seconds)
 
 
 def bytes_a_round(task: Task) -> float:
@@ -483,42 +483,18 @@ def _side_by_side(runs: int, workers: int) -> int:
     return max(1, min(workers, runs))
 
 
-class _Short(FedAvg):
-    """FedAvg with at most :data:`STEPS` steps per client and round."""
-
-    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        return tuple(
-            replace(phase, steps=STEPS) for phase in super().phases(rnd, client)
-        )
-
-
 def seconds_a_step(task: Task) -> float:
-    """Return the seconds of one step in a client's round, with its share of batches, optimiser and messages.
-
-    A client of median size trains with FedAvg for at most :data:`STEPS` steps, after one untimed round. It uses a copy
-    of the model, and the learning rate is too small to diverge.
-    """
-    weights = task.data.weights
-    client = sorted(range(len(weights)), key=weights.__getitem__)[len(weights) // 2]
-    copied = replace(
-        task, model=copy.deepcopy(task.model), config=task.config.with_keys(lr=1e-12)
-    )
-    client_runner, algorithm = copied.client_runner(), _Short(task.task_info)
-    client_runner.use(algorithm)
-    initial, rnd = tree.clone(tree.state_dict(task.model)), Round(0, sampled=(client,))
-    seconds = steps = 0.0
-    with torch.random.fork_rng():
-        for _ in range(2):
-            began = time.perf_counter()
-            message = algorithm.server_message(
-                algorithm.server_state(initial), client, rnd
-            ).clone()
-            state = algorithm.client_state(initial, client).clone()
-            steps = client_runner.run(
-                TrainRequest(client, rnd, message, state=state)
-            ).work["train/steps"]
-            seconds = time.perf_counter() - began
-    return seconds / max(1.0, steps)
+    """Return the seconds of one step at a client of median size, after one untimed epoch of at most :data:`STEPS`."""
+    clients = sorted(task.data.clients, key=lambda client: len(client.train))
+    own = clients[len(clients) // 2].train
+    training = Training.of(task.config.training)
+    samples = min(len(own), STEPS * training.batch_size)
+    given = task.model, task.criterion, training, [(own, own)], 0, 0
+    tuner, began = Tuner(*given, samples=samples), 0.0
+    for _ in range(2):
+        began = time.perf_counter()
+        tuner.tuned(0, every(task.layers), rate=1e-12, epochs=1)
+    return (time.perf_counter() - began) / math.ceil(samples / training.batch_size)
 
 
 def format_seconds(seconds: float) -> str:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import pandas as pd
 
-from fedlayers.studies.race import EarlyStop
-from fl_core.rows import CLASSIFICATION, MAIN, SCORES
+from fl_core.rows import CLASSIFICATION, MAIN
 
 DECIDED, UNDECIDED = "decided", "undecided"
 
@@ -36,8 +34,7 @@ class Inference:
         main: the score that ranks, and is compared.
         seeds: number of seeds. With one, the differences hold for this run only.
         refused: the arms whose loss is significantly above the base rate's.
-        unfinished: the arms that were stopped, failed or diverged. They are not excluded.
-        early: where the race was judged early, and the forecasts; None if all arms have a final score.
+        unfinished: the arms that failed or diverged. They are not excluded.
     """
 
     verdict: str
@@ -47,17 +44,8 @@ class Inference:
     seeds: int = 1
     refused: tuple[str, ...] = ()
     unfinished: tuple[str, ...] = ()
-    early: EarlyStop | None = None
 
     @property
     def leader(self) -> str:
         """The arm with the best score."""
         return self.remaining[0] if self.remaining else ""
-
-    def at_stake(self) -> float:
-        """Return how much better another remaining arm may be than the leader, at most; NaN if unknown."""
-        if self.verdict == DECIDED:
-            return 0.0
-        end = "low" if SCORES[self.main] else "high"
-        left = self.differences[~self.differences["excluded"]]
-        return float(left[end].abs().max(skipna=False)) if len(left) else math.nan

@@ -1,45 +1,46 @@
-"""The scores of a race on validation samples, the rates at which its arms race, and a judge that stops arms early.
+"""The policy of a decision, step by step: train together, train alone, see whether clients differ, train both ends.
 
-Sharing pays late, so an early score alone prefers cuts that share little. The judge forecasts what cuts score at the
-end. It is a ridge regression on finished runs of eight data families, confirmed on 20 others
-(``figures/pictures/decision.judge.md``).
+FedAvg is tuned first, and each client's own epochs belong to every model. Only where clients differ are the two ends
+of the network tried as local layers (``docs/choose_layers.md``).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import combinations
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
 
+from diagnostics.tuning.copies import EPOCHS, Held
+from diagnostics.tuning.differ import NOT_SHOWN, gains, verdict
+from diagnostics.tuning.profile import every
 from fedlayers.backends.local import Backend
-from fedlayers.studies.arms import CUTS, Arm
+from fedlayers.studies.comparison import headline, scores_of
 from fedlayers.studies.harmless import VALIDATION, Bench, Predictor
 from fedlayers.studies.jobs import Tell, TrainingJob, train
 from fl_core import rows
 from fl_core.algorithms.base import find
 from fl_core.config import STOPPING_INTERVAL, Own, RunConfig, is_file, resolve
-from fl_core.errors import RunError, UsageError, listing
+from fl_core.errors import NonFiniteError, RunError, UsageError, listing
 from fl_core.records import store
-from fl_core.records.stopping import moving_mean
 from fl_core.rows import (
     CLASSIFICATION,
     MAIN,
     SCORES,
     TABLE,
-    in_points,
     label_of,
     main_score,
     selecting_scores,
 )
-from fl_core.run.task import Task
+from fl_core.statistics import Estimate
+
+if TYPE_CHECKING:
+    from fedlayers.studies.hint import Race
 
 DEFAULT_EVALUATIONS = 20
 """Default number of evaluations of a race's runs."""
@@ -47,8 +48,12 @@ FACTORS = (1.0, 3.0, 10.0, 30.0, 0.3)
 """The rates that are tried, times the default, in the order in which they are taken (``decision.tuned``)."""
 COUNT = 4
 """How many rates are tried by default for your own data."""
-PROBE = "all_but_last"
-"""The cut whose rates are tried."""
+EARLY, KEPT = 0.1, 2
+"""The share of the rounds after which only the best rates train on, and how many these are."""
+LOWER = 0.3
+"""The rate at which an arm that diverged trains again, times the others'."""
+THIRD = 1 / 3
+"""The rate of own epochs, times the run's. FedAvg also tries its own rate."""
 PLAN_ALGORITHM = "fedper"
 """The algorithm that uses the cuts if the configuration's uses no plan."""
 DIGITS = 9
@@ -56,15 +61,12 @@ DIGITS = 9
 
 
 class Standing(NamedTuple):
-    """The scores of a race at a given round.
+    """The scores of a race's runs on validation samples.
 
     Attributes:
         main: the score that is shown: the task's main one (:data:`fl_core.rows.MAIN`), or the one that selects.
-        rounds: a line per run and evaluated round: the main score and ``loss`` on validation, means over the
-            clients weighted by training samples.
-        judged: a line per run: their values in its best round under a stopping rule, else in its last one, which is the
-            round of its model. ``score`` is minus the sum of ranks by the scores that select among the runs of the
-            seed; higher is better. NaN for a run that failed.
+        judged: a line per run: ``main`` and ``loss`` in its best round under a stopping rule, else in its last one.
+            ``score`` ranks the runs, higher is better. NaN for a run that failed.
         failed: why a run has no result.
         best: under a stopping rule the best round of each run.
         left_out: the rows of clients whose samples give no main score. It is the mean over the other clients, for all
@@ -72,7 +74,6 @@ class Standing(NamedTuple):
     """
 
     main: str
-    rounds: pd.DataFrame
     judged: pd.DataFrame
     failed: dict[str, str]
     best: Mapping[str, int]
@@ -125,17 +126,11 @@ def check_scored(bench: Bench) -> None:
         )
 
 
-def standings(
-    jobs: Sequence[TrainingJob], until: int, failed: Mapping[str, str]
-) -> Standing:
-    """Return the runs' scores after a round of the race, from validation samples alone.
-
-    Raises:
-        UsageError: no evaluated round up to there, or no client with a main score.
-    """
+def standings(jobs: Sequence[TrainingJob], failed: Mapping[str, str]) -> Standing:
+    """Return the runs' scores as their rows have them. ``score`` is minus the sum of ranks by the selecting scores."""
     by, main = jobs[0].config.federation.monitor, ""
     best: dict[str, int] = {}
-    curves, lines, left_out = [], [], []
+    lines, left_out = [], []
     for job in jobs:
         about = {"run": job.name, "arm": job.arm, "seed": job.config.execution.seed}
         lines.append({**about, "lr": job.config.training.lr})
@@ -143,26 +138,17 @@ def standings(
             continue
         if (at := best_of_run(job.path)) is not None:
             best[job.name] = at
-        frame = store.Run(job.path).rows()[1]
-        main = by or main_score(frame["metric"].unique())
-        own = frame[(frame["split"] == "validation") & (frame["metric"] == main)]
-        left_out.append(own[rows.without_score(own)])
-        shown = list(dict.fromkeys((main, "loss")))
-        curve = validation_scores(frame, shown, until)
-        latest = curve if at is None else curve[curve["round"] == at]
-        lines[-1] |= latest[shown].tail(1).mean(skipna=False)
-        curves.append(curve.assign(**about)[[*about, "round", *shown]])
-    rounds, judged = pd.concat(curves, ignore_index=True), pd.DataFrame(lines)
-    if rounds.empty:
-        raise UsageError(
-            "an arm must have an evaluated round; got none. Lower eval_every."
-        )
-    judged = judged.astype({"lr": float}).assign(score=0.0)
+        final = validation_rows(job.path)
+        main = by or main_score(final["metric"].unique())
+        lines[-1] |= scores_of(final).set_index("metric")["value"][[main, "loss"]]
+        lacking = rows.without_score(final) & (final["metric"] == main)
+        left_out.append(final[lacking])
+    judged = pd.DataFrame(lines).astype({"lr": float}).assign(score=0.0)
     for name in selecting_scores(TABLE[main].task, by):
         values = judged[name].round(DIGITS).groupby(judged["seed"])
         judged["score"] -= values.rank(ascending=not SCORES[name])
     lacking = pd.concat(left_out, ignore_index=True)
-    return Standing(main, rounds, judged, dict(failed), best, lacking)
+    return Standing(main, judged, dict(failed), best, lacking)
 
 
 def best_of_run(path: Path) -> int | None:
@@ -171,91 +157,90 @@ def best_of_run(path: Path) -> int | None:
     return None if rule is None else rule.best.get(rule.main)
 
 
-def validation_scores(
-    frame: pd.DataFrame, metrics: Sequence[str], until: int | None = None
-) -> pd.DataFrame:
-    """Return validation scores, in each evaluated round, of the model that a client would use at the end.
+def validation_rows(path: Path) -> pd.DataFrame:
+    """Return the validation scores of a run's one model: of its best round under a stopping rule, else of its last."""
+    frame = store.Run(path).rows()[1]
+    return headline(frame, VALIDATION, best=best_of_run(path) is not None)
 
-    That is ``personal`` if it exists in the last round, else global, as in a comparison. A personal model that is made
-    at the end has no other round.
+
+# --- a finished run, and own epochs after it -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished run of an arm, and each client's own epochs after it.
+
+    Attributes:
+        job: the run. Its best round counts under a stopping rule, else its last.
+        model: what clients use: the run's models after the own epochs.
+        scores: of :meth:`Bench.line`, on validation samples.
+        outputs: of all validation samples [tried, n, C]: of the run, then after each number of own epochs.
+        epochs, rate: own epochs of every client, and their learning rate. 0 where none are better.
+        price: epochs that were trained to choose them.
+    """
+
+    job: TrainingJob
+    model: Predictor
+    scores: Mapping[str, float]
+    outputs: Tensor = field(repr=False)
+    epochs: int = 0
+    rate: float = 0.0
+    price: int = 0
+
+    @property
+    def arm(self) -> str:
+        """The name of what the run tries."""
+        return self.job.arm
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        return self.job.config.execution.seed
+
+
+def finished(job: TrainingJob, bench: Bench, factors: Sequence[float] = ()) -> Trained:
+    """Score a finished run, after the number of own epochs that is best by the score that selects.
+
+    The numbers are 0, 1, 2 and 4, the same for all clients. Of equally good ones the least is taken.
 
     Args:
-        until: the last round that counts; None = all.
+        factors: the rates of own epochs, times the run's.
 
-    Returns:
-        A line for each round: ``round`` and the metrics, means over the clients by training samples, without clients
-        whose samples cannot give the score. If there is no other, it is NaN.
+    Raises:
+        UsageError: the clients hold parts of the model, so that none predicts alone.
     """
-    wanted = (frame["split"] == "validation") & frame["metric"].isin(metrics)
-    scored = frame[wanted]
-    lacking = rows.without_score(scored)
-    scored = scored[(scored["model"] != "local") & (scored["round"] > 0)]
-    scored = scored if until is None else scored[scored["round"] <= until]
-    at_last = scored.loc[scored["round"] == scored["round"].max(), "model"]
-    chosen = rows.used_model(set(at_last))
-    # groups cost by their columns
-    scored = scored.loc[
-        scored["model"] == chosen, ["round", "metric", "value", "n_train"]
-    ]
-    lines = []
-    for done, part in scored.groupby("round"):
-        of = [part[part["metric"] == metric] for metric in metrics]
-        lines.append([done, *(rows.client_mean(each, lacking) for each in of)])
-    return pd.DataFrame(lines, columns=["round", *metrics])
+    loaded = bench.load(job.path)
+    tuner, names = bench.tuner(job, loaded), every(loaded.task.layers)
+    run_rate, tried = float(job.resolved.training.lr or 0), [(0, 0.0, tuner.start)]
+    for factor in factors:
+        rate = float(f"{run_rate * factor:.3g}")
+        try:
+            found = tuner.outputs(names, rate)
+        except NonFiniteError:
+            continue
+        tried += [(n, rate, own) for n, own in zip(EPOCHS, found, strict=True)]
+    models = [bench.of_outputs(job.arm, own) for *_, own in tried]
+    worth = [bench.worth(one) for one in models]
+    best = max(range(len(worth)), key=lambda k: (not math.isnan(worth[k]), worth[k]))
+    return Trained(
+        job,
+        models[best],
+        bench.line(models[best]),
+        torch.stack([own for *_, own in tried])[:, bench.held_out],
+        *tried[best][:2],
+        len(factors) * EPOCHS[-1],
+    )
 
 
-# --- finished runs, the best first ---------------------------------------------------------------------------------
-
-
-def ranked(
-    jobs: Sequence[TrainingJob], rounds: int, benches: Mapping[int, Bench]
-) -> tuple[pd.DataFrame, dict[str, Predictor]]:
-    """Return finished runs with their validation scores, the best first, and their predictors.
-
-    The main score, ``score``, ``loss``, ``above``, ``low`` and ``high`` are those of the run's model
-    (:meth:`Bench.line`). Where clients hold parts of it, there is no predictor and no such loss. Then ``score`` is that
-    of :class:`Standing` for all runs. Runs that are significantly above the base rate come last.
-
-    Args:
-        benches: the samples of each seed.
-    """
-    stands = standings(jobs, rounds, {})
-    runs, main, models = stands.judged.set_index("run"), stands.main, {}
-    columns = ["score", "loss", "above", "low", "high"]
-    found = pd.DataFrame(index=runs.index, columns=columns, dtype=float)
-    for job in jobs:
-        bench = benches[job.config.execution.seed]
-        with suppress(UsageError):  # its clients hold parts of the model
-            one = models[job.name] = bench.of_run(job.path, job.arm)
-            line = bench.line(one)
-            found.loc[job.name] = pd.Series(line)[columns]
-            runs.loc[job.name, main] = line.get(main, math.nan)
-    if found["score"].isna().any():
-        found["score"] = runs["score"]
-    runs[columns] = found
-    runs["worse"] = runs["low"] > 0
-    order = {"worse": True, "score": False, main: not SCORES[main]}
-    return runs.sort_values(
-        [*order], ascending=[*order.values()], kind="stable"
-    ), models
-
-
-# --- learning rates: several of one good cut are trained, and the best one is used --------------------------------
+# --- the steps of a decision -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Rates:
-    """The rates that were tried.
-
-    Attributes:
-        tried: all of them.
-        lr: the best.
-        jobs: the runs that did not diverge.
-    """
+    """The learning rates that were ``tried`` with all layers shared, and the best, ``lr``."""
 
     tried: tuple[float, ...]
     lr: float
-    jobs: tuple[TrainingJob, ...] = field(repr=False)
 
     def text(self) -> str:
         """Return the rates that were tried, and the best."""
@@ -268,33 +253,172 @@ class Rates:
         return told
 
 
-def best_rate(
-    jobs: Sequence[TrainingJob],
-    place: Backend,
-    tell: Tell,
-    benches: Mapping[int, Bench],
-) -> Rates:
-    """Train the runs to the end, and choose the rate by ``score`` of :func:`ranked`.
+@dataclass(frozen=True)
+class Difference:
+    """Whether clients differ, in a seed's samples (``clients_differ`` of :mod:`diagnostics.metrics`).
 
-    Args:
-        jobs: one for each rate.
-        benches: the samples of each seed.
+    Attributes:
+        verdict: of :func:`diagnostics.tuning.differ.verdict`.
+        gains: what own epochs and training alone gain over the shared model in the score that decides.
+    """
+
+    verdict: str
+    gains: Mapping[str, Estimate]
+
+    def text(self) -> str:
+        """Return the verdict with its evidence."""
+        known = [
+            f"{what} gains {each.value:.3f} ± {1.96 * each.error:.3f}"
+            for what, each in self.gains.items()
+            if not math.isnan(each.error)
+        ]
+        said = {NOT_SHOWN: "not shown, so no layer was tried as a local one"}
+        found = said.get(self.verdict, f"{self.verdict}, so both ends were tried")
+        return (
+            f"Whether clients differ: {found}. Over the shared model {listing(known)}."
+        )
+
+
+@dataclass
+class Decided:
+    """What the steps of a decision have trained.
+
+    Attributes:
+        runs: the finished runs of the arms, one for each arm and seed.
+        jobs: all of these runs, with those that failed.
+        failed: why a run has no result.
+        rates: the learning rates that were tried, if any.
+        differences: of each seed, where the policy asked.
+    """
+
+    runs: list[Trained] = field(default_factory=list)
+    jobs: list[TrainingJob] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    rates: Rates | None = None
+    differences: list[Difference] = field(default_factory=list)
+
+    def of(self, arm: str) -> dict[int, Trained]:
+        """Return an arm's run in each seed."""
+        return {one.seed: one for one in self.runs if one.arm == arm}
+
+
+def decide(race: Race, place: Backend, tell: Tell) -> Decided:
+    """Train what a decision needs, step by step.
+
+    1. FedAvg, by default at four rates, of which the best two train on after a tenth of the rounds.
+    2. Every client alone, from the initial model and at the better rate.
+    3. Own epochs after each run: 0, 1, 2 or 4, at a third of its rate, and for FedAvg also at its rate.
+    4. Whether clients differ. If it is not shown in any seed, the decision ends here.
+    5. The two ends of the network as local layers.
+
+    Arms that are named by hand replace steps 1, 2, 4 and 5.
 
     Raises:
-        RunError: Training diverged at every rate.
+        RunError: every arm failed.
     """
+    found = Decided()
+    if race.probes:
+        found.rates = _best_rate(race, place, tell)
+    first = [arm.name for arm in race.arms if arm.name not in race.ends]
+    _train_arms(race, first, found, place, tell)
+    if race.ends:
+        tell("whether clients differ: own epochs and training alone on validation")
+        shared, alone = found.of("all"), found.of("nothing")
+        found.differences = [
+            difference(shared[seed], alone[seed], race.benches[seed])
+            for seed in shared.keys() & alone.keys()
+        ]
+        for each in found.differences:
+            tell(each.text())
+        verdicts = {each.verdict for each in found.differences}
+        if verdicts != {NOT_SHOWN}:
+            _train_arms(race, race.ends, found, place, tell)
+    if not found.runs:
+        why = next(iter(found.failed.values()))
+        raise RunError(f"every arm failed, the first with: {why}")
+    return found
+
+
+def _best_rate(race: Race, place: Backend, tell: Tell) -> Rates:
+    """Train FedAvg at each rate for a tenth of the rounds, the best two to the end, and return the better one."""
+    bench = race.benches[race.seeds[0]]
+    tried = tuple(float(job.config.training.lr or 0) for job in race.probes)
+    jobs, failed = race.probes, dict[str, str]()
+
+    def best(jobs: Sequence[TrainingJob]) -> list[TrainingJob]:
+        sound = [job for job in jobs if job.name not in failed]
+        worth = {job.name: finished(job, bench).scores["score"] for job in sound}
+        return sorted(sound, key=lambda job: -worth[job.name])
+
+    while True:
+        failed |= train([replace(job, until=race.early) for job in jobs], place, tell)
+        kept = best(jobs)[:KEPT]
+        failed |= train(kept, place, tell)
+        if ranked := best(kept):
+            break
+        if len(jobs) == 1:
+            why = next(iter(failed.values()))
+            raise RunError(f"training failed at every rate, the first with: {why}")
+        lower = float(f"{min(tried) * LOWER:.3g}")
+        tell(f"training failed at every rate; {lower:g} is tried")
+        tried, jobs = (*tried, lower), race.jobs_at(lower, ["all"], race.seeds[:1])
+    lr = float(ranked[0].config.training.lr or 0)
+    tell(f"learning rates {listing(f'{each:g}' for each in tried)}: {lr:g} is used")
+    return Rates(tried, lr)
+
+
+def _train_arms(
+    race: Race, names: Sequence[str], found: Decided, place: Backend, tell: Tell
+) -> None:
+    """Train some arms with every seed. Those that diverge train once more, at a lower rate, if none was given."""
+    lr = None if found.rates is None else found.rates.lr
+    jobs = race.jobs_at(lr, names)
     failed = train(jobs, place, tell)
-    sound = [job for job in jobs if job.name not in failed]
-    if not sound:
-        raise RunError(
-            f"training failed at every rate, the first with: {next(iter(failed.values()))}"
+    again = {job.arm for job in jobs if job.name in failed}
+    if again and race.config.training.lr is None:
+        lower = float(f"{LOWER * (lr or race.task.config.training.lr or 0):.3g}")
+        tell(f"{listing(sorted(again))} diverged, and trains again at rate {lower:g}")
+        jobs = [job for job in jobs if job.arm not in again]
+        lowered = race.jobs_at(lower, [name for name in names if name in again])
+        failed = train(lowered, place, tell)
+        jobs += lowered
+    if any(job.name not in failed for job in jobs):
+        tell("own epochs of each client, on validation samples")
+    for job in jobs:
+        if job.name in failed:
+            continue
+        factors = (THIRD, 1.0) if race.arm(job.arm).extreme == "all" else (THIRD,)
+        bench = race.benches[job.config.execution.seed]
+        try:
+            found.runs.append(finished(job, bench, factors))
+        except UsageError as error:  # its clients hold parts of the model
+            failed[job.name] = str(error)
+    found.jobs += jobs
+    found.failed |= failed
+
+
+def difference(shared: Trained, alone: Trained, bench: Bench) -> Difference:
+    """Return whether clients differ, from what own epochs and training alone gain over the shared model."""
+    clients = bench.task.data.clients
+    held = Held.of(
+        [client.validation for client in clients],
+        [len(client.train) for client in clients],
+    )
+    found = {
+        (what, score): each
+        for what, score, each in gains(
+            bench.task.criterion,
+            held,
+            shared.outputs[0],
+            shared.outputs[1:],
+            alone.outputs[0],
+            shared.seed,
         )
-    rounds = int(jobs[0].resolved.federation.rounds or 1)
-    runs = ranked(sound, rounds, benches)[0]
-    tried = tuple(float(job.config.training.lr or 0) for job in jobs)
-    best = float(runs.loc[runs["score"].idxmax(), "lr"])
-    tell(f"learning rates {listing(f'{lr:g}' for lr in tried)}: {best:g} is used")
-    return Rates(tried, best, tuple(sound))
+    }
+    by = "loss" if bench.selecting == "loss" else "accuracy"
+    by = by if bench.kind == CLASSIFICATION else "loss"
+    shown = {what: each for (what, score), each in found.items() if score == by}
+    return Difference(verdict(found, by), shown)
 
 
 def rates_of(
@@ -332,203 +456,3 @@ def rates_of(
     if count is None:
         count = COUNT if from_python or is_file(config.data.dataset) else 0
     return tuple(float(f"{default * factor:.3g}") for factor in FACTORS[:count])
-
-
-# --- the judge --------------------------------------------------------------------------------------------------------
-
-Array = NDArray[np.float64]
-SHARE = 0.15
-"""Share of the planned maximum of rounds after which the judge speaks."""
-LATEST = 8
-"""Evaluations over which a slope is taken."""
-ROUNDS, LEAST = 48, 3
-"""The fewest planned rounds, and the fewest evaluations up to the judge's round, of the runs that it was fitted on."""
-SAMPLES, PIXELS = 10, 32
-"""The fewest training samples a class and client, and the largest side of a picture, for which it may speak."""
-
-
-JUDGE = (-0.01224, 0.554, 0.0391, 0.03405, -0.1745)
-"""The judge as it was registered: a constant, and the weights of :func:`features`.
-
-``figures.decision.finished.fit_judge`` fits it on the stored runs.
-"""
-
-
-def forecast(curves: Sequence[Array]) -> Array:
-    """Return what each cut (line) will score above each other (column) on held-out samples, in macro-F1 from 0 to 1.
-
-    >>> flat, rising = np.full(5, 0.4), np.linspace(0.2, 0.6, 5)
-    >>> forecast([flat, rising]).round(2).tolist()
-    [[0.0, -0.06], [0.06, 0.0]]
-
-    Args:
-        curves: scores on validation samples by evaluated round, of cuts in order of depth.
-    """
-    found = np.zeros((len(curves), len(curves)))
-    for a, b in combinations(range(len(curves)), 2):
-        found[b, a] = JUDGE[0] + float(
-            np.dot(JUDGE[1:], features(curves[a], curves[b]))
-        )
-        found[a, b] = -found[b, a]
-    return found
-
-
-def smooth(curve: Array) -> Array:
-    """Return a curve as the stopping rule sees it: means over three evaluations."""
-    return np.array(list(moving_mean(dict(enumerate(curve.tolist()))).values()))
-
-
-def features(shallow: Array, deep: Array) -> Array:
-    """Return the judge's numbers of two validation curves up to the same round.
-
-    ``gap`` is the deeper cut's best smoothed score minus the other's. ``slope`` is the difference of gains an
-    evaluation. ``level`` is the mean of the two best smoothed scores. ``noise`` is the mean deviation of steps.
-    """
-
-    def own(curve: Array) -> Array:
-        top, latest = float(np.nanmax(smooth(curve))), curve[-LATEST:]
-        if len(latest) < 3:
-            return np.array([top, 0.0, 0.0])
-        slope = np.polyfit(np.arange(len(latest)), latest, 1)[0]
-        return np.array([top, slope, np.std(np.diff(latest))])
-
-    gap, slope, _ = own(deep) - own(shallow)
-    level, _, noise = (own(deep) + own(shallow)) / 2
-    return np.array([gap, slope, level, noise])
-
-
-def judged_round(rounds: int, every: int) -> int:
-    """Return the last evaluated round up to :data:`SHARE` of the planned rounds; 0 if a run is too short to be judged.
-
-    >>> judged_round(100, 2), judged_round(48, 2), judged_round(40, 1), judged_round(100, 10)
-    (14, 6, 0, 0)
-    """
-    evaluations = int(SHARE * rounds / every + 1e-9)
-    return evaluations * every if rounds >= ROUNDS and evaluations >= LEAST else 0
-
-
-@dataclass(frozen=True)
-class EarlyStop:
-    """The decision of a race that stopped early: its round, the kept arm and the forecast gains.
-
-    Attributes:
-        round: after which the arms were judged.
-        rounds: the planned maximum.
-        kept: the arm that was kept.
-        gains: what it was forecast to gain on each other arm, in the main score.
-    """
-
-    round: int
-    rounds: int
-    kept: str
-    gains: Mapping[str, float]
-
-    def line(self, main: str) -> str:
-        """Say what the judge forecast, and that the others have no final score."""
-        until = f"round {self.round} of at most {self.rounds}"
-        found = (
-            f"A judge read the validation scores up to {until}, and kept {self.kept}."
-        )
-        gains = listing(
-            f"{in_points(main, gain)} on {name}" for name, gain in self.gains.items()
-        )
-        return (
-            f"{found} It forecasts these gains in {label_of(main)}: {gains}."
-            if gains
-            else found
-        )
-
-
-def judged_at(task: Task, arms: Sequence[Arm], seeds: Sequence[int]) -> tuple[int, str]:
-    """Return the round after which a race is judged, or 0 and why all arms are trained.
-
-    The judge is used as it was tested: one race of FedPer's cuts by macro-F1, whose runs stop by themselves.
-    """
-    config = task.config
-    unknown = [
-        arm.name
-        for arm in arms
-        if arm.name not in CUTS or arm.algorithm != PLAN_ALGORITHM
-    ]
-    per_class = sum(task.data.weights) / (
-        len(task.data.clients) * max(1, task.data.n_classes)
-    )
-    at = judged_round(
-        int(config.federation.rounds or 1), int(config.execution.eval_every or 1)
-    )
-    reasons = {
-        "several seeds compare the final scores": len(seeds) > 1,
-        f"this was tested with {listing(CUTS)} of {PLAN_ALGORITHM} only; got {listing(unknown)}": bool(
-            unknown
-        ),
-        f"this forecasts {label_of(MAIN[CLASSIFICATION])}, which does not decide here": (
-            task.data.task != CLASSIFICATION
-            or config.federation.monitor not in (None, MAIN[CLASSIFICATION])
-        ),
-        f"this was fitted with at least {SAMPLES} training samples a class and client; got {per_class:.1f}": (
-            per_class < SAMPLES
-        ),
-        f"this was fitted on tables and on pictures of at most {PIXELS} pixels": (
-            task.data.words is not None or max(task.data.shape[1:], default=0) > PIXELS
-        ),
-        "this needs runs that stop by --patience": not config.federation.patience,
-        f"this needs at least {ROUNDS} rounds and {LEAST} evaluations in the first "
-        f"{100 * SHARE:.0f} % of them": not at,
-    }
-    why = next((reason for reason, holds in reasons.items() if holds), "")
-    return (0, why) if why else (at, "")
-
-
-def run_judged(
-    jobs: Sequence[TrainingJob],
-    at: int,
-    rounds: int,
-    place: Backend,
-    tell: Tell,
-) -> tuple[Standing, EarlyStop]:
-    """Train the arms of one seed up to a round, keep the one that the judge prefers, and train it to its stop.
-
-    If training of the kept arm diverges, the next one is kept. Of the others there is no final score: it is NaN.
-    Their runs keep their checkpoints, and continue when they are trained again.
-
-    Args:
-        at: the round after which they are judged; ``rounds`` is the planned maximum.
-
-    Raises:
-        RunError: every arm failed.
-    """
-    jobs = sorted(jobs, key=lambda job: len(job.plan.shared) if job.plan else 0)
-    failed = train([replace(job, until=at) for job in jobs], place, tell)
-    while left := [job for job in jobs if job.name not in failed]:
-        begun = standings(left, at, {})
-        main = begun.main
-        of_run = dict(iter(begun.rounds.groupby("run")[main]))
-        gains = forecast([of_run[job.name].to_numpy(float) for job in left])
-        value = pd.Series(gains.sum(axis=1), [job.arm for job in left])
-        kept = left[int(value.to_numpy().argmax())]
-        lead = pd.Series(gains[left.index(kept)], value.index).drop(kept.arm)
-        others = listing(lead.index) or "no other"
-        tell(
-            f"round {at} of at most {rounds}: the judge keeps {kept.arm}, and stops {others}"
-        )
-        reasons = train([kept], place, tell)
-        if not reasons:
-            break
-        failed |= reasons
-    else:
-        raise RunError(
-            f"every arm failed, the first with: {next(iter(failed.values()))}"
-        )
-    stopped = {job.name: "" for job in jobs if job is not kept}
-    ended = standings(jobs, rounds, stopped)
-    notes = {kept.name: ""} | dict.fromkeys(failed, "failed")
-    for job in jobs:
-        last = max(store.Run(job.path).rounds, default=0)
-        notes.setdefault(job.name, f"not kept, trained to round {last}")
-    judged = ended.judged.assign(
-        score=ended.judged["arm"].map(value), note=ended.judged["run"].map(notes)
-    )
-    later = ended.rounds[ended.rounds["round"] > at]
-    curves = pd.concat([begun.rounds, later], ignore_index=True)
-    early = EarlyStop(at, rounds, kept.arm, lead.to_dict())
-    return Standing(main, curves, judged, failed, ended.best, begun.left_out), early

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -14,13 +13,13 @@ from diagnostics import plots
 from diagnostics.plots.page import Page, figure_of
 from fedlayers.studies.choice import Answers, Choice
 from fedlayers.studies.comparison import Comparison, display_name
-from fl_core import __version__, rows, statistics
+from fl_core import __version__, statistics
 from fl_core.config import OWN
 from fl_core.data.partitions.base import SPLITS
 from fl_core.display import in_order, printable
 from fl_core.errors import listing, plural
 from fl_core.plan import LayerPlan
-from fl_core.records import writing
+from fl_core.records import store, writing
 from fl_core.rows import CLASSIFICATION, SCORES, label_of
 from fl_core.run.costs import layer_bytes
 from fl_core.run.task import Task
@@ -201,21 +200,19 @@ def calibration(samples: pd.DataFrame) -> pd.DataFrame:
 def _add_race(page: Page, out: Path, choice: Choice, lead: Answers) -> None:
     """Add the section on the certainty of the decision: the arms, their differences, and the cost of the race."""
     main = choice.main
-    seeds, later = choice.standing.judged["seed"].nunique(), ""
-    if choice.inference.early is not None:
-        later = " Only the kept one trained to its own end."
+    seeds = choice.standing.judged["seed"].nunique()
     page.table(choice.sure(), choice.legend)
     if lead.lines:
         page.points(map(printable, lead.lines))
     page.text(
         f"Candidates with the same data, start and batches were trained for at most "
-        f"{plural(choice.until, 'round')} with {plural(seeds, 'seed')} each.{later}"
+        f"{plural(choice.until, 'round')} with {plural(seeds, 'seed')} each."
     )
     caption = f"{label_of(main)} on validation samples while the arms race."
-    picture = draw_race(choice.standing.rounds, main)
+    picture = draw_race(choice)
     _add(page, out, "race", picture, caption[0].upper() + caption[1:])
     with page.fold("All runs"):
-        page.table(choice.trials, "Each run, and each predictor that needs none.")
+        page.table(choice.standing.judged, "Each run, after its own epochs.")
     if len(choice.of_seed) > 1:
         leaders = {seed: job.arm for seed, job in choice.of_seed.items()}
         table = pd.DataFrame({"arm": leaders.values(), "seeds": map(str, leaders)})
@@ -307,17 +304,14 @@ def draw_clients(clients: pd.DataFrame) -> Figure:
     return figure
 
 
-def draw_race(rounds: pd.DataFrame, main: str) -> Figure:
-    """Draw each arm's main score on validation samples over the rounds, with a band over the seeds.
-
-    Args:
-        rounds, main: as in :class:`~fedlayers.studies.race.Standing`.
-    """
-    lines = rounds.rename(columns={"arm": "algorithm", main: "value"})
-    lines = lines[["algorithm", "seed", "round", "value"]].to_dict("records")
-    how: dict[str, Any] = {"model": "personal", "split": "validation"}
-    found = [rows.row(main, **line, **how) for line in lines]
-    return figure_of(plots.learning(rows.frame(found), main, split="validation"))
+def draw_race(choice: Choice) -> Figure:
+    """Draw each arm's main score on validation samples over the rounds, with a band over the seeds."""
+    frames = [
+        store.Run(one.job.path).rows()[1].assign(algorithm=one.arm)
+        for one in choice.runs
+    ]
+    frame = pd.concat(frames, ignore_index=True)
+    return figure_of(plots.learning(frame, choice.main, split="validation"))
 
 
 def draw_comparison(comparison: Comparison) -> dict[str, Figure]:

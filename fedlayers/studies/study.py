@@ -10,14 +10,17 @@ from typing import Any, Unpack
 import pandas as pd
 
 from fedlayers.backends.local import Backend
-from fedlayers.studies import arms as candidates
-from fedlayers.studies.choice import NAMES, Answers, Choice, bracket
+from fedlayers.studies.arms import Ways
+from fedlayers.studies.baselines import rows_of
+from fedlayers.studies.choice import NAMES, Answers, Choice
 from fedlayers.studies.choose import choose, save_plan
 from fedlayers.studies.compare import compare, compared_jobs
 from fedlayers.studies.comparison import Comparison, display_name
+from fedlayers.studies.first_screen import bracket
 from fedlayers.studies.jobs import Tell, seeds_of, study_folder, task_kind
+from fl_core import rows
 from fl_core.config import Keys, RunConfig, with_own
-from fl_core.errors import RunError, UsageError, as_list
+from fl_core.errors import RunError, UsageError, as_list, plural
 from fl_core.plan import LayerPlan
 from fl_core.records import store
 from fl_core.rows import CLASSIFICATION, in_points, label_of
@@ -59,7 +62,7 @@ def study(
     *,
     data: Any = None,
     model: Any = None,
-    arms: str | Sequence[str] = candidates.DEFAULT,
+    arms: Ways = None,
     tune_rates: int | None = None,
     options: Mapping[str, dict[str, Any]] | None = None,
     backend: Backend | str = "",
@@ -121,7 +124,6 @@ def study(
         out / "race",
         arms=arms,
         seeds=seeds,
-        thorough=True,  # since all are compared
         tune_rates=tune_rates,
         progress=tell,
         **how,
@@ -163,11 +165,16 @@ def study(
 
 def _rows_of(choice: Choice) -> pd.DataFrame:
     """Return the rows of the recommended arm's runs, and those of each seed's own winner."""
-    frames = [
-        store.Run(entry.path).rows()[1].assign(algorithm=name)
-        for name, entries in ((CHOSEN, choice.recommended), (OWN, choice.of_seed))
-        for entry in entries.values()
-    ]
+    frames = []
+    for name, runs in ((CHOSEN, choice.recommended), (OWN, choice.of_seed)):
+        for seed, one in runs.items():
+            frame = store.Run(one.job.path).rows()[1]
+            if one.epochs:  # after them there is one point
+                bench, rate = choice.benches[seed], f"{one.rate:g}"
+                said = f"{plural(one.epochs, 'own epoch')} at rate {rate}"
+                done = int(bench.task.config.federation.rounds or 1)
+                frame = rows.frame(rows_of(bench, one.model, name, done, said))
+            frames.append(frame.assign(algorithm=name))
     return pd.concat(frames, ignore_index=True)
 
 

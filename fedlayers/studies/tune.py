@@ -14,6 +14,7 @@ import pandas as pd
 
 from fedlayers.backends.local import Backend
 from fedlayers.studies.arms import Arm
+from fedlayers.studies.comparison import scores_of
 from fedlayers.studies.hint import estimate_cost
 from fedlayers.studies.jobs import (
     TrainingJob,
@@ -26,7 +27,7 @@ from fedlayers.studies.jobs import (
     task_kind,
     train,
 )
-from fedlayers.studies.race import best_of_run, validation_scores
+from fedlayers.studies.race import validation_rows
 from fl_core import __version__, storage
 from fl_core.algorithms.base import find
 from fl_core.config import Keys, RunConfig, resolve, with_own
@@ -45,8 +46,6 @@ from fl_core.errors import (
     validate,
     warn,
 )
-from fl_core.records import store
-from fl_core.records.stopping import WINDOW
 from fl_core.registry import is_outside
 from fl_core.rows import MAIN, SCORES, check_score, of_class
 from fl_core.run.task import Task
@@ -349,8 +348,8 @@ class Tuned(Displayed):
         ]
         legend = (
             f"{self.score}{of_class(self.score, self.positive)} on validation samples of seeds "
-            f"{listing(map(str, self.seeds))}: mean over clients, weighted by training samples, and over the "
-            f"last {WINDOW} evaluated rounds (a model fine-tuned at the end has one). Test samples were not read."
+            f"{listing(map(str, self.seeds))}: mean over clients, weighted by training samples. Test samples were "
+            "not read."
         )
         return "\n\n".join([shown, *notes, legend])
 
@@ -390,9 +389,8 @@ def tune(
 
     Every algorithm tries ``trials`` settings, drawn at random, or all of them if these are fewer (a grid). Each is
     trained in full, once per seed. The one with the best validation score is chosen. The score is the mean over clients
-    weighted by training samples, then over the last three evaluated rounds, then over seeds. Under a stopping rule the
-    last one is the best round. An algorithm that fine-tunes at the end is judged by its fine-tuned model in the last
-    round.
+    weighted by training samples, then over seeds, of the model that a client would use: in its best round under a
+    stopping rule, else in its last one.
 
     Nothing here reads scores on test samples. Data without a test set of their own are split differently in each seed.
     One seed's validation samples are then partly another seed's test samples.
@@ -499,16 +497,14 @@ def _table(
 ) -> pd.DataFrame:
     """Return the trials with their mean scores over seeds; NaN, and why, if a run of theirs failed.
 
-    A run's score is the mean over the last evaluated rounds of the model that counts. Under a stopping rule they are
-    the last up to the best round.
+    A run's score is that of the model that counts, in its best round under a stopping rule, else in its last one.
     """
     lines = []
     for job in jobs:
         value, why = math.nan, failed.get(job.name, "")
         if not why:
-            frame = store.Run(job.path).rows()[1]
-            curve = validation_scores(frame, [score], best_of_run(job.path))
-            value = curve[score].tail(WINDOW).mean(skipna=False)
+            found = scores_of(validation_rows(job.path))
+            value = found.set_index("metric")["value"].get(score, math.nan)
             why = f"no finite {score} on validation samples" * math.isnan(value)
         lines.append({"arm": job.arm, "value": value, "failed": why})
     of_arm = pd.DataFrame(lines).groupby("arm", sort=False)

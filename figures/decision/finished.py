@@ -1,30 +1,25 @@
-"""Replay what the product took from the study with tuned rates: its judge of curves, and its bands of label skew.
+"""Replay what the product took from the study with tuned rates: its bands of label skew.
 
-The study has ended. Its rows have two files a federation: rows, and log-probabilities of held-out samples in hundredths
-of a nat. ``REGISTERED_FINISHED.md`` and ``REGISTERED_JUDGE.md`` define the numbers. Commit 44010171 is the last with
-the code of the study's page.
+The study has ended. Its judge of curves is ``fit_judge`` of commit ee7e87b5. Its rows have two files a federation:
+rows, and log-probabilities of held-out samples in hundredths of a nat. ``REGISTERED_FINISHED.md`` and
+``REGISTERED_JUDGE.md`` define the numbers. Commit 44010171 is the last with the code of the study's page.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from fedlayers.studies.hint import label_skew
-from fedlayers.studies.race import features, judged_round
 from figures import packing
 from figures.items import ROWS
 
 FOLDER = ROWS / "decision.finished"
 CUTS = ("nothing", "quarter", "half", "three_quarters", "all_but_last", "all")
 """By depth."""
-ARMS = ("nothing", "half", "all_but_last", "all")
-"""The cuts of a race."""
-EVERY, PENALTY = 2, 0.1
 
 
 class Federation(NamedTuple):
@@ -70,36 +65,6 @@ def federations() -> Iterator[Federation]:
         new = config["dataset"].startswith("figures.decision.families:")
         family = name if new else name.partition("_")[0]
         yield Federation(name, family, new, config["rounds"], runs)
-
-
-def fit_judge() -> tuple[float, ...]:
-    """Return the judge's constant and weights, fitted on data of before the study.
-
-    All pairs of arms count, at each rate and seed, each family alike.
-    The penalty is on standardised features, not on the constant.
-    """
-    lines, gaps, families = [], [], []
-    for each in federations():
-        if each.new:
-            continue
-        arms = each.runs.loc[:, [CUTS.index(arm) for arm in ARMS], :].dropna()
-        end = judged_round(each.rounds, EVERY)
-        for _, own in arms.groupby(["seed", "lr"]):
-            for (_, shallow), (_, deep) in combinations(own.iterrows(), 2):
-                curves = (
-                    run["curve"].loc[:end].to_numpy(float) for run in (shallow, deep)
-                )
-                lines.append(features(*curves))
-                gaps.append(deep["held_out"] - shallow["held_out"])
-                families.append(each.family)
-    x, y, family = np.array(lines), np.array(gaps), pd.Series(families)
-    weights = 1 / family.groupby(family).transform("size").to_numpy(float)
-    mean, spread = x.mean(axis=0), x.std(axis=0)
-    z = np.column_stack([np.ones(len(x)), (x - mean) / spread])
-    penalty = PENALTY * weights.sum() * np.diag([0.0] + [1.0] * x.shape[1])
-    found = np.linalg.solve(z.T @ (weights[:, None] * z) + penalty, z.T @ (weights * y))
-    slopes = found[1:] / spread
-    return (float(found[0] - slopes @ mean), *map(float, slopes))
 
 
 def gain_over_fedavg(runs: pd.DataFrame) -> float:

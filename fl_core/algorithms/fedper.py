@@ -54,6 +54,14 @@ class Partial(Algorithm):
     def shared(self, rnd: Round, client: int) -> frozenset[str]:
         return self.body - self.task_info.not_sent(rnd)
 
+    def finetuning(self, done: int, client: int) -> tuple[Phase, ...]:
+        """Return the own epochs of a plan that a decision has made, where the run may end."""
+        epochs, rate = (0, 0.0) if self.plan is None else self.plan.own_epochs
+        if not epochs or not self.task_info.may_end(done):
+            return ()
+        tensors = self.task_info.tensors
+        return (Phase("own", tensors, epochs, batch_stream="finetune", lr=rate),)
+
     def _plan(self) -> LayerPlan:
         if self.plan is None:
             raise RunError(f"{self.name} must have a plan by now; got none.")

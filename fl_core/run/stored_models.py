@@ -29,6 +29,8 @@ from fl_core.storage import Folder, check_version, parsed_json, read_text, sha, 
 FORMAT = "fedlayers.models/1"
 RECOMMENDED = "recommended"
 """The name of the models that a choice recommends. Others have the name of their baseline."""
+FALLBACK = "fallback"
+"""The name of the same, with training alone for the clients whose validation loss is lower alone."""
 _FORM = {
     "about": dict,
     "clients": MapOf(
@@ -95,6 +97,7 @@ def export(
     out: Path | str,
     *,
     baseline: str = "",
+    fallback: bool = False,
     client: str | None = None,
     **run: Any,
 ) -> ExportedModel | dict[str, ExportedModel]:
@@ -113,6 +116,7 @@ def export(
         path: a run directory, or the folder of a choice or a study.
         out: the file of weights, which must not exist. From a choice, a name without a suffix is a folder.
         baseline: a linear model next to the recommended one: ``linear_own`` or ``linear_pooled``.
+        fallback: of a choice, training alone for the clients whose validation loss is lower alone.
         client: the model's client. None if all clients have the same model, or for a folder with all of them.
         run: ``which``, ``round``, ``data``, ``model`` and ``allow_code`` of a run.
 
@@ -122,18 +126,21 @@ def export(
     """
     out, choice = Path(out), choice_of(path)
     if choice is None:
-        if baseline:
+        if baseline or fallback:
+            what = "a baseline" if baseline else "a fallback"
             raise UsageError(
-                f"a baseline is stored next to a choice; got the run {path}. Name the folder of fedlayers choose."
+                f"{what} is stored next to a choice; got the run {path}. Name the folder of fedlayers choose."
             )
         return exported_model.export(path, out, client=client, **run)
+    if baseline and fallback:
+        raise UsageError("baseline must be left out with fallback; got both. Name one.")
     given = [key for key, value in run.items() if value]
     if given:
         raise UsageError(
             f"{listing(given)} must be left out for a choice, whose model is known; got {path}."
         )
     folder = Folder(choice / "models")
-    about, clients = _stored(choice, folder, baseline)
+    about, clients = _stored(choice, folder, FALLBACK if fallback else baseline)
     if client is not None:
         names = [check_known("client", client, clients)]
     elif out.suffix:
@@ -185,8 +192,13 @@ def _stored(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the description of a choice's models, and what is known of each client."""
     known = [name[:-5] for name in folder.names() if name.endswith(".json")]
-    others = [name for name in known if name != RECOMMENDED]
-    if baseline:
+    others = [name for name in known if name not in (RECOMMENDED, FALLBACK)]
+    if baseline == FALLBACK:
+        if FALLBACK not in known:
+            raise UsageError(
+                f"{choice} has no fallback: no client's validation loss is lower alone. Leave it out."
+            )
+    elif baseline:
         check_known(f"baseline of {choice} that can be exported", baseline, others)
     elif RECOMMENDED not in known:
         way = f"Export a baseline: baseline={others[0]!r}" if others else "Run it again"

@@ -117,6 +117,9 @@ def test_arms_that_failed_or_are_refused_cannot_lead_and_failed_ones_stay_open()
     assert infer(judged, refused=["all"]).leader == "first_2"
     assert infer(judged, refused=NAMES).verdict == NOTHING
     assert infer(judged, better=[]).verdict == UNSHOWN
+    rest = [name for name in NAMES if name != "first_1"]
+    race = infer(judged, refused=rest)
+    assert (race.verdict, race.unfinished) == (NOTHING, ("first_1",))
     judged.loc[judged["seed"] == 0, ["macro_f1", "score"]] = math.nan
     with pytest.raises(RunError, match="every arm diverged"):
         infer(judged)

@@ -9,7 +9,7 @@ import pytest
 
 from diagnostics.measure import instruments
 from fedlayers.studies import hint, jobs
-from fedlayers.studies.arms import DEFAULT, arms_of
+from fedlayers.studies.arms import ENDS, FIRST, arms_of, ends_of
 from fedlayers.studies.choose import choose
 from fedlayers.studies.harmless import Bench
 from fl_core.config import RunConfig
@@ -18,19 +18,21 @@ from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
 from fl_core.rounds.clients import ClientRunner
-from fl_core.rows import SCORES
 from fl_core.run import runner
 from tests.conftest import refuses
 
 LAYERS = tuple(Layer(name, (f"{name}.weight",)) for name in ("a", "b", "c", "d", "e"))
 CONFIG = RunConfig(dataset="heart", rounds=5, eval_every=1)
-SHORT = {"arms": ("nothing", "half", "all_but_last")}
+SHORT = {"arms": ("nothing", "half", "head_local")}
 
 
 SHARED = {
     "nothing": "",
     "half": "ab",
+    "head_local": "abcd",
     "all_but_last": "abcd",
+    "first_half_local": "cde",
+    "frozen_2": "cde",
     "all": "abcde",
     "first_3": "abc",
     "last_2": "de",
@@ -42,7 +44,8 @@ def test_a_cut_shares_what_its_name_says(name, shared):
     arm, _ = arms_of([name, "fedavg"], LAYERS)
     assert arm.plan is not None
     assert arm.plan.shared == tuple(shared)
-    assert arm.algorithm == ("fedrep" if ":" in name else "fedper")
+    others = {"fedrep:half": "fedrep", "frozen_2": "fedbabu"}
+    assert arm.algorithm == others.get(name, "fedper")
 
 
 def test_the_factors_of_adapters_are_arms():
@@ -102,17 +105,19 @@ def raced(tmp_path_factory):
     return out, choose(CONFIG, out, seeds=(0, 1), progress=told.append, **SHORT), told
 
 
-def test_a_base_rate_is_that_of_the_seed_in_its_line(raced):
-    trials = raced[1].trials
-    assert trials["seed"].notna().all()
-    for line in trials[trials["name"] == "base_rate"].itertuples():
-        bench = Bench(runner.assemble(CONFIG.with_keys(seed=int(line.seed))))
-        found = bench.scores(bench.base_rate, "validation")
-        assert (line.macro_f1, line.loss) == (found["macro_f1"], found["loss"])
+def test_the_base_rate_is_that_of_the_recommended_runs_seed(raced):
+    _, choice, _ = raced
+    seed = next(
+        s for s, one in choice.recommended.items() if one.job.path == choice.run
+    )
+    bench = Bench(runner.assemble(CONFIG.with_keys(seed=seed)))
+    found = bench.scores(bench.base_rate, "validation")
+    line = choice.evidence.set_index("name").loc["base_rate"]
+    assert (line["macro_f1"], line["loss"]) == (found["macro_f1"], found["loss"])
 
 
 def test_the_judgement_is_that_of_the_formula(raced):
-    """The weighted mean over clients, of the last round: the scores of the model that is stored."""
+    """The weighted mean over clients, of the last round, where no own epochs are better."""
     out, choice, _ = raced
     for _, line in choice.standing.judged.iterrows():
         path = out / "arms" / f"{line['arm']}-{line['seed']}"
@@ -120,10 +125,14 @@ def test_the_judgement_is_that_of_the_formula(raced):
         frame = frame[(frame["split"] == "validation") & (frame["model"] == "personal")]
         part = frame[(frame["round"] == 5) & (frame["metric"] == "macro_f1")]
         value = np.average(part["value"], weights=part["n_train"])
-        assert line["macro_f1"] == pytest.approx(value)
         bench = Bench(runner.assemble(CONFIG.with_keys(seed=int(line["seed"]))))
         loss = bench.scores(bench.of_run(path, path.name), "validation")["loss"]
-        assert (line["loss"], line["score"]) == pytest.approx((loss, -loss))
+        assert line["loss"] == -line["score"]
+        if line["epochs"]:
+            assert line["loss"] < loss
+        else:
+            assert line["macro_f1"] == pytest.approx(value)
+            assert line["loss"] == pytest.approx(loss)
     assert choice.inference.leader == choice.table["arm"].iloc[0]
     assert choice.winner.name == choice.inference.leader
 
@@ -175,7 +184,7 @@ def test_the_same_call_goes_on_and_another_is_refused(raced, monkeypatch):
     out, choice, _ = raced
     monkeypatch.setattr(runner, "run", None)  # everything is there
     again = choose(CONFIG, out, seeds=(0, 1), **SHORT)
-    pd.testing.assert_frame_equal(again.standing.rounds, choice.standing.rounds)
+    pd.testing.assert_frame_equal(again.standing.judged, choice.standing.judged)
     with refuses(r"lr=0"):
         choose(
             RunConfig(dataset="heart", rounds=5, eval_every=1, lr=0.3),
@@ -184,13 +193,28 @@ def test_the_same_call_goes_on_and_another_is_refused(raced, monkeypatch):
         )
 
 
-def test_the_default_arms_of_a_model_with_few_layers_are_those_that_differ():
-    assert [arm.name for arm in arms_of(DEFAULT, LAYERS[:2])] == [
-        "nothing",
-        "half",
-        "all",
+@pytest.mark.parametrize(
+    ("names", "local"),
+    [
+        ("a", []),
+        ("a b", ["b", "a"]),
+        ("a b c", ["c", "a"]),
+        ("a b c d e", ["e", "a b"]),
+        ("stem l.0.x l.0.y l.1.x head", ["head", "stem l.0.x l.0.y"]),
+        ("m.0.lora_A m.0.lora_B m.1.lora_A m.1.lora_B head",
+         ["m.0.lora_B m.1.lora_B head", "m.0.lora_A m.0.lora_B"]),
+    ],
+)  # fmt: skip
+def test_the_two_ends_are_the_head_and_the_first_half_of_the_blocks(names, local):
+    layers = tuple(Layer(name, (name,)) for name in names.split())
+    arms = arms_of((*FIRST, *ends_of(layers)), layers, distinct=False)
+    kept = [
+        [name for name in arm.plan.names if name not in arm.plan.shared] for arm in arms
     ]
-    assert [arm.name for arm in arms_of(DEFAULT, LAYERS[:1])] == ["nothing", "half"]
+    assert kept == [[], names.split(), *(each.split() for each in local)]
+    cuts = ends_of(layers, thorough=True)
+    assert len(cuts) == 2 * (len(layers) - 1)
+    assert set(cuts).isdisjoint(ENDS)
 
 
 def test_an_arm_that_diverges_has_lost(tmp_path):
@@ -206,28 +230,25 @@ def test_an_arm_that_diverges_has_lost(tmp_path):
 )
 def test_a_named_score_alone_selects_rates_rounds_runs_and_arms(tmp_path, score):
     config = RunConfig(dataset="heart", rounds=4, eval_every=1, patience=2)
-    how = {"tune_rates": 2, "thorough": True, "baselines": False}
-    arms = ("nothing", "all_but_last")
+    how = {"tune_rates": 2, "baselines": False}
+    arms = ("nothing", "all")
     choice = choose(config, tmp_path, arms=arms, score=score, **how)
-    sign = 1 if SCORES[score] else -1
     runs = sorted((tmp_path / "arms").iterdir())
     assert {Run(path).stopping_rule().metrics for path in runs} == {(score,)}
     bench = Bench(runner.assemble(config))
-    values = {
-        path: sign * bench.scores(bench.of_run(path, path.name), "validation")[score]
-        for path in runs
-    }
+
+    def worth(path):
+        return bench.worth(bench.of_run(path, path.name))
+
     tried = choice.rates.tried
-    names = [f"all_but_last-lr{lr:g}-0" for lr in tried]
-    expected = [values[tmp_path / "arms" / name] for name in names]
-    assert choice.rates.lr == tried[int(np.argmax(expected))]
-    base = bench.base_rate
-    sound = [
-        path
-        for path in runs
-        if bench.above(bench.of_run(path, ""), base, "validation").low <= 0
-    ]
-    assert choice.run == max(sound, key=values.__getitem__)
+    names = [tmp_path / "arms" / f"all-lr{lr:g}-0" for lr in tried]
+    assert choice.rates.lr == tried[int(np.argmax([worth(path) for path in names]))]
+    judged = choice.standing.judged.set_index("arm")
+    assert choice.winner.name == judged["score"].idxmax()
+    assert judged["epochs"].isin([0, 1, 2, 4]).all()
+    for path in runs:
+        if path.name.startswith("nothing"):
+            assert judged.loc["nothing", "score"] >= worth(path) - 1e-9
     assert (choice.main, choice.plan.why.metric) == (score, score)
 
 

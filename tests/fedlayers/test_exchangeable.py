@@ -16,7 +16,7 @@ from fl_core.data.federated import ClientData, Split
 from fl_core.rows import CLASSIFICATION
 from fl_core.training.losses import CrossEntropy
 
-ARMS = ("nothing", "half", "all_but_last", "all")
+ARMS = ("all", "nothing", "head_local", "first_half_local")
 CLIENTS = 8
 
 

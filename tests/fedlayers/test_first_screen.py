@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from scipy.special import log_softmax
 
 import fedlayers as fl
-from fedlayers.studies.arms import DEFAULT, arms_of
+from fedlayers.studies.arms import ENDS, FIRST, arms_of
 from fedlayers.studies.first_screen import Facts, first_screen
 from fedlayers.studies.inference import DECIDED, NOTHING, UNDECIDED, UNSHOWN, Inference
 from fl_core.layers import Layer
@@ -99,14 +99,14 @@ def test_each_number_is_that_of_the_stored_models(signal, tmp_path):
 
 
 LAYERS = tuple(Layer(name, (f"{name}.weight",)) for name in ("fc1", "fc2", "fc3"))
-ARMS = arms_of(DEFAULT, LAYERS)
+ARMS = arms_of((*FIRST, *ENDS), LAYERS)
 GAPS = pd.DataFrame(
     {"arm": ["nothing", "all"], "difference": -0.1, "low": -0.2, "high": -0.01}
 ).assign(p_value=0.01, excluded=True)
 
 
 def said(verdict, simple=(-0.2, -0.3, -0.1), gain="gains", seeds=3):
-    left = ("all_but_last",) if verdict == DECIDED else ("all_but_last", "all")
+    left = ("head_local",) if verdict == DECIDED else ("head_local", "all")
     race = Inference(verdict, left, GAPS, "loss", seeds)
     values = {"model": 0.5, "simple": 0.7, "alone": 0.6, "base_rate": 0.9}
     above = {"simple": Interval(*simple), "alone": Interval(-0.1, -0.2, -0.02)}

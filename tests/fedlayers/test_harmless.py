@@ -110,7 +110,7 @@ def test_on_pure_noise_nothing_is_recommended(tmp_path):
     assert choice.answers.head.startswith((NOTHING_BETTER, NONE_SHOWN))
     assert choice.answers.useless
     assert "base_rate" in choice.text()
-    assert set(choice.trials["name"]) >= {"nothing", "all", "base_rate"}
+    assert set(choice.evidence["name"]) >= {"nothing", "all", "base_rate"}
 
 
 def test_on_rare_outcomes_the_model_is_below_the_base_rate(tmp_path):

@@ -89,7 +89,7 @@ def test_every_study_gives_the_rows_of_the_same_data_under_a_name(named, tmp_pat
         "choose": lambda config, **more: (
             fl.choose(
                 config, tmp_path / f"choose{len(more)}", seeds=(0,), **more
-            ).standing.rounds
+            ).standing.judged
         ),
         "compare": lambda config, **more: rows(
             fl.compare(
@@ -200,7 +200,7 @@ def test_a_folder_goes_on_with_its_own_data_alone(tmp_path):
     own = {"data": samples(), "model": network}
     first = fl.choose(CONFIG, tmp_path, **own, **asked)
     again = fl.choose(CONFIG, tmp_path, **own, **asked)
-    pd.testing.assert_frame_equal(first.standing.rounds, again.standing.rounds)
+    pd.testing.assert_frame_equal(first.standing.judged, again.standing.judged)
     with refuses("other data"):
         fl.choose(CONFIG, tmp_path, data=samples(1), model=network, **asked)
     run = first.run

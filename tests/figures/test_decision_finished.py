@@ -4,14 +4,7 @@ import pandas as pd
 import pytest
 
 from fedlayers.studies.hint import BANDS
-from fedlayers.studies.race import JUDGE
 from figures.decision import finished
-
-
-@pytest.mark.slow
-def test_the_judge_of_the_product_is_the_fit_of_the_stored_runs():
-    found = finished.fit_judge()
-    assert tuple(float(f"{value:.4g}") for value in found) == JUDGE
 
 
 @pytest.mark.slow
