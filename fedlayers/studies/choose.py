@@ -32,8 +32,8 @@ from fedlayers.studies.harmless import (
     Predictor,
 )
 from fedlayers.studies.hint import (
-    Race,
     bytes_a_round,
+    cost_of,
     in_words,
     measured_cost,
     planned,
@@ -47,7 +47,7 @@ from fedlayers.studies.jobs import (
     task_kind,
 )
 from fedlayers.studies.model_files import store_models
-from fedlayers.studies.race import Decided, Trained, decide, standings
+from fedlayers.studies.race import Decided, Race, Trained, decide, standings
 from fl_core import __version__, tree
 from fl_core.config import RunConfig, RunKeys, with_own
 from fl_core.errors import listing
@@ -135,7 +135,7 @@ def choose(
     race = planned(config, own, out, arms, seeds, tune_rates, thorough, tell)
     shown = {"parallel": True, "progress": progress is True, "live": live}
     with open_backend(backend, config.execution.workers, **shown) as place:
-        cost = race.cost(place.side_by_side)
+        cost = cost_of(race, place.side_by_side)
         tell(cost.text())
         if known := in_words(skew_of(race.task)):
             tell(known)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from diagnostics.tuning.copies import Tuner
 from diagnostics.tuning.profile import every
 from fedlayers.backends.local import no_progress
-from fedlayers.studies.arms import FIRST, Arm, Ways, arm_of, arms_of, ends_of
+from fedlayers.studies.arms import FIRST, Ways, arms_of, ends_of
 from fedlayers.studies.harmless import Bench
 from fedlayers.studies.jobs import (
     FREE,
@@ -31,8 +31,8 @@ from fedlayers.studies.jobs import (
     seeds_of,
 )
 from fedlayers.studies.race import (
-    EARLY,
     KEPT,
+    Race,
     check_scored,
     rates_of,
     with_evaluations,
@@ -203,88 +203,10 @@ def hint(
     data, counts = race.task.data, pd.DataFrame()
     if data.task == CLASSIFICATION:
         counts = data.class_counts()
-    return Hint(skew_of(race.task), counts, race.cost(config.execution.workers))
+    return Hint(skew_of(race.task), counts, cost_of(race, config.execution.workers))
 
 
 # --- the race before its start ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Race:
-    """A decision before its start.
-
-    Attributes:
-        config: of its runs, except algorithm and seed. ``own``: the data and the model beside it.
-        out: the folder of its runs.
-        task: of the first seed; ``tasks`` what each arm trains, by its name.
-        ends: the arms that follow only where clients differ; none where arms were named by hand.
-        benches: the samples of each seed.
-        probes: the runs of a search over rates, if any.
-        startup: seconds that a run took to be made and checked.
-    """
-
-    config: RunConfig
-    own: Own
-    out: Path
-    seeds: tuple[int, ...]
-    task: Task
-    arms: tuple[Arm, ...]
-    ends: tuple[str, ...]
-    tasks: dict[str, Task]
-    benches: dict[int, Bench]
-    probes: list[TrainingJob]
-    startup: float
-
-    @property
-    def rounds(self) -> int:
-        """The planned maximum of rounds."""
-        return int(self.task.config.federation.rounds or 1)
-
-    @property
-    def early(self) -> int:
-        """The evaluated round after which only the best rates train on."""
-        every = int(self.task.config.execution.eval_every or 1)
-        return max(every, int(EARLY * self.rounds) // every * every)
-
-    def arm(self, name: str) -> Arm:
-        """Return an arm by name."""
-        return next(arm for arm in self.arms if arm.name == name)
-
-    def jobs_at(
-        self, lr: float | None, names: Sequence[str], seeds: Sequence[int] = ()
-    ) -> list[TrainingJob]:
-        """Return the runs of some arms at a learning rate; None is the configuration's."""
-        config, suffix = self.config, ""
-        if lr is not None:
-            config, suffix = config.with_keys(lr=lr), f"-lr{lr:g}"
-        arms = [arm for arm in self.arms if arm.name in names]
-        if not arms:  # the rates of arms by hand are tried with all layers shared
-            arms = [arm_of("all", self.task.layers, config.federation.algorithm)]
-        folder = self.out / "arms"
-        return jobs_of(arms, config, seeds or self.seeds, folder, suffix, **self.own)
-
-    def cost(self, side_by_side: int) -> Cost:
-        """Estimate what all runs cost, with a number of them at a time, if clients do not differ, and at most."""
-        lr = None
-        if self.probes:
-            lr = float(self.probes[0].config.training.lr or 0)
-        runs = {job.path: job for job in self.probes[:KEPT]}
-        runs |= {job.path: replace(job, until=self.early) for job in self.probes[KEPT:]}
-        first = [arm.name for arm in self.arms if arm.name not in self.ends]
-        for job in self.jobs_at(lr, first):
-            runs.setdefault(job.path, job)
-        rest = self.jobs_at(lr, self.ends) if self.ends else []
-        found = estimate_cost(self.tasks, [*runs.values()], side_by_side)
-        both = estimate_cost(self.tasks, [*runs.values(), *rest], side_by_side)
-        # each run is made once more, and evaluated about as often as rounds end
-        began = time.perf_counter()
-        bench, model = self.benches[self.seeds[0]], self.task.model
-        bench.predictor("start", lambda client, x: evaluate.predict(model, x))
-        each = time.perf_counter() - began
-        every = int(self.task.config.execution.eval_every or 1)
-        once = self.startup * len(runs) + each * (found.rounds / every + len(runs))
-        seconds = found.seconds + once / _side_by_side(len(runs), side_by_side)
-        return replace(found, seconds=seconds, most=both.most)
 
 
 def planned(
@@ -397,6 +319,30 @@ class Cost:
 
 
 NO_COST = Cost(0, 0, 0.0, 0.0, 0.0)
+
+
+def cost_of(race: Race, side_by_side: int) -> Cost:
+    """Estimate what all runs cost, with a number of them at a time, if clients do not differ, and at most."""
+    lr = None
+    if race.probes:
+        lr = float(race.probes[0].config.training.lr or 0)
+    runs = {job.path: job for job in race.probes[:KEPT]}
+    runs |= {job.path: replace(job, until=race.early) for job in race.probes[KEPT:]}
+    first = [arm.name for arm in race.arms if arm.name not in race.ends]
+    for job in race.jobs_at(lr, first):
+        runs.setdefault(job.path, job)
+    rest = race.jobs_at(lr, race.ends) if race.ends else []
+    found = estimate_cost(race.tasks, [*runs.values()], side_by_side)
+    both = estimate_cost(race.tasks, [*runs.values(), *rest], side_by_side)
+    # each run is made once more, and evaluated about as often as rounds end
+    began = time.perf_counter()
+    bench, model = race.benches[race.seeds[0]], race.task.model
+    bench.predictor("start", lambda client, x: evaluate.predict(model, x))
+    each = time.perf_counter() - began
+    every = int(race.task.config.execution.eval_every or 1)
+    once = race.startup * len(runs) + each * (found.rounds / every + len(runs))
+    seconds = found.seconds + once / _side_by_side(len(runs), side_by_side)
+    return replace(found, seconds=seconds, most=both.most)
 
 
 def estimate_cost(

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 import torch
@@ -20,9 +20,10 @@ from diagnostics.tuning.copies import EPOCHS, Held
 from diagnostics.tuning.differ import NOT_SHOWN, gains, verdict
 from diagnostics.tuning.profile import every
 from fedlayers.backends.local import Backend
+from fedlayers.studies.arms import Arm, arm_of
 from fedlayers.studies.comparison import headline, scores_of
 from fedlayers.studies.harmless import VALIDATION, Bench, Predictor
-from fedlayers.studies.jobs import Tell, TrainingJob, train
+from fedlayers.studies.jobs import Tell, TrainingJob, jobs_of, train
 from fl_core import rows
 from fl_core.algorithms.base import find
 from fl_core.config import STOPPING_INTERVAL, Own, RunConfig, is_file, resolve
@@ -37,10 +38,8 @@ from fl_core.rows import (
     main_score,
     selecting_scores,
 )
+from fl_core.run.task import Task
 from fl_core.statistics import Estimate
-
-if TYPE_CHECKING:
-    from fedlayers.studies.hint import Race
 
 DEFAULT_EVALUATIONS = 20
 """Default number of evaluations of a race's runs."""
@@ -58,6 +57,61 @@ PLAN_ALGORITHM = "fedper"
 """The algorithm that uses the cuts if the configuration's uses no plan."""
 DIGITS = 9
 """Digits of scores that are compared. Later digits differ by rounding."""
+
+
+@dataclass(frozen=True)
+class Race:
+    """A decision before its start.
+
+    Attributes:
+        config: of its runs, except algorithm and seed. ``own``: the data and the model beside it.
+        out: the folder of its runs.
+        task: of the first seed; ``tasks`` what each arm trains, by its name.
+        ends: the arms that follow only where clients differ; none where arms were named by hand.
+        benches: the samples of each seed.
+        probes: the runs of a search over rates, if any.
+        startup: seconds that a run took to be made and checked.
+    """
+
+    config: RunConfig
+    own: Own
+    out: Path
+    seeds: tuple[int, ...]
+    task: Task
+    arms: tuple[Arm, ...]
+    ends: tuple[str, ...]
+    tasks: dict[str, Task]
+    benches: dict[int, Bench]
+    probes: list[TrainingJob]
+    startup: float
+
+    @property
+    def rounds(self) -> int:
+        """The planned maximum of rounds."""
+        return int(self.task.config.federation.rounds or 1)
+
+    @property
+    def early(self) -> int:
+        """The evaluated round after which only the best rates train on."""
+        every = int(self.task.config.execution.eval_every or 1)
+        return max(every, int(EARLY * self.rounds) // every * every)
+
+    def arm(self, name: str) -> Arm:
+        """Return an arm by name."""
+        return next(arm for arm in self.arms if arm.name == name)
+
+    def jobs_at(
+        self, lr: float | None, names: Sequence[str], seeds: Sequence[int] = ()
+    ) -> list[TrainingJob]:
+        """Return the runs of some arms at a learning rate; None is the configuration's."""
+        config, suffix = self.config, ""
+        if lr is not None:
+            config, suffix = config.with_keys(lr=lr), f"-lr{lr:g}"
+        arms = [arm for arm in self.arms if arm.name in names]
+        if not arms:  # the rates of arms by hand are tried with all layers shared
+            arms = [arm_of("all", self.task.layers, config.federation.algorithm)]
+        folder = self.out / "arms"
+        return jobs_of(arms, config, seeds or self.seeds, folder, suffix, **self.own)
 
 
 class Standing(NamedTuple):

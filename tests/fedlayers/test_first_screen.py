@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from safetensors.torch import load_file
+from scipy.optimize import minimize
 from scipy.special import log_softmax
 
 import fedlayers as fl
@@ -51,6 +52,57 @@ def stored_losses(choice, name):
     return pd.concat(found, ignore_index=True)
 
 
+def run_losses(choice, one):
+    """Return each test sample's loss by a stored run and its own epochs, or by the base rate (None)."""
+    clients, sizes = choice.task.data.clients, []
+    logits, bases = [], []
+    models = (
+        None
+        if one is None
+        else fl.load_models(
+            one.job.path, "best", "personal", data=choice.task.own["data"]
+        )[0]
+    )
+    if one is not None and one.epochs:
+        bench = choice.benches[one.seed]
+        loaded = bench.load(one.job.path)
+        tuner = bench.tuner(one.job, loaded)
+        names = frozenset(dict(loaded.task.model.named_parameters()))
+        for k, client in enumerate(clients):
+            weights = tuner.tuned(k, names, one.rate, one.epochs)
+            models[client.name].load_state_dict(weights)
+    for split in ("validation", "test"):
+        for client in clients:
+            x, counts = client.split(split).x, np.bincount(client.train.y, minlength=2)
+            base = np.log((counts + 1) / (counts.sum() + 2))
+            bases.append(np.tile(base, (len(x), 1)))
+            out = (
+                bases[-1] if models is None else models[client.name].eval()(x).detach()
+            )
+            logits.append(np.asarray(out, float))
+            sizes.append(len(x))
+    n, half = len(clients), sum(sizes[: len(clients)])
+    y = np.concatenate([c.split(s).y for s in ("validation", "test") for c in clients])
+    train = np.array([len(client.train) for client in clients] * 2)
+    weight = np.repeat(train / np.array(sizes), sizes)
+    logits, bases = np.concatenate(logits), np.concatenate(bases)
+
+    def losses(at):
+        hot = log_softmax(at[0] * logits + at[1] * bases, axis=1)
+        return -hot[np.arange(len(y)), y]
+
+    def fitted(at):
+        return np.average(losses(at)[:half], weights=weight[:half])
+
+    bounds = [(1 / 50, 50), (0, 1)]
+    best = minimize(
+        fitted, [1.0, 0.0], method="Nelder-Mead", bounds=bounds, tol=1e-10
+    ).x
+    client = np.repeat(np.arange(n), sizes[n:])
+    found = {"loss": losses(best)[half:], "weight": weight[half:], "client": client}
+    return pd.DataFrame(found)
+
+
 @pytest.mark.parametrize("signal", [1.0, 0.0])
 def test_each_number_is_that_of_the_stored_models(signal, tmp_path):
     choice = fl.choose(CONFIG, tmp_path, data=wards(signal), progress=False)
@@ -63,17 +115,23 @@ def test_each_number_is_that_of_the_stored_models(signal, tmp_path):
     values = {"model": first}
     if facts.simple.startswith("linear"):
         values["simple"] = stored_losses(choice, facts.simple)
+    values["base_rate"] = run_losses(choice, None)
+    if "alone" in facts.values:
+        alone = [one for one in choice.runs if one.arm == "nothing"]
+        values["alone"] = run_losses(choice, alone[0])
     for name, own in values.items():
         mean = np.average(own["loss"], weights=own["weight"])
-        assert facts.values[name] == pytest.approx(mean, abs=1e-6)
-    if "simple" in values:
+        near = 2e-4 if name == "base_rate" else 1e-5  # whose fit is flat
+        assert facts.values[name] == pytest.approx(mean, abs=near), name
+        if name == "model":
+            continue
         gap = stratified_mean(
-            (first["loss"] - values["simple"]["loss"]).to_numpy(),
+            (first["loss"] - own["loss"]).to_numpy(),
             first["weight"].to_numpy(),
             np.arange(len(first)),
             first["client"].to_numpy(),
         ).interval()
-        assert facts.above["simple"] == pytest.approx(gap, abs=1e-6)
+        assert facts.above[name] == pytest.approx(gap, abs=near), name
     for found in facts.above.values():
         shown |= {f"{abs(each):.3f}" for each in found}
     for line in choice.evidence.itertuples():

@@ -99,14 +99,30 @@ def test_the_temperature_is_cross_fitted(bench):
         torch.testing.assert_close(found[part], expected)
 
 
-def test_on_pure_noise_nothing_is_recommended(tmp_path):
-    draw = np.random.default_rng(0)
+@pytest.mark.parametrize(
+    ("classes", "seeds"),
+    [
+        (2, 1),
+        *(
+            pytest.param(classes, seeds, marks=pytest.mark.slow)
+            for classes in (2, 5, 20, 60, 200)
+            for seeds in (1, 3)
+            if (classes, seeds) != (2, 1)
+        ),
+    ],
+)
+def test_on_pure_noise_nothing_is_recommended(classes, seeds, tmp_path):
+    draw, n = np.random.default_rng(classes), max(120, 3 * classes)
     wards = {
-        ward: (draw.normal(size=(200, 20)), (draw.random(200) < 0.1).astype(int))
+        ward: (
+            draw.normal(size=(n, 12)),
+            np.r_[:classes, draw.integers(0, classes, n - classes)],
+        )
         for ward in ("north", "south", "west")
     }
-    config = RunConfig(rounds=30, lr=0.03, model="mlp", patience=0, eval_every=10)
-    choice = choose(config, tmp_path, data=from_clients(wards), baselines=False)
+    config = RunConfig(rounds=20, lr=0.01, model="mlp", patience=0, eval_every=5)
+    how = {"seeds": range(seeds), "baselines": False, "progress": False}
+    choice = choose(config, tmp_path, data=from_clients(wards), **how)
     assert choice.answers.head.startswith((NOTHING_BETTER, NONE_SHOWN))
     assert choice.answers.useless
     assert "base_rate" in choice.text()

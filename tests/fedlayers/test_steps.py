@@ -83,7 +83,7 @@ def test_two_rates_train_on_and_the_ends_follow_where_clients_differ(decided):
     assert choice.measured.full_runs <= price
     assert choice.cost.rounds <= choice.measured.rounds <= choice.cost.most
     if kind == "coded":
-        assert choice.winner.name != "all"
+        assert choice.winner.name != "all" or choice.winner.epochs
 
 
 def test_own_epochs_are_those_of_a_search_by_hand_and_leave_the_run_alone(decided):

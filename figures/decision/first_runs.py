@@ -1,0 +1,203 @@
+"""Confirm the policy of ``choose`` on tables that no earlier decision saw, against the default of an earlier commit.
+
+    python -m figures.decision.first_runs power
+    python -m figures.decision.first_runs run --old CHECKOUT [--hours 2]
+
+``REGISTERED_FIRST.md`` says what is asked. A row of ``first.parquet`` is one decision, and a stopped call goes on.
+CHECKOUT is a clone of the comparator's commit. Each decision is a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import tyro
+
+from figures.decision.finished import CUTS, federations
+
+ROWS = Path(__file__).with_name("first.parquet")
+SEEDS, MOST, LEAST, CLIENTS = (0, 1), 6000, 60, 4
+MODES = {"default": "", "macro_f1": "macro_f1", "auroc": "auroc"}
+MARGINS = {"loss": 0.01, "macro_f1": 0.5}
+KEYS = {"test_share": 0.4, "model": "mlp"}
+FEATURES = (
+    *("coins", "tookphys", "year", "black", "income", "xage", "female", "educdec"),
+    *("num", "mhi", "disea", "physlm", "child", "hlthg", "hlthf", "hlthp"),
+)
+
+
+def tables() -> dict[str, pd.DataFrame]:
+    """Return the tables at hand with the columns ``client``, ``outcome`` and, for visits, ``group``.
+
+    Clients of fewer than :data:`LEAST` rows are left out. Larger tables are sampled once.
+    """
+    spec = find_spec("statsmodels")
+    assert spec is not None
+    assert spec.origin is not None
+    folder = Path(spec.origin).parent / "datasets"
+    fair = pd.read_csv(folder / "fair" / "fair.csv")
+    visits = pd.read_csv(folder / "randhie" / "src" / "randhie.csv")
+    votes = pd.read_csv(folder / "anes96" / "anes96.csv", sep="\t")
+    votes.columns = [name.strip("'\"") for name in votes.columns]
+    found = {
+        "affairs": fair.assign(client=fair.occupation, outcome=fair.affairs > 0).drop(
+            columns=["occupation", "affairs"]
+        ),
+        "visits": visits[[*FEATURES]].assign(
+            client=visits.site, outcome=visits.mdvis > 0, group=visits.zper
+        ),
+        "votes": votes.assign(client=votes.educ, outcome=votes.vote).drop(
+            columns=["educ", "vote"]
+        ),
+    }
+    for name, table in found.items():
+        sizes = table.groupby("client")["client"].transform("size")
+        table = table[sizes >= LEAST]
+        if len(table) > MOST:
+            table = table.sample(MOST, random_state=0)
+        labels = np.where(table["outcome"].astype(bool), "yes", "no")
+        clients = "c" + table["client"].astype(int).astype(str)
+        found[name] = table.assign(client=clients, outcome=labels).reset_index(
+            drop=True
+        )
+    return {k: t for k, t in found.items() if t["client"].nunique() >= CLIENTS}
+
+
+def decide(table: str, seed: int, mode: str) -> dict[str, Any]:
+    """Make one decision with the package that this process imports, and score its model on test samples once."""
+    import fedlayers as fl
+
+    frame = tables()[table]
+    keys: dict[str, Any] = {**KEYS, "seed": seed, "impute": "mean"}
+    keys |= {"client_column": "client", "label_column": "outcome"}
+    if "group" in frame:
+        keys["group_column"] = "group"
+    began = time.process_time()
+    with TemporaryDirectory() as folder:
+        choice = fl.choose(
+            data=frame,
+            out=Path(folder) / "out",
+            score=MODES[mode],
+            progress=False,
+            **keys,
+        )
+        kept = json.loads((Path(folder) / "out" / "choice.json").read_text())
+        names = sorted(path.name for path in (Path(folder) / "out" / "arms").iterdir())
+    gains = [line["gain"] for line in kept["clients"]]
+    facts = choice.facts
+    assert facts is not None
+    found = {"winner": kept["winner"], "runs": names, "verdict": kept["verdict"]}
+    found |= {
+        "value": facts.values,
+        "loses": gains.count("loses"),
+        "clients": len(gains),
+    }
+    found |= {
+        "price": choice.measured.full_runs,
+        "seconds": time.process_time() - began,
+    }
+    found |= {"own_epochs": kept.get("own_epochs"), "fallback": kept.get("fallback")}
+    return found
+
+
+def run(old: Path, hours: float = 2.0, python: str = sys.executable) -> None:
+    """Make all decisions that have no row yet, of both commits in turn.
+
+    Args:
+        old: a clone of the comparator's commit. hours: no decision begins later.
+    """
+    here = Path(__file__).resolve().parents[2]
+    end = time.monotonic() + 3600 * hours
+    lines = [] if not ROWS.exists() else pd.read_parquet(ROWS).to_dict("records")
+    done = {
+        (each["table"], each["seed"], each["mode"], each["commit"]) for each in lines
+    }
+    for (table, seed), mode in product(product(tables(), SEEDS), MODES):
+        for name, folder in (("policy", here), ("comparator", old.resolve())):
+            if (table, seed, mode, name) in done or time.monotonic() > end:
+                continue
+            code = (
+                "import json, sys; sys.path.append(sys.argv.pop())\n"
+                "import importlib.util as u\n"
+                "s = u.spec_from_file_location('first_runs', sys.argv.pop())\n"
+                "m = u.module_from_spec(s); s.loader.exec_module(m)\n"
+                "a = sys.argv[1:]; print(json.dumps(m.decide(a[0], int(a[1]), a[2])))"
+            )
+            asked = [table, str(seed), mode, __file__, str(here)]
+            ended = subprocess.run(
+                [python, "-W", "ignore", "-c", code, *asked],
+                cwd=folder,
+                env={**os.environ, "PYTHONPATH": str(folder)},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            failed = "" if ended.returncode == 0 else ended.stderr.strip()[-300:]
+            found = "" if failed else ended.stdout.splitlines()[-1]
+            line = {"table": table, "seed": seed, "mode": mode, "commit": name}
+            lines.append({**line, "found": found, "failed": failed})
+            pd.DataFrame(lines).to_parquet(ROWS, index=False)
+            print(
+                time.strftime("%H:%M"),
+                *line.values(),
+                failed or found[:160],
+                flush=True,
+            )
+
+
+def power(draws: int = 4000) -> None:
+    """Simulate the power of macro-F1 by number of tables, from the differences of the 29 federations of ``finished``.
+
+    The policy is the best on validation of all, nothing and all but the last at FedAvg's best rate. The race is the
+    best of four cuts at the best rate of all but the last. Neither has own epochs.
+    """
+    lines = []
+    for each in federations():
+        own = each.runs.dropna(subset="validation")
+        for seed, part in own.groupby("seed"):
+            one = part.droplevel("seed")
+            score = {}
+            for name, tuned, arms in (
+                ("policy", "all", ("all", "nothing", "all_but_last")),
+                ("race", "all_but_last", ("nothing", "half", "all_but_last", "all")),
+            ):
+                lr = one.loc[CUTS.index(tuned)]["validation"].idxmax()
+                at = one.xs(lr, level="lr")
+                at = at[at.index.isin([CUTS.index(arm) for arm in arms])]
+                score[name] = at.loc[at["validation"].idxmax(), "held_out"]
+            gap = 100 * (score["policy"] - score["race"])
+            lines.append((each.family, each.name, seed, gap))
+    table = pd.DataFrame(lines, columns=["family", "federation", "seed", "gap"])
+    by = table.groupby("family")["gap"].mean().to_numpy()
+    from scipy import stats
+
+    print(
+        f"{len(by)} families: mean {by.mean():.2f}, standard deviation {by.std(ddof=1):.2f} points"
+    )
+    draw = np.random.default_rng(0)
+    for n in (3, 5, 10, 15, 20, 30, 40):
+        drawn = draw.choice(by, (draws, n))
+        low = drawn.mean(1) - stats.t.ppf(0.95, n - 1) * drawn.std(1, ddof=1) / np.sqrt(
+            n
+        )
+        level = drawn - by.mean()
+        low_level = level.mean(1) - stats.t.ppf(0.95, n - 1) * level.std(
+            1, ddof=1
+        ) / np.sqrt(n)
+        shown = [np.mean(each > -MARGINS["macro_f1"]) for each in (low, low_level)]
+        print(f"{n} tables: power {shown[0]:.2f} as observed, {shown[1]:.2f} if level")
+
+
+if __name__ == "__main__":
+    tyro.extras.subcommand_cli_from_dict({"run": run, "power": power})
