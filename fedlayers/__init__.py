@@ -20,6 +20,10 @@ from fl_core.registry import attach  # noqa: E402
 
 if TYPE_CHECKING:
     from diagnostics import measure as measure, plots as plots
+    from diagnostics.cross_scores import (
+        CrossScores as CrossScores,
+        cross_scores as cross_scores,
+    )
     from diagnostics.load_weights import load_weights as load_weights
     from diagnostics.measure import (
         diagnose as diagnose,

@@ -75,7 +75,7 @@ ROOMS = {
         "report",
         "diagnosis select",
         "measure",
-        "groups through_time",
+        "cross_scores groups through_time",
     ),
     "fedlayers": (
         "backends monitor run_result runs",

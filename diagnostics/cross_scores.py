@@ -1,0 +1,169 @@
+"""Every client's model on every client's samples: who could use whose model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import torch
+
+from fl_core.display import MANY, Displayed, Summary
+from fl_core.errors import UsageError, about, check_known, listing
+from fl_core.rows import SCORES, main_score
+from fl_core.statistics import simultaneous, stratified_mean
+from fl_core.training.evaluate import scores
+from fl_core.training.losses import Loss
+from fl_core.tree import preserve_state, set_mode
+
+from .inputs import client_models, fit_outputs
+from .measurement import ClientModel, batches, logits
+from .request import Request
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True, repr=False)
+class CrossScores(Displayed):
+    """Scores of clients' models on each other's samples.
+
+    Attributes:
+        table: a line for each model and client of the samples: all scores; then by how much the model's loss is above
+            that of the client's own model, paired over samples, with an interval and a p-value for all pairs together.
+        score: the score to show.
+    """
+
+    table: pd.DataFrame
+    score: str
+
+    def matrix(self, score: str = "") -> pd.DataFrame:
+        """Return one score, models down and clients of the samples across."""
+        score = check_known("score", score or self.score, list(self.table))
+        order = dict.fromkeys(self.table["model"])
+        wide = self.table.pivot(index="model", columns="client", values=score)
+        return wide.reindex(index=list(order), columns=list(order))
+
+    @property
+    def better(self) -> pd.DataFrame:
+        """The pairs in which another's model is shown to have a lower loss than the client's own."""
+        shown = (self.table["p_value"] <= 0.05) & (self.table["difference"] < 0)
+        return self.table[shown]
+
+    def plot(self, score: str = "", ax: Axes | None = None) -> Axes:
+        """Draw one score as a heat map, models down and clients of the samples across."""
+        from .plots.drawing import Panel, canvas, heat
+
+        matrix = self.matrix(score)
+        side = min(2.0 + 0.35 * len(matrix), 9.0)
+        with canvas(ax, side + 1.0, side) as axes:
+            panel = Panel(axes, True, True)
+            high = max(1.0, float(matrix.max(axis=None)))
+            colours = heat(panel, matrix, high=high, square=True)
+            axes.figure.colorbar(colours, ax=axes, label=score or self.score)
+            axes.set(xlabel="samples of", ylabel="model of")
+        return axes
+
+    def summary(self) -> Summary:
+        """Return who could use whose model, and the scores."""
+        uses = self.better.groupby("client", sort=False)["model"]
+        lines = [f"{name}: the model of {listing(own, 3)}" for name, own in uses]
+        lead = "No client is shown to gain by another's model."
+        if lines:
+            more = f" {len(lines) - MANY} more." if len(lines) > MANY else ""
+            lead = (
+                f"A lower loss than their own model: {'; '.join(lines[:MANY])}.{more}"
+            )
+        table = self.matrix().rename_axis(index="model of", columns=None)
+        return Summary.of_frame(f"{lead}\n{self.score} on samples of:", table)
+
+
+def cross_scores(
+    models: Any,
+    data: Any = None,
+    *,
+    loss: Any = None,
+    score: str = "",
+    batch: int = 256,
+) -> CrossScores:
+    """Score every client's model on every client's samples. Use samples that no model was trained on.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> draw = torch.Generator().manual_seed(0)
+    >>> x = torch.randn(60, 4, generator=draw)
+    >>> data = {"north": (x, (x[:, 0] > 0).long()), "south": (x, (x[:, 1] > 0).long())}
+    >>> right = nn.Linear(4, 2)
+    >>> _ = right.load_state_dict({"weight": torch.tensor([[0, -9.0, 0, 0], [0, 9.0, 0, 0]]), "bias": torch.zeros(2)})
+    >>> found = cross_scores({"north": nn.Linear(4, 2), "south": right}, data)
+    >>> float(found.matrix("accuracy").loc["south", "south"])
+    1.0
+
+    Args:
+        models: a run's result, or {client: model}, as of :func:`fl.diagnose <diagnostics.measure.diagnose>`.
+        data: {client: samples}, likewise. Default for a result: its test samples.
+        loss: as of :func:`fl.diagnose <diagnostics.measure.diagnose>`.
+        score: to show. Default: macro-F1, for numbers R2.
+        batch: samples at a time.
+
+    Raises:
+        UsageError: models and data do not fit, or an unknown score.
+    """
+    if hasattr(models, "engine"):
+        if data is None:
+            clients = models.engine.data.clients
+            data = {each.name: each.test for each in clients if len(each.test)}
+        models = models.models
+    request = Request.of("cka", {"loss": loss, "batch": batch, "seed": 0})
+    subjects, _ = client_models(models, data, request)
+    if len(subjects) < 2:
+        raise UsageError(
+            f"models must be of at least 2 clients; got {len(subjects)}. Name each client."
+        )
+    with preserve_state(*{id(each.model): each.model for each in subjects}.values()):
+        subjects, criterion = fit_outputs(subjects, request)
+        found = [_scored(one, subjects, criterion, batch) for one in subjects]
+    lines = [line for own in found for line in own]
+    own_loss = {line["client"]: line["losses"] for line in lines if line["own"]}
+    others = [line for line in lines if not line["own"]]
+    groups = {each.client: each.groups for each in subjects}
+    gaps = [
+        stratified_mean(
+            (line["losses"] - own_loss[line["client"]]).numpy(),
+            groups=groups[line["client"]],
+        )
+        for line in others
+    ]
+    table = pd.DataFrame(lines).drop(columns=["losses", "own"])
+    compared = pd.DataFrame(others)[["model", "client"]].join(simultaneous(gaps))
+    there = [name for name in table if name in SCORES]
+    check_known("score", score or there[0], there)
+    return CrossScores(
+        table.merge(compared, how="left", on=["model", "client"]),
+        score or main_score(there),
+    )
+
+
+def _scored(
+    subject: ClientModel, subjects: list[ClientModel], criterion: Loss, batch: int
+) -> list[Mapping[str, Any]]:
+    """Return the scores of one model on all clients' samples, with the loss of each sample."""
+    lines = []
+    for on in subjects:
+        with (
+            about(f"the model of {subject.client!r} on samples of {on.client!r}"),
+            torch.no_grad(),
+            set_mode(subject.model, "eval"),
+        ):
+            parts = list(batches(on.data, batch, subject.model))
+            output = torch.cat(
+                [logits(subject.model, x, y, criterion).cpu() for x, y in parts]
+            )
+            y = torch.cat([y.cpu() for _, y in parts])
+            losses = criterion.per_sample(output, y).double()
+            found = scores(output, y, criterion)
+        names = {"model": subject.client, "client": on.client}
+        own = {"own": on.client == subject.client, "losses": losses}
+        lines.append({**names, **found, **own})
+    return lines

@@ -1,0 +1,84 @@
+"""Every model on every client's samples: the scores by hand, and who is shown to gain by whose model."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import f1_score, log_loss
+from torch import nn
+
+import fedlayers as fl
+
+NAMES = ("a", "b", "c")
+
+
+def linear(column, sign=1.0):
+    """Return a model whose label is the sign of a column."""
+    model = nn.Linear(4, 2)
+    weight = torch.zeros(2, 4)
+    weight[1, column] = 2.0 * sign
+    model.load_state_dict({"weight": weight, "bias": torch.zeros(2)})
+    return model
+
+
+def samples(seed=0, n=80):
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 4, generator=draw)
+    return x, (x[:, 0] + torch.randn(n, generator=draw) > 0).long()
+
+
+def test_scores_are_those_by_hand_and_the_better_model_is_named():
+    models = dict(zip(NAMES, (linear(0), linear(0, -1.0), linear(1)), strict=True))
+    data = {name: samples(seed) for seed, name in enumerate(NAMES)}
+    before = {name: each.weight.clone() for name, each in models.items()}
+    found = fl.cross_scores(models, data)
+    for name, model in models.items():
+        assert model.weight.equal(before[name])
+        for client, (x, y) in data.items():
+            p = model(x).softmax(1).detach().numpy()
+            f1 = f1_score(y, p.argmax(1), average="macro")
+            assert found.matrix().loc[name, client] == pytest.approx(f1)
+            loss = found.matrix("loss").loc[name, client]
+            assert loss == pytest.approx(log_loss(y, p), rel=1e-5)
+    pairs = set(found.better[["model", "client"]].itertuples(index=False, name=None))
+    assert {("a", "b"), ("a", "c")} <= pairs
+    assert all(client != "a" for _, client in pairs)
+    assert "b: the model of a" in repr(found)
+    assert found.plot().get_xlabel() == "samples of"
+
+
+def test_models_that_are_alike_are_named_in_few_draws():
+    named = 0
+    for seed in range(20):
+        torch.manual_seed(seed)
+        data = {name: samples(100 * seed + k, 20) for k, name in enumerate(NAMES)}
+        noise = 0.3 * torch.randn(3)
+        models = {
+            name: linear(0, 1 + float(each))
+            for name, each in zip(NAMES, noise, strict=True)
+        }
+        same = dict.fromkeys(NAMES, models["a"])
+        assert fl.cross_scores(same, data).better.empty
+        named += len(fl.cross_scores(models, data).better) > 0
+    assert named <= 5
+
+
+def test_a_result_brings_its_test_samples():
+    result = fl.run(dataset="heart", rounds=1, progress=False)
+    found = fl.cross_scores(result)
+    wanted = result.scores.loc["global"]["macro_f1"]
+    diagonal = np.diag(found.matrix())
+    np.testing.assert_allclose(diagonal, wanted[found.matrix().index])
+
+
+@pytest.mark.parametrize(
+    ("models", "data", "how", "said"),
+    [
+        ({"a": linear(0)}, {"a": samples()}, {}, "at least 2 clients"),
+        (linear(0), dict.fromkeys("ab", samples()), {"score": "f1"}, "unknown score"),
+        (nn.Linear(5, 2), dict.fromkeys("ab", samples()), {}, "client 'a'"),
+    ],
+)
+def test_bad_input_is_one_line(models, data, how, said):
+    with pytest.raises(fl.UsageError, match=said) as error:
+        fl.cross_scores(models, data, **how)
+    assert "\n" not in str(error.value)
