@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -147,9 +146,9 @@ def cross_scores(
 
 def _scored(
     subject: ClientModel, subjects: list[ClientModel], criterion: Loss, batch: int
-) -> list[Mapping[str, Any]]:
+) -> list[dict[str, Any]]:
     """Return the scores of one model on all clients' samples, with the loss of each sample."""
-    lines = []
+    lines: list[dict[str, Any]] = []
     for on in subjects:
         with (
             about(f"the model of {subject.client!r} on samples of {on.client!r}"),
