@@ -17,7 +17,7 @@ from safetensors.torch import save
 from fedlayers.flower.packets import read_keys
 from fl_core import storage, tree
 from fl_core.algorithms.base import State
-from fl_core.data.arrays import Array, Integers
+from fl_core.data.cells import Array, Integers
 from fl_core.data.federated import ClientData, split_of
 from fl_core.data.loading import opened
 from fl_core.data.partitions.base import split_groups

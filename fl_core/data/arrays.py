@@ -9,14 +9,21 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fl_core.data.cells import lacks_value, numbers, refuse_where, texts_of
-from fl_core.data.faults import DataFault, Place, row_of_array
-from fl_core.data.spelling import PLAIN_NUMBERS, composed, double_spelling, is_number
+from fl_core.data.cells import (
+    Array,
+    Bools,
+    Floats,
+    Integers,
+    lacks_value,
+    numbers,
+    refuse_where,
+    texts_of,
+)
+from fl_core.data.faults import DataFault, Place, Way, place_in, row_of_array
+from fl_core.data.spelling import PLAIN_NUMBERS, composed, is_number
 from fl_core.errors import UsageError, check_known, listing, spelled, warn
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION
 
-Array = NDArray[np.generic]
-Integers = NDArray[np.int64]
 ROWS = 4096
 """Rows of a table that are written together."""
 FEW = 4
@@ -35,25 +42,13 @@ def loses_digits(values: Array) -> bool:
     )
 
 
-def stacked(columns: Sequence[Array]) -> NDArray[np.float64]:
+def stacked(columns: Sequence[Array]) -> Floats:
     """Return columns [n] as a table [n, d]. Some rows at a time stay in the cache, unlike those of column_stack."""
     x = np.empty((len(columns[0]), len(columns)))
     for start in range(0, len(x), ROWS):
         for k, column in enumerate(columns):
             x[start : start + ROWS, k] = column[start : start + ROWS]
     return x
-
-
-def place_in(parts: Sequence[tuple[str, int, Place]]) -> Place:
-    """Return how messages name a row of several parts, each with its name, its rows and its own names of rows."""
-    ends = np.cumsum([size for _, size, _ in parts])
-
-    def place(row: int) -> str:
-        number = int(np.searchsorted(ends, row, side="right"))
-        name, size, inside = parts[number]
-        return f"{name}, {inside(row - int(ends[number]) + size)}"
-
-    return place
 
 
 def features(x: Array, missing: bool = False) -> Array:
@@ -107,7 +102,7 @@ def features(x: Array, missing: bool = False) -> Array:
         if x.ndim == 2 and np.isnan(value):
             way = f"Fill missing values: {spelled(impute='median')}."
         rule = f"features at position {cell} must be finite float32; got {value}."
-        raise DataFault(rule, way, row)
+        raise DataFault(rule, way, row=row)
     return out
 
 
@@ -165,12 +160,7 @@ def owners(
         blank = np.array([not word.strip() for word in words])[cells.codes]
         rule = "the client's name must not be empty"
         refuse_where(blank, cells, rule, "Fill the cell, or remove the row.")
-        twice = double_spelling(words)
-        if twice:
-            raise DataFault(
-                f"clients must not be one number in two spellings; got {listing(map(repr, twice))}.",
-                "Write one of them, or words.",
-            )
+        check_spellings("clients", words, "Write one of them, or words.")
         cells = cells.reorder_categories(sorted(words))
         return cells.codes.astype(np.int64), tuple(cells.categories)
     codes = whole_numbers(values)
@@ -180,6 +170,20 @@ def owners(
     return owner.astype(np.int64), tuple(
         str(k) if names is None else names[k] for k in distinct_codes
     )
+
+
+PREDICT: Way = "Predict numbers", {"task": REGRESSION}
+AS_NUMBERS: Way = "Read labels as numbers", {"label_numbers": True}
+
+
+def check_spellings(what: str, words: Iterable[str], way: str | Way) -> None:
+    """Refuse two different words that are one number, such as 007 and 7."""
+    seen: dict[float, str] = {}
+    for word in filter(is_number, words):
+        first = seen.setdefault(PLAIN_NUMBERS.number(word), word)
+        if first != word:
+            rule = f"{what} must not be one number in two spellings"
+            raise DataFault(f"{rule}; got {first!r}, {word!r}.", way)
 
 
 def nested_groups(parts: Iterable[Any]) -> Integers:
@@ -196,7 +200,7 @@ def nested_groups(parts: Iterable[Any]) -> Integers:
     return np.concatenate(found).astype(np.int64)
 
 
-def flags(values: Array) -> NDArray[np.bool_]:
+def flags(values: Array) -> Bools:
     """Check a column of booleans (or 0 and 1), such as marks of test samples, with at least one of each.
 
     Raises:
@@ -227,11 +231,11 @@ def texts(values: Array) -> tuple[str, ...]:
     return names
 
 
-def whole_numbers(values: Array, way: str = "", **repair: Any) -> Integers:
+def whole_numbers(values: Array, *ways: str | Way) -> Integers:
     """Convert integers, booleans, or floats without a fraction to int64 [n].
 
     Args:
-        way, repair: what to do with numbers with a fraction, and the settings for it.
+        ways: what to do with numbers with a fraction.
 
     Raises:
         DataFault: names the first value that is not a whole number.
@@ -244,7 +248,7 @@ def whole_numbers(values: Array, way: str = "", **repair: Any) -> Integers:
         numbers = values.astype(np.float64)
         whole = np.isfinite(numbers) & (numbers == np.round(numbers))
         whole &= np.abs(numbers) < 2**53
-        refuse_where(~whole, values, rule, way, **repair)
+        refuse_where(~whole, values, rule, *ways)
     return values.astype(np.int64)
 
 
@@ -313,7 +317,7 @@ def labels(
         cells = texts_of(y)
         names = written_classes(cells) if names is None else names
         y = _codes(cells, names)
-    values = whole_numbers(y, "Predict numbers:", task=REGRESSION)
+    values = whole_numbers(y, PREDICT)
     if names is None:
         distinct, codes = np.unique(values, return_inverse=True)
         if -1 in distinct and distinct.tolist() != [-1, 1]:
@@ -321,7 +325,7 @@ def labels(
                 "labels must not be -1 unless all are -1 or 1; "
                 f"got {listing(map(str, distinct), 6)}.",
                 "Remove samples without a label, or give -1 another number.",
-                int(np.argmax(values == -1)),
+                row=int(np.argmax(values == -1)),
             )
         values = codes
         names = [str(value) for value in distinct]
@@ -349,13 +353,7 @@ def written_classes(cells: pd.Categorical) -> list[str]:
     names = sorted({word.strip() for word in cells.categories})
     if any(map(is_number, names)):
         labels(numbers(cells))  # all are whole
-        twice = double_spelling(names)
-        if twice:
-            raise DataFault(
-                f"labels must not be one number in two spellings; got {listing(map(repr, twice))}.",
-                "Read labels as numbers:",
-                label_numbers=True,
-            )
+        check_spellings("labels", names, AS_NUMBERS)
         names.sort(key=PLAIN_NUMBERS.number)
     return names
 
@@ -415,6 +413,11 @@ def events(y: Array) -> NDArray[np.float32]:
     time, event = found.T
     order = "The time comes first."
     refuse_where(time < 0, y, "times must be at least 0", order)
+    if time.dtype == np.float64 and loses_digits(time):
+        raise DataFault(
+            "different times must differ in float32; got times that become equal.",
+            "Count them from a later start, or in another unit.",
+        )
     refuse_where(_not_binary(event), y, _EVENT, order)
     if not event.any():
         raise DataFault(
@@ -515,5 +518,5 @@ def _codes(cells: pd.Categorical, names: Sequence[str]) -> Integers:
     return codes.astype(np.int64)
 
 
-def _not_binary(values: Array) -> NDArray[np.bool_]:
+def _not_binary(values: Array) -> Bools:
     return (values != 0) & (values != 1)

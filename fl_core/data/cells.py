@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fl_core.data.faults import DataFault
+from fl_core.data.faults import DataFault, Way
 from fl_core.data.spelling import (
     MISSING,
     PLAIN_NUMBERS,
@@ -20,7 +20,11 @@ from fl_core.data.spelling import (
     is_number,
 )
 
-Cells: TypeAlias = "pd.Categorical | NDArray[np.float64]"
+Array = NDArray[np.generic]
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Cells: TypeAlias = "pd.Categorical | Floats"
 """A column of text, each word once, or of numbers, NaN where one is missing."""
 _EPOCH, _CLOCK = (pd.Timestamp(day, tz="UTC") for day in ("1970-01-01", "1900-01-01"))
 DATE_FORMS = {
@@ -50,6 +54,8 @@ def cells_of(
     Raises:
         DataFault: a cell is a list, an array or a dictionary, or numbers are complex.
     """
+    if pd.api.types.is_timedelta64_dtype(column.dtype):
+        column = column / pd.Timedelta(days=1)
     kind = column.dtype
     if pd.api.types.is_complex_dtype(kind):
         raise DataFault(
@@ -87,7 +93,13 @@ def cells_of(
     return cells if used.all() else cells.remove_unused_categories()
 
 
-def texts_of(cells: Cells | NDArray[np.generic]) -> pd.Categorical:
+def taken(cells: Any, rows: Any) -> Any:
+    """Return some rows of a column. A column of text keeps its words there."""
+    cells = cells[rows]
+    return cells if isinstance(cells, np.ndarray) else cells.remove_unused_categories()
+
+
+def texts_of(cells: Cells | Array) -> pd.Categorical:
     """Return a column's cells as text. A missing number has no text."""
     if isinstance(cells, pd.Categorical):
         return cells
@@ -97,13 +109,13 @@ def texts_of(cells: Cells | NDArray[np.generic]) -> pd.Categorical:
 
 
 def numbers(
-    cells: Cells, given: NumberFormat = PLAIN_NUMBERS, way: str = ""
-) -> NDArray[np.float64]:
+    cells: Cells, given: NumberFormat = PLAIN_NUMBERS, *ways: str | Way
+) -> Floats:
     """Convert text to float64 [n], NaN for a cell without a value. Numbers stay as they are.
 
     Args:
         given: the signs in the numbers. Plain numbers are read, too.
-        way: what to do about other cells.
+        ways: what to do about other cells.
 
     Raises:
         DataFault: names the first cell that is not a number.
@@ -122,15 +134,15 @@ def numbers(
         raise DataFault(
             f"the cell must be a number{point}; got {cells[row]!r} "
             f"({others.sum():,} of {len(cells):,} cells are no numbers).",
-            way,
-            row,
+            *ways,
+            row=row,
         )
     values = np.full(len(words), np.nan)
     values[known] = [form.number(word) for word in words[known]]
     return values[cells.codes]
 
 
-def lacks_value(cells: Cells) -> NDArray[np.bool_]:
+def lacks_value(cells: Cells) -> Bools:
     """Return where a column has no value."""
     if isinstance(cells, np.ndarray):
         return np.isnan(cells)
@@ -138,30 +150,39 @@ def lacks_value(cells: Cells) -> NDArray[np.bool_]:
     return np.array(missing, dtype=bool)[cells.codes]
 
 
-def dates(cells: pd.Categorical) -> NDArray[np.float64]:
+def dates(cells: pd.Categorical) -> Floats:
     """Return dates as days since 1970 [n], with NaN where a cell is missing.
 
-    All cells have one form of :data:`DATE_FORMS`. Times alone are parts of a day. A year has four digits.
+    All cells have one form of :data:`DATE_FORMS`. Times alone are parts of a day. A year has four digits. Durations
+    such as ``2 days 06:00:00`` are days, too.
 
     >>> dates(pd.Categorical(["1970-01-02", "", "1970-01-01T12:00"])).tolist()
     [1.0, nan, 0.5]
+    >>> dates(pd.Categorical(["3 days", "2 days 06:00:00"])).tolist()
+    [3.0, 2.25]
 
     Raises:
         DataFault: names the first cell that is no date, or cells that fit two forms.
     """
-    words = [word.strip() for word in cells.categories]
-    lacking = np.array([not word for word in words], dtype=bool)
+    words = pd.Series(cells.categories, dtype=object).str.strip()
+    lacking = words == ""
     fits, first, way = [], 0, "Write 2024-12-31."
-    for form in DATE_FORMS:
-        found = pd.to_datetime(pd.Series(words), format=form, utc=True, errors="coerce")
+    for form in (None, *DATE_FORMS):
+        if form is None:
+            spans = words.where(words.str.contains("day"), "")
+            found = _EPOCH + pd.to_timedelta(spans, errors="coerce")
+        else:
+            found = pd.to_datetime(words, format=form, utc=True, errors="coerce")
         bad = (found.isna() & ~lacking).to_numpy()[cells.codes]
         if bad.any():
             first = max(first, int(np.argmax(bad)))
             continue
-        days = (found - DATE_FORMS[form]) / pd.Timedelta(days=1)
+        days = (found - DATE_FORMS.get(form or "", _EPOCH)) / pd.Timedelta(days=1)
         fits.append(days.to_numpy(np.float64, na_value=np.nan)[cells.codes])
     if not fits:
-        raise DataFault(f"dates must have one form; got {cells[first]!r}.", way, first)
+        raise DataFault(
+            f"dates must have one form; got {cells[first]!r}.", way, row=first
+        )
     if any(not np.array_equal(other, fits[0], equal_nan=True) for other in fits[1:]):
         raise DataFault(
             f"dates must not be day/month or month/day alike; got {cells[0]!r}.", way
@@ -179,16 +200,14 @@ def date_text(days: float) -> str:
     return when[11:16] if 0 <= days <= 1 else when.partition("T")[0]
 
 
-def refuse_where(
-    bad: NDArray[np.bool_], values: Any, rule: str, way: str = "", **repair: Any
-) -> None:
+def refuse_where(bad: Bools, values: Any, rule: str, *ways: str | Way) -> None:
     """Refuse values, and name the first bad one.
 
     Args:
-        bad: whether a value is refused. rule: what values must be. way: what to do. repair: the settings for it.
+        bad: whether a value is refused. rule: what values must be. ways: what to do.
     """
     if bad.any():
         row = int(np.argmax(bad))
         got = values[row]
         shown = repr(str(got)) if isinstance(got, str) else got  # it may be empty
-        raise DataFault(f"{rule}; got {shown}.", way, row, **repair)
+        raise DataFault(f"{rule}; got {shown}.", *ways, row=row)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from fl_core.data.faults import DataFault
 from fl_core.data.spelling import MISSING, NumberFormat, composed, first_duplicate
 from fl_core.errors import (
     OneOf,
@@ -39,7 +37,7 @@ STANDARD = SCALES[1]
 PARQUET = ".parquet"
 TABLES = (".csv", ".tsv", PARQUET)
 """The suffixes of tables."""
-IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif")
 """The suffixes of images."""
 MAC = "__MACOSX"
 """A folder in archives of a Mac, without data."""
@@ -216,27 +214,6 @@ class Reading:
         """Return whether labels are numbers, and not names of classes."""
         return self.task != CLASSIFICATION or self.label_numbers
 
-    def check_labels(self, what: str, likely: str = "") -> None:
-        """Check that the task has the label columns that it needs.
-
-        Args:
-            what: the data, with which the message begins.
-            likely: the label columns to name in it.
-
-        Raises:
-            DataFault: it does not.
-        """
-        count = len(self.labels)
-        needed = {SURVIVAL: "TIME,EVENT", MULTILABEL: "LABEL,LABEL,..."}.get(self.task)
-        fits = needed is None or count == 2 or (count > 2 and self.task == MULTILABEL)
-        if not fits or len(set(self.labels)) < count:
-            repair: dict[str, Any] = {"label_column": likely} if likely else {}
-            raise DataFault(
-                f"{what}: label columns of task {self.task} must be {needed}; got {self.label_column!r}.",
-                f"Name them: {spelled(label_column=likely or needed)}.",
-                **repair,
-            )
-
     @property
     def marks(self) -> frozenset[str]:
         """Return the marks of a cell without a value, in small letters."""
@@ -259,15 +236,6 @@ class Reading:
             "\t"
             if path.suffix.lower() == ".tsv" and self.separator == SEPARATOR
             else self.delimiter
-        )
-
-    @property
-    def python_encoding(self) -> str:
-        """Return the encoding for opening a file. That of UTF-8 skips a byte order mark."""
-        return (
-            "utf-8-sig"
-            if codecs.lookup(self.encoding).name == "utf-8"
-            else self.encoding
         )
 
     @property

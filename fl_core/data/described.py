@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
@@ -13,24 +13,24 @@ from numpy.typing import NDArray
 
 from fl_core.data.cells import (
     Cells,
+    Floats,
+    Integers,
     cell_text,
     date_text,
     dates,
     lacks_value,
     numbers,
     refuse_where,
+    taken,
     texts_of,
 )
 from fl_core.data.columns import Reading
-from fl_core.data.faults import DataFault
-from fl_core.data.opened import Opened, Part, joined
+from fl_core.data.faults import DataFault, Way
+from fl_core.data.opened import Opened, Part
 from fl_core.data.spelling import (
-    LEFT_OUT as LEAVE_OUT,
     PLAIN_NUMBERS,
     SIGNED,
-    WORDS_KEPT,
     NumberFormat,
-    Ways,
     format_of,
     is_number,
     nearly_equal,
@@ -38,7 +38,7 @@ from fl_core.data.spelling import (
     suspicion,
 )
 from fl_core.display import Displayed, Summary, aligned
-from fl_core.errors import listing, plural
+from fl_core.errors import listing, plural, spelled, warn
 
 MOST_COLUMNS = 20
 """The maximum number of columns that a command prints."""
@@ -147,113 +147,114 @@ def _short(text: str) -> str:
 # --- features --------------------------------------------------------------------------------------------------
 
 
-class Question(NamedTuple):
-    """What must be decided about a column: why, the ways, and the first row that shows it."""
-
-    column: str
-    rule: str
-    ways: Ways
-    row: int | None = None
-
-
 class Feature(NamedTuple):
     """How a column of features is read.
 
     Attributes:
-        kind: number, words or date, as the first way reads it; left out if none does.
+        kind: number, words or date, as the first way of its fault reads it; left out if none does.
         cells: float64 with days for dates, or text.
         odd: what is unusual about it.
-        question: why other settings are needed, or None.
+        fault: why other settings are needed, or None.
     """
 
     kind: str
     cells: Cells
     odd: str = ""
-    question: Question | None = None
-
-
-CORRECT = ("Correct it, or leave the column out", "exclude_columns")
-FILL = ("Fill empty cells, such as", {"impute": "median"})
+    fault: DataFault | None = None
 
 
 def feature(opened: Opened, name: str, how: Reading) -> Feature:
     """Return how a column is read. Each file may have its own signs in numbers and its own form of dates."""
     dated = name in (how.date_columns or ())
     try:
-        parts = opened.parts_of(name, how, dated)
+        cells = opened.cells(name, how, dated)
         if dated:
-            return _dated(parts)
+            return _dated(opened, cells)
         if name in (how.word_columns or ()):
-            return _worded(name, texts_of(joined(parts)))
-        own = [part.signs for part in opened.parts]
-        forms = [NumberFormat(**signs) if signs else how.numbers for signs in own]
-        if not all(_is_numeric(*each) for each in zip(parts, forms, strict=True)):
-            return _mixed(name, parts, how)
-        cells = joined([numbers(*each) for each in zip(parts, forms, strict=True)])
-        shown = [other_reading(*each) for each in zip(parts, forms, strict=True)]
-        if opened.client:
-            shown = [
-                text and f"{part.where.name}: {text}"
-                for part, text in zip(opened.parts, shown, strict=True)
-            ]
+            return _worded(name, texts_of(cells))
+        values, odd = [], ""
+        for part, own in zip(opened.parts, opened.split(cells), strict=True):
+            form = NumberFormat(**part.signs) if part.signs else how.numbers
+            try:
+                values.append(numbers(own, form))
+            except DataFault:
+                return mixed(name, opened, cells, how)
+            said = other_reading(own, form)
+            if said:
+                odd = f"{part.where.name}: {said}" if opened.client else said
+        cells = np.concatenate(values)
         with np.errstate(over="ignore"):
             beyond = np.isinf(cells.astype(np.float32))
         refuse_where(beyond, cells, "the value must be a finite float32")
-        return Feature(NUMBER, cells, next(filter(None, reversed(shown)), ""))
+        return Feature(NUMBER, cells, odd)
     except DataFault as fault:
-        question = Question(name, fault.what, (CORRECT,), fault.row)
-        return Feature(LEFT_OUT, np.full(len(opened), np.nan), "", question)
+        asked = DataFault(fault.rule, correct(name), row=fault.row)
+        return Feature(LEFT_OUT, np.full(len(opened.frame), np.nan), "", asked)
 
 
-def own_signs(part: Part, names: Sequence[str], how: Reading) -> list[Question]:
-    """Return the columns of a file whose numbers have signs that nobody gave."""
-    found = []
+def correct(name: str) -> Way:
+    """Return the way out of cells that no other setting reads."""
+    return "Correct it, or leave the column out", {"exclude_columns": [name]}
+
+
+def own_signs(
+    opened: Opened, names: Sequence[str], how: Reading, take: bool
+) -> Iterator[tuple[Part, dict[str, DataFault]]]:
+    """Yield the parts with columns whose numbers have signs that nobody gave, and the columns' faults.
+
+    Args:
+        take: take the signs that are certain for the whole part, with a note.
+    """
+    found: list[dict[str, DataFault]] = [{} for _ in opened.parts]
     free = (*(how.word_columns or ()), *(how.date_columns or ()))
     for name in names if how.numbers == PLAIN_NUMBERS else ():
-        if name in free or name not in part.frame:
+        if name in free or name not in opened.frame:
             continue
-        with suppress(DataFault):  # told with the other faults of the column
-            cells = part.cells(name, how)
-            numeric = _is_numeric(cells, how.numbers)
-            said = None if numeric else suspicion(texts_of(cells).categories)
-            if said and SIGNED in said.rule:
-                found.append(Question(name, *said))
-    return found
+        with suppress(DataFault):  # found with the other faults of the column
+            parts = opened.split(opened.cells(name, how))
+            for faults, cells in zip(found, parts, strict=True):
+                words = getattr(cells, "categories", ())  # none of numbers
+                said = suspicion(words, name)
+                if said and SIGNED in said.rule and not format_of(words, how.numbers):
+                    faults[name] = said
+    for part, faults in zip(opened.parts, found, strict=True):
+        ways = [each.repair for each in faults.values()]
+        certain = [way for way in ways if take and "exclude_columns" not in way]
+        if certain:
+            part.signs = certain[0]
+            warn(f"{part.where} is read with {spelled(**part.signs)}")
+        elif faults:
+            yield part, faults
 
 
-def _is_numeric(cells: Cells, form: NumberFormat) -> bool:
-    return (
-        isinstance(cells, np.ndarray) or format_of(cells.categories, form) is not None
-    )
-
-
-def _dated(parts: Sequence[Cells]) -> Feature:
-    days, start = [], 0
-    for part in parts:
+def _dated(opened: Opened, cells: Cells) -> Feature:
+    days = []
+    for start, part in zip(opened.ends, opened.split(texts_of(cells)), strict=False):
         try:
-            days.append(dates(texts_of(part)))
+            days.append(dates(part))
         except DataFault as fault:
             row = None if fault.row is None else fault.row + start
-            raise DataFault(f"{fault.what} {fault.way}", row=row) from fault
-        start += len(part)
-    return Feature(DATE, joined(days))
+            raise DataFault(fault.rule, *fault.ways, row=row) from fault
+    spans = any("day" in word for word in texts_of(cells).categories)
+    return Feature(NUMBER if spans else DATE, np.concatenate(days))
 
 
-def _mixed(name: str, parts: Sequence[Cells], how: Reading) -> Feature:
+def mixed(name: str, opened: Opened, cells: Cells, how: Reading) -> Feature:
     """Return how cells are read that are not all numbers: by what 95 % of them are, else both ways are named."""
-    given, cells = how.numbers, texts_of(joined(parts))
+    given, cells = how.numbers, texts_of(cells)
     words = cells.categories
     signed = given != PLAIN_NUMBERS and any(map(given.fits, words))
-    found = None if signed else suspicion(words)
-    if found:
-        if found.ways[0][1] != "date_columns":
-            return Feature(LEFT_OUT, cells, "", Question(name, *found))
+    said = None if signed else suspicion(words, name)
+    if said and "date_columns" not in said.repair:
+        return Feature(LEFT_OUT, cells, "", said)
+    if said:
         try:
-            return _dated(parts)._replace(question=Question(name, *found))
+            return _dated(opened, cells)._replace(fault=said)
         except DataFault:
-            later = "Or write 2024-12-31, and read them as numbers", "date_columns"
-            ways = (LEAVE_OUT, later, WORDS_KEPT)
-            return Feature(LEFT_OUT, cells, "", Question(name, found.rule, ways))
+            out = "Leave the column out", {"exclude_columns": [name]}
+            later = "Or write 2024-12-31, and read them as numbers", said.repair
+            asked = DataFault(said.rule, out, later, *said.ways[1:])
+            return Feature(LEFT_OUT, cells, "", asked)
     fits = np.array([given.fits(word) or is_number(word) for word in words], dtype=bool)
     present = ~lacks_value(cells)
     numeric = fits[cells.codes] & present
@@ -261,23 +262,26 @@ def _mixed(name: str, parts: Sequence[Cells], how: Reading) -> Feature:
     if share <= 1 - DECIDED:
         odd = f"{plural(int(numeric.sum()), 'cell')} of numbers" if share else ""
         return _worded(name, cells, odd)
+    kept = Feature(LEFT_OUT, cells)
+    first = None
+    stray = sorted({word.strip() for word in words[~fits]} - {""})
+    if share >= DECIDED:
+        if len(stray) <= STRAY and not any(map(str.isdigit, "".join(stray))):
+            values = np.full(len(cells), np.nan)
+            values[numeric] = numbers(taken(cells, numeric), given)
+            kept = Feature(NUMBER, values)
+            first = "Take it as missing", {"missing": stray}
+    else:
+        kept = _worded(name, cells)
+        first = "Keep all as words", {"word_columns": [name]}
     try:
         numbers(cells, given)
     except DataFault as fault:
-        asked = Question(name, fault.what, (CORRECT,), fault.row)
-    stray = sorted({word.strip() for word in words[~fits]} - {""})
-    if share >= DECIDED:
-        if len(stray) > STRAY or any(map(str.isdigit, "".join(stray))):
-            return Feature(LEFT_OUT, cells, "", asked)
-        values = np.full(len(cells), np.nan)
-        values[numeric] = numbers(cells[numeric].remove_unused_categories(), given)
-        take = ("Take it as missing", {"missing": stray})
-        return Feature(NUMBER, values, "", asked._replace(ways=(take, CORRECT)))
-    kept = _worded(name, cells)
-    if kept.question or "decimal" in asked.rule:
-        return Feature(LEFT_OUT, cells, "", asked)
-    keep = ("Keep all as words", "word_columns")
-    return kept._replace(question=asked._replace(ways=(keep, CORRECT)))
+        if kept.fault or "decimal" in fault.rule:
+            kept, first = Feature(LEFT_OUT, cells), None
+        ways = [correct(name)] if first is None else [first, correct(name)]
+        kept = kept._replace(fault=DataFault(fault.rule, *ways, row=fault.row))
+    return kept
 
 
 def words_of(cells: pd.Categorical) -> tuple[str, ...]:
@@ -290,10 +294,12 @@ def _worded(name: str, cells: pd.Categorical, odd: str = "") -> Feature:
     count = len(words_of(cells))
     if count <= min(MOST_WORDS, max(FEW_WORDS, len(cells) // 2)):
         return Feature(WORDS, cells, odd)
-    rule = f"there must be numbers, or words that come again ({MOST_WORDS} at most); got {count:,} different words."
-    alone = ("Or read these texts alone", {"text_column": name})
-    question = Question(name, rule, (("Leave them out", "exclude_columns"), alone))
-    return Feature(LEFT_OUT, cells, "", question)
+    asked = DataFault(
+        f"there must be numbers, or words that come again ({MOST_WORDS} at most); got {count:,} different words.",
+        ("Leave them out", {"exclude_columns": [name]}),
+        ("Or read these texts alone", {"text_column": name}),
+    )
+    return Feature(LEFT_OUT, cells, "", asked)
 
 
 # --- what is odd -----------------------------------------------------------------------------------------------
@@ -351,7 +357,7 @@ def describe(
     return Column(name, taken_as, inputs, int(lacking.sum()), example, "; ".join(said))
 
 
-def _far(known: NDArray[np.float64], spelt: Callable[[float], str]) -> str:
+def _far(known: Floats, spelt: Callable[[float], str]) -> str:
     """Return what is said of an end that is far from the other numbers: a mark of a missing one, or a mistake."""
     for end in (known.min(), known.max()):
         others = known[known != end]
@@ -374,17 +380,14 @@ def gives_away(cells: Cells, y: NDArray[Any]) -> bool:
     some = slice(None, None, len(y) // SAMPLE or 1)
     if len(y) > 2 * SAMPLE and not gives_away(cells[some], y[some]):
         return False
-    lacking = lacks_value(cells)
     code, values = pd.factorize(cells)
-    classes = int(y.max()) + 1
-    counts = np.bincount(y, minlength=classes)
+    counts = np.bincount(y)
     if len(y) < LEVELS or counts.max() > CLEAR * len(y):
         return False
     if len(values) <= min(LEVELS, len(y) // 5):
-        table = np.zeros((len(values) + 1, classes))
-        np.add.at(table, (code, y), 1)
-        return bool(table.max(axis=1).sum() >= CLEAR * len(y))
-    if classes != 2 or lacking.any() or not isinstance(cells, np.ndarray):
+        most = pd.crosstab(code, y).max(axis=1).sum()
+        return bool(most >= CLEAR * len(y))
+    if len(counts) != 2 or (code < 0).any() or not isinstance(cells, np.ndarray):
         return False
     order = np.argsort(cells, kind="stable")
     ends = np.append(np.diff(cells[order]) > 0, True)
@@ -394,46 +397,47 @@ def gives_away(cells: Cells, y: NDArray[Any]) -> bool:
     return bool(right.max() >= CLEAR * len(y))
 
 
-def unlike_clients(cells: Cells, owner: NDArray[np.int64], names: Sequence[str]) -> str:
-    """Return what is said of clients whose numbers or words do not meet those of the others, or an empty text.
+def unlike_clients(
+    columns: Mapping[str, Cells], owner: Integers, names: Sequence[str]
+) -> dict[str, str]:
+    """Return what is said of columns whose numbers or words at a client do not meet those of the others.
 
-    >>> unlike_clients(np.repeat([1.0, 88.0], 20) * np.linspace(1, 2, 40), np.repeat([0, 1], 20), ("a", "b"))
+    >>> values = np.repeat([1.0, 88.0], 20) * np.linspace(1, 2, 40)
+    >>> unlike_clients({"v": values}, np.repeat([0, 1], 20), ("a", "b"))["v"]
     "no value at 'a' (1 to 1.49) is in the range of the others: another unit?"
     """
-    lacking = lacks_value(cells)
-    if isinstance(cells, np.ndarray):
-        short = owner.astype(np.min_scalar_type(len(names)))  # sorts fast
-        order = np.argsort(short, kind="stable")
-        starts = np.flatnonzero(np.diff(owner[order], prepend=-1))
-        values = cells[order]
-        low, high = (end.reduceat(values, starts) for end in (np.fmin, np.fmax))
-        known = np.add.reduceat(~lacking[order], starts, dtype=np.int64)
-        kept = (known >= KNOWN) & (high > low)
-        if kept.sum() < 2:
-            return ""
-        low, high, client = low[kept], high[kept], owner[order][starts][kept]
-        apart = (high < _of_others(low)) | (low > -_of_others(-high))
-        for k in np.flatnonzero(apart):
-            where = f"{names[int(client[k])]!r} ({low[k]:.3g} to {high[k]:.3g})"
-            return f"no value at {where} is in the range of the others: another unit?"
-        return ""
-    counts = np.zeros((len(names), len(cells.categories)))
-    np.add.at(counts, (owner[~lacking], cells.codes[~lacking]), 1)
-    counts = np.where(counts.sum(axis=1, keepdims=True) >= KNOWN, counts, 0)
-    total = counts.sum(axis=0)
-    for k in np.flatnonzero(counts.any(axis=1)):
-        others = total - counts[k]
-        if others.any() and not others[counts[k] > 0].any():
-            words = [repr(cells.categories[j]) for j in np.flatnonzero(counts[k])]
-            return (
-                f"{names[int(k)]!r} shares no word with the others: {listing(words, 3)}"
+    found = {}
+    numeric = {k: each for k, each in columns.items() if isinstance(each, np.ndarray)}
+    clients = pd.DataFrame(numeric, range(len(owner))).groupby(owner)
+    ends = (clients.min(), clients.max(), clients.count())
+    for name, *columns_of in zip(
+        numeric, *(each.to_numpy().T for each in ends), strict=True
+    ):
+        low, high, count = columns_of
+        kept = np.flatnonzero((count >= KNOWN) & (high > low))
+        low, high = low[kept], high[kept]
+        if len(kept) < 2:
+            continue
+        first, last = int(low.argmin()), int(high.argmax())
+        below = high[first] < np.partition(low, 1)[1]
+        above = low[last] > np.partition(high, -2)[-2]
+        if below or above:
+            k = min(k for k, apart in ((first, below), (last, above)) if apart)
+            where = f"{names[kept[k]]!r} ({low[k]:.3g} to {high[k]:.3g})"
+            found[name] = (
+                f"no value at {where} is in the range of the others: another unit?"
             )
-    return ""
-
-
-def _of_others(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return for each value the smallest of the others."""
-    first, second = np.partition(values, 1)[:2]
-    others = np.full(len(values), first)
-    others[np.argmin(values)] = second
-    return others
+    for name in columns.keys() - numeric.keys():
+        cells: Any = columns[name]
+        words = cells.categories
+        known = ~lacks_value(cells)
+        pairs = owner[known] * len(words) + cells.codes[known]
+        counts = np.bincount(pairs, minlength=len(names) * len(words))
+        counts = counts.reshape(len(names), len(words))
+        has = (counts > 0) & (counts.sum(axis=1, keepdims=True) >= KNOWN)
+        alone = has.any(axis=1) & ~(has & (has.sum(axis=0) > 1)).any(axis=1)
+        if alone.any() and has.any(axis=1).sum() > 1:
+            k = int(np.argmax(alone))
+            own = listing(map(repr, words[has[k]]), 3)
+            found[name] = f"{names[k]!r} shares no word with the others: {own}"
+    return found

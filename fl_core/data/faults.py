@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,24 +17,48 @@ def row_of_array(row: int) -> str:
     return f"row {row} (rows count from 0)"
 
 
+def place_in(parts: Sequence[tuple[str, int, Place]]) -> Place:
+    """Return how messages name a row of several parts, each with its name, its rows and its own names of rows."""
+
+    def place(row: int) -> str:
+        for name, size, inside in parts:
+            if row < size:
+                return f"{name}, {inside(row)}"
+            row -= size
+        return row_of_array(row)
+
+    return place
+
+
+Way = tuple[str, dict[str, Any]]
+"""What to do about a fault: a sentence, and the settings for it."""
+
+
 class DataFault(UsageError):
     """An error in data that other settings may repair.
 
     Attributes:
-        what: what is wrong. The message adds what to do.
-        way: what to do. After a colon at its end the repair is added.
+        rule: what is wrong.
+        ways: what to do, each a sentence with its settings. The first one is proposed.
         row: where, or None.
-        repair: the settings, by key of :class:`fl_core.data.columns.Reading`. Empty means that no setting is certain
-            to help.
     """
 
-    def __init__(
-        self, what: str, way: str = "", row: int | None = None, **repair: Any
-    ) -> None:
-        if way.endswith(":"):
-            way += f" {spelled(**repair)}."
-        super().__init__(f"{what} {way}".strip())
-        self.what, self.way, self.row, self.repair = what, way, row, repair
+    def __init__(self, rule: str, *ways: str | Way, row: int | None = None) -> None:
+        pairs = [(way, {}) if isinstance(way, str) else way for way in ways]
+        said = [f"{say}: {spelled(**keys)}." if keys else say for say, keys in pairs]
+        super().__init__(" ".join(filter(None, [rule, *said])))
+        self.rule, self.ways, self.row = rule, pairs, row
+
+    @property
+    def repair(self) -> dict[str, Any]:
+        """Return the settings of the first way. None means that no setting is certain to help."""
+        return self.ways[0][1] if self.ways else {}
+
+    def at(self, where: str, place: Place = row_of_array) -> DataFault:
+        """Return the fault with its data, and with its row by a name."""
+        if self.row is not None:
+            where = f"{where}, {place(self.row)}"
+        return DataFault(f"{where}: {self.rule}", *self.ways)
 
 
 @contextmanager
@@ -53,6 +77,4 @@ def located(where: str, place: Place = row_of_array) -> Iterator[None]:
     try:
         yield
     except DataFault as fault:
-        at = where if fault.row is None else f"{where}, {place(fault.row)}"
-        what = f"{at}: {fault.what}"
-        raise DataFault(what, fault.way, **fault.repair) from fault
+        raise fault.at(where, place) from fault

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fl_core import tree
-from fl_core.data.arrays import Integers
+from fl_core.data.cells import Integers
 from fl_core.data.described import ColumnTable
 from fl_core.data.partitions import SPLITS, Partition
 from fl_core.data.preprocessing import Preprocessing

@@ -16,7 +16,7 @@ from PIL import ExifTags, Image, ImageOps
 
 from fl_core import storage
 from fl_core.data import arrays, opened, tables
-from fl_core.data.arrays import Array
+from fl_core.data.cells import Array
 from fl_core.data.columns import (
     IMAGES,
     MAC,
@@ -109,23 +109,14 @@ def peek(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], bool, s
             shape, scale = (len(features),), STANDARD
         return shape, owned, scale
     if path.is_dir():
-        return *peek_images(path, reading.image_size), scale
-    if path.suffix.lower() != ".npz":
-        raise _refuse_kind(path)
-    there = headers(path)
-    key = "x" if "x" in there else "x_train"
-    if key not in there:
-        raise UsageError(
-            f"{path} must have an array 'x' or 'x_train'; got {listing(there) or 'none'}."
-        )
-    shape, dtype = there[key]
-    sides = shape[1:]
-    owner = bool({*OWNER_KEYS} & {*there})
-    if dtype == np.uint8 and len(sides) > 1:
-        height, width, *channels = sides
-        return (channels[0] if channels else 1, height, width), owner, scale
-    with located(f"{path}, array {key!r}"):
-        return arrays.channels_first(sides), owner, scale
+        found = list_images(path)
+        headers = [_header(file) for file in found["file"]]
+        side = reading.image_size
+        width, height = (side, side) if side else headers[0].size
+        channels = 1 if _all_gray(headers) else 3
+        return (channels, height, width), any(found["client"]), scale
+    source = read(path, reading)
+    return source.shape, source.owner is not None, scale
 
 
 def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> Source:
@@ -241,7 +232,7 @@ def _bytes_each(dtype: np.dtype, dimensions: int) -> int:
 
 # --- folders of images -----------------------------------------------------------------------------------------
 
-FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "WEBP")
+FORMATS = ("PNG", "JPEG", "BMP", "TIFF", "WEBP", "GIF")
 """The formats of images by Pillow's names. No other reader of Pillow may open a file."""
 _MODES = ("1", "L", "P", "RGB", "RGBA", "LA", "CMYK", "YCbCr")
 _UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
@@ -288,14 +279,6 @@ def read_images(path: Path, size: int | None = None) -> Source:
         kinds = listing(f"{count:,} {kind}" for kind, count in others.most_common(4))
         warn(f"{path}: files that are no images are left out: {kinds}")
     return replace(source, table=ColumnTable(tuple(columns)))
-
-
-def peek_images(path: Path, side: int | None) -> tuple[tuple[int, ...], bool]:
-    """Return the shape of a folder's images and whether there are clients, from names and headers alone."""
-    found = list_images(path)
-    headers = [_header(file) for file in found["file"]]
-    width, height = (side, side) if side else headers[0].size
-    return (1 if _all_gray(headers) else 3, height, width), any(found["client"])
 
 
 SPLIT_FOLDERS = (

@@ -13,8 +13,7 @@ import pandas as pd
 from torch import Tensor
 
 from fl_core.data import arrays, files, preprocessing, roles
-from fl_core.data.arrays import Array
-from fl_core.data.cells import cells_of, numbers
+from fl_core.data.cells import Array, cells_of, numbers, texts_of
 from fl_core.data.columns import IMAGES, PLAIN, READING, TABLES, Reading
 from fl_core.data.described import WORDS, feature, own_signs
 from fl_core.data.faults import DataFault, Place, located, row_of_array
@@ -168,7 +167,7 @@ class Inputs:
         try:
             return self._samples_of(new, ids)
         except DataFault as fault:
-            said = f"{fault.what} {self._way}" if fault.repair else str(fault)
+            said = f"{fault.rule} {self._way}" if fault.repair else str(fault)
             raise UsageError(said) from fault
 
     @property
@@ -268,35 +267,24 @@ class Inputs:
                 f"{path} must have the columns {listing(names)}; got no {listing(map(repr, lacking))}. "
                 f"Add or rename columns: it has {listing(map(repr, header))}."
             )
-        for part in table.parts:
-            part.read([*words, *named, *(how.date_columns or ())])
-            ways = [each.ways[0][1] for each in own_signs(part, names, how)]
-            for part.signs in [way for way in ways if isinstance(way, dict)][:1]:
-                warn(f"{part.where} is read with {spelled(**part.signs)}")
+        table.read([*words, *named, *(how.date_columns or ())])
+        _ = list(own_signs(table, names, how, True))
         made: list[Array] = []
         for name in names:
             with located(f"{path}, column {name!r}", table.place):
                 if name in words:
-                    made.append(
-                        preprocessing.codes(table.cells(name, how), words[name])
-                    )
+                    cells = texts_of(table.cells(name, how, True))
+                    made.append(preprocessing.codes(cells, words[name]))
                     continue
                 found = feature(table, name, how)
-                asked = found.question
+                asked = found.fault
                 if asked and found.kind != WORDS:
-                    raise DataFault(asked.rule, self._way, asked.row)
+                    raise DataFault(asked.rule, self._way, row=asked.row)
                 made.append(numbers(found.cells, how.numbers, self._way))
         with located(str(path), table.place):
             samples = self._arrays(np.column_stack(made), str(path))
-        shown = {
-            name: [
-                cell
-                for part in table.parts
-                for cell in cells_of(part.frame[name], True, ("",))
-            ]
-            for name in named
-        }
-        return samples._replace(ids={name: tuple(each) for name, each in shown.items()})
+        shown = {k: tuple(cells_of(table.frame[k], True, ("",))) for k in named}
+        return samples._replace(ids=shown)
 
     def _folder(self, path: Path) -> Samples:
         found = files.images_below(path)
@@ -317,10 +305,9 @@ class Inputs:
             name = self.reading.text_column
             table = self._opened(new, self.reading)
             check_known(f"column of {table.where}", name, table.header)
-            for part in table.parts:
-                part.read([name])
+            table.read([name])
             where, place = f"{table.where}, column {name!r}", table.place
-            texts = list(table.cells(name, self.reading))
+            texts = list(texts_of(table.cells(name, self.reading, True)))
         elif not isinstance(new, Sequence) or not all(
             isinstance(each, str) for each in new
         ):

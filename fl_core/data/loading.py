@@ -418,18 +418,16 @@ def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
         raise UsageError(
             f"{where} must have a pair (x, y), a Dataset or a DataLoader; got {type(samples).__name__}. Give a pair."
         )
-    count = range(len(samples)) if hasattr(samples, "__len__") else None
-    found = list(samples) if count is None else [samples[k] for k in count]
-    pairs = [
-        each for each in found if isinstance(each, tuple | list) and len(each) == 2
-    ]
-    if not found or len(pairs) < len(found) or isinstance(pairs[0][0], Mapping | tuple):
-        if found and all(isinstance(each, Mapping) for each in found):
-            return split_labels(_stacked(found, where))
-        if not found or not isinstance(found[0], Mapping | tuple | list):
-            raise UsageError(
-                f"{where}: a Dataset must hold pairs (x, y). Give x and y of each sample."
-            )
+    sized = hasattr(samples, "__len__")
+    found = [samples[k] for k in range(len(samples))] if sized else list(samples)
+    if not found or not isinstance(found[0], Mapping | tuple | list):
+        raise UsageError(
+            f"{where}: a Dataset must hold pairs (x, y). Give x and y of each sample."
+        )
+    if all(isinstance(each, Mapping) for each in found):
+        return split_labels(_stacked(found, where))
+    pairs = all(isinstance(each, tuple | list) and len(each) == 2 for each in found)
+    if not pairs or isinstance(found[0][0], Mapping | tuple):
         return split_labels(default_collate(found))
     x, y = ([np.asarray(each[part]) for each in found] for part in (0, 1))
     if len({(each.shape, each.dtype) for each in x}) > 1:
@@ -441,42 +439,31 @@ def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
 
 def _stacked(rows: Sequence[Mapping[str, Any]], where: str) -> dict[str, Any]:
     """Return samples as one batch dict. Token sequences of several lengths are padded, as their mask shows."""
-    keys = rows[0].keys()
-    named = {"label": LABELS} if "label" in keys and LABELS not in keys else {}
-    parts: dict[str, list[np.ndarray[Any, Any]]] = {}
+    keys, parts = rows[0].keys(), {}
     for row in rows:
         if row.keys() != keys:
             raise UsageError(
                 f"{where}: all samples must have the keys {listing(keys)}; got {listing(row)}."
             )
-        for key, value in row.items():
-            parts.setdefault(named.get(key, key), []).append(np.asarray(value))
-    words = [key for key, part in parts.items() if part[0].dtype.kind not in "biuf"]
-    if words:
-        raise UsageError(
-            f"{where}: samples must be numbers; got words or objects for {listing(words)}. Tokenise "
-            "texts, and remove columns that the model does not take."
-        )
-    longest = {
-        key: max(len(each) if each.ndim else 0 for each in part)
-        for key, part in parts.items()
-    }
-    several = {
-        key for key, part in parts.items() if len({each.shape for each in part}) > 1
-    }
-    flat = all(each.ndim == 1 for key in several for each in parts[key])
-    if several and not (flat and "attention_mask" in keys):
-        raise UsageError(
-            f"{where}: all samples must have one shape; got several for {listing(sorted(several))}. Pad them, or add "
-            "an attention_mask."
-        )
-    for key in several:
-        fill = IGNORED if key == LABELS else 0
-        parts[key] = [
-            np.pad(each, (0, longest[key] - len(each)), constant_values=fill)
-            for each in parts[key]
-        ]
-    return {key: np.stack(part) for key, part in parts.items()}
+    for key in keys:
+        part = [np.asarray(row[key]) for row in rows]
+        if part[0].dtype.kind not in "biuf":
+            raise UsageError(
+                f"{where}: samples must be numbers; got words or objects for {key}. Tokenise "
+                "texts, and remove columns that the model does not take."
+            )
+        name = LABELS if key == "label" and LABELS not in keys else key
+        if len({each.shape for each in part}) > 1:
+            if part[0].ndim != 1 or "attention_mask" not in keys:
+                raise UsageError(
+                    f"{where}: all samples must have one shape; got several for {key}. Pad them, or add "
+                    "an attention_mask."
+                )
+            fill = IGNORED if name == LABELS else 0
+            size = max(map(len, part))
+            part = [np.pad(each, (0, size - len(each)), constant_values=fill) for each in part]  # fmt: skip
+        parts[name] = np.stack(part)
+    return parts
 
 
 def _collated(loader: DataLoader[Any], samples: Any, where: str) -> tuple[Any, Any]:

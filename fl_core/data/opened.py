@@ -10,7 +10,7 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from itertools import accumulate, chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import pandas as pd
 from pandas.errors import DtypeWarning, ParserWarning
 
 from fl_core import storage
-from fl_core.data.cells import Cells, cells_of, texts_of
+from fl_core.data.cells import Cells, cells_of, taken
 from fl_core.data.columns import (
     BETWEEN,
     ENCODING,
@@ -29,7 +29,7 @@ from fl_core.data.columns import (
     Reading,
     holds_images,
 )
-from fl_core.data.faults import DataFault, Place, located, row_of_array
+from fl_core.data.faults import DataFault, Place, located, place_in, row_of_array
 from fl_core.data.spelling import (
     PLAIN_NUMBERS,
     composed,
@@ -65,7 +65,6 @@ class Part:
         place: how messages name a row.
         faults: how its separator and encoding differ from those asked for.
         signs: its own settings for signs in numbers, among several files.
-        frame: its rows, after :meth:`read`.
     """
 
     where: Path
@@ -74,13 +73,9 @@ class Part:
     place: Place = row_of_array
     faults: list[DataFault] = field(default_factory=list)
     signs: Mapping[str, str] = field(default_factory=dict)
-    frame: pd.DataFrame = field(default_factory=pd.DataFrame)
 
-    def read(self, texts: Collection[str]) -> None:
-        """Read the rows, once. Columns without a name and a value are left out.
-
-        Args:
-            texts: columns whose cells keep their spelling, such as ``007``.
+    def read(self, texts: Collection[str]) -> pd.DataFrame:
+        """Return the rows. Columns without a name and a value are left out.
 
         Raises:
             UsageError: there are no rows, a line has another number of cells, a name is repeated, or the last row has
@@ -97,7 +92,7 @@ class Part:
             warn(
                 f"{self.where}: columns without a name and a value are left out: {sum(blank)}"
             )
-        self.header, self.frame = list(frame), frame
+        self.header = list(frame)
         twice = first_duplicate(self.header)
         if twice is not None:
             at = [str(k) for k, name in enumerate(self.header, 1) if name == twice]
@@ -109,16 +104,7 @@ class Part:
             raise UsageError(f"{self.where} must have rows; got no rows. Add samples.")
         with located(str(self.where), self.place):
             _check_last_row(frame)
-
-    def cells(self, name: str, how: Reading, text: bool = False) -> Cells:
-        """Return the cells of a column, all empty if it is not there."""
-        if name not in self.frame:
-            return np.full(len(self.frame), np.nan)
-        spelt = name in (how.word_columns or ())
-        free = name == how.text_column
-        marks = ("",) if spelt or free else how.marks
-        fold = how.fold_case and not free
-        return cells_of(self.frame[name], text or spelt, marks, fold)
+        return frame
 
 
 @dataclass
@@ -130,12 +116,16 @@ class Opened:
         parts: its files, or one frame.
         client: the name of the column that the names of the files make, or an empty text.
         faults: other settings that read it.
+        frame: all rows, after :meth:`read`.
+        ends: the first row of each part, and the number of rows.
     """
 
     where: Path
     parts: list[Part]
     client: str = ""
     faults: list[DataFault] = field(default_factory=list)
+    frame: pd.DataFrame = field(default_factory=pd.DataFrame)
+    ends: list[int] = field(default_factory=list)
 
     @property
     def header(self) -> list[str]:
@@ -143,48 +133,41 @@ class Opened:
         names = [name for part in self.parts for name in part.header]
         return list(dict.fromkeys([self.client, *names] if self.client else names))
 
-    def __len__(self) -> int:
-        return sum(len(part.frame) for part in self.parts)
+    def read(self, texts: Collection[str]) -> None:
+        """Read the rows, once.
+
+        Args:
+            texts: columns whose cells keep their spelling, such as ``007``.
+        """
+        frames = [part.read(texts) for part in self.parts]
+        sizes = list(map(len, frames))
+        self.ends = [0, *accumulate(sizes)]
+        self.frame = frames[0]
+        if self.client:
+            names = [composed(part.where.stem) for part in self.parts]
+            self.frame = pd.concat(frames, ignore_index=True)
+            self.frame[self.client] = np.repeat(np.array(names, dtype=object), sizes)
 
     def place(self, row: int) -> str:
         """Return how messages name a row."""
         if not self.client:
             return self.parts[0].place(row)
-        for part in self.parts:
-            if row < len(part.frame):
-                return f"{part.where.name}, {part.place(row)}"
-            row -= len(part.frame)
-        return row_of_array(row)
+        parts = zip(self.parts, pairwise(self.ends), strict=True)
+        return place_in([(p.where.name, b - a, p.place) for p, (a, b) in parts])(row)
 
-    def parts_of(self, name: str, how: Reading, text: bool = False) -> list[Cells]:
-        """Return the cells of a column in each part: float64, or text."""
-        if not self.client or name != self.client:
-            return [part.cells(name, how, text) for part in self.parts]
-        names = [composed(part.where.stem) for part in self.parts]
-        return [
-            pd.Categorical.from_codes(np.zeros(len(part.frame), int), [name])
-            for part, name in zip(self.parts, names, strict=True)
-        ]
+    def cells(self, name: str, how: Reading, text: bool = False) -> Cells:
+        """Return the cells of a column, all empty if it is not there."""
+        if name not in self.frame:
+            return np.full(len(self.frame), np.nan)
+        spelt = name in (how.word_columns or ())
+        free = name in (how.text_column, self.client)
+        marks = ("",) if spelt or free else how.marks
+        fold = how.fold_case and not free
+        return cells_of(self.frame[name], text or spelt, marks, fold)
 
-    def cells(self, name: str, how: Reading) -> pd.Categorical:
-        """Return the cells of a column as text."""
-        return texts_of(joined(self.parts_of(name, how, True)))
-
-
-def joined(parts: Sequence[Cells]) -> Cells:
-    """Return the cells of several parts as one column."""
-    if len(parts) == 1:
-        return parts[0]
-    numbers = [each for each in parts if isinstance(each, np.ndarray)]
-    if len(numbers) == len(parts):
-        return np.concatenate(numbers)
-    texts = [texts_of(each) for each in parts]
-    words = pd.Index(
-        list(dict.fromkeys(word for each in texts for word in each.categories)),
-        dtype=object,
-    )
-    codes = [words.get_indexer(each.categories)[each.codes] for each in texts]
-    return pd.Categorical.from_codes(np.concatenate(codes), words)
+    def split(self, cells: Cells) -> list[Cells]:
+        """Return the cells of each part."""
+        return [taken(cells, slice(*rows)) for rows in pairwise(self.ends)]
 
 
 def is_table(path: Path) -> bool:
@@ -264,9 +247,13 @@ def open_table(source: Path | pd.DataFrame, reading: Reading) -> Opened:
                 DataFault(
                     f"each file must be one client, or a column must name the clients; got both in {part.where}, "
                     f"column {reading.client_column!r}.",
-                    "Leave the column out:",
-                    client_column=found.client,
-                    exclude_columns=[reading.client_column],
+                    (
+                        "Leave the column out",
+                        {
+                            "client_column": found.client,
+                            "exclude_columns": [reading.client_column],
+                        },
+                    ),
                 )
             )
         for fault in part.faults:
@@ -295,7 +282,7 @@ def _check_last_row(frame: pd.DataFrame) -> None:
             raise DataFault(
                 f"each row must be a sample; got {cell!r}, a row of sums.",
                 "Remove the row.",
-                len(frame) - 1,
+                row=len(frame) - 1,
             )
 
 
@@ -325,8 +312,10 @@ class Csv:
                 faults.append(
                     DataFault(
                         f"{path} must have more than one column; got {row!r}.",
-                        f"With another separator it has {row.count(sign) + 1} columns:",
-                        separator=separator,
+                        (
+                            f"With another separator it has {row.count(sign) + 1} columns",
+                            {"separator": separator},
+                        ),
                     )
                 )
                 self.delimiter = sign
@@ -372,12 +361,8 @@ class Csv:
         except (ValueError, ParserWarning) as error:
             deque(self.rows(), maxlen=0)
             raise self._unreadable(error) from error
-        line, _ = next(self.rows())
-        start = 0
-        for _ in range(line):
-            start = self.data.find(b"\n", start) + 1
-        separators = self.data.count(self.delimiter.encode(), start)
-        if separators != (len(header) - 1) * len(frame):
+        signs = (len(header) - 1) * (len(frame) + 1)
+        if self.above or self.data.count(self.delimiter.encode()) != signs:
             deque(self.rows(), maxlen=0)
         return frame
 
@@ -437,10 +422,17 @@ class Csv:
         )
 
     def _header_row(self) -> int:
-        """Return the number of rows above the header: blank lines, and titles of one cell above names.
+        """Return the number of rows above the header: it has a column that is asked for, or titles are above it.
+
+        Titles are blank lines, and rows of one cell above names.
 
         Rows of one cell with another separator are no titles.
         """
+        how = self.reading
+        asked = {*how.labels, how.client_column, how.text_column}
+        for k, (_, _, cells) in enumerate(islice(self._lines(), TITLES + 1)):
+            if asked & {*map(composed, cells)} and not any(map(is_number, cells)):
+                return k
         above: list[int] = []
         title = ""
         for k, (_, _, cells) in enumerate(islice(self._lines(), SEEN)):
@@ -504,15 +496,16 @@ def _decoded(path: Path, reading: Reading) -> tuple[bytes, list[DataFault]]:
     if wide and not codecs.lookup(reading.encoding).name.startswith(("utf-16", "utf-32")):  # fmt: skip
         tried = [wide]
     for encoding in dict.fromkeys([*tried, ENCODING, "latin-1", "cp1252"]):
+        plain = codecs.lookup(encoding).name == ENCODING
         try:
-            text = data.decode(replace(reading, encoding=encoding).python_encoding)
+            text = data.removeprefix(codecs.BOM_UTF8 if plain else b"").decode(encoding)
         except UnicodeError:
             continue
         first = text if encoding == "latin-1" else text[:LOOKED_AT]
         if not _CONTROL.search(first):
             what = f"{path} is not a readable {path.suffix} file in {reading.encoding}."
-            fault = DataFault(what, "Read it so:", encoding=encoding)
-            same = encoding == ENCODING and not data.startswith(codecs.BOM_UTF8)
+            fault = DataFault(what, ("Read it so", {"encoding": encoding}))
+            same = plain and not data.startswith(codecs.BOM_UTF8)
             asked = encoding == reading.encoding
             return data if same else text.encode(), [] if asked else [fault]
     raise UsageError(

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fl_core.data.cells import Cells, date_text, texts_of
+from fl_core.data.cells import Array, Bools, Cells, Floats, date_text, texts_of
 from fl_core.data.faults import DataFault
 from fl_core.errors import UsageError, listing, read_as
 
@@ -22,7 +22,7 @@ Categories = tuple[tuple[str, ...], ...]
 """The words of each column. A column of numbers has none."""
 
 
-def codes(cells: Cells, words: Sequence[str]) -> NDArray[np.float64]:
+def codes(cells: Cells, words: Sequence[str]) -> Floats:
     """Return each cell's place among the words; a word that is not among them has the place after the last.
 
     >>> codes(np.array(["m", " f", "x"]), ("f", "m")).tolist()
@@ -34,7 +34,7 @@ def codes(cells: Cells, words: Sequence[str]) -> NDArray[np.float64]:
     return np.array(places, dtype=np.float64)[text.codes]
 
 
-def learn_categories(x: NDArray[np.generic], words: Categories) -> Categories:
+def learn_categories(x: Array, words: Categories) -> Categories:
     """Return the words that rows [n, d] have, in their order."""
     found = []
     for k, each in enumerate(words):
@@ -43,9 +43,7 @@ def learn_categories(x: NDArray[np.generic], words: Categories) -> Categories:
     return tuple(found)
 
 
-def recode(
-    x: NDArray[np.generic], words: Categories, target: Categories
-) -> NDArray[np.generic]:
+def recode(x: Array, words: Categories, target: Categories) -> Array:
     """Return rows [n, d] with the places of their words among others."""
     x = x.copy()
     for k, own in enumerate(words):
@@ -147,7 +145,7 @@ class Preprocessing:
             found += [f"{name}={word}" for word in (*words, "other")] if words else [name]  # fmt: skip
         return tuple(found)
 
-    def transform(self, x: NDArray[np.generic]) -> NDArray[np.float32]:
+    def transform(self, x: Array) -> NDArray[np.float32]:
         """Return rows [n, d] as the model takes them, float32 [n, D]. Filling and scaling are computed in float64.
 
         A word is given as its place among the column's categories, or the place after the last.
@@ -164,7 +162,7 @@ class Preprocessing:
             row, column = missing[0].tolist()
             named = repr(self.columns[column]) if self.columns else column
             rule = f"the value of column {named} must not be missing."
-            raise DataFault(rule, "Fill it first.", row)
+            raise DataFault(rule, "Fill it first.", row=row)
         if not self.fill and not self.centre:
             return one_hot(np.ascontiguousarray(x, dtype=np.float32), self.categories)
         values = x.astype(np.float64)
@@ -175,8 +173,8 @@ class Preprocessing:
         return one_hot(values.astype(np.float32), self.categories)
 
     def oddities(
-        self, x: NDArray[np.generic], dates: Collection[str] = ()
-    ) -> dict[str, tuple[str, NDArray[np.bool_]]]:
+        self, x: Array, dates: Collection[str] = ()
+    ) -> dict[str, tuple[str, Bools]]:
         """Return what is odd about columns of new rows [n, d], next to the training samples, and in which rows.
 
         A word was not seen. Or more than :data:`ODD` of a column lie outside of [q1 - 3 w, q99 + 3 w], where q1 and
@@ -226,7 +224,7 @@ class Preprocessing:
 
 
 def fitted(
-    x: NDArray[np.generic],
+    x: Array,
     scale: str,
     impute: str,
     columns: Sequence[str] = (),

@@ -9,11 +9,16 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from fl_core.data.cells import Cells, lacks_value, texts_of
-
-Integers = NDArray[np.int64]
+from fl_core.data.cells import (
+    Array,
+    Cells,
+    Floats,
+    Integers,
+    lacks_value,
+    taken,
+    texts_of,
+)
 
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
 _COUNTED = (
@@ -112,18 +117,17 @@ def is_identifier(name: str, cells: Cells, owner: Integers | None = None) -> boo
     if not isinstance(cells, np.ndarray):
         cells = texts_of(cells)
     known = ~lacks_value(cells)
-    cells = cells[known]
+    cells = taken(cells, known)
     numeric = isinstance(cells, np.ndarray)
+    if numeric and _has_fractions(cells):
+        return False
     if numeric and len(cells) > MANY_ROWS and counts_rows(cells):
         return True
     if not names_rows(name):
         return False
-    if numeric and not (np.isfinite(cells) & (cells == np.round(cells))).all():
-        return False
     if not is_named_as_identifier(name):
-        nameless = _NAMELESS.fullmatch(name.strip()) is not None
-        steps = np.diff(cells) if numeric and nameless else np.zeros(1)
-        index = len(steps) > 0 and bool((steps > 0).all())
+        nameless = numeric and _NAMELESS.fullmatch(name.strip()) is not None
+        index = nameless and len(cells) > 1 and bool((np.diff(cells) > 0).all())
         return index or (numeric and counts_rows(cells, sorts=False))
     code, values = pd.factorize(cells)
     if len(values) == len(cells):
@@ -131,6 +135,10 @@ def is_identifier(name: str, cells: Cells, owner: Integers | None = None) -> boo
     clients = 0 if owner is None else owner[known]
     pairs = len(np.unique(clients * len(values) + code))
     return len(values) >= FEW and pairs >= len(cells) / ROWS
+
+
+def _has_fractions(values: Floats) -> bool:
+    return any((part % 1 != 0).any() for part in (values[:ROWS], values))
 
 
 def names_rows(name: str) -> bool:
@@ -152,21 +160,18 @@ def _words(name: str) -> list[str]:
     return [word.lower() for word in _WORDS.findall(name) if not word.isdigit()]
 
 
-def counts_rows(values: NDArray[np.float64], sorts: bool = True) -> bool:
-    """Return whether numbers [n] count the rows: hardly repeated, and whole without large gaps, or sorted.
+def counts_rows(values: Floats, sorts: bool = True) -> bool:
+    """Return whether whole numbers [n] count the rows: hardly repeated, and without large gaps or sorted.
 
     Args:
         sorts: whether it is enough that they are sorted. A table may also be sorted by a feature, such as a zip code.
     """
-    if len(values) < LEAST_ROWS or not np.isfinite(values).all():
+    if len(values) < LEAST_ROWS:
         return False
-    for part in (
-        values[: 10 * LEAST_ROWS],
-        values,
-    ):  # most columns end at the first rows
+    for part in (values[: 10 * LEAST_ROWS], values):  # most end at the first rows
         steps = np.diff(part)
         ordered = sorts and ((steps >= 0).all() or (steps <= 0).all())
-        counts = (part % 1 == 0).all() and np.ptp(part) < 1.5 * len(values)
+        counts = np.ptp(part) < 1.5 * len(values)
         if not (ordered or counts) or len(np.unique(part)) < DISTINCT * len(part):
             return False
     return True
@@ -192,8 +197,8 @@ CHANCE = 1e-6
 
 def binds_rows(
     cells: Cells,
-    y: NDArray[np.generic],
-    others: Sequence[NDArray[np.float64]],
+    y: Array,
+    others: Sequence[Floats],
     owner: Integers | None = None,
 ) -> bool:
     """Return whether rows with one value of a column belong together, as those of a patient do, whatever its name.
@@ -213,9 +218,7 @@ def binds_rows(
     """
     known = ~lacks_value(cells)
     numeric = isinstance(cells, np.ndarray)
-    if numeric and any(
-        (part % 1 != 0).any() for part in (cells[known][:ROWS], cells[known])
-    ):
+    if numeric and _has_fractions(cells[known]):
         return False
     code, values = pd.factorize(cells[known], sort=True)
     if len(values) < GROUPS:
@@ -228,7 +231,7 @@ def binds_rows(
     step = np.diff(np.sort(code))
     draw = np.random.default_rng(0)
 
-    def alike(one: Integers, other: Integers) -> tuple[float, NDArray[np.float64]]:
+    def alike(one: Integers, other: Integers) -> tuple[float, Floats]:
         """Return the share of pairs with one label, and the distance of pairs in each other column."""
         equal = (y[one] == y[other]).reshape(len(one), -1).all(axis=1).mean()
         with warnings.catch_warnings():
@@ -255,12 +258,12 @@ def binds_rows(
 
 def by_clients(cells: Cells, owner: Integers | None) -> Integers:
     """Return a number for each value of a column at each client, -1 where one is missing."""
-    code, values = pd.factorize(texts_of(cells))
-    code = np.where(lacks_value(cells), -1, code)
-    return code if owner is None else np.where(code < 0, -1, owner * len(values) + code)
+    words = pd.Series(texts_of(cells).astype(object)).str.strip().replace("", None)
+    rows = pd.DataFrame({"client": 0 if owner is None else owner, "value": words})
+    number = rows.groupby(["client", "value"]).ngroup()
+    return number.fillna(-1).to_numpy(np.int64)
 
 
-def nests(outer: Integers, inner: Integers) -> bool:
+def nests(outer: pd.Series, inner: pd.Series) -> bool:
     """Return whether rows of one value of a column always have one value of another, as visits have one patient."""
-    pairs = pd.DataFrame({"inner": inner, "outer": outer}).drop_duplicates()
-    return len(pairs) == len(np.unique(inner))
+    return bool((outer.groupby(inner).nunique() == 1).all())

@@ -12,18 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from fl_core.data import preprocessing
 from fl_core.data.arrays import (
-    Array,
-    Integers,
     answers,
     features,
     is_text,
     joined,
     loses_digits,
 )
+from fl_core.data.cells import Array, Bools, Integers
 from fl_core.data.columns import IMAGENET, SCALES
 from fl_core.data.described import ColumnTable
 from fl_core.data.faults import DataFault, located
@@ -94,7 +92,7 @@ class Source:
     classes: tuple[str, ...]
     owner: Integers | None = None
     owner_names: tuple[str, ...] = ()
-    is_train: NDArray[np.bool_] | None = None
+    is_train: Bools | None = None
     groups: Integers | None = None
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
@@ -422,7 +420,7 @@ def source_of_parts(
     except DataFault as fault:
         if fault.repair.keys() <= {"task"}:
             raise
-        raise DataFault(fault.what, "Correct them, or leave them out.") from fault
+        raise DataFault(fault.rule, "Correct them, or leave them out.") from fault
     unnamed = task == CLASSIFICATION and classes is None
     source = Source(
         name,
@@ -507,4 +505,4 @@ def check_texts(texts: Sequence[str]) -> None:
     for row, cell in enumerate(texts):
         if not cell.strip():
             rule = "the text must not be empty."
-            raise DataFault(rule, "Fill it, or remove the row.", row)
+            raise DataFault(rule, "Fill it, or remove the row.", row=row)

@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
+from fl_core.data.faults import DataFault
 from fl_core.errors import listing, spelled
 
 MISSING = (
@@ -30,7 +31,7 @@ _PADDED = re.compile(r"[+-]?0[0-9]+")
 _DATE = re.compile(
     r"(?:[0-9]{4}[-/][0-9]{1,2}[-/][0-9]{1,2}|[0-9]{1,2}([-./])[0-9]{1,2}\1(?:[0-9]{2}){1,2}"
     r"|[0-9]{1,2}[- ]?(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[- ]?(?:[0-9]{2}){1,2})"
-    r"(?:[ T][0-9]{1,2}:[0-9]{2}.*)?|[0-9]{1,2}:[0-9]{2}(?::[0-9]{2})?",
+    r"(?:[ T][0-9]{1,2}:[0-9]{2}.*)?|(?:-?[0-9]+ days?)? ?(?:\+?[0-9]{1,2}:[0-9]{2}(?::[0-9.]+)?)?",
     re.IGNORECASE,
 )
 
@@ -57,18 +58,6 @@ def first_duplicate(names: Sequence[str]) -> str | None:
     """Return the first name that occurs more than once, or None."""
     counts = Counter(names)
     return next((name for name in names if counts[name] > 1), None)
-
-
-def double_spelling(words: Iterable[str]) -> tuple[str, str] | None:
-    """Return two different words that are one number, such as 007 and 7, or None."""
-    seen: dict[float, str] = {}
-    for word in words:
-        if (
-            is_number(word)
-            and seen.setdefault(PLAIN_NUMBERS.number(word), word) != word
-        ):
-            return seen[PLAIN_NUMBERS.number(word)], word
-    return None
 
 
 def nearly_equal(words: Iterable[str]) -> list[list[str]]:
@@ -180,20 +169,10 @@ def other_reading(cells: Any, given: NumberFormat) -> str:
     return ""
 
 
-class Suspicion(NamedTuple):
-    """The rule that words break, and the ways to read them: each a sentence with settings, or a list of columns."""
-
-    rule: str
-    ways: Ways
-
-
-Ways = tuple[tuple[str, Any], ...]
 SIGNED = "numbers with signs between their digits"
-WORDS_KEPT = ("Or keep the words", "word_columns")
-LEFT_OUT = ("Leave the column out", "exclude_columns")
 
 
-def suspicion(cells: Iterable[str]) -> Suspicion | None:
+def suspicion(cells: Iterable[str], name: str = "") -> DataFault | None:
     """Return what is suspicious of a column of words: that they are numbers or dates in another spelling.
 
     Most of the words must be a number with one fixed affix, comma, percent or comparison sign, or a date, and
@@ -204,9 +183,11 @@ def suspicion(cells: Iterable[str]) -> Suspicion | None:
     distinct = {cell.strip() for cell in cells} - {""}
     rule = f"cells must be numbers or words; got {listing(map(repr, sorted(distinct)), 3)}, "
     most = max(len(distinct) / 2, DIFFERENT - 1)
+    keep = "Or keep the words", {"word_columns": [name]}
+    out: dict[str, Any] = {"exclude_columns": [name]}
     if sum(1 for word in distinct if _DATE.fullmatch(word)) > most:
-        ways = (("Read them as numbers", "date_columns"), WORDS_KEPT)
-        return Suspicion(f"{rule}dates or times.", ways)
+        dated = "Read them as numbers", {"date_columns": [name]}
+        return DataFault(f"{rule}dates or times.", dated, keep)
     found = [match for match in map(_AFFIXED.fullmatch, distinct) if match]
     affixes = Counter((match["before"], match["after"]) for match in found)
     for affix, count in affixes.most_common(1):
@@ -218,9 +199,17 @@ def suspicion(cells: Iterable[str]) -> Suspicion | None:
             readable = not any(plain) or bool(formats(numbers))
             if all(plain) or not readable:
                 return None
-            return Suspicion(f"{rule}{SIGNED}.", (signs(numbers), WORDS_KEPT))
-        out = ("Write the numbers alone, or leave the column out", "exclude_columns")
-        return Suspicion(f"{rule}numbers with {''.join(affix)!r}.", (out, WORDS_KEPT))
+            fits = formats(numbers)
+            if len(fits) == 1:
+                return DataFault(
+                    f"{rule}{SIGNED}.", ("Read them with", fits[0].signs), keep
+                )
+            # they read other numbers, so none is certain
+            some = " or ".join(spelled(**form.signs) for form in fits) or "a point"
+            way = f"Write or read them with {some}, or leave the column out", out
+            return DataFault(f"{rule}{SIGNED}.", way, keep)
+        alone = "Write the numbers alone, or leave the column out", out
+        return DataFault(f"{rule}numbers with {''.join(affix)!r}.", alone, keep)
     return None
 
 
@@ -235,16 +224,3 @@ def formats(words: Collection[str]) -> list[NumberFormat]:
         if not any("," in word for word in words):
             forms = forms[:1]
     return [form for form in forms if all(map(form.fits, words))]
-
-
-def signs(words: Collection[str]) -> tuple[str, Any]:
-    """Return the way to read words that are numbers but for commas and points.
-
-    Several ways read other numbers, so none of them is certain.
-    """
-    fits = formats(words)
-    if len(fits) == 1:
-        return "Read them with", fits[0].signs
-    ways = " or ".join(spelled(**form.signs) for form in fits)
-    ask = f"Read them with {ways}" if fits else "Write them with a decimal point"
-    return f"{ask}, or leave the column out", "exclude_columns"

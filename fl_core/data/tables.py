@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,46 +14,39 @@ import numpy as np
 import pandas as pd
 
 from fl_core.data import arrays, preprocessing, roles
-from fl_core.data.arrays import Array, Integers
 from fl_core.data.cells import (
+    Array,
     Cells,
+    Integers,
     cell_text,
     cells_of,
     lacks_value,
     numbers,
     refuse_where,
+    taken,
     texts_of,
 )
-from fl_core.data.columns import BETWEEN, PLAIN, Reading
+from fl_core.data.columns import BETWEEN, LISTS, PLAIN, Reading
 from fl_core.data.described import (
     DATE,
-    DECIDED,
-    FILL,
     LEFT_OUT,
     NUMBER,
     WORDS,
     Column,
     ColumnTable,
     Feature,
-    Question,
     describe,
     feature,
     gives_away,
+    mixed,
     own_signs,
     unlike_clients,
     words_of,
 )
-from fl_core.data.faults import DataFault, located
-from fl_core.data.opened import joined, open_table
+from fl_core.data.faults import DataFault, Way
+from fl_core.data.opened import Opened, open_table
 from fl_core.data.sources import Source, check_texts, encode, warn_of_losses
-from fl_core.data.spelling import (
-    LEFT_OUT as LEAVE_OUT,
-    Ways,
-    double_spelling,
-    is_number,
-    nearly_equal,
-    suspicion,
-)
+from fl_core.data.spelling import is_number, nearly_equal, suspicion
 from fl_core.errors import UsageError, check_known, listing, plural, spelled, warn
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 
@@ -71,11 +65,7 @@ FORMS = {
 """What to write in label columns that hold words, by task."""
 
 
-LEAVE = (
-    "Or leave it out; its rows may then lie in training and test alike",
-    "exclude_columns",
-)
-ALLOW = ("Or allow it", {"keep_ids": True})
+LEAVE = "Or leave it out; its rows may then lie in training and test alike"
 
 
 class Findings(UsageError):
@@ -204,8 +194,8 @@ class _Table:
         texts = [how.client_column, how.text_column, *(how.word_columns or ())]
         texts += [*(how.date_columns or ()), *filter(None, [how.group_column])]
         texts += [] if how.predicts_numbers else how.labels
+        self.opened.read(texts)
         for part in self.opened.parts:
-            part.read(texts)
             self._check_part(part.header, part.where)
         self._signs(self._feature_names())
         self._ask_for_classes()
@@ -223,7 +213,7 @@ class _Table:
         odd = self._identifiers(features, found)
         found = self._grouped(found)
         odd |= self._gaps(features, found)
-        self.ask_all([each.question for each in features.values() if each.question])
+        self.ask_all({k: each.fault for k, each in features.items() if each.fault})
         used = {k: each for k, each in features.items() if each.kind != LEFT_OUT}
         if "text" in self.taken.values():
             found = self._texts(found)
@@ -242,76 +232,70 @@ class _Table:
         self.faults.append(fault)
         self.reading = self.reading.with_settings(fault.repair)
 
-    def ask_all(self, questions: Sequence[Question], where: Path | None = None) -> None:
-        """Ask each kind of question once, with its columns. The first way is proposed.
+    def ask_all(self, faults: Mapping[str, DataFault], where: str = "") -> None:
+        """Ask about columns: each kind of fault once, with its columns and the settings for all of them.
 
         Args:
             where: the file, if it is one of several.
         """
-        kinds: dict[tuple[str, str], list[Question]] = {}
-        for each in questions:
-            kind = each.rule.partition(";")[0], str(each.ways)
-            kinds.setdefault(kind, []).append(each)
+        kinds: dict[str, dict[str, DataFault]] = {}
+        for name, fault in faults.items():
+            ways: Any = [
+                (say, {k: v for k, v in keys.items() if not isinstance(v, list)})
+                for say, keys in fault.ways
+            ]
+            kind = f"{fault.rule.partition(';')[0]} {ways}"
+            kinds.setdefault(kind, {})[name] = fault
         for alike in kinds.values():
-            first, names = alike[0], [each.column for each in alike]
-            ways = [(way, self._settings(key, names)) for way, key in first.ways]
-            said = [f"{way}: {spelled(**k)}." if k else f"{way}." for way, k in ways]
-            columns = f"column {names[0]!r}"
-            if len(names) > 1:
-                columns = f"columns {listing(map(repr, names), 4)}"
+            first, *others = alike.values()
+            ways = [(say, dict(keys)) for say, keys in first.ways]
+            for k, (_, keys) in enumerate(ways):
+                for key in [key for key in keys if isinstance(keys[key], list)]:
+                    given = getattr(self.reading, key) or ()
+                    more = [each.ways[k][1][key] for each in alike.values()]
+                    keys[key] = list(dict.fromkeys(chain(given, *more)))
+            columns = f"column{'s' * bool(others)} {listing(map(repr, alike), 4)}"
+            fault = DataFault(first.rule, *ways, row=first.row)
             at = f"{where or self.opened.where}, {columns}"
-            try:
-                with located(at, self.opened.place):
-                    raise DataFault(first.rule, " ".join(said), first.row, **ways[0][1])
-            except DataFault as placed:
-                self.ask(placed)
-
-    def _settings(self, key: Any, names: list[str]) -> dict[str, Any]:
-        """Return the settings of a way: its own, or a list of columns."""
-        if key == "exclude_columns":
-            names = [*(self.reading.exclude_columns or ()), *names]
-        return {key: list(dict.fromkeys(names))} if isinstance(key, str) else key
+            self.ask(fault.at(at, self.opened.place))
 
     @contextmanager
     def _checked(self, name: str) -> Iterator[None]:
         """Keep the fault of a column, with its place, instead of raising it."""
         try:
-            with located(f"{self.opened.where}, column {name!r}", self._place):
-                yield
+            yield
         except DataFault as fault:
-            self.ask(fault)
+            at = f"{self.opened.where}, column {name!r}"
+            self.ask(fault.at(at, lambda row: self.opened.place(self._row(row))))
 
-    def _place(self, row: int) -> str:
-        return self.opened.place(row if self.rows is None else int(self.rows[row]))
+    def _row(self, row: Any) -> int:
+        """Return the row of the file, of which some may be left out."""
+        return int(row if self.rows is None else self.rows[row])
 
     def _kept(self, cells: Any) -> Any:
         """Return the cells of the rows that are not left out."""
-        if self.rows is None:
-            return cells
-        cells = cells[self.rows]
-        if isinstance(cells, np.ndarray):
-            return cells
-        return cells.remove_unused_categories()
+        return cells if self.rows is None else taken(cells, self.rows)
 
-    def _column(self, name: str, text: bool = True) -> Cells:
-        parts = self.opened.parts_of(name, self.reading, text)
-        return self._kept(joined(parts))
+    def _column(self, name: str, text: bool = True) -> Any:
+        cells = self._kept(self.opened.cells(name, self.reading, text))
+        return texts_of(cells) if text else cells
 
     # --- roles -----------------------------------------------------------------------------------------------------
 
     def _roles(self, header: Sequence[str]) -> dict[str, str]:
         """Return the role of each column that has one: client, label, text or group."""
         path = str(self.opened.where)
-        self._check_labels(path, header)
-        self._check_columns(path, header)
-        self._check_labels(path, header)
+        for fault in self._unnamed(path, header):
+            if not fault.repair:
+                raise fault
+            self.ask(fault)
         how = self.reading
-        taken: dict[str, str] = {}
-        keys = [("client", how.client_column), ("text", how.text_column)]
-        keys += [("label", name) for name in how.labels]
+        keys = [(how.client_column, "client"), (how.text_column, "text")]
+        keys += [(name, "label") for name in how.labels]
         if how.group_column:
-            keys.append(("group", how.group_column))
-        for role, name in keys:
+            keys.append((how.group_column, "group"))
+        taken: dict[str, str] = {}
+        for name, role in keys:
             if name in taken:
                 raise UsageError(
                     f"{path}: {taken[name]} and {role} must be different columns; got {name!r} for both."
@@ -319,28 +303,47 @@ class _Table:
             taken[name] = role
         return {name: taken[name] for name in header if name in taken}
 
-    def _check_labels(self, path: str, header: Sequence[str]) -> None:
-        """Ask for the label columns that the task needs."""
-        try:
-            self.reading.check_labels(path, _survival_labels(header, self.reading))
-        except DataFault as fault:
-            if not fault.repair:
-                raise
-            self.ask(fault)
-
-    def _check_columns(self, path: str, header: Sequence[str]) -> None:
-        """Ask for the columns of roles that are not there."""
+    def _unnamed(self, path: str, header: Sequence[str]) -> Iterator[DataFault]:
+        """Yield the faults of label columns that the task needs, and of columns of roles that are not there."""
+        pair = roles.survival_columns(header)
+        how, labels = self.reading, self.reading.labels
+        needed = {SURVIVAL: "TIME,EVENT", MULTILABEL: "LABEL,LABEL,..."}.get(how.task)
+        most = 2 if how.task == SURVIVAL else len(header)
+        if needed and not 2 <= len({*labels}) == len(labels) <= most:
+            rule = f"label columns of task {how.task} must be {needed}; got {how.label_column!r}."
+            way: str | Way = f"Name them: {spelled(label_column=needed)}."
+            if how.task == SURVIVAL and all(pair):
+                way = "Name them", {"label_column": BETWEEN.join(pair)}
+            yield DataFault(f"{path}: {rule}", way)
         for key in ("label_column", "client_column", "text_column", "group_column"):
-            name = getattr(self.reading, key)
-            own = self.reading.labels if key == "label_column" else (name,)
-            if key != "label_column" and name == getattr(Reading, key):
-                continue
+            how = self.reading
+            name = getattr(how, key)
+            own = how.labels if key == "label_column" else (name,)
             lacking = [each for each in own if each not in header]
-            if lacking:
-                fault = _no_column(path, key, lacking[0], header, self.reading)
-                if not fault.repair:
-                    raise fault
-                self.ask(fault)
+            if not lacking or (key != "label_column" and name == getattr(Reading, key)):
+                continue
+            likely = roles.likely_columns(key, lacking[0], header)
+            several = lacking[0].split(BETWEEN)
+            rule = f"{key} must be one of the {len(header)} columns of {path}; got {lacking[0]!r}."
+            if key == "label_column" and {*several} <= {*header}:
+                task = SURVIVAL if (*several,) == pair else MULTILABEL
+                yield DataFault(rule, ("Name their task", {"task": task}))
+                continue
+            if len(own) > 1:
+                likely = [BETWEEN.join(likely[0] if k in lacking else k for k in own)]
+                if how.task == SURVIVAL and all(pair):
+                    likely = [BETWEEN.join(pair)]
+            also = {}
+            clients = roles.by_name("client_column", header)
+            if key != "client_column" and clients and how.client_column not in header:
+                also["client_column"] = clients[0]
+            named: list[str | Way] = [
+                ("Or" if k else "Name it", {key: each, **also})
+                for k, each in enumerate(likely)
+            ]
+            if not named:
+                named.append(f"Name it: {spelled(**{key: 'NAME'})}.")
+            yield DataFault(rule, *named)
 
     def _check_part(self, header: Sequence[str], part: Path) -> None:
         """Refuse a file that lacks the label or the text of the others."""
@@ -373,7 +376,7 @@ class _Table:
         for key in ("columns", "exclude_columns", "word_columns", "date_columns"):
             for name in getattr(how, key) or ():
                 role = self.taken.get(name, "")
-                if role and key != "word_columns":
+                if role and not (key in LISTS[2:4] and role == "label"):
                     raise UsageError(
                         f"{path}: {key} must name features; got {name!r}, the {role}."
                     )
@@ -394,24 +397,21 @@ class _Table:
         """Find the signs in numbers of each file. A single table asks for them."""
         how = self.reading
         names = [*names, *(how.labels if how.predicts_numbers else ())]
-        for part in self.opened.parts:
-            found = own_signs(part, names, how)
-            certain = [each for each in found if isinstance(each.ways[0][1], dict)]
-            if certain and self.opened.client:
-                part.signs = certain[0].ways[0][1]
-                warn(f"{part.where} is read with {spelled(**part.signs)}")
-            elif certain:
-                first = certain[0].ways
-                self.ask_all([each for each in certain if each.ways == first])
-            elif self.opened.client:
-                self.ask_all(found, part.where)
-                self.refused |= {each.column for each in found}
+        several = bool(self.opened.client)
+        for part, found in own_signs(self.opened, names, how, several):
+            if several:
+                self.ask_all(found, str(part.where))
+                self.refused |= {*found}
+                continue
+            ways = [each.repair for each in found.values()]
+            first = next((way for way in ways if "exclude_columns" not in way), None)
+            self.ask_all({k: each for k, each in found.items() if each.repair == first})
 
     # --- labels, clients and groups --------------------------------------------------------------------------------
 
     def _leave_out_rows(self) -> None:
         """Leave out rows without a label, or ask whether to."""
-        how, rows = self.reading, len(self.opened)
+        how, rows = self.reading, len(self.opened.frame)
         lacking = np.zeros(rows, dtype=bool)
         for name in how.labels:
             own = lacks_value(self._column(name, not how.predicts_numbers))
@@ -426,24 +426,26 @@ class _Table:
 
     def _ask_for_labels(self, name: str, lacking: Array) -> None:
         """Ask about labels that are missing. Leaving them out is proposed if they are rare."""
-        frames = [part.frame[name] for part in self.opened.parts]
-        spelt = texts_of(joined([cells_of(each, True, ("",)) for each in frames]))
+        spelt = texts_of(cells_of(self.opened.frame[name], True, ("",)))
         marks = {word.strip() for word in spelt[lacking]} - {""}
-        drop: dict[str, Any] = {"drop_missing_labels": True}
-        words: dict[str, Any] = {"word_columns": [name]}
-        repair = drop if lacking.mean() < RARE else {}
         some = listing(map(repr, sorted(marks)), 3)
-        count = f"{lacking.sum():,} of {len(lacking):,} rows"
-        rule = (
-            f"each sample must have a label; got {some or 'an empty cell'} ({count})."
-        )
-        way = f"Leave them out: {spelled(**drop)}."
+        drop: Way = "Leave them out", {"drop_missing_labels": True}
+        ways: list[str | Way] = [drop]
+        rare = lacking.mean() < RARE
         if marks and self.reading.task == CLASSIFICATION:
-            way += f" Or keep {some} as a class: {spelled(**words)}."
-            if not repair and {mark.lower() for mark in marks} == {"none"}:
-                repair = words
+            ways.append((f"Or keep {some} as a class", {"word_columns": [name]}))
+            if not rare and {mark.lower() for mark in marks} == {"none"}:
+                ways.reverse()
+                rare = True
+        count = f"{lacking.sum():,} of {len(lacking):,} rows"
+        fault = DataFault(
+            f"each sample must have a label; got {some or 'an empty cell'} ({count}).",
+            *([] if rare else ["Decide what they are."]),
+            *ways,
+            row=int(np.argmax(lacking)),
+        )
         with self._checked(name):
-            raise DataFault(rule, way, int(np.argmax(lacking)), **repair)
+            raise fault
 
     def _ask_for_classes(self) -> None:
         """Ask what labels are that are not few classes, all of them numbers or none."""
@@ -451,8 +453,7 @@ class _Table:
         plain = how.task == CLASSIFICATION and not how.label_numbers
         if plain and how.labels[0] not in (how.word_columns or ()):
             with self._checked(how.labels[0]):
-                cells = texts_of(self._column(how.labels[0]))
-                check_classes(cells, how.labels[0], self.opened.header)
+                check_classes(self.opened, how.labels[0], how)
 
     def _targets(self, found: Source) -> Source:
         """Return the source with its targets and the names of its classes."""
@@ -460,7 +461,7 @@ class _Table:
         made: list[Any] = []
         for name in how.labels:
             with self._checked(name):
-                cells = self._column(name, not how.predicts_numbers)
+                cells = self._column(name)
                 if how.predicts_numbers:
                     cells = self._label_numbers(name)
                 if not lacks_value(cells).any():
@@ -481,10 +482,10 @@ class _Table:
     def _label_numbers(self, name: str) -> Array:
         """Return a column of labels as numbers."""
         column = feature(self.opened, name, self.reading)
-        asked, way = column.question, FORMS[self.reading.task]
+        asked, way = column.fault, FORMS[self.reading.task]
         if asked:
             row = asked.row if self.rows is None else None
-            raise DataFault(asked.rule, way, row)
+            raise DataFault(asked.rule, way, row=row)
         return numbers(self._kept(column.cells), self.reading.numbers, way)
 
     def _clients(self, found: Source) -> Source:
@@ -492,7 +493,7 @@ class _Table:
         name = self.reading.client_column
         if name in self.taken:
             with self._checked(name):
-                owner, names = arrays.owners(texts_of(self._column(name)))
+                owner, names = arrays.owners(self._column(name))
                 return replace(found, owner=owner, owner_names=names)
         return found
 
@@ -505,11 +506,7 @@ class _Table:
         with self._checked(name):
             cells = self._column(name)
             refuse_where(lacks_value(cells), cells, "each row must have a group")
-            group = [each.strip() for each in texts_of(cells)]
-            client = 0 if found.owner is None else found.owner
-            rows = pd.DataFrame({"client": client, "group": group})
-            number = rows.groupby(["client", "group"]).ngroup()
-            return replace(found, groups=number.to_numpy(np.int64))
+            return replace(found, groups=roles.by_clients(cells, found.owner))
         return found
 
     # --- what identifies rows --------------------------------------------------------------------------------------
@@ -528,22 +525,18 @@ class _Table:
             if name not in self.taken and name not in features:
                 with suppress(DataFault):
                     columns[name] = self._column(name, False)
-        ids = {
-            name: roles.by_clients(cells, found.owner)
-            for name, cells in columns.items()
-            if self._identifies(name, cells, features, found)
-        }
-        several = {
-            name: code
-            for name, code in ids.items()
-            if not how.group_column and len(np.unique(code)) < len(code)
-        }
-        own = [k for k, code in several.items() if k in features and code.min() >= 0]
-        outer = [
-            k for k in own if all(roles.nests(several[k], several[j]) for j in own)
-        ]
-        odd, questions = dict.fromkeys(ids, "like an identifier"), []
-        for name, code in ids.items():
+        ids = pd.DataFrame(
+            {
+                name: roles.by_clients(cells, found.owner)
+                for name, cells in columns.items()
+                if self._identifies(name, cells, features, found)
+            }
+        )
+        several = [k for k in ids if not how.group_column and ids[k].duplicated().any()]
+        own = [k for k in several if k in features and ids[k].min() >= 0]
+        outer = [k for k in own if all(roles.nests(ids[k], ids[j]) for j in own)]
+        odd, faults = dict.fromkeys(ids, "like an identifier"), {}
+        for name in ids:
             if name not in features:
                 if name in several:
                     odd[name] += ": its rows may be in training and test"
@@ -556,20 +549,22 @@ class _Table:
                 continue
             del features[name]
             got = "values like an identifier's"
-            ways: Ways = (("Leave it out", "exclude_columns"), ALLOW)
+            leave = {"exclude_columns": [name]}
+            ways: list[Way] = [("Leave it out", leave)]
             if name in own:
-                row = int(np.argmax(pd.Series(code).duplicated()))
+                row = int(np.argmax(ids[name].duplicated()))
                 some = cell_text(columns[name][row]).strip()
-                times = plural(int((code == code[row]).sum()), "row")
+                times = plural(int((ids[name] == ids[name][row]).sum()), "row")
                 got = f"{some!r} in {times}, like an identifier"
-                if outer and name == outer[0]:
-                    keep = ("Keep its rows in one split", {"group_column": name})
-                    ways = (keep, LEAVE, ALLOW)
+                ways = [(LEAVE, leave)]
+                if name in outer[:1]:
+                    keep = {"group_column": name}
+                    ways.insert(0, ("Keep its rows in one split", keep))
                 elif not outer:
-                    ways = (("Name the column whose rows belong together", {}), LEAVE, ALLOW)  # fmt: skip
+                    ways.insert(0, ("Name the column whose rows belong together.", {}))
             rule = f"features must say something about a new sample; got {got}."
-            questions.append(Question(name, rule, ways))
-        self.ask_all(questions)
+            faults[name] = DataFault(rule, *ways, ("Or allow it", {"keep_ids": True}))
+        self.ask_all(faults)
         return odd
 
     def _identifies(
@@ -600,14 +595,14 @@ class _Table:
             if column.kind != LEFT_OUT
         }
         holes = {name: lacking for name, lacking in holes.items() if lacking.any()}
-        odd, questions = {}, []
+        odd: dict[str, str] = {}
+        faults: dict[str, DataFault] = {}
         if found.owner is not None and holes:
-            everywhere = pd.DataFrame(holes).groupby(found.owner).all()
+            empty = pd.DataFrame(holes).groupby(found.owner).all()
             done = "filled" if how.fill_missing_columns else "left out"
-            for name, empty in everywhere.items():
-                if empty.any() and not empty.all():
-                    some = [found.owner_names[k] for k in empty.index[empty]]
-                    odd[str(name)] = f"no value at {listing(some, 4)}: {done}"
+            for name in empty.columns[empty.any() & ~empty.all()]:
+                some = [found.owner_names[k] for k in empty.index[empty[name]]]
+                odd[name] = f"no value at {listing(some, 4)}: {done}"
         if odd and not how.fill_missing_columns:
             fill = spelled(fill_missing_columns=True, impute="median")
             warn(
@@ -619,17 +614,19 @@ class _Table:
         for name, lacking in holes.items():
             if name not in features or features[name].kind == WORDS:
                 continue
+            ways: list[Way] = [
+                ("Fill empty cells, such as", {"impute": "median"}),
+                ("Or leave the column out", {"exclude_columns": [name]}),
+            ]
+            if lacking.all():
+                ways = [("Leave the column out", {"exclude_columns": [name]})]
+                features[name] = features[name]._replace(kind=LEFT_OUT)
+            elif how.may_be_missing:
+                continue
             count = f"{lacking.sum():,} of {len(lacking):,} cells have none"
             rule = f"the value must not be missing; got none ({count})."
-            row = int(np.argmax(lacking))
-            row = row if self.rows is None else int(self.rows[row])
-            if lacking.all():
-                questions.append(Question(name, rule, (LEAVE_OUT,), row))
-                features[name] = features[name]._replace(kind=LEFT_OUT)
-            elif not how.may_be_missing:
-                out = ("Or leave the column out", "exclude_columns")
-                questions.append(Question(name, rule, (FILL, out), row))
-        self.ask_all(questions)
+            faults[name] = DataFault(rule, *ways, row=self._row(np.argmax(lacking)))
+        self.ask_all(faults)
         return odd
 
     # --- the result ------------------------------------------------------------------------------------------------
@@ -675,71 +672,64 @@ class _Table:
         self, used: Mapping[str, Feature], odd: Mapping[str, str], found: Source
     ) -> ColumnTable:
         """Return what is said of each column."""
-        header = self.opened.header
+        header, numeric = self.opened.header, self.reading.predicts_numbers
         alike = {name: group for group in nearly_equal(header) for name in group}
+        shown = {name: column.cells for name, column in used.items()}
+        for name, role in self.taken.items():
+            shown[name] = self._column(name, role != "label" or not numeric)
+        unlike: dict[str, str] = {}
+        if found.owner is not None:
+            compared = (*used, *self.reading.labels)
+            cells = {name: shown[name] for name in compared}
+            unlike = unlike_clients(cells, found.owner, found.owner_names)
         rows = []
         for name in header:
-            said = [] if self.taken.get(name) == "group" else [odd.get(name, "")]
+            role = self.taken.get(name, "")
+            said = ["" if role == "group" else odd.get(name, "")]
             others = [repr(each) for each in alike.get(name, ()) if each != name]
             if others:
                 said.append(f"next to {listing(others)}")
-            column = used.get(name)
-            role = self.taken.get(name, "")
-            if column is None and not role:
+            if name not in shown:
                 rows.append(Column(name, LEFT_OUT, odd="; ".join(filter(None, said))))
                 continue
-            if column is None:
-                numeric = role == "label" and self.reading.predicts_numbers
-                cells, inputs = self._column(name, not numeric), 0
-            else:
-                role, cells, inputs = column.kind, column.cells, 1
+            inputs, column = 0, used.get(name)
+            if column:
+                role, inputs = column.kind, 1
                 said.append(column.odd)
-                if found.task == CLASSIFICATION and gives_away(cells, found.y):
+                if found.task == CLASSIFICATION and gives_away(column.cells, found.y):
                     said.append("gives the label away")
                 if role == WORDS:
-                    inputs = len(words_of(cells)) + 1
-            if found.owner is not None and (column or role == "label"):
-                said.append(unlike_clients(cells, found.owner, found.owner_names))
-            rows.append(describe(name, cells, role, inputs, *said))
+                    inputs = len(words_of(column.cells)) + 1
+            said.append(unlike.get(name, ""))
+            rows.append(describe(name, shown[name], role, inputs, *said))
         return ColumnTable(tuple(rows))
 
 
-def check_classes(cells: pd.Categorical, name: str, header: Sequence[str]) -> None:
+def check_classes(opened: Opened, name: str, how: Reading) -> None:
     """Check that labels are few classes, all of them numbers or none.
 
     Raises:
         DataFault: what they are is to be decided. ``word_columns`` takes each different cell as a class.
     """
+    cells = texts_of(opened.cells(name, how, True))
     words = [word for word in words_of(cells) if word]
     numeric = [word for word in words if is_number(word)]
-    keep: dict[str, Any] = {"word_columns": [name]}
+    keep: Way = "Keep each as a class", {"word_columns": [name]}
     if 0 < len(numeric) < len(words):
-        fits = np.array([is_number(word) for word in cells.categories], dtype=bool)
-        known = ~lacks_value(cells)
-        others = ~fits[cells.codes] & known
-        share = 1 - others.sum() / known.sum()
-        if share <= 1 - DECIDED:
-            return
-        row = int(np.argmax(others))
-        count = f"{others.sum():,} of {len(cells):,} cells are no numbers"
-        rule = f"the cell must be a number; got {cells[row]!r} ({count})."
-        if share < DECIDED:
-            raise DataFault(rule, "Keep each as a class:", row, **keep)
-        stray = sorted({word.strip() for word in cells[others]})
-        missing: dict[str, Any] = {"missing": stray, "drop_missing_labels": True}
-        way = f"Correct it, or keep each as a class: {spelled(**keep)}. Or take it as missing: {spelled(**missing)}."
-        raise DataFault(rule, way, row, **(missing if others.mean() < RARE else {}))
+        asked = mixed(name, opened, cells, how).fault
+        if asked:
+            said, first = asked.ways[0]
+            way: Way = (said, first) if "missing" in first else ("Correct it.", {})
+            ways = [keep] if "word_columns" in first else [way, keep]
+            raise DataFault(asked.rule, *ways, row=asked.row)
+        return
     if numeric:
         whole = numbers(cells)
-        whole = whole[~np.isnan(whole)]
-        arrays.whole_numbers(whole, "Predict numbers:", task=REGRESSION)
-        twice = double_spelling(words)
-        if twice:
-            rule = f"labels must not be one number in two spellings; got {listing(map(repr, twice))}."
-            raise DataFault(rule, "Read labels as numbers:", label_numbers=True)
+        arrays.whole_numbers(whole[~np.isnan(whole)], arrays.PREDICT)
+        arrays.check_spellings("labels", words, arrays.AS_NUMBERS)
     doubtful = bool(numeric) or suspicion(words) is not None
     single = 2 * (np.bincount(cells.codes) == 1).sum() > len(words)
-    time, event = roles.survival_columns(header)
+    time, event = roles.survival_columns(opened.header)
     timed = bool(event) and time == name
     many = len(words) > (MOST_NUMBERS if numeric else MOST_WORDS)
     if not many and (
@@ -749,43 +739,7 @@ def check_classes(cells: pd.Categorical, name: str, header: Sequence[str]) -> No
     kind = "numbers" if numeric else "words"
     rule = f"classes must be few; got {len(words):,} different {kind}."
     if not doubtful:
-        raise DataFault(rule, "Name another label, or keep each as a class:", **keep)
-    task: dict[str, Any] = {"task": REGRESSION}
-    way = f"Keep each as a class: {spelled(**keep)}. Or predict a number:"
-    if timed:
-        way += f" {spelled(**task)}. Or the time until an event:"
-        task = {"task": SURVIVAL, "label_column": f"{time},{event}"}
-    raise DataFault(rule, way, **task)
-
-
-def _survival_labels(header: Sequence[str], reading: Reading) -> str:
-    """Return the labels of survival by their names, ``TIME,EVENT``, or an empty text."""
-    pair = roles.survival_columns(header)
-    return BETWEEN.join(pair) if reading.task == SURVIVAL and all(pair) else ""
-
-
-def _no_column(
-    path: str, key: str, name: str, header: Sequence[str], reading: Reading
-) -> DataFault:
-    """Return the fault of a role's column that is not there, with the likeliest columns."""
-    likely = roles.likely_columns(key, name, header)
-    if key == "label_column" and len(reading.labels) > 1:
-        own = [likely[0] if each == name else each for each in reading.labels]
-        likely = [_survival_labels(header, reading) or BETWEEN.join(own)]
-    repair: dict[str, Any] = {key: likely[0]} if likely else {}
-    named = [spelled(**{key: each}) for each in likely or ["NAME"]]
-    way = f"Name it: {', or '.join(named)}"
-    clients = roles.by_name("client_column", header)
-    if key != "client_column" and clients and reading.client_column not in header:
-        repair["client_column"] = clients[0]
-        way += f". The column of the clients may be missing as well: {spelled(client_column=clients[0])}"
-    several = name.split(BETWEEN)
-    if key == "label_column" and len(several) > 1 and {*several} <= {*header}:
-        survival = (*several,) == roles.survival_columns(header)
-        repair = {"task": SURVIVAL if survival else MULTILABEL}
-        way = f"Name their task: {spelled(**repair)}"
-    return DataFault(
-        f"{key} must be one of the {len(header)} columns of {path}; got {name!r}.",
-        f"{way}.",
-        **repair,
-    )
+        raise DataFault(rule, ("Name another label, or keep each", keep[1]))
+    survival = {"task": SURVIVAL, "label_column": f"{time},{event}"}
+    ways = [("Predict the time until an event", survival), arrays.PREDICT, keep]
+    raise DataFault(rule, *ways[not timed :])

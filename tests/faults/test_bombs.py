@@ -308,7 +308,7 @@ def test_a_packed_table_of_texts(tmp_path):
     columns = {"x": np.arange(count) / count, "client": texts}
     parquet.write_table(pyarrow.table(columns), path, store_schema=False)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    cells = cells_of(read_part(path).frame["client"], True)
+    cells = cells_of(read_part(path)["client"], True)
     assert set(map(len, cells)) == {100_000}
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < LITTLE / 1024
 
@@ -316,8 +316,7 @@ def test_a_packed_table_of_texts(tmp_path):
 def read_part(path, texts=()):
     """Read the rows of a table of one file."""
     (part,) = open_table(path, PLAIN).parts
-    part.read(texts)
-    return part
+    return part.read(texts)
 
 
 def peak(act):

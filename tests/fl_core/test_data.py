@@ -12,7 +12,6 @@ from PIL import Image
 
 import fl_core.data as data
 from fl_core.data import files
-from fl_core.data.planting import planted
 from fl_core.data.registry import ROOT_VARIABLE
 from fl_core.data.sources import Source
 from fl_core.errors import RunError, UsageError
@@ -448,10 +447,10 @@ def test_the_recipe_of_a_path_is_the_one_that_load_uses(tmp_path):
         assert (recipe.model, recipe.partition) == (model, federated.partition.kind)
         assert natural == (path != gray and path.name != "2")
     draw(tmp_path / "one/a", 1)
-    assert files.peek_images(tmp_path / "one", None) == ((3, 4, 6), False)
+    assert files.peek(tmp_path / "one")[:2] == ((3, 4, 6), False)
     with refuses("'digits'"):
         data.recipe("digit")
-    with refuses(r"'x'.*'x_train'"):
+    with refuses("x_train"):
         data.recipe(save(tmp_path / "a.npz", y=labels()))
 
 
@@ -665,26 +664,3 @@ def test_known_federations_differ_in_what_they_say(kind, labels, inputs):
         x, y = (each.test.x, other.test.x), (each.test.y, other.test.y)
         assert (torch.equal(*y), torch.equal(*x)) == (labels, inputs)
         assert torch.equal(*(part.flatten(1).sort().values for part in x))
-
-
-@pytest.mark.parametrize("change", ["labels", "permuted", "turned"])
-def test_a_planted_change_keeps_everything_else(change):
-    """Each client's samples are changed one way in all splits, and a second client's another way."""
-    plain = data.load("digits", clients=2, partition="iid")
-    found = planted(plain, change, seed=1)
-    assert found.digest != plain.digest
-    for split in SPLITS:
-        pairs = [
-            (a.split(split), b.split(split))
-            for a, b in zip(plain.clients, found.clients, strict=True)
-        ]
-        changed = [
-            (not torch.equal(a.x, b.x), not torch.equal(a.y, b.y)) for a, b in pairs
-        ]
-        assert changed[1] == (change != "labels", change == "labels")
-        assert all(
-            torch.equal(a.x.flatten(1).sort().values, b.x.flatten(1).sort().values)
-            for a, b in pairs
-        )
-    with pytest.raises(UsageError):
-        planted(plain, "turning", seed=1)

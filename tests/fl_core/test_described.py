@@ -71,6 +71,18 @@ ODD = {  # new columns, the settings that must be proposed, classes, and a featu
     "names with hyphens": (
         {"-x": sparse(words("1", "b"), "c", 0.1), "--y": DAYS.strftime("%Y-%m-%d")},
         {"word_columns", "date_columns"}, 2, "-x"),
+    "labels with many marks": (
+        {"label": sparse(words("0", "1"), words("NA", "N/A", "null", "?", "NaN", "", "<NA>"), 0.04)}, DROPPED, 2, "v0"),
+    "an amount with a sign": ({"price": [f"€{k}" for k in range(N)]}, {"exclude_columns"}, 2, "no price"),
+    "points and commas": ({"dose": [f"1.{k + 100},5" for k in range(N)]}, {"decimal", "thousands"}, 2, "dose"),
+    "blanks between thousands": ({"dose": [f"1\u00a0{k % 50 + 100}" for k in range(N)]}, {"thousands"}, 2, "dose"),
+    "apostrophes between thousands": ({"dose": [f"1'{k + 100}.5" for k in range(N)]}, {"thousands"}, 2, "dose"),
+    "times of a day": ({"at": [f"{k % 24}:30" for k in range(N)]}, {"date_columns"}, 2, "at"),
+    "dates with names of months": ({"day": DAYS.strftime("%d%b%Y")}, {"date_columns"}, 2, "day"),
+    "years of two digits": ({"day": DAYS.strftime("%d/%m/%y")}, {"exclude_columns"}, 2, "no day"),
+    "durations": ({"stay": [f"{k % 9} days 06:00:00" for k in range(N)]}, {"date_columns"}, 2, "stay"),
+    "sorted by a measurement": ({"crp": np.sort(DRAW.normal(size=N))}, set(), 2, "crp"),
+    "sorted by an amount": ({"income": np.sort(DRAW.choice(90_000, N))}, {"exclude_columns"}, 2, "no income"),
 }  # fmt: skip
 
 
@@ -93,6 +105,9 @@ def test_a_proposal_reads_the_table_as_it_was_shown(tmp_path, odd):
     assert (len(source.classes), source.owner_names) == (classes, ("a", "b"))
     name = column.removeprefix("no ")
     assert (name in source.columns) == (name == column)
+    if "keep_ids" in str(found):  # the other way that is named works, too
+        kept = tables.find_faults(path, Reading(keep_ids=True))
+        assert (kept.faults, name in kept.source.columns) == ([], True)
     again = tables.find_faults(path, found.reading)
     assert not again.faults
     assert again.source.digest == source.digest
@@ -130,7 +145,8 @@ def test_a_table_is_opened_and_parsed_once(tmp_path, monkeypatch):
         for k in range(60)
     ]
     path = tmp_path / "t.csv"
-    path.write_bytes("\n".join(["hospital;died;v;day;w", *lines]).encode("latin-1"))
+    above = ["Study 7 of the north", "hospital;died;v;day;w"]
+    path.write_bytes("\n".join([*above, *lines]).encode("latin-1"))
     monkeypatch.setattr(Path, "read_bytes", opened)
     monkeypatch.setattr(pd, "read_csv", parsed)
     found = tables.find_faults(path, PLAIN)

@@ -111,7 +111,7 @@ def test_16_bits_are_refused(tmp_path, mode):
         files.pixels([path])
 
 
-@pytest.mark.parametrize("suffix", ["webp", "tif", "bmp"])
+@pytest.mark.parametrize("suffix", ["webp", "tif", "bmp", "gif"])
 def test_folders_of_splits_are_no_clients_and_other_files_are_counted(tmp_path, suffix):
     for part, count in (("train", 20), ("val", 6), ("test", 6)):
         for kind in ("cat", "dog"):

@@ -8,7 +8,7 @@ from fl_core.data import from_clients, load
 from fl_core.data.columns import Reading
 from fl_core.data.federated import notes
 from fl_core.data.loading import as_data
-from fl_core.data.roles import counts_rows
+from fl_core.data.roles import is_identifier
 from fl_core.run import runner
 from tests.conftest import CONFIG, TOY, network
 
@@ -96,7 +96,7 @@ COUNTS = {
 @pytest.mark.parametrize("case", COUNTS)
 def test_ages_prices_and_groups_are_no_record_numbers(case):
     column = np.asarray(COUNTS[case], dtype=float)
-    assert counts_rows(column) == (list(COUNTS).index(case) < 5)
+    assert is_identifier(case, column) == (list(COUNTS).index(case) < 5)
 
 
 @pytest.mark.parametrize("name", ["heart", "digits"])

@@ -11,7 +11,6 @@ from fl_core import data
 from fl_core.config import RunConfig, resolve
 from fl_core.data.registry import PATIENCE
 from fl_core.data.roles import is_identifier
-from fl_core.errors import UsageError
 from fl_core.run import runner
 from tests.conftest import refuses
 from tests.fl_core.made import frame, samples, written
@@ -130,14 +129,7 @@ def test_an_identifier_is_refused_with_the_remedy_that_fits(
     """One without repeats is left out. The rows of one that repeats stay in one split, or a warning says so."""
     values = range(60) if unique else [k // 6 for k in range(60)]
     path = written(tmp_path / "t.csv", frame().assign(**{name: values}))
-    with refuses(name) as refused:
-        data.load(path)
-    leave, together = f"exclude_columns=['{name}']", f"group_column='{name}'"
-    assert leave in str(refused.value)
-    assert (str(refused.value).find(together) < 0) == unique
-    if not unique:
-        assert str(refused.value).index(together) < str(refused.value).index(leave)
-        assert "training and test" in str(refused.value)
+    together = f"group_column='{name}'"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         out = data.load(path, exclude_columns=[name])
@@ -150,20 +142,6 @@ def test_an_identifier_is_refused_with_the_remedy_that_fits(
     error = capsys.readouterr().err
     assert "2 faults" in error
     assert "must be a column of features" in error
-
-
-def test_an_id_column_is_a_feature_only_if_asked_for(tmp_path):
-    ids = {"record_id": range(1000, 1060), "StayID": range(60)}
-    path = written(tmp_path / "t.csv", frame().assign(**ids))
-    with pytest.raises(
-        UsageError, match=r"'record_id', 'StayID': .*'one', 'record_id', 'StayID'"
-    ) as error:
-        data.load(path, exclude_columns=["one"])
-    assert "keep_ids=True" in str(error.value)
-    assert data.load(path, exclude_columns=list(ids)).shape == (3,)
-    assert data.load(path, keep_ids=True).shape == (5,)
-    with refuses("record_id"):
-        data.load(path, columns=["age", "record_id"])
 
 
 WIDE = [f"lab_{k}" for k in range(40)]

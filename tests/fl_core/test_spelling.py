@@ -19,8 +19,6 @@ from fl_core.data.spelling import NumberFormat, is_number
 from fl_core.errors import UsageError
 from tests.conftest import refuses
 
-NUMBERS = [1000 + 50 * k for k in range(20)]
-
 
 def read(tmp_path, cells, labels=None, **how):
     """Return the source of a file with one column of cells."""
@@ -33,37 +31,6 @@ def read(tmp_path, cells, labels=None, **how):
         "\n".join(["client;v;label", *rows]), encoding="utf-8"
     )
     return files.read(tmp_path / "t.csv", Reading(separator=";", **how))
-
-
-@pytest.mark.parametrize(
-    ("spell", "way"),
-    [
-        (lambda k: f"{k / 40:.1f}".replace(".", ","), "decimal=','"),
-        (lambda k: f"{k:,}", "decimal=',' or thousands=','"),
-        (
-            lambda k: f"{k:,}.5".replace(",", "x").replace(".", ",").replace("x", "."),
-            "decimal=',', thousands='.'",
-        ),
-        (lambda k: f"{k} mmol/l", "numbers with 'mmol/l'"),
-        (lambda k: f"<{k}", "numbers with '<'"),
-        (lambda k: f"€{k}", "numbers with '€'"),
-        (lambda k: f"2024-01-{k // 50 % 28 + 1:02d}", "date_columns=['v']"),
-        (lambda k: f"{k // 50 % 28 + 1}.3.2024 10:30", "date_columns=['v']"),
-        (lambda k: f"{k // 50 % 24}:30", "date_columns=['v']"),
-        (lambda k: f"{k // 50 % 28 + 1:02}/03/24", "date_columns=['v']"),
-        (lambda k: f"{k // 50 % 28 + 1:02}MAR2024", "date_columns=['v']"),
-        (lambda k: f"{k:,}".replace(",", "\u00a0"), "thousands=' '"),
-        (lambda k: f"{k:,}.5".replace(",", "'"), 'thousands="\'"'),
-    ],
-)
-def test_numbers_in_another_spelling_are_refused_with_the_way_to_read_them(
-    tmp_path, spell, way
-):
-    cells = [spell(k) for k in NUMBERS] * 3
-    with refuses("column 'v': cells must be numbers or words") as error:
-        read(tmp_path, cells)
-    assert way in str(error.value)
-    assert set(read(tmp_path, cells, word_columns=["v"]).categories[0]) == set(cells)
 
 
 @pytest.mark.parametrize(
@@ -159,35 +126,6 @@ def test_a_last_row_of_sums_is_named(tmp_path):
 
 
 # --- labels ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "codes", [("007", "7", "8"), ("250", "250.00", "401"), ("1E5", "100000", "2")]
-)
-def test_labels_are_never_one_number_in_two_spellings(tmp_path, codes):
-    labels, cells = [codes[k % 3] for k in range(30)], [str(k) for k in range(30)]
-    with refuses(r"labels must not be one number in two spellings.*label_numbers=True"):
-        read(tmp_path, cells, labels)
-    assert len(read(tmp_path, cells, labels, label_numbers=True).classes) == 2
-    kept = [label for label in labels if label != codes[1]]
-    assert set(read(tmp_path, cells[: len(kept)], kept).classes) == {codes[0], codes[2]}
-
-
-@pytest.mark.parametrize("word", ["NA", "N/A", "null", "none", "?", "NaN", ""])
-@pytest.mark.parametrize("others", [("yes", "no"), ("0", "1")])
-def test_a_missing_label_is_refused_or_left_out(tmp_path, word, others):
-    labels, cells = (
-        [[*others, word][k % 3] for k in range(30)],
-        [str(k) for k in range(30)],
-    )
-    with refuses(r"line 4: each sample must have a label; .* drop_missing_labels=True"):
-        read(tmp_path, cells, labels)
-    with pytest.warns(
-        UserWarning, match="10 of 30 rows have no label and are left out"
-    ):
-        source = read(tmp_path, cells, labels, drop_missing_labels=True)
-    assert source.classes == tuple(sorted(others))
-    assert source.x.ravel().tolist() == [k for k in range(30) if k % 3 < 2]
 
 
 # --- names -----------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import json
 import sys
 import warnings
-from dataclasses import asdict
 
 import numpy as np
 import pandas as pd
@@ -16,12 +15,11 @@ from sklearn.preprocessing import MinMaxScaler, RobustScaler, StandardScaler
 import fedlayers as fl
 from fl_core import data
 from fl_core.config import RunConfig
-from fl_core.data import preprocessing, tables
+from fl_core.data import preprocessing
 from fl_core.data.columns import Reading
 from fl_core.data.inputs import Inputs
 from fl_core.data.loading import as_data
 from fl_core.data.preprocessing import Preprocessing
-from fl_core.errors import UsageError, spelled
 from fl_core.records.store import Run
 from fl_core.run import runner
 from fl_core.run.exported_model import Predictions
@@ -277,27 +275,6 @@ def test_a_column_without_a_value_in_new_rows_is_noted():
         assert set(found.notes) == {repr(*empty)}
 
 
-def test_all_faults_are_listed_with_one_command_that_works(tmp_path):
-    lines = [
-        f"{1000 + k};h{k % 2};{'no' if k % 3 else 'yes'};{'' if k == 5 else 50 + k % 7};"
-        f"{k % 9},5;text {k};2024-01-{1 + k % 28:02}"
-        for k in range(40)
-    ]
-    header = "record_id;hospital;died;age;dose;note;when"
-    path = tmp_path / "t.csv"
-    path.write_text("\n".join(["Study 7 of the north", header, *lines]) + "\n")
-    with pytest.raises(UsageError) as caught:
-        data.recipe(path)
-    *faults, command = str(caught.value).splitlines()
-    assert len(faults) == 8
-    for name in ("';'", "died", "record_id", "'age'", "'dose'", "'note'", "'when'"):
-        assert any(name in fault for fault in faults[1:])
-    found = tables.find_faults(path, Reading()).reading
-    settings = {"dataset": str(path), **found.changed}
-    assert command.endswith(f": {spelled(**settings)}")
-    assert data.load(path, **asdict(found)).shape == (3,)
-
-
 def test_files_of_a_folder_have_their_own_signs(tmp_path):
     """A separator, an encoding, a decimal sign and a form of dates of each file."""
     days = pd.date_range("2023-01-01", periods=60)
@@ -340,7 +317,11 @@ HEADER = "client,age,label"
 def test_exports_of_spreadsheets_are_read_and_said_or_refused(tmp_path):
     """Titles above the header, cells without a name at its end, and a number that stands for a missing one."""
     path = tmp_path / "t.csv"
-    for above, end in (("Register,,\nMade in May,,\n\n", ""), ("", ",,")):
+    for above, end in (
+        ("Register,,\nMade in May,,\n\n", ""),
+        ("Register,of Bern,2024\n", ""),
+        ("", ",,"),
+    ):
         path.write_text(above + "\n".join(line + end for line in [HEADER, *LINES]))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -392,35 +373,3 @@ def test_a_column_that_a_client_lacks_is_left_out_or_filled(tmp_path, kind):
         Inputs.from_federation(found, reading).samples(new).x,
     ):
         assert np.allclose(x[:, age], filled)
-
-
-DRAW = np.random.default_rng(0)
-COLUMNS = {
-    "number": (DRAW.normal(size=60), "number"),
-    "holes": (np.where(np.arange(60) % 7, DRAW.normal(size=60), np.nan), "number"),
-    "flag": (np.arange(60) % 2, "yes/no"),
-    "words": (DRAW.choice(["x", "y", "z", "Ä", ""], 60), "words"),
-    "bools": (DRAW.choice(["TRUE", "FALSE"], 60), "yes/no"),
-    "constant": (np.ones(60), "yes/no"),
-    "two words": (np.array(["f", "m"])[np.arange(60) % 2], "yes/no"),
-}
-
-
-@pytest.mark.parametrize("excluded", COLUMNS)
-def test_the_printed_table_is_what_the_model_sees(tmp_path, excluded):
-    made = {name: values for name, (values, _) in COLUMNS.items()}
-    table = pd.DataFrame({"client": ["a", "b"] * 30, **made, "label": [0, 1, 1] * 20})
-    path = written(tmp_path / "t.csv", table)
-    federated = data.load(path, impute="mean", exclude_columns=[excluded])
-    shown = {column.name: column for column in federated.table.columns}
-    assert list(shown) == list(table.columns)
-    assert federated.table.inputs == federated.shape[0]
-    used = [name for name, column in shown.items() if column.inputs]
-    assert tuple(used) == federated.preprocessing.columns
-    assert set(used) == COLUMNS.keys() - {excluded}
-    for name in used:
-        assert shown[name].taken_as == COLUMNS[name][1]
-        missing = table[name].isna() | (table[name].astype(str) == "")
-        assert shown[name].missing == missing.sum()
-        assert name in str(federated.table)
-        assert name in federated.table._repr_html_()

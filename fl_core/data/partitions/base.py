@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 import numpy as np
 
 from fl_core import seeds
-from fl_core.data.arrays import Integers
+from fl_core.data.cells import Integers
 from fl_core.data.registry import SHARES
 from fl_core.data.sources import Source
 from fl_core.data.spelling import nearly_equal

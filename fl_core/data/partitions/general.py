@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 import numpy as np
 
 from fl_core import seeds
-from fl_core.data.arrays import Integers
+from fl_core.data.cells import Integers
 from fl_core.data.partitions.base import (
     PARTITIONS,
     WHOLE,

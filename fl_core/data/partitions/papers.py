@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fl_core import seeds
-from fl_core.data.arrays import Integers
+from fl_core.data.cells import Bools, Floats, Integers
 from fl_core.data.partitions.base import (
     WHOLE,
     Partitioning,
@@ -25,7 +24,6 @@ from fl_core.errors import ABOVE_0, SHARE, Bound, UsageError, check_value
 if TYPE_CHECKING:
     from fl_core.data.sources import Source
 
-Floats = NDArray[np.float64]
 
 # --- pFedLA (Ma et al. 2022) -----------------------------------------------------------------------------------
 
@@ -363,7 +361,7 @@ def rounded(shares: Floats, size: int, most: Integers) -> Integers | None:
     return counts
 
 
-def held_out(labels: Integers, share: float, seed: int) -> NDArray[np.bool_]:
+def held_out(labels: Integers, share: float, seed: int) -> Bools:
     """Draw the test samples, bool [n]: the same share of every class at random, rounded up."""
     generator = seeds.numpy_generator(seed, "partition", "held out")
     chosen = np.zeros(len(labels), dtype=bool)
