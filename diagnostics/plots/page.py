@@ -69,6 +69,10 @@ NARROW = 390
 STYLE = Path(__file__).with_suffix(".css")
 
 
+LONG = 30
+"""Rows of a table above which it is folded."""
+
+
 class Page:
     """A report to which text, figures and tables are added from top to bottom.
 
@@ -182,7 +186,7 @@ class Page:
     ) -> None:
         """Add a table with a number and a caption above.
 
-        Numbers are right-aligned. Missing ones are a dash.
+        Numbers are right-aligned. Missing ones are a dash. More than :data:`LONG` rows are folded.
 
         Args:
             table: the index is shown unless it only counts the rows.
@@ -223,9 +227,12 @@ class Page:
                 )
             )
         rows = "".join(f"<tr>{cells}</tr>" for cells in body)
+        found = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        if len(table) > LONG:
+            found = f"<details><summary>{len(table)} rows</summary>{found}</details>"
         self._parts.append(
             f"<figure><figcaption><b>Table {self._tables}.</b> {_inline(caption)}</figcaption>"
-            f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></figure>'
+            f'<div class="wide">{found}</div></figure>'
         )
 
     def html(self) -> str:

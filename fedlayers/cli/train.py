@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import shlex
+import time
 from collections.abc import Collection
 from importlib import import_module
 from pathlib import Path
@@ -316,14 +317,17 @@ class Choose(OneAlgorithm):
         return {**given, "arms": given["arms"] or None}
 
     def show(self, result: Any, line: str) -> None:
+        from fedlayers.studies.report import write_page
+
+        began = time.monotonic()
+        say(f"drawing the report: {self.out / 'report.html'}")
+        write_page(result, self.out, line)
+        seconds = result.measured.seconds + time.monotonic() - began
+        spent = dataclasses.replace(result.measured, seconds=seconds)
+        result = dataclasses.replace(result, measured=spent)
         print(
             f"\n{result.text()}\n\nWhat to do next: {result.next_step(self.out, line)}"
         )
-        say(f"drawing the report: {self.out / 'report.html'}")
-
-        from fedlayers.studies.report import write_page
-
-        write_page(result, self.out, line)
 
 
 class Demo(Command):
