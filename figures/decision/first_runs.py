@@ -30,7 +30,7 @@ ROWS = Path(__file__).with_name("first.parquet")
 SEEDS, MOST, LEAST, CLIENTS = (0, 1), 6000, 60, 4
 MODES = {"default": "", "macro_f1": "macro_f1", "auroc": "auroc"}
 MARGINS = {"loss": 0.01, "macro_f1": 0.5}
-KEYS = {"test_share": 0.4, "model": "mlp"}
+SPLITS = (0.48, 0.12, 0.4)
 FEATURES = (
     *("coins", "tookphys", "year", "black", "income", "xage", "female", "educdec"),
     *("num", "mhi", "disea", "physlm", "child", "hlthg", "hlthf", "hlthp"),
@@ -77,21 +77,21 @@ def tables() -> dict[str, pd.DataFrame]:
 def decide(table: str, seed: int, mode: str) -> dict[str, Any]:
     """Make one decision with the package that this process imports, and score its model on test samples once."""
     import fedlayers as fl
+    from fl_core.data import load
 
     frame = tables()[table]
-    keys: dict[str, Any] = {**KEYS, "seed": seed, "impute": "mean"}
-    keys |= {"client_column": "client", "label_column": "outcome"}
+    keys: dict[str, Any] = {"client_column": "client", "label_column": "outcome"}
+    keys["impute"] = "mean"
     if "group" in frame:
         keys["group_column"] = "group"
     began = time.process_time()
     with TemporaryDirectory() as folder:
-        choice = fl.choose(
-            data=frame,
-            out=Path(folder) / "out",
-            score=MODES[mode],
-            progress=False,
-            **keys,
-        )
+        path = Path(folder) / f"{table}.csv"
+        frame.to_csv(path, index=False)
+        data = load(path, splits=SPLITS, seed=seed, **keys)
+        how: dict[str, Any] = {"model": "mlp", "seed": seed, "progress": False}
+        out = Path(folder) / "out"
+        choice = fl.choose(data=data, out=out, score=MODES[mode], **how)
         kept = json.loads((Path(folder) / "out" / "choice.json").read_text())
         names = sorted(path.name for path in (Path(folder) / "out" / "arms").iterdir())
     gains = [line["gain"] for line in kept["clients"]]

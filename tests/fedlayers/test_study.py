@@ -105,5 +105,5 @@ def test_another_configuration_is_refused_and_changes_nothing(raced, changed, ca
     with pytest.raises(SystemExit) as end:
         command(f"{RACED.replace('--rounds 4', '')} {raced} --{changed} 3")
     assert end.value.code == 2
-    assert f" {changed}=" in capsys.readouterr().err.splitlines()[-1]
+    assert f"--{changed} " in capsys.readouterr().err.splitlines()[-1]
     assert files(raced) == before
