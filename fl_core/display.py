@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import html
 import re
+import shlex
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -179,6 +181,46 @@ def message_line(text: str) -> str:
     with suppress(FileNotFoundError):  # the working directory is gone
         text = re.sub(rf"(?<![^\s'\"(=,]){re.escape(str(Path.cwd()))}/", "", text)
     return printable(text)
+
+
+_WORD = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|-?\d(?:[\d.e+-]*\d)?|[A-Z]\w*"
+_WORDS = rf"(?:(?:{_WORD})(?:: |, )?)*"
+_SETTING = re.compile(
+    rf"(?<![\w'\"])([a-z_]+)=(\[{_WORDS}\]|\{{{_WORDS}\}}|{_WORD})(, (?=[a-z_]+=))?"
+)
+"""A keyword of Python with its value, and the comma before another."""
+
+
+def with_flags(text: str, flags: Mapping[str, str]) -> str:
+    """Return a message of Python with the flags of the command line in place of keywords.
+
+    >>> flags = {"label_column": "--label", "exclude": "--exclude", "keep_ids": "--keep-ids", "options": "--option"}
+    >>> with_flags("Pass label_column='died at', exclude=['id', 'no'], keep_ids=True.", flags)
+    "Pass --label 'died at' --exclude id no --keep-ids."
+    >>> with_flags("Add options={'mu': VALUE}, or exclude=NAME.", flags)
+    'Add --option mu=VALUE, or --exclude NAME.'
+    """
+
+    def as_flag(setting: re.Match[str]) -> str:
+        key, shown, comma = setting.groups()
+        if key not in flags:
+            return setting[0]
+        texts = [
+            str(ast.literal_eval(word)) if word[0] in "'\"" else word
+            for word in re.findall(_WORD, shown)
+        ]
+        if shown[0] == "{":
+            texts = [*map("=".join, zip(texts[::2], texts[1::2], strict=True))]
+        elif shown == "True":
+            texts = []
+        words = [shlex.quote(each) for each in texts]
+        if any(each.startswith("-") for each in texts):
+            line = " ".join(f"{flags[key]}={word}" for word in words)
+        else:
+            line = " ".join([flags[key], *words])
+        return line + " " * bool(comma)
+
+    return _SETTING.sub(as_flag, text)
 
 
 def in_html(text: str) -> str:

@@ -288,9 +288,9 @@ def legend(ax: Axes, title: str | None = None) -> None:
         )
 
 
-def name_ticks(ax: Axes, names: Sequence[str], room: int = 46) -> None:
+def name_ticks(ax: Axes, names: Sequence[str]) -> None:
     """Label the x axis with names, rotated if they would overlap."""
-    long = sum(len(name) + 2 for name in names) > room
+    long = sum(len(name) + 2 for name in names) > 46
     ax.set_xticks(
         range(len(names)),
         names,

@@ -122,9 +122,7 @@ class Page:
         yield
         self._parts.append("</details>")
 
-    def glossary(
-        self, terms: Mapping[str, str], title: str = "Words on this page"
-    ) -> None:
+    def glossary(self, terms: Mapping[str, str]) -> None:
         """Add a folded list of the terms on the page so far, with their meanings.
 
         Args:
@@ -141,7 +139,7 @@ class Page:
                 f"<dt>{_inline(term)}</dt><dd>{_inline(said)}</dd>"
                 for term, said in used.items()
             )
-            with self.fold(title):
+            with self.fold("Words on this page"):
                 self._parts.append(f"<dl>{items}</dl>")
 
     def figure(self, figure: Figure | Axes, caption: str, alt: str = "") -> bytes:

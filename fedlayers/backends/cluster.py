@@ -376,9 +376,9 @@ def clients_on(place: str, *, stacked: bool, workers: int = 0) -> MakesExecutor:
             f"{place!r} is for many runs. Train the clients of one with workers=N, or backend={RAY!r}."
         )
     if workers > 1 or stacked:
-        words = "clients that are trained together (stack)" if stacked else "workers"
+        key = "stack" if stacked else "workers"
         raise UsageError(
-            f"backend {place!r} trains clients one by one on a cluster. Leave {words} out."
+            f"backend {place!r} trains clients one by one on a cluster. Leave {key} out."
         )
     reachable(address)
     return lambda client_runner: Actors(client_runner, address)

@@ -197,21 +197,16 @@ def batches(folder: Folder, names: Iterable[str], sent: Sent) -> Iterator[FileBa
         yield parcel
 
 
-def write_files(
-    path: Path, parcel: FileBatch, allowed: re.Pattern[str] = RUN_FILES
-) -> None:
-    """Write a batch of files below a folder in their order, each atomically.
-
-    Args:
-        allowed: matches each name as a whole. The default matches the files of a run directory.
+def write_files(path: Path, parcel: FileBatch) -> None:
+    """Write a batch of files below a run directory in their order, each atomically.
 
     Raises:
-        CorruptError: a name is not allowed in such a folder.
+        CorruptError: a name is not that of a file of a run directory.
     """
     path.mkdir(parents=True, exist_ok=True)
     folder = Folder(path)
     for name, data in parcel.items():
-        if not allowed.fullmatch(name):
+        if not RUN_FILES.fullmatch(name):
             raise CorruptError(
                 f"name of a file in {path} must be that of a stored file; got {name!r}."
             )
@@ -345,7 +340,6 @@ def carry_out(
     done: Callable[[Result, int], None],
     *,
     total: int,
-    what: str = "runs",
     progress: bool = True,
 ) -> None:
     """Run all jobs, with one progress line.
@@ -353,7 +347,7 @@ def carry_out(
     Args:
         works: an iterable; a job is taken when there is room for it.
         done: receives each result and the number of results so far. An exception that it raises ends the other jobs.
-        total: the number of jobs. ``what`` is their name in the progress line.
+        total: the number of jobs.
     """
     told = [""]
 
@@ -363,7 +357,7 @@ def carry_out(
             bar.set_postfix_str(words)
 
     with (
-        progress_bar(total, what, "run", shown=progress) as bar,
+        progress_bar(total, "runs", "run", shown=progress) as bar,
         closing(place.results(works, watch)) as results,
     ):
         for count, result in enumerate(results, 1):

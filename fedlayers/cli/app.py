@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 from fl_core import progress
-from fl_core.display import message_line, printable
+from fl_core.display import message_line, printable, with_flags
 from fl_core.errors import (
     CorruptError,
     RunError,
@@ -111,14 +111,14 @@ def _main(words: Sequence[str]) -> None:
     import warnings
     from contextlib import redirect_stdout
 
-    from fedlayers.cli.options import with_flags
+    from fedlayers.cli.options import FLAGS
 
     safe = redirect_stdout(cast(TextIO, _Printable(sys.stdout)))
     seen: set[str] = set()
 
     def note(message: Warning | str, *_: object, **__: object) -> None:
         """Show a warning once, on one line."""
-        line = f"fedlayers: note: {message_line(with_flags(str(message)))}"
+        line = f"fedlayers: note: {message_line(with_flags(str(message), FLAGS))}"
         if line not in seen:
             seen.add(line)
             progress.say(line, sys.stderr)
@@ -140,7 +140,7 @@ def _main(words: Sequence[str]) -> None:
         if command.debug:
             traceback.print_exc()
         code = 2 if isinstance(error, UsageError) else 1
-        reason = with_flags(str(error))
+        reason = with_flags(str(error), FLAGS)
         if isinstance(getattr(error, "lines", None), list):  # all faults of a table
             _leave(code, *reason.splitlines())
         if not isinstance(error, (UsageError, RunError, OSError)):

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedlayers.cli.options import Command, check_file, with_flags
+from fedlayers.cli.options import FLAGS, Command, check_file
 from fl_core.config import KEYS, RunConfig
 from fl_core.data.columns import Reading
+from fl_core.display import with_flags
 from fl_core.errors import (
     BusyError,
     CorruptError,
@@ -65,7 +66,7 @@ class Check(Command):
         for note in found.notes:
             warn(note)
         if found.faults:
-            print(*map(with_flags, found.lines), sep="\n")
+            print(with_flags("\n".join(found.lines), FLAGS))
         source, counts = found.source, found.source.counts()
         sizes = [
             plural(len(source), "row"),
@@ -85,7 +86,7 @@ class Check(Command):
             except UsageError:
                 print(source.table.text(len(source.table.columns)))
                 raise
-        print(f"This works: fedlayers run {with_flags(found.settings)}")
+        print(f"This works: fedlayers run {with_flags(found.settings, FLAGS)}")
         print(source.table.text(len(source.table.columns)))
         rows = counts[:MOST_CLIENTS].itertuples()
         print("", *aligned([["client", *counts], *rows]), sep="\n")

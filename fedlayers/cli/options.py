@@ -8,7 +8,6 @@ import inspect
 import io
 import json
 import re
-import shlex
 import sys
 from collections.abc import Collection, Sequence
 from contextlib import redirect_stderr
@@ -397,64 +396,17 @@ def _descriptions(module: str) -> dict[str, dict[str, str]]:
     return found
 
 
-NAMES = {"batch": "measure_batch", "ids": "id_columns"}
-"""Arguments of Python whose flags have other names."""
-ARGUMENTS = {
-    *KEYS,
-    *NAMES,
+ARGUMENTS = (
     *("allow_changed_code", "allow_code", "backend", "baseline", "by_position"),
     *("client", "layers", "metrics", "resamples", "seeds"),
-}
-"""Arguments of Python that have a flag."""
-_WORD = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|-?\d(?:[\d.e+-]*\d)?|[A-Z]\w*"
-_WORDS = rf"(?:(?:{_WORD})(?:: |, )?)*"
-_SETTING = re.compile(
-    rf"(?<![\w'\"])([a-z_]+)=(\[{_WORDS}\]|\{{{_WORDS}\}}|{_WORD})(, (?=[a-z_]+=))?"
 )
-"""A keyword of Python with its value, and the comma before another."""
-
-
-def with_flags(text: str) -> str:
-    """Return a message of Python with the flags of the command line in place of keywords.
-
-    >>> with_flags("Pass label_column='died at', exclude_columns=['id'], keep_ids=True.")
-    "Pass --label-column 'died at' --exclude-columns id --keep-ids."
-    >>> with_flags("Add options={'mu': VALUE}, or client_column=NAME.")
-    'Add --option mu=VALUE, or --client-column NAME.'
-    """
-    return _SETTING.sub(_as_flag, text)
-
-
-def _as_flag(setting: re.Match[str]) -> str:
-    key, shown, comma = setting.groups()
-    if key not in ARGUMENTS:
-        return setting[0]
-    value = _literal(ast.parse(shown, mode="eval").body)
-    flag = f"--{OPTIONS.get(key, NAMES.get(key, key)).replace('_', '-')}"
-    if isinstance(value, dict):
-        words = [f"{flag} {name}={each}" for name, each in value.items()]
-    else:
-        texts = [] if value is True else list(map(str, as_list(key, value)))
-        signs = [text for text in texts if text.startswith("-")]
-        words = [flag] if len(signs) < len(texts) or not texts else []
-        for text in texts:
-            named = any(map(str.isalnum, text))  # a sign alone is quoted
-            if text not in signs:
-                words.append(shlex.quote(text) if named else repr(text))
-        words += [f"{flag}={shlex.quote(text)}" for text in signs]
-    return " ".join(words) + " " * bool(comma)
-
-
-def _literal(node: ast.expr) -> Any:
-    """Return the value of an expression, in which a word such as NAME stands for itself."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.List):
-        return [_literal(each) for each in node.elts]
-    if isinstance(node, ast.Dict):
-        pairs = zip(node.keys, node.values, strict=True)
-        return {_literal(key): _literal(value) for key, value in pairs if key}
-    return ast.literal_eval(node)
+"""Arguments of Python that are flags and no keys."""
+NAMES = {**OPTIONS, "batch": "measure_batch", "ids": "id_columns"}
+FLAGS = {
+    name: f"--{NAMES.get(name, name).replace('_', '-')}"
+    for name in (*KEYS, *ARGUMENTS, *NAMES)
+}
+"""The flags of arguments of Python, for messages."""
 
 
 # --- KEY=VALUE -------------------------------------------------------------------------------------------------

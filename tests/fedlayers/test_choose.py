@@ -254,8 +254,9 @@ def test_a_named_score_alone_selects_rates_rounds_runs_and_arms(tmp_path, score)
 
 def test_files_of_an_earlier_decision_do_not_stay(tmp_path):
     config = RunConfig(dataset="heart", rounds=1)
-    choose(config, tmp_path, arms=("nothing", "half"))
+    how = {"baselines": False}
+    choose(config, tmp_path, arms=("nothing", "half"), **how)
     assert (tmp_path / "plan.json").exists()
-    choose(config, tmp_path, arms=("local", "fedavg"))
+    choose(config, tmp_path, arms=("local", "fedavg"), **how)
     assert json.loads((tmp_path / "choice.json").read_text())["shared"] is None
     assert not (tmp_path / "plan.json").exists()

@@ -23,9 +23,8 @@ from tests.fedlayers import command
 from tests.fl_core.made import TASKS, targets
 
 
-def each_task(quick):
+def each_task(quick, tasks=(SURVIVAL, MULTILABEL)):
     """Parametrise by tasks, all but one of which are slow."""
-    tasks = (SURVIVAL, MULTILABEL)
     marked = [pytest.param(t, marks=[pytest.mark.slow] * (t != quick)) for t in tasks]
     return pytest.mark.parametrize("task", marked)
 
@@ -89,7 +88,7 @@ def few(task, seed=0):
     return made
 
 
-@pytest.mark.parametrize("task", [REGRESSION, MULTILABEL])
+@each_task(MULTILABEL, (REGRESSION, MULTILABEL))
 def test_a_client_without_a_main_score_is_left_out_for_all_arms_alike(task, tmp_path):
     config = fl.RunConfig(task=task, rounds=3, epochs=30, lr=0.01, eval_every=1)
     more = {"arms": ("nothing", "all"), "seeds": (0, 1), "tune_rates": 0}

@@ -92,7 +92,7 @@ def claims_of(bench, draw, samples, group, means=(0.0,) * 5, seeds=1, frames=Fal
 
 
 @pytest.mark.parametrize("draws", [3, pytest.param(400, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("seeds", [1, 3])
+@pytest.mark.parametrize("seeds", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_exchangeable_predictors_are_rarely_called_different(draws, seeds):
     """At most 30 of 400 draws, with 1, 2, 5 and 30 samples a client, also in groups of five."""
     draw, wrong = np.random.default_rng(seeds), {}

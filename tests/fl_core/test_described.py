@@ -118,10 +118,11 @@ def test_a_proposal_reads_the_table_as_it_was_shown(tmp_path, odd):
 def test_names_of_columns_are_typed_as_proposed(names):
     """Whatever a column is called, a shell and the command read its name back."""
     from fedlayers.cli.app import command_class
-    from fedlayers.cli.options import with_flags
+    from fedlayers.cli.options import FLAGS
+    from fl_core.display import with_flags
     from fl_core.errors import spelled
 
-    line = with_flags(spelled(exclude_columns=names, label_column=names[0]))
+    line = with_flags(spelled(exclude_columns=names, label_column=names[0]), FLAGS)
     command = parse(command_class("check"), "check", ["t.csv", *shlex.split(line)])
     assert sorted(command.keys.data.exclude_columns) == sorted(names)
     assert command.keys.data.label_column == names[0]

@@ -142,7 +142,9 @@ def test_fedavg_of_one_client_is_local_training():
     assert ours.evaluated() == theirs.evaluated()
 
 
-@pytest.mark.parametrize("name", every_other(sorted(registry().keys() - {"pfedhn"})))
+@pytest.mark.parametrize(
+    "name", every_other(sorted(registry().keys() - {"pfedhn"}), of=4)
+)
 def test_the_common_start_does_not_depend_on_the_algorithm(name):
     """An algorithm's additions leave the model's values alone, and personal ones are the client's.
 
