@@ -472,9 +472,9 @@ def check_values(
             check_value(f"{where}{name}", value, bound, way)
 
 
-def check_fields(found: object, where: str = "", way: str = "") -> None:
+def check_fields(found: object, where: str = "") -> None:
     """Check the fields of a dataclass as :func:`check_values`."""
-    check_values(vars(found), type(found), where, way)
+    check_values(vars(found), type(found), where)
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
@@ -24,6 +24,7 @@ from fl_core.records.store import Checkpoint
 from fl_core.rounds.clients import (
     SCORED,
     ClientReply,
+    ClientRequest,
     FinetuneRequest,
     LocalClients,
     ScoreRequest,
@@ -239,17 +240,13 @@ class Engine:
             The clients that replied.
         """
         replied: list[int] = []
-
-        def requests() -> Iterator[TrainRequest]:
-            for client in rnd.sampled:
-                message = self.algorithm.call(
-                    "server_message", self.server, client, rnd
-                )
-                self.tell("on_message", rnd, client, message)
-                yield TrainRequest(client, rnd, message, score, client in keep)
+        requests = (
+            TrainRequest(client, rnd, message, score, client in keep)
+            for client, message in self.messages(rnd)
+        )
 
         def updates() -> Iterator[Update]:
-            for reply in self.clients.run(requests()):
+            for reply in self.clients.run(requests):
                 self.tell("on_reply", rnd, reply)
                 if reply.message is not None:
                     replied.append(reply.client)
@@ -266,6 +263,20 @@ class Engine:
         self.tell("after_exchange", rnd)
         return tuple(replied)
 
+    def messages(self, rnd: Round) -> Iterator[tuple[int, Message]]:
+        """Yield each client of an exchange with the server's message to it."""
+        for client in rnd.sampled:
+            message = self.algorithm.call("server_message", self.server, client, rnd)
+            self.tell("on_message", rnd, client, message)
+            yield client, message
+
+    def ask(self, rnd: Round, requests: Iterable[ClientRequest]) -> None:
+        """Run an exchange whose replies are not aggregated. The listeners hear of them."""
+        self.tell("before_exchange", rnd)
+        for reply in self.clients.run(requests):
+            self.tell("on_reply", rnd, reply)
+        self.tell("after_exchange", rnd)
+
     def measure(self, clients: tuple[int, ...], keep: bool = False) -> None:
         """Run PLayer-FL's measuring exchange alone. The server's state then has what the clients measured."""
         self.use(self.algorithm)
@@ -276,28 +287,17 @@ class Engine:
         if not self.algorithm.finetuning(self.done, 0):
             return
         rnd = Round(self.done, FINISH, tuple(range(len(self.names))))
-
-        def requests() -> Iterator[FinetuneRequest]:
-            for client in rnd.sampled:
-                message = self.algorithm.call(
-                    "server_message", self.server, client, rnd
-                )
-                self.tell("on_message", rnd, client, message)
-                yield FinetuneRequest(client, self.done, self.server)
-
-        self.tell("before_exchange", rnd)
-        for reply in self.clients.run(requests()):
-            self.tell("on_reply", rnd, reply)
-        self.tell("after_exchange", rnd)
+        asked = (
+            FinetuneRequest(client, self.done, self.server)
+            for client, _ in self.messages(rnd)
+        )
+        self.ask(rnd, asked)
 
     def evaluate(self) -> None:
         """Score every client's models on validation and test samples."""
         rnd = Round(self.done, EVALUATE, tuple(range(len(self.names))))
-        self.tell("before_exchange", rnd)
-        requests = (ScoreRequest(k, self.done, self.server) for k in rnd.sampled)
-        for reply in self.clients.run(requests):
-            self.tell("on_reply", rnd, reply)
-        self.tell("after_exchange", rnd)
+        asked = (ScoreRequest(k, self.done, self.server) for k in rnd.sampled)
+        self.ask(rnd, asked)
 
     # --- around the rounds ---
 

@@ -526,13 +526,11 @@ def cost_steps(tasks: Mapping[str, Task]) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=["run", "round", "naive", "flops", "moved"])
 
 
-def plan_cost(
-    plan: LayerPlan, costs: pd.DataFrame | Mapping[str, Mapping[str, float]]
-) -> dict[str, float]:
+def plan_cost(plan: LayerPlan, costs: pd.DataFrame) -> dict[str, float]:
     """Return what a plan sends, and what it saves compared with sharing everything.
 
     Args:
-        costs: rows of ``layer_cost`` (a report's frame), or {layer: {variant: value}}.
+        costs: rows of ``layer_cost``, such as a report's frame.
 
     Returns:
         A dict with these keys:
@@ -543,53 +541,11 @@ def plan_cost(
         * bytes_saved = bytes_all - bytes_up
         * saved = bytes_saved / bytes_all in [0, 1]. Higher means cheaper.
         * training_flops, training_flops_shared: FLOPs of one training sample, forward and backward, in all layers and
-          in the shared ones. They are absent if the costs do not have them.
+          in the shared ones
 
     Raises:
         UsageError: costs are missing, in whole or for a layer of the plan.
     """
-    table = _by_layer(costs)
-    for layer in plan.layers:
-        check_known("layer with costs", layer.name, table)
-        lacking = [name for name in SIZES if name not in table[layer.name]]
-        if lacking:
-            raise UsageError(
-                f"costs of layer {layer.name!r} must have {listing(lacking)}. Measure layer_cost again."
-            )
-
-    def total(variant: str, shared: bool) -> float:
-        chosen = plan.body if shared else plan.layers
-        return sum(table[layer.name].get(variant, 0.0) for layer in chosen)
-
-    sent = total("bytes", True)
-    everything = total("bytes", False)
-    result = {
-        "layers": float(len(plan.layers)),
-        "layers_shared": float(len(plan.shared)),
-        "parameters": total("parameters", False),
-        "parameters_shared": total("parameters", True),
-        "bytes_up": sent,
-        "bytes_down": sent,
-        "bytes_all": everything,
-        "bytes_saved": everything - sent,
-        "saved": (everything - sent) / everything if everything else 0.0,
-    }
-    if any("forward_flops" in own for own in table.values()):
-        for name, shared in (
-            ("training_flops", False),
-            ("training_flops_shared", True),
-        ):
-            result[name] = total("forward_flops", shared) + total(
-                "backward_flops", shared
-            )
-    return result
-
-
-def _by_layer(
-    costs: pd.DataFrame | Mapping[str, Mapping[str, float]],
-) -> dict[str, dict[str, float]]:
-    if not isinstance(costs, pd.DataFrame):
-        return {name: dict(own) for name, own in costs.items()}
     rows = costs[(costs["metric"] == "layer_cost") & costs["value"].notna()]
     if rows.empty:
         raise UsageError("The rows hold no layer_cost. Measure it first.")
@@ -599,9 +555,26 @@ def _by_layer(
         raise UsageError(
             f"The rows hold two costs of layer {twice['layer'].iloc[0]!r}. Keep those of one model."
         )
-    table: dict[str, dict[str, float]] = {}
-    for layer, variant, value in zip(
-        rows["layer"], rows["variant"], rows["value"], strict=True
-    ):
-        table.setdefault(layer, {})[variant] = float(value)
-    return table
+    table = rows.pivot(index="layer", columns="variant", values="value")
+    for layer in plan.layers:
+        check_known("layer with costs", layer.name, table.index)
+    every = table.loc[list(plan.names)].sum()
+    shared = table.loc[list(plan.shared)].sum()
+    sent, most = shared["bytes"], every["bytes"]
+
+    def flops(of: pd.Series[float]) -> float:
+        return float(of["forward_flops"] + of["backward_flops"])
+
+    return {
+        "layers": float(len(plan.layers)),
+        "layers_shared": float(len(plan.shared)),
+        "parameters": every["parameters"],
+        "parameters_shared": shared["parameters"],
+        "bytes_up": sent,
+        "bytes_down": sent,
+        "bytes_all": most,
+        "bytes_saved": most - sent,
+        "saved": (most - sent) / most if most else 0.0,
+        "training_flops": flops(every),
+        "training_flops_shared": flops(shared),
+    }

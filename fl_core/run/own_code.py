@@ -35,14 +35,10 @@ def digests(task: Task) -> dict[str, str]:
     A part without own code has none. ``layers`` is the digest of an own model as it is printed.
     """
     config = task.config
-    named: dict[str, Any] = {key: config.value(key) for key in marked(Mark.CODE)}
-    named |= {
-        f"option {key}": value for key, value in config.federation.options.items()
-    }
     parts = {
-        key: [import_object(key, value)]
-        for key, value in named.items()
-        if isinstance(value, str) and is_outside(value)
+        key: [import_object(key, name)]
+        for key, name in code_of(config.to_json()).items()
+        if key != "model"
     }
     parts.setdefault("algorithm", []).append(type(task.algorithm(None)))
     found = {key: digest_of(things) for key, things in parts.items()}
