@@ -27,7 +27,7 @@ from fl_core.errors import RunError, UsageError
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import LayerPlan
 from tests.bounds import forbidden
-from tests.conftest import refuses
+from tests.conftest import every_other, refuses
 from tests.diagnostics.calls import call
 from tests.networks import Wired, snapshot
 
@@ -344,7 +344,7 @@ def new_objects():
     gc.unfreeze()
 
 
-@pytest.mark.parametrize("name", [*METRICS, *FUNCTIONS])
+@pytest.mark.parametrize("name", [*every_other(METRICS), *FUNCTIONS])
 def test_nothing_is_left_on_the_models(name, tmp_path, monkeypatch, new_objects):
     """By each metric alone, whatever the mode, and by each function: neither a trace nor a tensor."""
     monkeypatch.chdir(tmp_path)

@@ -174,6 +174,7 @@ def test_sites_measure_what_one_process_measures(tmp_path):
         over_sites(tmp_path / "pairs", grid, metrics=["cka"])
 
 
+@pytest.mark.slow
 def test_flower_adds_noise_as_the_page_shows(tmp_path):
     page = (Path(__file__).parents[3] / "docs/federation_privacy.md").read_text()
     shown = {}
@@ -251,6 +252,7 @@ def test_other_samples_have_the_bits_of_one_process(tmp_path, written, more):
     assert_same(tmp_path / "run", tmp_path / "home")
 
 
+@pytest.mark.slow
 def test_simulated_nodes_are_the_clients_of_one_table(tmp_path):
     site_files(tmp_path)
     tables = [pd.read_csv(tmp_path / f"{w}.csv").assign(client=w) for w in WARDS]
