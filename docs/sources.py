@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = (
     "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "examples/README.md", "benchmarks/README.md",
     "figures/decision/PREREGISTERED.md", "figures/decision/REGISTERED_FINISHED.md",
-    "figures/decision/REGISTERED_KNOWN.md",
+    "figures/decision/REGISTERED_KNOWN.md", "figures/decision/REGISTERED_DIFFERS.md",
     "benchmarks/leaderboard/REGISTERED.md",
     *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "figures").glob("*.md"))),
     *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md")) if path.stem != "index"),

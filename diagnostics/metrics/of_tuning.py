@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 
 from fl_core import tree
 from fl_core.data.federated import Split
-from fl_core.errors import NonFiniteError, UsageError, at_least
+from fl_core.errors import NonFiniteError
 from fl_core.layers import Layer
 from fl_core.models.building import batch_norms
 from fl_core.rows import CLASSIFICATION, Row, row
 from fl_core.run.costs import training_flops
-from fl_core.statistics import Estimate, stratified_mean
+from fl_core.statistics import stratified_mean
 from fl_core.training.phases import Training
 
 from ..measurement import Measurement, batches
-from ..null import null_samples
-from ..tuning.copies import EPOCHS, Tuner
-from ..tuning.differ import TOO_FEW, UNSURE, gains, rows_of
-from ..tuning.profile import GRID, Gain, Profile, every, upper_limit
+from ..tuning.copies import EPOCHS, Tuner, estimated
+from ..tuning.differ import DIFFER, NOT_SHOWN, compared, rows_of, verdict
+from ..tuning.profile import GRID, Gain, Profile, every
 from .base import metric
 
 NAME, ALL, STATISTICS = "layer_tuning", "all", "statistics"
-Parts = Sequence[tuple[Split, Split]]
+Parts = dict[str, tuple[Split, Split]]
 
 
 @dataclass(frozen=True)
@@ -65,12 +63,10 @@ class LayerTuning(Shared):
 
     Attributes:
         grid: epochs to 8 and three rates, for six times the price.
-        draws: draws of the null. 0 means no null; a gain above two standard errors is then shown.
         rounds: of the run, for the price.
     """
 
     grid: bool = False
-    draws: Annotated[int, at_least(0)] = 5
     rounds: int = 0
 
 
@@ -81,9 +77,7 @@ def why_not(measurement: Measurement, options: Shared) -> str:
         return "needs one model for all clients: name the global one"
     if not any(len(_split(own)) for own in (options.test or {}).values()):
         return "needs validation samples"
-    parts = [*parts_of(measurement, options).values()]
-    finite = bool(tuner_of(measurement, options, parts).start.isfinite().all())
-    return "" if finite else "the shared model's outputs are not finite"
+    return ""
 
 
 def _split(data: Any) -> Split:
@@ -96,9 +90,7 @@ def _split(data: Any) -> Split:
     return Split(x, y, getattr(data, "groups", None))
 
 
-def parts_of(
-    measurement: Measurement, options: Shared
-) -> dict[str, tuple[Split, Split]]:
+def parts_of(measurement: Measurement, options: Shared) -> Parts:
     """Return each client's training and validation samples. Clients without the latter take no part."""
     held = options.test or {}
     found = {
@@ -109,21 +101,25 @@ def parts_of(
     return {name: each for name, each in found.items() if len(each[1])}
 
 
-def tuner_of(measurement: Measurement, options: Shared, parts: Parts) -> Tuner:
-    """Return what tunes copies of a measurement's shared model."""
-    model, training = measurement.subjects[0].model, options.training or Training()
-    return Tuner(
-        model, measurement.loss, training, parts, measurement.seed, options.round
-    )
+def given(measurement: Measurement, options: Shared, parts: Parts) -> dict[str, Any]:
+    """Return the arguments of a :class:`Tuner` of a measurement's shared model."""
+    return {
+        "model": measurement.subjects[0].model,
+        "loss": measurement.loss,
+        "training": options.training or Training(),
+        "clients": [*parts.values()],
+        "seed": measurement.seed,
+        "round": options.round,
+    }
 
 
 # --- whether clients differ -------------------------------------------------------------------------------------
 
 
 @metric(
-    description="what own epochs and training alone gain over the shared model, with their errors",
+    description="whether a client's own model beats other clients' models on its validation samples",
     direction="1 = clients differ in more than their samples",
-    how="a few own epochs from the shared model, chosen on one half of validation samples and scored on the other",
+    how="clients train a few own epochs from the shared model; their models predict each other's samples",
     variants=("differ",),
     shared=True,
     separable=True,
@@ -133,33 +129,25 @@ def tuner_of(measurement: Measurement, options: Shared, parts: Parts) -> Tuner:
 def clients_differ(measurement: Measurement, options: DifferOptions) -> list[Row]:
     """Return rows of the whole network on whether clients differ in more than their samples.
 
-    Own epochs (1, 2 or 4, at a third of the rate or at the rate, or none) are chosen on one half of all validation
-    samples and scored on the other, crosswise. Their gain over the shared model, and that of training alone, are in
-    nats of the calibrated log loss and in points of accuracy. Clients differ if one of the gains is above two standard
-    errors over samples (groups) in the score that decides. If not, and the error is above 1.5 points, there are too
-    few samples to tell.
+    Each client trains own epochs from the shared model (1, 2 or 4, at a third of the rate or at the rate). Its model,
+    and one that it trained alone, predict its own validation samples and those of its neighbours: up to nine clients
+    are all neighbours. The lead of a client's own model over the others at its samples has the expected value 0 where
+    clients do not differ, however well or badly the models are trained.
 
-    Do not rely on it alone: on samples dealt at random it was called different more often than registered
-    (``docs/results/what_each_command_sees.md``), probably where a few more epochs help any client.
+    Clients differ if a lead is above two standard errors over samples (groups) in the score that decides: nats of the
+    calibrated log loss, or points of accuracy. If not, and the error is above 1.5 points, there are too few samples to
+    tell. Rows without ``others`` are gains over the shared model. A difference need not make a local layer worth it.
     """
     if reason := why_not(measurement, options):
         return [row("clients_differ", None, status=reason, variant="differ")]
     parts = parts_of(measurement, options)
-    tuner = tuner_of(measurement, options, [*parts.values()])
-    rate, names = tuner.training.lr, every(measurement.layers)
-    try:
-        tuned = torch.cat([tuner.outputs(names, each) for each in (rate / 3, rate)])
-    except NonFiniteError as error:
-        return [row("clients_differ", None, status=str(error), variant="differ")]
     alone = None
     if options.alone is not None:
-        starts = [tree.state_dict(options.alone[name]) for name in parts]
-        alone = Tuner(
-            measurement.subjects[0].model, measurement.loss, tuner.training,
-            [*parts.values()], measurement.seed, options.round, starts,
-        ).start  # fmt: skip
-    given = measurement.loss, tuner.held, tuner.start, tuned, alone, measurement.seed
-    found = {(what, score): each for what, score, each in gains(*given)}
+        alone = [tree.state_dict(options.alone[name]) for name in parts]
+    try:
+        found = compared(**given(measurement, options, parts), alone=alone)
+    except NonFiniteError as error:
+        return [row("clients_differ", None, status=str(error), variant="differ")]
     for subject in measurement.subjects:
         measurement.tick(subject.client)
     return rows_of(found, options.score)
@@ -189,9 +177,9 @@ def layer_tuning(measurement: Measurement, options: LayerTuning) -> list[Row]:
       other; and crosswise. It is neither weighted by class nor calibrated. Other tasks have their training loss.
     - *Rows*: ``fall`` in nats and ``gain`` in points of accuracy by client and layer, and of the network; those of
       ``all`` layers and of ``statistics`` (no weight trains, batch statistics are taken again) have no layer; ``share``
-      is G(S) / G(all), G the mean by training samples, where a difference is shown. Its error is of a bootstrap.
-    - *Null*: all samples are dealt to clients of the same sizes, five draws, and all layers of the same g are tuned.
-      A difference is shown if G(all) > mean + t(.95, 4) s sqrt(1 + 1/5). g has seen the true clients.
+      is G(S) / G(all), G the mean by training samples, where a difference is shown.
+    - *Shown*: where ``clients_differ`` says so of own epochs, in loss. Its null is exact, unlike that of dealt samples,
+      which the shared model has not seen as such.
     - ``price``: floating-point operations over those of one run that shares all layers.
 
     It names no plan. On federations with known answers the profile did not choose better than training both ends.
@@ -203,18 +191,24 @@ def layer_tuning(measurement: Measurement, options: LayerTuning) -> list[Row]:
             for layer in measurement.layers
         ]  # fmt: skip
     parts = parts_of(measurement, options)
-    tuner = tuner_of(measurement, options, [*parts.values()])
+    tuner = Tuner(**given(measurement, options, parts))
     profile = Profile(tuner, options.grid)
-    found: dict[str, Gain | str] = {ALL: _attempt(profile, every(measurement.layers))}
+    whole = _attempt(lambda: profile.of(every(measurement.layers)))
+    found = {ALL: whole}
     for layer in measurement.layers:
-        found[layer.name] = _reason(tuner, layer) or _attempt(profile, layer.tensors)
+        tune = partial(profile.of, frozenset(layer.tensors))
+        found[layer.name] = _reason(tuner, layer) or _attempt(tune)
     if batch_norms(tuner.workspace.model):
-        found[STATISTICS] = profile.chosen(tuner.with_new_statistics()[None])
-    shown = _shown(measurement, options, parts, profile, found[ALL])
+        statistics = tuner.with_new_statistics()[None]
+        found[STATISTICS] = _attempt(lambda: profile.chosen(statistics))
+    shown = ""
+    if not isinstance(whole, str):
+        said = verdict(compared(**given(measurement, options, parts)), "loss")
+        shown = {DIFFER: "", NOT_SHOWN: "no difference shown"}.get(said, said)
     made = [
         each
         for name, gain in found.items()
-        for each in _rows(profile, [*parts], name, gain, found[ALL], shown)
+        for each in _rows(profile, [*parts], name, gain, whole, shown)
     ]
     for subject in measurement.subjects:
         measurement.tick(subject.client)
@@ -232,52 +226,11 @@ def _reason(tuner: Tuner, layer: Layer) -> str:
     return "" if trains else "no weight of the layer trains"
 
 
-def _attempt(profile: Profile, names: Any) -> Gain | str:
+def _attempt(gain: Callable[[], Gain]) -> Gain | str:
     try:
-        return profile.of(frozenset(names))
+        return gain()
     except NonFiniteError as error:
         return str(error)
-
-
-def _shown(
-    measurement: Measurement,
-    options: LayerTuning,
-    parts: dict[str, tuple[Split, Split]],
-    profile: Profile,
-    gain: Gain | str,
-) -> str:
-    """Return "" if a difference between clients is shown, or why no share has a value."""
-    if isinstance(gain, str):
-        return gain
-    nats = profile.mean(gain.nats)
-    if options.draws == 0:
-        shown = nats.value > 2 * nats.error
-    else:
-        drawn = []
-        for draw in range(1, options.draws + 1):
-            dealt = _dealt(parts, measurement.seed, draw)
-            again = Profile(tuner_of(measurement, options, dealt), options.grid)
-            null = _attempt(again, every(measurement.layers))
-            if isinstance(null, str):
-                return null
-            drawn.append(again.mean(null.nats).value)
-        shown = nats.value > upper_limit(drawn)
-    if shown:
-        return ""
-    right = profile.mean(gain.right)
-    return TOO_FEW if 100 * right.error > UNSURE else "no difference shown"
-
-
-def _dealt(parts: dict[str, tuple[Split, Split]], seed: int, draw: int) -> Parts:
-    """Return all samples dealt to clients of the same sizes."""
-    if len(parts) < 2:
-        raise UsageError(
-            "the null must have at least 2 clients; got one. Pass draws=0."
-        )
-    train, held = ({name: each[k] for name, each in parts.items()} for k in (0, 1))
-    deal = partial(null_samples, null="clients", seed=seed, draw=draw)
-    first, second = deal(train), deal(held, split="validation")
-    return [(_split(first[name]), _split(second[name])) for name in parts]
 
 
 def _rows(
@@ -296,17 +249,17 @@ def _rows(
         yield row(NAME, None, status=gain, variant=f"fall{extra}", **where)
         return
     held = profile.tuner.held
-    for variant, values, factor in (("fall", gain.nats, 1), ("gain", gain.right, 100)):
-        if variant == "gain" and profile.tuner.loss.task != CLASSIFICATION:
-            continue
+    kinds = {"fall": (gain.nats, 1), "gain": (gain.right, 100)}
+    if profile.tuner.loss.task != CLASSIFICATION:
+        del kinds["gain"]
+    for variant, (values, factor) in kinds.items():
         for k, client in enumerate(clients):
             own = held.client == k
             mean = stratified_mean(values[own], None, held.group[own])
-            n_train = len(profile.tuner.train[k][2])
-            yield _row(
-                variant + extra, mean, factor, client=client, n_train=n_train, **where
-            )
-        yield _row(variant + extra, profile.mean(values), factor, **where)
+            who = {"client": client, "n_train": len(profile.tuner.train[k][2])}
+            yield estimated(NAME, variant + extra, mean, factor, **who, **where)
+        mean = profile.mean(values)
+        yield estimated(NAME, variant + extra, mean, factor, **where)
     if alone and name == ALL:
         return
     if shown or isinstance(whole, str):
@@ -314,22 +267,7 @@ def _rows(
             NAME, None, status=shown or str(whole), variant=f"share{extra}", **where
         )
         return
-    again = profile.resampled(gain.nats, whole.nats)
-    share = profile.mean(gain.nats).value / profile.mean(whole.nats).value
-    spread = float((again[:, 0] / again[:, 1]).std(ddof=1))
-    yield row(NAME, share, stderr=spread, variant=f"share{extra}", **where)
-
-
-def _row(variant: str, mean: Estimate, factor: float, **where: Any) -> Row:
-    error = None if math.isnan(mean.error) else factor * mean.error
-    return row(
-        NAME,
-        factor * mean.value,
-        stderr=error,
-        variant=variant,
-        split="validation",
-        **where,
-    )
+    yield estimated(NAME, f"share{extra}", profile.share(gain, whole), 1, **where)
 
 
 def price(measurement: Measurement, options: LayerTuning, tuner: Tuner) -> float:
@@ -340,13 +278,14 @@ def price(measurement: Measurement, options: LayerTuning, tuner: Tuner) -> float
     shape = tuple(tuner.train[0][0].shape[1:])
     flops = partial(training_flops, tuner.workspace, shape)
     whole = every(measurement.layers)
-    epochs = max(GRID if options.grid else EPOCHS) * (3 if options.grid else 1)
-    used = epochs * sum(len(y) for _, _, y in tuner.train)
-    parts = [
-        frozenset(layer.tensors)
+    samples = sum(len(y) for _, _, y in tuner.train)
+    tuned = sum(
+        flops(frozenset(layer.tensors))
         for layer in measurement.layers
         if not _reason(tuner, layer)
-    ]
-    tuned = sum(flops(names) for names in parts) + flops(whole) * (1 + options.draws)
+    )
+    epochs = 3 * max(GRID) if options.grid else max(EPOCHS)
+    compared = 2 * max(EPOCHS) * flops(whole)
     trained = options.rounds * sum(s.n_train for s in measurement.subjects)
-    return used * tuned / (trained * flops(whole))
+    work = epochs * (tuned + flops(whole)) + compared
+    return samples * work / (trained * flops(whole))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,8 @@ from fl_core.data.arrays import nested_groups
 from fl_core.data.federated import Split
 from fl_core.errors import NonFiniteError
 from fl_core.models.building import batch_norms
-from fl_core.rows import CLASSIFICATION, MULTILABEL
+from fl_core.rows import CLASSIFICATION, MULTILABEL, Row, row
+from fl_core.statistics import Estimate
 from fl_core.training import evaluate
 from fl_core.training.loop import batch_slices, clip_gradients
 from fl_core.training.losses import Loss
@@ -70,12 +72,13 @@ class Held:
             torch.cat([s.y for s in splits]), client, np.array(share)[client], group
         )
 
-    def losses(self, loss: Loss, outputs: Tensor) -> Array:
+    def losses(self, loss: Loss, outputs: Tensor, temperature: float = 1.0) -> Array:
         """Return the log loss of each sample, or its training loss for other tasks, of outputs [..., n, C]."""
         if outputs.ndim == 3:
-            return np.stack([self.losses(loss, each) for each in outputs])
+            return np.stack([self.losses(loss, each, temperature) for each in outputs])
         if loss.task in (CLASSIFICATION, MULTILABEL):
-            return evaluate.log_losses(loss.logits(outputs).double(), self.y).numpy()
+            logits = loss.logits(outputs).double() / temperature
+            return evaluate.log_losses(logits, self.y).numpy()
         return loss.per_sample(outputs, self.y).double().numpy()
 
     def right(self, outputs: Tensor) -> Array:
@@ -93,6 +96,8 @@ class Tuner:
         clients: of each its training and validation samples.
         seed, round: of the run; with the client they seed batches and dropout.
         starts: of each client weights of its own to begin with.
+        samples: training samples that a client uses at most.
+        near: of each client the clients whose validation samples its copy predicts. Default: itself.
     """
 
     def __init__(
@@ -105,6 +110,7 @@ class Tuner:
         round: int,
         starts: Sequence[Tree] | None = None,
         samples: int | None = SAMPLES,
+        near: Sequence[Sequence[int]] | None = None,
     ) -> None:
         example = clients[0][0].x[:2]
         self.workspace = Workspace(model, memory=memory_format(model, example))
@@ -113,6 +119,7 @@ class Tuner:
         train = [_first(split, samples) for split, _ in clients]
         self.train = [(s.x, self.workspace.place(s.x), s.y) for s in train]
         self.scored = [(s.x, self.workspace.place(s.x)) for _, s in clients]
+        self.near = near or [[k] for k in range(len(clients))]
         self.held = Held.of([s for _, s in clients], [len(s) for s, _ in clients])
 
     @cached_property
@@ -122,13 +129,15 @@ class Tuner:
         with tree.one_thread():
             for client, weights in enumerate(self.starts):
                 self.workspace.load(weights)
-                found.append(self._outputs(client, None))
-        return torch.cat(found)
+                found.append(self._outputs(client))
+        return _finite(torch.cat(found))
 
     def outputs(
         self, names: frozenset[str], rate: float, epochs: Sequence[int] = EPOCHS
     ) -> Tensor:
         """Return the outputs [epochs, n, C] after tuning the named tensors alone.
+
+        There are more than n where clients predict samples of others (``near``).
 
         Raises:
             NonFiniteError: a loss or an output is not finite.
@@ -138,12 +147,7 @@ class Tuner:
                 torch.stack([*self._tune(client, names, rate, epochs)])
                 for client in range(len(self.train))
             ]
-        found = torch.cat(every, dim=1)
-        if not bool(found.isfinite().all()):
-            raise NonFiniteError(
-                "An output after tuning is not finite. Use a smaller lr."
-            )
-        return found
+        return _finite(torch.cat(every, dim=1))
 
     def tuned(
         self, client: int, names: frozenset[str], rate: float, epochs: int
@@ -174,7 +178,7 @@ class Tuner:
                     norm.train()
                 for part in slices:
                     workspace.model(x[part])
-            found.append(self._outputs(client, None))
+            found.append(self._outputs(client))
         for norm, before in zip(norms, momentum, strict=True):
             norm.momentum = before
         return torch.cat(found)
@@ -194,7 +198,9 @@ class Tuner:
             params = {name: workspace.params[name] for name in trained}
             optimizer = replace(settings, lr=rate).build([*params.values()])
             ahead = workspace.frozen_outputs(client, samples, x)
-            held = workspace.frozen_outputs(~client, *self.scored[client])
+            held = [
+                workspace.frozen_outputs(~k, *self.scored[k]) for k in self.near[client]
+            ]
             for epoch in range(1, max(epochs) + 1):
                 order = torch.randperm(len(y), generator=draws)
                 for rows in (order[part] for part in slices):
@@ -221,17 +227,26 @@ class Tuner:
                 if epoch in epochs:
                     yield self._outputs(client, held)
 
-    def _outputs(self, client: int, held: Tensor | None) -> Tensor:
-        """Return the outputs of a client's validation samples, from those of the frozen first layers if known."""
-        workspace, (_, x) = self.workspace, self.scored[client]
-        found = []
+    def _outputs(self, client: int, held: Sequence[Tensor | None] = ()) -> Tensor:
+        """Return the outputs of validation samples, from those of the frozen first layers if known."""
+        workspace, found = self.workspace, []
+        near = self.near[client]
         with torch.no_grad(), in_mode(workspace.model, False):
-            for part in batch_slices(len(x), SCORED, workspace.couples):
-                batch = x[part]
-                if held is not None:
-                    workspace.continue_from(batch, held[part])
-                found.append(workspace.forward(workspace.params, batch))
-        return torch.cat(found or [workspace.forward(workspace.params, x)])
+            for k, ahead in zip(near, held or [None] * len(near), strict=True):
+                _, x = self.scored[k]
+                slices = batch_slices(len(x), SCORED, workspace.couples)
+                for part in slices or [slice(0, 0)]:
+                    batch = x[part]
+                    if ahead is not None:
+                        workspace.continue_from(batch, ahead[part])
+                    found.append(workspace.forward(workspace.params, batch))
+        return torch.cat(found)
+
+
+def _finite(outputs: Tensor) -> Tensor:
+    if not bool(outputs.isfinite().all()):
+        raise NonFiniteError("An output is not finite. Use a smaller lr.")
+    return outputs
 
 
 def _first(split: Split, most: int | None) -> Split:
@@ -267,3 +282,12 @@ def crosswise(
         choice[scored] = int(np.argmin(means)) if fixed is None else fixed
         first[scored], best[scored] = found[0][1], found[choice[scored][0]][1]
     return choice, first, best
+
+
+def estimated(
+    metric: str, variant: str, mean: Estimate, factor: float, **where: Any
+) -> Row:
+    """Return the row of a mean over validation samples, with its error if it has one."""
+    error = None if math.isnan(mean.error) else factor * mean.error
+    where |= {"stderr": error, "variant": variant, "split": "validation"}
+    return row(metric, factor * mean.value, **where)

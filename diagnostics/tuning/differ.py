@@ -1,125 +1,189 @@
-"""Whether clients differ in more than their samples: what own epochs and training alone gain over a shared model."""
+"""Whether clients differ in more than their samples: whether a client's own model beats those of other clients."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fl_core import tree
+from fl_core.data.federated import Split
+from fl_core.errors import check_known
 from fl_core.rows import CLASSIFICATION, MULTILABEL, Row, row
+from fl_core.seeds import numpy_generator
 from fl_core.statistics import Estimate, halves, stratified_mean
 from fl_core.training import evaluate
 from fl_core.training.losses import Loss
+from fl_core.training.phases import Training
+from fl_core.tree import Tree
 
-from .copies import Array, Held, Mask, crosswise
+from .copies import SAMPLES, Array, Held, Mask, Tuner, crosswise, estimated
 
 NAME = "clients_differ"
 ERRORS = 2.0
-"""Standard errors from which a gain counts."""
+"""Standard errors from which a lead counts."""
 UNSURE = 1.5
 """Points of accuracy. With a larger standard error there are too few samples to tell."""
+SIDE = 4
+"""Neighbours on each side in a drawn circle of clients. Up to 9 clients are all neighbours."""
 DIFFER, TOO_FEW, NOT_SHOWN = "differ", "too few samples to tell", "not shown"
-OWN, ALONE = "own epochs", "training alone"
+UNITS = {"loss": (1, "nats"), "accuracy": (100, "points")}
+OWN, ALONE, OTHERS = "own epochs", "training alone", ", others"
 
 
-def calibrated_losses(
-    loss: Loss, outputs: Tensor, held: Held, fitted: Mask, scored: Mask
-) -> tuple[Array, Array]:
-    """Return the log losses of two sets of samples, by the temperature of at least 1 that is best on the first.
+def neighbours(clients: int, seed: int) -> list[list[int]]:
+    """Return the clients whose samples each client's models predict: its own, and those of its neighbours.
 
-    A lower one would make a model surer that errs on none of a few samples. Other tasks have their training loss.
+    >>> neighbours(3, seed=0)
+    [[0, 1, 2], [0, 1, 2], [0, 1, 2]]
     """
-    if loss.task not in (CLASSIFICATION, MULTILABEL):
-        found = held.losses(loss, outputs)
-        return found[fitted], found[scored]
-    logits = loss.logits(outputs).double()
-    on = torch.from_numpy(fitted)
-    weight = torch.from_numpy(held.weight[fitted])
-    none = torch.zeros_like(logits[on])
-    temperature, _ = evaluate.fit(logits[on], held.y[on], weight, none)
-    found = evaluate.log_losses(logits / max(1.0, temperature), held.y).numpy()
-    return found[fitted], found[scored]
+    order = numpy_generator(seed, NAME).permutation(clients)
+    circle = [np.roll(order, step) for step in range(-SIDE, SIDE + 1)]
+    near = np.stack(circle, axis=1)[order.argsort()]
+    return [sorted(set(others.tolist())) for others in near]
+
+
+def compared(
+    model: nn.Module,
+    loss: Loss,
+    training: Training,
+    clients: Sequence[tuple[Split, Split]],
+    seed: int,
+    round: int,
+    starts: Sequence[Tree] | None = None,
+    alone: Sequence[Tree] | None = None,
+    samples: int | None = SAMPLES,
+) -> dict[tuple[str, str], Estimate]:
+    """Train own epochs from a shared model, and return what :func:`gains` yields.
+
+    Args:
+        model: the shared one, or its skeleton if ``starts`` has each client's tensors.
+        alone: of each client the tensors that it trained alone.
+
+    The other arguments are those of :class:`Tuner`.
+
+    Raises:
+        NonFiniteError: a loss or an output is not finite.
+    """
+    near = neighbours(len(clients), seed)
+    given = model, loss, training, clients, seed, round
+    tuner = Tuner(*given, starts, samples, near)
+    names, rate = frozenset(tree.state_dict(model)), training.lr
+    tuned = torch.cat([tuner.outputs(names, each) for each in (rate / 3, rate)])
+    single = None if alone is None else Tuner(*given, alone, samples, near).start
+    found = gains(loss, tuner.held, near, tuner.start, tuned, single, seed)
+    return {(what, score): each for what, score, each in found}
 
 
 def gains(
     loss: Loss,
     held: Held,
+    near: Sequence[Sequence[int]],
     shared: Tensor,
     tuned: Tensor,
     alone: Tensor | None,
     seed: int,
 ) -> Iterator[tuple[str, str, Estimate]]:
-    """Yield what is tried, the score, and its mean gain over the shared model: nats, or shares of right predictions.
+    """Yield what is compared, the score, and its mean gain: nats, or shares of right predictions.
 
-    Where no own epoch is chosen the gain is 0 with the error of the first candidate's.
+    ``own epochs`` and ``training alone`` gain over the shared model. Own epochs, or none, are chosen on one half of
+    the samples and scored on the other. Where none are chosen the gain is 0 with the error of the first candidate's.
+
+    ``own epochs, others`` and ``training alone, others`` are the lead of a client's own model over its neighbours'
+    models, the mean over pairs of clients by the product of their training samples. Without a difference between
+    clients its expected value is exactly 0, whatever the models learned: a pair's models change places. The epochs
+    with the largest lead on one half are scored on the other.
 
     Args:
-        shared: outputs of the shared model on the validation samples [n, C].
-        tuned: the same after own epochs, [P, n, C].
+        near: the clients whose samples each client's models predict, as of :func:`neighbours`.
+        shared: outputs of the shared model [N, C], of each client for the samples of its first neighbour, and so on.
+        tuned: the same after own epochs, [P, N, C].
         alone: of models that each client trained alone.
     """
     half = halves(held.group, held.client, seed)
+    places = [np.flatnonzero(held.client == k) for k in range(len(near))]
+    place = np.concatenate([places[k] for others in near for k in others])
+    sizes = [sum(len(places[k]) for k in others) for others in near]
+    model = np.repeat(np.arange(len(near)), sizes)
+    own = model == held.client[place]
+    weight = np.where(own, 0, np.bincount(held.client, held.weight)[model])
+    pairs = Held(held.y[place], model, weight * held.weight[place], place)
 
-    def calibrated(outputs: Tensor, fitted: Mask, scored: Mask) -> tuple[Array, Array]:
-        return calibrated_losses(loss, outputs, held, fitted, scored)
+    def losses(outputs: Tensor, fitted: Mask) -> Array:
+        if name == "accuracy":
+            return 1 - pairs.right(outputs)
+        heat = temperature(loss, outputs[own], held, fitted)
+        return pairs.losses(loss, outputs, heat)
 
-    def wrong(outputs: Tensor, fitted: Mask, scored: Mask) -> tuple[Array, Array]:
-        found = 1 - held.right(outputs)
+    def at_own(outputs: Tensor, fitted: Mask, scored: Mask) -> tuple[Array, Array]:
+        found = losses(outputs, fitted)[own]
         return found[fitted], found[scored]
 
-    scores = {"loss": calibrated}
-    if loss.task == CLASSIFICATION:
-        scores["accuracy"] = wrong
+    def behind(outputs: Tensor, fitted: Mask, scored: Mask) -> tuple[Array, Array]:
+        found = losses(outputs, fitted)
+        worse = weight * (found[own][place] - found)
+        found = np.bincount(place, worse, len(half)) / pairs.weight.sum()
+        return found[fitted], found[scored]
 
-    def mean(before: Array, after: Array) -> Estimate:
-        return stratified_mean(before - after, held.weight, held.group, held.client)
+    def mean(values: Array) -> Estimate:
+        return stratified_mean(values, held.weight, held.group, held.client)
 
-    for name, losses in scores.items():
-        tried = {OWN: torch.cat([shared[None], tuned])}
-        if alone is not None:
-            tried[ALONE] = torch.stack([shared, alone])
+    tried = {OWN: tuned} if alone is None else {OWN: tuned, ALONE: alone[None]}
+    for name in ("loss", "accuracy") if loss.task == CLASSIFICATION else ("loss",):
         for what, candidates in tried.items():
-            given = losses, candidates, held.weight, half
+            given = at_own, torch.cat([shared[None], candidates])
             fixed = None if what == OWN else 1
-            choice, before, after = crosswise(*given, fixed)
-            found = mean(before, after)
+            choice, before, after = crosswise(*given, held.weight, half, fixed)
+            found = mean(before - after)
             if not choice.any():
-                found = mean(*crosswise(*given, 1)[1:])._replace(value=0.0)
+                _, before, after = crosswise(*given, held.weight, half, 1)
+                found = mean(before - after)._replace(value=0.0)
             yield what, name, found
+            if len(near) > 1:
+                *_, best = crosswise(behind, candidates, held.weight, half)
+                yield what + OTHERS, name, mean(-best)
+
+
+def temperature(loss: Loss, outputs: Tensor, held: Held, fitted: Mask) -> float:
+    """Return the best temperature of at least 1 on some samples; 1 for tasks without a log loss.
+
+    A lower one would make a model surer that errs on none of a few samples.
+    """
+    if loss.task not in (CLASSIFICATION, MULTILABEL):
+        return 1.0
+    on = torch.from_numpy(fitted)
+    logits = loss.logits(outputs).double()[on]
+    weight = torch.from_numpy(held.weight[fitted])
+    found, _ = evaluate.fit(logits, held.y[on], weight, torch.zeros_like(logits))
+    return max(1.0, found)
 
 
 def verdict(found: dict[tuple[str, str], Estimate], score: str) -> str:
-    """Return whether clients differ, in one score of :func:`gains`."""
-    own = {what: each for (what, name), each in found.items() if name == score}
-    for each in own.values():
-        if each.value > ERRORS * each.error:
+    """Return whether clients differ in one score: one lead over neighbours is above two standard errors."""
+    check_known("score", score, {name for _, name in found})
+    leads = {key: each for key, each in found.items() if OTHERS in key[0]}
+    if not leads:
+        return "needs two clients with validation samples"
+    for (_, name), lead in leads.items():
+        if name == score and lead.value > ERRORS * lead.error:
             return DIFFER
-    points = found.get((OWN, "accuracy"))
+    points = leads.get((OWN + OTHERS, "accuracy"))
     if points is not None and not 100 * points.error <= UNSURE:
         return TOO_FEW
     return NOT_SHOWN
 
 
 def rows_of(found: dict[tuple[str, str], Estimate], score: str) -> list[Row]:
-    """Return the rows of the gains, and one with the verdict: 1 if clients differ, 0 if it is not shown."""
-    made = []
-    for (what, name), each in found.items():
-        factor = 100 if name == "accuracy" else 1
-        error = None if math.isnan(each.error) else factor * each.error
-        variant = f"{what}, {'points' if factor > 1 else 'nats'}"
-        made.append(
-            row(
-                NAME,
-                factor * each.value,
-                stderr=error,
-                variant=variant,
-                split="validation",
-            )
-        )
-    if (OWN, "loss") in found and ALONE not in {what for what, _ in found}:
-        made.append(row(NAME, None, status="no run of training alone", variant=ALONE))
+    """Return a row with the verdict, 1 if clients differ and 0 if it is not shown, and those of what is compared."""
     said = verdict(found, score)
-    value, status = (None, said) if said == TOO_FEW else (float(said == DIFFER), "ok")
-    return [row(NAME, value, status=status, variant="differ"), *made]
+    value = {DIFFER: 1.0, NOT_SHOWN: 0.0}.get(said)
+    status = said if value is None else "ok"
+    made = [row(NAME, value, status=status, variant="differ")]
+    for (what, name), each in found.items():
+        factor, unit = UNITS[name]
+        made.append(estimated(NAME, f"{what}, {unit}", each, factor))
+    if (ALONE, "loss") not in found:
+        made.append(row(NAME, None, status="no run of training alone", variant=ALONE))
+    return made

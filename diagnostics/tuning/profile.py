@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_core.errors import NonFiniteError
 from fl_core.layers import Layer
 from fl_core.rows import CLASSIFICATION
-from fl_core.seeds import numpy_generator
 from fl_core.statistics import Estimate, halves, stratified_mean
 
 from .copies import EPOCHS, Array, Mask, Tuner, crosswise
 
 GRID = (*EPOCHS, 8)
-RESAMPLES = 1000
-"""Bootstrap samples of a share."""
 BY_CLIENT = 8
-"""The clients from which the bootstrap draws clients, too."""
+"""The clients from which the error of a share is one over clients."""
 
 
 def every(layers: Sequence[Layer]) -> frozenset[str]:
@@ -91,40 +86,17 @@ class Profile:
         held = self.tuner.held
         return stratified_mean(values, held.weight, held.group, held.client)
 
-    def resampled(self, *values: Array) -> NDArray[np.float64]:
-        """Return the means of several gains in bootstrap samples, [resamples, gains].
+    def share(self, part: Gain, whole: Gain) -> Estimate:
+        """Return the ratio of two mean gains, with its standard error by the delta method.
 
-        Groups are drawn within clients, and clients, too, if there are at least 8.
+        From 8 clients on they are drawn, too: the error is one over clients.
         """
-        held, draw = (
-            self.tuner.held,
-            numpy_generator(self.tuner.seed, "layer_tuning", "resample"),
-        )
-        clients, at = np.unique(held.client, return_inverse=True)
-        _, first, group = np.unique(held.group, return_index=True, return_inverse=True)
-        owner = at[first]
-        sums = [np.bincount(group, held.weight * own) for own in values]
-        found = np.zeros((RESAMPLES, len(clients), len(values)))
-        for client in range(len(clients)):
-            own = np.flatnonzero(owner == client)
-            times = draw.multinomial(
-                len(own), np.full(len(own), 1 / len(own)), RESAMPLES
-            )
-            found[:, client] = times @ np.stack([each[own] for each in sums], axis=1)
-        if len(clients) < BY_CLIENT:
-            return found.sum(axis=1)
-        times = draw.multinomial(
-            len(clients), np.full(len(clients), 1 / len(clients)), RESAMPLES
-        )
-        return np.einsum("rc,rcg->rg", times, found)
-
-
-def upper_limit(drawn: Sequence[float]) -> float:
-    """Return the upper end of what a further draw would be in 95 %."""
-    from scipy import stats
-
-    n = len(drawn)
-    if n < 2:
-        return math.inf
-    spread = float(np.std(drawn, ddof=1)) * math.sqrt(1 + 1 / n)
-    return float(np.mean(drawn) + stats.t.ppf(0.95, n - 1) * spread)
+        held = self.tuner.held
+        below = self.mean(whole.nats).value
+        ratio = self.mean(part.nats).value / below
+        rest = (part.nats - ratio * whole.nats) / below
+        if len(self.tuner.train) >= BY_CLIENT:
+            found = stratified_mean(rest, held.weight, held.client)
+        else:
+            found = self.mean(rest)
+        return found._replace(value=ratio)

@@ -37,6 +37,7 @@ from fl_core.errors import DivergedError
 from fl_core.plan import LayerPlan
 from fl_core.run import runner
 from fl_core.run.task import Task
+from fl_core.statistics import Estimate
 from fl_core.training.phases import Training
 
 ROWS = Path(__file__).with_name("known.parquet")
@@ -112,6 +113,17 @@ def jobs() -> Iterator[Job]:
         yield from (Job(name, arm, 0) for arm in ("whether", *ends(5)))
     for name in CONFIRMED[16:]:
         yield from (Job(name, arm, 0) for arm in ("whether", *ends(5)))
+    yield from differences()
+
+
+def differences() -> Iterator[Job]:
+    """Yield the jobs of ``REGISTERED_DIFFERS.md``, the dealt draws last."""
+    for seed, name in itertools.product(SEEDS, KNOWN):
+        yield Job(name, "differ", seed)
+    for name in (*CONFIRMED, *FURTHER):
+        yield Job(name, "differ", 0)
+    for draw, name in itertools.product(range(1, DRAWS + 1), DEALT):
+        yield Job(name, "differ", 0, draw)
 
 
 def truths(seeds: Sequence[int]) -> Iterator[Job]:
@@ -245,26 +257,23 @@ def trained(task: Task, local: Sequence[int]) -> list[Any]:
     return [engine.clients.models(k, engine.server, engine.done)[name] for k in clients]
 
 
-def tuner(task: Task, starts: list[Any], split: str) -> Tuner:
-    """Return what trains own epochs, scored on a split."""
-    settings, config = Training.of(task.config.training), task.config
-    clients = [(each.train, each.split(split)) for each in task.data.clients]
-    at = int(config.federation.rounds or 1)
-    return Tuner(
-        task.model,
-        task.criterion,
-        settings,
-        clients,
-        config.execution.seed,
-        at,
-        starts,
-        None,
-    )
+def setting(task: Task, split: str) -> dict[str, Any]:
+    """Return what own epochs are trained with, scored on a split, as arguments of a tuner."""
+    return {
+        "model": task.model,
+        "loss": task.criterion,
+        "training": Training.of(task.config.training),
+        "clients": [(each.train, each.split(split)) for each in task.data.clients],
+        "seed": task.config.execution.seed,
+        "round": int(task.config.federation.rounds or 1),
+        "samples": None,
+    }
 
 
 def own_epochs(task: Task, starts: list[Any], split: str) -> tuple[Tuner, torch.Tensor]:
     """Return the outputs after 0, 1, 2 and 4 own epochs at a third of the rate and at the rate, [7, n, C]."""
-    tuning, lr = tuner(task, starts, split), float(task.config.training.lr or 0)
+    tuning = Tuner(**setting(task, split), starts=starts)
+    lr = tuning.training.lr
     every = frozenset(name for layer in task.layers for name in layer.tensors)
     tuned = [tuning.outputs(every, rate) for rate in (lr / 3, lr)]
     return tuning, torch.cat([tuning.start[None], *tuned])
@@ -293,21 +302,30 @@ def measured(job: Job, lr: float) -> dict[str, Any]:
     layers = range(len(task.layers))
     if job.arm == "rate":
         return scored(task, trained(task, []))
-    if job.arm != "whether":
+    if job.arm not in ("whether", "differ"):
         return scored(task, trained(task, [*map(int, job.arm.split())]))
     shared, alone = trained(task, []), trained(task, layers)
-    tuning, outputs = own_epochs(task, shared, "validation")
-    single = tuner(task, alone, "validation").start
-    given = task.criterion, tuning.held, outputs[0], outputs[1:], single, job.seed
-    gains = {(what, score): each for what, score, each in whether.gains(*given)}
-    found: dict[str, Any] = {}
-    for (what, score), each in gains.items():
-        found[f"{what}, {score}"] = [each.value, each.error]
+    given = setting(task, "validation")
+    gains = whether.compared(**given, starts=shared, alone=alone)
+    found: dict[str, Any] = {
+        f"{what}, {score}": each[:2] for (what, score), each in gains.items()
+    }
     for score in ("loss", "accuracy"):
-        found[f"verdict, {score}"] = whether.verdict(gains, score)
-    if not job.draw:
+        rule = whether.verdict if job.arm == "differ" else first_rule
+        found[f"verdict, {score}"] = rule(gains, score)
+    if job.arm == "whether" and not job.draw:
         found |= {"all": scored(task, shared), "nothing": scored(task, alone)}
     return found
+
+
+def first_rule(gains: dict[tuple[str, str], Estimate], score: str) -> str:
+    """Return the verdict of the rule of ``REGISTERED_KNOWN.md``: a gain over the shared model is above two errors."""
+    for what in (whether.OWN, whether.ALONE):
+        gain = gains[what, score]
+        if gain.value > whether.ERRORS * gain.error:
+            return whether.DIFFER
+    sure = 100 * gains[whether.OWN, "accuracy"].error <= whether.UNSURE
+    return whether.NOT_SHOWN if sure else whether.TOO_FEW
 
 
 def rate(rows: pd.DataFrame, name: str) -> float:

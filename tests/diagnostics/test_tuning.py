@@ -14,7 +14,7 @@ from diagnostics.measurement import ClientModel, Measurement
 from diagnostics.metrics.base import METRICS
 from diagnostics.select import select
 from diagnostics.tuning.copies import Held, Tuner, crosswise
-from diagnostics.tuning.differ import OWN, gains, verdict
+from diagnostics.tuning.differ import OWN, gains, neighbours, verdict
 from fl_core import seeds, tree
 from fl_core.data.federated import Split
 from fl_core.data.named.known import KINDS
@@ -78,7 +78,7 @@ def by_hand(model, client, names, epochs):
 def test_a_plain_loop_gives_the_same_rows():
     """Falls by layer and of all: epochs are chosen on one half for the other, one number for all clients."""
     model = network()
-    rows = METRICS["layer_tuning"](measurement(model), **options(draws=0))
+    rows = METRICS["layer_tuning"](measurement(model), **options())
     found = {(r["layer"], r["variant"], r["client"]): r["value"] for r in rows}
     y = torch.cat([held.y for _, held in PARTS.values()])
     client = np.repeat([0, 1], [14, 9])
@@ -103,6 +103,53 @@ def test_a_plain_loop_gives_the_same_rows():
             )
         assert found[name, variant, ""] == pytest.approx(fall @ weight, abs=2e-5)
     assert ("", "fall, statistics", "") in found
+
+
+def test_a_plain_loop_gives_the_same_leads():
+    """How much better own models are at own samples than other clients' models, by pairs of clients."""
+    draw, sizes, trained = np.random.default_rng(0), [8, 12, 6], [3, 1, 2]
+    held = Held.of([split(n, k) for k, n in enumerate(sizes)], trained)
+    tuned = torch.from_numpy(
+        draw.normal(size=(2, 3, 26, 3))
+    )  # candidate, model, sample
+    half, near = halves(held.group, held.client, 0), neighbours(3, 0)
+    assert near == [[0, 1, 2]] * 3
+    flat = tuned.flatten(1, 2)
+    found = {
+        (what, score): each
+        for what, score, each in gains(LOSS, held, near, flat[0], flat, flat[0], 0)
+    }
+    wrong = (tuned.argmax(-1) != held.y).double().numpy()
+    leads, pairs = np.zeros((2, 26)), 0.0
+    for k in range(3):
+        for j in {0, 1, 2} - {k}:
+            pairs += trained[j] * trained[k]
+            own = held.client == k
+            leads[:, own] += trained[j] * (wrong[:, j] - wrong[:, k])[:, own]
+    leads *= held.weight / pairs * sum(trained)
+    best = [leads[:, half != number].sum(1).argmax() for number in (0, 1)]
+    value = sum(leads[best[number], half == number].sum() for number in (0, 1))
+    assert found["own epochs, others", "accuracy"].value == pytest.approx(value)
+    alone = found["training alone, others", "accuracy"].value
+    assert alone == pytest.approx(leads[0].sum())
+
+
+def test_a_lead_over_others_is_not_that_of_better_training():
+    """Models that differ in quality alone have no lead, however unequal the clients; neighbours are mutual."""
+    draw, sizes = np.random.default_rng(1), [400, 4000, 1200]
+    held = Held.of([split(n, k) for k, n in enumerate(sizes)], [90, 10, 40])
+    noise = torch.from_numpy(draw.normal(size=(3, sum(sizes), 3)))
+    quality = torch.tensor([0.0, 1.0, 6.0])[:, None, None]
+    outputs = noise + quality * torch.nn.functional.one_hot(held.y, 3)
+    flat = outputs.flatten(0, 1)
+    given = LOSS, held, neighbours(3, 0), flat, flat[None], None, 0
+    for what, _, each in gains(*given):
+        if "others" in what:
+            assert abs(each.value) < 3 * each.error
+    for clients in (2, 9, 10, 23):
+        near = neighbours(clients, 4)
+        assert all(k in near[j] for k, others in enumerate(near) for j in others)
+        assert {len(others) for others in near} == {min(clients, 9)}
 
 
 def test_models_and_random_state_are_as_before_and_rows_repeat():
@@ -194,10 +241,10 @@ def test_a_choice_is_scored_on_the_half_that_it_never_saw():
     """Of equal predictions nothing is claimed; a candidate that is best on its own half alone gains nothing."""
     held = Held.of([split(40, 1), split(20, 2)], [3, 1])
     assert held.weight.sum() == pytest.approx(1)
-    shared = torch.zeros(60, 3)
+    shared, near = torch.zeros(120, 3), neighbours(2, 0)
     found = {
         (what, name): each
-        for what, name, each in gains(LOSS, held, shared, shared[None], shared, 0)
+        for what, name, each in gains(LOSS, held, near, shared, shared[None], shared, 0)
     }
     assert verdict(found, "loss") != "differ"
     assert found[OWN, "loss"].value == 0
