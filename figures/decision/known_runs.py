@@ -337,11 +337,12 @@ def rate(rows: pd.DataFrame, name: str) -> float:
     return float(its.loc[found.idxmin(), "lr"])
 
 
-def main(hours: float = 24.0) -> None:
+def main(hours: float = 24.0, arm: str = "") -> None:
     """Do the jobs without a row.
 
     Args:
         hours: hours of processor time after which no further job begins, all calls together.
+        arm: the only arm whose jobs are done.
     """
     torch.set_num_threads(1)
     columns = [*Job._fields, "found", "seconds"]
@@ -351,7 +352,7 @@ def main(hours: float = 24.0) -> None:
         for r in rows.itertuples()
     }
     for job in jobs():
-        if tuple(job) in done:
+        if tuple(job) in done or arm not in ("", job.arm):
             continue
         if rows["seconds"].sum() > 3600 * hours:
             return
