@@ -205,6 +205,8 @@ def layer_tuning(measurement: Measurement, options: LayerTuning) -> list[Row]:
     if not isinstance(whole, str):
         said = verdict(compared(**given(measurement, options, parts)), "loss")
         shown = {DIFFER: "", NOT_SHOWN: "no difference shown"}.get(said, said)
+        if not shown and not profile.mean(whole.nats).value > 0:
+            shown = "all layers together gain nothing"
     made = [
         each
         for name, gain in found.items()

@@ -27,11 +27,13 @@ import tyro
 import fedlayers as fl
 from diagnostics.null import null_data
 from diagnostics.tuning import differ as whether
-from diagnostics.tuning.copies import Tuner
+from diagnostics.tuning.copies import SAMPLES, Tuner
+from diagnostics.tuning.profile import Profile
+from figures.decision.known_signals import REFERENCES, inputs_differ, ratio, signals
 from fl_core.data.federated import FederatedData, gather
 from fl_core.data.named.known import KINDS
 from fl_core.data.partitions import SPLITS, Partition
-from fl_core.data.planting import coded_labels, permuted_inputs
+from fl_core.data.planting import coded_labels, permuted_inputs, planted
 from fl_core.data.sources import Source
 from fl_core.errors import DivergedError
 from fl_core.plan import LayerPlan
@@ -42,7 +44,7 @@ from fl_core.training.phases import Training
 
 ROWS = Path(__file__).with_name("known.parquet")
 RATES, TUNING, SEEDS, DRAWS = (0.001, 0.003, 0.01, 0.03), 90, tuple(range(10)), 10
-FIRST_UNSEEN, TEST = 30_000, 300
+FIRST_UNSEEN, TEST, PROFILED = 30_000, 300, 20
 SIZES = {240: (6, 240, 100, 40), 60: (12, 60, 40, 80)}
 """Training samples of a client: clients, training and validation samples of each, rounds."""
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -117,13 +119,15 @@ def jobs() -> Iterator[Job]:
 
 
 def differences() -> Iterator[Job]:
-    """Yield the jobs of ``REGISTERED_DIFFERS.md``, the dealt draws last."""
-    for seed, name in itertools.product(SEEDS, KNOWN):
-        yield Job(name, "differ", seed)
-    for name in (*CONFIRMED, *FURTHER):
-        yield Job(name, "differ", 0)
+    """Yield the jobs of ``REGISTERED_DIFFERS.md``, small networks first."""
+    small = (*CONFIRMED[:8], *FURTHER)
+    yield from (Job(name, "differ", 0) for name in small)
     for draw, name in itertools.product(range(1, DRAWS + 1), DEALT):
         yield Job(name, "differ", 0, draw)
+    for seed, name in itertools.product(SEEDS, KNOWN):
+        yield Job(name, "differ", seed)
+    yield from (Job(name, "differ", 0) for name in CONFIRMED[8:])
+    yield from (Job(name, "profile", 0) for name in (*KNOWN, *small, *CONFIRMED[8:]))
 
 
 def truths(seeds: Sequence[int]) -> Iterator[Job]:
@@ -215,8 +219,8 @@ def federation(name: str) -> tuple[FederatedData, str, int]:
     return gather(made, dealt), network, rounds
 
 
-def task_of(job: Job, lr: float) -> Task:
-    """Return the task of a job, with samples that are dealt if it has a draw."""
+def task_of(job: Job, lr: float, reference: str = "") -> Task:
+    """Return the task of a job, with samples that are dealt if it has a draw, and for a reference planted."""
     how: dict[str, Any] = {"algorithm": "fedper", "seed": job.seed, "lr": lr}
     how["keep_optimizer"] = False
     if job.federation in KNOWN:
@@ -236,9 +240,13 @@ def task_of(job: Job, lr: float) -> Task:
             "rounds": rounds,
             "batch_size": 32,
         }
+    if job.arm == "profile":
+        how["rounds"] = PROFILED
     how["eval_every"] = how["checkpoint_every"] = how["rounds"]
-    if job.draw:
-        data = null_data(data, "clients", job.seed, job.draw)
+    if job.draw or reference:
+        data = null_data(data, "clients", job.seed, max(1, job.draw))
+    if reference:
+        data = planted(data, reference, job.seed)
     return fl.assemble(fl.RunConfig(**how, patience=0), data=data)
 
 
@@ -298,6 +306,8 @@ def scored(task: Task, starts: list[Any]) -> dict[str, float]:
 
 def measured(job: Job, lr: float) -> dict[str, Any]:
     """Do a job."""
+    if job.arm == "profile":
+        return profiled(job, lr)
     task = task_of(job, lr)
     layers = range(len(task.layers))
     if job.arm == "rate":
@@ -315,6 +325,21 @@ def measured(job: Job, lr: float) -> dict[str, Any]:
         found[f"verdict, {score}"] = rule(gains, score)
     if job.arm == "whether" and not job.draw:
         found |= {"all": scored(task, shared), "nothing": scored(task, alone)}
+    return found
+
+
+def profiled(job: Job, lr: float) -> dict[str, Any]:
+    """Return the signals of each layer after round :data:`PROFILED`, and the profile next to its references."""
+    found: dict[str, Any] = {}
+    for reference in ("", *REFERENCES):
+        task = task_of(job, lr, reference)
+        given = setting(task, "validation")
+        given |= {"starts": trained(task, []), "samples": SAMPLES}
+        profile = Profile(Tuner(**given))
+        found[f"ratio {reference}".strip()] = ratio(profile, task.layers)
+        if not reference:
+            found |= signals(given, task.layers)
+            found["inputs differ"] = inputs_differ(task.data)
     return found
 
 

@@ -1,0 +1,102 @@
+"""What the profile of layer tuning and cheaper signals say of each layer, all read from one shared model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.ensemble import ExtraTreesClassifier
+
+from diagnostics.tuning.copies import Tuner
+from diagnostics.tuning.profile import Profile, every
+from fl_core.data.federated import FederatedData
+from fl_core.layers import Layer
+
+REFERENCES = ("labels", "permuted")
+"""What is planted in the references: the first is at the head, the second at the inputs."""
+
+
+def ratio(profile: Profile, layers: Sequence[Layer]) -> tuple[float, float]:
+    """Return the head's share over the first layer's, with its standard error; NaN where the first gains nothing."""
+    first, last = (profile.of(frozenset(layers[k].tensors)) for k in (0, -1))
+    if not profile.mean(first.nats).value > 0:
+        return math.nan, math.nan
+    return profile.share(last, first)[:2]
+
+
+def signals(given: dict[str, Any], layers: Sequence[Layer]) -> dict[str, list[float]]:
+    """Return each signal's value of every layer. The layer with the largest is the one that it names.
+
+    Args:
+        given: the arguments of a :class:`Tuner` of the shared model.
+    """
+    tuner, whole = Tuner(**given), every(layers)
+    parts = [frozenset(layer.tensors) for layer in layers]
+    profile = Profile(tuner)
+
+    def fall(names: frozenset[str]) -> float:
+        return profile.mean(profile.of(names).nats).value
+
+    found = {
+        "layer_tuning": [fall(part) for part in parts],
+        "all but one layer tuned": [fall(whole) - fall(whole - part) for part in parts],
+    }
+    tuner.workspace.load(given["starts"][0])
+    start = {n: p.detach().clone() for n, p in tuner.workspace.params.items()}
+    names = [[n for n in layer.parameters if n in start] for layer in layers]
+
+    def vector(tensors: dict[str, torch.Tensor], layer: int) -> torch.Tensor:
+        return torch.cat([tensors[name].detach().flatten() for name in names[layer]])
+
+    gradients, changes = [], []
+    for k, client in enumerate(given["clients"]):
+        gradients.append(gradient(tuner, k))
+        own = Tuner(**(given | {"clients": [client], "starts": given["starts"][:1]}))
+        own.outputs(whole, 3 * own.training.lr)
+        changes.append({n: p - start[n] for n, p in own.workspace.params.items()})
+    count = len(layers)
+    size = [float(vector(start, k).norm()) for k in range(count)]
+
+    def relative(tensors: list[dict[str, torch.Tensor]]) -> list[float]:
+        return [
+            float(np.mean([vector(each, k).norm() for each in tensors])) / size[k]
+            for k in range(count)
+        ]
+
+    units = [
+        torch.nn.functional.normalize(torch.stack([vector(g, k) for g in gradients]))
+        for k in range(count)
+    ]
+    pairs = torch.ones(len(gradients), len(gradients)).triu(1).bool()
+    return found | {
+        "share of parameters": [float(vector(start, k).numel()) for k in range(count)],
+        "Auto-RGN": relative(gradients),
+        "change after tuning all": relative(changes),
+        "gradient conflict": [-float((u @ u.T)[pairs].mean()) for u in units],
+    }
+
+
+def gradient(tuner: Tuner, client: int) -> dict[str, torch.Tensor]:
+    """Return the gradient of the loss on a client's training samples at its start."""
+    tuner.workspace.load(tuner.starts[client])
+    _, x, y = tuner.train[client]
+    params = tuner.workspace.params
+    tuner.workspace.model.eval()
+    loss = tuner.loss(tuner.workspace.forward(params, x), y)
+    return dict(zip(params, torch.autograd.grad(loss, [*params.values()]), strict=True))
+
+
+def inputs_differ(data: FederatedData) -> list[float]:
+    """Return how often trees name the client of a validation sample from its pooled inputs, and by chance."""
+
+    def pooled(split: str) -> tuple[Any, Any]:
+        own = [each.split(split).x.flatten(1) for each in data.clients]
+        client = np.repeat(np.arange(len(own)), [len(each) for each in own])
+        return torch.cat(own).numpy(), client
+
+    trees = ExtraTreesClassifier(100, random_state=0).fit(*pooled("train"))
+    _, counts = np.unique(pooled("validation")[1], return_counts=True)
+    return [float(trees.score(*pooled("validation"))), counts.max() / counts.sum()]
