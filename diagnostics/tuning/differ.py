@@ -108,7 +108,8 @@ def gains(
     sizes = [sum(len(places[k]) for k in others) for others in near]
     model = np.repeat(np.arange(len(near)), sizes)
     own = model == held.client[place]
-    weight = np.where(own, 0, np.bincount(held.client, held.weight)[model])
+    shares = np.bincount(held.client, held.weight, len(near))
+    weight = np.where(own, 0, shares[model])
     pairs = Held(held.y[place], model, weight * held.weight[place], place)
 
     def losses(outputs: Tensor, fitted: Mask) -> Array:

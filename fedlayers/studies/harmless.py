@@ -160,13 +160,6 @@ class Bench:
             samples=None,
         )
 
-    @cached_property
-    def held_out(self) -> Tensor:
-        """Whether each sample that :meth:`tuner` scores is a validation sample."""
-        sizes = self._sizes()
-        marks = torch.arange(len(sizes)) % 2 == 0
-        return marks.repeat_interleave(torch.tensor(sizes))
-
     def _sizes(self) -> list[int]:
         both = (VALIDATION, TEST)
         clients = self.task.data.clients

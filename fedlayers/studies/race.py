@@ -13,18 +13,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
-import torch
-from torch import Tensor
 
-from diagnostics.tuning.copies import EPOCHS, Held
-from diagnostics.tuning.differ import NOT_SHOWN, gains, verdict
+from diagnostics.tuning.copies import EPOCHS
+from diagnostics.tuning.differ import NOT_SHOWN, OTHERS, compared, verdict
 from diagnostics.tuning.profile import every
 from fedlayers.backends.local import Backend
 from fedlayers.studies.arms import Arm, arm_of
 from fedlayers.studies.comparison import headline, scores_of
 from fedlayers.studies.harmless import VALIDATION, Bench, Predictor
 from fedlayers.studies.jobs import Tell, TrainingJob, jobs_of, train
-from fl_core import rows
+from fl_core import rows, tree
 from fl_core.algorithms.base import find
 from fl_core.config import STOPPING_INTERVAL, Own, RunConfig, is_file, resolve
 from fl_core.errors import NonFiniteError, RunError, UsageError, listing
@@ -40,6 +38,7 @@ from fl_core.rows import (
 )
 from fl_core.run.task import Task
 from fl_core.statistics import Estimate
+from fl_core.training.phases import Training
 
 DEFAULT_EVALUATIONS = 20
 """Default number of evaluations of a race's runs."""
@@ -228,7 +227,6 @@ class Trained:
         job: the run. Its best round counts under a stopping rule, else its last.
         model: what clients use: the run's models after the own epochs.
         scores: of :meth:`Bench.line`, on validation samples.
-        outputs: of all validation samples [tried, n, C]: of the run, then after each number of own epochs.
         epochs, rate: own epochs of every client, and their learning rate. 0 where none are better.
         price: epochs that were trained to choose them.
     """
@@ -236,7 +234,6 @@ class Trained:
     job: TrainingJob
     model: Predictor
     scores: Mapping[str, float]
-    outputs: Tensor = field(repr=False)
     epochs: int = 0
     rate: float = 0.0
     price: int = 0
@@ -280,7 +277,6 @@ def finished(job: TrainingJob, bench: Bench, factors: Sequence[float] = ()) -> T
         job,
         models[best],
         bench.line(models[best]),
-        torch.stack([own for *_, own in tried])[:, bench.held_out],
         *tried[best][:2],
         len(factors) * EPOCHS[-1],
     )
@@ -313,24 +309,23 @@ class Difference:
 
     Attributes:
         verdict: of :func:`diagnostics.tuning.differ.verdict`.
-        gains: what own epochs and training alone gain over the shared model in the score that decides.
+        leads: of a client's own model over other clients' models, in the score that decides.
     """
 
     verdict: str
-    gains: Mapping[str, Estimate]
+    leads: Mapping[str, Estimate]
 
     def text(self) -> str:
         """Return the verdict with its evidence."""
         known = [
-            f"{what} gains {each.value:.3f} ± {1.96 * each.error:.3f}"
-            for what, each in self.gains.items()
+            f"{what} {each.value:.3f} ± {1.96 * each.error:.3f}"
+            for what, each in self.leads.items()
             if not math.isnan(each.error)
         ]
         said = {NOT_SHOWN: "not shown, so no layer was tried as a local one"}
         found = said.get(self.verdict, f"{self.verdict}, so both ends were tried")
-        return (
-            f"Whether clients differ: {found}. Over the shared model {listing(known)}."
-        )
+        evidence = f" A client's model leads those of others: {listing(known)}."
+        return f"Whether clients differ: {found}.{evidence if known else ''}"
 
 
 @dataclass
@@ -452,27 +447,35 @@ def _train_arms(
 
 
 def difference(shared: Trained, alone: Trained, bench: Bench) -> Difference:
-    """Return whether clients differ, from what own epochs and training alone gain over the shared model."""
+    """Return whether clients differ, from own epochs after the shared model and from training alone."""
     clients = bench.task.data.clients
-    held = Held.of(
-        [client.validation for client in clients],
-        [len(client.train) for client in clients],
-    )
-    found = {
-        (what, score): each
-        for what, score, each in gains(
+    loaded = [bench.load(one.job.path) for one in (shared, alone)]
+    starts = [
+        [tree.state_dict(each.models[client.name]) for client in clients]
+        for each in loaded
+    ]
+    try:
+        found = compared(
+            loaded[0].models[clients[0].name],
             bench.task.criterion,
-            held,
-            shared.outputs[0],
-            shared.outputs[1:],
-            alone.outputs[0],
+            Training.of(shared.job.resolved.training),
+            [(client.train, client.validation) for client in clients],
             shared.seed,
+            loaded[0].round,
+            starts=starts[0],
+            alone=starts[1],
+            samples=None,
         )
-    }
+    except NonFiniteError as error:
+        return Difference(str(error), {})
     by = "loss" if bench.selecting == "loss" else "accuracy"
     by = by if bench.kind == CLASSIFICATION else "loss"
-    shown = {what: each for (what, score), each in found.items() if score == by}
-    return Difference(verdict(found, by), shown)
+    leads = {
+        what.removesuffix(OTHERS): each
+        for (what, score), each in found.items()
+        if score == by and OTHERS in what
+    }
+    return Difference(verdict(found, by), leads)
 
 
 def rates_of(
