@@ -15,6 +15,7 @@ import os
 import time
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,10 +31,10 @@ from diagnostics.tuning import differ as whether
 from diagnostics.tuning.copies import SAMPLES, Tuner
 from diagnostics.tuning.profile import Profile
 from figures.decision.known_signals import REFERENCES, inputs_differ, ratio, signals
-from fl_core.data.federated import FederatedData, gather
+from fl_core.data.federated import ClientData, FederatedData, Split, gather
 from fl_core.data.named.known import KINDS
 from fl_core.data.partitions import SPLITS, Partition
-from fl_core.data.planting import coded_labels, permuted_inputs, planted
+from fl_core.data.planting import coded_labels, permuted_inputs
 from fl_core.data.sources import Source
 from fl_core.errors import DivergedError
 from fl_core.plan import LayerPlan
@@ -122,12 +123,13 @@ def differences() -> Iterator[Job]:
     """Yield the jobs of ``REGISTERED_DIFFERS.md``, small networks first."""
     small = (*CONFIRMED[:8], *FURTHER)
     yield from (Job(name, "differ", 0) for name in small)
+    yield from (Job(name, "profile", 0) for name in small)
     for draw, name in itertools.product(range(1, DRAWS + 1), DEALT):
         yield Job(name, "differ", 0, draw)
     for seed, name in itertools.product(SEEDS, KNOWN):
         yield Job(name, "differ", seed)
     yield from (Job(name, "differ", 0) for name in CONFIRMED[8:])
-    yield from (Job(name, "profile", 0) for name in (*KNOWN, *small, *CONFIRMED[8:]))
+    yield from (Job(name, "profile", 0) for name in (*KNOWN, *CONFIRMED[8:]))
 
 
 def truths(seeds: Sequence[int]) -> Iterator[Job]:
@@ -217,6 +219,23 @@ def federation(name: str) -> tuple[FederatedData, str, int]:
     )
     dealt = Partition("known", {}, 0, indices, len(made.y), made.digest)
     return gather(made, dealt), network, rounds
+
+
+def planted(data: FederatedData, change: str, seed: int) -> FederatedData:
+    """Return a federation with the labels or pixels of each client changed its own way."""
+
+    def of(split: Split, client: int) -> Split:
+        if change == "labels":
+            y = coded_labels(split.y.numpy(), client, data.n_classes, seed)
+            return replace(split, y=torch.from_numpy(y))
+        x = permuted_inputs(split.x.numpy(), client, seed)
+        return replace(split, x=torch.from_numpy(x))
+
+    clients = tuple(
+        ClientData(each.name, *(of(each.split(name), k) for name in SPLITS))
+        for k, each in enumerate(data.clients)
+    )
+    return replace(data, clients=clients, digest=f"{data.digest} {change}")
 
 
 def task_of(job: Job, lr: float, reference: str = "") -> Task:
