@@ -231,7 +231,7 @@ class Inputs:
     ) -> list[str]:
         """Return the columns that name the records."""
         for name in asked or ():
-            check_known(f"column of {where} (ids, --id-columns)", name, header)
+            check_known(f"column of {where} (ids)", name, header)
         if asked is not None or not self.columns:
             return list(asked or ())
         read = {*self.columns, self.reading.client_column, *self.reading.labels}

@@ -282,6 +282,6 @@ def models_in(path: Path) -> dict[str, Path]:
         found[exported_model.read(file).about["run"]["client"] or ""] = file
     if not found:
         raise UsageError(
-            f"{path} must have exported models; got none. Write them: fedlayers export CHOICE --out {path}"
+            f"{path} must have exported models; got none. Export a choice to it."
         )
     return found

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from functools import cache
@@ -143,6 +144,20 @@ def test_no_circle_of_imports():
 
     for module in sorted(MODULES):
         visit(module, ())
+
+
+@pytest.mark.parametrize("package", ["fl_core", "diagnostics"])
+def test_errors_name_arguments_and_no_flags(package):
+    """The command line, which has the flags, writes them where it shows an error."""
+    flags = [
+        f"{path}: {part.value}"
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Raise)
+        for part in ast.walk(node)
+        if isinstance(part, ast.Constant) and re.search(r"--[a-z]", str(part.value))
+    ]
+    assert not flags
 
 
 def test_the_graph_is_seen():
