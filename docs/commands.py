@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from fedlayers.cli.app import COMMANDS, GROUPS, command_class, overview, parse_command
 
-WIDTH = {"COLUMNS": "96", "NO_COLOR": "1", "TERM": "dumb"}
+WIDTH = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
 INDEX = "commands/index.md"
 
 

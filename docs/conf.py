@@ -32,3 +32,4 @@ html_theme_options = {
 }
 pygments_style, pygments_dark_style = "tango", "monokai"
 highlight_language = "none"
+maximum_signature_line_length = 88

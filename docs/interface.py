@@ -1,14 +1,17 @@
-"""Makes the pages of the Python interface, from docstrings of what ``import fedlayers as fl`` gives, unimported."""
+"""Makes reference pages from docstrings: what ``import fedlayers as fl`` gives, unimported, metrics and rules."""
 
 from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from sphinx.ext.napoleon import Config, GoogleDocstring
+
+from fedlayers.cli import listings
 
 DOORS = "fedlayers/__init__.py"
 STYLE: Any = Config(
@@ -16,6 +19,11 @@ STYLE: Any = Config(
     napoleon_use_ivar=True,
     napoleon_custom_sections=[("Class attributes", "Attributes")],
 )
+PRICES = {
+    "cheap": "about one pass over the samples",
+    "middle": "several passes",
+    "dear": "tens of passes, or a fit for each client",
+}
 Defined = ast.FunctionDef | ast.ClassDef
 TOPICS = {
     "Train": "run resume RunResult RunConfig Run load_models assemble train_first_round Row row",
@@ -59,6 +67,101 @@ def doors(root: Path) -> Iterator[tuple[str, str, str]]:
             for each in node.names:
                 if each.asname and not each.asname.startswith("_"):
                     yield each.asname, node.module, each.name
+
+
+def metrics(root: Path, sources: set[str]) -> str:
+    """Return the page of all metrics, each with its formula, options, price, an example and its source."""
+    entries = []
+    for name, kind in listings.registry("metric").own.items():
+        words = (
+            f"{kind.description[:1].upper()}{kind.description[1:]}: {kind.direction}."
+        )
+        facts = {
+            "How": kind.how,
+            "Variants": ", ".join(kind.variants),
+            "Price": f"{kind.price} ({PRICES[kind.price]})",
+        }
+        facts["Unit"] = getattr(kind.options_type, "unit", "")
+        options = [
+            _text(str(each.__doc__), name, "class")
+            for each in kind.options_type.__mro__
+            if "__dataclass_fields__" in vars(each)
+        ]
+        table = [
+            f"   * - ``{key}``\n     - ``{value!r}``\n     - ``{_type(kind.option_types[key])}``"
+            for key, value in kind.options.items()
+        ]
+        if table:
+            head = "   * - option\n     - default\n     - type"
+            options.append(
+                "\n".join([".. list-table::\n   :header-rows: 1\n", head, *table])
+            )
+        example = f"fedlayers diagnose --dataset heart --metrics {name}"
+        plain = [key for key, value in kind.options.items() if value is not None]
+        if plain:
+            example += f" --option {name}.{plain[0]}={kind.options[plain[0]]}"
+        parts = (
+            words,
+            _text(inspect.getdoc(kind.compute) or "", name, "function"),
+            *(options if table else ()),
+            facts,
+        )
+        entries.append(_entry(root, sources, name, kind.compute, parts, example))
+    return "\n\n".join([_title("Metrics").strip(), *entries])
+
+
+def rules(root: Path, sources: set[str]) -> str:
+    """Return the page of all rules, each with its docstring, an example and its source."""
+    entries = []
+    for name, kind in listings.registry("rule").own.items():
+        words = f"{kind.summary[:1].upper()}{kind.summary[1:]}."
+        parts = (
+            words,
+            _text(inspect.getdoc(kind.choose) or "", name, "function"),
+            {"Reads": kind.reads},
+        )
+        layers = " --layers fc1,fc2" if kind.reads == "names" else ""
+        example = (
+            "fedlayers diagnose --dataset heart --metrics federation_sensitivity\n"
+            f"fedlayers select diagnosis --rule {name}{layers} --out plan.json"
+        )
+        entries.append(_entry(root, sources, name, kind.choose, parts, example))
+    return "\n\n".join([_title("Rules").strip(), *entries])
+
+
+def _entry(
+    root: Path,
+    sources: set[str],
+    name: str,
+    function: Any,
+    parts: Iterable[Any],
+    example: str,
+) -> str:
+    """Return the section of a registered function. Its file becomes a page of the site."""
+    file = (
+        Path(str(inspect.getsourcefile(inspect.unwrap(function))))
+        .relative_to(root)
+        .as_posix()
+    )
+    sources.add(file)
+    title = f"``{name}``"
+    shown = [title + "\n" + "-" * len(title)]
+    for part in parts:
+        if isinstance(part, dict):
+            part = "\n".join(f":{key}: {value}" for key, value in part.items() if value)
+            shown.append(part)
+        else:  # |x| is a substitution of reStructuredText, outside literals
+            shown.append(re.sub(r"(``.*?``)|\|", lambda f: f[1] or r"\|", part))
+    shown += [f".. code-block:: sh\n\n{_indented(example)}", f"Source: :doc:`/{file}`"]
+    return "\n\n".join(filter(None, shown))
+
+
+def _type(kind: Any) -> str:
+    return (
+        kind.__name__
+        if isinstance(kind, type)
+        else str(kind).replace("typing.", "").replace("collections.abc.", "")
+    )
 
 
 def _file(root: Path, module: str) -> Path | None:
@@ -133,7 +236,8 @@ def _described(node: Defined, name: str) -> str:
             ),
             None,
         )
-        head = f".. py:class:: {name}{_signature(init, skip=1) if init else ''}"
+        made = _signature(init, skip=1) if init else _fields(node)
+        head = f".. py:class:: {name}{made}"
         parts = [lines]
         for each in node.body:
             if (
@@ -146,6 +250,24 @@ def _described(node: Defined, name: str) -> str:
     else:
         head = f".. py:function:: {name}{_signature(node)}"
     return f"{head}\n\n{_indented(lines)}"
+
+
+def _fields(node: ast.ClassDef) -> str:
+    """Return the constructor's parameters of a dataclass, which are its fields."""
+    if not any("dataclass" in ast.unparse(each) for each in node.decorator_list):
+        return ""
+    found = []
+    for each in node.body:
+        if not isinstance(each, ast.AnnAssign) or "ClassVar" in ast.unparse(
+            each.annotation
+        ):
+            continue
+        value = "" if each.value is None else ast.unparse(each.value)
+        if "init=False" not in value:
+            default = "..." if value.startswith("field(") else value
+            shown = f"{ast.unparse(each.target)}: {ast.unparse(each.annotation)}"
+            found.append(f"{shown} = {default}" if value else shown)
+    return f"({', '.join(found)})"
 
 
 def _method(node: ast.FunctionDef) -> str:

@@ -11,6 +11,7 @@ import html
 import os
 import re
 import shutil
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,7 @@ def write(out: Path) -> int:
             _copy(path, out / path.relative_to(ROOT))
     for path in notebooks:
         _copy(path, out / path.relative_to(ROOT))
+    metrics, rules = interface.metrics(ROOT, sources), interface.rules(ROOT, sources)
     for name in sorted(sources):
         _put(out, f"{name}.md", _source(name))
     pages = interface.pages(ROOT)
@@ -78,14 +80,17 @@ def write(out: Path) -> int:
         "scorecard.md": scorecard(),
         "catalogue.md": figures_by_paper(wanted),
         "algorithms.md": algorithms(),
-        "metrics.md": members("metric", "Metrics", ("description", "direction", "how")),
-        "rules.md": members("rule", "Rules", ("summary",)),
+        "metrics.rst": metrics,
+        "rules.rst": rules,
         **commands.pages(),
         **{f"api/{name}.rst": text for name, text in pages.items()},
     }
     for name, text in made.items():
         _put(out, name, text)
-    _put(out, "index.md", (ROOT / "docs" / "index.md").read_text(encoding="utf-8"))
+    for name, text in groups(
+        (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    ).items():
+        _put(out, name, text)
     _copy(ROOT / "docs" / "conf.py", out / "conf.py")
     shutil.copytree(ROOT / "docs" / "static", out / "_static")
     return len([*out.rglob("*.md"), *out.rglob("*.rst"), *out.rglob("*.ipynb")])
@@ -103,6 +108,59 @@ def _copy(path: Path, to: Path) -> None:
 
 
 # --- the repository's own pages ----------------------------------------------------------------------------------
+
+
+TREE = re.compile(
+    r"```{toctree}\n:caption: ([^\n]+)\n:hidden:\n\n(.*?)\n```\n?", re.DOTALL
+)
+
+
+def groups(index: str) -> dict[str, str]:
+    """Return the index and a page for each of its captions, so that the sidebar's groups fold.
+
+    What was written before the runs is the last page of the results.
+    """
+    trees = dict(TREE.findall(index))
+    named = {
+        caption: f"group_{caption.lower().replace(' ', '_')}.md" for caption in trees
+    }
+    last = "Written before the runs"
+    trees["Results"] += f"\n{named[last]}"
+    made = {}
+    for caption, entries in trees.items():
+        made[named[caption]] = (
+            f"# {caption}\n\n```{{toctree}}\n:maxdepth: 1\n\n{entries}\n```\n"
+        )
+    tops = "\n".join(named[caption] for caption in trees if caption != last)
+    hidden = f"```{{toctree}}\n:hidden:\n\n{tops}\n```\n"
+    return {"index.md": f"{TREE.sub('', index).rstrip()}\n\n{hidden}", **made}
+
+
+SCREEN = 88
+"""Characters of a line of code that fit on a page of 1,280 pixels."""
+
+
+def narrowed(block: str) -> str:
+    """Return a block of commands and outputs with its long lines wrapped. Tables and Python stay."""
+    head, *lines = block.split("\n")
+    if "python" in head:
+        return block
+    found = []
+    for line in lines:
+        text = line.strip()
+        if len(line) <= SCREEN or "  " in text or len(text.split()) < 2:
+            found.append(line)
+            continue
+        command = text.startswith(("$ ", "fedlayers ", "python ", "srun ", "flwr "))
+        parts = textwrap.wrap(
+            line,
+            SCREEN - 2,
+            subsequent_indent="    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        found.append((" \\\n" if command else "\n").join(parts))
+    return "\n".join([head, *found])
 
 
 def relinked(
@@ -136,7 +194,7 @@ def relinked(
 
     parts, end = [], 0
     for fence in FENCE.finditer(text):  # what stands in a block of code is no link
-        parts += [LINK.sub(link, text[end : fence.start()]), fence[0]]
+        parts += [LINK.sub(link, text[end : fence.start()]), narrowed(fence[0])]
         end = fence.end()
     return "".join([*parts, LINK.sub(link, text[end:])])
 
@@ -295,17 +353,3 @@ def algorithms() -> str:
 def _options(member: Any) -> str:
     shown = ", ".join(f"`{key}={value}`" for key, value in defaults_of(member).items())
     return f"\n- options (`--option`): {shown}\n" if shown else "\n"
-
-
-def members(kind: str, title: str, facts: Iterable[str]) -> str:
-    """The members of a registry with what they say of themselves."""
-    parts = [f"# {title}\n"]
-    for name, member in listings.registry(kind).own.items():
-        lines = [
-            f"- {fact}: {_text(getattr(member, fact))}"
-            for fact in facts
-            if getattr(member, fact)
-        ]
-        summary = _text(first_line(member.__doc__))
-        parts.append(f"## `{name}`\n\n{summary}\n\n" + "\n".join(lines) + "\n")
-    return "\n".join(parts)

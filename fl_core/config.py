@@ -193,7 +193,7 @@ class FederationConfig:
 class ExecutionConfig:
     """The device, the processes, and the records of a run."""
 
-    seed: int = 0
+    seed: Annotated[int, at_least(0)] = 0
     """Seed of all random draws: split, initial model, clients, batches."""
     workers: Annotated[int, at_least(0)] = 0
     """Number of processes that train clients, or whole runs in choose and tune. The results do not depend on it."""

@@ -139,7 +139,7 @@ def cka(measurement: Measurement, options: Cka) -> list[Row]:
     loader is read once, so it may shuffle. If one forward pass calls a module several times, its last call counts.
 
     Memory: one model's features of all layers. Each model and layer has n x n numbers (``"minibatch"``: n x batch).
-        With ``positions="samples"`` it is the features of one layer and all models.
+    With ``positions="samples"`` it is the features of one layer and all models.
 
     Raises:
         UsageError: the probe does not fit the models.
@@ -329,7 +329,7 @@ def linear_probe(measurement: Measurement, options: LinearProbe) -> list[Row]:
     samples.
 
     Memory: a forward pass of ``batch`` samples. The outputs of all layers are stored for at most ``samples`` samples of
-        one client, and for ``samples`` of all clients together. One layer at a time has a float64 copy. If a sample has
+    one client, and for ``samples`` of all clients together. One layer at a time has a float64 copy. If a sample has
     more than n features, that layer has n x n numbers instead.
 
     Raises:
@@ -436,7 +436,7 @@ def separability(measurement: Measurement, options: Separability) -> list[Row]:
     with its own model. If it falls short of the clients' own values, the clients' models place a class differently.
 
     Memory: a forward pass of ``batch`` samples. The outputs of all layers are stored for at most ``samples`` samples of
-        one client, and for ``samples`` of all clients together.
+    one client, and for ``samples`` of all clients together.
 
     Raises:
         UsageError: data do not fit.

@@ -223,7 +223,7 @@ def grad_similarity(measurement: Measurement, options: GradSimilarity) -> list[R
     One model measured on several clients' data has pairs too. They show how the clients disagree at one point.
 
     Memory: one batch's activations, and the gradient of every client in float64 (8 bytes a weight and client). All
-        metrics of the pass share it.
+    metrics of the pass share it.
 
     Raises:
         UsageError: as in :func:`diagnostics.gradients.one_pass`.

@@ -160,7 +160,8 @@ def _way_out(error: Exception, command: Command) -> str:
     resumed = command.interrupted()
     if "continue" in resumed and (steps or isinstance(error, WorkerError)):
         steps.append(resumed)
-    return f"; {', then '.join(steps)}" if steps else ""
+    gap = "" if str(error).endswith(".") else ";"
+    return f"{gap} {', then '.join(steps)}" if steps else ""
 
 
 def overview() -> str:

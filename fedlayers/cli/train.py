@@ -88,7 +88,10 @@ class Resume(Command):
 
     def main(self, line: str) -> None:
         from fedlayers import runs
+        from fl_core.records.store import Run as StoredRun
 
+        if StoredRun(self.dir).finished:
+            say(f"{self.dir} is finished: these are its results")
         made = runs.resume(
             self.dir,
             backend=self.backend,
@@ -110,6 +113,7 @@ def print_result(result: RunResult, out: Path) -> None:
         DivergedError: its last evaluation shows models that have diverged.
     """
     from fedlayers.run_result import scores_text
+    from fl_core.models.building import LIBRARIES, wants_weights
     from fl_core.records.store import Run as StoredRun
     from fl_core.rounds import recorder
     from fl_core.rounds.early_stopping import check_end, rule_of
@@ -123,7 +127,11 @@ def print_result(result: RunResult, out: Path) -> None:
     print(f"{scores_text(stored.rows()[1], done, best)}\n")
     if plan is not None:  # who gave a plan knows its evidence
         print(f"{plan if given is None else repr(plan)}\n")
-    print(f"local training: {Training.of(config.training).description}\n")
+    model = str(config.model.model)
+    loaded = config.model.init or wants_weights(model, config.model.model_options)
+    if model.partition(":")[0] in LIBRARIES and not loaded:
+        model += " with fresh weights"
+    print(f"local training of {model}: {Training.of(config.training).description}\n")
     times = out / "timing.jsonl"
     if times.is_file():
         print(recorder.read_pace(times).line())

@@ -97,13 +97,13 @@ def federate(grid: Grid, file: ServerFile) -> RunResult | Report | Choice:
         else:
             make = default_instruments
             result = RunResult(runner.run(config, out, instruments=make, **used), out)
+        print_result(result, out)
     except DivergedError as error:
         if not sites.largest:
             raise
         raise type(error)(
             f"{error} The largest update of the last exchange was that of site {sites.largest!r}."
         ) from error
-    print_result(result, out)
     return result
 
 

@@ -342,14 +342,12 @@ def notes(data: FederatedData) -> list[str]:
     return [*found, *_unknown(data), *_find_repeated(data)]
 
 
-def client_notes(data: FederatedData, batch: int) -> list[str]:
-    """Return warnings about clients with one class or less than a batch, and about the targets' scale."""
+def client_notes(data: FederatedData) -> list[str]:
+    """Return warnings about clients with one class, and about the targets' scale."""
     ys = {client.name: client.train.y for client in data.clients}
     alike = "of one class only" if data.task == CLASSIFICATION else "whose targets are all equal"  # fmt: skip
-    less = f"training samples, less than a batch of {batch}"
     kinds = {
         f"training samples {alike}": [name for name, y in ys.items() if len(y.unique(dim=0)) < 2],
-        less: [name for name, y in ys.items() if len(y) < batch],
     }  # fmt: skip
     if data.task == SURVIVAL:
         none = "no event among its training samples: it learns nothing"
@@ -359,11 +357,8 @@ def client_notes(data: FederatedData, batch: int) -> list[str]:
         if len(names) > MANY:
             some = listing(in_order(names), 3)
             found.append(f"{len(names)} of {len(ys)} clients have {what}: {some}")
-            continue
-        counted = what == less
-        for name in names:
-            count = f"{len(ys[name])} " if counted else ""
-            found.append(f"client {name!r} has {count}{what}")
+        else:
+            found += [f"client {name!r} has {what}" for name in names]
     if data.task == REGRESSION and not getattr(data.preprocessing, "target", ()):
         spread = float(torch.cat(list(ys.values())).double().std())
         if not 1 / SPREAD <= spread <= SPREAD:

@@ -141,32 +141,16 @@ def build(
     )
     source, colon, rest = label.partition(":")
     with torch_seeded(seed_of(seed, "model")):
-        if own is not None:
-            model = call_builder(label, own, shape, n_classes, model_options)
-        elif label in MODELS.own:
-            check_values(
-                model_options,
-                MODELS[label],
-                f"{label}: ",
-                "Leave it out for the default.",
-            )
-            try:
-                model = call_builder(
-                    label, MODELS[label], shape, n_classes, model_options
-                )
-            except Exception as error:  # of torch, on values that no check foresees
-                if isinstance(error, UsageError):
-                    raise
-                raise option_error(label, model_options, error) from error
-        elif colon and source in LIBRARIES:
+        if own is None and colon and source in LIBRARIES:
             model = LIBRARIES[source](rest, shape, n_classes, model_options)
         else:
-            builder = (
-                MODELS[label]
-                if is_outside(label) or not colon
-                else import_object("model", label)
-            )
-            model = call_builder(label, builder, shape, n_classes, model_options)
+            if own is None:
+                named = is_outside(label) or not colon
+                own = MODELS[label] if named else import_object("model", label)
+            if label in MODELS.own:
+                way = "Leave it out for the default."
+                check_values(model_options, own, f"{label}: ", way)
+            model = call_builder(label, own, shape, n_classes, model_options)
     if isinstance(shape, PackedShape):
         model = adapt(model, shape.layout)
     # a hook on the module before an in-place one would see its output overwritten
@@ -458,7 +442,7 @@ def call_builder(
     Its arguments are ``shape`` and ``n_classes``, if its parameters have these names, and the options.
 
     Raises:
-        UsageError: an option is unknown or missing, or the result is not a module.
+        UsageError: an option is unknown or missing, the call fails, or the result is not a module.
     """
     named, takes_others = parameters_of(builder)
     offered = {"shape": shape, "n_classes": n_classes}
@@ -471,7 +455,12 @@ def call_builder(
                 f"model {name!r} must have a value for the option {parameter!r}; got none. "
                 f"Add model_options={{{parameter!r}: VALUE}}."
             )
-    model = builder(**{**arguments, **options})
+    try:
+        model = builder(**{**arguments, **options})
+    except UsageError:
+        raise
+    except Exception as error:  # of the user's code, or of torch on odd values
+        raise option_error(name, options, error) from error
     if not isinstance(model, nn.Module):
         raise UsageError(
             f"model {name!r} must return a torch.nn.Module; got a {type(model).__name__}."
@@ -480,8 +469,10 @@ def call_builder(
 
 
 def option_error(model: str, options: Options, error: Exception) -> UsageError:
-    """Return the error for options with which a model cannot be built."""
-    said = " ".join(str(error).split())
+    """Return the error for a model that cannot be built, with its options if there are some."""
+    said = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".")
+    if not options:
+        return UsageError(f"model {model} must be built; got {said}. Correct it.")
     return UsageError(
         f"options of model {model} must fit it; got {options}: {said}. Correct model_options."
     )

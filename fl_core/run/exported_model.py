@@ -473,6 +473,8 @@ def check_free(out: Path) -> None:
     Raises:
         UsageError: names the path.
     """
+    if out.suffix not in ("", ".safetensors"):
+        raise UsageError(f"{out} must end in .safetensors, as which it is written.")
     check_folder(out.parent)
     for path in (out, out.with_name(f"{out.name}.json")):
         if path.exists() or path.is_symlink():

@@ -139,8 +139,8 @@ def run(
         announce: show the table of columns and the notes on the data.
         execution: options of :class:`Execution`.
 
-    Warns: UserWarning: a client has a single class, or less than a batch of samples; the plan was edited by hand, or
-    shares no layer that trains, or all of them.
+    Warns: UserWarning: a client has a single class; the plan was edited by hand, or shares no layer that trains, or
+    all of them.
 
     Raises:
         UsageError: before anything is written.

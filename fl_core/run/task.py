@@ -138,8 +138,7 @@ class Task(Displayed):
         known.update(notes)
 
     def notes(self) -> list[str]:
-        """Return warnings on unusual data, small clients, the targets' scale, and the plan."""
-        batch = int(self.config.training.batch_size or 1)
+        """Return warnings on unusual data, clients of one class, the targets' scale, and the plan."""
         algorithm = self.algorithm(self.plan)
         own = [
             *(() if algorithm.plan is None else algorithm.plan.notes()),
@@ -150,7 +149,7 @@ class Task(Displayed):
         others = [
             *self._chosen_elsewhere(),
             *notes(self.data),
-            *client_notes(self.data, batch),
+            *client_notes(self.data),
         ]
         return [*self.said, *own, *others]
 

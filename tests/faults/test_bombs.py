@@ -40,7 +40,6 @@ LITTLE = 200 << 20  # bytes that a refusal may take: a part of a line, a list of
 CONFIG = RunConfig(
     algorithm="fedavg", rounds=2, epochs=1, checkpoint_every=1, eval_every=2
 )
-pytestmark = pytest.mark.filterwarnings("ignore:client 'switzerland' has")
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,6 @@ ROUNDS = 4
 CONFIG = RunConfig(
     algorithm="fedper", rounds=ROUNDS, epochs=1, checkpoint_every=1, eval_every=2
 )
-pytestmark = pytest.mark.filterwarnings("ignore:client 'switzerland' has")
 
 
 def made(path, **changes):

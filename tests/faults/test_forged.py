@@ -29,7 +29,6 @@ from tests.conftest import every_other, refuses
 from tests.faults.injected import contents, cover, edit, forge
 
 ROUNDS = 3
-pytestmark = pytest.mark.filterwarnings("ignore:client 'switzerland' has")
 
 
 @pytest.fixture(scope="module")

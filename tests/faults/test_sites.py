@@ -17,7 +17,7 @@ from fedlayers.flower.clients import Sites
 from fedlayers.flower.federation import federated
 from fedlayers.flower.site import States
 from fl_core.algorithms.base import Round, State
-from fl_core.errors import CorruptError, UsageError
+from fl_core.errors import CorruptError, DivergedError, UsageError
 from fl_core.records.store import Run
 from fl_core.rounds.clients import TrainRequest
 from fl_core.rounds.engine import Engine, Schedule
@@ -219,6 +219,9 @@ def test_a_lie_that_is_possible_is_noted_and_can_be_clipped(tmp_path):
     grid.change = forged("train", lambda packet: set_tensor(lambda t: t + 3e38)(packet))
     with pytest.raises(UsageError, match="site 'west'"):
         over_sites(tmp_path / "far", grid, rounds=1)
+    grid.change = forged("train", set_tensor(lambda t: t * 60))
+    with pytest.raises(DivergedError, match=r"was that of site 'west'\.$"):
+        over_sites(tmp_path / "diverged", grid, rounds=3)
     grid.change = forged("query.describe", lie_of_mean)
     with pytest.warns(UserWarning, match="'west': the mean of age"):
         over_sites(tmp_path / "mean", grid, rounds=1)

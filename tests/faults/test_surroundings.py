@@ -25,7 +25,6 @@ from tests.faults.injected import FailingOS, contents
 CONFIG = RunConfig(
     algorithm="fedper", rounds=3, epochs=1, checkpoint_every=1, eval_every=2
 )
-pytestmark = pytest.mark.filterwarnings("ignore:client 'switzerland' has")
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,6 @@ CONFIG = RunConfig(
     checkpoint_every=1,
     stack="off",
 )
-pytestmark = pytest.mark.filterwarnings("ignore:client 'switzerland' has")
 
 
 @pytest.fixture(scope="module")
