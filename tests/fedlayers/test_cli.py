@@ -386,11 +386,17 @@ def test_debug_shows_the_traceback_and_keeps_the_exit_code(fedlayers):
     assert fedlayers.err.splitlines()[-1].startswith("fedlayers: ")
 
 
-def test_an_error_that_nobody_foresaw_is_a_failure_with_its_name(fedlayers):
+def test_an_error_that_nobody_foresaw_is_a_failure_with_its_name(
+    fedlayers, monkeypatch
+):
     Path("own_broken_model.py").write_text(
         "def network(shape, n_classes):\n    raise KeyError('oops')\n"
     )
-    said = fedlayers.refused("run --model own_broken_model:network", code=1)
+    said = fedlayers.refused("run --model own_broken_model:network")
+    assert "own_broken_model:network" in said
+    assert "KeyError: 'oops'" in said
+    monkeypatch.setattr("fedlayers.runs.run", lambda *_, **__: {}["oops"])
+    said = fedlayers.refused("run", code=1)
     assert said.startswith("fedlayers: KeyError: 'oops'")
 
 
