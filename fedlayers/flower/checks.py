@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from fedlayers.flower.packets import Packet
 
 OWN_STEP = 1000
-"""Gradients of a batch, at most, that an algorithm's own step takes: pFedMe takes several."""
+"""Gradients of a batch, at most, that an algorithm's own step takes. pFedMe takes ``inner_steps``, others up to three.
+A site that lies below it changes its own rows of work alone, so the number need not be close."""
 TIMES_MEDIAN = 1_000.0
 """How often an update's norm may be the median of the others."""
 LEAST_UPDATES = 3
