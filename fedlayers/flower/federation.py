@@ -134,11 +134,14 @@ def _preparation(
         others = np.delete(moments, k, axis=0)
         known = np.maximum(others[:, 0].sum(0), 1)
         middle = (others[:, 0] * others[:, 1]).sum(0) / known
-        far = np.abs(means[k] - middle) > FAR * np.sqrt(others[:, 2].sum(0) / known)
+        usual = others[:, 2].sum(0) / known
+        far = np.abs(means[k] - middle) > FAR * np.sqrt(usual)
+        far |= (usual > 0) & (spreads[k] > FAR**2 * usual * count[k])
         if len(sites) > 2 and (far & (count[k] > 0)).any():
             column = [*columns, "target"][int(np.argmax(far & (count[k] > 0)))]
             warn(
-                f"site {name!r}: the mean of {column} is {FAR:g} standard deviations or more from that of the others"
+                f"site {name!r}: the mean of {column} is {FAR:g} standard deviations or more from that of the others, "
+                f"or its standard deviation is {FAR:g} times theirs"
             )
     mean = (count * means).sum(0) / np.maximum(total, 1)
     squares = (spreads + count * (means - mean) ** 2).sum(0)

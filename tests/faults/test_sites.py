@@ -193,8 +193,9 @@ def lie_of_update(packet):
         tensor *= 2
 
 
-def lie_of_mean(packet):
-    packet.head["moments"][1][0] = 1e6
+def lie_of_place(packet):
+    for tensor in packet.trees["model"].values():
+        tensor += 1
 
 
 def test_a_lie_that_is_possible_is_noted_and_can_be_clipped(tmp_path):
@@ -219,12 +220,13 @@ def test_a_lie_that_is_possible_is_noted_and_can_be_clipped(tmp_path):
     grid.change = forged("train", lambda packet: set_tensor(lambda t: t + 3e38)(packet))
     with pytest.raises(UsageError, match="site 'west'"):
         over_sites(tmp_path / "far", grid, rounds=1)
-    grid.change = forged("train", set_tensor(lambda t: t * 60))
+    grid.change = forged("train", lie_of_place)
     with pytest.raises(DivergedError, match=r"was that of site 'west'\.$"):
-        over_sites(tmp_path / "diverged", grid, rounds=3)
-    grid.change = forged("query.describe", lie_of_mean)
-    with pytest.warns(UserWarning, match="'west': the mean of age"):
-        over_sites(tmp_path / "mean", grid, rounds=1)
+        over_sites(tmp_path / "diverged", grid, rounds=3, lr=0.01)
+    for row in (1, 2):  # a mean, a spread
+        grid.change = forged("query.describe", lie_of_moments(row, 1e6))
+        with pytest.warns(UserWarning, match="'west': the mean of age"):
+            over_sites(tmp_path / f"moment{row}", grid, rounds=1)
 
 
 def test_an_update_may_be_a_thousand_times_the_median(monkeypatch):
