@@ -15,7 +15,14 @@ from typing import NamedTuple
 import pandas as pd
 
 from diagnostics.tuning.copies import EPOCHS
-from diagnostics.tuning.differ import NOT_SHOWN, OTHERS, compared, verdict
+from diagnostics.tuning.differ import (
+    DIFFER,
+    NOT_SHOWN,
+    OTHERS,
+    TOO_FEW,
+    compared,
+    verdict,
+)
 from diagnostics.tuning.profile import every
 from fedlayers.backends.local import Backend
 from fedlayers.studies.arms import Arm, arm_of
@@ -303,6 +310,13 @@ class Rates:
         return told
 
 
+SAID = {
+    DIFFER: "Clients differ, so both ends are tried",
+    TOO_FEW: "Too few samples to tell whether clients differ, so both ends are tried",
+    NOT_SHOWN: "Clients are not shown to differ, so no layer is tried as a local one",
+}
+
+
 @dataclass(frozen=True)
 class Difference:
     """Whether clients differ, in a seed's samples (``clients_differ`` of :mod:`diagnostics.metrics`).
@@ -322,10 +336,8 @@ class Difference:
             for what, each in self.leads.items()
             if not math.isnan(each.error)
         ]
-        said = {NOT_SHOWN: "not shown, so no layer was tried as a local one"}
-        found = said.get(self.verdict, f"{self.verdict}, so both ends were tried")
         evidence = f" A client's model leads those of others: {listing(known)}."
-        return f"Whether clients differ: {found}.{evidence if known else ''}"
+        return f"{SAID[self.verdict]}.{evidence if known else ''}"
 
 
 @dataclass
