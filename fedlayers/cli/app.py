@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from fedlayers.cli.options import Command
 
 GROUPS = {
+    "Begin": {"demo": "train"},
     "Decide": {
-        "demo": "train",
         "choose": "train",
         "study": "train",
         "compare": "train",

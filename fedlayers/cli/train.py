@@ -314,6 +314,8 @@ class Choose(OneAlgorithm):
     tune_rates: int | None = None
     """Number of learning rates to try first: 2 to 5, or 0 for none. Default: 4 for your own data on this machine, else
     0; none with --lr."""
+    explain: bool = False
+    """Also measure how much of the clients' differences each layer can absorb, and what that cost."""
     no_baselines: bool = False
     """Fit no linear models and gradient boosting."""
     out: Path = Path("out/choose")
@@ -322,12 +324,26 @@ class Choose(OneAlgorithm):
     def arguments(self) -> dict[str, Any]:
         given = super().arguments()
         given["baselines"] = not given.pop("no_baselines")
+        given.pop("explain")
         return {**given, "arms": given["arms"] or None}
 
     def show(self, result: Any, line: str) -> None:
         from fedlayers.studies.report import write_page
 
         began = time.monotonic()
+        shared = [one.job.path for one in result.runs if one.arm == "all"]
+        if self.explain and shared:
+            from diagnostics.measure import diagnose
+
+            say("measuring what each layer can absorb")
+            report = diagnose(
+                shared[0],
+                metrics=["layer_tuning"],
+                model="personal",  # which all clients have in common
+                options={"layer_tuning": {"rounds": result.until}},
+            )
+            report.write(self.out / "profile" / "rows.jsonl")
+            print(report.text(["layer_tuning"]))
         say(f"drawing the report: {self.out / 'report.html'}")
         write_page(result, self.out, line)
         seconds = result.measured.seconds + time.monotonic() - began

@@ -42,27 +42,6 @@ COLUMNS = ["arm", "difference", "low", "high", "p_value", "excluded"]
 Pair = tuple[str, str]
 
 
-def rank_arms(judged: pd.DataFrame, main: str = MAIN[CLASSIFICATION]) -> list[str]:
-    """Return the arms, the best first: by failed seeds, then mean score, then mean main score.
-
-    Args:
-        judged, main: as in :class:`~fedlayers.studies.race.Standing`.
-    """
-    grid = judged.pivot_table(
-        index="arm", columns="seed", values=["score", main], dropna=False, sort=False
-    )
-    sign = -1 if SCORES[main] else 1
-    order = pd.DataFrame(
-        {
-            "failed": grid["score"].isna().sum(axis=1),
-            "score": -grid["score"].mean(axis=1).round(DIGITS),
-            "main": sign * grid[main].mean(axis=1).round(DIGITS),
-        }
-    )
-    ranked = order.sort_values(["failed", "score", "main"], kind="stable").index
-    return [str(name) for name in ranked]
-
-
 def infer(
     judged: pd.DataFrame,
     sampled: Mapping[Pair, Estimate] | None = None,
@@ -99,7 +78,10 @@ def infer(
     >>> seen.verdict, seen.remaining
     ('decided', ('a',))
     """
-    order = [name for name in rank_arms(judged, main) if name not in set(refused)]
+    ranks = judged[["arm", "seed", "score"]].round(DIGITS)
+    ranks = ranks.groupby("arm", sort=False)["score"].agg(["count", "mean"])
+    ranks = ranks.sort_values(["count", "mean"], ascending=False, kind="stable")
+    order = [str(name) for name in ranks.index if name not in set(refused)]
     table = judged.pivot(index="arm", columns="seed", values=main)
     whole = [name for name in order if table.loc[name].notna().all()]
     about = {"main": main, "seeds": table.shape[1], "refused": tuple(refused)}

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fedlayers.studies.baselines import BASELINES as NAIVE
+from fedlayers.studies.first_screen import bracket
 from fl_core import rows, statistics
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, check_known, listing, plural
@@ -191,15 +192,39 @@ class Comparison(Displayed):
                 lines.append(f"{name}: {NAIVE[name]}.")
         return "\n".join(lines)
 
+    def shown(self) -> pd.DataFrame:
+        """Return the table as text, with each algorithm's difference to the best one in the score that ranks."""
+        table, sign = (
+            display_name(self.table, self.score),
+            1 if SCORES[self.score] else -1,
+        )
+        means = (sign * self._blocks(self.score)).mean(axis=1)
+        best = str(means.idxmax())
+        gaps = self.gains(best).set_index("algorithm")
+        texts = []
+        for name in table["algorithm"]:
+            if name not in gaps.index:
+                texts.append("")
+                continue
+            value, low, high = (
+                -sign * gaps.loc[name, ["value", "high", "low"]]
+            ).tolist()
+            low, high = sorted((low, high))
+            texts.append(
+                f"{in_column(self.score, value)}{bracket(self.score, low, high)}"
+            )
+        table.insert(3, f"{label_of(self.score)} against {best}", texts)
+        return table
+
     def summary(self) -> Summary:
         """Return the number of algorithms and seeds, and the table."""
         seeds = self.scores["seed"].nunique()
         lead = f"{plural(len(self.table), 'algorithm')}, {plural(seeds, 'seed')}, test samples"
-        return Summary.of_frame(lead, display_name(self.table, self.score))
+        return Summary.of_frame(lead, self.shown())
 
     def text(self) -> str:
         """Return the table for a terminal, with the meaning of its columns."""
-        return f"{display_name(self.table, self.score).to_string(index=False)}\n\n{self.legend}"
+        return f"{self.shown().to_string(index=False)}\n\n{self.legend}"
 
 
 def _scores_to_show(there: Iterable[str]) -> tuple[str, ...]:

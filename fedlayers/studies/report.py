@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from diagnostics import plots
 from diagnostics.plots.page import Page, figure_of
 from fedlayers.studies.choice import Answers, Choice
-from fedlayers.studies.comparison import Comparison, display_name
+from fedlayers.studies.comparison import Comparison
 from fl_core import __version__, statistics
 from fl_core.config import OWN
 from fl_core.data.partitions.base import SPLITS
@@ -81,7 +81,7 @@ def write_page(
         page.text(f"{plural(len(seeds), 'seed')}: {listing(map(str, seeds))}.")
         for name, figure in draw_comparison(result).items():
             _add(page, out, name, figure, COMPARISON_CAPTIONS[name])
-        page.table(display_name(result.table), result.legend)
+        page.table(result.shown(), result.legend)
     with page.fold("The data"):
         if task.data.table.columns:
             shown = task.data.table.summary()
@@ -100,6 +100,12 @@ def write_page(
         facts.append(f"`plan.json`: `{choice.plan.digest[:16]}`, by a race")
     if command:
         facts.append(f"command: `{command}`")
+    shared = [one.job.path for one in choice.runs if one.arm == "all"]
+    if shared:
+        facts.append(
+            "how much of the clients' differences each layer can absorb: `fedlayers choose --explain`, or "
+            f"`fedlayers diagnose {shared[0]} --metrics layer_tuning --model personal`"
+        )
     with page.fold("Settings"):
         page.points(facts)
     page.glossary(GLOSSARY)

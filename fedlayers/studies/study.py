@@ -15,7 +15,7 @@ from fedlayers.studies.baselines import rows_of
 from fedlayers.studies.choice import NAMES, Answers, Choice
 from fedlayers.studies.choose import choose, save_plan
 from fedlayers.studies.compare import compare, compared_jobs
-from fedlayers.studies.comparison import Comparison, display_name
+from fedlayers.studies.comparison import Comparison
 from fedlayers.studies.first_screen import bracket
 from fedlayers.studies.jobs import Tell, seeds_of, study_folder, task_kind
 from fl_core import rows
@@ -153,7 +153,7 @@ def study(
         gains = result.gains(CHOSEN, others)
         lead = with_gains(lead, gains, len(seeds), result.score)
         known = f" {CHOSEN}: the recommended arm. {OWN}: each seed's own winner."
-    table = display_name(result.table, result.score).to_string(index=False)
+    table = result.shown().to_string(index=False)
     way = "Test samples, mean ± half the 95 % interval."
     tell(f"\n{lead.text()}\n\n{table}\n\n{way}{known}")
     from fedlayers.studies.report import write_page  # draws, so it comes last

@@ -25,6 +25,7 @@ import pandas as pd
 import tyro
 
 from figures.decision.finished import CUTS, federations
+from fl_core.display import csv_bytes
 
 ROWS = Path(__file__).with_name("first.parquet")
 SEEDS, MOST, LEAST, CLIENTS = (0, 1), 6000, 60, 4
@@ -87,7 +88,7 @@ def decide(table: str, seed: int, mode: str) -> dict[str, Any]:
     began = time.process_time()
     with TemporaryDirectory() as folder:
         path = Path(folder) / f"{table}.csv"
-        frame.to_csv(path, index=False)
+        path.write_bytes(csv_bytes(frame))
         data = load(path, splits=SPLITS, seed=seed, **keys)
         how: dict[str, Any] = {"model": "mlp", "seed": seed, "progress": False}
         out = Path(folder) / "out"
