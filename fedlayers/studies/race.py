@@ -337,7 +337,8 @@ class Difference:
             if not math.isnan(each.error)
         ]
         evidence = f" A client's model leads those of others: {listing(known)}."
-        return f"{SAID[self.verdict]}.{evidence if known else ''}"
+        unknown = f"Whether clients differ is unknown: {self.verdict.rstrip('.')}"
+        return f"{SAID.get(self.verdict, unknown)}.{evidence if known else ''}"
 
 
 @dataclass

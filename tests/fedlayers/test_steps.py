@@ -75,7 +75,7 @@ def test_two_rates_train_on_and_the_ends_follow_where_clients_differ(decided):
     assert sorted(rates) == [2, 2, 20, 20]
     ends = {name for name in lengths if "local" in name}
     assert (len(ends) == 2) == (kind == "coded")
-    assert any("Gain over the shared model: own epochs" in line for line in told)
+    assert any("leads those of others: own epochs" in line for line in told)
     suffix = f"-lr{choice.rates.lr:g}-0"
     others = {name for name in lengths if not name.startswith("all")}
     assert all(name.endswith(suffix) for name in others)
