@@ -418,10 +418,8 @@ def events(y: Array) -> NDArray[np.float32]:
             "different times must differ in float32; got times that become equal.",
             "Count them from a later start, or in another unit.",
         )
-    codes = np.unique(event)
-    if len(codes) == 2 and np.isfinite(codes).all():
-        order = f"Write 1 for an event and 0 for none, in place of {codes[0]:g} and {codes[1]:g}."
-    refuse_where(_not_binary(event), y, _EVENT, order)
+    codes = f"{order} Other codes must become 1 and 0."
+    refuse_where(_not_binary(event), y, _EVENT, codes)
     if not event.any():
         raise DataFault(
             "there must be an event; got only censored samples.",
