@@ -151,6 +151,9 @@ def _entry(
             part = "\n".join(f":{key}: {value}" for key, value in part.items() if value)
             shown.append(part)
         else:  # |x| is a substitution of reStructuredText, outside literals
+            part = part.replace(":ivar ", ":").replace(
+                ":raises UsageError:", ":Refused:"
+            )
             shown.append(re.sub(r"(``.*?``)|\|", lambda f: f[1] or r"\|", part))
     shown += [f".. code-block:: sh\n\n{_indented(example)}", f"Source: :doc:`/{file}`"]
     return "\n\n".join(filter(None, shown))
