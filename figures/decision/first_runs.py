@@ -28,7 +28,11 @@ from figures.decision.finished import CUTS, federations
 from fl_core.display import csv_bytes
 
 ROWS = Path(__file__).with_name("first.parquet")
-SEEDS, MOST, LEAST, CLIENTS = (0, 1), 6000, 60, 4
+RDATASETS = Path(os.environ.get("FEDLAYERS_DATA_ROOT", "data")) / "rdatasets"
+"""The csv folder of Rdatasets at the commit that the page names."""
+LISTED = Path(__file__).with_name("first_tables.csv")
+"""Tables of Rdatasets: file, columns of the client, the outcome and the group, and columns to leave out."""
+SEEDS, MOST, LEAST, CLIENTS, LARGEST = (0, 1), 6000, 60, 4, 12
 MODES = {"default": "", "macro_f1": "macro_f1", "auroc": "auroc"}
 MARGINS = {"loss": 0.01, "macro_f1": 0.5}
 SPLITS = (0.48, 0.12, 0.4)
@@ -39,9 +43,10 @@ FEATURES = (
 
 
 def tables() -> dict[str, pd.DataFrame]:
-    """Return the tables at hand with the columns ``client``, ``outcome`` and, for visits, ``group``.
+    """Return the tables at hand with the columns ``client``, ``outcome`` and, for some, ``group``.
 
-    Clients of fewer than :data:`LEAST` rows are left out. Larger tables are sampled once.
+    Clients of fewer than :data:`LEAST` rows are left out, and all but the :data:`LARGEST` largest. Larger tables are
+    sampled once.
     """
     spec = find_spec("statsmodels")
     assert spec is not None
@@ -62,14 +67,31 @@ def tables() -> dict[str, pd.DataFrame]:
             columns=["educ", "vote"]
         ),
     }
+    labels = {
+        name: np.where(t["outcome"].astype(bool), "yes", "no")
+        for name, t in found.items()
+    }
+    found = {name: t.assign(outcome=labels[name]) for name, t in found.items()}
+    for line in pd.read_csv(LISTED, dtype=str).fillna("").itertuples():
+        file = RDATASETS / f"{line.file}.csv"
+        if not file.exists():
+            continue
+        table = pd.read_csv(file, low_memory=False, encoding="latin-1")
+        table = table.drop(columns=["rownames", *line.drop.split()], errors="ignore")
+        table = table.dropna(subset=[line.client, line.outcome])
+        if line.table == "doctor":
+            table[line.outcome] = table[line.outcome] > 0
+        roles = {line.client: "client", line.outcome: "outcome", line.group: "group"}
+        found[line.table] = table.rename(columns=roles)
     for name, table in found.items():
-        sizes = table.groupby("client")["client"].transform("size")
-        table = table[sizes >= LEAST]
+        sizes = table["client"].value_counts()
+        kept = sizes[sizes >= LEAST].head(LARGEST).index
+        table = table[table["client"].isin(kept)]
         if len(table) > MOST:
             table = table.sample(MOST, random_state=0)
-        labels = np.where(table["outcome"].astype(bool), "yes", "no")
-        clients = "c" + table["client"].astype(int).astype(str)
-        found[name] = table.assign(client=clients, outcome=labels).reset_index(
+        clients = "c" + table["client"].astype(str).str.removesuffix(".0")
+        outcome = "o" + table["outcome"].astype(str).str.removesuffix(".0")
+        found[name] = table.assign(client=clients, outcome=outcome).reset_index(
             drop=True
         )
     return {k: t for k, t in found.items() if t["client"].nunique() >= CLIENTS}
@@ -124,7 +146,7 @@ def run(old: Path, hours: float = 2.0, python: str = sys.executable) -> None:
     done = {
         (each["table"], each["seed"], each["mode"], each["commit"]) for each in lines
     }
-    for (table, seed), mode in product(product(tables(), SEEDS), MODES):
+    for mode, (table, seed) in product(MODES, product(tables(), SEEDS)):
         for name, folder in (("policy", here), ("comparator", old.resolve())):
             if (table, seed, mode, name) in done or time.monotonic() > end:
                 continue
