@@ -59,6 +59,8 @@ LOWER = 0.3
 """The rate at which an arm that diverged trains again, times the others'."""
 THIRD = 1 / 3
 """The rate of own epochs, times the run's. FedAvg also tries its own rate."""
+ASKED = 2 * EPOCHS[-1]
+"""Own epochs that ``clients_differ`` trains, at two rates."""
 PLAN_ALGORITHM = "fedper"
 """The algorithm that uses the cuts if the configuration's uses no plan."""
 DIGITS = 9
