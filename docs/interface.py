@@ -31,11 +31,11 @@ TOPICS = {
     "Data": "load from_clients FederatedData partition dataset",
     "Models and layers": "model Layer layers_of LayerPlan",
     "Measure": "diagnose diagnose_features through_time load_weights tsne Nulls measure Report plots layer_metric "
-    "LayerProbe NoValue metric Metric Measurement ClientModel batches probe_set set_mode",
+    "cross_scores CrossScores LayerProbe NoValue metric Metric Measurement ClientModel batches probe_set set_mode",
     "From measurements to a plan": "select explain rule Rule cost_steps plan_cost",
     "Use a trained model": "export ExportedModel predict Predictions",
     "Write an algorithm": "Algorithm register Phase Context Message Round State Update",
-    "Follow a run": "Logger LoggedRun",
+    "Follow a run": "Logger LoggedRun Monitor",
     "Errors": "UsageError RunError",
 }
 """The public names by topic."""

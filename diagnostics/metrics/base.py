@@ -44,6 +44,7 @@ DEFAULT = ("grad_variance", "hessian_trace", "cka", "federation_sensitivity")
 """What is measured where no metric is named."""
 METRIC_ALIASES = {
     "hessian_eigensum": "hessian_trace",
+    "eigenvalues": "hessian_spectrum",
     "probe": "linear_probe",
     "sensitivity": "federation_sensitivity",
 }
