@@ -17,7 +17,7 @@ from fl_core.training.losses import Loss
 from fl_core.tree import preserve_state, set_mode
 
 from .inputs import client_models, fit_outputs
-from .measurement import ClientModel, batches, logits
+from .measurement import ClientModel, batches
 from .request import Request
 
 if TYPE_CHECKING:
@@ -156,9 +156,7 @@ def _scored(
             set_mode(subject.model, "eval"),
         ):
             parts = list(batches(on.data, batch, subject.model))
-            output = torch.cat(
-                [logits(subject.model, x, y, criterion).cpu() for x, y in parts]
-            )
+            output = torch.cat([subject.model(x).cpu() for x, _ in parts])
             y = torch.cat([y.cpu() for _, y in parts])
             losses = criterion.per_sample(output, y).double()
             found = scores(output, y, criterion)

@@ -28,7 +28,7 @@ from .measurement import (
     Measurement,
     Tensors,
     batches,
-    logits,
+    check_outputs,
     row_or_reason,
     tensors_of,
     whole_groups,
@@ -114,7 +114,9 @@ def _read(
             (), dtype=torch.float64, device=next(iter(model.parameters())).device
         )
         for x, y in batches(data, size, model):
-            value = loss(logits(model, x, y, loss), y)
+            z = model(x)
+            check_outputs(model, z, y, loss)
+            value = loss(z, y)
             grads = _gradients(value, params)
             for meter in {id(meter): meter for meter in meters}.values():
                 meter.update(params, grads, len(y))

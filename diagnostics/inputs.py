@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.nn.parameter import is_lazy
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 
 from fl_core import tree
 from fl_core.data.federated import FederatedData, Split
-from fl_core.data.loading import client_names
+from fl_core.data.loading import client_names, pair_of
 from fl_core.errors import (
     UsageError,
     about,
@@ -27,7 +32,6 @@ from fl_core.errors import (
 )
 from fl_core.models.adapter import (
     ARRAYS,
-    IGNORED,
     Adapter,
     Layout,
     adapt,
@@ -35,35 +39,28 @@ from fl_core.models.adapter import (
     check_real,
     check_tables,
     is_batch,
-    output_of,
     pack,
-    padded,
     pass_notes,
     split_labels,
     tensor,
 )
 from fl_core.seeds import numpy_generator, seed_of, torch_seeded
+from fl_core.training.border import adapted, fit_loss
 from fl_core.training.losses import Loss
 from fl_core.tree import first_tensor, plain, set_mode
 
 from .measurement import (
-    Batch,
     ClientModel,
     Data,
     batches,
     cannot_take,
-    check_outputs,
     example,
     kind_of,
     one_line,
 )
-from .outputs import fit_loss
 
 if TYPE_CHECKING:
     from .request import Request
-
-READ = 256
-"""Samples of a dataset that are read at a time."""
 
 
 def check_module(model: Any) -> None:
@@ -72,15 +69,12 @@ def check_module(model: Any) -> None:
     Raises:
         UsageError: the message names the type that was given.
     """
-    if isinstance(model, type) and issubclass(model, nn.Module):
-        raise UsageError(
-            f"a model must be a torch module; got the class {model.__name__}. Pass {model.__name__}(...)."
-        )
     if not isinstance(model, nn.Module):
-        name = f"{model.__name__!r}, a " if hasattr(model, "__name__") else ""
+        name, way = getattr(model, "__name__", ""), "models first, then data"
+        if isinstance(model, type) and issubclass(model, nn.Module):
+            way = f"{name}(...)"
         raise UsageError(
-            f"a model must be a torch module; got {name}{type(model).__name__}. "
-            "Pass models first, then data."
+            f"a model must be a torch module; got {name} {type(model).__name__}. Pass {way}."
         )
     kind = type(model).__name__
     for name, parameter in model.named_parameters():
@@ -97,17 +91,11 @@ def check_module(model: Any) -> None:
 @contextmanager
 def _watch_modules(model: nn.Module, entered: list[tuple[str, Any]]) -> Iterator[None]:
     """Keep in ``entered`` the modules that have begun and not ended, with their inputs."""
-
-    def begin(path: str) -> Any:
-        return lambda module, inputs: entered.append((path, inputs))
-
-    with ExitStack() as stack:
-        for path, module in model.named_modules():
-            if not path:
-                continue
-            stack.callback(module.register_forward_pre_hook(begin(path)).remove)
-            hook = module.register_forward_hook(lambda *_: entered and entered.pop() and None)  # fmt: skip
-            stack.callback(hook.remove)
+    paths = {module: path for path, module in model.named_modules()}
+    begin = register_module_forward_pre_hook(
+        lambda module, inputs: entered.append((paths.get(module, ""), inputs))
+    )
+    with begin, register_module_forward_hook(lambda *_: entered.pop() and None):
         yield
 
 
@@ -183,15 +171,15 @@ def client_models(
         found, _ = read[id(own)]
         n = n_train[check_known("client in n_train", name, n_train)] if n_train else 0
         check_value(f"n_train of {name}", n, at_least(0))
-        tokens, groups = _next_tokens(found, model), _groups(own, samples, seed)
-        subjects.append(ClientModel(name, model, tokens, n, groups))
+        groups = _groups(own, samples, seed)
+        subjects.append(ClientModel(name, model, found, n, groups))
     layouts = {layout for _, layout in read.values()}
     if len(layouts) > 1:
         raise UsageError("inputs must be of the same kind at all clients; got others.")
     layout = layouts.pop() or packed
     if layout is not None:
-        adapted = {id(model): adapt(model, layout) for model in own_models}
-        subjects = [replace(s, model=adapted[id(s.model)]) for s in subjects]
+        taking = {id(model): adapt(model, layout) for model in own_models}
+        subjects = [replace(s, model=taking[id(s.model)]) for s in subjects]
     return subjects, m
 
 
@@ -208,72 +196,60 @@ def fit_outputs(
     """
     criterion: Loss | None = None
     seed, how = request.seed or 0, (request.class_axis, request.ignore_index)
-    axis: int | None = None
-    adapted: dict[int, Any] = {}
+    known: dict[int, Any] = {}
     ready: list[ClientModel] = []
     for subject in subjects:
         model, data = subject.model, subject.data
         with about(f"client {subject.client!r}"):
-            with set_mode(model, request.mode):
-                ends, n = _ends(model, data, request.batch, seed, how[1])
             first = example(model, data, seed)
             with (
                 set_mode(model, "eval"),
                 torch_seeded(seed_of(seed, "diagnose", "check")),
             ):
                 output = _outputs(model, first[0])
-                raw = output_of(output, model)
                 if criterion is None:
                     loss = request.loss
                     if loss is None:  # a model of a run knows its own
                         loss = getattr(model, "training_loss", None)
-                    criterion, axis = fit_loss(loss, raw, first[1], *how)
-                if output is not raw or raw.ndim != 2 or axis is not None:
-                    layout = getattr(model, "layout", None)
-                    model = adapted.setdefault(id(model), adapt(model, layout, axis))
-                if not request.differentiates:
-                    ends = []  # no metric reads the labels' losses
-                for x, y in (first, *ends):
-                    _check_loss(
-                        model, x, y, criterion, request.differentiates and not ready
-                    )
+                    criterion = fit_loss(loss, model, output, first[1], *how)
+                fit = adapted(model, output, criterion)
+                model = known.setdefault(id(model), fit)
+                z = _check_loss(
+                    model, *first, criterion, request.differentiates and not ready
+                )
                 for note in () if ready else pass_notes(model, first[0]):
                     warn(note)
-        ready.append(replace(subject, model=model, n_train=subject.n_train or n))
+            n = 0
+            with (
+                set_mode(model, request.mode),
+                torch_seeded(seed_of(seed, "diagnose", "count")),
+            ):
+                for _, y in batches(data, request.batch, model):
+                    n += len(y)
+                    if request.differentiates or criterion.binary:
+                        _loss_of(criterion, z[:1].expand(len(y), -1), y)
+            if criterion.binary and isinstance(data, tuple):  # floats are classes
+                data = data[0], data[1].reshape(-1).long()
+        n = subject.n_train or n
+        ready.append(replace(subject, model=model, data=data, n_train=n))
     assert criterion is not None
     return ready, criterion
-
-
-def _ends(
-    model: nn.Module, data: Data, batch: int, seed: int, ignored: int
-) -> tuple[list[Batch], int]:
-    """Return the sample with the lowest label and that with the highest, each twice, and the number of samples."""
-    ends: dict[int, tuple[float, Batch]] = {}
-    n = 0
-    with torch_seeded(seed_of(seed, "diagnose", "count")):
-        for x, y in batches(data, batch, model):
-            labels = y.reshape(len(y), -1)
-            if y.ndim > 1:
-                labels = labels.masked_fill(labels == ignored, 0)
-            for sign, values in ((-1, -labels.amin(1)), (1, labels.amax(1))):
-                k = int(values.argmax())
-                if sign not in ends or float(values[k]) > ends[sign][0]:
-                    ends[sign] = float(values[k]), (x[[k, k]], y[[k, k]])
-            n += len(y)
-    return [pair for _, pair in ends.values()], n
 
 
 def _outputs(model: nn.Module, x: Tensor) -> Any:
     """Return a model's output in its own form; an error names the module that fails."""
     entered: list[tuple[str, Any]] = []
 
-    def blame() -> str:
+    def blame(error: Exception) -> str:
         text = cannot_take(model, x)
         like = next((p for p in model.parameters() if p.is_floating_point()), x)
-        if not x.is_floating_point() and like is not x:
+        packed = isinstance(model, Adapter) and model.layout
+        if re.search("dtype|type", str(error)) and not (
+            packed or x.is_floating_point()
+        ):
             text += f". The model computes in {kind_of(like)}: x.float() may be meant"
-        if entered:
-            path, given = entered[-1]
+        path, given = entered[-1] if entered else ("", ())
+        if path:
             tensor = first_tensor(given)
             text += f". Module {path!r}, a {type(model.get_submodule(path)).__name__}, fails"
             if tensor is not None:
@@ -281,13 +257,20 @@ def _outputs(model: nn.Module, x: Tensor) -> Any:
         return text
 
     with one_line(blame), _watch_modules(model, entered), torch.no_grad():
-        return model.raw(x) if isinstance(model, Adapter) else model(x)
+        return model.own(x) if isinstance(model, Adapter) else model(x)
+
+
+def _loss_of(loss: Loss, z: Tensor, y: Tensor) -> Tensor:
+    labels = f"outputs {list(z.shape)} and labels {kind_of(y)} {list(y.shape)}"
+    with one_line(f"loss {loss.name} must take {labels}"):
+        loss.check_batch(z, y)
+        return loss(z, y)
 
 
 def _check_loss(
     model: nn.Module, x: Tensor, y: Tensor, loss: Loss, differentiates: bool
-) -> None:
-    """Refuse a model and a loss that cannot be computed on samples, or not differentiated in the parameters."""
+) -> Tensor:
+    """Return a model's outputs for samples, if a loss can be computed, and differentiated in the parameters."""
     inputs: list[Tensor] = [p for p in model.parameters() if p.is_floating_point()]
     if differentiates and x.is_floating_point():
         # a reentrant checkpoint hides its parameters, but not x; the model may work in place on x
@@ -297,11 +280,8 @@ def _check_loss(
         with one_line(f"{type(model).__name__} must have gradients"):
             for tensor in inputs if differentiates else ():
                 tensor.requires_grad_()
-            z = model(x)
-        labels = f"outputs {list(z.shape)} and labels {kind_of(y)} {list(y.shape)}"
-        with one_line(f"loss {loss.name} must take {labels}"):
-            check_outputs(model, z, y, loss)
-            value = loss(z, y)
+            z: Tensor = model(x)
+        value = _loss_of(loss, z, y)
         if z.requires_grad and not value.requires_grad:
             raise UsageError(
                 f"loss {loss.name} must depend on the outputs; got a constant."
@@ -309,6 +289,7 @@ def _check_loss(
         with one_line(f"{type(model).__name__} must have gradients"):
             if inputs and value.requires_grad:
                 torch.autograd.grad(value, inputs, allow_unused=True)
+    return z.detach()
 
 
 def _read(
@@ -323,15 +304,12 @@ def _read(
         labels = ()  # of a federation, so indices already
     if hasattr(data, "x") and hasattr(data, "y"):
         data = (data.x, data.y)
-    if isinstance(data, Mapping) or (_is_one(data) and isinstance(data, tuple | list)):
-        x, y = split_labels(data)
+    rows = isinstance(data, Dataset) and not isinstance(data, IterableDataset)
+    pair = isinstance(data, Mapping | tuple | list) and _is_one(data)
+    if pair or rows or hasattr(data, "column_names"):
+        x, y = split_labels(data) if pair else pair_of(data, "data")
         x, layout = pack(x)
         return _first_samples((x, _indices(y, labels)), samples, seed), layout
-    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
-        if not len(data):  # type: ignore[arg-type]
-            raise UsageError("a dataset must have samples; got none. Leave it out.")
-        loader = DataLoader(data, batch_size=READ)
-        return _joined(loader, samples, seed, labels, whole=True)
     if isinstance(data, Iterator) or not isinstance(data, Iterable):
         next(batches(data))  # which refuses it
     first = next(iter(data), None)
@@ -381,8 +359,14 @@ def _joined(
 ) -> tuple[Data, Layout | None]:
     """Return all batches of a loader, or one pair of the whole."""
     read = list(loader)
-    if isinstance(read[0], Mapping):
-        read = padded(read)
+    if isinstance(read[0], Mapping):  # sequences of several lengths are padded
+        keys = read[0].keys()
+        rows = [
+            dict(zip(keys, row, strict=True))
+            for batch in read
+            for row in zip(*batch.values(), strict=True)
+        ]
+        read = [pair_of(rows, "data")]
     pairs, layouts = [], []
     for batch in read:
         x, y = split_labels(batch)
@@ -406,21 +390,6 @@ def _first_samples(pair: Any, samples: int | None, seed: int) -> Any:
     drawn = numpy_generator(seed, "diagnose", "samples").permutation(len(y))[:samples]
     rows = torch.from_numpy(np.sort(drawn))
     return x[rows.to(x.device)], y[rows.to(y.device)]
-
-
-def _next_tokens(data: Data, model: nn.Module) -> Data:
-    """Return labels moved by one position for a causal language model of transformers.
-
-    Its own loss compares the output at a token with the next one.
-    """
-    if not type(model).__name__.endswith(("ForCausalLM", "LMHeadModel")):
-        return data
-
-    def moved(pair: Any) -> Any:
-        x, y = pair
-        return x, nn.functional.pad(y[:, 1:], (0, 1), value=IGNORED)
-
-    return moved(data) if isinstance(data, tuple) else [moved(each) for each in data]
 
 
 def _names_and_items(what: str, given: Any, one: bool) -> tuple[list[str], list[Any]]:

@@ -17,14 +17,11 @@ from fl_core.errors import OneOf, UsageError, at_least, check_value, listing
 from fl_core.layers import Layer
 from fl_core.models.adapter import Adapter
 from fl_core.models.building import normalises_batches
-from fl_core.rows import CLASSIFICATION, Row, row
+from fl_core.rows import Row, row
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.training import losses
-from fl_core.training.evaluate import check_targets
 from fl_core.training.losses import Loss
 from fl_core.tree import is_finite
-
-from .outputs import EntryLoss, OwnLoss, PositionLoss
 
 Batch = tuple[Tensor, Tensor]
 Data = Any  # a pair (x, y) of tensors, an object with such x and y (a client's split), or a re-iterable loader of pairs
@@ -247,7 +244,7 @@ def row_or_reason(metric: str, value: float | None, why: str, **columns: Any) ->
 
 
 @contextmanager
-def one_line(what: str | Callable[[], str]) -> Iterator[None]:
+def one_line(what: str | Callable[[Exception], str]) -> Iterator[None]:
     """Report a failure of code from elsewhere, such as a model's, in one line that begins with ``what``."""
     try:
         yield
@@ -255,7 +252,7 @@ def one_line(what: str | Callable[[], str]) -> Iterator[None]:
         raise
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        about = what if isinstance(what, str) else what()
+        about = what if isinstance(what, str) else what(error)
         raise UsageError(f"{about}: {lines[0]:.300}") from error
 
 
@@ -312,23 +309,12 @@ def call_with(model: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Any
     return functional_call(model, every, (x,), tie_weights=False)
 
 
-def logits(model: nn.Module, x: Tensor, y: Tensor, loss: Loss | None = None) -> Tensor:
-    """Return the model's output for ``x``, checked by :func:`check_outputs`."""
-    z = model(x)
-    check_outputs(model, z, y, loss)
-    return z
-
-
-def check_outputs(model: nn.Module, z: Any, y: Tensor, loss: Loss | None) -> None:
+def check_outputs(model: nn.Module, z: Any, y: Tensor, loss: Loss) -> None:
     """Refuse outputs that are not [n, C], or that do not fit the labels y.
 
-    Args:
-        loss: the loss that the output must fit. None: numbers, labels of positions and a
-            single output fit.
-
     Raises:
-        UsageError: the output has another shape, or labels are not class indices from 0
-            to C - 1. For a loss of another task, labels must have its shape.
+        UsageError: the output has another shape, or as
+            :meth:`fl_core.training.losses.Loss.check_batch`.
     """
     if not isinstance(z, Tensor) or z.ndim != 2 or len(z) != len(y):
         output = (
@@ -337,22 +323,4 @@ def check_outputs(model: nn.Module, z: Any, y: Tensor, loss: Loss | None) -> Non
         raise UsageError(
             f"{type(model).__name__} must return logits [n, C]; got {output} for {len(y)} samples."
         )
-    if isinstance(loss, PositionLoss | EntryLoss | OwnLoss):
-        loss.check_batch(z, y)
-        return
-    if loss is not None and loss.task != CLASSIFICATION:
-        check_targets(z, y, loss.task)
-        return
-    if loss is None and (z.shape[1] == 1 or y.ndim != 1 or y.is_floating_point()):
-        return
-    if y.ndim != 1 or y.is_floating_point():
-        raise UsageError(
-            f"labels must be class indices [n]; got {kind_of(y)} {list(y.shape)}. Name the loss of other labels."
-        )
-    classes = (z if loss is None else loss.logits(z)).shape[1]
-    low, high = int(y.min()), int(y.max())
-    if low < 0 or high >= classes:
-        raise UsageError(
-            f"labels must be from 0 to {classes - 1}, for {classes} outputs; got label "
-            f"{low if low < 0 else high}. Number them so, or name another loss."
-        )
+    loss.check_batch(z, y)

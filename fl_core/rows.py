@@ -243,6 +243,8 @@ SURVIVAL = "survival"
 MULTILABEL = "multilabel"
 TASKS = (CLASSIFICATION, REGRESSION, SURVIVAL, MULTILABEL)
 """Kinds of task: predict one of several classes, a number, the order of events, or several labels of 0 and 1."""
+POSITIONS = "labels at positions"
+"""The task of a sequence or an image whose positions have a class each. Data from Python have it."""
 
 
 def task_of(dimensions: int, classes: Sequence[str]) -> str:
@@ -287,6 +289,7 @@ class Score:
 ROUNDING = 1e-6
 """How far beyond its range rounding may take a score."""
 _ONE_CLASS = "the samples are all of one class"
+_NO_POSITION = "no position of the samples counts"
 _ONE_VALUE = "each label has one value only among the samples"
 
 TABLE: dict[str, Score] = {
@@ -317,6 +320,13 @@ TABLE: dict[str, Score] = {
         0.5,
         (0.0, 1.0),
     ),
+    "position_accuracy": Score(
+        "accuracy over positions", True, True, POSITIONS, _NO_POSITION
+    ),
+    "perplexity": Score(
+        "perplexity", False, False, POSITIONS, _NO_POSITION, range=(1.0, math.inf)
+    ),
+    "mean_iou": Score("mean IoU", True, True, POSITIONS, _NO_POSITION),
     "macro_auroc": Score("macro-AUROC", True, True, MULTILABEL, _ONE_VALUE, 0.5),
     "macro_auprc": Score("macro-AUPRC", True, True, MULTILABEL, _ONE_VALUE),
 }
@@ -331,6 +341,7 @@ MAIN = {
     REGRESSION: "r2",
     SURVIVAL: "c_index",
     MULTILABEL: "macro_auroc",
+    POSITIONS: "position_accuracy",
 }
 """The score for ranking algorithms and judging races, next to the loss."""
 
@@ -339,6 +350,7 @@ SELECTION = {
     REGRESSION: ("loss",),
     SURVIVAL: ("c_index", "loss"),
     MULTILABEL: ("macro_auroc", "loss"),
+    POSITIONS: ("loss",),
 }
 """The scores that select a run's best round, and so its end: the least sum of ranks, ties by the first."""
 
@@ -348,6 +360,7 @@ SHOWN = {
     REGRESSION: ("r2", "mae", "loss"),
     SURVIVAL: ("c_index", "loss"),
     MULTILABEL: ("macro_auroc", "macro_auprc", "loss"),
+    POSITIONS: ("position_accuracy", "mean_iou", "loss"),
 }
 """The scores in a comparison's printed table, unless another is asked for."""
 
@@ -381,7 +394,7 @@ def main_score(there: Container[str]) -> str:
     'r2'
     """
     return next(
-        (MAIN[task] for task in TASKS if MAIN[task] in there), MAIN[CLASSIFICATION]
+        (score for score in MAIN.values() if score in there), MAIN[CLASSIFICATION]
     )
 
 

@@ -24,7 +24,6 @@ from fl_core.seeds import torch_generator
 from fl_core.training.losses import CrossEntropy, Loss
 
 from ..measurement import Batch, Data, batches
-from ..outputs import WIDEST
 from .model import (
     Differentiable,
     Tap,
@@ -34,6 +33,9 @@ from .model import (
     squares,
     usable,
 )
+
+WIDEST = 256
+"""Outputs of a sample up to which an exact trace is computed: it takes as many passes."""
 
 # Piecewise linear in all their inputs at once; named as autograd's nodes are, without "Backward0".
 _ARITHMETIC = "Add Sub Rsub Neg Sum Mean Cumsum Abs Maximum Minimum Max Min Amax Amin Sort Topk Where MaskedFill"

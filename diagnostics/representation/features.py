@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.seeds import numpy_generator, seed_of, torch_seeded
-from fl_core.training.workspace import takes_channels_last
+from fl_core.training.workspace import memory_format
 from fl_core.tree import first_tensor, set_mode
 
 from ..measurement import (
@@ -23,7 +23,6 @@ from ..measurement import (
     as_taken,
     batches,
     cannot_take,
-    logits,
     one_line,
 )
 
@@ -156,7 +155,7 @@ def collect(
             again.clear()
             size = len(y)
             with one_line(cannot_take(model, x)):
-                logits(model, x.to(memory_format=layout), y)
+                model(x.to(memory_format=layout))
             labels.append(y.cpu())
             for path, own in parts.items():
                 fault = again.get(path, "not computed in every forward pass")
@@ -181,7 +180,7 @@ def _fault(z: Tensor, n: int) -> str:
 def _layout(model: nn.Module, x: Tensor) -> torch.memory_format:
     """Return the layout of images: pooling is several times as fast in channels last on a CPU."""
     fast = not model.training and x.device.type == "cpu"
-    last = fast and takes_channels_last(model, x)
+    last = fast and memory_format(model, x) == "channels_last"
     return torch.channels_last if last else torch.preserve_format
 
 

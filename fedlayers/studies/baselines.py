@@ -66,7 +66,7 @@ def predictors(
 
     yield bench.base_rate
     data = bench.task.data
-    if isinstance(data.shape, PackedShape):
+    if isinstance(data.shape, PackedShape) or data.kind:
         return
     kinds = [_linear]
     if len(data.shape) == 1 and data.words is None and bench.kind != SURVIVAL:

@@ -247,7 +247,8 @@ class Bench:
             return one.losses[split]
         outputs, y, base = self._joined(one, split)
         if self.kind not in PROBABLE:
-            found = self.task.criterion.of_logits().per_sample(outputs, y.double())
+            y = y.double() if y.is_floating_point() else y
+            found = self.task.criterion.of_logits().per_sample(outputs, y)
         elif split == VALIDATION:
             fitted = torch.tensor([self.calibration(one, half) for half in (1, 0)])
             pairs = fitted.double()[torch.from_numpy(self.halves)]

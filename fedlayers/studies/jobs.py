@@ -432,6 +432,8 @@ def _backend(name: str) -> Backend:
 
 def task_kind(config: RunConfig, own: Own) -> str:
     """Return the kind of task of a configuration's loss, of :data:`fl_core.rows.TASKS`."""
+    if own["data"] is not None:
+        return str(own["data"].task)
     return LOSSES[str(resolve(config, **own).training.loss)].task
 
 

@@ -22,7 +22,7 @@ from fl_core.data.cells import (
 from fl_core.data.faults import DataFault, Place, Way, place_in, row_of_array
 from fl_core.data.spelling import PLAIN_NUMBERS, composed, is_number
 from fl_core.errors import UsageError, check_known, listing, spelled, warn
-from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION
+from fl_core.rows import CLASSIFICATION, MULTILABEL, POSITIONS, REGRESSION
 
 ROWS = 4096
 """Rows of a table that are written together."""
@@ -299,6 +299,36 @@ def answers(
             f"names of classes must be left out for task {task}, which predicts numbers."
         )
     return (targets(y) if task == REGRESSION else events(y)), ()
+
+
+def task_of_entries(y: Array, task: str) -> str:
+    """Return the task of several whole numbers or numbers a sample from Python; "" for any other labels.
+
+    >>> task_of_entries(np.array([[3, 1], [0, 2]]), CLASSIFICATION)
+    'labels at positions'
+    """
+    if y.ndim < 2 or y.shape[1:] == (1,) or y.dtype.kind not in "iuf":
+        return ""
+    one_hot = y.ndim == 2 and bool((np.sort(y)[:, :-1] == 0).all())
+    if y.dtype.kind == "f":
+        coded = task == CLASSIFICATION and bool(np.isin(y, (0, 1)).all())
+        return "" if task not in (CLASSIFICATION, REGRESSION) or coded else REGRESSION
+    return POSITIONS if task == CLASSIFICATION and not one_hot else ""
+
+
+def finite_entries(y: Array) -> Array:
+    """Return labels at positions as int64, and numbers as float32.
+
+    Raises:
+        DataFault: a number is not finite.
+    """
+    if y.dtype.kind != "f":
+        return y.astype(np.int64)
+    found = y.astype(np.float32)
+    if not np.isfinite(found).all():
+        row = int(np.argmin(np.isfinite(found).reshape(len(y), -1).all(axis=1)))
+        raise DataFault("targets must be finite float32; got NaN or infinity.", row=row)
+    return found
 
 
 def labels(

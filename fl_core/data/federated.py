@@ -85,6 +85,7 @@ class FederatedData(Displayed):
         chosen: the positive one of two classes, for AUROC and AUPRC. Empty means the second.
         empty: indices of the classes without any sample, if samples are on other machines.
         indices, integers: whether labels are whole numbers without names, and rows integers, from Python.
+        kind: the task, if labels do not say it alone.
     """
 
     name: str
@@ -104,6 +105,7 @@ class FederatedData(Displayed):
     empty: tuple[int, ...] = ()
     indices: bool = False
     integers: bool = False
+    kind: str = ""
 
     def summary(self) -> Summary:
         """Return the number of samples of each client and split."""
@@ -194,7 +196,7 @@ class FederatedData(Displayed):
     @property
     def task(self) -> str:
         """Return the task from :data:`fl_core.rows.TASKS`."""
-        return task_of(self.clients[0].train.y.ndim, self.classes)
+        return self.kind or task_of(self.clients[0].train.y.ndim, self.classes)
 
     @property
     def n_classes(self) -> int:
@@ -288,7 +290,8 @@ def gather(
         for name, splits in partition.indices.items()
     )
     digest = hashlib.sha256(f"{whole.digest}|{partition.digest}".encode()).hexdigest()
-    kept = ("name", "shape", "classes", "words", "preprocessing", "table", "indices")
+    kept = ["name", "shape", "classes", "words", "preprocessing", "table"]
+    kept += ["indices", "kind"]
     return FederatedData(
         **{key: getattr(source, key) for key in kept},
         clients=clients,

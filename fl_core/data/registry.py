@@ -116,7 +116,8 @@ def general(
     """
     own: dict[str, Any] = {"patience": PATIENCE} if stops else {"rounds": 50}
     own["scale"] = scale
-    own |= {} if task == CLASSIFICATION else {"loss": LOSS_OF[task], "partition": "iid"}
+    if task != CLASSIFICATION:
+        own |= {"loss": LOSS_OF.get(task, "cross_entropy"), "partition": "iid"}
     own |= {"clients": None, "partition": "natural"} if has_clients else {}
     if isinstance(shape, TokenShape):
         return Recipe(**own, **TEXT, note="general values for texts without a recipe")

@@ -17,9 +17,11 @@ from fl_core.data import preprocessing
 from fl_core.data.arrays import (
     answers,
     features,
+    finite_entries,
     is_text,
     joined,
     loses_digits,
+    task_of_entries,
 )
 from fl_core.data.cells import Array, Bools, Integers
 from fl_core.data.columns import IMAGENET, SCALES
@@ -84,6 +86,7 @@ class Source:
         indices: whether labels are whole numbers from Python without names.
         integers: whether rows [n, d] came as integers from Python, which may be token ids.
         layout: how several inputs lie side by side in ``x``, or None for one input.
+        kind: the task, if ``y`` does not say it alone: labels at positions, or several numbers a sample.
     """
 
     name: str
@@ -107,6 +110,7 @@ class Source:
     indices: bool = False
     integers: bool = False
     layout: Layout | None = None
+    kind: str = ""
 
     def __post_init__(self) -> None:
         for name in (*self.classes, *self.owner_names, *(self.words or ())):
@@ -131,7 +135,7 @@ class Source:
     @property
     def task(self) -> str:
         """Return the task from :data:`fl_core.rows.TASKS`."""
-        return task_of(self.y.ndim, self.classes)
+        return self.kind or task_of(self.y.ndim, self.classes)
 
     def counts(self) -> pd.DataFrame:
         """Count samples by natural client and by class or label. Without classes count samples, and events."""
@@ -142,7 +146,7 @@ class Source:
         columns: dict[str, Any] = {"samples": 1}
         if self.task == CLASSIFICATION:
             columns = {name: self.y == k for k, name in enumerate(self.classes)}
-        elif self.y.ndim == 2:
+        elif self.y.ndim == 2 and not self.kind:
             named = self.classes or ("", "events")
             pairs = zip(named, self.y.T, strict=True)
             columns |= {name: values > 0 for name, values in pairs if name}
@@ -414,14 +418,19 @@ def source_of_parts(
                 f"got {forms[-1][0]}. Convert them alike."
             )
     labels, place = joined(ys)
+    names: tuple[str, ...] = ()
+    kind = "" if classes is not None else task_of_entries(labels, task)
     try:
         with located(name, place):
-            y, names = answers(labels, task, classes)
+            if kind:
+                y = finite_entries(labels)
+            else:
+                y, names = answers(labels, task, classes)
     except DataFault as fault:
         if fault.repair.keys() <= {"task"}:
             raise
         raise DataFault(fault.rule, "Correct them, or leave them out.") from fault
-    unnamed = task == CLASSIFICATION and classes is None
+    unnamed = task == CLASSIFICATION and classes is None and not kind
     source = Source(
         name,
         np.concatenate(xs),
@@ -430,6 +439,7 @@ def source_of_parts(
         indices=unnamed and not is_text(labels),
         integers=whole,
         layout=layout,
+        kind=kind,
     )
     return source, list(map(len, xs))
 

@@ -290,6 +290,9 @@ def _unregistered(model: nn.Module) -> list[str]:
     return found
 
 
+_MORE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
 class Adapter(nn.Module):
     """A mixin of a copy of a model that shares its tensors, modules and hooks."""
 
@@ -317,11 +320,13 @@ class Adapter(nn.Module):
         floats = (p.dtype for p in self.parameters() if p.is_floating_point())
         like = next(floats, torch.float32)
         args, named = self.layout.unpack(x, like)
-        if named:
-            parameters = inspect.signature(forward).parameters
-            by_name = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-            if not by_name and not named.keys() <= parameters.keys():
-                return forward(named)  # it takes the dict itself
+        taken = inspect.signature(forward).parameters
+        if any(p.kind in _MORE for p in taken.values()):
+            return forward(*args, **named)
+        if not named and len(taken) == 1:
+            return forward([*args])  # it takes the list itself
+        if not named.keys() <= taken.keys():
+            return forward(named)  # it takes the dict itself
         return forward(*args, **named)
 
     def __reduce__(self) -> Any:
@@ -333,7 +338,8 @@ def adapt(
 ) -> Any:
     """Return the model as one that takes packed inputs and returns [n, outputs].
 
-    Names of modules and tensors stay. The tensors are the model's own.
+    Names of modules and tensors stay. The tensors are the model's own. What an adapted
+    model has already is kept.
 
     >>> class Two(nn.Module):
     ...     def forward(self, a, b):
@@ -345,7 +351,10 @@ def adapt(
     """
     adapted: Any = copy.copy(model)
     kind = type(model)
-    if not isinstance(model, Adapter):
+    if isinstance(model, Adapter):
+        layout = layout or model.layout
+        class_axis = model.class_axis if class_axis is None else class_axis
+    else:
         inside = {"__doc__": kind.__doc__, "__module__": kind.__module__}
         adapted.__class__ = type(kind.__name__, (Adapter, kind), inside)
         adapted.patched = vars(adapted).pop("forward", None)
@@ -363,22 +372,3 @@ def original(model: Any) -> Any:
     if model.patched is not None:
         own.forward = model.patched
     return own
-
-
-def padded(batches: Sequence[Mapping[str, Any]]) -> list[dict[str, Tensor]]:
-    """Return batch dicts with token sequences of one length.
-
-    Labels are filled with :data:`IGNORED`, other keys with 0. The attention mask is then
-    0 there.
-    """
-    rows = [{key: tensor(part) for key, part in each.items()} for each in batches]
-    if not rows or "attention_mask" not in rows[0]:
-        return rows
-    longest = max(row["attention_mask"].shape[1] for row in rows)
-    for row in rows:
-        length = row["attention_mask"].shape[1]
-        for key, part in row.items():
-            if part.ndim == 2 and part.shape[1] == length < longest:
-                fill = IGNORED if key == LABELS else 0
-                row[key] = nn.functional.pad(part, (0, longest - length), value=fill)
-    return rows

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -328,7 +328,7 @@ def check_fit(
         with torch.no_grad(), torch_seeded(0):
             return torch.func.functional_call(model, buffers, (example(shape),))
 
-    try:
+    with fitting(model, example(shape), name):
         for training in (True, False):
             model.train(training)
             output = outputs(model)
@@ -341,18 +341,26 @@ def check_fit(
                     f"model {name} must give logits of shape (2, {n_classes}) for 2 samples of shape {shape}; "
                     f"got shape {tuple(output.shape)} in {mode} mode. Change its last layer."
                 )
+    return model.train()
+
+
+@contextmanager
+def fitting(model: nn.Module, x: Tensor, name: str = "") -> Iterator[None]:
+    """Report that a model does not take samples [n, *shape] in one line."""
+    try:
+        yield
     except UsageError:
         raise
     except Exception as error:
         kinds = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
-        x = example(shape)
         way = f"Correct it until it takes {x.dtype} {list(x.shape)}."
         if "dtype" in str(error) and (others := kinds - {"float32"}):
             way = f"Call .float() on it: it has {listing(sorted(others))}."
+        if hasattr(model, "prepare_decoder_input_ids_from_labels"):
+            way = "Give the key decoder_input_ids, of model.prepare_decoder_input_ids_from_labels(labels)."
         raise UsageError(
-            f"model {name} must fit samples of shape {shape}; got {error!r}. {way}"
+            f"model {name or type(model).__name__} must fit samples of shape {tuple(x.shape[1:])}; got {error!r}. {way}"
         ) from error
-    return model.train()
 
 
 def batch_norms(model: nn.Module) -> dict[str, nn.Module]:

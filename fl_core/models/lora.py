@@ -183,11 +183,11 @@ def _parts(layer: Layer, of_path: Mapping[str, str], live: Tree) -> list[Layer]:
 
 def _target_paths(model: nn.Module, lora: Lora, head: str) -> list[str]:
     """Return the module paths of the layers that get adapters."""
-    left = left_out(model)
+    left = tuple(f"{each}." for each in left_out(model))
     fit = {
         path: module
         for path, module in model.named_modules()
-        if _is_linear(module) and path != head and not _is_left_out(path, left)
+        if _is_linear(module) and path != head and not f"{path}.".startswith(left)
     }
     chosen = {
         ALL: list(fit),
@@ -235,10 +235,6 @@ def left_out(model: nn.Module) -> list[str]:
         or (isinstance(module, _CONVOLUTIONS) and module.groups > 1)
         or (_is_linear(module) and "weight" not in module._parameters)
     ]
-
-
-def _is_left_out(path: str, left: Iterable[str]) -> bool:
-    return any(path == each or path.startswith(f"{each}.") for each in left)
 
 
 def _in_attention(model: nn.Module, path: str) -> bool:

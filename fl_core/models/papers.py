@@ -302,11 +302,13 @@ def _perceptron(n_inputs: int, hidden: Sequence[int], n_classes: int) -> Layered
 
 def _fully_connected(*widths: int) -> dict[str, nn.Module]:
     """Return the layers fc1, fc2, ... between these widths, with ReLU after all but the last."""
-    last = len(widths) - 1
-    return {
-        f"fc{k}": _fc(widths[k - 1], widths[k], last=k == last)
-        for k in range(1, len(widths))
-    }
+    layers: dict[str, nn.Module] = {}
+    for k in range(1, len(widths)):
+        layers[f"fc{k}"] = parts = nn.Sequential()
+        parts.linear = nn.Linear(widths[k - 1], widths[k])
+        if k < len(widths) - 1:
+            parts.relu = nn.ReLU()
+    return layers
 
 
 def _cnn(
@@ -336,57 +338,23 @@ def _cnn(
     widths = [first, *channels]
     layers = dict[str, nn.Module]()
     for k in range(1, len(widths)):
-        layers[f"conv{k}"] = _conv(
-            widths[k - 1],
-            widths[k],
-            kernel,
-            padding=padding,
-            norm=norm,
-            pool=k in pooled,
-            dropout=dropout if k in dropped else None,
-        )
+        layers[f"conv{k}"] = parts = nn.Sequential()
+        parts.conv = nn.Conv2d(widths[k - 1], widths[k], kernel, padding=padding)
+        if norm:
+            parts.norm = nn.BatchNorm2d(widths[k])
+        parts.relu = nn.ReLU()
         sides = [side + 2 * padding - kernel + 1 for side in sides]
         if k in pooled:
+            parts.pool = nn.MaxPool2d(2)
             sides = [side // 2 for side in sides]
+        if k in dropped:
+            parts.drop = nn.Dropout(dropout)
     positions = math.prod(sides) if flat else 1
-    layers["flatten"] = nn.Flatten() if flat else _average()
+    layers["flatten"] = nn.Flatten()
+    if not flat:
+        average = OrderedDict(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())
+        layers["flatten"] = nn.Sequential(average)
     return chain(**layers, **_fully_connected(widths[-1] * positions, *hidden))
-
-
-def _conv(
-    n_in: int,
-    n_out: int,
-    kernel: int,
-    *,
-    padding: int = 0,
-    norm: bool = False,
-    pool: bool = False,
-    dropout: float | None = None,
-) -> nn.Sequential:
-    parts = nn.Sequential()
-    parts.conv = nn.Conv2d(n_in, n_out, kernel, padding=padding)
-    if norm:
-        parts.norm = nn.BatchNorm2d(n_out)
-    parts.relu = nn.ReLU()
-    if pool:
-        parts.pool = nn.MaxPool2d(2)
-    if dropout is not None:
-        parts.drop = nn.Dropout(dropout)
-    return parts
-
-
-def _fc(n_in: int, n_out: int, *, last: bool = False) -> nn.Sequential:
-    parts: OrderedDict[str, nn.Module] = OrderedDict(linear=nn.Linear(n_in, n_out))
-    if not last:
-        parts["relu"] = nn.ReLU()
-    return nn.Sequential(parts)
-
-
-def _average() -> nn.Sequential:
-    """Return average pooling over all positions: [n, channels, height, width] -> [n, channels]."""
-    return nn.Sequential(
-        OrderedDict(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())
-    )
 
 
 def _kaiming(network: Layered) -> Layered:

@@ -185,12 +185,16 @@ def export(
     own = {"data": data, "model": model, "allow_code": allow_code}
     order = USED if which is None else (which,)
     _, which, trained, task = next(restore.load_rounds(path, [round], order, **own))
-    if isinstance(task.data.shape, PackedShape):
+    if isinstance(task.data.shape, PackedShape) or task.data.kind:
         raise UsageError(
-            f"an exported model must have one input; that of {path} has several. "
+            f"an exported model must have one input and one label; that of {path} has several. "
             "Save its state_dict() with torch.save."
         )
-    chosen = trained[_client(trained, which, client)]
+    if client is None:
+        check_one({k: tree.digest(tree.state_dict(m)) for k, m in trained.items()})
+    else:
+        check_known(f"client with a {which} model", client, trained)
+    chosen = trained[client or next(iter(trained))]
     about = describe_model(task, chosen, **of_run(found, which, client, round))
     data, criterion = task.data, task.criterion
     bases = {
@@ -483,15 +487,13 @@ def check_free(out: Path) -> None:
             )
 
 
-def _client(trained: Mapping[str, nn.Module], which: str, client: str | None) -> str:
-    if client is not None:
-        return check_known(f"client with a {which} model", client, trained)
-    if len({tree.digest(tree.state_dict(model)) for model in trained.values()}) > 1:
+def check_one(digests: Mapping[str, str], way: str = "") -> None:
+    """Refuse models of several clients, by their digests, where one is exported."""
+    if len({*digests.values()}) > 1:
         raise UsageError(
-            f"client must be one of {listing(trained)}, which have {which} models of their own; got none. "
-            "Pass client=NAME."
+            f"client must be one of {listing(digests)}, which have models of their own; got none. Pass "
+            f"client=NAME{way}."
         )
-    return next(iter(trained))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -22,7 +22,12 @@ from fl_core.errors import (
 )
 from fl_core.models import lora
 from fl_core.run import exported_model
-from fl_core.run.exported_model import ExportedModel, Predictions, check_free
+from fl_core.run.exported_model import (
+    ExportedModel,
+    Predictions,
+    check_free,
+    check_one,
+)
 from fl_core.run.task import Task
 from fl_core.storage import Folder, check_version, parsed_json, read_text, sha, sign
 
@@ -144,11 +149,10 @@ def export(
     if client is not None:
         names = [check_known("client", client, clients)]
     elif out.suffix:
-        if len({each["sha256"] for each in clients.values()}) > 1:
-            raise UsageError(
-                f"client must be one of {listing(clients)}, which have models of their own; got none. Pass "
-                "client=NAME, or a folder as out for all of them."
-            )
+        check_one(
+            {name: each["sha256"] for name, each in clients.items()},
+            ", or a folder as out for all of them",
+        )
         names = []
     else:
         names = list(clients)

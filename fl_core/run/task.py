@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +53,17 @@ from fl_core.records.store import Run
 from fl_core.rounds.batched import stacks
 from fl_core.rounds.clients import ClientRunner
 from fl_core.rounds.workers import check_sendable
-from fl_core.rows import CLASSIFICATION, REGRESSION, SURVIVAL, check_score
+from fl_core.rows import (
+    CLASSIFICATION,
+    POSITIONS,
+    REGRESSION,
+    SURVIVAL,
+    check_score,
+)
 from fl_core.run import initial
 from fl_core.run.layer_mapping import extend
 from fl_core.training import losses
+from fl_core.training.border import fit_module
 from fl_core.training.losses import Loss
 from fl_core.training.phases import Training
 from fl_core.training.workspace import memory_format
@@ -225,9 +232,18 @@ def assemble(
         said.append(
             f"your model trains on the dataset {data.name!r}, the default: pass data= or dataset= for other data"
         )
-    criterion = _criterion(config, data)
+    criterion, given = _criterion(config, data), own["model"]
+    if isinstance(given, nn.Module):
+        given, criterion = fit_module(given, data, criterion)
+        if criterion.task != data.task:
+            data = replace(data, kind=criterion.task)
+    elif data.task == POSITIONS:
+        raise UsageError(
+            f"labels at positions must have a module of your own; got {config.model.model}. Pass model=, or "
+            "task='multilabel' for labels of 0 and 1."
+        )
     _check_outputs(algorithm, criterion, data.n_classes)
-    model, start = build(config, own["model"], data, criterion, start, said)
+    model, start = build(config, given, data, criterion, start, said)
     plain_layers = layers_of(
         model, models.example(data.shape), by=config.model.layer_granularity
     )
@@ -513,6 +529,8 @@ def _criterion(config: RunConfig, data: FederatedData) -> Loss:
     criterion = losses.build(
         str(config.training.loss), **(config.training.loss_options or {})
     )
+    if data.task == POSITIONS:
+        return criterion
     criterion.check(data.n_classes, data.task)
     if data.preprocessing is not None and data.preprocessing.target:
         mean, deviation = data.preprocessing.target

@@ -14,7 +14,15 @@ from torch import Tensor, nn
 
 from fl_core import tree
 from fl_core.errors import NonFiniteError, UsageError, at_least, check_value
-from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
+from fl_core.rows import (
+    CLASSIFICATION,
+    MULTILABEL,
+    POSITIONS,
+    REGRESSION,
+    SURVIVAL,
+    scores_of,
+)
+from fl_core.training.border import FittedLoss
 from fl_core.training.losses import ClassWeighted, Loss
 from fl_core.tree import in_mode
 
@@ -56,7 +64,7 @@ def scores(
     the labels, each against the rest. They are NaN if all labels are equal. Samples are ranked by differences of
     logits, so equal p tie exactly.
 
-    **Numbers**: outputs z [n, 1] and targets y [n].
+    **Numbers**: outputs z [n, 1] and targets y [n], or k of them a sample.
 
     - ``mse``, ``mae``: the mean squared and absolute error.
     - ``r2``: 1 - sum (y - z)^2 / sum (y - mean y)^2, at most 1. It is NaN if all targets are equal.
@@ -67,6 +75,11 @@ def scores(
       times exactly one. It is concordant if the sample with that event has the higher hazard. Equal hazards count a
       half. It is NaN without comparable pairs.
 
+    **Labels at positions**, such as next tokens or pixels; those that are ignored do not count.
+
+    - ``position_accuracy``: the share of right positions. ``perplexity``: exp of the mean -log p of their labels.
+    - ``mean_iou``: the mean over classes of |both| / |label or prediction| (Jaccard).
+
     **Several labels**: outputs and labels of 0 and 1, both [n, C].
 
     - ``macro_auroc``, ``macro_auprc``: the mean of each label's area, over labels with both values. NaN without any.
@@ -76,22 +89,21 @@ def scores(
         NonFiniteError: an output is NaN or infinite.
     """
     outputs, y = outputs.detach().cpu(), y.detach().cpu()
-    check_targets(outputs, y, loss.task)
-    logits = loss.logits(outputs).double().numpy()
-    finite = np.isfinite(logits).all(axis=1)
+    loss.check_batch(outputs, y)
+    finite = torch.isfinite(outputs).all(1)
     if not finite.all():
         raise NonFiniteError(
             f"{int((~finite).sum())} of {len(y)} samples have logits that are NaN or infinite"
         )
-    if loss.task == CLASSIFICATION and (
-        y.is_floating_point() or int(y.min()) < 0 or int(y.max()) >= logits.shape[1]
-    ):
-        raise UsageError(
-            f"labels must be integers from 0 to {logits.shape[1] - 1}; got {y.min()} to {y.max()}."
-        )
     value = float(loss.per_sample(outputs, y).double().mean())
+    if isinstance(loss, FittedLoss) and loss.task == POSITIONS:
+        return {"loss": value, **_of_positions(outputs, loss.labels(y), loss)}
+    logits = loss.logits(outputs).double().numpy()
     if loss.task == REGRESSION:
-        return {"loss": value, **_of_numbers(logits[:, 0], y.double().numpy())}
+        return {
+            "loss": value,
+            **_of_numbers(logits.reshape(y.shape), y.double().numpy()),
+        }
     if loss.task == MULTILABEL:
         return {"loss": value, **_of_labels(logits, y.numpy() > 0)}
     if loss.task == SURVIVAL:
@@ -191,12 +203,33 @@ def _areas(
 
 def _of_numbers(predicted: Array, target: Array) -> dict[str, float]:
     errors = predicted - target
-    spread = float(((target - target.mean()) ** 2).sum())
+    spread = float(((target - target.mean(axis=0)) ** 2).sum())
     r2 = 1 - float((errors**2).sum()) / spread if spread > 0 else math.nan
     return {
         "mse": float((errors**2).mean()),
         "mae": float(np.abs(errors).mean()),
         "r2": r2,
+    }
+
+
+def _of_positions(outputs: Tensor, y: Tensor, loss: FittedLoss) -> dict[str, float]:
+    """Return the scores of positions that count, each as one sample."""
+    z, y = outputs.reshape(y.numel(), -1), y.reshape(-1)
+    counts = y != loss.ignored
+    z, y = z[counts], y[counts]
+    if not len(y):
+        return dict.fromkeys(scores_of(POSITIONS)[1:], math.nan)
+    predicted = z.argmax(1)
+    hits, actual, named = (
+        torch.bincount(each, minlength=z.shape[1]).double()
+        for each in (y[predicted == y], y, predicted)
+    )
+    union = actual + named - hits
+    surprise = log_losses(z, y).double().mean()
+    return {
+        "position_accuracy": float(hits.sum() / len(y)),
+        "perplexity": float(surprise.exp()),
+        "mean_iou": float((hits / union)[union > 0].mean()),
     }
 
 
@@ -224,33 +257,6 @@ def _of_labels(logits: Array, positive: Array) -> dict[str, float]:
         areas.append(_areas(order, ends, labels, np.array([1])))
     means = np.mean(areas, axis=0) if areas else (math.nan, math.nan)
     return dict(zip(("macro_auroc", "macro_auprc"), map(float, means), strict=True))
-
-
-def check_targets(outputs: Tensor, y: Tensor, task: str = CLASSIFICATION) -> None:
-    """Refuse outputs and targets whose shapes do not fit each other and the task. They would broadcast.
-
-    Raises:
-        UsageError: the message gives their shapes.
-    """
-    columns, targets = {
-        CLASSIFICATION: ("C", "[n]"),
-        REGRESSION: ("1", "[n]"),
-        SURVIVAL: ("1", "[n, 2]"),
-        MULTILABEL: ("C", "[n, C]"),
-    }[task]
-    width = outputs.shape[-1]
-    shape = {"[n]": (), "[n, 2]": (2,), "[n, C]": (width,)}[targets]
-    fits = (
-        outputs.ndim == 2
-        and (columns == "C" or width == 1)
-        and y.shape == (len(outputs), *shape)
-        and len(y) > 0
-    )
-    if not fits:
-        raise UsageError(
-            f"{task} must have outputs [n, {columns}] and targets {targets}; "
-            f"got {list(outputs.shape)} and {list(y.shape)}."
-        )
 
 
 def predict(model: Callable[[Tensor], Tensor], x: Tensor, batch: int = 1024) -> Tensor:
@@ -288,6 +294,8 @@ def base_outputs(
     """
     chosen = [c.train.y for c in data.clients if client in (None, c.name)]
     y, kind = torch.cat(chosen), data.task
+    if isinstance(criterion, FittedLoss) and kind != CLASSIFICATION:
+        return criterion.base_rate(y)
     if kind == MULTILABEL:
         return ((y.double().sum(0) + 1) / (len(y) + 2)).logit()
     if kind != CLASSIFICATION:

@@ -70,6 +70,34 @@ class Loss:
         """The same loss of the logits of every class, [n, C], for predictions that are no model's outputs."""
         return self
 
+    def check_batch(self, z: Tensor, y: Tensor) -> None:
+        """Refuse outputs and targets that do not fit each other and the loss. They would broadcast.
+
+        Raises:
+            UsageError: the message gives their shapes, or the label that is no class.
+        """
+        shape = {SURVIVAL: (2,), MULTILABEL: z.shape[1:]}.get(self.task, ())
+        single = self.task in (REGRESSION, SURVIVAL) and z.shape[-1] > 1
+        if z.ndim != 2 or single or y.shape != (len(z), *shape) or not len(y):
+            targets = "".join(f", {size}" for size in shape)
+            raise UsageError(
+                f"{self.task} must have outputs [n, C], of one number [n, 1], and targets [n{targets}]; "
+                f"got {list(z.shape)} and {list(y.shape)}."
+            )
+        if self.task != CLASSIFICATION:
+            return
+        if y.is_floating_point():
+            raise UsageError(
+                f"labels must be class indices [n]; got {y.dtype} {list(y.shape)}. Name the loss of other labels."
+            )
+        classes = self.logits(z).shape[1]
+        wrong = [int(end) for end in y.aminmax() if not 0 <= int(end) < classes]
+        if wrong:
+            raise UsageError(
+                f"labels must be from 0 to {classes - 1}, for {classes} outputs; got label {wrong[0]}. Number them so, "
+                "or name another loss."
+            )
+
     def check(self, n_classes: int, task: str = "") -> None:
         """Refuse a task that the loss is not for, and options that do not fit ``n_classes`` classes (0: numbers).
 
@@ -202,8 +230,12 @@ class BinaryCrossEntropy(Loss):
 
     def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(
-            logits.squeeze(-1), y.to(logits.dtype), reduction="none"
+            logits.squeeze(-1), y.reshape(-1).to(logits.dtype), reduction="none"
         )
+
+    def check_batch(self, z: Tensor, y: Tensor) -> None:
+        whole = y.is_floating_point() and bool((y.square() == y).all())
+        super().check_batch(z, y.reshape(-1).long() if whole else y)
 
     def of_logits(self) -> Loss:
         return CrossEntropy()

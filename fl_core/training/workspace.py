@@ -6,7 +6,6 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -23,64 +22,27 @@ from fl_core.tree import Tree, in_mode
 def memory_format(model: nn.Module, example: Tensor | None = None) -> str:
     """Return the memory layout of images and weights in training: ``contiguous`` or ``channels_last``.
 
-    It is ``channels_last`` for every model with a Conv2d, unless the model fails on such an ``example``. The rule is
-    fixed and not based on timing, since the two formats round differently. Trees that leave a workspace are contiguous
-    in both.
+    It is ``channels_last`` for every model with a Conv2d, unless the model fails on such an ``example``, as one that
+    flattens maps by ``view`` does. Other errors are raised. The rule is fixed and not based on timing, since the two
+    formats round differently. Trees that leave a workspace are contiguous in both.
     """
-    taken = any(isinstance(module, nn.Conv2d) for module in model.modules())
-    if example is not None:
-        taken = takes_channels_last(model, example)
-    return "channels_last" if taken else "contiguous"
-
-
-def takes_channels_last(model: nn.Module, x: Tensor) -> bool:
-    """Return whether a model with convolutions accepts images [n, C, H, W] in channels-last layout.
-
-    A model that flattens maps by ``view`` does not. The model is left unchanged. Other errors of its forward pass are
-    raised.
-    """
-    if x.ndim != 4 or not any(
-        isinstance(module, nn.Conv2d) for module in model.modules()
-    ):
-        return False
+    if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
+        return "contiguous"
+    if example is None:
+        return "channels_last"
+    if example.ndim != 4:
+        return "contiguous"
     try:
         with torch.no_grad(), in_mode(model, False):
-            weight = next(model.parameters())
-            model(
-                x.to(
-                    weight.dtype if x.is_floating_point() else x.dtype,
-                    memory_format=torch.channels_last,
-                )
-            )
+            kind = example.dtype
+            if kind.is_floating_point:
+                kind = next(model.parameters()).dtype
+            model(example.to(kind, memory_format=torch.channels_last))
     except RuntimeError as error:
         if "view" not in str(error):
             raise
-        return False
-    return True
-
-
-def pool_first(model: nn.Module) -> int:
-    """Swap each ReLU with a following max pooling, so that it processes fewer values. Results have the same bits.
-
-    This needs a chain of modules without hooks (see :func:`chain`), so that nothing reads the value between
-    the two. There max(relu(x)) = relu(max(x)). The gradients agree too: they go to the first largest element if it is
-    above 0. Modules with a forward pass of their own stay unchanged.
-
-    Returns:
-        The number of swapped pairs.
-    """
-    if chain(model) is None or any(has_hooks(module) for module in model.modules()):
-        return 0
-    count = 0
-    for (a, first), (b, second) in pairwise(list(model._modules.items())):
-        if (
-            type(first) is nn.ReLU
-            and type(second) is nn.MaxPool2d
-            and not second.return_indices
-        ):
-            model._modules[a], model._modules[b] = second, first
-            count += 1
-    return count + sum(pool_first(part) for part in model.children())
+        return "contiguous"
+    return "channels_last"
 
 
 class Workspace:
@@ -95,7 +57,6 @@ class Workspace:
     ) -> None:
         self.memory = memory or memory_format(model)
         self.model = tree.copied(model).to(device)
-        pool_first(self.model)
         self._format = (
             torch.channels_last
             if self.memory == "channels_last"

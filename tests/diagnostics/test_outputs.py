@@ -237,7 +237,7 @@ def test_labels_and_losses_that_do_not_fit_are_refused():
         (model, (x[:, :, :], torch.full((12, 2, 2), 1)), None, r"positions"),
         (model, flat, lambda z, y: z.mean(0).square().sum(), "each sample's own"),
         (model, flat, nn.MSELoss(), "MSELoss"),
-        (model, flat, nn.CrossEntropyLoss, "the class"),
+        (model, flat, nn.CrossEntropyLoss, "got <class"),
         (model, flat, "mes", "mean 'mse'"),
         (complex_net, flat, None, "must be real"),
         (model, {"a": {"x": x, "labels": y[:, 0], "b": x[:5]}}, None, "'a'.*one entry"),

@@ -65,7 +65,6 @@ ROOMS = {
         "run",
     ),
     "diagnostics": (
-        "outputs",
         "measurement",
         "curvature load_weights null representation tuning",
         "gradients",

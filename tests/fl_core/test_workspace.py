@@ -15,9 +15,8 @@ from fl_core.training import workspace
 from fl_core.training.loop import batch_slices
 from fl_core.training.losses import build
 from fl_core.training.phases import Context, Phase, Training
-from fl_core.training.workspace import Workspace, cut, memory_format, pool_first
+from fl_core.training.workspace import Workspace, cut, memory_format
 from tests.fl_core.made import trained_by
-from tests.networks import Wired
 
 CE = build("cross_entropy")
 TRAININGS = {
@@ -138,69 +137,6 @@ def test_what_leaves_is_contiguous_and_comes_back_as_it_was(which):
         assert tree.distance(again, fresh) > 1e-3, "the state matters"
         results.append(again)
     assert_near(*results)
-
-
-def looks():
-    """A model that uses what lies between a ReLU and the pooling behind it."""
-
-    def run(m, x):
-        y = m.body[1](m.body[0](x))
-        return m.body[2:](y) + y.mean()
-
-    parts = nn.Sequential(
-        nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 2)
-    )
-    return Wired(run, body=parts)
-
-
-def _pooled():
-    return nn.Sequential(
-        nn.Sequential(
-            nn.Conv2d(1, 3, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(3, 2, padding=1),
-        ),
-        nn.Sequential(
-            nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.MaxPool2d(2, ceil_mode=True)
-        ),
-        nn.Flatten(),
-        nn.LazyLinear(3),
-    )
-
-
-@pytest.mark.parametrize("memory", ["contiguous_format", "channels_last"])
-def test_maxima_taken_first_leave_every_bit(memory):
-    x = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    x[0] = 0  # all elements of a window alike
-    model = _pooled()
-    model(x)
-    with torch.no_grad():
-        model[0][0].weight[
-            0
-        ].zero_()  # a channel that is the same everywhere, above 0, and one that is below
-        model[0][0].weight[1].zero_()
-        model[0][0].bias[:2] = torch.tensor([0.5, -0.5])
-    found = []
-    for swap in (False, True):
-        own = copy.deepcopy(model)
-        assert (pool_first(own) if swap else 0) == (2 if swap else 0)
-        where = getattr(torch, memory)
-        given = x.to(memory_format=where).requires_grad_()
-        own.to(memory_format=where)(given).square().sum().backward()
-        found.append([given.grad, *(param.grad for param in own.parameters())])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-
-
-def test_the_order_stays_where_somebody_may_look():
-    hooked = _pooled()
-    hooked[0][1].register_forward_hook(lambda *_: None)
-    other = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.AvgPool2d(2))
-    leaky = nn.Sequential(nn.Conv2d(1, 2, 3), nn.LeakyReLU(), nn.MaxPool2d(2))
-    for model in (looks(), nn.Sequential(looks(), nn.ReLU()), hooked, other, leaky):
-        assert pool_first(model) == 0
-    model = _pooled()
-    Workspace(model)
-    assert isinstance(model[0][1], nn.ReLU)  # only the workspace's own copy is changed
 
 
 # --- layers that stay as they are, which are computed once --------------------

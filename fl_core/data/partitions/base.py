@@ -559,8 +559,8 @@ def make(
             name for name, member in PARTITIONS.members().items() if not member.by_class
         )
         raise UsageError(
-            f"partition {kind!r} must have classes; got {_PREDICTED[source.task]} to predict in {source.name}. "
-            f"Use one of {free}."
+            f"partition {kind!r} must have classes; got {_PREDICTED.get(source.task, source.task)} to predict "
+            f"in {source.name}. Use one of {free}."
         )
     if source.groups is not None and not partitioning_class.groups:
         free = listing(

@@ -1,0 +1,180 @@
+"""What a diagnosis accepts, everything that trains accepts: tokens, positions, pixels, several numbers, lists."""
+
+import pytest
+import torch
+from sklearn.metrics import jaccard_score
+from torch import nn
+from torch.nn import functional as F
+
+import fedlayers as fl
+from fl_core.config import with_own
+from fl_core.run import runner
+from fl_core.tree import digest
+from tests.conftest import refuses
+
+N, IGNORED = 20, -100
+QUIET = {"epochs": 1, "batch_size": 8, "patience": 0, "progress": False}
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+class Language(nn.Sequential):
+    """The next token, by this module's own positions."""
+
+    def __init__(self):
+        super().__init__(nn.Embedding(11, 8), nn.Linear(8, 11))
+
+
+class TinyForCausalLM(Language):
+    """The same by its name: labels are the inputs, and the loss moves them."""
+
+
+class Listed(nn.Linear):
+    """One input, which is a list."""
+
+    def forward(self, parts):
+        return super().forward(torch.cat(parts, 1))
+
+
+def plainly(output, y):
+    return F.cross_entropy(output, y)
+
+
+def positions(output, y):
+    """The mean over samples of the mean over positions that count."""
+    classes_last = output.shape[-1] != y.shape[-1]
+    output = output.movedim(-1, 1) if classes_last else output
+    values = F.cross_entropy(output, y, reduction="none", ignore_index=IGNORED)
+    counts = (y != IGNORED).flatten(1).sum(1)
+    return (values.flatten(1).sum(1) / counts).mean()
+
+
+def next_tokens(output, y):
+    return positions(output[:, :-1], y[:, 1:])
+
+
+def table(*outputs):
+    return lambda: nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, *outputs))
+
+
+def ids(*_):
+    return torch.randint(11, (N, 6))
+
+
+def rows(*shape):
+    return torch.randn(N, *(shape or (5,)))
+
+
+def labels(*shape, classes=3):
+    return lambda x: torch.randint(classes, (N, *shape))
+
+
+def copied(x):
+    return x.clone()
+
+
+def masked(x):
+    return x.masked_fill(torch.arange(6) < 3, IGNORED)
+
+
+def binary(*shape):
+    return lambda x: labels(*shape, classes=2)(x).float()
+
+
+def pixels():
+    return nn.Conv2d(2, 3, 3, padding=1)
+
+
+def picture():
+    return rows(2, 6, 6)
+
+
+def bce(z, y):
+    return F.binary_cross_entropy_with_logits(z[:, 0], y.reshape(-1).float())
+
+
+LOGITS = nn.BCEWithLogitsLoss()
+KINDS = {  # module, inputs, labels, loss, reference
+    "next tokens": (TinyForCausalLM, ids, copied, None, next_tokens),
+    "ignored positions": (Language, ids, masked, None, positions),
+    "pixels": (pixels, picture, labels(6, 6), None, positions),
+    "numbers": (table(4), rows, lambda x: rows(4), None, F.mse_loss),
+    "numbers by name": (table(4), rows, lambda x: rows(4), "mae", F.l1_loss),
+    "logits of integers": (table(1), rows, labels(classes=2), LOGITS, bce),
+    "floats": (table(1), rows, binary(), "bce", bce),
+    "floats in a column": (table(1), rows, binary(1), "bce", bce),
+    "a list": (lambda: Listed(7, 3), lambda: (rows(), rows(2)), labels(), None, plainly),
+}  # fmt: skip
+
+
+def made(kind):
+    """Return a kind's data of two clients, its module, and its loss as a keyword."""
+    build, inputs, targets, loss, _ = KINDS[kind]
+    torch.manual_seed(0)
+    data = {}
+    for client in ("north", "south"):
+        x = inputs()
+        data[client] = (x, targets(x))
+    return data, build(), {} if loss is None else {"loss": loss}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_measured_also_trains(kind):
+    """The loss of the rows, at a client's own model, is the plain one of its test samples."""
+    data, model, how = made(kind)
+    fresh = dict.fromkeys(data, model)
+    assert fl.diagnose(fresh, data, "grad_norm", progress=False, **how)
+    if not isinstance(how.get("loss", ""), str):
+        return  # a loss of torch measures, and does not train yet
+    assert len(fl.tsne(fresh, data, iterations=250, perplexity=3.0))
+    result = fl.run(data=data, model=model, algorithm="local", rounds=1, **how, **QUIET)
+    found = result.scores
+    for client in result.engine.data.clients:
+        own = result.models[client.name].eval()
+        x, y = client.test.x, client.test.y
+        if isinstance(data[client.name][0], tuple):
+            x = (list(x.float().split((5, 2), 1)),)
+        output = own(*x) if isinstance(x, tuple) else own(x)
+        mine = found.loc[("personal", client.name)]
+        assert mine["loss"] == pytest.approx(float(KINDS[kind][4](output, y)), rel=1e-5)
+        if kind == "ignored positions":
+            counts = y != IGNORED
+            guesses, truth = output.argmax(-1)[counts], y[counts]
+            present = sorted({*guesses.tolist(), *truth.tolist()})
+            assert mine["mean_iou"] == pytest.approx(
+                jaccard_score(truth, guesses, labels=present, average="macro")
+            )
+            assert mine["position_accuracy"] == pytest.approx(
+                float((guesses == truth).float().mean())
+            )
+            log = F.cross_entropy(output[counts], truth)
+            assert mine["perplexity"] == pytest.approx(float(log.exp()), rel=1e-5)
+    again = fl.diagnose(result, metrics="grad_norm", progress=False)
+    assert (again.frame["status"] == "ok").all()
+
+
+def test_pixels_pass_every_command(tmp_path):
+    data, model, _ = made("pixels")
+    given = {"data": data, "model": model}
+    keys = {"epochs": 1, "batch_size": 8, "rounds": 2}
+    whole = fl.run(**given, **keys, progress=False, patience=0)
+    config, own = with_own(None, **given, **keys, patience=0)
+    runner.run(config, tmp_path / "run", **own, until=1, progress=False)
+    again = fl.resume(tmp_path / "run", **given, progress=False)
+    servers = (each.engine.server.trees["model"] for each in (again, whole))
+    assert len({digest(each) for each in servers}) == 1
+    how = {"own_model": model, "model": "global", "progress": False}
+    series = fl.through_time(tmp_path / "run", "grad_norm", data, **how)
+    assert (series.frame["status"] == "ok").all()
+    with refuses("a module of your own"):
+        fl.run(data=data, model="mlp")
+    with refuses("one input and one label"):
+        fl.export(tmp_path / "run", tmp_path / "a.safetensors", **given)
+    keys |= {"seeds": [0], "progress": False}
+    both = ["fedavg", "local"]
+    compared = fl.compare(algorithms=both, **given, **keys, out=tmp_path / "two")
+    assert set(compared.table["algorithm"]) == set(both)
+    arms = ["all", "nothing"]
+    choice = fl.choose(
+        **given, **keys, arms=arms, tune_rates=0, out=tmp_path / "choice"
+    )
+    assert set(arms) <= set(choice.table["arm"])
