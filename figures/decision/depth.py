@@ -1,13 +1,12 @@
 """Analyse and draw the study of depth: how many blocks to share, and whether the first round can see it.
 
-``REGISTERED_DEPTH.md`` defines the four tests and when a verdict may be drawn. The runs are made by
-:mod:`figures.decision.depth_runs`.
+``REGISTERED_DEPTH.md`` defines the four tests and when a verdict may be drawn. :data:`RUNS` made the rows.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -20,26 +19,33 @@ from scipy import stats
 
 from diagnostics.plots.drawing import COLOURS, MARKERS, style
 from figures import items
-from figures.decision.depth_runs import (
-    CLIENTS,
-    FIRST,
-    LATER,
-    ONE,
-    ROWS,
-    SECONDS,
-    SEEDS,
-    TRAIN,
-    TUNING,
-    VALIDATION,
-    jobs,
-    stored,
-)
 from figures.drawing import Drawing, Finding
 from figures.page import markdown, numbers, percent
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError, UsageError
 from fl_core.statistics import holm, mean_interval
 
+ROWS = Path(__file__).with_name("depth.parquet")
+RUNS = "figures/decision/depth_runs.py of commit e377e6b5"
+"""What made the rows."""
+CLIENTS, TRAIN, VALIDATION = 4, 160, 80
+DOSES: dict[str, tuple[float, ...]] = {
+    "cifar10": (0.5, 100.0, 0.1),
+    "pacs": (0.5, 0.0, 1.0),
+    "fashion": (30.0, 0.0, 90.0),
+    "isic": (0.0,),
+}
+"""Of each source the middle dose first: alpha, the share of pictures in the client's own style, degrees."""
+RATES, HEAD_RATES = (0.00003, 0.0001, 0.0003), (0.0003, 0.001, 0.003, 0.01)
+TUNING, SEEDS = 90, (0, 1, 2, 3)
+HEADS = ("head", "shared head")
+"""A classifier on frozen features, local or shared. The others are arms."""
+FIRST = ("0", "6", "12", "all", "last 6")
+LATER = ("3", "9", "15", "cosine")
+ONE = "one round"
+"""The clients' models after the first round, measured. They are the same in all arms of a rate."""
+SECONDS = 40 * 3600
+"""Processor time after which no further job began."""
 DATA = {
     "cifar10": ("cifar10", "CIFAR-10, classes", "labels"),
     "pacs": ("pacs", "PACS, styles", "styles"),
@@ -70,6 +76,39 @@ HYPOTHESES = (
 
 
 # --- rows ------------------------------------------------------------------------------------------------------
+
+
+class Job(NamedTuple):
+    """A run: its federation, its arm, its seed and its rate. Without a rate it has the tuned one."""
+
+    source: str
+    dose: float
+    arm: str
+    seed: int
+    lr: float | None = None
+
+
+def jobs() -> Iterator[Job]:
+    """Yield all jobs in the order of the registration."""
+    middle = [(source, doses[0]) for source, doses in DOSES.items()]
+    every = [(source, dose) for source, doses in DOSES.items() for dose in doses]
+    for arms in (HEADS, FIRST, LATER):
+        rates = HEAD_RATES if arms is HEADS else RATES
+        for at in middle:
+            if arms is LATER:
+                yield Job(*at, ONE, TUNING)
+            yield from (Job(*at, arm, TUNING, lr) for arm in arms for lr in rates)
+        for seed in SEEDS if arms is not HEADS else ():
+            for at in every:
+                for arm in (ONE, *arms) if arms is FIRST else arms:
+                    yield Job(*at, arm, seed)
+
+
+def stored(rows: pd.DataFrame) -> set[Job]:
+    """Return the jobs with a row. A rate stands in those of several rates only."""
+    its = {Job(*row) for row in rows[list(Job._fields)].itertuples(index=False)}
+    several = {job for job in jobs() if job.lr}
+    return {job if job in several else job._replace(lr=None) for job in its}
 
 
 def whole_seeds(rows: pd.DataFrame) -> list[int]:
@@ -420,7 +459,7 @@ class Study(items.Item):
     @property
     def command(self) -> str:
         """Return the command that makes the rows."""
-        return "python -m figures.decision.depth_runs"
+        return RUNS
 
     def path(self, folder: Path | None = None) -> Path:
         """Return the path next to which the table is, :data:`ROWS` by default."""

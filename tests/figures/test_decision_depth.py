@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from figures.decision import depth
-from figures.decision.depth_runs import DOSES, FIRST, ONE, ROWS, jobs
+from figures.decision.depth import DOSES, FIRST, ONE, ROWS, jobs
 from tests.figures.conftest import check_picture
 
 AMOUNTS = dict(zip(
