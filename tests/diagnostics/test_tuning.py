@@ -152,9 +152,25 @@ def test_a_lead_over_others_is_not_that_of_better_training():
         assert {len(others) for others in near} == {min(clients, 9)}
 
 
-def test_models_and_random_state_are_as_before_and_rows_repeat():
-    """Weights, buffers, modes, gradients and torch's generator; the second time all rows have the same bits."""
+class Raises(nn.Identity):
+    """Raises in the pass of a number, or never."""
+
+    left = -1
+
+    def forward(self, x):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyError("a pass")
+        return x
+
+
+@pytest.mark.parametrize("after", [-1, 3, 40])
+def test_models_and_random_state_are_as_before_and_rows_repeat(after):
+    """Weights, buffers, modes, gradients and torch's generator, also if a pass raises. Rows repeat."""
     model = network().train()
+    model[3] = Raises()
+    model[3].left = after
+    model[1].momentum = 0.3
     model[1].eval()
     model[5].weight.grad = torch.ones(3, 64)
     before = (
@@ -162,11 +178,18 @@ def test_models_and_random_state_are_as_before_and_rows_repeat():
         [m.training for m in model],
         torch.get_rng_state(),
     )
-    rows = [
-        METRICS[name](measurement(model), **options())
-        for name in ("layer_tuning", "clients_differ") * 2
-    ]
-    assert rows[:2] == rows[2:]
+    given = measurement(model)
+    if after > 0:
+        name = "layer_tuning" if after > 3 else "clients_differ"
+        with pytest.raises(KeyError, match="a pass"):
+            METRICS[name](given, **options())
+    else:
+        rows = [
+            METRICS[name](given, **options())
+            for name in ("layer_tuning", "clients_differ") * 2
+        ]
+        assert rows[:2] == rows[2:]
+    assert model[1].momentum == 0.3
     assert tree.digest(tree.state_dict(model)) == tree.digest(before[0])
     assert [m.training for m in model] == before[1]
     assert torch.equal(torch.get_rng_state(), before[2])

@@ -1,0 +1,37 @@
+"""The tables of what each command sees, next to other code that reads the rows."""
+
+import json
+
+import pandas as pd
+
+from figures.decision import known
+from figures.decision.known_runs import ROWS
+
+
+def test_the_page_is_made_from_the_rows():
+    page = known.PAGE.read_text(encoding="utf-8")
+    assert known.written(page) == page
+    assert {name for _, name, _ in known.BLOCK.findall(page)} == set(known.TABLES)
+
+
+def test_dealt_draws_are_counted_by_the_registered_rule():
+    """Two standard errors of a lead over other clients, in loss; and the first rule's gain over the shared model."""
+    rows = pd.read_parquet(ROWS)
+    for arm, end, name in (("differ", ", others", 2), ("whether", "", 0)):
+        its = rows[(rows["arm"] == arm) & (rows["draw"] > 0)]
+        found = [json.loads(text) for text in its["found"]]
+        called = 0
+        for each in found:
+            pairs = [each[f"{w}{end}, loss"] for w in ("own epochs", "training alone")]
+            called += any(value > 2 * error for value, error in pairs)
+        line = known.whether(known.read()).splitlines()[2 + name]
+        assert f"| {called} of {len(found)} |" in line
+
+
+def test_a_claim_needs_references_apart_and_an_interval_beyond_their_middle():
+    apart = {"ratio labels": [1.0, 0.1], "ratio permuted": [0.2, 0.1]}
+    assert known.claim(apart | {"ratio": [0.9, 0.1]}) == "head"
+    assert known.claim(apart | {"ratio": [0.3, 0.1]}) == "before"
+    assert known.claim(apart | {"ratio": [0.7, 0.1]}) == ""
+    assert known.claim({**apart, "ratio labels": [0.1, 0.1], "ratio": [0.9, 0.1]}) == ""
+    assert known.claim(apart | {"ratio": [float("nan")] * 2}) == ""
