@@ -71,11 +71,10 @@ def check_module(model: Any) -> None:
     """
     if not isinstance(model, nn.Module):
         name, way = getattr(model, "__name__", ""), "models first, then data"
+        what = f"{name!r}, a {type(model).__name__}" if name else type(model).__name__
         if isinstance(model, type) and issubclass(model, nn.Module):
-            way = f"{name}(...)"
-        raise UsageError(
-            f"a model must be a torch module; got {name} {type(model).__name__}. Pass {way}."
-        )
+            what, way = f"the class {name}", f"{name}(...)"
+        raise UsageError(f"a model must be a torch module; got {what}. Pass {way}.")
     kind = type(model).__name__
     for name, parameter in model.named_parameters():
         if is_lazy(parameter) or parameter.is_meta:

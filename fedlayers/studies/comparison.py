@@ -35,7 +35,7 @@ MOMENTS = {
     True: f"at each model's best round on validation (main score, mean over clients and {WINDOW} evaluations)",
 }
 LEGEND = (
-    "Test split {moment}; clients weighted by training samples; mean ± half the 95 % interval over seeds.\n"
+    "Test split {moment}; clients weighted by training samples; mean ± half the 95 % interval over {seeds}.\n"
     "fairness: variance of {score} over clients, lower is fairer. incentive: share of clients with {score} {better}\n"
     "both local's and fedavg's, which have none themselves. rank: by {score}, mean over seeds, 1 is best."
 )
@@ -170,6 +170,7 @@ class Comparison(Displayed):
         better = "above" if SCORES[self.score] else "below"
         columns = LEGEND.format(
             moment=MOMENTS[self.best],
+            seeds=plural(self.scores["seed"].nunique(), "seed"),
             score=label_of(self.score, self.positive),
             better=better,
         )
@@ -213,7 +214,7 @@ class Comparison(Displayed):
             texts.append(
                 f"{in_column(self.score, value)}{bracket(self.score, low, high)}"
             )
-        table.insert(3, f"{label_of(self.score)} against {best}", texts)
+        table.insert(3, f"against {best}", texts)
         return table
 
     def summary(self) -> Summary:
@@ -224,7 +225,8 @@ class Comparison(Displayed):
 
     def text(self) -> str:
         """Return the table for a terminal, with the meaning of its columns."""
-        return f"{self.shown().to_string(index=False)}\n\n{self.legend}"
+        shown = self.shown().drop(columns=["model", "seeds"])
+        return f"{shown.to_string(index=False)}\n\n{self.legend}"
 
 
 def _scores_to_show(there: Iterable[str]) -> tuple[str, ...]:

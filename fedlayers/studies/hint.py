@@ -187,7 +187,7 @@ def hint(
     >>> import fedlayers as fl
     >>> found = fl.hint(dataset="heart", rounds=10)
     >>> round(found.skew.value, 2), found.cost.runs
-    (0.31, 4)
+    (0.31, 2)
 
     Args:
         config, data, model, keys: as of :func:`fedlayers.run <fedlayers.runs.run>`.

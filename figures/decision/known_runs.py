@@ -198,10 +198,15 @@ def federation(name: str) -> tuple[FederatedData, str, int]:
     if kind == "shares":
         shares = draw.dirichlet(np.full(classes, 0.2), clients)
     pools = [draw.permutation(np.flatnonzero(y == k)) for k in range(classes)]
+    while True:
+        drawn = [draw.choice(classes, train + validation + TEST, p=p) for p in shares]
+        wanted = np.bincount(np.concatenate(drawn), minlength=classes)
+        if all(n <= len(pool) for n, pool in zip(wanted, pools, strict=True)):
+            break
+        shares = draw.dirichlet(np.full(classes, 0.2), clients)  # too few of a class
     taken = [0] * classes
     xs, ys, indices, at = [], [], {}, 0
-    for client in range(clients):
-        label = draw.choice(classes, train + validation + TEST, p=shares[client])
+    for client, label in enumerate(drawn):
         picked = np.zeros(len(label), int)
         for k in range(classes):
             places = np.flatnonzero(label == k)

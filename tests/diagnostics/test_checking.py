@@ -91,7 +91,7 @@ CASES = (
     (model(), [(X, Y), (X[:0], Y[:0])], "'client_1': .*samples"),
     (model(), [(X, Y), (X, Y + 5 * (X[:, 0] > 1))], "'client_1': .*from 0 to 2"),
     (model(), (X, Y.to(torch.cfloat)), "labels must be real"),
-    (model(), Unread(), "'client_0': data must be"),
+    (model(), Unread(), "'client_0': data: all samples must have one shape"),
     (model(), {"a": [(X[0], Y[0])]}, "batch_size"),
     (model(), (X, nn.functional.one_hot(Y).float()), r"argmax\(1\)"),
     (model(), DataLoader(TensorDataset(X, Y), None), "batch_size"),

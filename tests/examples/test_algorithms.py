@@ -25,7 +25,7 @@ def test_it_runs_is_verified_and_goes_on_to_the_same_bits(tmp_path):
     assert engine.algorithm.name == ALGORITHMS[HALF_WAY].name
     (tmp_path / "part").mkdir()
     part = cut_back(whole, tmp_path / "part", after=1)
-    refusal = rf"'{HALF_WAY}'.*--allow-code {HALF_WAY}"
+    refusal = rf"'{HALF_WAY}'.*allow_code=\['{HALF_WAY}'\]"
     with refuses(refusal):
         runner.resume(part, progress=False)
     with refuses(refusal):

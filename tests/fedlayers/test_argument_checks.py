@@ -231,12 +231,21 @@ def test_the_configurations_seed_is_the_first_seed(name, tmp_path, monkeypatch):
         getattr(fl, name)(**keys, **STUDIES[name])
 
 
+class Unused(nn.Linear):
+    """A network with a parameter that no pass reads."""
+
+    def __init__(self):
+        super().__init__(10, 5)
+        self.spare = nn.Parameter(torch.zeros(2))
+
+
 def test_a_warning_names_the_line_of_its_caller(tmp_path):
     config = fl.RunConfig(dataset="heart", rounds=1)
-    with pytest.warns(UserWarning, match="switzerland") as of_run:
-        fl.run(config, progress=False)
-    with pytest.warns(UserWarning, match="switzerland") as of_race:
-        fl.choose(config, tmp_path / "race", arms=("nothing", "all"))
+    odd = {"model": Unused(), "progress": False}
+    with pytest.warns(UserWarning, match="spare") as of_run:
+        fl.run(config, **odd)
+    with pytest.warns(UserWarning, match="spare") as of_race:
+        fl.choose(config, tmp_path / "race", arms=("nothing", "all"), **odd)
     assert {note.filename for note in (*of_run, *of_race)} == {__file__}
 
 

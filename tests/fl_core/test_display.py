@@ -26,6 +26,7 @@ def shown(tmp_path_factory):
     tuned = fl.Tuned(*few, "macro_f1", "heart", 1, (0,), "")
     file = fl.export(out / "own", out / "va.safetensors", client="va")
     north = (torch.randn(20, 4), torch.arange(20) % 3)
+    crossed = fl.cross_scores(torch.nn.Linear(4, 3), {"north": north, "south": north})
     report = fl.diagnose(
         torch.nn.Linear(4, 3), {"north": north}, ["weight_magnitude"], progress=False
     )
@@ -34,7 +35,7 @@ def shown(tmp_path_factory):
     return [
         *(config, task, task.data, result, result.plan, report),
         *(Comparison(frame), ALGORITHMS, race, fl.hint(config, arms=two), made),
-        *(file, tuned),
+        *(file, tuned, crossed),
     ]
 
 

@@ -188,7 +188,6 @@ def test_wrong_targets_are_one_clear_line():
         ("survival", y * [1, 0], "must be an event"),
         ("survival", -y, "at least 0"),
         ("survival", y + np.array([2e9, 0]), "differ in float32"),
-        ("regression", y, "one target for each sample; got 2"),
     ):
         with refuses(message):
             as_data((x, wrong), Reading(task=task))
