@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from diagnostics.report import Report
 
-ONE = at_least(1)
 PARTITION = "partition-id"
 """The metric of a Flower client's reply that says which client it is, counted from 0."""
 
@@ -61,9 +60,9 @@ class Monitor:
                 f"data must be {{client: samples}}; got {type(data).__name__}. Name each client."
             )
         self.data, self.metrics = dict(data), metrics
-        check_value("every", every, ONE)
+        check_value("every", every, at_least(1))
         self.every = every
-        self.out = None if out is None else Path(out)
+        self.out = out
         self.report: Report | None = None
         self._how = {"progress": False, "samples": samples, **options}
         self._waiting: dict[int, dict[str, nn.Module]] = {}
@@ -74,7 +73,7 @@ class Monitor:
         The models and torch's random state are left as they were.
 
         Args:
-            models: {client: model} of all clients of the data.
+            models: {client: model} of clients that took part. Others have no rows in this round.
             round: counts from 1. It must grow.
 
         Raises:
@@ -88,10 +87,11 @@ class Monitor:
                 f"round must grow; got {round} after {self.report.frame['round'].max():.0f}. Count the rounds from 1."
             )
         options = {**self._how.get("options", {}), "context": {"round": round}}
+        known = (check_known("client", client, self.data) for client in models)
+        data = {client: self.data[client] for client in known}
+        how = {**self._how, "options": options}
         with about(f"round {round}"):
-            found = diagnose(
-                models, self.data, self.metrics, **{**self._how, "options": options}
-            )
+            found = diagnose(models, data, self.metrics, **how)
         if self.report is None:
             self.report = found
         elif found.layers != self.report.layers:
@@ -109,6 +109,8 @@ class Monitor:
     def add(self, client: str, model: nn.Module, round: int) -> None:
         """Keep a copy of a client's model. The last client of a round starts the measurement.
 
+        So every client of the data must come in each measured round. Use :meth:`step` where some do not.
+
         Raises:
             UsageError: as :meth:`step`, or an unknown client.
         """
@@ -120,7 +122,7 @@ class Monitor:
         if models.keys() == self.data.keys():
             self.step(self._waiting.pop(round), round)
 
-    def layer_map(self, width: float = 16.0) -> Any:
+    def layer_map(self, **how: Any) -> Any:
         """Draw the layers down and the rounds across, as :meth:`Report.layer_map`.
 
         Raises:
@@ -130,7 +132,7 @@ class Monitor:
             raise UsageError(
                 f"a monitor must have measured a round; got none of every {self.every}. Call step first."
             )
-        return self.report.layer_map(width=width)
+        return self.report.layer_map(**how)
 
     # --- in the loops of others ---
 
@@ -190,19 +192,21 @@ class Monitor:
             strategy: of ``flwr.serverapp.strategy``.
             model: a module of the clients' kind.
         """
-        aggregate: Callable[..., Any] = strategy.aggregate_train
-        names = list(self.data)
+        aggregate = strategy.aggregate_train
 
         def measured(server_round: int, replies: Iterable[Any]) -> Any:
             replies = list(replies)
+            models: dict[str, nn.Module] = {}
             for reply in replies:
                 if not reply.has_content():
                     continue
-                arrays = next(iter(reply.content.array_records.values()))
-                metrics = next(iter(reply.content.metric_records.values()))
+                (arrays,) = reply.content.array_records.values()
+                (metrics,) = reply.content.metric_records.values()
                 sent = tree.copied(model)
                 sent.load_state_dict(arrays.to_torch_state_dict(), strict=False)
-                self.add(names[int(metrics[PARTITION])], sent, server_round)
+                models[list(self.data)[int(metrics[PARTITION])]] = sent
+            if models:
+                self.step(models, server_round)
             return aggregate(server_round, replies)
 
         strategy.aggregate_train = measured

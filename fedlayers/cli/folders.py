@@ -340,13 +340,13 @@ class Predict(Command):
 
 
 class Plan(Command):
-    """Write a plan in the form that another framework takes.
+    """Print a plan in the form that another framework takes.
 
     Forms: names, flower, nvflare, fl4health, peft. docs/elsewhere.md shows each in use.
 
     Examples:
         fedlayers choose --dataset heart --out out/heart
-        fedlayers plan export out/heart/plan.json --to nvflare --out filter.json
+        fedlayers plan export out/heart/plan.json --to nvflare
         fedlayers run --dataset heart --algorithm fedper --out runs/fedper
         fedlayers plan export runs/fedper --to names
     """
@@ -355,8 +355,6 @@ class Plan(Command):
     """export, and the plan's file or a run directory."""
     to: str
     """Form: names, flower, nvflare, fl4health or peft."""
-    out: Path | None = None
-    """File to write. Default: print it."""
 
     argument = "words"
 
@@ -364,16 +362,10 @@ class Plan(Command):
         import json
 
         from fl_core.run.task import plan_at
-        from fl_core.storage import write_atomically
 
         if len(self.words) != 2 or self.words[0] != "export":
             raise UsageError(
                 f"WORDS must be export and a plan; got {' '.join(self.words)!r}. "
                 "Write fedlayers plan export PLAN --to FORM."
             )
-        text = json.dumps(plan_at(self.words[1]).to(self.to), indent=1) + "\n"
-        if self.out is None:
-            print(text, end="")
-        else:
-            write_atomically(self.out, text.encode())
-            print(self.out)
+        print(json.dumps(plan_at(self.words[1]).to(self.to), indent=1))

@@ -248,7 +248,7 @@ def recommend(race: Race, found: Decided, with_baselines: bool, tell: Tell) -> C
     best = max(led.values(), key=lambda one: one.scores["score"], default=None)
     bench = race.benches[race.seeds[0] if best is None else best.seed]
     model = None if best is None else best.model
-    notes = [each.text() for each in found.differences[:1]]
+    notes = found.said
     others = [bench.base_rate]
     if with_baselines:
         tell("fitting the baselines")

@@ -361,6 +361,12 @@ class Decided:
     rates: Rates | None = None
     differences: list[Difference] = field(default_factory=list)
 
+    @property
+    def said(self) -> list[str]:
+        """Return a line for each verdict on whether clients differ, with the evidence of its first seed."""
+        first = {each.verdict: each for each in reversed(self.differences)}
+        return [each.text() for each in first.values()]
+
     def of(self, arm: str) -> dict[int, Trained]:
         """Return an arm's run in each seed."""
         return {one.seed: one for one in self.runs if one.arm == arm}
@@ -392,10 +398,9 @@ def decide(race: Race, place: Backend, tell: Tell) -> Decided:
             difference(shared[seed], alone[seed], race.benches[seed])
             for seed in shared.keys() & alone.keys()
         ]
-        for each in found.differences:
-            tell(each.text())
-        verdicts = {each.verdict for each in found.differences}
-        if verdicts != {NOT_SHOWN}:
+        for line in found.said:
+            tell(line)
+        if {each.verdict for each in found.differences} != {NOT_SHOWN}:
             _train_arms(race, race.ends, found, place, tell)
     if not found.runs:
         why = next(iter(found.failed.values()))

@@ -21,8 +21,9 @@ def by_round(rows: Sequence[Row]) -> Iterator[tuple[int, dict[str, float]]]:
     found: dict[int, dict[str, float]] = {}
     for row in rows:
         name = "/".join(str(row[key]) for key in NAMED_BY if row.get(key))
-        if math.isfinite(value := float(row["value"])):
-            found.setdefault(int(row["round"]), {})[name] = value
+        value = row["value"]
+        if value is not None and math.isfinite(value):
+            found.setdefault(int(row["round"]), {})[name] = float(value)
     yield from found.items()
 
 
@@ -83,13 +84,11 @@ class Tensorboard(Logger):
     """Rows as event files in a folder beside the run, named after it with ``-tensorboard``."""
 
     def __init__(self) -> None:
-        _package("tensorboard")
         self.open = _package("torch.utils.tensorboard").SummaryWriter
 
     def begin(self, run: LoggedRun) -> None:
         """Open the folder."""
-        name = "fedlayers" if run.path is None else str(run.path)
-        self.writer = self.open(f"{name}-tensorboard")
+        self.writer = self.open(f"{run.path or 'fedlayers'}-tensorboard")
 
     def log(self, rows: Sequence[Row]) -> None:
         """Write a round's numbers."""

@@ -75,7 +75,6 @@ def test_a_result_brings_its_test_samples():
     [
         ({"a": linear(0)}, {"a": samples()}, {}, "at least 2 clients"),
         (linear(0), dict.fromkeys("ab", samples()), {"score": "f1"}, "unknown score"),
-        (nn.Linear(5, 2), dict.fromkeys("ab", samples()), {}, "client 'a'"),
     ],
 )
 def test_bad_input_is_one_line(models, data, how, said):

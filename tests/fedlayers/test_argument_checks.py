@@ -241,7 +241,7 @@ class Unused(nn.Linear):
 
 def test_a_warning_names_the_line_of_its_caller(tmp_path):
     config = fl.RunConfig(dataset="heart", rounds=1)
-    odd = {"model": Unused(), "progress": False}
+    odd = {"model": Unused()}
     with pytest.warns(UserWarning, match="spare") as of_run:
         fl.run(config, **odd)
     with pytest.warns(UserWarning, match="spare") as of_race:

@@ -50,8 +50,6 @@ def by_trainer(monitor, found):
         for name, callback in each_epoch.items():
             callback.on_epoch_end(None, state, None, model=models[name])
             callback.on_train_end(None, state, None, model=models[name])
-            at_end = monitor.trainer_callback(name, round)
-            at_end.on_epoch_end(None, state, None, model=models[name])
 
 
 def by_lightning(monitor, found):
@@ -78,6 +76,15 @@ def by_flower(monitor, found):
     assert [len(replies) for _, replies in seen] == [3] * 4
 
 
+def test_clients_that_took_no_part_have_no_rows():
+    found, data = trained()
+    monitor = fl.Monitor(data, "grad_norm")
+    monitor.step(found[1], 1)
+    monitor.step({"south": found[2]["south"]}, 2)
+    seen = monitor.report.frame.groupby("round")["client"].agg(set)
+    assert seen.tolist() == [{*CLIENTS}, {"south"}]
+
+
 @pytest.mark.parametrize("loop", [by_steps, by_trainer, by_lightning, by_flower])
 def test_every_loop_gives_the_rows_of_a_measurement_through_time(loop, tmp_path):
     found, data = trained()
@@ -97,17 +104,15 @@ def test_every_loop_gives_the_rows_of_a_measurement_through_time(loop, tmp_path)
     assert stored.frame["value"].equals(wanted.frame["value"])
     for tree, model in zip(before, found[2].values(), strict=True):
         assert all(tree[key].equal(each) for key, each in model.state_dict().items())
-    assert monitor.layer_map()
-
-
-def twice(monitor, models):
-    monitor.step(models, 2)
 
 
 @pytest.mark.parametrize(
     ("act", "said"),
     [
-        (twice, "round must grow; got 2 after 2"),
+        (
+            lambda monitor, models: monitor.step(models, 2),
+            "round must grow; got 2 after 2",
+        ),
         (
             lambda monitor, models: monitor.step(
                 dict.fromkeys(CLIENTS, nn.Linear(4, 3)), 4
@@ -120,7 +125,6 @@ def twice(monitor, models):
         ),
         (lambda monitor, models: monitor.add("nord", network(), 4), "north"),
         (lambda *_: fl.Monitor([1]), "data must be"),
-        (lambda *_: fl.Monitor({"a": 1}, every=0), "every must be"),
         (lambda *_: fl.Monitor({"a": 1}).layer_map(), "must have measured a round"),
     ],
 )

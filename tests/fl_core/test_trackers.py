@@ -1,5 +1,6 @@
 """Trackers get a run's numbers under the names of its rows, also offline and after a resumption."""
 
+import math
 import sys
 from types import SimpleNamespace
 
@@ -29,6 +30,11 @@ class Fake(SimpleNamespace):
         self.finished += 1
 
 
+def test_a_missing_value_is_left_out():
+    none, nan = ({"metric": "cka", "round": 1, "value": v} for v in (None, math.nan))
+    assert dict(by_round([none, nan])) == {}
+
+
 @pytest.mark.parametrize("name", ["trackio", "wandb"])
 def test_numbers_arrive_once_under_the_names_of_the_rows(name, tmp_path, monkeypatch):
     fake = Fake()
@@ -44,7 +50,6 @@ def test_numbers_arrive_once_under_the_names_of_the_rows(name, tmp_path, monkeyp
         path = f"macro_f1/{row['model']}/{row['split']}/{row['client']}"
         assert fake.logged[2][path] == row["value"]
     assert [how["name"] for how in fake.inits] == ["run", "run"]
-    assert fake.inits[0] == fake.inits[1]
     assert fake.finished == 2
     if name == "wandb":
         assert fake.inits[0]["mode"] == "offline"
