@@ -84,6 +84,7 @@ class Tensorboard(Logger):
     """Rows as event files in a folder beside the run, named after it with ``-tensorboard``."""
 
     def __init__(self) -> None:
+        _package("tensorboard")
         self.open = _package("torch.utils.tensorboard").SummaryWriter
 
     def begin(self, run: LoggedRun) -> None:
