@@ -110,17 +110,14 @@ class BatchedClients(Serial):
             if self._allows(part):
                 phase = part.phase
                 settings = phase.settings(self.client_runner.training)
-                groups.setdefault((phase.train, phase.epochs, settings), []).append(k)
-        trained_phases: dict[int, tuple[Tree, Tree]] = {}
+                alike = phase.train, phase.epochs, settings, _age(part)
+                groups.setdefault(alike, []).append(k)
+        results: dict[int, tuple[Tree, Tree]] = {}
         for members in groups.values():
             if len(members) > 1:
                 trained = self._train([parts[k] for k in members])
-                trained_phases |= {
-                    k: each
-                    for k, each in zip(members, trained, strict=True)
-                    if each is not None
-                }
-        return trained_phases
+                results |= {members[k]: result for k, result in trained.items()}
+        return results
 
     def _allows(self, part: Part) -> bool:
         phase = part.phase
@@ -139,10 +136,10 @@ class BatchedClients(Serial):
         )
         return plain and common and flat and whole and len(x) > 0 and phase.epochs > 0
 
-    def _train(self, parts: list[Part]) -> list[tuple[Tree, Tree] | None]:
-        """Return the trained trees and the optimiser's states to keep.
+    def _train(self, parts: list[Part]) -> dict[int, tuple[Tree, Tree]]:
+        """Return the trained trees and the optimiser's states to keep, by position.
 
-        A client with non-finite numbers has None. It is then trained alone for its error.
+        A client with non-finite numbers has none. It is then trained alone for its error.
         """
         workspace = self.client_runner.workspace
         phase = parts[0].phase
@@ -152,14 +149,10 @@ class BatchedClients(Serial):
         frozen = self.client_runner.algorithm.task_info.frozen
         with workspace.trains(phase.train - frozen) as names:
             if not names:
-                return [None] * len(parts)
+                return {}
         kept = [loop.entries_of(part.optimizer, part.phase) for part in parts]
         batches = _Batches.draw(
-            self.client_runner,
-            parts,
-            phase.epochs,
-            training.batch_size,
-            [_age(each) for each in kept],
+            self.client_runner, parts, phase.epochs, training.batch_size
         )
         values = {
             name: torch.stack([parts[k].source[name] for k in batches.order])
@@ -170,7 +163,7 @@ class BatchedClients(Serial):
         )
         criterion = self.client_runner.criterion
         losses = _descend(self._operations, values, state, batches, training, criterion)
-        results: list[tuple[Tree, Tree] | None] = [None] * len(parts)
+        results: dict[int, tuple[Tree, Tree]] = {}
         sound = _finite(
             losses, *(value for name, value in values.items() if name in phase.train)
         )
@@ -210,10 +203,7 @@ def _finite(*values: Tensor) -> list[bool]:
 
 @dataclass(frozen=True)
 class _Batches:
-    """The batches of all clients, padded with samples of weight 0. Clients with the most steps come first.
-
-    Clients with the same number of steps are sorted by their ``ages``, so that equal ages are neighbours.
-    """
+    """The batches of all clients, padded with samples of weight 0. Clients with the most steps come first."""
 
     order: list[int]  # positions of the clients
     steps: list[int]  # of each, descending
@@ -229,13 +219,12 @@ class _Batches:
         parts: list[Part],
         epochs: int,
         batch: int,
-        ages: list[tuple[float, ...]],
     ) -> _Batches:
         splits = [client_runner.data.clients[part.ctx.client].train for part in parts]
         per_epoch = [
             len(batch_slices(len(split), batch, whole=False)) for split in splits
         ]
-        order = sorted(range(len(parts)), key=lambda k: (-per_epoch[k], ages[k]))
+        order = sorted(range(len(parts)), key=lambda k: -per_epoch[k])
         size = min(batch, max(len(split) for split in splits))
         x = torch.cat([splits[k].x.flatten(1) for k in order])
         indices = torch.zeros(
@@ -262,9 +251,7 @@ class _Batches:
             first += n
         steps = [epochs * per_epoch[k] for k in order]
         # a client's epochs have no gaps between them, so at every step the remaining clients are the first ones
-        joined = [
-            (_close_up(values, per_epoch, order)) for values in (indices, weights)
-        ]
+        joined = [_close_up(values, per_epoch, order) for values in (indices, weights)]
         return cls(order, steps, x, torch.cat([splits[k].y for k in order]), *joined)
 
     def iterate(
@@ -319,17 +306,11 @@ def _descend(
         end = batches.steps[left - 1]
         now = {name: value[:left].clone() for name, value in values.items()}
         params = [now[name].requires_grad_() for name in state]
-        equal = [_equal(entries, left) for entries in state.values()]
-        parts = [
-            (param,) if len(counts) == 1 else param.detach().split(counts)
-            for param, counts in zip(params, equal, strict=True)
-        ]
-        apart = [
-            each for each in zip(params, equal, parts, strict=True) if len(each[1]) > 1
-        ]
-        optimizer = training.build([part for each in parts for part in each])
-        for each, entries in zip(parts, state.values(), strict=True):
-            _put(optimizer, each, entries)
+        optimizer = training.build(params)
+        for param, entries in zip(params, state.values(), strict=True):
+            for key, value in entries.items():  # all have one count of steps
+                own = value[0] if value.ndim == 1 else value[:left]
+                optimizer.state[param][key] = own.clone()
         step_losses = []
         for x, y, weights in batches.iterate(done, end, left):
             losses = criterion.per_sample(
@@ -339,24 +320,20 @@ def _descend(
             step_losses.append(losses.detach())
             if longest is not None:
                 _clip_each(params, longest)
-            for param, counts, each in apart:
-                if param.grad is not None:
-                    for part, grad in zip(each, param.grad.split(counts), strict=True):
-                        part.grad = grad
             optimizer.step()
-            for param in params:
-                param.grad = None
+            optimizer.zero_grad()
         losses = (
             torch.stack(step_losses)
             .double()
             .masked_fill(batches.weights[done:end, :left] == 0, 0)
         )
         totals[:left] += losses.sum((0, 2))
-        for (name, entries), param, each in zip(
-            state.items(), params, parts, strict=True
-        ):
+        for (name, entries), param in zip(state.items(), params, strict=True):
             values[name][:left] = param.detach()
-            for key, value in _taken(optimizer, each).items():
+            for key, value in optimizer.state[param].items():
+                if not isinstance(value, Tensor):
+                    continue
+                value = value.repeat(left) if value.ndim == 0 else value
                 if training.keep_optimizer and left < len(values[name]):
                     entries[key][:left] = value
                 else:  # finished clients take no further steps
@@ -365,13 +342,11 @@ def _descend(
     return totals
 
 
-def _age(entries: Entries) -> tuple[float, ...]:
-    """Return a client's step counts in Adam's state, by tensor."""
-    return tuple(
-        float(entries[name]["step"])
-        for name in sorted(entries)
-        if "step" in entries[name]
-    )
+def _age(part: Part) -> tuple[float, ...]:
+    """Return a client's step counts in Adam's state, which corrects a tensor's means by one count for all clients."""
+    entries = loop.entries_of(part.optimizer, part.phase)
+    counts = (each["step"] for _, each in sorted(entries.items()) if "step" in each)
+    return tuple(map(float, counts))
 
 
 def _stack_states(clients: list[Entries], params: dict[str, Tensor]) -> Entries:
@@ -391,55 +366,6 @@ def _stack_states(clients: list[Entries], params: dict[str, Tensor]) -> Entries:
     if any(MOMENTUM in entries for entries in joined.values()):  # as in loop.restore
         for name, param in params.items():
             joined[name].setdefault(MOMENTUM, torch.zeros_like(param))
-    return joined
-
-
-def _equal(entries: dict[str, Tensor], left: int) -> list[int]:
-    """Return the sizes of groups of neighbours with equal step counts, among the first ``left`` clients.
-
-    Each group needs its own optimiser, since Adam corrects its means by one step count for a whole tensor.
-    """
-    if "step" not in entries:
-        return [left]
-    return torch.unique_consecutive(entries["step"][:left], return_counts=True)[
-        1
-    ].tolist()
-
-
-def _put(
-    optimizer: torch.optim.Optimizer,
-    parts: tuple[Tensor, ...],
-    entries: dict[str, Tensor],
-) -> None:
-    """Give an optimiser the states of each part's clients. All clients of a part have the same step count."""
-    first = 0
-    for part in parts if entries else ():
-        rows = slice(first, first := first + len(part))
-        optimizer.state[part].update(
-            {
-                key: value[rows][0].clone() if value.ndim == 1 else value[rows].clone()
-                for key, value in entries.items()
-            }
-        )
-
-
-def _taken(
-    optimizer: torch.optim.Optimizer, parts: tuple[Tensor, ...]
-) -> dict[str, Tensor]:
-    """Return the joined states of all parts, the inverse of :func:`_put`."""
-    keys = [
-        key
-        for key, value in optimizer.state[parts[0]].items()
-        if isinstance(value, Tensor)
-    ]
-    joined: dict[str, Tensor] = {}
-    for key in keys:
-        values = [optimizer.state[part][key] for part in parts]
-        values = [
-            v.repeat(len(part)) if v.ndim == 0 else v
-            for v, part in zip(values, parts, strict=True)
-        ]
-        joined[key] = values[0] if len(values) == 1 else torch.cat(values)
     return joined
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -222,10 +225,97 @@ class Logger:
         """End logging. The run calls this once, when it is done (``finished``), pauses, or fails."""
 
 
-TRACKERS = {
-    name: f"fl_core.rounds.trackers:{name.capitalize()}"
-    for name in ("trackio", "wandb", "tensorboard")
-}
+NAMED_BY = ("metric", "variant", "model", "split", "client", "client_b", "layer")
+"""The columns of a row that make the name of its number."""
+
+
+def numbers_of(rows: Sequence[Row]) -> dict[int, dict[str, float]]:
+    """Return each round's numbers by name, such as ``macro_f1/personal/test/va``. Missing values are left out."""
+    found: dict[int, dict[str, float]] = {}
+    for row in rows:
+        name = "/".join(str(row[key]) for key in NAMED_BY if row.get(key))
+        value = row["value"]
+        if value is not None and math.isfinite(value):
+            found.setdefault(int(row["round"]), {})[name] = float(value)
+    return found
+
+
+def _package(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        top = name.rpartition(".")[2]
+        raise UsageError(
+            f"log must name an installed tracker; got {top!r}, and {error.name or top} is not installed. "
+            f"Install it: pip install {top}."
+        ) from error
+
+
+class Trackio(Logger):
+    """Rows in Trackio, on this machine: ``trackio show`` opens them."""
+
+    package = "trackio"
+    options: Mapping[str, Any] = {}
+
+    def __init__(self) -> None:
+        self.tracker = _package(self.package)
+
+    def begin(self, run: LoggedRun) -> None:
+        """Begin a run of the project ``fedlayers``, or continue it."""
+        config = {
+            key: value
+            for key, value in run.config.items()
+            if isinstance(value, str | int | float)
+        }
+        name = str(run.config.get("algorithm")) if run.path is None else run.path.name
+        how = {"resume": "allow", **self.options}
+        self.tracker.init(project="fedlayers", name=name, config=config, **how)
+
+    def log(self, rows: Sequence[Row]) -> None:
+        """Send a round's numbers."""
+        for round, numbers in numbers_of(rows).items():
+            self.tracker.log(numbers, step=round)
+
+    def close(self, finished: bool) -> None:
+        """End the run there."""
+        self.tracker.finish()
+
+
+class Wandb(Trackio):
+    """Rows in Weights & Biases. Nothing leaves this machine unless WANDB_MODE is online."""
+
+    package = "wandb"
+
+    def begin(self, run: LoggedRun) -> None:
+        """Begin as Trackio does, with an id that a resumed run has again."""
+        mode = os.environ.get("WANDB_MODE", "offline")
+        self.options = {"mode": mode, **({"id": run.id[:16]} if run.id else {})}
+        super().begin(run)
+
+
+class Tensorboard(Logger):
+    """Rows as event files in a folder beside the run, named after it with ``-tensorboard``."""
+
+    def __init__(self) -> None:
+        _package("tensorboard")
+        self.open = _package("torch.utils.tensorboard").SummaryWriter
+
+    def begin(self, run: LoggedRun) -> None:
+        """Open the folder."""
+        self.writer = self.open(f"{run.path or 'fedlayers'}-tensorboard")
+
+    def log(self, rows: Sequence[Row]) -> None:
+        """Write a round's numbers."""
+        for round, numbers in numbers_of(rows).items():
+            for name, value in numbers.items():
+                self.writer.add_scalar(name, value, round)
+
+    def close(self, finished: bool) -> None:
+        """Close the file."""
+        self.writer.close()
+
+
+TRACKERS = {"trackio": Trackio, "wandb": Wandb, "tensorboard": Tensorboard}
 """The trackers that are known by name."""
 
 
@@ -240,7 +330,7 @@ def loggers_of(asked: str | Logger | Iterable[str | Logger]) -> list[Logger]:
         if isinstance(each, str):
             if ":" not in each:
                 check_known("tracker", each, TRACKERS)
-            kind = import_object("logger", TRACKERS.get(each, each))
+            kind = TRACKERS.get(each) or import_object("logger", each)
             if not (isinstance(kind, type) and issubclass(kind, Logger)):
                 raise UsageError(
                     f"logger must be a class made of fl.Logger; got {each!r}."
@@ -323,11 +413,7 @@ class Recorder(Listener):
                 path = self._writer.path
                 name = self._writer.run.id
             logger.begin(LoggedRun(path, name, self._config, engine.done))
-
-            def close(each: Logger = logger) -> None:
-                each.close(engine.finished)
-
-            self._begun.callback(close)
+            self._begun.callback(lambda each=logger: each.close(engine.finished))
 
     def on_reply(self, engine: Engine, rnd: Round, reply: ClientReply) -> None:
         self._observed += reply.observations

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import fedlayers as fl
-from fl_core.rounds.recorder import TRACKERS
-from fl_core.rounds.trackers import by_round
+from fl_core.rounds.recorder import TRACKERS, numbers_of
 from fl_core.run import runner
 
 RUN = {"dataset": "heart", "algorithm": "fedper", "progress": False, "rounds": 2}
@@ -32,7 +31,7 @@ class Fake(SimpleNamespace):
 
 def test_a_missing_value_is_left_out():
     none, nan = ({"metric": "cka", "round": 1, "value": v} for v in (None, math.nan))
-    assert dict(by_round([none, nan])) == {}
+    assert numbers_of([none, nan]) == {}
 
 
 @pytest.mark.parametrize("name", ["trackio", "wandb"])
@@ -44,7 +43,7 @@ def test_numbers_arrive_once_under_the_names_of_the_rows(name, tmp_path, monkeyp
     runner.run(config, tmp_path / "run", until=1, log=[name], progress=False)
     result = fl.resume(tmp_path / "run", log=name, progress=False)
     rows = result.to_frame().to_dict("records")
-    assert fake.logged == dict(by_round(rows))
+    assert fake.logged == numbers_of(rows)
     test = result.to_frame().query("metric == 'macro_f1' and round == 2")
     for row in test.to_dict("records"):
         path = f"macro_f1/{row['model']}/{row['split']}/{row['client']}"
@@ -61,7 +60,7 @@ def test_tensorboard_writes_beside_the_run(tmp_path):
 
     result = fl.run(**RUN, out=tmp_path / "run", log="tensorboard")
     events = EventAccumulator(str(tmp_path / "run-tensorboard")).Reload()
-    wanted = dict(by_round(result.to_frame().to_dict("records")))[2]
+    wanted = numbers_of(result.to_frame().to_dict("records"))[2]
     for name, value in wanted.items():
         assert events.Scalars(name)[-1].value == pytest.approx(value, rel=1e-6)
 
