@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from math import prod
 from typing import Any
@@ -22,7 +22,7 @@ from torch.utils.flop_counter import flop_registry
 
 from fl_core import models, tree
 from fl_core.algorithms.base import Algorithm, Round
-from fl_core.errors import UsageError, at_least, check_known, check_value, listing, warn
+from fl_core.errors import UsageError, check_known, listing, warn
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
 from fl_core.run.task import Task
@@ -408,47 +408,54 @@ def nodes(root: Node) -> list[Node]:
     return order
 
 
-@dataclass(frozen=True)
-class TrainingCost:
-    """The cost of local training, over clients and batches of a round or of all rounds. Lower is cheaper.
+def cost_steps(tasks: Mapping[str, Task]) -> pd.DataFrame:
+    """Compute the cost of each round of several runs before anything is trained.
 
-    Attributes:
-        naive: trained scalars, summed over batches. Table 4 of the layer-scheduling paper calls this FLOPs (Jang and
-            Choi 2024). It ignores batch size, forward pass and errors passed back through frozen layers. A kernel's
-            weight counts once although it is used at every position. It is proportional to the traffic.
-        flops: floating-point operations, forward and backward, of every sample. See :func:`training_flops`.
-        moved: bytes of the model's tensors that the clients receive and send. Other traffic (a variate, a mask, a
-            number for each layer) is in a run's rows ``bytes_down`` and ``bytes_up`` only. Models sent for evaluation
-            are in the rows ``bytes_evaluation``.
-    """
+    The columns are run and round (from 1), then sums over all clients. Every client takes part in every round, as in
+    the layer-scheduling paper's Table 4 and Fig. 7 (Jang and Choi 2024). Fine-tuning after the last round is not
+    counted. Lower is cheaper.
 
-    naive: int
-    flops: float
-    moved: int
-
-
-def round_costs(
-    algorithm: Algorithm, workspace: Workspace, shape: tuple[int, ...], batch: int
-) -> tuple[TrainingCost, ...]:
-    """Return the cost of each round of a run with full participation (as in Jang and Choi's Table 4).
-
-    Fine-tuning after the last round is not counted.
+    * naive: trained scalars, summed over batches. The paper's Table 4 calls this FLOPs. It ignores batch size, forward
+      pass and errors passed back through frozen layers. A kernel's weight counts once although it is used at every
+      position. It is proportional to the traffic.
+    * flops: floating-point operations, forward and backward, of every sample. See :func:`training_flops`.
+    * moved: bytes of the model's tensors that the clients receive and send. Other traffic (a variate, a mask, a number
+      for each layer) is in a run's rows ``bytes_down`` and ``bytes_up`` only. Models sent for evaluation are in the
+      rows ``bytes_evaluation``.
 
     Args:
-        workspace: of the algorithm's own model. shape: of one sample. batch: samples per batch.
+        tasks: name of the run -> its task from :func:`fl_core.run.task.assemble`.
 
     Raises:
-        UsageError: the number of rounds is unknown, a batch has no samples, the algorithm's traffic is only known in a
-            run, or its steps take more than a gradient.
+        UsageError: an algorithm chooses its plan while it trains, its traffic is only known in a run, or its steps take
+            more than a gradient.
     """
-    problem = algorithm.task_info
-    own_steps = [phase.step for phase in algorithm.phases(Round(0), 0) if phase.step]
-    if own_steps or not algorithm.static_traffic:
-        raise UsageError(
-            f"the cost of {algorithm.name} is only known from a run. Use its rows 'flops', 'bytes_down' and 'bytes_up'."
-        )
-    check_value("rounds", problem.rounds, at_least(1))
-    check_value("batch", batch, at_least(1))
+    lines = []
+    for name, task in tasks.items():
+        algorithm = task.algorithm(task.plan)
+        if algorithm.decides:
+            raise UsageError(
+                f"run {name!r} must have a plan to compute its costs; got none. Give its task a plan."
+            )
+        own_steps = [
+            phase.step for phase in algorithm.phases(Round(0), 0) if phase.step
+        ]
+        if own_steps or not algorithm.static_traffic:
+            raise UsageError(
+                f"the cost of {algorithm.name} is only known from a run. See its rows flops, bytes_down, bytes_up."
+            )
+        batch = int(task.config.training.batch_size or 1)
+        space = task.client_runner().workspace
+        cost = round_cost(algorithm, space, task.data.shape, batch)
+        for index in range(algorithm.task_info.rounds):
+            lines.append({"run": name, "round": index + 1, **cost(Round(index))})
+    return pd.DataFrame(lines, columns=["run", "round", "naive", "flops", "moved"])
+
+
+def round_cost(
+    algorithm: Algorithm, workspace: Workspace, shape: tuple[int, ...], batch: int
+) -> Callable[[Round], dict[str, float]]:
+    """Return a function of a round that computes its costs, and counts each way to train once."""
     sizes = {
         name: parameter.numel()
         for name, parameter in workspace.params.items()
@@ -467,63 +474,28 @@ def round_costs(
     def flops(train: frozenset[str], held: frozenset[str]) -> float:
         return training_flops(workspace, shape, train, held)
 
-    def cost(rnd: Round) -> TrainingCost:
-        steps: Counter[frozenset[str]] = Counter()
-        samples: Counter[tuple[frozenset[str], frozenset[str]]] = Counter()
-        moved = 0
-        for client, n in enumerate(problem.n_train):
+    def cost(rnd: Round) -> dict[str, float]:
+        naive, moved, operations = (
+            0,
+            0,
+            Counter[tuple[frozenset[str], frozenset[str]]](),
+        )
+        for client, n in enumerate(algorithm.task_info.n_train):
             held = algorithm.submodel(rnd, client)
-            moved += n_bytes(algorithm.shared(rnd, client)) + n_bytes(
-                algorithm.uploaded(rnd, client)
-            )
+            moved += n_bytes(algorithm.shared(rnd, client))
+            moved += n_bytes(algorithm.uploaded(rnd, client))
             for phase in algorithm.phases(rnd, client):
                 each = batch_slices(n, batch, workspace.couples)
                 taken = phase.length(len(each))
                 passes, rest = divmod(taken, len(each))
-                steps[phase.train] += taken
-                samples[phase.train, held] += passes * n + sum(
+                naive += taken * numel(phase.train)
+                operations[phase.train, held] += passes * n + sum(
                     part.stop - part.start for part in each[:rest]
                 )
-        return TrainingCost(
-            naive=sum(numel(train) * count for train, count in steps.items()),
-            flops=math.fsum(flops(*case) * count for case, count in samples.items()),
-            moved=moved,
-        )
+        total = math.fsum(flops(*case) * count for case, count in operations.items())
+        return {"naive": naive, "flops": total, "moved": moved}
 
-    return tuple(cost(Round(index)) for index in range(problem.rounds))
-
-
-def cost_steps(tasks: Mapping[str, Task]) -> pd.DataFrame:
-    """Compute the cost of each round of several runs before anything is trained.
-
-    The columns are run and round (from 1), then the sums over all clients: naive [scalars x batches], flops [FLOP] and
-    moved [bytes]. See :class:`TrainingCost`. Every client takes part in every round, as in the
-    layer-scheduling paper's Table 4 and Fig. 7.
-
-    Args:
-        tasks: name of the run -> its task from :func:`fl_core.run.task.assemble`.
-
-    Raises:
-        UsageError: an algorithm chooses its plan while it trains, or as :func:`round_costs`.
-    """
-    lines = []
-    for name, task in tasks.items():
-        algorithm = task.algorithm(task.plan)
-        if algorithm.decides:
-            raise UsageError(
-                f"run {name!r} must have a plan to compute its costs; got none. Give its task a plan."
-            )
-        workspace = task.client_runner().workspace
-        each = round_costs(
-            algorithm,
-            workspace,
-            task.data.shape,
-            int(task.config.training.batch_size or 1),
-        )
-        lines += [
-            {"run": name, "round": k, **asdict(cost)} for k, cost in enumerate(each, 1)
-        ]
-    return pd.DataFrame(lines, columns=["run", "round", "naive", "flops", "moved"])
+    return cost
 
 
 def plan_cost(plan: LayerPlan, costs: pd.DataFrame) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 import itertools
 from collections import OrderedDict
-from dataclasses import astuple
 
 import pandas as pd
 import pytest
@@ -16,7 +15,7 @@ from fl_core import tree
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import LayerPlan
 from fl_core.run import runner
-from fl_core.run.costs import cost_steps, count_flops, plan_cost, round_costs, step_work
+from fl_core.run.costs import cost_steps, count_flops, plan_cost, step_work
 from tests.conftest import CONFIG, TOY, network, refuses
 from tests.diagnostics.calls import layer_cost
 from tests.networks import Wired
@@ -210,19 +209,6 @@ def tasks(*names, **changes):
         )
         for name in names
     }
-
-
-def test_steps_of_several_runs_are_the_costs_of_their_rounds():
-    made = tasks("fedavg", "vanilla", "anti")
-    table = cost_steps(made)
-    assert list(table["run"].unique()) == list(made)
-    for name, task in made.items():
-        own = table[table["run"] == name]
-        assert list(own["round"]) == [1, 2, 3, 4]
-        space, batch = task.client_runner().workspace, task.config.training.batch_size
-        costs = round_costs(task.algorithm(task.plan), space, TOY.shape, batch)
-        found = own[["naive", "flops", "moved"]].to_numpy().tolist()
-        assert found == [list(astuple(cost)) for cost in costs]
 
 
 @pytest.mark.usefixtures("closed")

@@ -189,17 +189,6 @@ def test_models_and_data_in_every_form():
     assert found["y"].tolist() == alone["client_0"].tolist()
 
 
-def test_weights_of_clients():
-    models, data = {"x": net(), "y": net(1)}, [pair(7), pair(8)]
-    for given, weight in (
-        ({}, 8),
-        ({"n_train": {"y": 8, "x": 7}}, 8),
-    ):
-        frame = run(models, data, ["grad_variance"], **given).frame
-        found = frame.drop_duplicates("client").set_index("client")["n_train"]
-        assert found.to_dict() == {"x": 7, "y": weight}
-
-
 def test_one_model_on_many_clients_data_has_no_pair_but_a_model_given_twice_is_its_own_twin():
     data = {"x": pair(), "y": pair(seed=2)}
     report = run(net(), data, ["cka", "grad_variance"])

@@ -7,10 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, TensorDataset
 
-from diagnostics.curvature import exact as curvature_exact
 from diagnostics.curvature.trace import hessian_trace
 from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
@@ -327,19 +325,6 @@ def test_convolutions(name, monkeypatch):
             (truth,) = traces(model, (x, torch.arange(3)), [layer])
             assert found[layer.name].estimator == "exact"
             assert found[layer.name].trace == pytest.approx(truth, rel=1e-10)
-
-
-def test_the_graph_alone_tells_which_layers_are_linear():
-    for name, (build_model, (x, _), exact, _) in VERDICTS.items():
-        model = build_model()
-        with sdpa_kernel(SDPBackend.MATH):
-            said = curvature_exact.verdicts(model(x), dict(model.named_parameters()))
-        linear = {
-            layer.name
-            for layer in loose(model)
-            if not any(said.get(name, "unused") for name in layer.parameters)
-        }  # some are linear, but without a formula
-        assert linear - {"body"} == exact, name
 
 
 def test_batches_loaders_blocks_and_types_change_no_trace():

@@ -1,6 +1,6 @@
 """Nulls: what is shuffled and what stays, rows that nothing else reads, and whether a decision is the same on them."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -15,7 +15,6 @@ from diagnostics.null import (
     NULLS,
     Nulls,
     kept_in,
-    mark_null,
     null_data,
     null_samples,
     nulls_in,
@@ -222,44 +221,6 @@ def test_a_plan_is_the_same_but_for_what_it_says_of_nulls(plain, report, how):
 LAYERS = tuple(
     Layer(name, (f"{name}.weight",), (), name) for name in ("l1", "l2", "l3")
 )
-
-
-def table(*curves):
-    """Rows of one client: its own curve, then those of (null, draw)."""
-    parts = []
-    for mark, values in curves:
-        part = rows.frame(
-            rows.row("m", v, client="a", layer=layer.name, variant="x", n_train=1)
-            for layer, v in zip(LAYERS, values, strict=True)
-        )
-        parts.append(mark_null(part, *mark) if mark else part)
-    header = {"layers": [asdict(layer) for layer in LAYERS]}
-    return header, pd.concat(parts, ignore_index=True)
-
-
-def test_what_follows_from_each_null_is_said_in_words(tmp_path):
-    early, late = [1.0, 2.0, 2.0], [1.0, 1.0, 2.0]
-    given = table(
-        ((), early),
-        (("labels", 1), early),
-        (("labels_within", 1), late),
-        (("clients", 1), early),
-        (("clients", 2), late),
-        (("fresh", 1), [0.0, 0.0, 0.0]),
-    )
-    plan = select.select(given, metric="m")
-    assert plan.shared == ("l1",)
-    plan.save(tmp_path / "plan.json")
-    text = explain(LayerPlan.load(tmp_path / "plan.json"))
-    for part in (
-        "the same plan comes from permuted labels;",
-        "another plan comes from labels permuted within each client;",
-        "the same plan comes from 1 of 2 draws of samples dealt to",
-        "no plan comes from the untrained common start",
-    ):
-        assert text.count(part) == 1
-    manual = select.select(given, "manual", layers=["l1"])
-    assert "null" not in manual.why.detail
 
 
 def test_the_command_measures_nulls_and_select_reads_them(

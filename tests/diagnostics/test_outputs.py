@@ -331,16 +331,6 @@ def test_models_of_other_architectures_are_compared_at_layers_of_one_name():
         diagnose(models, data, ["cka", "grad_norm"], progress=False)
 
 
-def test_a_removed_argument_says_what_replaces_it():
-    data = torch.randn(6, 4), torch.arange(6) % 3
-    for name, words in (
-        ("by", r"options=\{'by'"),
-        ("sample", "did you mean 'samples'"),
-    ):
-        with refuses(words):
-            diagnose(mlp(4, 5, 3), data, "grad_norm", **{name: 1})
-
-
 def test_a_result_with_own_data_is_measured_as_its_run(tmp_path):
     x, y = torch.randn(40, 5), torch.arange(40) % 3
     data = {"a": (x[:20], y[:20]), "b": (x[20:], y[20:])}

@@ -113,17 +113,6 @@ def test_numbers_are_to_the_right_and_missing_ones_a_dash():
             page.table(scores, "c", {column: ".3f"})
 
 
-def test_index_is_shown_unless_it_only_counts():
-    for index, head in (
-        (pd.RangeIndex(2), ["n"]),
-        (pd.Index([3, 5], name="seed"), ["seed", "n"]),
-        (pd.MultiIndex.from_tuples([("a", 1), ("b", 2)]), ["", "", "n"]),
-    ):
-        page = Page("t")
-        page.table(pd.DataFrame({"n": [1, 2]}, index=index), "c")
-        assert re.findall(r"<th(?: class=.number.)?>(.*?)</th>", page.html()) == head
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     st.text(

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from diagnostics import plots
-from diagnostics.plots.drawing import weighted_mean, with_notes
+from diagnostics.plots.drawing import with_notes
 from diagnostics.plots.maps import FEDERATED, LOCAL
 from fl_core.errors import UsageError
 from tests.diagnostics.made import HOSPITALS, LAYERS, decision, diagnosis, results
@@ -183,16 +183,6 @@ def test_clients_shows_everyone_after_the_last_round():
     weights = np.array([*HOSPITALS.values()]) / sum(HOSPITALS.values())
     np.testing.assert_allclose(dots["mean"], weights @ own, atol=1e-12)
     assert [tick.get_text() for tick in ax.get_yticklabels()][1] == "fedavg (global)"
-
-
-def test_rows_without_a_key_have_their_mean_too():
-    rows = results().assign(seed=float("nan"))
-    means = weighted_mean(rows, ["algorithm", "seed"])
-    assert list(means.index.get_level_values("algorithm")) == [
-        "local",
-        "fedavg",
-        "player_fl",
-    ]
 
 
 def table(**changes):

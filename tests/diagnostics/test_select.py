@@ -382,16 +382,3 @@ def test_explanation():
     many = {f"site{k}": (1, [1.0, 1.1, 1.2 + k / 100, 4.0]) for k in range(30)}
     text = explain(select(measured(rows_of(many))), full=True)
     assert "  fc1       1.2    1.35     1.49\n" in text
-
-
-def test_explanation_of_plans_without_a_curve():
-    clipped = LayerPlan.prefix(LAYERS, 2).with_shared([], status="clipped")
-    for plan, part in (
-        (LayerPlan.prefix(LAYERS, 5), "manual: 5 of 5 layers are federated"),
-        (LayerPlan.prefix(LAYERS, 5), "  spare  federated"),
-        (LayerPlan(LAYERS, ()), "manual: 0 of 5"),
-        (clipped, "Note: clipped"),
-    ):
-        text = explain(plan)
-        assert part in text
-        assert all(name in text for name in NAMES)

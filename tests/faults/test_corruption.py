@@ -6,14 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from diagnostics.measure import instruments
 from diagnostics.select import select
 from fl_core import rows, storage
 from fl_core.config import RunConfig
-from fl_core.errors import CorruptError, UsageError
+from fl_core.errors import CorruptError
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
 from fl_core.run import runner
@@ -227,25 +226,6 @@ def bomb(tmp_path):
     return data, trace.exists
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_pickle_in_a_run_is_not_executed(finished, bomb, kind):
-    pickled, executed = bomb
-    (finished / KINDS[kind](Run(finished))).write_bytes(pickled)
-    with pytest.raises(CorruptError):
-        Run(finished).verify()
-    for reader in (
-        resume,
-        load_models,
-        lambda path: Run(path).rows(),
-        lambda path: Run(path).partition(),
-    ):
-        try:
-            reader(finished)
-        except (CorruptError, UsageError):
-            continue
-    assert not executed()
-
-
 def test_tensors_of_trees_that_a_state_does_not_have_are_refused(finished):
     forge(last_of(finished), lambda found: change_states(found, trees=["body"]))
     for reader in (Run(finished).checkpoint, lambda: resume(finished)):
@@ -272,21 +252,6 @@ def test_a_pickle_with_a_forged_digest_is_not_executed(finished, bomb):
         with pytest.raises(CorruptError, match=rf"{forged}\.safetensors.*damaged"):
             reader()
     assert not executed()
-
-
-def test_a_pickle_as_weights_is_not_executed(tmp_path, bomb):
-    pickled, executed = bomb
-    for suffix in ("pt", "safetensors", "bin", "pkl"):
-        path = tmp_path / f"weights.{suffix}"
-        for write in (
-            lambda to: to.write_bytes(pickled),
-            lambda to: torch.save({"w": Bomb(tmp_path / "trace")}, to),
-        ):
-            write(path)
-            with refuses(path.name):
-                runner.run(RunConfig(init=str(path)), tmp_path / "run")
-    assert not executed()
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_pickle_as_a_plan_or_rows_is_not_executed(tmp_path, bomb):

@@ -162,20 +162,6 @@ def test_whatever_follows_a_gradient_is_clipped(name):
         assert ways[1e-8] < 1e-5
 
 
-def test_fedrep_trains_the_head_then_the_body():
-    plan = prefix(2, "norm")
-    for epochs, given, wanted in (
-        (5, None, [4, 1]),
-        (1, None, [1, 1]),
-        (0, None, [0, 0]),
-        (3, 0, [0, 3]),
-        (1, 3, [3, 1]),
-    ):
-        task_info = problem("norm", epochs=epochs)
-        made = find("fedrep")(task_info, plan, {"head_epochs": given})
-        assert [phase.epochs for phase in made.phases(Round(0), 0)] == wanted
-
-
 @pytest.mark.parametrize("name", ["fedbabu", "local_adaptation", "vanilla", "anti"])
 def test_fine_tuning_works_on_copies(name):
     """With or without fine-tuning the rest of the run is the same, and the copies start at the global model."""

@@ -10,7 +10,7 @@ import torch
 
 from fl_core import data
 from fl_core.config import RunConfig, resolve
-from fl_core.data.registry import ROOT_VARIABLE, is_code
+from fl_core.data.registry import ROOT_VARIABLE
 from fl_core.errors import UsageError
 from fl_core.training.phases import Training
 from tests.bounds import forbidden
@@ -167,8 +167,3 @@ def test_a_configuration_survives_json():
     assert RunConfig(**stored) == config
     assert resolve(RunConfig(**stored)) == config
     assert config.with_keys(seed=1) != config
-
-
-def test_a_dataset_by_the_name_of_code_is_known_as_code(tmp_path):
-    assert is_code("my.module:Wards") is True
-    assert not any(map(is_code, [*DATASETS, str(tmp_path / "wards.csv")]))

@@ -5,7 +5,7 @@ import pytest
 from fl_core.layers import sizes
 from fl_core.plan import LayerPlan
 from fl_core.run import runner
-from fl_core.run.costs import round_costs, training_flops
+from fl_core.run.costs import cost_steps, training_flops
 from fl_core.training.workspace import Workspace
 from tests.conftest import CONFIG, TOY, network, play, refuses
 
@@ -166,15 +166,14 @@ def test_flops_of_a_round(name, options, per_sample):
 def test_costs_of_rounds_are_what_a_run_records(name):
     plan = LayerPlan.prefix(LAYERS, 2) if name == "playerfl" else None
     played = play(algorithm=name, plan=plan)
-    space = played.engine.clients.client_runner.workspace
-    costs = round_costs(played.engine.algorithm, space, TOY.shape, 8)
-    assert len(costs) == 3
+    costs = cost_steps({"a": played.task, "b": played.task})
+    assert costs["run"].tolist() == [*"aaabbb"]
     flops, down, up, steps = (
         played.values(metric, variant="")
         for metric in ("flops", "bytes_down", "bytes_up", "steps")
     )
-    for k, cost in enumerate(costs, 1):
-        each = [(k, client) for client in CLIENTS]
+    for cost in costs.itertuples():
+        each = [(cost.round, client) for client in CLIENTS]
         if name == "fedavg":
             assert cost.naive == sum(SIZES.values()) * sum(steps[key] for key in each)
         assert cost.flops == pytest.approx(sum(flops[key] for key in each), rel=1e-12)
@@ -189,6 +188,4 @@ def test_costs_that_only_a_run_can_tell_are_refused(name):
         CONFIG.with_keys(algorithm=name), data=TOY, model=network("plain")
     )
     with refuses(rf"{name}.*bytes_up"):
-        round_costs(
-            task.algorithm(task.plan), task.client_runner().workspace, TOY.shape, 8
-        )
+        cost_steps({name: task})

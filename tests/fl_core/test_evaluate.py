@@ -1,6 +1,5 @@
 import math
 import warnings
-from decimal import Decimal, localcontext
 
 import numpy as np
 import pandas as pd
@@ -85,42 +84,6 @@ def test_one_output_scores_as_its_two_logits_and_the_positive_class_may_be_eithe
         assert one["accuracy"] == float(((z[:, 0] > 0) == y).double().mean())
 
 
-def exact_areas(logits, y, k):
-    """Areas of class k against the rest, with samples ranked in 200 digits."""
-    with localcontext() as context:
-        context.prec = 200
-        rows = [[Decimal(z) for z in row] for row in logits.double().tolist()]
-        p = [row[k].exp() / sum(z.exp() for z in row) for row in rows]
-        p = [
-            each.quantize(Decimal(10) ** -150) for each in p
-        ]  # equal ones are equal again
-    rank = {value: place for place, value in enumerate(sorted(set(p)))}
-    ranks, positive = np.array([rank[each] for each in p]), (y == k).numpy()
-    return roc_auc_score(positive, ranks), average_precision_score(positive, ranks)
-
-
-@pytest.mark.parametrize("n_classes", [2, 3, 4, 10])
-@pytest.mark.parametrize("scale", [0.1, 1.0])
-def test_areas_rank_exactly(n_classes, scale):
-    """Samples of equal probability tie, whatever their logits are shifted by and however their classes are ordered."""
-    generator = torch.Generator().manual_seed(n_classes)
-    base = (
-        torch.randint(-3, 4, (60, n_classes), generator=generator) * scale
-    )  # float32, with many exact ties
-    steps = torch.randint(-4, 5, (60, 1), generator=generator) * 0.25
-    logits = base.float().double() + (steps if scale == 1.0 else 0)
-    y = torch.arange(60) % n_classes
-    known = np.mean(
-        [
-            exact_areas(logits, y, k)
-            for k in (range(n_classes) if n_classes > 2 else [1])
-        ],
-        axis=0,
-    )
-    found = scores(logits, y, CE)
-    assert (found["auroc"], found["auprc"]) == pytest.approx(tuple(known), abs=1e-12)
-
-
 def test_scores_of_numbers_are_those_of_scikit_learn():
     z = torch.randn(40, 1, generator=torch.Generator().manual_seed(0))
     y = z[:, 0] + 0.3 * torch.randn(40, generator=torch.Generator().manual_seed(1))
@@ -172,12 +135,6 @@ def test_predict_in_batches():
     for samples, batch, message in ((x[:0], 1, "samples"), (x, 0, r"batch.*got 0")):
         with refuses(message):
             predict(model, samples, batch)
-
-
-def test_one_value_has_no_interval():
-    value, *interval = statistics.mean_interval([3.0])
-    assert value == 3
-    assert np.isnan(interval).all()
 
 
 # statistics

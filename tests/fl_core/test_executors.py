@@ -143,7 +143,7 @@ print(result.done, "round")
     ("own", "way", "said"),
     [
         (False, ["script.py"], "UsageError: a script .* below if __name__ == "),
-        (False, ["-"], "1 round"),
+        pytest.param(False, ["-"], "1 round", marks=pytest.mark.slow),
         (True, ["-"], "UsageError: Own must be sendable to worker processes; got"),
     ],
 )

@@ -8,7 +8,7 @@ from fl_core.algorithms import Round, TaskInfo, find
 from fl_core.algorithms.scheduling import Scheduled
 from fl_core.layers import layers_of
 from fl_core.plan import LayerPlan
-from fl_core.run.costs import round_costs
+from fl_core.run.costs import round_cost
 from fl_core.training.workspace import Workspace
 from tests.conftest import TOY, network, play
 
@@ -119,8 +119,8 @@ def test_naive_costs_are_those_of_the_papers_table_4(name, thirds, published):
     found = layers_of(model, models.example(shape))
     plan = LayerPlan.all_but_last(found) if name != "fedavg" else None
     problem = TaskInfo(found, frozenset(), (500,) * 100, 1, 0, rounds=300)
-    costs = round_costs(find(name)(problem, plan), Workspace(model), shape, 10)
-    naive = sum(each.naive for each in costs)
+    cost = round_cost(find(name)(problem, plan), Workspace(model), shape, 10)
+    naive = sum(cost(Round(index))["naive"] for index in range(300))
     assert naive == sum(100 * trained * 50 * 100 for trained in thirds)
     assert f"{naive / 1e9:.2f}" == published
 

@@ -1,15 +1,13 @@
 """The run directory: what goes in comes out, the same bits, and what does not fit is refused by name."""
 
-import hashlib
 import os
-import threading
 from contextlib import nullcontext
 
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from fl_core import rows, storage, tree
+from fl_core import rows, tree
 from fl_core.algorithms.base import State
 from fl_core.records import writing
 from fl_core.records.store import Checkpoint, Run
@@ -204,20 +202,6 @@ def store_again(writer):
     return writing.reopen(writer.path)
 
 
-def test_a_checkpoint_covers_the_rows_before_it(begun):
-    begun.add_rows([a_row(1)])
-    begun.checkpoint(checkpoint(1))
-    whole = (begun.path / "rows.jsonl").read_bytes()
-    begun.add_rows([a_row(2)])
-    entry = begun.run.manifest(1)["rows"]
-    assert entry == {
-        "bytes": len(whole),
-        "sha256": hashlib.sha256(whole).hexdigest(),
-    }
-    assert "not covered" in begun.run.verify()[-2]
-    assert begun.run.verify()[-1] == "1 of 3 rounds: not finished, resume continues it"
-
-
 def test_rewind_cuts_to_the_last_checkpoint(begun):
     begun.add_rows([a_row(1)])
     begun.checkpoint(checkpoint(1))
@@ -238,13 +222,6 @@ def test_rewind_cuts_to_the_last_checkpoint(begun):
     assert "not covered" not in run.verify()[-2]
 
 
-def test_rewind_without_a_checkpoint_keeps_the_header(begun):
-    begun.add_rows([a_row(1)])
-    with store_again(begun) as writer:
-        assert writer.rewind(read_all) == 0
-        assert len(writer.run.rows()[1]) == 0
-
-
 def test_rows_are_on_the_disk_before_the_manifest_that_covers_them(begun, monkeypatch):
     order = []
     fsync, replace = os.fsync, os.replace
@@ -263,26 +240,6 @@ def test_rows_are_on_the_disk_before_the_manifest_that_covers_them(begun, monkey
     begun.add_rows([a_row(1)])
     begun.checkpoint(checkpoint(1))
     assert order.index("rows") < order.index("manifest")
-
-
-def test_a_reader_sees_old_or_new(tmp_path):
-    path = tmp_path / "missing" / "folders" / "file"
-    contents = {bytes([value]) * 100_000 for value in range(8)}
-    storage.write_atomically(path, min(contents))
-    seen, stop = set(), threading.Event()
-
-    def watch():
-        while not stop.is_set():
-            seen.add(path.read_bytes())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    for data in sorted(contents):
-        storage.write_atomically(path, data)
-    stop.set()
-    watcher.join()
-    assert seen
-    assert seen <= contents
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):

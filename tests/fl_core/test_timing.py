@@ -2,43 +2,14 @@
 
 import json
 import math
-from types import SimpleNamespace
 
 import pytest
 
-from fl_core.algorithms.base import Round
 from fl_core.errors import CorruptError, UsageError
 from fl_core.rounds import recorder
 from fl_core.rounds.recorder import Timer
 from fl_core.run import runner
 from tests.conftest import CONFIG, TOY, network
-
-
-@pytest.fixture(name="hands")
-def _hands(monkeypatch):
-    """A clock's hands, moved by the test."""
-    now = [0.0]
-    monkeypatch.setattr(recorder.time, "perf_counter", lambda: now[0])
-    return now
-
-
-def test_the_parts_of_a_round_add_up_to_its_time(hands):
-    engine = SimpleNamespace(done=1)
-    timer = Timer()
-    hands[0] += 1
-    timer.before_exchange(engine, Round(0))
-    hands[0] += 8
-    with timer.charge("save"):
-        hands[0] += 4
-    timer.after_exchange(engine, Round(0))
-    hands[0] += 16
-    timer.after_round(engine)
-    assert timer.pace.seconds == {
-        "train": 8,
-        "evaluate": 0,
-        "save": 4,
-        "other": 17,
-    }
 
 
 def test_a_run_writes_where_its_time_went(tmp_path):
