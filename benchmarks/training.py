@@ -136,7 +136,7 @@ def rounds(
             initial,
             home,
             schedule,
-            runner.listeners_of(task, client_runner, runner.RunInstruments()),
+            runner.listeners_of(task, client_runner, runner.Instruments()),
         )
         home.use(engine.algorithm)
         yield engine

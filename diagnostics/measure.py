@@ -20,7 +20,7 @@ from fl_core.models import example
 from fl_core.models.adapter import adapt, tensor
 from fl_core.run import runner
 from fl_core.run.restore import load_models
-from fl_core.run.runner import RunInstruments, Task
+from fl_core.run.runner import Instruments, Task
 from fl_core.training import losses
 from fl_core.training.phases import Training
 from fl_core.tree import preserve_state
@@ -45,9 +45,9 @@ from .sensitivity import SensitivityAccumulator, recorded_rows
 SENSITIVITY = "federation_sensitivity"
 
 
-def instruments() -> RunInstruments:
+def instruments() -> Instruments:
     """Return the diagnostics that a run needs to decide in its first round, for :func:`fl_core.run.runner.run`."""
-    return RunInstruments(
+    return Instruments(
         observers={SENSITIVITY: SensitivityAccumulator},
         decide=select.decide,
         check_rule=select.curve_rule,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlayers.cli import listings
+from fedlayers.cli import folders
 from fl_core.errors import UsageError, check_known
 from fl_core.models.building import describe
 from fl_core.registry import first_line
@@ -23,7 +23,7 @@ def algorithms() -> str:
     """Return the table of algorithms, one row per family. Names in bold use a plan."""
     own = _own("algorithm")
     rows = []
-    for family, members in listings.registry("algorithm").families().items():
+    for family, members in folders.registry("algorithm").families().items():
         names = [
             f"**`{name}`**" if own[name].uses_plan else f"`{name}`"
             for name in members
@@ -117,7 +117,7 @@ def updated(text: str) -> str:
 
 def _own(kind: str) -> dict[str, Any]:
     """Return this project's members of a kind. Other installed packages do not belong in the pages."""
-    return listings.registry(kind).own
+    return folders.registry(kind).own
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from docs import commands, interface
-from fedlayers.cli import listings
+from fedlayers.cli import folders
 from fl_core.algorithms.base import defaults_of
 from fl_core.registry import first_line
 
@@ -328,7 +328,7 @@ def algorithms() -> str:
     parts = [
         "# Algorithms\n\nCost: scalars that a client receives and sends a round; P is all of the model's.\n"
     ]
-    known = listings.registry("algorithm")
+    known = folders.registry("algorithm")
     own = known.own
     for family, names in known.families().items():
         members = [name for name in names if name in own]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fl_core.plan import LayerPlan
     from fl_core.rounds.clients import MakesExecutor
     from fl_core.rounds.recorder import Logger
-    from fl_core.run.runner import MakesInstruments, RunInstruments
+    from fl_core.run.runner import Instruments, MakesInstruments
 
 
 def run(
@@ -168,7 +168,7 @@ def resume(
     return RunResult(engine, Path(out))
 
 
-def default_instruments() -> RunInstruments:
+def default_instruments() -> Instruments:
     """Return the diagnostics' observers, rules and listener. They are imported at the first call."""
     from diagnostics.measure import instruments
     from diagnostics.through_time import Measuring

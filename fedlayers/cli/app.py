@@ -52,7 +52,7 @@ GROUPS = {
         "verify": "folders",
         "runs": "folders",
         "clean": "folders",
-        "list": "listings",
+        "list": "folders",
     },
 }
 """The commands in the groups of the help, each with the module of its class in :mod:`fedlayers.cli`."""

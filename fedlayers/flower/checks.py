@@ -6,11 +6,11 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from fedlayers.flower.federation import FACTS, LARGEST, checked
+from fedlayers.flower.federation import FACTS, LARGEST, Packet, checked
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Message, Observation, State
 from fl_core.data import FederatedData
@@ -30,9 +30,6 @@ from fl_core.rows import ROUNDING, TABLE, scores_of
 from fl_core.storage import merge_trees
 from fl_core.training.phases import Phase
 from fl_core.tree import Tree
-
-if TYPE_CHECKING:
-    from fedlayers.flower.packets import Packet
 
 OWN_STEP = 1000
 """Gradients of a batch, at most, that an algorithm's own step takes. pFedMe takes ``inner_steps``, others up to three.

@@ -11,8 +11,7 @@ from flwr.app import Context, Message as FlowerMessage
 from flwr.clientapp import ClientApp
 
 import fl_core
-from fedlayers.flower.federation import federated
-from fedlayers.flower.packets import Packet, error_packet, packet_of
+from fedlayers.flower.federation import Packet, error_packet, federated, packet_of
 from fedlayers.flower.site import Site, States
 from fedlayers.runs import default_instruments
 from fl_core import rows, storage, tree

@@ -19,10 +19,12 @@ from fedlayers.flower import checks
 from fedlayers.flower.federation import (
     DESCRIPTION,
     FACTS,
+    Packet,
     checked,
     common,
+    packet_of,
+    raise_error,
 )
-from fedlayers.flower.packets import Packet, packet_of, raise_error
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Observation, Round, State, find
 from fl_core.config import AUTO

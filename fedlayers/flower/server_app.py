@@ -18,8 +18,7 @@ from diagnostics.report import Report
 from fedlayers.backends.local import InProcessBackend
 from fedlayers.cli.train import print_result
 from fedlayers.flower.clients import Sites
-from fedlayers.flower.federation import checked, federated
-from fedlayers.flower.packets import Packet, read_keys
+from fedlayers.flower.federation import Packet, checked, federated, read_keys
 from fedlayers.run_result import RunResult
 from fedlayers.runs import default_instruments, resume
 from fedlayers.studies import race

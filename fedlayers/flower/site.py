@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
-from fedlayers.flower.packets import read_keys
+from fedlayers.flower.federation import read_keys
 from fl_core import storage, tree
 from fl_core.algorithms.base import State
 from fl_core.data.cells import Array, Integers

@@ -33,6 +33,7 @@ class Instruments:
     Attributes:
         observers: what clients measure while they train, by name.
         decide: the function that decides on a plan. ``check_rule`` refuses a rule that it does not take.
+        measuring: makes the listener that measures the layers while a run of a task trains.
     """
 
     observers: Mapping[str, Callable[[tuple[Layer, ...]], Observer]] = field(
@@ -40,6 +41,7 @@ class Instruments:
     )
     decide: Decide | None = None
     check_rule: Callable[[str], object] | None = None
+    measuring: Callable[[Any], Listener] | None = None
 
 
 @dataclass(frozen=True)

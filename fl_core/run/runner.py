@@ -56,18 +56,7 @@ DEVICES = ("cpu", "cuda", "mps", "xpu")
 MakesClients = Callable[[Task, str, ClientRunner, Executor], LocalClients]
 
 
-@dataclass(frozen=True)
-class RunInstruments(Instruments):
-    """The instruments of a whole run.
-
-    Attributes:
-        measuring: makes the listener that measures the layers while a run trains.
-    """
-
-    measuring: Callable[[Task], Listener] | None = None
-
-
-MakesInstruments = Callable[[], RunInstruments]
+MakesInstruments = Callable[[], Instruments]
 
 
 def executor(
@@ -120,7 +109,7 @@ def run(
     config: RunConfig,
     out: Path | str | None = None,
     *,
-    instruments: MakesInstruments = RunInstruments,
+    instruments: MakesInstruments = Instruments,
     data: Any = None,
     loaded: FederatedData | None = None,
     model: Any = None,
@@ -205,7 +194,7 @@ def _check_storable(stored: Mapping[str, Any]) -> None:
 def resume(
     out: Path | str,
     *,
-    instruments: MakesInstruments = RunInstruments,
+    instruments: MakesInstruments = Instruments,
     data: Any = None,
     model: Any = None,
     allow_code: str | Collection[str] = (),
@@ -285,7 +274,7 @@ def check_device(name: str) -> None:
 
 def _execute(
     task: Task,
-    instruments: RunInstruments,
+    instruments: Instruments,
     writer: writing.Writer | None,
     how: Execution,
     resume_from: int = 0,
@@ -367,7 +356,7 @@ class Progress(Listener):
 def listeners_of(
     task: Task,
     client_runner: ClientRunner,
-    instruments: RunInstruments,
+    instruments: Instruments,
     writer: writing.Writer | None = None,
     loggers: Sequence[Logger] = (),
     progress: bool = False,
@@ -405,7 +394,7 @@ def listeners_of(
     return listeners
 
 
-def _measuring(task: Task, instruments: RunInstruments) -> list[Listener]:
+def _measuring(task: Task, instruments: Instruments) -> list[Listener]:
     """Return what measures the layers while a task trains, if its configuration asks for it."""
     if not task.config.execution.measure:
         return []
@@ -416,15 +405,15 @@ def _measuring(task: Task, instruments: RunInstruments) -> list[Listener]:
     return [instruments.measuring(task)]
 
 
-def _used(instruments: MakesInstruments, task: Task) -> RunInstruments:
+def _used(instruments: MakesInstruments, task: Task) -> Instruments:
     """Return the instruments of a task, empty ones if it neither chooses a plan nor measures nor names a rule."""
     config = task.config
     chooses = config.federation.plan == AUTO or task.algorithm(task.plan).decides
     chooses |= config.federation.rule != RunConfig().federation.rule  # to be checked
-    return instruments() if chooses or config.execution.measure else RunInstruments()
+    return instruments() if chooses or config.execution.measure else Instruments()
 
 
-def plan_selection_of(task: Task, instruments: RunInstruments) -> PlanSelection:
+def plan_selection_of(task: Task, instruments: Instruments) -> PlanSelection:
     """Return how a task chooses its plan, if it starts without one that it needs."""
     config = task.config
     ahead = config.federation.plan == AUTO and not task.algorithm(None).decides

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from docs import lists
-from fedlayers.cli import listings
+from fedlayers.cli import folders
 
 TEXTS = {
     path.name: path.read_text(encoding="utf-8")
@@ -27,5 +27,5 @@ def test_a_list_names_everything_once(kind):
         len({line.count("|") - 2 * line.count("\\|") for line in table.splitlines()})
         == 1
     )
-    for name in listings.registry(kind.removesuffix("s")).own:
+    for name in folders.registry(kind.removesuffix("s")).own:
         assert table.count(f"`{name}`") == 1, name

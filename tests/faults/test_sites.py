@@ -12,7 +12,7 @@ import torch
 from flwr.app import Message
 
 import fedlayers as fl
-from fedlayers.flower import checks, clients, packets
+from fedlayers.flower import checks, clients, federation
 from fedlayers.flower.clients import Sites
 from fedlayers.flower.federation import federated
 from fedlayers.flower.site import States
@@ -32,7 +32,7 @@ def forged(kind, change):
     def replace(asked, reply):
         if asked.metadata.message_type != kind or asked.metadata.dst_node_id != 3:
             return reply
-        packet = packets.packet_of(reply.content, 10**9)
+        packet = federation.packet_of(reply.content, 10**9)
         change(packet)
         return Message(packet.records(), reply_to=asked)
 

@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import pytest
 
-from fedlayers.cli import listings
+from fedlayers.cli import folders
 from fl_core import data, models
 from fl_core.algorithms.base import ALGORITHMS
 
@@ -22,10 +22,10 @@ def shown(text, name):
     return " ".join(found.group().split())
 
 
-@pytest.mark.parametrize("what", sorted(listings.LISTINGS))
+@pytest.mark.parametrize("what", sorted(folders.LISTINGS))
 def test_everything_registered_is_listed_once(what):
-    text = listings.LISTINGS[what]()
-    known = listings.registry(what.removesuffix("s")).names()
+    text = folders.LISTINGS[what]()
+    known = folders.registry(what.removesuffix("s")).names()
     for name in models.describe() if what == "models" else known:
         assert len(re.findall(rf"(?m)^ *{re.escape(name)}(  |$)", text)) == 1, name
     assert max(map(len, text.splitlines())) <= 180
@@ -33,7 +33,7 @@ def test_everything_registered_is_listed_once(what):
 
 
 def test_datasets_show_their_defaults():
-    text = listings.datasets()
+    text = folders.datasets()
     for name, recipe in data.datasets().items():
         line = shown(text, name)
         for key in ("model", "partition", "rounds", "batch_size", "lr", "loss"):
@@ -45,7 +45,7 @@ def test_datasets_show_their_defaults():
 
 
 def test_algorithms_show_what_is_trained_travels_stays_and_costs_and_their_keys():
-    text = listings.algorithms()
+    text = folders.algorithms()
     for name, kind in ALGORITHMS.members().items():
         parts = (
             kind.paper,

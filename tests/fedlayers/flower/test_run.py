@@ -11,7 +11,7 @@ from flwr.app import Error, Message
 import fedlayers as fl
 from diagnostics.measure import diagnose_task
 from diagnostics.report import Report
-from fedlayers.flower import packets
+from fedlayers.flower import federation
 from fedlayers.flower.clients import Sites
 from fl_core.errors import RunError
 from fl_core.records.store import Run
@@ -71,7 +71,7 @@ def test_a_client_s_tensors_stay_at_its_site(tmp_path):
 
     def watch(asked, reply):
         for message in (asked, reply):
-            packet = packets.packet_of(message.content, 10**9)
+            packet = federation.packet_of(message.content, 10**9)
             heads.extend(name for tree in packet.trees.values() for name in tree)
         return reply
 
