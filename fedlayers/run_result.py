@@ -16,8 +16,8 @@ from fl_core.errors import UsageError, listing, plural
 from fl_core.models.adapter import original
 from fl_core.progress import Cell
 from fl_core.records.store import Run
-from fl_core.rounds.early_stopping import EarlyStopping, rule_of
 from fl_core.rounds.recorder import LoggedRun, Logger, Recorder
+from fl_core.rounds.steering import EarlyStopping, rule_of
 from fl_core.rows import OF_CLASS, SCORES, Row, main_score
 from fl_core.run import restore
 

@@ -129,14 +129,6 @@ def needs_package(package: str, purpose: str, extra: str) -> UsageError:
     )
 
 
-REMOVED = {
-    ("command", "regret"): "Use choose, which trains several cuts and scores them.",
-    ("rule", "change_point"): "Use sensitivity_ratio.",
-    ("rule", "largest_jump"): "Use sensitivity_ratio.",
-}
-"""What takes the place of a name that this version removed, by its kind and the name."""
-
-
 def check_known(kind: str, name: str, known: Iterable[str]) -> str:
     """Return ``name`` if it is one of ``known``.
 
@@ -147,8 +139,6 @@ def check_known(kind: str, name: str, known: Iterable[str]) -> str:
     known = list(known)
     if name in known:
         return name
-    if (kind, name) in REMOVED:
-        raise UsageError(f"{kind} {name!r} was removed. {REMOVED[kind, name]}")
     import difflib  # for a mistake only
 
     near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)

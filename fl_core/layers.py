@@ -95,7 +95,6 @@ def layers_of(
     model: nn.Module,
     example: Tensor | tuple[Any, ...],
     by: str = "block",
-    groups: str | Sequence[str] | None = None,
 ) -> tuple[Layer, ...]:
     """Return the layers of ``model``, ordered by first use in a forward pass of ``example``.
 
@@ -115,10 +114,9 @@ def layers_of(
     Args:
         model: any module. It is left as it was (mode, buffers, random state). Of nn.DataParallel the inner one counts.
         example: one batch, or the tuple of the forward pass's arguments.
-        by: ``"block"`` (default) joins a normalisation to the Linear or convolution before it and keeps declared groups
-            together. ``"module"`` makes every module that owns tensors a layer.
-        groups: module paths that are one layer each (a residual block, an attention with its projections). The default
-            is the model's own ``layer_groups``, or timm's group matcher if the model has one.
+        by: ``"block"`` (default) joins a normalisation to the Linear or convolution before it. The module paths in a
+            model's ``layer_groups`` are one layer each (a residual block, an attention with its projections), or the
+            groups of timm's matcher if it has one. ``"module"`` makes every module that owns tensors a layer.
 
     Raises:
         UsageError: ``by`` is unknown, a group names no module, or the model has no tensors.
@@ -131,7 +129,7 @@ def layers_of(
             f"{type(model).__name__} must have parameters to federate; got none."
         )
     parameters = {name for name, _ in model.named_parameters()}
-    unit_of = _units(model, tensors, by, groups)
+    unit_of = _units(model, tensors, by)
     trace = _trace(model, example)
 
     owners = {name: _owner(name) for name in tensors}
@@ -167,7 +165,8 @@ def layers_of(
     for name, unit in unit_of.items():
         members.setdefault(str(unit), []).append(name)
     for unit in [unit for unit in members if unit.endswith(ASIDE)]:
-        beside = next(iter(_saved_beside(unit, members)), unit)
+        start = f"{unit.removesuffix(ASIDE)}.modules_to_save."
+        beside = next((name for name in members if name.startswith(start)), unit)
         members[beside] += members.pop(unit) if beside != unit else []
     parameters -= {name for name in parameters if f"{ASIDE}." in name}
     ordered = sorted(members, key=lambda unit: first.get(unit, trace.moments))
@@ -232,11 +231,6 @@ def frozen_tensors(model: nn.Module) -> set[str]:
     return frozen & tree.named_tensors(model).keys()
 
 
-def _saved_beside(unit: str, units: Iterable[str]) -> list[str]:
-    start = f"{unit.removesuffix(ASIDE)}.modules_to_save."
-    return [name for name in units if name.startswith(start)]
-
-
 def frozen_of(layer: Layer, frozen: set[str]) -> Layer:
     """Return a layer with its frozen tensors. If all its parameters are frozen, its buffers are too."""
     whole = bool(layer.parameters) and frozen.issuperset(layer.parameters)
@@ -274,19 +268,11 @@ def _holders(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, set[str]
 
 
 def _units(
-    model: nn.Module,
-    tensors: dict[str, Tensor],
-    by: str,
-    groups: str | Sequence[str] | None,
+    model: nn.Module, tensors: dict[str, Tensor], by: str
 ) -> dict[str, str | None]:
     """Return the unit (module path) of each tensor, or None for a parameter directly in a container."""
     modules = dict(model.named_modules())
-    if groups is not None and by != "block":
-        raise UsageError(
-            f"groups of modules must be given with by='block'; got by={by!r}."
-        )
-    declared = groups if groups is not None else getattr(model, "layer_groups", ())
-    declared = as_list("groups", declared, empty=True)
+    declared = as_list("layer_groups", getattr(model, "layer_groups", ()), empty=True)
     for path in declared:
         check_known("module", path, modules)
     whole = [

@@ -336,15 +336,6 @@ SCORES: dict[str, bool] = {
 }
 """Every score, and whether higher is better."""
 
-MAIN = {
-    CLASSIFICATION: "macro_f1",
-    REGRESSION: "r2",
-    SURVIVAL: "c_index",
-    MULTILABEL: "macro_auroc",
-    POSITIONS: "position_accuracy",
-}
-"""The score for ranking algorithms and judging races, next to the loss."""
-
 SELECTION = {
     CLASSIFICATION: ("macro_f1", "loss"),
     REGRESSION: ("loss",),
@@ -363,6 +354,8 @@ SHOWN = {
     POSITIONS: ("position_accuracy", "mean_iou", "loss"),
 }
 """The scores in a comparison's printed table, unless another is asked for."""
+MAIN = {task: names[0] for task, names in SHOWN.items()}
+"""The score for ranking algorithms and judging races, next to the loss."""
 
 
 OF_CLASS = ("auroc", "auprc")

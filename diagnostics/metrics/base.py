@@ -527,17 +527,3 @@ def _gone(measurement: Measurement) -> list[Row]:
     raise UsageError(
         "the metric must be importable; got only its rows. Name its code as package.module:function."
     )
-
-
-__all__ = [
-    "DEFAULT",
-    "METRICS",
-    "Layer",
-    "LayerProbe",
-    "Measurement",
-    "Metric",
-    "PlotStyle",
-    "layer_metric",
-    "metric",
-    "metric_or_placeholder",
-]

@@ -116,7 +116,7 @@ def print_result(result: RunResult, out: Path) -> None:
     from fl_core.models.building import LIBRARIES, wants_weights
     from fl_core.records.store import Run as StoredRun
     from fl_core.rounds import recorder
-    from fl_core.rounds.early_stopping import check_end, rule_of
+    from fl_core.rounds.steering import check_end, rule_of
     from fl_core.run import restore
     from fl_core.training.phases import Training
 

@@ -26,8 +26,12 @@ from fl_core.algorithms.base import (
     register,
 )
 from fl_core.errors import BELOW_1, Count, UsageError
-from fl_core.models.blocks import last_layers, tensors_below, with_optional_blocks
-from fl_core.models.extended import head_path
+from fl_core.models.extended import (
+    head_path,
+    last_layers,
+    tensors_below,
+    with_optional_blocks,
+)
 from fl_core.models.lora import Lora, adapt
 from fl_core.training.phases import Context
 from fl_core.tree import Tree

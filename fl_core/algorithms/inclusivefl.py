@@ -24,7 +24,7 @@ from fl_core.algorithms import (
 )
 from fl_core.algorithms.fedra import LimitedDepth
 from fl_core.errors import Count, Share
-from fl_core.models.blocks import Exits, paths_of_blocks, tensors_below
+from fl_core.models.extended import Exits, paths_of_blocks, tensors_below
 
 CHANGE = "change/"
 

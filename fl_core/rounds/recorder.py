@@ -413,7 +413,11 @@ class Recorder(Listener):
                 path = self._writer.path
                 name = self._writer.run.id
             logger.begin(LoggedRun(path, name, self._config, engine.done))
-            self._begun.callback(lambda each=logger: each.close(engine.finished))
+
+            def close(each: Logger = logger) -> None:
+                each.close(engine.finished)
+
+            self._begun.callback(close)
 
     def on_reply(self, engine: Engine, rnd: Round, reply: ClientReply) -> None:
         self._observed += reply.observations

@@ -37,10 +37,15 @@ from fl_core.rounds.clients import (
     MakesExecutor,
     Serial,
 )
-from fl_core.rounds.early_stopping import Divergence, EarlyStopping, Saver
 from fl_core.rounds.engine import Engine, Listener, Schedule
-from fl_core.rounds.plan_selection import Instruments, PlanSelection
 from fl_core.rounds.recorder import Costs, Logger, Recorder, Timer, loggers_of
+from fl_core.rounds.steering import (
+    Divergence,
+    EarlyStopping,
+    Instruments,
+    PlanSelection,
+    Saver,
+)
 from fl_core.rounds.workers import Workers
 from fl_core.rows import selecting_scores
 from fl_core.run import own_code, restore
@@ -175,13 +180,6 @@ def run(
         "source": data.source_digest,
         "model": header["checkpoint"],
     }
-    _check_storable(stored)
-    partition = data.partition.to_tree()
-    with writing.create(out, stored, partition, header, task.start) as made:
-        return _execute(task, used, made, how)
-
-
-def _check_storable(stored: Mapping[str, Any]) -> None:
     for key, value in stored.items():
         try:
             storage.json_bytes(value)
@@ -189,6 +187,9 @@ def _check_storable(stored: Mapping[str, Any]) -> None:
             raise UsageError(
                 f"{key} must be plain numbers and text: {error}."
             ) from error
+    partition = data.partition.to_tree()
+    with writing.create(out, stored, partition, header, task.start) as made:
+        return _execute(task, used, made, how)
 
 
 def resume(
@@ -451,6 +452,3 @@ def train_first_round(
         name: copy_with(task.model, model) for name, model in home.kept["local"].items()
     }
     return local, {names[each["client"]]: each for each in engine.server.meta[MEASURED]}
-
-
-__all__ = ["Task", "assemble", "resume", "run", "train_first_round"]

@@ -38,7 +38,6 @@ from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, listing, warn
 from fl_core.layers import Layer, layers_of, sizes
 from fl_core.models import lora
-from fl_core.models.blocks import paths_of_blocks
 from fl_core.models.building import (
     PRETRAINED,
     batch_norms,
@@ -48,6 +47,7 @@ from fl_core.models.building import (
     tensors_of,
     wants_weights,
 )
+from fl_core.models.extended import paths_of_blocks
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
 from fl_core.rounds.batched import stacks

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from fl_core import tree
 from fl_core.errors import UsageError, listing
-from fl_core.models import blocks
 from fl_core.models.building import batch_norms, normalises_batches, tensors_of
-from fl_core.models.extended import head_path
+from fl_core.models.extended import head_path, hold
 from fl_core.tree import Tree, in_mode
 
 
@@ -128,7 +127,7 @@ class Workspace:
         if names == self.live.keys():
             names = None
         if names != self.submodel:
-            blocks.hold(self.model, names)
+            hold(self.model, names)
             self.submodel = names
 
     def load(self, source: Tree, submodel: frozenset[str] | None = None) -> None:

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.autograd.functional import hessian
 from torch.func import functional_call
-from torch.utils.data import DataLoader, TensorDataset
 
 import fedlayers as fl
 from diagnostics.measure import diagnose
@@ -26,18 +25,6 @@ class Last(nn.Module):
 
     def forward(self, x):
         return self.form(self.net(x))
-
-
-class Several(nn.Module):
-    """A network of two inputs, one of them tokens, by position or by name."""
-
-    def __init__(self):
-        super().__init__()
-        self.table, self.fc1 = nn.Embedding(9, 5), nn.Linear(4, 5)
-        self.fc2 = nn.Linear(5, 3)
-
-    def forward(self, x, tokens):
-        return self.fc2((self.fc1(x) + self.table(tokens).mean(1)).relu())
 
 
 def mlp(*sizes, act=nn.ReLU):
@@ -138,30 +125,6 @@ def test_traces_are_those_of_the_dense_hessian_for_every_kind_of_output():
             if row["status"] != "ok" or abs(row["value"] - value) > room:
                 different[name, layer] = row["value"], value, row["status"]
     assert not different
-
-
-def test_inputs_of_every_kind_give_the_same_values():
-    torch.manual_seed(0)
-    model, x, tokens = Several(), torch.randn(24, 4), torch.randint(9, (24, 6))
-    y = torch.arange(24) % 3
-    names = {"x": x, "tokens": tokens}
-    arrays = {name: part.numpy() for name, part in names.items()}
-    forms = [
-        ((x, tokens), y),
-        (names, y),
-        (arrays, y.numpy()),
-        {**names, "labels": y},
-        TensorDataset(x, tokens, y),
-        DataLoader(TensorDataset(x, tokens, y), batch_size=24),
-        [{**names, "labels": y}],
-    ]
-    metrics = ["hessian_trace", "grad_noise", "federation_sensitivity"]
-    reports = [diagnose(model, form, metrics, progress=False).frame for form in forms]
-    for report in reports[1:]:
-        assert report["value"].tolist() == pytest.approx(
-            reports[0]["value"].tolist(), rel=1e-6, abs=1e-9, nan_ok=True
-        )
-    assert (reports[0]["metric"] == "hessian_trace").any()
 
 
 def test_positions_that_do_not_count_have_no_loss():

@@ -269,8 +269,6 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
         ("run --algorithm playrfl --print-config", "mean 'playerfl'?"),
         ("run --algorithm playerfl --rule manual", "'manual'"),
         ("run --rule sensitivity", "mean 'sensitivity_ratio'?"),
-        ("run --rule largest_jump", "was removed. Use sensitivity_ratio."),
-        ("regret", "was removed. Use choose"),
         ("run --algorithm fedprox --option nu=1", "fedprox 'nu'"),
         ("run --model-option width=3", "got 'width'"),
         ("run --device cuda:99", "'cuda:99'"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fedlayers as fl
-from fl_core.rounds.early_stopping import rule_of
+from fl_core.rounds.steering import rule_of
 from fl_core.training import evaluate
 from tests.conftest import TOY, network
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fl_core.records import store
-from fl_core.rounds.early_stopping import DIVERGENCE, TIMES, Divergence
+from fl_core.rounds.steering import DIVERGENCE, TIMES, Divergence
 from fl_core.rows import CLASSIFICATION
 from fl_core.run import runner
 from fl_core.training.losses import LOSSES, build, guessing_loss

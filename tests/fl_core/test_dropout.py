@@ -9,8 +9,8 @@ from fl_core import tree
 from fl_core.algorithms import registry
 from fl_core.plan import LayerPlan
 from fl_core.rounds.clients import is_lost
-from fl_core.rounds.plan_selection import Instruments
 from fl_core.rounds.recorder import CHANCE, REPLY_LOST
+from fl_core.rounds.steering import Instruments
 from tests.conftest import TOY, every_other, play
 
 ALL = sorted(registry())

@@ -14,7 +14,7 @@ from fl_core.algorithms.averaging import FedAvg
 from fl_core.errors import NonFiniteError
 from fl_core.plan import LayerPlan
 from fl_core.rounds.engine import Schedule, sampled_clients
-from fl_core.rounds.plan_selection import Instruments
+from fl_core.rounds.steering import Instruments
 from fl_core.rows import CLASSIFICATION, SHOWN
 from tests.conftest import SIZES, TOY, every_other, network, play
 from tests.networks import Wired

@@ -16,7 +16,7 @@ from fl_core.algorithms.fedra import (
     draw_cover,
     fixed_depths,
 )
-from fl_core.models.blocks import (
+from fl_core.models.extended import (
     Exits,
     hold,
     tensors_below,

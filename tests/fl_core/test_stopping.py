@@ -21,12 +21,12 @@ from fl_core.records.stopping import (
     weighted_mean,
 )
 from fl_core.rounds.clients import ClientReply
-from fl_core.rounds.early_stopping import EarlyStopping, rule_of
 from fl_core.rounds.engine import EVALUATE
 from fl_core.rounds.recorder import Recorder
+from fl_core.rounds.steering import EarlyStopping, rule_of
 from fl_core.run import exported_model, runner
 from tests.conftest import CONFIG, TOY, every_other
-from tests.faults.injected import contents, cut_back, forge
+from tests.faults.injected import forge
 
 NAN = math.nan
 LONG = CONFIG.with_keys(
@@ -189,16 +189,6 @@ def test_a_run_stops_with_the_rows_of_the_whole_run_and_keeps_its_best_models(
     assert "macro_f1" in frame.loc[of_rule, "estimator"].iloc[0]
     assert set(best.values()) < set(run.rounds)
     assert f"{engine.done} of" in "\n".join(run.verify())
-
-
-@pytest.mark.parametrize("case", ["ditto, half the clients", "fedbabu"])
-def test_a_run_that_is_killed_ends_with_the_same_bytes(case, stopped, tmp_path):
-    path, engine = stopped[case]
-    for after in (1, engine.done // 2, engine.done - 1, engine.done):
-        broken = cut_back(path, tmp_path / str(after), after)
-        again = runner.resume(broken, data=TOY, progress=False)
-        assert (again.done, rule_of(again).best) == (engine.done, rule_of(engine).best)
-        assert contents(broken) == contents(path)
 
 
 def test_exports_and_starts_are_of_the_best_round_unless_another_is_asked_for(
