@@ -25,7 +25,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from fl_core.errors import UsageError, check_known
+from fl_core.errors import UsageError
 from fl_core.layers import Layer
 from fl_core.run.costs import nodes
 from fl_core.seeds import seed_of
@@ -73,22 +73,6 @@ class Differentiable:
         for parameter in self.parameters.values():
             parameter.requires_grad_(parameter.is_floating_point())
         self.buffers = {name: cast(b).clone() for name, b in model.named_buffers()}
-
-    @classmethod
-    def of_layers(
-        cls,
-        model: nn.Module,
-        layers: Sequence[Layer],
-        loss: Loss,
-        dtype: torch.dtype | None,
-        seed: int,
-    ) -> Differentiable:
-        """Return a model as such a function, after a check that it has the layers' parameters."""
-        run = cls(model, loss, dtype, seed)
-        for layer in layers:
-            for name in layer.parameters:
-                check_known("parameter", name, run.parameters)
-        return run
 
     def size(self, layer: Layer) -> int:
         """Return the number of a layer's parameters."""

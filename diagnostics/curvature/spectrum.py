@@ -23,7 +23,6 @@ import torch
 from scipy.sparse.linalg import ArpackError, ArpackNoConvergence, LinearOperator, eigsh
 from torch import Tensor, nn
 
-from fl_core.errors import ABOVE_0, at_least, check_value
 from fl_core.layers import Layer
 from fl_core.seeds import numpy_generator, torch_generator
 from fl_core.training.losses import Loss
@@ -271,11 +270,9 @@ def hessian_spectrum(
             sets the first Lanczos vector and dropout. A single batch is faster than several, because its graph is kept.
 
     Raises:
-        UsageError: k is below 1, the tolerance is not above 0, or as in :func:`~.trace.hessian_trace`.
+        UsageError: as in :func:`~.trace.hessian_trace`.
     """
-    check_value("k", k, at_least(1))
-    check_value("tol", tol, ABOVE_0)
-    run = Differentiable.of_layers(model, layers, loss, dtype, seed)
+    run = Differentiable(model, loss, dtype, seed)
     with set_mode(model, mode), twice_differentiable(model), torch.enable_grad():
         n = sum(len(y) for _, y in batches(data, batch))
         results = []

@@ -364,11 +364,9 @@ def hessian_trace(
             with weight-space probes in eval mode.
 
     Raises:
-        UsageError: an estimator, mode, backend or parameter is unknown, there are too few probes, labels are not class
-            indices, the model does not return logits [n, C], data cannot be read, or a backend lacks an option.
+        UsageError: labels are not class indices, the model does not return logits [n, C], or data cannot be read.
     """
-    check_way(estimator, probes, backend, mode)
-    run = Differentiable.of_layers(model, layers, loss, dtype, seed)
+    run = Differentiable(model, loss, dtype, seed)
     ways: dict[str, Way] = {}
     values: Estimates = {}
     with set_mode(model, mode), twice_differentiable(model), torch.enable_grad():

@@ -196,9 +196,7 @@ def nuclear_norms(measurement: Measurement, options: NuclearNorm) -> list[Row]:
     rows, batch = [], measurement.batch or 256
     for subject in measurement.subjects:
         model, data = subject.model, subject.data
-        run = Differentiable.of_layers(
-            model, measurement.layers, measurement.loss, options.dtype, measurement.seed
-        )
+        run = Differentiable(model, measurement.loss, options.dtype, measurement.seed)
         modes = set_mode(model, measurement.mode), twice_differentiable(model)
         with modes[0], modes[1], torch.enable_grad():
             values, failures, n = _norms(run, data, measurement.layers, batch)

@@ -1,13 +1,11 @@
 """Every picture that rows allow is found by name; costs are drawn as they were measured."""
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torch import nn
 
-from diagnostics import plots
 from diagnostics.measure import diagnose
 from diagnostics.metrics.base import METRICS
 from diagnostics.plots.page import album
@@ -34,25 +32,6 @@ def samples(seed=0):
     return torch.randn(40, 4, generator=drawn), torch.randint(
         0, 3, (40,), generator=drawn
     )
-
-
-def test_costs_are_shares_from_input_to_output():
-    report = diagnose(network(), samples(), "layer_cost", progress=False)
-    ax = plots.costs(report.frame)
-    kinds = ["bytes", "forward_flops", "backward_flops", "activation_bytes"]
-    table = report.frame.pivot(index="variant", columns="layer", values="value")
-    share = table.div(table.sum(axis=1), axis=0).loc[kinds, LAYERS]
-    left = share.cumsum(axis=1) - share
-    for layer, bars in zip(LAYERS, ax.containers, strict=True):
-        np.testing.assert_allclose([bar.get_width() for bar in bars], share[layer])
-        np.testing.assert_allclose([bar.get_x() for bar in bars], left[layer])
-    said = [text.get_text() for text in ax.texts]
-    assert f"{4 * (4 * 3 + 3 + 3 * 3 + 3):.1f} B" in said
-    for values, words in (((4.0, 8.0), "by seed"), ((0.0,), "above 0")):
-        at = {"layer": "a", "variant": "bytes"}
-        rows = [schema.row("layer_cost", v, seed=s, **at) for s, v in enumerate(values)]
-        with refuses(words):
-            plots.costs(schema.frame(rows))
 
 
 def test_every_metric_that_is_measured_is_in_the_album():

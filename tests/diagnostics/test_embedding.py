@@ -1,15 +1,11 @@
 """Clients' features in a plane: what is pooled, the same picture every time, the numbers beside it, what is drawn."""
 
-import itertools
-
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 import pytest
 import torch
-from matplotlib.colors import to_hex, to_rgb
-from matplotlib.patches import Rectangle
+from matplotlib.colors import to_hex
 from torch import nn
 
 from diagnostics import plots
@@ -20,7 +16,6 @@ from diagnostics.representation.embedding import (
     embed,
     pool,
 )
-from fl_core.rows import row
 from tests.conftest import refuses
 from tests.diagnostics.made import parted
 from tests.networks import Wired
@@ -141,26 +136,6 @@ def test_the_perplexity_fits_the_number_of_samples_and_is_said():
     ):
         with refuses(words):
             embed(parted(60 if how else 3), **how)
-    plt.close("all")
-
-
-def test_many_classes_and_layers_have_a_colour_and_a_name_each():
-    names = [f"c{k}" for k in range(25)]
-    frame = pd.DataFrame(
-        {"class": names, "client": "a", "x": range(25), "y": range(25)}
-    )
-    costs = pd.DataFrame(
-        row("layer_cost", 1.0, layer=name, variant="bytes", client="a")
-        for name in names
-    )
-    for ax in (plots.tsne(frame, centres=False), plots.costs(costs)):
-        legend, shown = ax.get_legend(), {}
-        for text, handle in zip(legend.get_texts(), legend.legend_handles, strict=True):
-            bar = isinstance(handle, Rectangle)
-            colour = handle.get_facecolor() if bar else handle.get_color()
-            shown[text.get_text()] = np.array(to_rgb(colour))
-        pairs = itertools.combinations([shown[name] for name in names], 2)
-        assert min(np.linalg.norm(a - b) for a, b in pairs) > 0.02
     plt.close("all")
 
 

@@ -10,9 +10,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from diagnostics.curvature.trace import hessian_trace
-from fl_core.errors import UsageError
+from diagnostics.measure import diagnose
 from fl_core.layers import Layer, layers_of
 from fl_core.training.losses import build
+from tests.conftest import refuses
 from tests.diagnostics.dense import CE, FOCAL, block, images, loose, mlp, pair, tokens
 from tests.networks import Wired
 
@@ -445,27 +446,10 @@ def test_pyhessian_agrees_and_does_not_stop_early_on_a_negative_trace():
 
 
 def test_what_pyhessian_cannot_do_is_refused():
-    model, data = mlp().train(), pair(6, 4)
-    for how, words in (
-        ({"mode": "train"}, "mode .*'eval'"),
-        ({"estimator": "exact"}, "weight-space"),
+    for mode, how, words in (
+        ("train", {}, "mode .*'eval'"),
+        ("eval", {"estimator": "exact"}, "weight-space"),
     ):
-        with pytest.raises(UsageError, match=words):
-            measure(model, data, **{"backend": "pyhessian", **how})
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("name", ["residual, batch norm", "attention", "recurrent"])
-def test_on_a_gpu(name):
-    build_model, (x, y) = (EXACT | VERDICTS)[name][:2]
-    model = build_model()
-    truth = measure(model, (x, y), probes=4)
-    found = measure(model.cuda(), (x.cuda(), y.cuda()), probes=4)
-    for layer, result in found.items():
-        assert (result.estimator, result.status) == (
-            truth[layer].estimator,
-            truth[layer].status,
-        )
-        if result.status == "ok":
-            assert result.trace == pytest.approx(truth[layer].trace, rel=1e-9)
+        own = {"hessian_trace": {"backend": "pyhessian", **how}, "mode": mode}
+        with refuses(words):
+            diagnose(mlp(), pair(6, 4), "hessian_trace", options=own)

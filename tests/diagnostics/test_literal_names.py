@@ -6,7 +6,6 @@ import pytest
 from matplotlib.text import Text
 
 from diagnostics import plots
-from diagnostics.plots import drawing
 from diagnostics.plots.page import figure_of
 from tests.diagnostics.made import decision, diagnosis, results
 
@@ -58,16 +57,3 @@ def test_dollar_signs_in_names_are_drawn_as_they_are(name):
     ]
     assert drawn
     assert not any(text.get_parse_math() for text in drawn)
-
-
-def test_powers_of_ten_and_titles_of_the_user_stay_formulas():
-    with drawing.canvas(None) as axes:
-        axes.set_yscale("log")
-        axes.plot([1, 2], [1e-9, 1e3], label=named("a"))
-        drawing.legend(axes)
-    figure_of(axes).canvas.draw()
-    powers = [label for label in axes.get_yticklabels() if "$" in label.get_text()]
-    assert powers
-    assert all(label.get_parse_math() for label in powers)
-    axes.set_title(r"$\alpha$")
-    assert axes.title.get_parse_math()

@@ -149,15 +149,6 @@ def test_while_workers_start(tmp_path, seconds):
     assert Run(tmp_path / FOLDER).config["workers"] == 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGHUP])
-def test_other_signals_say_the_same(tmp_path, by):
-    code, lines = interrupted(
-        tmp_path, *RUN, "--workers", "2", until=while_workers_start(0.4), by=by
-    )
-    assert (code, lines) == (128 + by, [BEGUN])
-
-
 @pytest.mark.parametrize(
     "by",
     [

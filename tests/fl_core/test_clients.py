@@ -10,7 +10,6 @@ import torch
 from fl_core import tree
 from fl_core.algorithms import Message, Round, State, registry
 from fl_core.algorithms.averaging import FedAvg
-from fl_core.errors import NonFiniteError
 from fl_core.records import writing
 from fl_core.rounds import batched
 from fl_core.rounds.clients import (
@@ -155,24 +154,3 @@ def test_a_job_leaves_what_it_was_given_untouched():
     assert given.state.trees.keys() == {"model", "extra"}
     assert result.state.trees.keys() == {"model", "extra", OPTIMIZER_TREE}
     assert result.state.trees["model"] == {}
-
-
-def test_one_thread_trains_and_the_setting_comes_back():
-    client_runner, start = ready()
-    seen = []
-    client_runner.workspace.model.register_forward_pre_hook(
-        lambda *_: seen.append(torch.get_num_threads())
-    )
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        client_runner.run(job(start))
-        broken = {
-            name: torch.full_like(value, torch.nan) for name, value in start.items()
-        }
-        with pytest.raises(NonFiniteError):
-            client_runner.run(job(broken))
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-    assert set(seen) == {1}

@@ -101,11 +101,3 @@ def test_a_decision_waits_for_the_first_reply(name):
     head = played.engine.algorithm.plan.head_tensors
     assert head
     assert all(torch.equal(first[name], last[name]) for name in head)
-
-
-def test_a_rate_touches_no_other_draw():
-    """Whoever is not lost trains on the same batches, with the same dropout, as in a run that loses nobody."""
-    small = play(model="drop", client_dropout=1e-12)
-    usual = play(model="drop")
-    assert small.rows == usual.rows
-    assert small.everything() == usual.everything()

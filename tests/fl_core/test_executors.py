@@ -17,7 +17,7 @@ from fl_core.algorithms import Message, Round, State, base, registry
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.errors import NonFiniteError, RunError
 from fl_core.rounds.clients import ClientReply, ScoreRequest, TrainRequest
-from fl_core.rounds.workers import ALLOCATOR, Child, Workers, receive, send, stream_of
+from fl_core.rounds.workers import Child, Workers, receive, send, stream_of
 from fl_core.run import runner
 from tests.conftest import (
     CONFIG,
@@ -201,14 +201,6 @@ def test_a_caller_that_wants_no_more_leaves_no_answer_behind(monkeypatch):
         assert [next(results).client for _ in range(taken)] == list(range(taken))
         results.close()
         assert not any(each.asked for each in workers._children)
-
-
-def test_workers_keep_what_the_user_sets_of_the_allocator(monkeypatch):
-    child = Mock()
-    monkeypatch.setattr("fl_core.rounds.workers.Child", child)
-    monkeypatch.setenv("MALLOC_TOP_PAD_", "7")
-    Workers(Mock(), 1)
-    assert child.call_args.args[1] == ALLOCATOR | {"MALLOC_TOP_PAD_": "7"}
 
 
 def test_an_interrupt_leaves_the_workers_to_be_killed(monkeypatch):

@@ -1,10 +1,7 @@
 """Runs by configuration: what is refused before any work, what a run leaves on disk, and going on from there."""
 
-import gc
-import itertools
 import re
 import warnings
-import weakref
 from dataclasses import replace
 from functools import cache
 
@@ -235,24 +232,6 @@ def test_the_first_epoch_is_the_one_that_playerfl_decides_on(
             torch.tensor(values, dtype=torch.float64),
             importance.cumsum(0) / importance[0],
         )
-
-
-def test_a_run_that_is_dropped_leaves_memory_at_once():
-    """Tensors in a cycle of objects would wait for the collector, which does not see how large they are."""
-    gc.collect()  # once for all runs: it looks at everything that other tests left
-    gc.disable()
-    try:
-        for name, stack in itertools.product(
-            ("fedavg", "fedbabu", "ditto", "pfedla"), ("on", "off")
-        ):
-            data = federation()
-            config = CONFIG.with_keys(algorithm=name, rounds=1, stack=stack)
-            engine = runner.run(config, data=data, model=network("plain"))
-            held = [weakref.ref(data), weakref.ref(engine), weakref.ref(engine.clients)]
-            del data, engine
-            assert [each() for each in held] == [None] * 3, (name, stack)
-    finally:
-        gc.enable()
 
 
 def test_plans_that_do_not_fit_are_refused(tmp_path):
