@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,17 +82,6 @@ class Differentiable:
         torch.manual_seed(seed_of(self.seed, "curvature masks", index))
         x = x.to(self.dtype) if self.dtype and x.is_floating_point() else x
         return call_with(self.model, {**self.parameters, **self.buffers}, x)
-
-    def at(self, parameters: Mapping[str, Tensor]) -> Differentiable:
-        """Return the same function with some parameters replaced, and with copies of all tensors."""
-        other = copy(self)
-        tensors = {**self.parameters, **parameters}
-        other.parameters = {
-            name: tensor.detach().clone().requires_grad_(tensor.is_floating_point())
-            for name, tensor in tensors.items()
-        }
-        other.buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
-        return other
 
     def forward(self, x: Tensor, y: Tensor, index: int) -> tuple[Tensor, Tensor]:
         """Return logits [n, C] and each sample's loss [n].
@@ -317,11 +305,6 @@ def rademacher(like: Tensor, generator: torch.Generator) -> Tensor:
         np.unpackbits(drawn.numpy())[:count]
     )  # eight a byte: drawing is what takes the time
     return bits.to(like.device).to(like.dtype).mul_(2).sub_(1).reshape(like.shape)
-
-
-def scale_of(tensor: Tensor) -> float:
-    """Return the root mean square of a tensor, so that a step is relative to it; 1 for zeros."""
-    return float(tensor.detach().square().mean().sqrt()) or 1.0
 
 
 def _linear(module: Any, a: Tensor, passes: int) -> Norms | None:

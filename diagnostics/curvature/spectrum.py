@@ -1,19 +1,8 @@
-"""The largest eigenvalues of each layer's diagonal block of the loss's Hessian.
-
-Checks on a few samples that products with the Hessian are the derivatives of the loss's gradient.
-
-Autograd's second derivatives can be wrong without an error. Torch's kernel for weight normalisation has such a fault.
-A test finds it for each layer: Hv is the derivative of the gradient along v, approximated by a central difference.
-
-The test computes in float64 where the model can. A step of eps^(1/3) gives a central difference its least error, about
-eps^(2/3). The tolerance eps^(1/4) is far above that error and far below a wrong formula's: 1e-4 in float64. Rounding
-divided by the step comes on top of it. Where two steps disagree, the gradient jumps between the points, as at a kink of
-ReLU. The difference then proves nothing.
-"""
+"""The largest eigenvalues of each layer's diagonal block of the loss's Hessian."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -24,11 +13,11 @@ from scipy.sparse.linalg import ArpackError, ArpackNoConvergence, LinearOperator
 from torch import Tensor, nn
 
 from fl_core.layers import Layer
-from fl_core.seeds import numpy_generator, torch_generator
+from fl_core.seeds import numpy_generator
 from fl_core.training.losses import Loss
 from fl_core.tree import set_mode
 
-from ..measurement import Batch, Data, batches
+from ..measurement import Data, batches
 from .exact import verdicts
 from .model import (
     CUT,
@@ -37,123 +26,8 @@ from .model import (
     NoProduct,
     curvature,
     differentiable_once,
-    rademacher,
-    scale_of,
     twice_differentiable,
 )
-
-SAMPLES = 2
-"""Samples of the check."""
-ROUNDING = 100
-"""Rounding errors of a gradient, in units of the type's resolution."""
-FINER = 16
-"""The ratio of the two steps."""
-
-
-def wrong_products(
-    run: Differentiable, first: Batch, layers: Mapping[str, Sequence[str]]
-) -> dict[str, str]:
-    """Return the layers whose Hessian-vector products are wrong, each with the reason.
-
-    Args:
-        first: the first batch; the check uses a few of its samples.
-        layers: names of the parameters of each layer. Their products must exist.
-    """
-    if not layers:
-        return {}
-    x, y = first[0][:SAMPLES], first[1][:SAMPLES]
-    try:
-        return _wrong(
-            Differentiable(run.model, run.loss, torch.float64, run.seed), x, y, layers
-        )
-    except (
-        RuntimeError,
-        TypeError,
-    ):  # the model has constants of another type, or the device has no float64
-        return _wrong(run.at({}), x, y, layers)
-
-
-def _wrong(
-    run: Differentiable, x: Tensor, y: Tensor, layers: Mapping[str, Sequence[str]]
-) -> dict[str, str]:
-    """Return the layers along which differences of gradients converge to something else than the product."""
-    every = [name for name, tensor in run.parameters.items() if tensor.requires_grad]
-    gradients = _gradients(run, x, y, every, create_graph=True)
-    size = float(_flat([g.detach() for g in gradients.values()]).norm())
-    generator = torch_generator(run.seed, "product check")
-    wrong = []
-    for layer, names in layers.items():
-        own = [gradients[name] for name in names]
-        tensors = [run.parameters[name] for name in names]
-        # an entry without a gradient stays as it is: an embedding's padding is a constant to autograd
-        scales = [
-            scale_of(tensor) * (gradient.detach() != 0).to(gradient)
-            for tensor, gradient in zip(tensors, own, strict=True)
-        ]
-        v = [rademacher(scale, generator) * scale for scale in scales]
-        hv = _flat(curvature(own, v, tensors))
-        eps = torch.finfo(v[0].dtype).eps
-        coarse = eps ** (1 / 3)
-        fine = coarse / FINER
-
-        def apart(one: Tensor, other: Tensor, step: float, eps: float = eps) -> bool:
-            length = max(float(one.norm()), float(other.norm()))
-            tolerance = eps**0.25 * length + ROUNDING * eps / step * size
-            return not float((one - other).norm()) <= tolerance
-
-        first = _difference(run, x, y, names, v, coarse)
-        if apart(first, hv, coarse):
-            second = _difference(run, x, y, names, v, fine)
-            if apart(second, hv, fine) and not apart(second, first, fine):
-                wrong.append(layer)
-    reason = "the second derivative of an operation is wrong: Hv is not the derivative of the gradient"
-    return dict.fromkeys(wrong, reason)
-
-
-def _difference(
-    run: Differentiable,
-    x: Tensor,
-    y: Tensor,
-    names: Sequence[str],
-    v: Sequence[Tensor],
-    step: float,
-) -> Tensor:
-    """Return the central difference of the gradients along v, as one vector."""
-    ends = []
-    for way in (step, -step):
-        moved = {
-            name: run.parameters[name].detach() + way * w
-            for name, w in zip(names, v, strict=True)
-        }
-        found = _gradients(run.at(moved), x, y, names)
-        ends.append(_flat([*found.values()]))
-    return (ends[0] - ends[1]) / (2 * step)
-
-
-def _gradients(
-    run: Differentiable,
-    x: Tensor,
-    y: Tensor,
-    names: Sequence[str],
-    *,
-    create_graph: bool = False,
-) -> dict[str, Tensor]:
-    """Return gradients of the summed loss, with zeros for a parameter that does not reach it."""
-    tensors = [run.parameters[name] for name in names]
-    _, losses = run.forward(x, y, 0)
-    found = torch.autograd.grad(
-        losses.sum(),
-        tensors,
-        create_graph=create_graph,
-        allow_unused=True,
-        materialize_grads=True,
-    )
-    return dict(zip(names, found, strict=True))
-
-
-def _flat(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([tensor.reshape(-1) for tensor in tensors]).double()
-
 
 DENSE = 40
 """Parameters up to which a block is written out whole."""
@@ -289,10 +163,7 @@ def hessian_spectrum(
             try:
                 if names:
                     block = BlockHessian(run, data, names, batch)
-                    values = _largest(block, k, tol, seed, layer.name)
-                    for wrong in wrong_products(run, first, {"": names}).values():
-                        raise NoProduct(wrong)
-                    found = values
+                    found = _largest(block, k, tol, seed, layer.name)
                 elif not layer.parameters:
                     status = "no parameters"
                 elif not lost:

@@ -27,7 +27,6 @@ from diagnostics.curvature.model import (
     differentiable_once,
     twice_differentiable,
 )
-from diagnostics.curvature.spectrum import wrong_products
 from diagnostics.curvature.trace import UNUSED
 from diagnostics.gradients import one_pass
 from diagnostics.measurement import (
@@ -231,8 +230,6 @@ def _norms(
         }
         used = {name: group for name, group in groups.items() if group}
         values, failures, n = released(run, data, used, batch)
-        sound = {name: used[name] for name in used if name not in failures}
-        failures |= wrong_products(run, first, sound)
     except LossNotFinite as error:
         why = str(error)
         n = sum(len(y) for _, y in batches(data, batch))
