@@ -26,6 +26,7 @@ from fl_core.training.phases import Training
 from fl_core.tree import preserve_state
 
 from . import select
+from .curve import SENSITIVITY
 from .diagnosis import measure_models
 from .inputs import client_models, fit_outputs
 from .load_weights import folder_kind
@@ -41,8 +42,6 @@ from .representation.embedding import embed, pool
 from .representation.features import PROBE, probe_set
 from .request import RARE, Request, chosen_metrics
 from .sensitivity import SensitivityAccumulator, recorded_rows
-
-SENSITIVITY = "federation_sensitivity"
 
 
 def instruments() -> Instruments:
@@ -355,7 +354,7 @@ def diagnose_run(
     knows_start = (
         found.header()["checkpoint"] == task.header("")["checkpoint"]
     )  # an own model may have others
-    if not knows_start and any(NULLS[name].shuffle is None for name in nulls.names):
+    if not knows_start and not all(NULLS[name].shuffles for name in nulls.names):
         raise UsageError(
             f"model must have the weights that {path} started from to measure null 'fresh'; got others. "
             "Pass the model as it was before the run."
@@ -431,7 +430,7 @@ def _with_nulls(
 
     def rows_of(null: str, draw: int) -> pd.DataFrame:
         data = null_data(task.data, null, task.config.execution.seed, draw)
-        trained = NULLS[null].shuffle is not None
+        trained = NULLS[null].shuffles
         alone = replace(request, resamples=0)
         return measured(replace(task, data=data), trained, alone).frame
 

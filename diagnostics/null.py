@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,15 +53,12 @@ class Null:
     Attributes:
         title: what is measured, as in "the same plan comes from ...".
         same: the conclusion if a decision stays the same on the null.
-        shuffle: ({client: samples of a split}, split, seed, draw, groups) -> the assignment. None: the data stay, and
-            untrained models are measured.
+        shuffles: whether its data are shuffled. If not, they stay, and untrained models are measured.
     """
 
     title: str
     same: str
-    shuffle: Callable[[Mapping[str, int], str, int, int, Groups], Shuffled] | None = (
-        None
-    )
+    shuffles: bool = True
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ def null_data(
     Raises:
         UsageError: the null is unknown.
     """
-    if NULLS[check_known("null", null, NULLS)].shuffle is None:
+    if not NULLS[check_known("null", null, NULLS)].shuffles:
         return data
     held: dict[str, dict[str, Split]] = {client.name: {} for client in data.clients}
     indices: dict[str, dict[str, np.ndarray]] = {
@@ -160,7 +158,7 @@ def null_samples(
         UsageError: the null is unknown, or samples cannot be shuffled between clients because there is one client or
             their shapes differ.
     """
-    if NULLS[check_known("null", null, NULLS)].shuffle is None:
+    if not NULLS[check_known("null", null, NULLS)].shuffles:
         return dict(data)
     if null == "clients" and len(data) < 2:
         raise UsageError(
@@ -216,13 +214,12 @@ def _shuffled(
     Args:
         places: of all clients' samples, one client after another.
     """
-    shuffle = NULLS[null].shuffle
-    assert shuffle is not None
     x, y = (torch.cat([getattr(p, name) for p in parts.values()]) for name in "xy")
     known = [part.groups for part in parts.values()]
     groups = None if any(own is None for own in known) else nested_groups(known)
     sizes = {name: len(part) for name, part in parts.items()}
-    orders = shuffle(sizes, split, seed, draw, groups)
+    draws = partial(numpy_generator, seed, f"null {null}", split, draw)
+    orders = _orders(null, sizes, draws, groups)
     ends = np.cumsum(list(sizes.values()))[:-1]
     for name, *taken in zip(parts, *(np.split(o, ends) for o in orders), strict=True):
         ascending = np.argsort(places[taken[0]], kind="stable")  # as in partitions
@@ -251,7 +248,7 @@ def on_null(
         UsageError: as :func:`null_samples` and :func:`untrained_copy`.
     """
     settings = {metric: dict(given) for metric, given in options.items()}
-    if NULLS[null].shuffle is None:
+    if not NULLS[null].shuffles:
         first = models if isinstance(models, nn.Module) else next(iter(models.values()))
         fresh = untrained_copy(first, seed) if nulls.start is None else nulls.start
         return (
@@ -323,58 +320,41 @@ def _permuted(draw: np.random.Generator, places: np.ndarray, groups: Groups) -> 
     )
 
 
-def _labels(
-    sizes: Mapping[str, int], split: str, seed: int, draw: int, groups: Groups = None
+def _orders(
+    null: str,
+    sizes: Mapping[str, int],
+    draws: Callable[..., np.random.Generator],
+    groups: Groups,
 ) -> Shuffled:
-    """Permute the labels of all clients together."""
-    generator = numpy_generator(seed, "null labels", split, draw)
-    return _permuted(generator, np.arange(sum(sizes.values())), groups)
-
-
-def _labels_within(
-    sizes: Mapping[str, int], split: str, seed: int, draw: int, groups: Groups = None
-) -> Shuffled:
-    """Permute each client's labels."""
-    ends = np.cumsum(list(sizes.values()))[:-1]
+    """Return the assignment of a null: the labels of all clients permuted, each client's, or all samples dealt anew."""
+    places = np.arange(sum(sizes.values()))
+    if null != "labels_within":
+        inputs, labels = _permuted(draws(), places, groups)
+        return (labels, labels) if null == "clients" else (inputs, labels)
+    ends = np.cumsum([*sizes.values()])[:-1]
     parts = [
-        _permuted(
-            numpy_generator(seed, "null labels_within", split, draw, name), own, groups
-        )
-        for name, own in zip(
-            sizes, np.split(np.arange(sum(sizes.values())), ends), strict=True
-        )
+        _permuted(draws(name), own, groups)
+        for name, own in zip(sizes, np.split(places, ends), strict=True)
     ]
-    inputs, labels = zip(*parts, strict=True)
-    return np.concatenate(inputs), np.concatenate(labels)
-
-
-def _clients(
-    sizes: Mapping[str, int], split: str, seed: int, draw: int, groups: Groups = None
-) -> Shuffled:
-    """Assign all clients' samples to them at random."""
-    generator = numpy_generator(seed, "null clients", split, draw)
-    order = _permuted(generator, np.arange(sum(sizes.values())), groups)[1]
-    return order, order
+    each = zip(*parts, strict=True)
+    return np.concatenate(next(each)), np.concatenate(next(each))
 
 
 NULLS: dict[str, Null] = {
     "labels": Null(
         "permuted labels",
         "this evidence does not depend on your data's labels",
-        _labels,
     ),
     "labels_within": Null(
         "labels permuted within each client",
         "this evidence does not depend on which of a client's samples has which label",
-        _labels_within,
     ),
     "clients": Null(
         "samples dealt to clients at random",
         "this evidence does not depend on how your clients differ",
-        _clients,
     ),
     "fresh": Null(
-        "the untrained common start", "this evidence does not depend on training"
+        "the untrained common start", "this evidence does not depend on training", False
     ),
 }
 """The nulls by name. Labels and samples are shuffled split by split: no test sample is trained on."""
@@ -410,7 +390,7 @@ def rows_of_nulls(
     """
     tables = []
     for null in nulls.names:
-        shuffles = NULLS[null].shuffle is not None
+        shuffles = NULLS[null].shuffles
         for draw in range(1, (nulls.draws if shuffles else 1) + 1):
             table = measured(null, draw)
             tables.append(mark_null(table, null, draw, kept and shuffles))

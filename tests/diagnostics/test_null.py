@@ -34,7 +34,7 @@ from fl_core.run.restore import load_models
 from tests.conftest import TOY, refuses
 from tests.networks import Wired
 
-SHUFFLED = [name for name, null in NULLS.items() if null.shuffle is not None]
+SHUFFLED = [name for name, null in NULLS.items() if null.shuffles]
 SENSITIVITY = "federation_sensitivity"
 
 

@@ -47,15 +47,6 @@ def of_a(data, metrics, groups=None, **how):
     return measure([subject], layers, metrics, loss=CE, **how)
 
 
-def test_draws_are_by_seed_and_client_and_one_part_has_none():
-    drawn = draws(4, 50, 7, "a")
-    assert np.array(drawn).shape == (50, 4)
-    assert {sum(times) for times in drawn} == {4}
-    assert drawn == draws(4, 50, 7, "a") != draws(4, 50, 8, "a")
-    assert drawn != draws(4, 50, 7, "b")
-    assert draws(1, 50, 7, "a") == draws(0, 50, 7, "a") == []
-
-
 @pytest.mark.parametrize("n_batches", [2, 13])
 def test_a_resample_is_the_measurement_of_the_redrawn_batches(n_batches):
     """Thirteen batches are dealt to ten parts: batches 0 and 10 are drawn together."""

@@ -5,7 +5,6 @@ from collections import Counter
 from itertools import product
 
 import numpy as np
-import pytest
 from scipy.stats import binom, norm
 
 from diagnostics.curve import curve_of, stability
@@ -127,11 +126,3 @@ def test_resamples_of_measurement_errors():
         stability(both, RULES["sensitivity_ratio"].cut, 1.25, 2, 0)["of"]
         == "clients and measurement errors"
     )
-
-
-def test_resamples_below_zero_have_no_decision():
-    one = curve({"a": [1.0, 2.0, 3.0, 4.0]}, stderr={"a": 1.0})
-    found = stability(one, RULES["knee"].cut, 1.2, 1, seed=0, resamples=N)
-    positive = math.prod(norm.cdf(v) for v in (1, 2, 3, 4))
-    assert likely(found["undecided"], 1 - positive)
-    assert sum(found["cuts"].values()) + found["undecided"] == pytest.approx(1)

@@ -172,20 +172,6 @@ def test_mean_interval():
     )
 
 
-@settings(max_examples=100, deadline=None)
-@given(
-    st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=8),
-    st.booleans(),
-)
-def test_incentive_by_counting(clients, higher):
-    sign = 1 if higher else -1
-    count = sum(sign * p > sign * s and sign * p > sign * g for p, s, g in clients)
-    personal, local, fedavg = zip(*clients, strict=True)
-    assert statistics.incentive(personal, local, fedavg, higher) == pytest.approx(
-        count / len(clients)
-    )
-
-
 def test_incentive_aligns_clients():
     personal = pd.Series({"a": 1.0, "b": 5.0})
     local, fedavg = pd.Series({"b": 2.0, "a": 2.0}), pd.Series({"b": 0.0, "a": 0.0})

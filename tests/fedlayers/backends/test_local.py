@@ -195,17 +195,6 @@ def test_a_run_that_arrived_in_part_is_begun_or_goes_on(tmp_path):
         assert contents(home.path) == contents(tmp_path / "run")
 
 
-def test_parcels_are_closed_when_they_are_large(tmp_path, monkeypatch):
-    TrainingJob(tmp_path / "run", CONFIG, until=1).carry_out()
-    monkeypatch.setattr(local, "BYTES", 1)
-    parcels = list(changed_files(tmp_path / "run", {}, over=True))
-    assert {len(parcel) for parcel in parcels} == {1}
-    names = [name for parcel in parcels for name in parcel]
-    assert names.index("checkpoints/000001.json") > max(
-        k for k, name in enumerate(names) if "blobs/" in name
-    )
-
-
 @pytest.mark.parametrize("name", ["../config.json", "/etc/passwd", "blobs/x", "a.py"])
 def test_what_is_no_file_of_a_run_is_not_written(tmp_path, name):
     with pytest.raises(RunError, match="name of a file"):
