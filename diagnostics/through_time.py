@@ -141,7 +141,8 @@ def through_time(
             found = chosen(found, len(found) if names else CLIENTS)
             context = {"round": number, "model": kind, "run": Path(path).name}
             context["seed"] = task.config.execution.seed
-            same = kind == "global" or _alike(list(found.values()))
+            digests = {tree.digest(tree.state_dict(each)) for each in found.values()}
+            same = kind == "global" or len(found) > len(digests) == 1
             if names or not same:
                 how = {"context": context, "progress": False, **options}
                 each = diagnose_models(task, found, names or MAP, **how)
@@ -211,12 +212,6 @@ def spaced(items: Sequence[Any], most: int) -> list[Any]:
     """Return at most so many items, evenly spaced, with the first and the last."""
     at = np.linspace(0, len(items) - 1, min(most, len(items))).round().astype(int)
     return [items[k] for k in at]
-
-
-def _alike(models: Sequence[Any]) -> bool:
-    """Return whether several clients have one model, as if they share all layers."""
-    digests = {tree.digest(tree.state_dict(model)) for model in models}
-    return len(models) > 1 and len(digests) == 1
 
 
 def _with_null(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -68,7 +69,8 @@ class Layer:
     @property
     def weights(self) -> tuple[str, ...]:
         """Return the names of the parameters that are not biases."""
-        return tuple(name for name in self.parameters if not _is_bias(name))
+        biases = re.compile(r"(^|\.)bias[^.]*$|bias$")
+        return tuple(name for name in self.parameters if not biases.search(name))
 
     @property
     def is_frozen(self) -> bool:
@@ -84,11 +86,6 @@ def tensor_in_layer(tensor: str, layers: Iterable[Layer]) -> str:
     """
     layer = next((layer.name for layer in layers if tensor in layer.tensors), "?")
     return f"{tensor!r} (layer {layer!r})"
-
-
-def _is_bias(name: str) -> bool:
-    last = name.rpartition(".")[2]
-    return last.startswith("bias") or last.endswith("bias")
 
 
 def layers_of(

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from traceback import walk_stack
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TextIO
 
@@ -214,7 +215,8 @@ def end_on_signals(
     """
 
     def interrupted(number: int, frame: FrameType | None) -> None:
-        if _importing(frame):
+        around = (each.f_code.co_filename for each, _ in walk_stack(frame))
+        if any(name.startswith("<frozen importlib") for name in around):
             _end_at_once(number, goes_on())
         raise TerminationSignal(number)
 
@@ -282,14 +284,6 @@ def end_with_parent() -> None:
         threading.Thread(
             target=lambda: os._exit(bool(wait([sentinel]))), daemon=True
         ).start()
-
-
-def _importing(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _say(goes_on: str) -> None:

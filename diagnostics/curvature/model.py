@@ -367,7 +367,9 @@ def patches_of(
     The patches are a function from a slice of the samples to [n, groups, i, L].
     """
     spatial = len(module.kernel_size)
-    a = _pad(module, a)
+    # "same", circular, reflecting or replicating, too
+    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+    a = F.pad(a, module._reversed_padding_repeated_twice, mode=mode)
 
     def windows_of(rows: slice) -> Tensor:
         windows = a[rows]
@@ -389,15 +391,6 @@ def patches_of(
         )
 
     return patches, tuple(windows_of(slice(0, 1)).shape[2 : 2 + spatial])
-
-
-def _pad(module: Any, a: Tensor) -> Tensor:
-    """Return a convolution's input with the module's own padding.
-
-    Padding may be "same", circular, reflecting or replicating.
-    """
-    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-    return F.pad(a, module._reversed_padding_repeated_twice, mode=mode)
 
 
 def _outer_norm(

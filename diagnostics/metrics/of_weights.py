@@ -124,21 +124,16 @@ def bn_scale(model: nn.Module, layer: Layer, probe: LayerProbe) -> float:
 
     Memory: one layer's scales of one client at a time.
     """
-    scales = _scales(model)
-    gammas = [model.get_parameter(name) for name in layer.parameters if name in scales]
-    if not gammas:
-        raise NoValue("no normalisation with a scale in the layer")
-    return float(finite_entries(gammas, "scales", layer).abs().mean())
-
-
-def _scales(model: nn.Module) -> set[str]:
-    """Return the names of the scales of a model's normalisations."""
     modules = model.named_modules(remove_duplicate=False)
-    return {
+    scales = {
         f"{path}.weight".lstrip(".")
         for path, module in modules
         if isinstance(module, NORMS)
     }
+    gammas = [model.get_parameter(name) for name in layer.parameters if name in scales]
+    if not gammas:
+        raise NoValue("no normalisation with a scale in the layer")
+    return float(finite_entries(gammas, "scales", layer).abs().mean())
 
 
 @dataclass(frozen=True)

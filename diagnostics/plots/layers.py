@@ -436,14 +436,10 @@ def _cloud(
         ax.legend(handles, names, borderaxespad=0, ncols=columns, **place)
     alike = "" if "style" in looks else ", clients drawn alike"
     large = "\nlarge: centres of client and class" if centres else ""
-    ax.set(xticks=[], yticks=[], xlabel=_said(frame) + alike + large, ylabel="")
+    perplexity = frame.attrs.get("perplexity")
+    by = f", t-SNE, perplexity {perplexity:.3g}" if perplexity else ""
+    label = f"{len(frame)} samples{by}{alike}{large}"
+    ax.set(xticks=[], yticks=[], xlabel=label, ylabel="")
     ax.grid(False)
     ax.spines[:].set_visible(True)
     ax.set_aspect("equal", adjustable="datalim")
-
-
-def _said(frame: pd.DataFrame) -> str:
-    perplexity = frame.attrs.get("perplexity")
-    return f"{len(frame)} samples" + (
-        f", t-SNE, perplexity {perplexity:.3g}" if perplexity else ""
-    )

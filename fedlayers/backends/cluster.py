@@ -310,7 +310,12 @@ class Actors:
             try:
                 return pickle.loads(self._ray.get(reference))
             except lost:
-                self._lost(actor)
+                self._actors.remove(actor)
+                if not self._actors:
+                    raise WorkerError(
+                        f"{self._names[actor]} is lost, the last one that trained clients. Start the command again."
+                    ) from None
+                warn(f"{self._names[actor]} is lost: its client is trained elsewhere")
                 return None
 
         yield from in_order(
@@ -321,14 +326,6 @@ class Actors:
             lambda some: self._ray.wait(some)[0],
             answer,
         )
-
-    def _lost(self, actor: object) -> None:
-        self._actors.remove(actor)
-        if not self._actors:
-            raise WorkerError(
-                f"{self._names[actor]} is lost, the last one that trained clients. Start the command again."
-            )
-        warn(f"{self._names[actor]} is lost: its client is trained elsewhere")
 
     def close(self) -> None:
         """End the actors, and the cluster if it was started here."""

@@ -114,7 +114,9 @@ def with_adapters(
         UsageError: peft is not installed, a target is no linear layer, or the model does not end in one.
     """
     head = head_path(model, example, exact=False)
-    trains = None if _is_pretrained(model, head) else head
+    outputs = getattr(model, "get_output_embeddings", lambda: None)()
+    # a language model's last layer is pretrained, and often tied to the embedding
+    trains = None if outputs is model.get_submodule(head) else head
     names = {id(tensor): name for name, tensor in tree.named_tensors(model).items()}
     paths = _target_paths(model, lora, head)
     of_path = {path: names[id(model.get_submodule(path).weight)] for path in paths}
@@ -148,13 +150,6 @@ def adapt(model: nn.Module, lora: Lora, head: str, seed: int) -> nn.Module:
     for parameter in adapted.get_submodule(head).parameters():
         parameter.requires_grad_(True)
     return adapted
-
-
-def _is_pretrained(model: Any, head: str) -> bool:
-    """Return whether the last layer is a language model's, which is pretrained and often tied to the embedding."""
-    if not hasattr(model, "get_output_embeddings"):
-        return False
-    return model.get_output_embeddings() is model.get_submodule(head)
 
 
 def _parts(layer: Layer, of_path: Mapping[str, str], live: Tree) -> list[Layer]:

@@ -213,6 +213,3 @@ class StoppingRule:
                 for name, of_round in seen.items()
             }
         return rule
-
-
-# --- divergence ------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import subprocess
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from safetensors.torch import save
 from torch import Tensor
@@ -40,9 +40,6 @@ from fl_core.records.store import (
 )
 from fl_core.storage import Folder, merge_trees, sha, sign
 from fl_core.tree import clone
-
-if TYPE_CHECKING:
-    pass
 
 _BLOB = re.compile(r"[0-9a-f]{64}\.safetensors")
 _PART = re.compile(

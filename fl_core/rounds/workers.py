@@ -340,7 +340,9 @@ def send(stream: Stream, message: object, last: Sent | None = None) -> None:
     pickler.dump(message)
     now: Sent = {}
     for key, tensor in pickler.tensors.items():
-        dense = _dense(tensor)
+        dense = tensor.detach().resolve_neg()
+        if not dense.is_contiguous():
+            dense = dense.clone()  # has fewer gaps in memory
         form = dense.dtype, dense.shape, dense.stride(), tensor.requires_grad
         memory = _bytes_of(dense)
         now[key] = form, memory if last is None else bytes(memory)
@@ -397,12 +399,6 @@ def _fill(stream: Stream, memory: memoryview) -> None:
     """
     if stream.readinto(memory) < len(memory):
         raise EOFError
-
-
-def _dense(tensor: Tensor) -> Tensor:
-    """Return the tensor, or its clone if that has fewer gaps in memory."""
-    tensor = tensor.detach().resolve_neg()
-    return tensor if tensor.is_contiguous() else tensor.clone()
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

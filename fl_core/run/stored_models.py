@@ -89,14 +89,6 @@ def store(
     files.write(f"{name}.json", sign(stored))
 
 
-def choice_of(path: Path | str) -> Path | None:
-    """Return the folder of the choice at a path, also of a study's; None if there is none."""
-    for found in (Path(path), Path(path) / "race"):
-        if (found / "choice.json").is_file():
-            return found
-    return None
-
-
 def export(
     path: Path | str,
     out: Path | str,
@@ -129,7 +121,8 @@ def export(
         UsageError: there is no such run, choice, model or client; or the file exists.
         CorruptError: stored files are damaged.
     """
-    out, choice = Path(out), choice_of(path)
+    out, places = Path(out), (Path(path), Path(path) / "race")  # a study's is in race
+    choice = next((each for each in places if (each / "choice.json").is_file()), None)
     if choice is None:
         if baseline or fallback:
             what = "a baseline" if baseline else "a fallback"

@@ -284,12 +284,15 @@ def assemble(
         tuple(said),
     )
     decides = task.algorithm(plan).decides  # its own configuration is checked here, too
-    if (
-        config.model.adapt
-        and plan is None
-        and (decides or config.federation.plan == AUTO)
-    ):
-        _check_steps(data, int(config.training.batch_size or 1))
+    measures = plan is None and (decides or config.federation.plan == AUTO)
+    batch = int(config.training.batch_size or 1)
+    single = [client.name for client in data.clients if len(client.train) <= batch]
+    if config.model.adapt and measures and single:
+        # in the first step B is zero, so that A has no gradient
+        raise UsageError(
+            f"batch_size must be below each client's training samples to measure adapters; got {batch}, which is one "
+            f"step at {listing(single)}. Lower it, or give a plan."
+        )
     return task
 
 
@@ -587,16 +590,6 @@ def _made_up(config: RunConfig, own: object, data: FederatedData) -> list[str]:
         f"{named} names no clients: its samples are divided among {len(data.clients)} made-up clients "
         f"({data.partition.kind!r}). {way}. Or confirm with partition or clients."
     ]
-
-
-def _check_steps(data: FederatedData, batch: int) -> None:
-    """Check that the first epoch has more than a step. In the first one B is zero, so that A has no gradient."""
-    single = [client.name for client in data.clients if len(client.train) <= batch]
-    if single:
-        raise UsageError(
-            f"batch_size must be below each client's training samples to measure adapters; got {batch}, which is one "
-            f"step at {listing(single)}. Lower it, or give a plan."
-        )
 
 
 def _check_batches(model: nn.Module, data: FederatedData, config: RunConfig) -> None:

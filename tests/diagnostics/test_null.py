@@ -167,19 +167,6 @@ def test_nulls_stand_beside_the_values_and_change_none(plain, report, tmp_path):
     assert album(table).keys() == album(plain.frame).keys()
 
 
-def test_a_null_is_what_measuring_its_data_gives(task, report):
-    data = null_data(task.data, "clients", task.config.execution.seed, 2)
-    alone = measure.diagnose_task(
-        replace(task, data=data), [SENSITIVITY, "cka"], progress=False
-    )
-    second = nulls_in(report.table)["clients"][1]
-    pd.testing.assert_frame_equal(
-        second.drop(columns="model"), alone.frame.drop(columns="model")
-    )
-    values = report.values(SENSITIVITY, "training")
-    assert not np.allclose(values, alone.values(SENSITIVITY, "training"))
-
-
 def test_the_picture_of_a_curve_has_a_grey_line_for_each_draw(plain, report):
     """The mean over clients of each draw stands beside the lines without nulls."""
     for metric in ("cka", SENSITIVITY):

@@ -1,5 +1,6 @@
 """Runs by configuration: what is refused before any work, what a run leaves on disk, and going on from there."""
 
+import json
 import re
 import warnings
 from dataclasses import replace
@@ -15,7 +16,7 @@ from fl_core.config import RunConfig
 from fl_core.data import Split
 from fl_core.layers import layers_of
 from fl_core.models import example
-from fl_core.plan import LayerPlan
+from fl_core.plan import Evidence, LayerPlan
 from fl_core.records import store, writing
 from fl_core.rounds.steering import Instruments
 from fl_core.run import runner
@@ -211,6 +212,24 @@ def test_the_models_of_a_checkpoint_are_those_of_the_run(case, undisturbed):
         assert {k: tree.digest(tree.state_dict(m)) for k, m in found.items()} == {
             k: tree.digest(t) for k, t in trees.items()
         }
+
+
+def test_a_run_says_that_its_plan_was_edited(tmp_path, recwarn):
+    layers, path = runner.assemble(HEART).layers, tmp_path / "plan.json"
+    config = HEART.with_keys(algorithm="fedper", plan=str(path), rounds=2)
+    decided = LayerPlan.prefix(layers, 2, Evidence(rule="sensitivity_ratio"))
+    decided.save(path)
+    runner.run(config, tmp_path / "unedited", progress=False, until=1)
+    assert "edited" not in "".join(str(each.message) for each in recwarn)
+    path.write_text(json.dumps({**decided.to_json(), "shared": ["fc1"]}))
+    with pytest.warns(UserWarning, match=r"\(was sensitivity_ratio\)"):
+        runner.run(config, tmp_path / "run", progress=False, until=1)
+    path.unlink()
+    plan = runner.resume(tmp_path / "run", progress=False).algorithm.plan
+    assert plan.shared == ("fc1",)
+    assert plan.why.rule == "edited by hand (was sensitivity_ratio)"
+    again = runner.assemble(config.with_keys(plan=str(tmp_path / "run")))
+    assert again.plan == plan
 
 
 def test_the_first_epoch_is_the_one_that_playerfl_decides_on(
