@@ -133,8 +133,7 @@ def check_known(kind: str, name: str, known: Iterable[str]) -> str:
     """Return ``name`` if it is one of ``known``.
 
     Raises:
-        UsageError: it is unknown. The message names the kind, the nearest valid name, and the known ones. If this
-            version removed it, the message names its replacement.
+        UsageError: it is unknown. The message names the kind, the nearest valid name, and the known ones.
     """
     known = list(known)
     if name in known:

@@ -221,14 +221,17 @@ class ClientRunner:
         algorithm = self.algorithm
         state = State(dict(request.state.trees), dict(request.state.meta))
         optimizer = state.trees.pop(OPTIMIZER_TREE, {})
-        ctx = self._context(
-            algorithm,
-            request.client,
-            request.rnd.index,
-            request.message.trees.get("model", {}),
-        )
-        ctx.submodel = algorithm.submodel(request.rnd, request.client)
-        start = self._begin(algorithm, request, state, ctx)
+        client, index = request.client, request.rnd.index
+        ctx = self._context(client, index, request.message.trees.get("model", {}))
+        ctx.submodel = algorithm.submodel(request.rnd, client)
+        self.workspace.hold(ctx.submodel)
+        # the weights at which training starts have a random stream of their own
+        seed = algorithm.task_info.seed
+        seed = seeds.seed_of(seed, "modules", index, client, "begin")
+        with seeds.torch_seeded(seed), in_mode(self.workspace.model, True):
+            start: Tree = algorithm.call(
+                "client_start", state, request.message, ctx, request.rnd, client
+            )
         if "model" not in request.message.trees:
             ctx.reference = self._there(start)
         trained = {**state.trees, "model": start}
@@ -236,7 +239,7 @@ class ClientRunner:
         ctx.trees = {
             name: self._there(t) for name, t in beside.items() if name != "model"
         }
-        for phase in algorithm.call("phases", request.rnd, request.client):
+        for phase in algorithm.call("phases", request.rnd, client):
             of = f"tree of phase {phase.name!r}"
             key = check_known(of, phase.state_key, trained)
             answer = yield Part(phase, trained[key], ctx, optimizer)
@@ -245,16 +248,15 @@ class ClientRunner:
         trained |= {name: copy_to_cpu(kept) for name, kept in ctx.scratch.items()}
         local = trained["model"]
         message = algorithm.call(
-            "client_update", state, trained, ctx, request.rnd, request.client
+            "client_update", state, trained, ctx, request.rnd, client
         )
         if self.training.keep_optimizer:
             state.trees[OPTIMIZER_TREE] = optimizer
-        done = request.rnd.index + 1
         scores = self._scores(
-            request.client, local, request.score, LOCAL, done, ctx.submodel
+            client, local, request.score, LOCAL, index + 1, ctx.submodel
         )
         return ClientReply(
-            request.client,
+            client,
             message.clone(),  # it shares no memory with the client's state
             {LOCAL: scores} if scores else {},
             work=ctx.work,
@@ -262,31 +264,10 @@ class ClientRunner:
             models={LOCAL: local} if request.keep else {},
         )
 
-    def _begin(
-        self, algorithm: Algorithm, request: TrainRequest, state: State, ctx: Context
-    ) -> Tree:
-        """Return the weights at which local training starts, computed under a random stream of their own."""
-        seed = seeds.seed_of(
-            algorithm.task_info.seed,
-            "modules",
-            request.rnd.index,
-            request.client,
-            "begin",
-        )
-        self.workspace.hold(ctx.submodel)
-        with seeds.torch_seeded(seed), in_mode(self.workspace.model, True):
-            start: Tree = algorithm.call(
-                "client_start", state, request.message, ctx, request.rnd, request.client
-            )
-            return start
-
     def _finetune(self, request: FinetuneRequest) -> Parts:
-        algorithm = self.algorithm
         (tree,) = request.models.values()
-        ctx = self._context(
-            algorithm, request.client, request.done, tree, finetuning=True
-        )
-        for phase in algorithm.finetuning(request.done, request.client):
+        ctx = self._context(request.client, request.done, tree, finetuning=True)
+        for phase in self.algorithm.finetuning(request.done, request.client):
             check_known(f"tree of phase {phase.name!r}", phase.state_key, ("model",))
             answer = yield Part(phase, tree, ctx, {})
             assert answer is not None
@@ -310,15 +291,20 @@ class ClientRunner:
         return reply
 
     def _context(
-        self,
-        algorithm: Algorithm,
-        client: int,
-        index: int,
-        reference: Tree,
-        finetuning: bool = False,
+        self, client: int, index: int, reference: Tree, finetuning: bool = False
     ) -> Context:
+        seed, split = self.algorithm.task_info.seed, self.data.clients[client].train
+
         def batches(stream: str, share: float = 1.0) -> Iterator[tuple[Tensor, Tensor]]:
-            return self._batches(algorithm.task_info.seed, index, client, stream, share)
+            draws = seeds.torch_generator(seed, "batches", index, client, stream)
+            order = torch.randperm(len(split), generator=draws)
+            order = order[: max(1, round(share * len(split)))]
+            x = self.workspace.place(split.x[order])
+            y = split.y[order].to(self.workspace.device)
+            for part in batch_slices(
+                len(order), self.training.batch_size, whole=self.workspace.couples
+            ):
+                yield x[part], y[part]
 
         def score(model: Tree, what: str) -> dict[str, float]:
             present = self.workspace.submodel
@@ -330,11 +316,11 @@ class ClientRunner:
             return scores["validation"]
 
         return Context(
-            algorithm=algorithm.name,
+            algorithm=self.algorithm.name,
             round=index,
             client=client,
             client_name=self.data.clients[client].name,
-            n_train=len(self.data.clients[client].train),
+            n_train=len(split),
             criterion=self.criterion,
             forward=self.workspace.forward,
             reference=self._there(reference),
@@ -342,29 +328,9 @@ class ClientRunner:
             features=self.workspace.features,
             batches=batches,
             score=score,
-            labels=self.data.clients[client].train.y.to(self.workspace.device),
+            labels=split.y.to(self.workspace.device),
             finetuning=finetuning,
         )
-
-    def _batches(
-        self, seed: int, index: int, client: int, stream: str, share: float
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield batches of a share of a client's training samples, in a random order of their own.
-
-        At least one sample is used.
-        """
-        split = self.data.clients[client].train
-        order = torch.randperm(
-            len(split),
-            generator=seeds.torch_generator(seed, "batches", index, client, stream),
-        )
-        order = order[: max(1, round(share * len(split)))]
-        x = self.workspace.place(split.x[order])
-        y = split.y[order].to(self.workspace.device)
-        for part in batch_slices(
-            len(order), self.training.batch_size, whole=self.workspace.couples
-        ):
-            yield x[part], y[part]
 
     def _there(self, source: Tree) -> Tree:
         return {

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import compress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from safetensors.torch import save
@@ -535,11 +534,8 @@ class Predictions(Displayed):
             raise UsageError(
                 "the model must predict classes; got a number. Use the outputs."
             )
-        return (
-            self.outputs
-            if self.task == MULTILABEL
-            else class_logits(self.outputs, len(self.classes))
-        )
+        single = self.outputs.shape[1] < len(self.classes)
+        return build("bce").logits(self.outputs) if single else self.outputs
 
     @cached_property
     def probabilities(self) -> Tensor:
@@ -589,28 +585,12 @@ class Predictions(Displayed):
             names["unlike training"] = self.notes
         if not self.classes:
             return pd.DataFrame({**names, "predicted": self.outputs[:, 0].numpy()})
-        values = SCORES[scores](self)
         lines = pd.DataFrame({**names, "predicted": self.labels})
-        if values is None:
+        if scores == "none":
             return lines
         columns = [f"{scores} {name}" for name in self.classes]
-        return pd.concat(
-            [lines, pd.DataFrame(np.asarray(values), columns=columns)], axis=1
-        )
+        values = pd.DataFrame(getattr(self, SCORES[scores]).numpy(), columns=columns)
+        return pd.concat([lines, values], axis=1)
 
 
-SCORES: dict[str, Callable[[Predictions], Tensor | None]] = {
-    "probability": lambda made: made.probabilities,
-    "logit": lambda made: made.logits,
-    "none": lambda made: None,
-}
-
-
-def class_logits(outputs: Tensor, n_classes: int) -> Tensor:
-    """Return a logit for each class, [n, C], of the outputs of a model of classes.
-
-    >>> class_logits(torch.tensor([[2.0]]), 2)
-    tensor([[0., 2.]])
-    """
-    single = outputs.shape[1] == 1 and n_classes == 2
-    return torch.cat([torch.zeros_like(outputs), outputs], dim=1) if single else outputs
+SCORES = {"probability": "probabilities", "logit": "logits", "none": ""}

@@ -508,25 +508,6 @@ def _with_stack(config: RunConfig, criterion: Loss, model: nn.Module) -> RunConf
     return config.with_keys(stack="on" if stacked else "off")
 
 
-def _class_weights(config: RunConfig, data: FederatedData) -> tuple[float, ...] | None:
-    """Return the weights of classes in the loss, or None without any.
-
-    Balanced weights use all clients' training samples together. The clients' losses then add up to the centralised loss
-    with the same weights. Weights by each client's own frequencies would change the common objective if the clients'
-    classes differ. They would also increase the mismatch of local and global imbalance (Wang et al., Addressing Class
-    Imbalance in Federated Learning, AAAI 2021).
-    """
-    weights = weights_of(config.training.class_weights)
-    if isinstance(weights, str):
-        known = data.task == CLASSIFICATION
-        return (
-            losses.balanced_weights(data.class_counts().sum().tolist(), data.classes)
-            if known
-            else ()
-        )
-    return weights
-
-
 def _criterion(config: RunConfig, data: FederatedData) -> Loss:
     """Return the loss that a configuration names, with its class weights."""
     criterion = losses.build(
@@ -538,7 +519,12 @@ def _criterion(config: RunConfig, data: FederatedData) -> Loss:
     if data.preprocessing is not None and data.preprocessing.target:
         mean, deviation = data.preprocessing.target
         return losses.Standardised(criterion, mean, deviation)
-    weights = _class_weights(config, data)
+    weights = weights_of(config.training.class_weights)
+    if isinstance(weights, str):
+        weights = ()
+        if data.task == CLASSIFICATION:
+            counts = data.class_counts().sum().tolist()
+            weights = losses.balanced_weights(counts, data.classes)
     if weights is None:
         return criterion
     weighted = losses.ClassWeighted(criterion, weights)
