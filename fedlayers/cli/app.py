@@ -73,10 +73,12 @@ ABOUT = (
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the program. An error gives one line, and exit code 2 for usage, 1 for a failure, 128 + N for signal N."""
     _open_streams()
+    shown = _Printable(sys.stdout)
     try:
-        _main(list(sys.argv[1:] if argv is None else argv))
+        with shown.until_closed():  # help, too
+            _main(list(sys.argv[1:] if argv is None else argv))
     finally:
-        _Printable(sys.stdout).flush()
+        shown.flush()
 
 
 def _open_streams() -> None:
@@ -213,16 +215,17 @@ class _Printable:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        with self._until_closed():
+        with self.until_closed():
             self._stream.write("\n".join(map(printable, text.split("\n"))))
         return len(text)
 
     def flush(self) -> None:
-        with self._until_closed():
+        with self.until_closed():
             self._stream.flush()
 
     @contextmanager
-    def _until_closed(self) -> Iterator[None]:
+    def until_closed(self) -> Iterator[None]:
+        """Drop the rest of the text once its reader is gone."""
         try:
             yield
         except BrokenPipeError:

@@ -423,7 +423,8 @@ def test_own_table_and_own_model_of_the_working_folder(own_data):
     assert "only in the plan: " in said
 
 
-def test_output_that_nobody_reads_to_the_end_is_no_error(tmp_path):
+@pytest.mark.parametrize("words", [["list", "datasets"], ["run", "--help"], ["help"]])
+def test_output_that_nobody_reads_to_the_end_is_no_error(words, tmp_path):
     """As in ``fedlayers list datasets | head -1``: no traceback at the end."""
     env = {
         **os.environ,
@@ -431,7 +432,7 @@ def test_output_that_nobody_reads_to_the_end_is_no_error(tmp_path):
         "PYTHONUNBUFFERED": "1",
     }
     code = "from fedlayers.cli.app import main; main()"
-    line = [sys.executable, "-c", code, "list", "datasets"]
+    line = [sys.executable, "-c", code, *words]
     process = subprocess.Popen(
         line,
         stdout=subprocess.PIPE,
