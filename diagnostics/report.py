@@ -195,9 +195,9 @@ class Report(Displayed):
         some = self.table["round"].isin(as_list("rounds", rounds))
         return replace(self, table=self.table[some].reset_index(drop=True))
 
-    def layer_map(self, gains: pd.DataFrame | None = None, width: float = 16.0) -> Any:
+    def layer_map(self, width: float = 16.0) -> Any:
         """Draw the layers down and the rounds across (:func:`diagnostics.plots.layer_map`)."""
-        return plots.layer_map(self.header, self.table, gains, width)
+        return plots.layer_map(self.header, self.table, width)
 
     def summary(self) -> Summary:
         """Return the mean over clients of each metric's default variant, a line a layer."""

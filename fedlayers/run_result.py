@@ -164,13 +164,10 @@ class RunResult(Displayed):
             found["model"] = original(self.engine.clients.client_runner.workspace.model)
         return found
 
-    def layer_map(
-        self, race: Any = None, width: float = 16.0, **how: Any
-    ) -> list[Axes]:
+    def layer_map(self, width: float = 16.0, **how: Any) -> list[Axes]:
         """Measure the layers after the stored rounds, and draw them (:func:`diagnostics.plots.layer_map`).
 
         Args:
-            race: what ``fl.choose`` returned, for a panel of what sharing gains.
             how: arguments of :func:`fl.through_time <diagnostics.through_time.through_time>`.
 
         Raises:
@@ -178,8 +175,7 @@ class RunResult(Displayed):
         """
         from diagnostics.through_time import through_time
 
-        report = through_time(self, **how)
-        return report.layer_map(None if race is None else race.gains(), width)
+        return through_time(self, **how).layer_map(width)
 
     def summary(self) -> Summary:
         """Return the scores on test samples, and the plan."""

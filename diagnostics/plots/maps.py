@@ -2,7 +2,7 @@
 
 The map has layers down and rounds across. A panel holds one number a layer and round. Its band says what the number
 would be if clients did not differ: the same model, measured on samples that were dealt to the clients at random. All
-points of a panel lie inside their bands with 95 %, so a point outside is more than chance.
+points of a map lie inside their bands with 95 %, so a point outside is more than chance.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ def _short(value: float | None) -> str:
 
 # --- the layer map ---------------------------------------------------------------------------------------------
 
-NULL, LEVEL = "clients", 0.95
+NULL, LEVEL, PANELS = "clients", 0.95, 3
+"""The null of the panels, and the level at which the bands of all of them hold together."""
 
 CM = 1 / 2.54
 PANEL = 4.0
@@ -180,20 +181,18 @@ class Panel:
 def layer_map(
     header: Mapping[str, Any],
     table: pd.DataFrame,
-    gains: pd.DataFrame | None = None,
     width: float = 16.0,
 ) -> list[Axes]:
-    """Draw how each layer behaves over the rounds: a lane a layer from input to output, and up to four panels.
+    """Draw how each layer behaves over the rounds: a numbered lane a layer from input to output, and up to four panels.
 
-    The panels say how far the clients' gradients agree, how far their weights part in a round, what one classifier for
-    all would lose, and what sharing up to a layer gains. All lanes of a panel have one scale, written at its top. A
-    grey band is where clients that do not differ would lie. A filled point lies outside its band, a hollow one within.
-    Layers that the run kept local are shaded. A layer with 0 by construction is hatched.
+    The panels say how far the clients' gradients agree, how far their weights part in a round, and what one classifier
+    for all would lose. If it was measured, the last says what tuning one layer alone recovers. No panel names a layer
+    to keep local. All lanes of a panel have one scale, written at its top. A grey band is where clients that do not
+    differ would lie. A filled point lies outside its band, a hollow one within. Layers that the run kept local are
+    shaded. A layer with 0 by construction is hatched.
 
     Args:
         header, table: of the report of :func:`diagnostics.through_time.through_time`.
-        gains: columns ``layer``, ``value``, ``low`` and ``high``: the gain in the score by sharing up to the layer, as
-            from ``gains()`` of a race.
         width: of the picture in cm, 4 to 100. Two panels fit into 8.
 
     Raises:
@@ -208,26 +207,24 @@ def layer_map(
             "Call through_time without metrics."
         )
     names = [layer.name for layer in layers if layer.weights]
-    most = max(1, int(width / PANEL)) - (gains is not None)
-    found = found[: max(1, most)]
-    count = len(found) + (gains is not None)
+    found = found[: max(1, int(width / PANEL))]
+    count = len(found)
     stored = header.get("plan")
     plan = None if stored is None else LayerPlan.from_json(stored).by_layer()
-    notes = _legend(found, plan, gains)
+    notes = _legend(found, plan)
     room = (0.055 * max(map(len, names)), 0.75 + 0.13 * len(notes))
     size = (width * CM - room[0]) / count, 0.30 * len(names)
     with axes_of(None, count, *size, columns=count, room=room) as drawn:
         axes = [panel.ax for panel in drawn]
-        for ax, panel in zip(axes, found, strict=False):
+        for ax, panel in zip(axes, found, strict=True):
             _draw(ax, panel.values.columns, panel)
-        if gains is not None:
-            _draw_gains(axes[-1], names, gains)
         for k, ax in enumerate(axes):
             for at, name in enumerate(names):
                 if plan is not None and not plan.get(name, True):
                     ax.axhspan(at, at + 1, color=SHADE, linewidth=0, zorder=0)
             ax.set(ylim=(len(names), 0))
-            ax.set_yticks(np.arange(len(names)) + 0.5, names if k == 0 else [])
+            lanes = [f"{at}  {name}" for at, name in enumerate(names, 1)]
+            ax.set_yticks(np.arange(len(names)) + 0.5, lanes if k == 0 else [])
             ax.hlines(range(len(names) + 1), 0, 1, "0.85", linewidth=0.6, zorder=0.5,
                       transform=ax.get_yaxis_transform())  # fmt: skip
             ax.tick_params(axis="y", length=0)
@@ -286,31 +283,12 @@ def _draw(ax: Axes, names: pd.Index, panel: Panel) -> None:
     ax.set_xlabel("round", fontsize=7)
 
 
-def _draw_gains(ax: Axes, names: list[str], gains: pd.DataFrame) -> None:
-    """Draw the gain of sharing up to each layer, with its interval."""
-    for line in gains.itertuples():
-        if line.layer not in names:
-            continue
-        y = names.index(line.layer) + 0.5
-        sure = line.low > 0 or line.high < 0
-        ax.plot([line.low, line.high], [y, y], color=INK, linewidth=0.9, marker="")
-        ax.plot([line.value], [y], "o", color=INK, markersize=3.6,
-                markerfacecolor=INK if sure else "white")  # fmt: skip
-    ax.axvline(0, color="0.4", linewidth=0.7, zorder=1)
-    ax.xaxis.set_major_locator(ticker.MaxNLocator(3))
-    ax.set_title("sharing up to here gains\nvalidated", fontsize=7)
-    ax.tick_params(axis="x", labelsize=6.5)
-    ax.set_xlabel("score", fontsize=7)
-
-
-def _legend(
-    found: list[Panel], plan: dict[str, bool] | None, gains: pd.DataFrame | None
-) -> list[str]:
+def _legend(found: list[Panel], plan: dict[str, bool] | None) -> list[str]:
     """Return the lines beneath the picture: what its signs mean, and what it found."""
     lines = []
     if any(panel.low is not None for panel in found):
         lines.append(
-            f"band: clients that do not differ, {LEVEL:.0%} for all points of a panel"
+            f"band: clients that do not differ, {LEVEL:.0%} for all points of a map"
         )
         lines.append("filled: outside the band; hollow: within")
     else:
@@ -321,8 +299,6 @@ def _legend(
         lines.append("shaded: local layers")
     if any(panel.zero for panel in found):
         lines.append("hatched: zero by construction")
-    if gains is not None:
-        lines.append("last panel: 95 % intervals over the seeds")
     return with_notes(lines[0], lines[1:], most=5).split("\n")
 
 
@@ -335,6 +311,7 @@ def panels_of(layers: Sequence[Layer], table: pd.DataFrame) -> list[Panel]:
         ("grad_similarity", "gradients agree", _of_variants("cosine")),
         ("weight_divergence", "weights part", _of_variants("relative_l2")),
         ("knn_probe", "one classifier loses", _of_variants("own", "pooled")),
+        ("layer_tuning", "tuning it alone recovers", _of_variants("share")),
     ):
         values = tables(measured[measured["metric"] == metric])
         values = values.reindex(columns=names).dropna(axis=0, how="all")
@@ -354,7 +331,8 @@ def _of_variants(
     """Return a function of rows: their mean, rounds x layers, of one variant or of the difference of two."""
 
     def table(rows: pd.DataFrame) -> pd.DataFrame:
-        rows = rows[rows["client"] != ""]
+        if (rows["client"] != "").any():
+            rows = rows[rows["client"] != ""]
         mean = rows.groupby(["variant", "round", "layer"])["value"].mean()
         values = {name: mean[name].unstack() for name in mean.index.unique("variant")}
         one = values.get(first, pd.DataFrame())
@@ -364,7 +342,7 @@ def _of_variants(
 
 
 def band(draws: Sequence[pd.DataFrame]) -> tuple[Any, Any]:
-    """Return the ends of a band for one more draw, at all rounds and layers together with 95 %.
+    """Return the ends of a band for one more draw, at all points of three panels together with 95 %.
 
     Draws of a layer have one standard deviation over the rounds. The quantile is Student's, divided by the number of
     points (Bonferroni), and the width counts the error of the mean of few draws.
@@ -379,7 +357,8 @@ def band(draws: Sequence[pd.DataFrame]) -> tuple[Any, Any]:
     freedom = rounds * (count - 1)
     mean = values.mean(axis=0)
     squares = np.nansum((values - mean) ** 2, axis=(0, 1))
-    quantile = stats.t.ppf(1 - (1 - LEVEL) / (2 * rounds * layers), freedom)
+    points = PANELS * rounds * layers
+    quantile = stats.t.ppf(1 - (1 - LEVEL) / (2 * points), freedom)
     half = quantile * np.sqrt(squares / freedom * (1 + 1 / count))
     like = {"index": draws[0].index, "columns": draws[0].columns}
     return pd.DataFrame(mean - half, **like), pd.DataFrame(mean + half, **like)

@@ -97,7 +97,8 @@ class Tuner:
         seed, round: of the run; with the client they seed batches and dropout.
         starts: of each client weights of its own to begin with.
         samples: training samples that a client uses at most.
-        near: of each client the clients whose validation samples its copy predicts. Default: itself.
+        near: of each client the sets of samples that its copy predicts, by number. Default: its validation samples.
+        beside: sets of samples beside the clients' validation samples, numbered after them.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Tuner:
         starts: Sequence[Tree] | None = None,
         samples: int | None = SAMPLES,
         near: Sequence[Sequence[int]] | None = None,
+        beside: Sequence[Split] = (),
     ) -> None:
         example = clients[0][0].x[:2]
         self.workspace = Workspace(model, memory=memory_format(model, example))
@@ -118,9 +120,10 @@ class Tuner:
         self.starts = starts or [tree.clone(tree.state_dict(model))] * len(clients)
         train = [_first(split, samples) for split, _ in clients]
         self.train = [(s.x, self.workspace.place(s.x), s.y) for s in train]
-        self.scored = [(s.x, self.workspace.place(s.x)) for _, s in clients]
+        held = [s for _, s in clients]
+        self.scored = [(s.x, self.workspace.place(s.x)) for s in (*held, *beside)]
         self.near = near or [[k] for k in range(len(clients))]
-        self.held = Held.of([s for _, s in clients], [len(s) for s, _ in clients])
+        self.held = Held.of(held, [len(s) for s, _ in clients])
 
     @cached_property
     def start(self) -> Tensor:
@@ -137,7 +140,7 @@ class Tuner:
     ) -> Tensor:
         """Return the outputs [epochs, n, C] after tuning the named tensors alone.
 
-        There are more than n where clients predict samples of others (``near``).
+        There are more than n where clients predict other samples, too (``near``).
 
         Raises:
             NonFiniteError: a loss or an output is not finite.
@@ -148,6 +151,12 @@ class Tuner:
                 for client in range(len(self.train))
             ]
         return _finite(torch.cat(every, dim=1))
+
+    def parts(self, outputs: Tensor) -> dict[tuple[int, int], Tensor]:
+        """Return outputs [n, ...] by client and set of samples."""
+        order = [(k, each) for k, near in enumerate(self.near) for each in near]
+        sizes = [len(self.scored[each][0]) for _, each in order]
+        return dict(zip(order, outputs.split(sizes), strict=True))
 
     def tuned(
         self, client: int, names: frozenset[str], rate: float, epochs: int

@@ -28,7 +28,6 @@ from fl_core.rows import (
     Row,
     why_missing,
 )
-from fl_core.run.task import Task
 from fl_core.training import evaluate
 from fl_core.training.losses import Standardised
 
@@ -291,55 +290,50 @@ def _of_classes(
 # --- rows -----------------------------------------------------------------------------------------------------
 
 
-def baseline_rows(task: Task) -> list[Row]:
-    """Return the rows of every baseline on a task's data, as of a run after its last round.
+def baseline_rows(bench: Bench) -> list[Row]:
+    """Return the rows of every baseline on a federation's data, as of a run after its last round.
 
     >>> import fedlayers as fl
-    >>> found = rows.frame(baseline_rows(fl.assemble(fl.RunConfig(dataset="heart", rounds=3))))
+    >>> bench = Bench(fl.assemble(fl.RunConfig(dataset="heart", rounds=3)))
+    >>> found = rows.frame(baseline_rows(bench))
     >>> sorted(found["algorithm"].unique())
     ['base_rate', 'boosting_own', 'boosting_pooled', 'linear_own', 'linear_pooled']
     """
-    bench, found = Bench(task), list[Row]()
+    found = list[Row]()
     for one in predictors(bench):
         said = f"{BASELINES[one.name]}, temperature {bench.calibration(one)[0]:.2f}"
-        done = int(task.config.federation.rounds or 1)
-        found += rows_of(bench, one, one.name, done, said)
+        done = int(bench.task.config.federation.rounds or 1)
+        model = "global" if one.name.endswith("pooled") else "personal"
+        found += rows_of(bench, one, one.name, done, model, said)
     return found
 
 
 def rows_of(
-    bench: Bench, one: Predictor, name: str, done: int, said: str
+    bench: Bench, one: Predictor, name: str, done: int, model: str, said: str
 ) -> Iterator[Row]:
     """Yield the rows of a predictor, as of a run after its last round. Their loss is calibrated.
 
     Args:
-        name: of the algorithm. ``said``: how its values were obtained.
+        name: of the algorithm. ``done``: the round. ``said``: how its values were obtained.
     """
-    task, criterion = bench.task, bench.task.criterion.of_logits()
-    calibration = bench.calibration(one)
     columns: dict[str, Any] = {
         "algorithm": name,
-        "seed": task.config.execution.seed,
+        "seed": bench.task.config.execution.seed,
         "round": done,
-        "model": "global" if name.endswith("pooled") else "personal",
+        "model": model,
         "estimator": said,
     }
-    for split, outputs in one.outputs.items():
-        scores = bench.by_client(one, split)
-        for client, own in outputs.items():
-            y, base = bench.labels[split][client], bench.bases[client]
-            sizes = {"n_samples": len(y), "n_train": bench.sizes[client]}
-            values = scores.loc[client].to_dict()
-            hot = evaluate.calibrated(own, *calibration, base)
-            values["loss"] = float(criterion.per_sample(hot, y).mean())
+    for split, labels in bench.labels.items():
+        for client, values in bench.by_client(one, split).iterrows():
+            size = len(labels[str(client)])
+            columns |= {"n_samples": size, "n_train": bench.sizes[str(client)]}
             for metric, value in values.items():
                 yield rows.row(
-                    metric,
+                    str(metric),
                     value,
                     **columns,
-                    **sizes,
                     split=split,
                     client=client,
-                    variant=task.data.positive if metric in OF_CLASS else "",
-                    status=why_missing(metric, value),
+                    variant=bench.task.data.positive if metric in OF_CLASS else "",
+                    status=why_missing(str(metric), value),
                 )

@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 
 from fedlayers.studies.arms import Arm
-from fedlayers.studies.comparison import gains_of
 from fedlayers.studies.first_screen import Facts, bracket, first_screen
 from fedlayers.studies.harmless import BASE_RATE, Bench, Predictor
 from fedlayers.studies.hint import NO_COST, Cost
@@ -23,7 +22,7 @@ from fedlayers.studies.race import DIGITS, Rates, Standing, Trained
 from fl_core import __version__, statistics
 from fl_core.config import RunConfig
 from fl_core.display import Displayed, Summary
-from fl_core.errors import RunError, UsageError, listing, plural
+from fl_core.errors import RunError, listing, plural
 from fl_core.plan import LayerPlan
 from fl_core.rows import (
     CLASSIFICATION,
@@ -319,27 +318,6 @@ class Choice(Displayed):
         columns = list(dict.fromkeys((self.main, "loss", "score")))
         means = judged.groupby("arm", sort=False)[columns].mean()
         return means.sort_values("score", ascending=False, kind="stable").reset_index()
-
-    def gains(self) -> pd.DataFrame:
-        """Return what sharing up to a layer gains on validation over sharing nothing (layer, value, low, high)."""
-        scores = self.standing.judged.pivot(
-            index="seed", columns="arm", values=self.main
-        )
-        base, last = "", {}
-        for arm in self.arms:
-            if arm.name not in scores or arm.plan is None:
-                continue
-            names = arm.plan.trainable
-            shared = [name for name in names if name in arm.plan.shared]
-            if not shared:
-                base = arm.name
-            elif shared == list(names[: len(shared)]):
-                last[arm.name] = shared[-1]
-        if not base:
-            raise UsageError(
-                "the race must have the arm nothing to show gains; got none. Add it."
-            )
-        return gains_of(scores, base, last, 1 if SCORES[self.main] else -1)
 
     def lead(self) -> str:
         """Return what to use, and its evidence, one per line."""

@@ -47,7 +47,7 @@ from fedlayers.studies.jobs import (
     task_kind,
 )
 from fedlayers.studies.model_files import store_models
-from fedlayers.studies.race import ASKED, Decided, Race, Trained, decide, standings
+from fedlayers.studies.race import Decided, Race, Trained, decide, standings
 from fl_core import __version__, tree
 from fl_core.config import RunConfig, RunKeys, with_own
 from fl_core.errors import listing
@@ -143,7 +143,6 @@ def choose(
         choice = recommend(race, found, baselines, tell)
         trained = {job.path: job for job in (*race.probes, *found.jobs)}
         own_epochs = sum(one.price for one in found.runs)
-        own_epochs += ASKED * len(found.differences)
         spent = measured_cost(
             race.task, [*trained.values()], place.side_by_side, own_epochs
         )

@@ -11,8 +11,9 @@ import pandas as pd
 
 from fedlayers.backends.local import Backend
 from fedlayers.studies.arms import Arm
-from fedlayers.studies.baselines import baseline_rows
+from fedlayers.studies.baselines import baseline_rows, rows_of
 from fedlayers.studies.comparison import Comparison
+from fedlayers.studies.harmless import PROBABLE, Bench
 from fedlayers.studies.jobs import (
     TrainingJob,
     assembled,
@@ -165,10 +166,11 @@ def compare(
     with open_backend(backend, config.execution.workers, **shown) as place:
         train(jobs, place)
     frames = [] if beside is None else [beside]
-    frames += [store.Run(job.path).rows()[1] for job in jobs]
-    firsts = jobs[:: len(algorithms)]
-    for task in assembled(firsts, stored=False) if baselines else ():
-        frames.append(rows.frame(baseline_rows(task)))
+    for k, task in enumerate(assembled(jobs[:: len(algorithms)], stored=False)):
+        bench, at = Bench(task), k * len(algorithms)
+        frames += [_scored(job, bench) for job in jobs[at : at + len(algorithms)]]
+        if baselines:
+            frames.append(rows.frame(baseline_rows(bench)))
     task = next(assembled(jobs, stored=False))
     result = Comparison(
         pd.concat(frames, ignore_index=True),
@@ -186,6 +188,22 @@ def compare(
     )
     write_atomically(out / "table.csv", csv_bytes(result.table))
     return result
+
+
+def _scored(job: TrainingJob, bench: Bench) -> pd.DataFrame:
+    """Return a run's rows: the loss of probabilities is calibrated, and ``training_loss`` is as in training."""
+    frame = store.Run(job.path).rows()[1]
+    if bench.kind not in PROBABLE:
+        return frame
+    frame["metric"] = frame["metric"].replace("loss", "training_loss")
+    try:
+        loaded = bench.load(job.path)
+    except UsageError:  # its clients hold parts of the model
+        return frame
+    one = bench.of_models(job.arm, loaded.models)
+    made = rows_of(bench, one, job.arm, loaded.round, loaded.kind, "calibrated")
+    found = rows.frame(made)
+    return pd.concat([frame, found[found["metric"] == "loss"]], ignore_index=True)
 
 
 def _training(jobs: Sequence[TrainingJob]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -186,8 +186,6 @@ class Comparison(Displayed):
             lines.append(f"{self.unranked}.")
         if self.training:
             lines.append(f"local training: {self.training}.")
-        if set(NAIVE) & set(self.table["algorithm"]):
-            lines.append("loss: as in training; that of baselines is calibrated.")
         for name in self.table["algorithm"]:
             if name in NAIVE:
                 lines.append(f"{name}: {NAIVE[name]}.")
@@ -328,17 +326,3 @@ def paired(
             found = statistics.Interval(found.value, math.nan, math.nan)
         lines.append((*found, len(gain)))
     return pd.DataFrame(lines, columns=["value", "low", "high", "n"])
-
-
-def gains_of(
-    scores: pd.DataFrame, base: Any, last: Mapping[Any, str], sign: int = 1
-) -> pd.DataFrame:
-    """Return what sharing up to some layers gains over sharing nothing (layer, value, low, high).
-
-    Args:
-        scores, sign: as of :func:`paired`. base: the way that shares nothing.
-        last: the last shared layer of each other way.
-    """
-    found = paired(scores, [(way, base) for way in last], sign)
-    found.insert(0, "layer", list(last.values()))
-    return found[found["n"] > 0].drop(columns="n")

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from diagnostics.tuning.copies import Tuner
+from diagnostics.tuning.differ import neighbours
 from fl_core import statistics, tree
 from fl_core.data.arrays import nested_groups
-from fl_core.data.federated import Split
 from fl_core.errors import UsageError
 from fl_core.records import store
 from fl_core.rows import (
@@ -48,12 +48,6 @@ LOSES, GAINS = "loses", "gains"
 """What is shown of a client's loss."""
 Outputs = Mapping[str, Tensor]
 """Outputs of a predictor [n, C] by client: logits of classes or labels, numbers, or log hazards."""
-
-
-def joined(*splits: Split) -> Split:
-    """Return the samples of several splits as one."""
-    x, y = (torch.cat([getattr(one, name) for one in splits]) for name in "xy")
-    return Split(x, y)
 
 
 @dataclass(frozen=True)
@@ -141,41 +135,50 @@ class Bench:
 
     def of_run(self, path: Path, name: str) -> Predictor:
         """Return the predictor of a finished run without own epochs (:meth:`load`)."""
-        models, logits = self.load(path).models, self.task.criterion.logits
+        return self.of_models(name, self.load(path).models)
+
+    def of_models(self, name: str, models: Mapping[str, nn.Module]) -> Predictor:
+        """Return the predictor with a model for each client."""
+        logits = self.task.criterion.logits
         return self.predictor(
             name, lambda client, x: logits(evaluate.predict(models[client], x))
         )
 
-    def tuner(self, job: TrainingJob, loaded: Loaded) -> Tuner:
-        """Return what trains own epochs from a run's models. It scores validation samples, then test samples."""
-        clients = self.task.data.clients
+    def tuner(self, job: TrainingJob, loaded: Loaded, others: bool = False) -> Tuner:
+        """Return what trains own epochs from a run's models, and predicts each client's validation and test samples.
+
+        Args:
+            others: predict the validation samples of neighbours, too (:func:`diagnostics.tuning.differ.neighbours`).
+        """
+        clients, seed = self.task.data.clients, job.config.execution.seed
+        near = (
+            neighbours(len(clients), seed)
+            if others
+            else [[k] for k in range(len(clients))]
+        )
         return Tuner(
             loaded.models[clients[0].name],
             loaded.task.criterion,
             Training.of(job.resolved.training),
-            [(one.train, joined(one.validation, one.test)) for one in clients],
-            job.config.execution.seed,
+            [(one.train, one.validation) for one in clients],
+            seed,
             loaded.round,
             [tree.state_dict(loaded.models[one.name]) for one in clients],
             samples=None,
+            near=[[*sets, len(clients) + k] for k, sets in enumerate(near)],
+            beside=[one.test for one in clients],
         )
 
-    def _sizes(self) -> list[int]:
-        both = (VALIDATION, TEST)
-        clients = self.task.data.clients
-        return [len(client.split(split)) for client in clients for split in both]
-
-    def of_outputs(self, name: str, outputs: Tensor) -> Predictor:
-        """Return the predictor with some raw outputs [n, C] of a :meth:`tuner`."""
-        parts = self.task.criterion.logits(outputs).double().split(self._sizes())
-        names = [client.name for client in self.task.data.clients]
+    def of_parts(self, name: str, parts: Mapping[tuple[int, int], Tensor]) -> Predictor:
+        """Return the predictor with some raw outputs of a :meth:`tuner`, by client and set of samples."""
+        clients, logits = self.task.data.clients, self.task.criterion.logits
         found = {
             split: {
-                client: part
-                for client, part in zip(names, parts[k::2], strict=True)
-                if len(part)
+                one.name: logits(parts[k, k + at]).double()
+                for k, one in enumerate(clients)
+                if one.name in self.labels[split]
             }
-            for k, split in enumerate((VALIDATION, TEST))
+            for split, at in ((VALIDATION, 0), (TEST, len(clients)))
         }
         return Predictor(name, found)
 

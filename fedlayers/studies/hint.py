@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from diagnostics.tuning.copies import Tuner
+from diagnostics.tuning.copies import EPOCHS, Tuner
 from diagnostics.tuning.profile import every
 from fedlayers.backends.local import no_progress
 from fedlayers.studies.arms import FIRST, Ways, arms_of, ends_of
@@ -34,6 +34,7 @@ from fedlayers.studies.race import (
     KEPT,
     Race,
     check_scored,
+    own_rates,
     rates_of,
     with_evaluations,
     with_plan_algorithm,
@@ -332,28 +333,35 @@ def cost_of(race: Race, side_by_side: int) -> Cost:
     for job in race.jobs_at(lr, first):
         runs.setdefault(job.path, job)
     rest = race.jobs_at(lr, race.ends) if race.ends else []
-    found = estimate_cost(race.tasks, [*runs.values()], side_by_side)
+    own = EPOCHS[-1] * sum(
+        len(own_rates(race.arm(job.arm))) for job in race.jobs_at(lr, first)
+    )
+    found = estimate_cost(race.tasks, [*runs.values()], side_by_side, own)
     both = estimate_cost(race.tasks, [*runs.values(), *rest], side_by_side)
-    # each run is made once more, and evaluated about as often as rounds end
+    # each run is made once more, and evaluated about as often as rounds and own epochs end
     began = time.perf_counter()
     bench, model = race.benches[race.seeds[0]], race.task.model
     bench.predictor("start", lambda client, x: evaluate.predict(model, x))
     each = time.perf_counter() - began
     every = int(race.task.config.execution.eval_every or 1)
-    once = race.startup * len(runs) + each * (found.rounds / every + len(runs))
+    once = race.startup * len(runs) + each * (found.rounds / every + len(runs) + own)
     seconds = found.seconds + once / _side_by_side(len(runs), side_by_side)
     return replace(found, seconds=seconds, most=both.most)
 
 
 def estimate_cost(
-    tasks: Mapping[str, Task], jobs: Sequence[TrainingJob], workers: int
+    tasks: Mapping[str, Task],
+    jobs: Sequence[TrainingJob],
+    workers: int,
+    own_epochs: int = 0,
 ) -> Cost:
-    """Estimate the cost of runs before they start, without own epochs after them.
+    """Estimate the cost of runs before they start.
 
     Args:
         tasks: the task of each arm, by its name.
         jobs: each counts up to its own ``until``, by default to its end.
         workers: the number of runs that train side by side.
+        own_epochs: of all clients after the runs, which no other run trains beside.
     """
     config = tasks[jobs[0].arm].config
     full = int(config.federation.rounds or 1)
@@ -364,9 +372,15 @@ def estimate_cost(
     moved = [bytes_a_round(tasks[job.arm]) for job in jobs]
     steps = [round_steps(tasks[job.arm]) for job in jobs]
     together = sum(map(operator.mul, ends, steps)) / _side_by_side(len(jobs), workers)
-    seconds = seconds_a_step(tasks[jobs[0].arm]) * together
+    epoch = sum(
+        math.ceil(n / Training.of(config.training).batch_size)
+        for n in tasks[jobs[0].arm].data.weights
+    )
+    step = seconds_a_step(tasks[jobs[0].arm])
+    seconds = step * (together + own_epochs * epoch)
     n_bytes = sum(map(operator.mul, ends, moved))
-    return Cost(len(jobs), sum(ends), sum(ends) / full, n_bytes, seconds, most)
+    whole = sum(ends) + own_epochs / max(1, int(config.training.epochs or 1))
+    return Cost(len(jobs), sum(ends), whole / full, n_bytes, seconds, most)
 
 
 def measured_cost(

@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
+import torch
+from torch import Tensor
 
-from diagnostics.tuning.copies import EPOCHS
+from diagnostics.tuning.copies import EPOCHS, Held
 from diagnostics.tuning.differ import (
     DIFFER,
     NOT_SHOWN,
     OTHERS,
     TOO_FEW,
-    compared,
+    gains,
+    neighbours,
     verdict,
 )
 from diagnostics.tuning.profile import every
@@ -29,7 +32,7 @@ from fedlayers.studies.arms import Arm, arm_of
 from fedlayers.studies.comparison import headline, scores_of
 from fedlayers.studies.harmless import VALIDATION, Bench, Predictor
 from fedlayers.studies.jobs import Tell, TrainingJob, jobs_of, train
-from fl_core import rows, tree
+from fl_core import rows
 from fl_core.algorithms.base import find
 from fl_core.config import STOPPING_INTERVAL, Own, RunConfig, is_file, resolve
 from fl_core.errors import NonFiniteError, RunError, UsageError, listing
@@ -45,7 +48,6 @@ from fl_core.rows import (
 )
 from fl_core.run.task import Task
 from fl_core.statistics import Estimate
-from fl_core.training.phases import Training
 
 DEFAULT_EVALUATIONS = 20
 """Default number of evaluations of a race's runs."""
@@ -59,8 +61,6 @@ LOWER = 0.3
 """The rate at which an arm that diverged trains again, times the others'."""
 THIRD = 1 / 3
 """The rate of own epochs, times the run's. FedAvg also tries its own rate."""
-ASKED = 2 * EPOCHS[-1]
-"""Own epochs that ``clients_differ`` trains, at two rates."""
 PLAN_ALGORITHM = "fedper"
 """The algorithm that uses the cuts if the configuration's uses no plan."""
 DIGITS = 9
@@ -228,6 +228,9 @@ def validation_rows(path: Path) -> pd.DataFrame:
 # --- a finished run, and own epochs after it -------------------------------------------------------------------
 
 
+UNSEEN = torch.empty(0)
+
+
 @dataclass(frozen=True)
 class Trained:
     """A finished run of an arm, and each client's own epochs after it.
@@ -238,6 +241,7 @@ class Trained:
         scores: of :meth:`Bench.line`, on validation samples.
         epochs, rate: own epochs of every client, and their learning rate. 0 where none are better.
         price: epochs that were trained to choose them.
+        seen: outputs of the candidates for neighbours, [1 + candidates, N, C]; empty where nobody asks.
     """
 
     job: TrainingJob
@@ -246,6 +250,7 @@ class Trained:
     epochs: int = 0
     rate: float = 0.0
     price: int = 0
+    seen: Tensor = UNSEEN
 
     @property
     def arm(self) -> str:
@@ -258,19 +263,27 @@ class Trained:
         return self.job.config.execution.seed
 
 
-def finished(job: TrainingJob, bench: Bench, factors: Sequence[float] = ()) -> Trained:
+def own_rates(arm: Arm) -> tuple[float, ...]:
+    """Return the rates of own epochs that follow an arm, times the run's."""
+    return (THIRD, 1.0) if arm.extreme == "all" else (THIRD,)
+
+
+def finished(
+    job: TrainingJob, bench: Bench, factors: Sequence[float] = (), others: bool = False
+) -> Trained:
     """Score a finished run, after the number of own epochs that is best by the score that selects.
 
     The numbers are 0, 1, 2 and 4, the same for all clients. Of equally good ones the least is taken.
 
     Args:
         factors: the rates of own epochs, times the run's.
+        others: keep what the candidates predict for clients' neighbours.
 
     Raises:
         UsageError: the clients hold parts of the model, so that none predicts alone.
     """
     loaded = bench.load(job.path)
-    tuner, names = bench.tuner(job, loaded), every(loaded.task.layers)
+    tuner, names = bench.tuner(job, loaded, others), every(loaded.task.layers)
     run_rate, tried = float(job.resolved.training.lr or 0), [(0, 0.0, tuner.start)]
     for factor in factors:
         rate = float(f"{run_rate * factor:.3g}")
@@ -279,15 +292,22 @@ def finished(job: TrainingJob, bench: Bench, factors: Sequence[float] = ()) -> T
         except NonFiniteError:
             continue
         tried += [(n, rate, own) for n, own in zip(EPOCHS, found, strict=True)]
-    models = [bench.of_outputs(job.arm, own) for *_, own in tried]
+    parts = [tuner.parts(own) for *_, own in tried]
+    models = [bench.of_parts(job.arm, each) for each in parts]
     worth = [bench.worth(one) for one in models]
     best = max(range(len(worth)), key=lambda k: (not math.isnan(worth[k]), worth[k]))
+    seen = UNSEEN
+    if others:
+        last = len(tuner.near)
+        near = [[own for (_, k), own in each.items() if k < last] for each in parts]
+        seen = torch.stack([torch.cat(own) for own in near])
     return Trained(
         job,
         models[best],
         bench.line(models[best]),
         *tried[best][:2],
         len(factors) * EPOCHS[-1],
+        seen,
     )
 
 
@@ -398,6 +418,7 @@ def decide(race: Race, place: Backend, tell: Tell) -> Decided:
             difference(shared[seed], alone[seed], race.benches[seed])
             for seed in shared.keys() & alone.keys()
         ]
+        found.runs = [replace(one, seen=UNSEEN) for one in found.runs]
         for line in found.said:
             tell(line)
         if {each.verdict for each in found.differences} != {NOT_SHOWN}:
@@ -456,10 +477,10 @@ def _train_arms(
     for job in jobs:
         if job.name in failed:
             continue
-        factors = (THIRD, 1.0) if race.arm(job.arm).extreme == "all" else (THIRD,)
-        bench = race.benches[job.config.execution.seed]
+        arm, bench = race.arm(job.arm), race.benches[job.config.execution.seed]
+        others = bool(race.ends) and job.arm not in race.ends
         try:
-            found.runs.append(finished(job, bench, factors))
+            found.runs.append(finished(job, bench, own_rates(arm), others))
         except UsageError as error:  # its clients hold parts of the model
             failed[job.name] = str(error)
     found.jobs += jobs
@@ -468,26 +489,21 @@ def _train_arms(
 
 def difference(shared: Trained, alone: Trained, bench: Bench) -> Difference:
     """Return whether clients differ, from own epochs after the shared model and from training alone."""
+    if len(shared.seen) == 1:
+        return Difference("own epochs diverge", {})
     clients = bench.task.data.clients
-    loaded = [bench.load(one.job.path) for one in (shared, alone)]
-    starts = [
-        [tree.state_dict(each.models[client.name]) for client in clients]
-        for each in loaded
-    ]
-    try:
-        found = compared(
-            loaded[0].models[clients[0].name],
+    found = {
+        (what, score): each
+        for what, score, each in gains(
             bench.task.criterion,
-            Training.of(shared.job.resolved.training),
-            [(client.train, client.validation) for client in clients],
+            Held.of([one.validation for one in clients], [*bench.sizes.values()]),
+            neighbours(len(clients), shared.seed),
+            shared.seen[0],
+            shared.seen[1:],
+            alone.seen[0],
             shared.seed,
-            loaded[0].round,
-            starts=starts[0],
-            alone=starts[1],
-            samples=None,
         )
-    except NonFiniteError as error:
-        return Difference(str(error), {})
+    }
     by = "loss" if bench.selecting == "loss" else "accuracy"
     by = by if bench.kind == CLASSIFICATION else "loss"
     leads = {

@@ -22,7 +22,6 @@ from fl_core import rows
 from fl_core.config import Keys, RunConfig, with_own
 from fl_core.errors import RunError, UsageError, as_list, plural
 from fl_core.plan import LayerPlan
-from fl_core.records import store
 from fl_core.rows import CLASSIFICATION, in_points, label_of
 
 CHOSEN, OWN = "choose", "own_race"
@@ -168,13 +167,12 @@ def _rows_of(choice: Choice) -> pd.DataFrame:
     frames = []
     for name, runs in ((CHOSEN, choice.recommended), (OWN, choice.of_seed)):
         for seed, one in runs.items():
-            frame = store.Run(one.job.path).rows()[1]
-            if one.epochs:  # after them there is one point
-                bench, rate = choice.benches[seed], f"{one.rate:g}"
-                said = f"{plural(one.epochs, 'own epoch')} at rate {rate}"
-                done = int(bench.task.config.federation.rounds or 1)
-                frame = rows.frame(rows_of(bench, one.model, name, done, said))
-            frames.append(frame.assign(algorithm=name))
+            bench, said = choice.benches[seed], ""
+            if one.epochs:
+                said = f"{plural(one.epochs, 'own epoch')} at rate {one.rate:g}"
+            done = int(bench.task.config.federation.rounds or 1)
+            made = rows_of(bench, one.model, name, done, "personal", said)
+            frames.append(rows.frame(made))
     return pd.concat(frames, ignore_index=True)
 
 

@@ -10,6 +10,7 @@ from sklearn.metrics import balanced_accuracy_score
 from sklearn.preprocessing import StandardScaler
 
 from fedlayers.studies.baselines import BASELINES, PENALTIES, baseline_rows
+from fedlayers.studies.harmless import Bench
 from fl_core import rows
 from fl_core.config import RunConfig
 from fl_core.run import runner
@@ -40,7 +41,7 @@ def test_linear_baselines_are_what_scikit_learn_says(class_weights):
                 for client in task.data.clients
             ]
         )
-    found = rows.frame(baseline_rows(task)).query(
+    found = rows.frame(baseline_rows(Bench(task))).query(
         "algorithm == 'linear_pooled' and split == 'test' and metric == 'balanced_accuracy'"
     )
     assert any(found["value"].tolist() == pytest.approx(each) for each in known)
@@ -67,7 +68,7 @@ def test_every_kind_of_sample_has_a_linear_model_and_one_class_the_base_rate(tmp
         "images": runner.assemble(RunConfig(dataset="digits", max_samples=300)),
     }
     for name, task in tasks.items():
-        found = rows.frame(baseline_rows(task))
+        found = rows.frame(baseline_rows(Bench(task)))
         score = found[(found["metric"] == "loss") & (found["split"] == "test")]
         means = score.groupby("algorithm")["value"].mean()
         assert set(means.index) == {"base_rate", "linear_own", "linear_pooled"}
@@ -77,7 +78,9 @@ def test_every_kind_of_sample_has_a_linear_model_and_one_class_the_base_rate(tmp
         replace(c, train=replace(c.train, y=c.train.y * 0)) for c in task.data.clients
     ]
     found = rows.frame(
-        baseline_rows(replace(task, data=replace(task.data, clients=tuple(alike))))
+        baseline_rows(
+            Bench(replace(task, data=replace(task.data, clients=tuple(alike))))
+        )
     )
     assert (
         found.loc[found["metric"].isin(["accuracy", "macro_f1"]), "status"] == "ok"

@@ -11,6 +11,7 @@ from fedlayers.run_result import scores_text
 from fedlayers.studies.baselines import baseline_rows
 from fedlayers.studies.compare import compare
 from fedlayers.studies.comparison import headline
+from fedlayers.studies.harmless import Bench
 from fl_core import rows
 from fl_core.config import RunConfig
 from fl_core.rows import OF_CLASS
@@ -67,7 +68,7 @@ def test_a_comparison_and_its_pictures_name_the_class(wards, tmp_path):
     assert set(pd.read_csv(tmp_path / "c/table.csv")["positive"]) == {"died"}
     drawn = figure_of(plots.learning(found.frame, "auroc"))
     assert "'died'" in drawn.axes[0].get_ylabel()
-    naive = rows.frame(baseline_rows(runner.assemble(config)))
+    naive = rows.frame(baseline_rows(Bench(runner.assemble(config))))
     assert set(naive.loc[naive["metric"].isin(OF_CLASS), "variant"]) == {"died"}
 
 
