@@ -22,13 +22,11 @@ if TYPE_CHECKING:
     )
     from diagnostics.plots.maps import layer_map as layer_map, plan as plan
     from diagnostics.plots.runs import (
-        calibration as calibration,
         clients as clients,
         comparison as comparison,
         cost_steps as cost_steps,
         learning as learning,
         partition as partition,
-        roc as roc,
     )
 
 __getattr__, __dir__, __all__ = attach(__name__, __file__)

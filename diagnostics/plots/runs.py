@@ -20,10 +20,8 @@ from fl_core.rows import TABLE, USED, label_of, positive_in, used_model
 from .drawing import (
     COLOURS,
     DASHES,
-    FAINT,
     MARKERS,
     MEAN,
-    MOST_CLIENTS,
     NICE,
     arm_colours,
     canvas,
@@ -308,82 +306,6 @@ def _scores(
     )
     check_single(picked, ["algorithm", "seed", "round", "client"])
     return picked, notes + missing_notes(picked, "algorithm")
-
-
-def roc(curves: pd.DataFrame, ax: Axes | None = None, positive: str = "") -> Axes:
-    """Draw ROC curves: a line for each client, and a black one for all samples together.
-
-    Args:
-        curves: columns ``client`` (empty for all together), ``false_positive``, ``true_positive`` and ``auroc``.
-        positive: name of the class whose probability is ranked.
-
-    Raises:
-        UsageError: there are no curves.
-    """
-    if curves.empty:
-        raise UsageError(
-            "a client must have samples of both classes for a ROC curve; got none. Use more samples."
-        )
-    names = in_order([name for name in curves["client"].unique() if name])
-    with canvas(ax, width=4.2, height=3.4) as axes:
-        _diagonal(axes, "guessing, 0.50")
-        for k, name in enumerate([*names, ""]):
-            curve = curves[curves["client"] == name]
-            if curve.empty:
-                continue
-            how: dict[str, Any] = {"color": MEAN, "linewidth": 2.2}
-            if name:
-                how = {**client_style(k, names), "marker": None}
-            if not name or len(names) <= MOST_CLIENTS:
-                how["label"] = f"{name or 'all samples'}, {curve['auroc'].iloc[0]:.2f}"
-            axes.plot(curve["false_positive"], curve["true_positive"], **how)
-        of = f" of {positive!r}" if positive else ""
-        axes.set(xlabel="false positive rate", ylabel=f"true positive rate{of}")
-        axes.set_aspect("equal")
-        legend(axes, title="AUROC")
-    return axes
-
-
-def _diagonal(axes: Axes, label: str) -> None:
-    """Draw the diagonal of two shares from 0 to 1."""
-    axes.plot([0, 1], [0, 1], color=FAINT, linestyle=":", linewidth=1, label=label)
-    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
-
-
-def calibration(
-    groups: pd.DataFrame, ax: Axes | None = None, positive: str = ""
-) -> Axes:
-    """Draw the share of positive samples against their predicted probability, group by group, with intervals.
-
-    Args:
-        groups: columns ``predicted``, ``share``, ``low``, ``high`` and ``n``.
-        positive: name of the class whose probability is predicted.
-
-    Raises:
-        UsageError: there are no groups.
-    """
-    if groups.empty:
-        raise UsageError(
-            "there must be predicted probabilities; got none. Predict first."
-        )
-    share = groups["share"].to_numpy(float)
-    ends = np.abs(groups[["low", "high"]].to_numpy(float).T - share)
-    with canvas(ax, width=4.2, height=3.4) as axes:
-        _diagonal(axes, "calibrated")
-        axes.errorbar(
-            groups["predicted"],
-            share,
-            yerr=ends,
-            color=MEAN,
-            marker="o",
-            capsize=2,
-            label="all clients",
-        )
-        axes.set_aspect("equal")
-        of = f" of {positive!r}" if positive else ""
-        axes.set(xlabel=f"predicted probability{of}", ylabel="share of samples")
-        legend(axes)
-    return axes
 
 
 _STEPS = {

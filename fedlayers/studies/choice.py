@@ -250,8 +250,6 @@ class Choice(Displayed):
         clients: a line per client on test samples: the recommended model's scores, its loss, that of training alone
             and of the base rate, and what is shown of its ``gain``
             (:meth:`~fedlayers.studies.harmless.Bench.of_clients`).
-        positives: for two classes the recommended model's probabilities of the positive one on test samples
-            (:meth:`~fedlayers.studies.harmless.Bench.positives`).
         answers: what to use, and the evidence.
         runs: the finished runs of all arms and seeds.
         benches: the samples of each seed.
@@ -272,7 +270,6 @@ class Choice(Displayed):
     evidence: pd.DataFrame = field(default_factory=pd.DataFrame)
     facts: Facts | None = None
     clients: pd.DataFrame = field(default_factory=pd.DataFrame)
-    positives: pd.DataFrame = field(default_factory=pd.DataFrame)
     runs: list[Trained] = field(default_factory=list)
     benches: dict[int, Bench] = field(default_factory=dict)
     fallback: Fallback | None = None

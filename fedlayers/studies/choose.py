@@ -54,7 +54,6 @@ from fl_core.errors import listing
 from fl_core.plan import LayerPlan
 from fl_core.progress import say
 from fl_core.rows import (
-    CLASSIFICATION,
     TABLE,
     check_score,
     in_column,
@@ -256,7 +255,7 @@ def recommend(race: Race, found: Decided, with_baselines: bool, tell: Tell) -> C
     for name, runs in of_arm.items():
         if race.arm(name).extreme == "nothing" and best and best.seed in runs:
             alone = runs[best.seed] if name != inference.leader else None
-    clients, positives = pd.DataFrame(), pd.DataFrame()
+    clients = pd.DataFrame()
     if model is not None and model.outputs[TEST]:
         notes += _left_out(bench, model, main)
         compared = {"model": model, BASE_RATE: bench.base_rate}
@@ -264,8 +263,6 @@ def recommend(race: Race, found: Decided, with_baselines: bool, tell: Tell) -> C
             compared["alone"] = alone.model
             fallback = _fallback(bench, model, alone)
         clients = bench.of_clients(compared)
-        if bench.kind == CLASSIFICATION and len(race.task.data.classes) == 2:
-            positives = bench.positives(model)
     if fallback is not None:
         notes.append(fallback.text(by))
     unshown_notes = dict.fromkeys(against.index.difference(better), UNSHOWN)
@@ -295,7 +292,6 @@ def recommend(race: Race, found: Decided, with_baselines: bool, tell: Tell) -> C
         ),
         facts=facts,
         clients=clients,
-        positives=positives,
         runs=found.runs,
         benches=race.benches,
         fallback=fallback,

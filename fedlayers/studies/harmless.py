@@ -409,17 +409,6 @@ class Bench:
             line["gain"] = LOSES if worse.any() else GAINS if better[-1:].any() else ""
         return pd.DataFrame(lines)
 
-    def positives(self, one: Predictor) -> pd.DataFrame:
-        """Return a line for each test sample of two classes, with its calibrated probability of the positive one.
-
-        Returns:
-            Columns ``client``, ``group`` (numbered over all clients), ``positive`` and ``probability``.
-        """
-        k, (outputs, y, base) = self.task.data.positive_index, self._joined(one, TEST)
-        shares = evaluate.calibrated(outputs, *self.calibration(one), base).softmax(1)
-        found = self.samples[TEST][["client", "group"]]
-        return found.assign(positive=(y == k).numpy(), probability=shares[:, k].numpy())
-
     def _value(self, outputs: Tensor, y: Tensor, score: str) -> float:
         """Return one score; macro-F1 by itself, since a bootstrap asks for it often."""
         data = self.task.data

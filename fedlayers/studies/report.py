@@ -13,7 +13,7 @@ from diagnostics import plots
 from diagnostics.plots.page import Page, figure_of
 from fedlayers.studies.choice import Answers, Choice
 from fedlayers.studies.comparison import Comparison
-from fl_core import __version__, statistics
+from fl_core import __version__
 from fl_core.config import OWN
 from fl_core.data.partitions.base import SPLITS
 from fl_core.display import in_order, printable
@@ -26,8 +26,6 @@ from fl_core.run.task import Task
 from fl_core.storage import format_bytes, write_atomically
 from fl_core.training.phases import Training
 
-BINS = 8
-"""Groups of equal size of the predicted probabilities in a calibration picture."""
 COMPARISON_CAPTIONS = {
     "comparison": "Macro-F1 of each algorithm's final model, combined over clients by training samples; mean and 95 % "
     "interval over seeds.",
@@ -116,7 +114,7 @@ def write_page(
 
 def _add_clients(page: Page, out: Path, choice: Choice) -> None:
     """Add the section on each client's test samples."""
-    table, samples = choice.clients, choice.positives
+    table = choice.clients
     if table.empty:
         page.text(
             "Not available: there are no test samples, or no client has the whole model."
@@ -144,63 +142,6 @@ def _add_clients(page: Page, out: Path, choice: Choice) -> None:
         f"The recommended model ({choice.run.name if choice.run else ''}) on each client's test samples, with 95 % "
         f"intervals of accuracy over these samples. A wide interval means few samples. {caption}",
     )
-    if samples.empty:
-        return
-    positive, curves = choice.task.data.positive, roc_curves(samples)
-    if len(curves):
-        caption = (
-            "ROC on the test samples of the same run. The number is the AUROC; guessing has 0.50. The black line "
-            "ranks the samples of all clients together. So its AUROC is not the clients' mean, which the text has."
-        )
-        _add(page, out, "roc", figure_of(plots.roc(curves, positive=positive)), caption)
-    else:
-        page.text(
-            "No client has test samples of both classes, so there is no ROC curve."
-        )
-    caption = (
-        "Calibration: the share of samples of the class against its predicted probability, in groups of equal size, "
-        "with 95 % intervals. On the dotted line probabilities can be read as shares."
-    )
-    picture = figure_of(plots.calibration(calibration(samples), positive=positive))
-    _add(page, out, "calibration", picture, caption)
-
-
-def roc_curves(samples: pd.DataFrame) -> pd.DataFrame:
-    """Return the ROC curves of each client with samples of both classes, and of all samples together (client "").
-
-    Args:
-        samples: of :meth:`~fedlayers.studies.harmless.Bench.positives`.
-
-    Returns:
-        Columns ``client``, ``false_positive``, ``true_positive``, ``auroc`` and ``n``.
-    """
-    from sklearn.metrics import auc, roc_curve
-
-    parts = [pd.DataFrame(columns=["client"])]
-    for name, part in [*samples.groupby("client", sort=False), ("", samples)]:
-        if part["positive"].nunique() == 2:
-            false, true, _ = roc_curve(part["positive"], part["probability"])
-            curve = {"client": name, "false_positive": false, "true_positive": true}
-            both = {"auroc": auc(false, true), "n": len(part)}
-            parts.append(pd.DataFrame(curve).assign(**both))
-    return pd.concat(parts[1:] or parts, ignore_index=True)
-
-
-def calibration(samples: pd.DataFrame) -> pd.DataFrame:
-    """Return :data:`BINS` groups of samples by predicted probability, as of :func:`roc_curves`.
-
-    Returns:
-        Columns ``predicted`` (the group's mean), ``share`` (of positive samples) with Wilson's ``low`` and ``high``,
-        and ``n``. Rows of one group, such as a patient, widen the interval.
-    """
-    ranked, lines = samples.sort_values("probability", kind="stable"), []
-    for at in np.array_split(np.arange(len(ranked)), min(BINS, len(ranked))):
-        part = ranked.iloc[at]
-        y = part["positive"].to_numpy()
-        effect = statistics.design_effect(y, part["group"].to_numpy())
-        share = statistics.share_interval(int(y.sum()), len(y), effect)
-        lines.append([part["probability"].mean(), *share, len(y)])
-    return pd.DataFrame(lines, columns=["predicted", "share", "low", "high", "n"])
 
 
 def _add_race(page: Page, out: Path, choice: Choice, lead: Answers) -> None:
