@@ -55,6 +55,10 @@ COMMANDS = {
         "mu=0.1",
         *TRAINED,
     ),
+    "diagnose": "diagnose ../first --metrics grad_norm cka --out out".split(),
+    "map": "map ../first --out out".split(),
+    "export": "export ../first --out out/model.safetensors".split(),
+    "predict": "predict ../model.safetensors --data ../new.csv --out out/new.csv".split(),
 }
 SHARES = (0.05, 0.4, 0.7, 0.98)
 """When a command is killed: after which share of the files that it writes, and of its time."""
@@ -114,6 +118,7 @@ def nursery(where, command, shares):
     import torch
 
     from fedlayers.cli.app import main
+    from fl_core.data import named
 
     torch.set_num_threads(1)
     os.fsync = lambda handle: (
@@ -123,6 +128,9 @@ def nursery(where, command, shares):
     main(
         ("run", *TRAINED[:-1], str(base / "first"))
     )  # what is loaded on first use is loaded before the forks
+    main(("export", str(base / "first"), "--out", str(base / "model.safetensors")))
+    table = Path(named.__path__[0], "heart.csv").read_text().splitlines(True)[:40]
+    (base / "new.csv").write_text("".join(table))
     status, files, seconds = given(base / "undisturbed", command)
     print("\n" + json.dumps({"name": "undisturbed", "ended": status}), flush=True)
     for index, share in enumerate(shares):

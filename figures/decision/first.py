@@ -1,0 +1,95 @@
+"""Write the table of the page "Share everything first" from the rows of :mod:`figures.decision.first_runs`.
+
+python -m figures.decision.first
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from figures.decision.first_runs import MARGINS, MODES, ROWS
+from figures.decision.known import BLOCK
+from figures.page import markdown
+from fl_core.statistics import Interval, mean_interval
+
+PAGE = Path(__file__).parents[2] / "docs/results/share_first.md"
+SCORES = {"default": "loss", "macro_f1": "macro-F1, points", "auroc": "AUROC, points"}
+
+
+def decisions() -> pd.DataFrame:
+    """Return a line for each decision that did not fail, with the test score of what it names."""
+    rows = pd.read_parquet(ROWS)
+    rows = rows[rows["failed"] == ""]
+    found = pd.DataFrame([*rows["found"].map(json.loads)], index=rows.index)
+    value = [each.get("model", each["base_rate"]) for each in found.pop("value")]
+    harmed = found["loses"] / found["clients"]
+    return rows.drop(columns="found").join(found).assign(value=value, harmed=harmed)
+
+
+def paired(what: str, mode: str) -> pd.DataFrame:
+    """Return a column for each commit and a line for each table, the mean of the seeds that both have."""
+    own = decisions().query("mode == @mode")
+    wide = own.pivot(index=["table", "seed"], columns="commit", values=what).dropna()
+    return wide.groupby("table").mean()
+
+
+def sided(values: pd.Series) -> Interval:
+    """Return a mean with two one-sided 95 % bounds over tables."""
+    return mean_interval(values.to_numpy(float), level=0.9)
+
+
+def verdict(mode: str, gap: Interval) -> str:
+    """Return whether the policy is shown to be not worse, by the registered margins."""
+    if mode == "auroc":
+        return "secondary"
+    if mode == "default":
+        holds, fails = gap.high < MARGINS["loss"], gap.low > MARGINS["loss"]
+    else:
+        holds, fails = gap.low > -MARGINS[mode], gap.high < -MARGINS[mode]
+    return "not worse" if holds else "worse" if fails else "undecided"
+
+
+def table() -> str:
+    """Return a line for each mode."""
+    lines = []
+    for mode in MODES:
+        values = paired("value", mode)
+        if len(values) < 2:
+            continue
+        factor = 1 if mode == "default" else 100
+        gap = sided(factor * (values["policy"] - values["comparator"]))
+        price = paired("price", mode).mean()
+        harmed = sided(100 * paired("harmed", mode)["policy"])
+        digits = 4 if mode == "default" else 2
+        ends = (
+            f"{gap.value:+.{digits}f} [{gap.low:+.{digits}f}, {gap.high:+.{digits}f}]"
+        )
+        lines.append(
+            {
+                "mode, score": f"{mode}, {SCORES[mode]}",
+                "tables": len(values),
+                "policy minus comparator": ends,
+                "verdict": verdict(mode, gap),
+                "runs, policy": f"{price['policy']:.1f}",
+                "comparator": f"{price['comparator']:.1f}",
+                "clients that lose, %": f"{harmed.value:.1f}, at most {harmed.high:.1f}",
+            }
+        )
+    return markdown(pd.DataFrame(lines).to_dict("list"))
+
+
+def written(page: str) -> str:
+    """Return the page with its table made from the rows."""
+    hours = decisions()["seconds"].sum() / 3600
+    made = {
+        "first": table(),
+        "hours": f"{len(decisions())} decisions, {hours:.2f} core-hours.",
+    }
+    return BLOCK.sub(lambda m: f"{m[1]}{made[m[2]].rstrip()}\n{m[3]}", page)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
