@@ -55,10 +55,25 @@ COMMANDS = {
         "mu=0.1",
         *TRAINED,
     ),
-    "diagnose": "diagnose ../first --metrics grad_norm cka --out out".split(),
-    "map": "map ../first --out out".split(),
-    "export": "export ../first --out out/model.safetensors".split(),
-    "predict": "predict ../model.safetensors --data ../new.csv --out out/new.csv".split(),
+    "diagnose": [
+        "diagnose",
+        "../first",
+        "--metrics",
+        "grad_norm",
+        "cka",
+        "--out",
+        "out",
+    ],
+    "map": ["map", "../first", "--out", "out"],
+    "export": ["export", "../first", "--out", "out/model.safetensors"],
+    "predict": [
+        "predict",
+        "../model.safetensors",
+        "--data",
+        "../new.csv",
+        "--out",
+        "out/new.csv",
+    ],
 }
 SHARES = (0.05, 0.4, 0.7, 0.98)
 """When a command is killed: after which share of the files that it writes, and of its time."""
