@@ -26,6 +26,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -61,9 +62,16 @@ def sign(data: Mapping[str, Any]) -> bytes:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file and missing folders atomically: a reader sees the old contents or the new ones."""
+    """Write a file and missing folders atomically: a reader sees the old contents or the new ones.
+
+    What killed processes have left of the same file is removed.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     Folder(path.parent).write(path.name, data)
+    for left in path.parent.glob(f"{escape(path.name)}.*.part"):
+        writer = left.name.split(".")[-2]
+        if writer.isdecimal() and not Path("/proc", writer).exists():
+            left.unlink(missing_ok=True)
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:

@@ -369,7 +369,7 @@ class Demo(Command):
     def main(self, line: str) -> None:
         from fedlayers.studies.choose import choose
 
-        config = RunConfig(dataset="known_labels", rounds=20)
+        config = RunConfig(dataset="known_labels")
         choice = choose(config, self.out, progress=say)
         print(f"\n{choice.answers.head}\n\nAll of it: {self.out / 'choice.json'}")
 
