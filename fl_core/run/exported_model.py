@@ -42,7 +42,14 @@ from fl_core.rows import MULTILABEL, USED
 from fl_core.run import own_code, restore
 from fl_core.run.layer_mapping import wrapped
 from fl_core.run.task import Task
-from fl_core.storage import Folder, check_folder, check_version, sha, sign
+from fl_core.storage import (
+    Folder,
+    check_folder,
+    check_version,
+    sha,
+    sign,
+    write_atomically,
+)
 from fl_core.training import evaluate
 from fl_core.training.losses import Standardised, build
 from fl_core.tree import Tree
@@ -238,10 +245,9 @@ def checked_content(
 def write(out: Path, about: dict[str, Any], content: bytes) -> ExportedModel:
     """Write a model's weights and its description."""
     about["file"] = {"bytes": len(content), "sha256": sha(content)}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    folder = Folder(out.parent)
-    folder.write(out.name, content)
-    folder.write(f"{out.name}.json", sign({"format": FORMAT, **about}))
+    described = sign({"format": FORMAT, **about})
+    for path, data in ((out, content), (Path(f"{out}.json"), described)):
+        write_atomically(path, data)
     return ExportedModel(out, about)
 
 

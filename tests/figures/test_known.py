@@ -43,3 +43,17 @@ def test_a_claim_needs_references_apart_and_an_interval_beyond_their_middle():
     assert known.claim(apart | {"ratio": [0.7, 0.1]}) == ""
     assert known.claim({**apart, "ratio labels": [0.1, 0.1], "ratio": [0.9, 0.1]}) == ""
     assert known.claim(apart | {"ratio": [float("nan")] * 2}) == ""
+
+
+def test_the_stored_study_of_depth_is_explained_and_quoted_right():
+    rows = pd.read_parquet(ROWS.with_name("depth.parquet"))
+    folder = ROWS.parent / "depth_data"
+    lines = (folder / "README.md").read_text(encoding="utf-8").splitlines()
+    cells = [line.split("|")[1] for line in lines if line[:3] == "| `"]
+    assert re.findall(r"`(\w+)`", " ".join(cells)) == list(rows.columns)
+    scored = rows[(rows["seed"] < 4) & rows["arm"].isin(["0", "6", "12", "all"])]
+    points = scored["test_macro_f1"].map(lambda each: 100 * sum(each) / len(each))
+    keys = ["source", "dose", "arm"]
+    means = points.groupby([scored[key] for key in keys]).mean().unstack()
+    assert ((means.idxmax(axis=1) == "all").sum(), len(means)) == (8, 10)
+    assert round((means["all"] - means["0"]).min()) == -15
