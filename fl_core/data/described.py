@@ -229,12 +229,13 @@ def own_signs(
 
 def _dated(opened: Opened, cells: Cells) -> Feature:
     days = []
-    for start, part in zip(opened.ends, opened.split(texts_of(cells)), strict=False):
+    for part in opened.split(texts_of(cells)):
         try:
             days.append(dates(part))
         except DataFault as fault:
-            row = None if fault.row is None else fault.row + start
-            raise DataFault(fault.rule, *fault.ways, row=row) from fault
+            if fault.row is not None:
+                fault.row += sum(map(len, days))
+            raise
     spans = any("day" in word for word in texts_of(cells).categories)
     return Feature(NUMBER if spans else DATE, np.concatenate(days))
 
@@ -397,47 +398,38 @@ def gives_away(cells: Cells, y: NDArray[Any]) -> bool:
     return bool(right.max() >= CLEAR * len(y))
 
 
-def unlike_clients(
-    columns: Mapping[str, Cells], owner: Integers, names: Sequence[str]
-) -> dict[str, str]:
-    """Return what is said of columns whose numbers or words at a client do not meet those of the others.
+def unlike_clients(cells: Cells, owner: Integers, names: Sequence[str]) -> str:
+    """Return what is said of a column whose numbers or words at a client do not meet those of the others.
 
     >>> values = np.repeat([1.0, 88.0], 20) * np.linspace(1, 2, 40)
-    >>> unlike_clients({"v": values}, np.repeat([0, 1], 20), ("a", "b"))["v"]
+    >>> unlike_clients(values, np.repeat([0, 1], 20), ("a", "b"))
     "no value at 'a' (1 to 1.49) is in the range of the others: another unit?"
     """
-    found = {}
-    numeric = {k: each for k, each in columns.items() if isinstance(each, np.ndarray)}
-    clients = pd.DataFrame(numeric, range(len(owner))).groupby(owner)
-    ends = (clients.min(), clients.max(), clients.count())
-    for name, *columns_of in zip(
-        numeric, *(each.to_numpy().T for each in ends), strict=True
-    ):
-        low, high, count = columns_of
-        kept = np.flatnonzero((count >= KNOWN) & (high > low))
+    known, clients = ~lacks_value(cells), len(names)
+    enough = np.bincount(owner[known], minlength=clients) >= KNOWN
+    if isinstance(cells, np.ndarray):
+        low, high = np.full((2, clients), np.nan)
+        np.fmin.at(low, owner, cells)
+        np.fmax.at(high, owner, cells)
+        kept = np.flatnonzero(enough & (high > low))
         low, high = low[kept], high[kept]
         if len(kept) < 2:
-            continue
-        first, last = int(low.argmin()), int(high.argmax())
-        below = high[first] < np.partition(low, 1)[1]
-        above = low[last] > np.partition(high, -2)[-2]
-        if below or above:
-            k = min(k for k, apart in ((first, below), (last, above)) if apart)
-            where = f"{names[kept[k]]!r} ({low[k]:.3g} to {high[k]:.3g})"
-            found[name] = (
-                f"no value at {where} is in the range of the others: another unit?"
-            )
-    for name in columns.keys() - numeric.keys():
-        cells: Any = columns[name]
-        words = cells.categories
-        known = ~lacks_value(cells)
-        pairs = owner[known] * len(words) + cells.codes[known]
-        counts = np.bincount(pairs, minlength=len(names) * len(words))
-        counts = counts.reshape(len(names), len(words))
-        has = (counts > 0) & (counts.sum(axis=1, keepdims=True) >= KNOWN)
-        alone = has.any(axis=1) & ~(has & (has.sum(axis=0) > 1)).any(axis=1)
-        if alone.any() and has.any(axis=1).sum() > 1:
-            k = int(np.argmax(alone))
-            own = listing(map(repr, words[has[k]]), 3)
-            found[name] = f"{names[k]!r} shares no word with the others: {own}"
-    return found
+            return ""
+        below = (low == low.min()) & (high < np.partition(low, 1)[1])
+        above = (high == high.max()) & (low > np.partition(high, -2)[-2])
+        apart = np.flatnonzero(below | above)
+        if not len(apart):
+            return ""
+        k = apart[0]
+        where = f"{names[kept[k]]!r} ({low[k]:.3g} to {high[k]:.3g})"
+        return f"no value at {where} is in the range of the others: another unit?"
+    words = cells.categories
+    pairs = owner[known] * len(words) + cells.codes[known]
+    counts = np.bincount(pairs, minlength=clients * len(words))
+    has = (counts.reshape(clients, len(words)) > 0) & enough[:, None]
+    alone = has.any(axis=1) & ~(has & (has.sum(axis=0) > 1)).any(axis=1)
+    if not alone.any() or has.any(axis=1).sum() < 2:
+        return ""
+    k = int(np.argmax(alone))
+    own = listing(map(repr, words[has[k]]), 3)
+    return f"{names[k]!r} shares no word with the others: {own}"

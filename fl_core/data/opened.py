@@ -19,7 +19,7 @@ import pandas as pd
 from pandas.errors import DtypeWarning, ParserWarning
 
 from fl_core import storage
-from fl_core.data.cells import Cells, cells_of, taken
+from fl_core.data.cells import Cells, Integers, cells_of, taken
 from fl_core.data.columns import (
     BETWEEN,
     ENCODING,
@@ -29,7 +29,7 @@ from fl_core.data.columns import (
     Reading,
     holds_images,
 )
-from fl_core.data.faults import DataFault, Place, located, place_in, row_of_array
+from fl_core.data.faults import DataFault, located, place_in, row_of_array
 from fl_core.data.spelling import (
     PLAIN_NUMBERS,
     composed,
@@ -62,7 +62,7 @@ class Part:
         where: its path, or a name for messages.
         header: the names of its columns.
         load: returns its rows, where the spelling of some columns is kept.
-        place: how messages name a row.
+        lines: yields each row with the number of its line, if the file has lines.
         faults: how its separator and encoding differ from those asked for.
         signs: its own settings for signs in numbers, among several files.
     """
@@ -70,9 +70,15 @@ class Part:
     where: Path
     header: list[str]
     load: Callable[[Collection[str]], pd.DataFrame]
-    place: Place = row_of_array
+    lines: Callable[[], Iterator[tuple[int, Any]]] | None = None
     faults: list[DataFault] = field(default_factory=list)
     signs: Mapping[str, str] = field(default_factory=dict)
+
+    def place(self, row: int) -> str:
+        """Return how messages name a row."""
+        if self.lines is None:
+            return row_of_array(row)
+        return f"line {next(islice(self.lines(), row, None))[0]}"
 
     def read(self, texts: Collection[str]) -> pd.DataFrame:
         """Return the rows. Columns without a name and a value are left out.
@@ -83,14 +89,14 @@ class Part:
         """
         frame = self.load(texts)
         frame.columns = self.header
-        blank = [
-            not name.strip() and (cells.isna() | (cells == "")).all()
+        kept = [
+            bool(name.strip()) or not (cells.isna() | (cells == "")).all()
             for name, cells in frame.items()
         ]
-        if any(blank):
-            frame = frame.loc[:, ~np.array(blank)]
+        if not all(kept):
+            frame = frame.loc[:, kept]
             warn(
-                f"{self.where}: columns without a name and a value are left out: {sum(blank)}"
+                f"{self.where}: columns without a name and a value are left out: {kept.count(False)}"
             )
         self.header = list(frame)
         twice = first_duplicate(self.header)
@@ -118,6 +124,7 @@ class Opened:
         faults: other settings that read it.
         frame: all rows, after :meth:`read`.
         ends: the first row of each part, and the number of rows.
+        rows: of these the rows that the frame still has.
     """
 
     where: Path
@@ -126,6 +133,8 @@ class Opened:
     faults: list[DataFault] = field(default_factory=list)
     frame: pd.DataFrame = field(default_factory=pd.DataFrame)
     ends: list[int] = field(default_factory=list)
+    rows: Integers = field(default_factory=lambda: np.arange(0))
+    _known: dict[Any, Cells] = field(default_factory=dict)
 
     @property
     def header(self) -> list[str]:
@@ -142,14 +151,21 @@ class Opened:
         frames = [part.read(texts) for part in self.parts]
         sizes = list(map(len, frames))
         self.ends = [0, *accumulate(sizes)]
+        self.rows = np.arange(self.ends[-1])
         self.frame = frames[0]
         if self.client:
             names = [composed(part.where.stem) for part in self.parts]
             self.frame = pd.concat(frames, ignore_index=True)
             self.frame[self.client] = np.repeat(np.array(names, dtype=object), sizes)
 
+    def take(self, rows: Integers) -> None:
+        """Keep some rows. Messages name them as before."""
+        self.frame, self.rows = self.frame.iloc[rows], self.rows[rows]
+        self._known.clear()
+
     def place(self, row: int) -> str:
         """Return how messages name a row."""
+        row = int(self.rows[row]) if len(self.rows) else row
         if not self.client:
             return self.parts[0].place(row)
         parts = zip(self.parts, pairwise(self.ends), strict=True)
@@ -161,13 +177,18 @@ class Opened:
             return np.full(len(self.frame), np.nan)
         spelt = name in (how.word_columns or ())
         free = name in (how.text_column, self.client)
-        marks = ("",) if spelt or free else how.marks
-        fold = how.fold_case and not free
-        return cells_of(self.frame[name], text or spelt, marks, fold)
+        marks = frozenset([""]) if spelt or free else how.marks
+        asked = (text or spelt, marks, how.fold_case and not free)
+        if (name, asked) not in self._known:
+            self._known[name, asked] = cells_of(self.frame[name], *asked)
+        return self._known[name, asked]
 
     def split(self, cells: Cells) -> list[Cells]:
         """Return the cells of each part."""
-        return [taken(cells, slice(*rows)) for rows in pairwise(self.ends)]
+        if len(self.parts) == 1:
+            return [cells]
+        ends = np.searchsorted(self.rows, self.ends)
+        return [taken(cells, slice(*rows)) for rows in pairwise(ends)]
 
 
 def is_table(path: Path) -> bool:
@@ -297,38 +318,27 @@ class Csv:
     """
 
     def __init__(self, path: Path, reading: Reading) -> None:
-        self.path, self.delimiter = path, reading.delimiter_of(path)
-        self.reading = reading
+        self.path, self.reading = path, reading
+        self.delimiter = reading.delimiter_of(path)
         self.data, faults = _decoded(path, reading)
-        header = self._read_header()
-        row = header[0]
-        if len(header) == 1 and row != reading.text_column:
-            sign = max(SEPARATORS, key=row.count)
-            if sign not in row:
-                row = next(islice(self.rows(), 1, None), (0, [""]))[1][0]
-                sign = max(SEPARATORS, key=row.count)
-            if sign in row:
-                separator = "tab" if sign == "\t" else sign
-                faults.append(
-                    DataFault(
-                        f"{path} must have more than one column; got {row!r}.",
-                        (
-                            f"With another separator it has {row.count(sign) + 1} columns",
-                            {"separator": separator},
-                        ),
-                    )
-                )
-                self.delimiter = sign
-                header = self._read_header()
-        self.part = Part(path, header, self.load, self.place, faults)
-
-    def _read_header(self) -> list[str]:
         self.above = self._header_row()
-        return next(self.rows())[1]
+        header = next(self.rows())[1]
+        single = len(header) == 1 and header[0] != reading.text_column
+        for _, (row, *_) in islice(self.rows(), 2) if single else ():
+            sign = max(SEPARATORS, key=row.count)
+            if sign in row:
+                rule = f"{path} must have more than one column; got {row!r}."
+                say = f"With another separator it has {row.count(sign) + 1} columns"
+                separator = {"separator": "tab" if sign == "\t" else sign}
+                faults.append(DataFault(rule, (say, separator)))
+                self.delimiter = sign
+                self.above = self._header_row()
+                header = next(self.rows())[1]
+                break
+        self.part = Part(path, header, self.load, self._samples, faults)
 
-    def place(self, row: int) -> str:
-        """Return the line of a row."""
-        return f"line {next(islice(self.rows(), row + 1, None))[0]}"
+    def _samples(self) -> Iterator[tuple[int, list[str]]]:
+        return islice(self.rows(), 1, None)
 
     def load(self, texts: Collection[str]) -> pd.DataFrame:
         """Return all rows. Words keep their spelling, and so do all cells if numbers have other signs."""
@@ -337,24 +347,25 @@ class Csv:
         if self.reading.numbers != PLAIN_NUMBERS:
             words |= {*range(len(header))}
         marks = self.reading.marks
-        for _, cells in islice(self.rows(), 1, FIRST + 1):
+        for _, cells in islice(self._samples(), FIRST):
             for k, cell in enumerate(cells):
                 plain = is_number(cell) or cell.strip().lower() in marks
                 if not plain or is_padded(cell):
                     words.add(k)
         spellings = {form(mark) for mark in marks for form in (str, str.upper, str.title)}  # fmt: skip
         numeric = [k for k in range(len(header)) if k not in words]
+        file = self._text()
+        deque(islice(file, next(self.rows())[0]), maxlen=0)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", ParserWarning)
                 warnings.simplefilter("ignore", DtypeWarning)  # read as words
                 frame = pd.read_csv(
-                    io.BytesIO(self.data),
+                    file,
                     sep=self.delimiter,
                     names=list(range(len(header))),
-                    skiprows=self.above + 1,
                     index_col=False,
-                    dtype=dict.fromkeys(words, str),
+                    dtype=dict.fromkeys(words, object),
                     na_values=dict.fromkeys(numeric, sorted({*spellings, "NaN"})),
                     keep_default_na=False,
                 )
@@ -385,11 +396,11 @@ class Csv:
                 continue
             number += 1
             if len(cells) != len(header):
-                way = "Add cells to the header"
-                if any(cells[len(header) :]):
-                    way = "Correct the line"
-                    if number == 1:
-                        way = "Remove the header if it is a title or a comment, or correct the line"
+                way = "Correct the line"
+                if not any(cells[len(header) :]):
+                    way = "Add cells to the header"
+                elif number == 1:
+                    way = "Remove the header if it is a title or a comment, or correct the line"
                 raise UsageError(
                     f"{self.path}, line {first}: every line must have {len(header)} cells like the header; "
                     f"got {len(cells)}. {way}."
@@ -406,8 +417,7 @@ class Csv:
 
     def _lines(self) -> Iterator[tuple[int, int, list[str]]]:
         """Yield first and last line and the cells of every row."""
-        file = io.TextIOWrapper(io.BytesIO(self.data), "utf-8", newline="")
-        reader = csv.reader(file, delimiter=self.delimiter)
+        reader = csv.reader(self._text(), delimiter=self.delimiter)
         line = 0
         try:
             for cells in reader:
@@ -415,6 +425,9 @@ class Csv:
                 line = reader.line_num
         except csv.Error as error:
             raise self._unreadable(error) from error
+
+    def _text(self) -> io.TextIOWrapper:
+        return io.TextIOWrapper(io.BytesIO(self.data), "utf-8", newline="")
 
     def _unreadable(self, error: Exception) -> UsageError:
         return UsageError(
@@ -435,17 +448,18 @@ class Csv:
                 return k
         above: list[int] = []
         title = ""
+        others = {*SEPARATORS} - {self.delimiter}
         for k, (_, _, cells) in enumerate(islice(self._lines(), SEEN)):
             names = [cell for cell in cells if cell.strip()]
             line = self.delimiter.join(cells)
             if len(names) > 1:
-                signs = [sign for sign in SEPARATORS if sign in title]
-                signs = [sign for sign in signs if sign != self.delimiter]
-                alike = any(title.count(sign) == line.count(sign) for sign in signs)
-                titled = len(above) <= TITLES and not alike
-                if not above or (titled and not any(map(is_number, names))):
-                    return k
-                break
+                alike = any(
+                    0 < title.count(sign) == line.count(sign) for sign in others
+                )
+                numeric = any(map(is_number, names))
+                if above and (numeric or alike or len(above) > TITLES):
+                    break
+                return k
             if names:
                 above.append(k)
                 title = line
@@ -491,23 +505,25 @@ def _decoded(path: Path, reading: Reading) -> tuple[bytes, list[DataFault]]:
         UsageError: the file is no text.
     """
     data = path.read_bytes()
-    wide = _wide_encoding(data)
-    tried = [reading.encoding]
-    if wide and not codecs.lookup(reading.encoding).name.startswith(("utf-16", "utf-32")):  # fmt: skip
-        tried = [wide]
+    asked, first = reading.encoding, data[:4]
+    tried = [asked]
+    if not codecs.lookup(asked).name.startswith(("utf-16", "utf-32")):
+        if first[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            tried = ["utf-16"]
+        elif b"\0" in first:
+            tried = ["utf-16-be" if first[:1] == b"\0" else "utf-16-le"]
     for encoding in dict.fromkeys([*tried, ENCODING, "latin-1", "cp1252"]):
         plain = codecs.lookup(encoding).name == ENCODING
+        start = len(codecs.BOM_UTF8) * (plain and data.startswith(codecs.BOM_UTF8))
         try:
-            text = data.removeprefix(codecs.BOM_UTF8 if plain else b"").decode(encoding)
+            text = data[start:].decode(encoding)
         except UnicodeError:
             continue
-        first = text if encoding == "latin-1" else text[:LOOKED_AT]
-        if not _CONTROL.search(first):
-            what = f"{path} is not a readable {path.suffix} file in {reading.encoding}."
+        if not _CONTROL.search(text if encoding == "latin-1" else text[:LOOKED_AT]):
+            what = f"{path} is not a readable {path.suffix} file in {asked}."
             fault = DataFault(what, ("Read it so", {"encoding": encoding}))
-            same = plain and not data.startswith(codecs.BOM_UTF8)
-            asked = encoding == reading.encoding
-            return data if same else text.encode(), [] if asked else [fault]
+            data = data[start:] if plain else text.encode()
+            return data, [] if encoding == asked else [fault]
     raise UsageError(
         f"{path} must be a text table; got bytes that are no text. Save it as CSV UTF-8 (.csv)."
     )
@@ -515,16 +531,6 @@ def _decoded(path: Path, reading: Reading) -> tuple[bytes, list[DataFault]]:
 
 LOOKED_AT = 2**20
 """Signs at the beginning of a file that show whether it is a text, and of which kind."""
-
-
-def _wide_encoding(data: bytes) -> str:
-    """Return the encoding of two bytes a letter that a file has by its first bytes, or an empty text."""
-    first = data[:4]
-    if first[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        return "utf-16"
-    if b"\0" in first:
-        return "utf-16-be" if first[:1] == b"\0" else "utf-16-le"
-    return ""
 
 
 # --- .jsonl --------------------------------------------------------------------------------------------------------
@@ -563,11 +569,7 @@ def _json_lines(path: Path, reading: Reading) -> Part:
                 cells.append(entry.get(name))
         return pd.DataFrame(columns, dtype=object)
 
-    def place(row: int) -> str:
-        return f"line {next(islice(entries(), row, None))[0]}"
-
-    header = list(map(composed, first[1]))
-    return Part(path, header, load, place, faults)
+    return Part(path, list(map(composed, first[1])), load, entries, faults)
 
 
 # --- .parquet ------------------------------------------------------------------------------------------------------

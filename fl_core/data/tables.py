@@ -17,13 +17,11 @@ from fl_core.data import arrays, preprocessing, roles
 from fl_core.data.cells import (
     Array,
     Cells,
-    Integers,
     cell_text,
     cells_of,
     lacks_value,
     numbers,
     refuse_where,
-    taken,
     texts_of,
 )
 from fl_core.data.columns import BETWEEN, LISTS, PLAIN, Reading
@@ -162,14 +160,18 @@ class _Table:
         faults: so far.
         reading: the settings with those that the faults ask for.
         refused: columns that are named in a fault of a file.
-        rows: the rows that have a label, or None for all.
+        source: the samples, as far as they are known.
+        features: how the columns of features are read.
+        odd: what is odd about columns.
     """
 
     def __init__(self, data: Path | pd.DataFrame, reading: Reading) -> None:
         self.data, self.reading = data, reading
         self.faults: list[UsageError] = []
         self.refused: set[str] = set()
-        self.rows: Integers | None = None
+        self.source = Source("", np.empty((0, 0)), np.empty(0), ())
+        self.features: dict[str, Feature] = {}
+        self.odd: dict[str, str] = {}
 
     def head(self) -> list[str]:
         """Open the table, give its columns their roles, and return the names of its features.
@@ -180,8 +182,7 @@ class _Table:
         self.opened = open_table(self.data, self.reading)
         for fault in self.opened.faults:
             self.ask(fault)
-        self.taken = self._roles(self.opened.header)
-        return self._feature_names()
+        return self._roles()
 
     def read(self, name: str) -> Source | None:
         """Return the data, or None if a fault has no certain repair.
@@ -189,41 +190,41 @@ class _Table:
         Raises:
             UsageError: a fault without which nothing else can be said.
         """
-        self.head()
+        names = self.head()
         how = self.reading
-        texts = [how.client_column, how.text_column, *(how.word_columns or ())]
-        texts += [*(how.date_columns or ()), *filter(None, [how.group_column])]
-        texts += [] if how.predicts_numbers else how.labels
-        self.opened.read(texts)
+        texts = {how.client_column, how.text_column, how.group_column or ""}
+        texts.update(how.word_columns or (), how.date_columns or ())
+        self.opened.read(texts if how.predicts_numbers else texts.union(how.labels))
         for part in self.opened.parts:
             self._check_part(part.header, part.where)
-        self._signs(self._feature_names())
+        self._signs(names)
         self._ask_for_classes()
-        self.taken = self._roles(self.opened.header)
-        names = self._feature_names()
+        names = self._roles()
         self._leave_out_rows()
-        where = str(self.opened.where)
-        found = Source(name or where, np.empty((0, 0)), np.empty(0), ())
-        found = self._clients(self._targets(found))
-        features = {}
+        self._add_targets()
+        if (client := self.reading.client_column) in self.taken:
+            with self._checked(client):
+                owner, clients = arrays.owners(self._texts_of(client))
+                self.source = replace(self.source, owner=owner, owner_names=clients)
         for each in names:
             if each not in self.refused:
-                column = feature(self.opened, each, self.reading)
-                features[each] = column._replace(cells=self._kept(column.cells))
-        odd = self._identifiers(features, found)
-        found = self._grouped(found)
-        odd |= self._gaps(features, found)
-        self.ask_all({k: each.fault for k, each in features.items() if each.fault})
-        used = {k: each for k, each in features.items() if each.kind != LEFT_OUT}
+                self.features[each] = feature(self.opened, each, self.reading)
+        self._identifiers()
+        if self.reading.group_column:
+            self._add_groups(self.reading.group_column)
+        self._gaps()
+        self.ask_all({k: each.fault for k, each in self.features.items() if each.fault})
+        used = {k: each for k, each in self.features.items() if each.kind != LEFT_OUT}
         if "text" in self.taken.values():
-            found = self._texts(found)
+            self._add_texts()
         elif used:
-            found = self._numbers_and_words(found, used)
+            self._add_features(used)
         else:
             self.faults.append(self._no_features())
         if not all(getattr(fault, "repair", {}) for fault in self.faults):
             return None
-        return replace(found, table=self._table(used, odd, found))
+        where = name or str(self.opened.where)
+        return replace(self.source, name=where, table=self._table(used))
 
     # --- faults ----------------------------------------------------------------------------------------------------
 
@@ -251,8 +252,8 @@ class _Table:
             ways = [(say, dict(keys)) for say, keys in first.ways]
             for k, (_, keys) in enumerate(ways):
                 for key in [key for key in keys if isinstance(keys[key], list)]:
-                    given = getattr(self.reading, key) or ()
                     more = [each.ways[k][1][key] for each in alike.values()]
+                    given = getattr(self.reading, key) or ()
                     keys[key] = list(dict.fromkeys(chain(given, *more)))
             columns = f"column{'s' * bool(others)} {listing(map(repr, alike), 4)}"
             fault = DataFault(first.rule, *ways, row=first.row)
@@ -265,27 +266,23 @@ class _Table:
         try:
             yield
         except DataFault as fault:
-            at = f"{self.opened.where}, column {name!r}"
-            self.ask(fault.at(at, lambda row: self.opened.place(self._row(row))))
+            self.ask_all({name: fault})
 
-    def _row(self, row: Any) -> int:
-        """Return the row of the file, of which some may be left out."""
-        return int(row if self.rows is None else self.rows[row])
-
-    def _kept(self, cells: Any) -> Any:
-        """Return the cells of the rows that are not left out."""
-        return cells if self.rows is None else taken(cells, self.rows)
-
-    def _column(self, name: str, text: bool = True) -> Any:
-        cells = self._kept(self.opened.cells(name, self.reading, text))
-        return texts_of(cells) if text else cells
+    def _texts_of(self, name: str) -> pd.Categorical:
+        return texts_of(self.opened.cells(name, self.reading, True))
 
     # --- roles -----------------------------------------------------------------------------------------------------
 
-    def _roles(self, header: Sequence[str]) -> dict[str, str]:
-        """Return the role of each column that has one: client, label, text or group."""
-        path = str(self.opened.where)
-        for fault in self._unnamed(path, header):
+    def _roles(self) -> list[str]:
+        """Find the role of each column that has one: client, label, text or group. Return the names of the features.
+
+        The names have the order of the header. Texts have none.
+
+        Raises:
+            UsageError: a named column is missing, repeated, or used for two purposes.
+        """
+        path, header = self.opened.where, self.opened.header
+        for fault in self._unnamed(str(path), header):
             if not fault.repair:
                 raise fault
             self.ask(fault)
@@ -301,7 +298,23 @@ class _Table:
                     f"{path}: {taken[name]} and {role} must be different columns; got {name!r} for both."
                 )
             taken[name] = role
-        return {name: taken[name] for name in header if name in taken}
+        self.taken = {name: taken[name] for name in header if name in taken}
+        if "text" in self.taken.values():
+            how.check_unasked(f"{path} holds texts", "columns", "exclude_columns")
+            return []
+        for key in ("columns", "exclude_columns", "word_columns", "date_columns"):
+            for name in getattr(how, key) or ():
+                role = self.taken.get(name, "")
+                if role and not (key in LISTS[2:4] and role == "label"):
+                    raise UsageError(
+                        f"{path}: {key} must name features; got {name!r}, the {role}."
+                    )
+                check_known(f"column of {path} ({key})", name, header)
+        kept = {*(header if how.columns is None else how.columns)}
+        kept -= {*(how.exclude_columns or ()), *self.taken}
+        if not kept:
+            raise self._no_features()
+        return [name for name in header if name in kept]
 
     def _unnamed(self, path: str, header: Sequence[str]) -> Iterator[DataFault]:
         """Yield the faults of label columns that the task needs, and of columns of roles that are not there."""
@@ -362,31 +375,6 @@ class _Table:
                 f"{way}"
             )
 
-    def _feature_names(self) -> list[str]:
-        """Return the names of the feature columns, in the order of the header. Texts have none.
-
-        Raises:
-            UsageError: a named column is missing, repeated, or used for two purposes.
-        """
-        path, how, header = self.opened.where, self.reading, self.opened.header
-        if "text" in self.taken.values():
-            how.check_unasked(f"{path} holds texts", "columns", "exclude_columns")
-            return []
-        found = [name for name in header if name not in self.taken]
-        for key in ("columns", "exclude_columns", "word_columns", "date_columns"):
-            for name in getattr(how, key) or ():
-                role = self.taken.get(name, "")
-                if role and not (key in LISTS[2:4] and role == "label"):
-                    raise UsageError(
-                        f"{path}: {key} must name features; got {name!r}, the {role}."
-                    )
-                check_known(f"column of {path} ({key})", name, [*found, *self.taken])
-        kept = {*(found if how.columns is None else how.columns)}
-        kept -= {*(how.exclude_columns or ())}
-        if not kept:
-            raise self._no_features()
-        return [name for name in found if name in kept]
-
     def _no_features(self) -> UsageError:
         got = listing(self.opened.header)
         return UsageError(
@@ -395,9 +383,8 @@ class _Table:
 
     def _signs(self, names: Sequence[str]) -> None:
         """Find the signs in numbers of each file. A single table asks for them."""
-        how = self.reading
+        how, several = self.reading, bool(self.opened.client)
         names = [*names, *(how.labels if how.predicts_numbers else ())]
-        several = bool(self.opened.client)
         for part, found in own_signs(self.opened, names, how, several):
             if several:
                 self.ask_all(found, str(part.where))
@@ -409,65 +396,61 @@ class _Table:
 
     # --- labels, clients and groups --------------------------------------------------------------------------------
 
+    def _ask_for_classes(self) -> None:
+        """Ask what labels are that are not few classes, all of them numbers or none.
+
+        ``word_columns`` takes each different cell as a class.
+        """
+        how, name = self.reading, self.reading.labels[0]
+        if not how.predicts_numbers and name not in (how.word_columns or ()):
+            with self._checked(name):
+                check_classes(self.opened, name, how)
+
     def _leave_out_rows(self) -> None:
-        """Leave out rows without a label, or ask whether to."""
+        """Leave out rows without a label, or ask whether to. This is proposed if they are rare."""
         how, rows = self.reading, len(self.opened.frame)
         lacking = np.zeros(rows, dtype=bool)
         for name in how.labels:
-            own = lacks_value(self._column(name, not how.predicts_numbers))
+            own = lacks_value(self.opened.cells(name, how, not how.predicts_numbers))
             lacking |= own
-            if own.any() and not how.drop_missing_labels:
-                self._ask_for_labels(name, own)
+            if not own.any() or how.drop_missing_labels:
+                continue
+            spelt = texts_of(cells_of(self.opened.frame[name], True, ("",)))
+            marks = {word.strip() for word in spelt[own]} - {""}
+            some = listing(map(repr, sorted(marks)), 3)
+            ways: list[str | Way] = [("Leave them out", {"drop_missing_labels": True})]
+            rare = own.mean() < RARE
+            if marks and how.task == CLASSIFICATION:
+                ways.append((f"Or keep {some} as a class", {"word_columns": [name]}))
+                if not rare and {mark.lower() for mark in marks} == {"none"}:
+                    ways.reverse()
+                    rare = True
+            if not rare:
+                ways.insert(0, "Decide what they are.")
+            rule = f"each sample must have a label; got {some or 'an empty cell'} ({own.sum():,} of {rows:,} rows)."
+            self.ask_all({name: DataFault(rule, *ways, row=int(np.argmax(own)))})
         if lacking.any() and self.reading.drop_missing_labels:
-            self.rows = np.flatnonzero(~lacking)
+            self.opened.take(np.flatnonzero(~lacking))
             warn(
                 f"{self.opened.where}: {lacking.sum():,} of {rows:,} rows have no label and are left out"
             )
 
-    def _ask_for_labels(self, name: str, lacking: Array) -> None:
-        """Ask about labels that are missing. Leaving them out is proposed if they are rare."""
-        spelt = texts_of(cells_of(self.opened.frame[name], True, ("",)))
-        marks = {word.strip() for word in spelt[lacking]} - {""}
-        some = listing(map(repr, sorted(marks)), 3)
-        drop: Way = "Leave them out", {"drop_missing_labels": True}
-        ways: list[str | Way] = [drop]
-        rare = lacking.mean() < RARE
-        if marks and self.reading.task == CLASSIFICATION:
-            ways.append((f"Or keep {some} as a class", {"word_columns": [name]}))
-            if not rare and {mark.lower() for mark in marks} == {"none"}:
-                ways.reverse()
-                rare = True
-        count = f"{lacking.sum():,} of {len(lacking):,} rows"
-        fault = DataFault(
-            f"each sample must have a label; got {some or 'an empty cell'} ({count}).",
-            *([] if rare else ["Decide what they are."]),
-            *ways,
-            row=int(np.argmax(lacking)),
-        )
-        with self._checked(name):
-            raise fault
-
-    def _ask_for_classes(self) -> None:
-        """Ask what labels are that are not few classes, all of them numbers or none."""
-        how = self.reading
-        plain = how.task == CLASSIFICATION and not how.label_numbers
-        if plain and how.labels[0] not in (how.word_columns or ()):
-            with self._checked(how.labels[0]):
-                check_classes(self.opened, how.labels[0], how)
-
-    def _targets(self, found: Source) -> Source:
-        """Return the source with its targets and the names of its classes."""
+    def _add_targets(self) -> None:
+        """Add the targets and the names of the classes."""
         how = self.reading
         made: list[Any] = []
         for name in how.labels:
             with self._checked(name):
-                cells = self._column(name)
+                cells: Any = self.opened.cells(name, how, not how.predicts_numbers)
                 if how.predicts_numbers:
-                    cells = self._label_numbers(name)
+                    asked, way = feature(self.opened, name, how).fault, FORMS[how.task]
+                    if asked:
+                        raise DataFault(asked.rule, way, row=asked.row)
+                    cells = numbers(cells, how.numbers, way)
                 if not lacks_value(cells).any():
                     made.append(cells)
         if len(made) < len(how.labels):
-            return found
+            return
         with self._checked(how.label_column):
             y = made[0] if len(made) == 1 else np.column_stack(made)
             names = how.names
@@ -476,70 +459,43 @@ class _Table:
                 numeric = all(map(is_number, words))
                 names = tuple(sorted(words, key=float if numeric else str))
             y, classes = arrays.answers(y, how.task, names)
-            return replace(found, y=y, classes=classes)
-        return found
+            self.source = replace(self.source, y=y, classes=classes)
 
-    def _label_numbers(self, name: str) -> Array:
-        """Return a column of labels as numbers."""
-        column = feature(self.opened, name, self.reading)
-        asked, way = column.fault, FORMS[self.reading.task]
-        if asked:
-            row = asked.row if self.rows is None else None
-            raise DataFault(asked.rule, way, row=row)
-        return numbers(self._kept(column.cells), self.reading.numbers, way)
-
-    def _clients(self, found: Source) -> Source:
-        """Return the source with the natural client of each row."""
-        name = self.reading.client_column
-        if name in self.taken:
-            with self._checked(name):
-                owner, names = arrays.owners(self._column(name))
-                return replace(found, owner=owner, owner_names=names)
-        return found
-
-    def _grouped(self, found: Source) -> Source:
-        """Return the source with the group of each row. The same name at two clients is two groups."""
-        name = self.reading.group_column
-        if not name:
-            return found
+    def _add_groups(self, name: str) -> None:
+        """Add the group of each row. The same name at two clients is two groups."""
         self.taken[name] = "group"
         with self._checked(name):
-            cells = self._column(name)
+            cells = self._texts_of(name)
             refuse_where(lacks_value(cells), cells, "each row must have a group")
-            return replace(found, groups=roles.by_clients(cells, found.owner))
-        return found
+            groups = roles.by_clients(cells, self.source.owner)
+            self.source = replace(self.source, groups=groups)
 
     # --- what identifies rows --------------------------------------------------------------------------------------
 
-    def _identifiers(
-        self, features: dict[str, Feature], found: Source
-    ) -> dict[str, str]:
-        """Ask about features that number the rows, or what several rows belong to, and note others that do.
-
-        Returns:
-            What is odd about them, by column.
-        """
-        how, where = self.reading, self.opened.where
+    def _identifiers(self) -> None:
+        """Ask about features that number the rows, or what several rows belong to, and note others that do."""
+        how, where, features = self.reading, self.opened.where, self.features
         columns = {name: column.cells for name, column in features.items()}
         for name in self.opened.header:
             if name not in self.taken and name not in features:
                 with suppress(DataFault):
-                    columns[name] = self._column(name, False)
+                    columns[name] = self.opened.cells(name, how)
         ids = pd.DataFrame(
             {
-                name: roles.by_clients(cells, found.owner)
+                name: roles.by_clients(cells, self.source.owner)
                 for name, cells in columns.items()
-                if self._identifies(name, cells, features, found)
+                if self._identifies(name, cells)
             }
         )
         several = [k for k in ids if not how.group_column and ids[k].duplicated().any()]
         own = [k for k in several if k in features and ids[k].min() >= 0]
         outer = [k for k in own if all(roles.nests(ids[k], ids[j]) for j in own)]
-        odd, faults = dict.fromkeys(ids, "like an identifier"), {}
+        faults: dict[str, DataFault] = {}
         for name in ids:
+            self.odd[name] = "like an identifier"
             if name not in features:
                 if name in several:
-                    odd[name] += ": its rows may be in training and test"
+                    self.odd[name] += ": its rows may be in training and test"
                     warn(
                         f"{where}: rows with one {name!r} may lie in training and test alike, so scores may be too "
                         f"good. Keep them together: {spelled(group_column=name)}"
@@ -548,8 +504,7 @@ class _Table:
             if how.keep_ids:
                 continue
             del features[name]
-            got = "values like an identifier's"
-            leave = {"exclude_columns": [name]}
+            got, leave = "values like an identifier's", {"exclude_columns": [name]}
             ways: list[Way] = [("Leave it out", leave)]
             if name in own:
                 row = int(np.argmax(ids[name].duplicated()))
@@ -565,143 +520,133 @@ class _Table:
             rule = f"features must say something about a new sample; got {got}."
             faults[name] = DataFault(rule, *ways, ("Or allow it", {"keep_ids": True}))
         self.ask_all(faults)
-        return odd
 
-    def _identifies(
-        self, name: str, cells: Cells, features: Mapping[str, Feature], found: Source
-    ) -> bool:
+    def _identifies(self, name: str, cells: Cells) -> bool:
         """Return whether a column numbers the rows or what they belong to, by its name or by its values."""
-        column = features.get(name)
+        y, owner, column = self.source.y, self.source.owner, self.features.get(name)
         if column and column.kind == DATE:
             return False
-        if roles.is_identifier(name, cells, found.owner):
+        if roles.is_identifier(name, cells, owner):
             return True
         decided = name in (self.reading.word_columns or ())
-        if decided or self.reading.group_column or not features or not len(found.y):
+        if decided or self.reading.group_column or not self.features or not len(y):
             return False
         others = [
             each.cells
-            for key, each in features.items()
+            for key, each in self.features.items()
             if each.kind in (NUMBER, DATE) and key != name
         ]
-        return roles.binds_rows(cells, found.y, others, found.owner)
+        return roles.binds_rows(cells, y, others, owner)
 
-    def _gaps(self, features: dict[str, Feature], found: Source) -> dict[str, str]:
+    def _gaps(self) -> None:
         """Leave out columns without a value at some client, and ask about other missing numbers."""
-        how, where = self.reading, self.opened.where
+        how, features = self.reading, self.features
         holes = {
             name: lacks_value(column.cells)
             for name, column in features.items()
             if column.kind != LEFT_OUT
         }
         holes = {name: lacking for name, lacking in holes.items() if lacking.any()}
-        odd: dict[str, str] = {}
-        faults: dict[str, DataFault] = {}
-        if found.owner is not None and holes:
-            empty = pd.DataFrame(holes).groupby(found.owner).all()
+        lost: dict[str, str] = {}
+        if self.source.owner is not None and holes:
+            empty = pd.DataFrame(holes).groupby(self.source.owner).all()
             done = "filled" if how.fill_missing_columns else "left out"
             for name in empty.columns[empty.any() & ~empty.all()]:
-                some = [found.owner_names[k] for k in empty.index[empty[name]]]
-                odd[name] = f"no value at {listing(some, 4)}: {done}"
-        if odd and not how.fill_missing_columns:
+                some = [self.source.owner_names[k] for k in empty.index[empty[name]]]
+                lost[name] = f"no value at {listing(some, 4)}: {done}"
+        self.odd |= lost
+        if lost and not how.fill_missing_columns:
             fill = spelled(fill_missing_columns=True, impute="median")
             warn(
-                f"{where}: columns without a value at some client are left out: {listing(map(repr, odd), 6)}. "
-                f"To fill them: {fill}"
+                f"{self.opened.where}: columns without a value at some client are left out: "
+                f"{listing(map(repr, lost), 6)}. To fill them: {fill}"
             )
-            for name in odd:
-                del features[name]
+            for name in lost:
+                del features[name], holes[name]
+        faults: dict[str, DataFault] = {}
         for name, lacking in holes.items():
-            if name not in features or features[name].kind == WORDS:
+            out = {"exclude_columns": [name]}
+            ways: list[Way] = [("Leave the column out", out)]
+            if features[name].kind == WORDS:
                 continue
-            ways: list[Way] = [
-                ("Fill empty cells, such as", {"impute": "median"}),
-                ("Or leave the column out", {"exclude_columns": [name]}),
-            ]
             if lacking.all():
-                ways = [("Leave the column out", {"exclude_columns": [name]})]
                 features[name] = features[name]._replace(kind=LEFT_OUT)
             elif how.may_be_missing:
                 continue
-            count = f"{lacking.sum():,} of {len(lacking):,} cells have none"
-            rule = f"the value must not be missing; got none ({count})."
-            faults[name] = DataFault(rule, *ways, row=self._row(np.argmax(lacking)))
+            else:
+                fill = {"impute": "median"}
+                ways = [
+                    ("Fill empty cells, such as", fill),
+                    ("Or leave the column out", out),
+                ]
+            rule = f"the value must not be missing; got none ({lacking.sum():,} of {len(lacking):,} cells have none)."
+            faults[name] = DataFault(rule, *ways, row=int(np.argmax(lacking)))
         self.ask_all(faults)
-        return odd
 
     # --- the result ------------------------------------------------------------------------------------------------
 
-    def _numbers_and_words(self, found: Source, used: Mapping[str, Feature]) -> Source:
-        """Return the source with its features. Words are their places among the words of their column."""
-        words: dict[str, tuple[str, ...]] = {}
+    def _add_features(self, used: Mapping[str, Feature]) -> None:
+        """Add the features. Words are their places among the words of their column."""
+        words: list[tuple[str, ...]] = []
         made: list[Array] = []
-        for name, column in used.items():
-            words[name] = words_of(column.cells) if column.kind == WORDS else ()
+        for column in used.values():
+            words.append(words_of(column.cells) if column.kind == WORDS else ())
             cells: Any = column.cells
-            if words[name]:
-                cells = preprocessing.codes(cells, words[name])
-            made.append(cells)
-        return replace(
-            found,
+            made.append(preprocessing.codes(cells, words[-1]) if words[-1] else cells)
+        self.source = replace(
+            self.source,
             x=arrays.stacked(made),
             columns=tuple(used),
-            categories=tuple(words.values()) if any(words.values()) else (),
+            categories=tuple(words) if any(words) else (),
         )
 
-    def _texts(self, found: Source) -> Source:
-        """Return the source with the codes of its texts. Numbers next to them are named, since nothing reads them."""
+    def _add_texts(self) -> None:
+        """Add the codes of texts. Numbers next to them are named, since nothing reads them."""
         name, where = self.reading.text_column, str(self.opened.where)
-        texts = list(texts_of(self._column(name)))
+        texts = list(self._texts_of(name))
         with self._checked(name):
             check_texts(texts)
         warn_of_losses(texts, where)
-        rest = [each for each in self.opened.header if each not in self.taken]
         numeric = []
-        for column in rest:
+        for column in self.opened.header:
             with suppress(DataFault):
-                if isinstance(self._column(column, False), np.ndarray):
+                cells = self.opened.cells(column, self.reading)
+                if column not in self.taken and isinstance(cells, np.ndarray):
                     numeric.append(repr(column))
         if numeric:
             warn(
                 f"{where}: a model of texts reads no other columns; left out are {listing(numeric, 6)}"
             )
         codes, vocabulary = encode(texts)
-        return replace(found, x=codes, words=vocabulary)
+        self.source = replace(self.source, x=codes, words=vocabulary)
 
-    def _table(
-        self, used: Mapping[str, Feature], odd: Mapping[str, str], found: Source
-    ) -> ColumnTable:
+    def _table(self, used: Mapping[str, Feature]) -> ColumnTable:
         """Return what is said of each column."""
-        header, numeric = self.opened.header, self.reading.predicts_numbers
+        header, source, how = self.opened.header, self.source, self.reading
         alike = {name: group for group in nearly_equal(header) for name in group}
-        shown = {name: column.cells for name, column in used.items()}
-        for name, role in self.taken.items():
-            shown[name] = self._column(name, role != "label" or not numeric)
-        unlike: dict[str, str] = {}
-        if found.owner is not None:
-            compared = (*used, *self.reading.labels)
-            cells = {name: shown[name] for name in compared}
-            unlike = unlike_clients(cells, found.owner, found.owner_names)
         rows = []
         for name in header:
-            role = self.taken.get(name, "")
-            said = ["" if role == "group" else odd.get(name, "")]
+            role, column, inputs = self.taken.get(name, ""), used.get(name), 0
+            said = ["" if role == "group" else self.odd.get(name, "")]
             others = [repr(each) for each in alike.get(name, ()) if each != name]
             if others:
                 said.append(f"next to {listing(others)}")
-            if name not in shown:
+            if not role and not column:
                 rows.append(Column(name, LEFT_OUT, odd="; ".join(filter(None, said))))
                 continue
-            inputs, column = 0, used.get(name)
             if column:
-                role, inputs = column.kind, 1
+                cells, role, inputs = column.cells, column.kind, 1
                 said.append(column.odd)
-                if found.task == CLASSIFICATION and gives_away(column.cells, found.y):
+                if source.task == CLASSIFICATION and gives_away(cells, source.y):
                     said.append("gives the label away")
                 if role == WORDS:
-                    inputs = len(words_of(column.cells)) + 1
-            said.append(unlike.get(name, ""))
-            rows.append(describe(name, shown[name], role, inputs, *said))
+                    inputs = len(words_of(cells)) + 1
+            else:
+                text = role != "label" or not how.predicts_numbers
+                cells = self.opened.cells(name, how, text)
+            if source.owner is not None and (column or role == "label"):
+                said.append(unlike_clients(cells, source.owner, source.owner_names))
+            rows.append(describe(name, cells, role, inputs, *said))
         return ColumnTable(tuple(rows))
 
 
