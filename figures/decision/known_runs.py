@@ -32,9 +32,8 @@ from diagnostics.tuning.copies import SAMPLES, Tuner
 from diagnostics.tuning.profile import Profile
 from figures.decision.known_signals import REFERENCES, inputs_differ, ratio, signals
 from fl_core.data.federated import ClientData, FederatedData, Split, gather
-from fl_core.data.named.known import KINDS
+from fl_core.data.named.known import KINDS, coded_labels, permuted_inputs
 from fl_core.data.partitions import SPLITS, Partition
-from fl_core.data.planting import coded_labels, permuted_inputs
 from fl_core.data.sources import Source
 from fl_core.errors import DivergedError
 from fl_core.plan import LayerPlan

@@ -19,8 +19,16 @@ from fl_core.data.cells import (
     refuse_where,
     texts_of,
 )
-from fl_core.data.faults import DataFault, Place, Way, place_in, row_of_array
-from fl_core.data.spelling import PLAIN_NUMBERS, composed, is_number
+from fl_core.data.spelling import (
+    PLAIN_NUMBERS,
+    DataFault,
+    Place,
+    Way,
+    composed,
+    is_number,
+    place_in,
+    row_of_array,
+)
 from fl_core.errors import UsageError, check_known, listing, spelled, warn
 from fl_core.rows import CLASSIFICATION, MULTILABEL, POSITIONS, REGRESSION
 

@@ -9,11 +9,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fl_core.data.faults import DataFault, Way
 from fl_core.data.spelling import (
     MISSING,
     PLAIN_NUMBERS,
+    DataFault,
     NumberFormat,
+    Way,
     cell_text,
     composed,
     format_of,

@@ -19,12 +19,8 @@ from fl_core.errors import (
 )
 from fl_core.rows import CLASSIFICATION, MULTILABEL, SURVIVAL, TASKS
 
-CLIENT_COLUMN = "client"
-LABEL_COLUMN = "label"
-TEXT_COLUMN = "text"
 SEPARATOR = ","
 ENCODING = "utf-8"
-_TAB = ("tab", "\\t")
 SCALES = ("none", "standard", "minmax", "robust", "imagenet")
 """Scaling of columns of numbers: none, to mean 0 and deviation 1, to 0..1, or by median and quartiles. The last is of
 colour images: by ImageNet's mean and deviation."""
@@ -69,11 +65,11 @@ class Reading:
         UsageError: names the key and its possible values.
     """
 
-    client_column: str = CLIENT_COLUMN
+    client_column: str = "client"
     """Column with the client in your own file."""
-    label_column: str = LABEL_COLUMN
+    label_column: str = "label"
     """Column with the label in your own file. TIME,EVENT for survival; LABEL,LABEL,... for multilabel."""
-    text_column: str = TEXT_COLUMN
+    text_column: str = "text"
     """Column with the text in your own file."""
     columns: list[str] | None = None
     """Feature columns of your own table. Default: all."""
@@ -119,14 +115,13 @@ class Reading:
     def __post_init__(self) -> None:
         for key in LISTS:
             names = getattr(self, key)
-            if isinstance(names, str) or not all(
-                isinstance(name, str) for name in names or ()
-            ):
+            if names is None:
+                continue
+            if isinstance(names, str) or {*map(type, names)} - {str}:
                 raise UsageError(f"{key} must be a list of names; got {names!r}.")
-            if names is not None:
-                names = [composed(name) for name in names]
-                object.__setattr__(self, key, names)
-            twice = first_duplicate(names or ())
+            names = list(map(composed, names))
+            object.__setattr__(self, key, names)
+            twice = first_duplicate(names)
             if twice:
                 raise UsageError(f"{key} must be distinct names; got {twice!r} twice.")
         if self.columns is not None and self.exclude_columns is not None:
@@ -135,12 +130,9 @@ class Reading:
             )
         for role in ROLES:
             object.__setattr__(self, role, composed(getattr(self, role)))
-        signs = (self.decimal, self.thousands or "")
-        if (
-            self.decimal not in (".", ",")
-            or self.thousands not in (None, ".", ",", "'", " ")
-            or len(set(signs)) < 2
-        ):
+        signs = (None, *".,' ")
+        alike = self.decimal == self.thousands
+        if alike or self.decimal not in signs[1:3] or self.thousands not in signs:
             raise UsageError(
                 "decimal must be '.' or ',', and thousands another sign, one of . , ' and a blank; "
                 f"got {self.decimal!r} and {self.thousands!r}."
@@ -181,10 +173,9 @@ class Reading:
     @property
     def labels(self) -> tuple[str, ...]:
         """Return the names of the label columns: one, or several for survival and multilabel."""
-        several = self.task in (SURVIVAL, MULTILABEL)
-        return (
-            tuple(self.label_column.split(BETWEEN)) if several else (self.label_column,)
-        )
+        if self.task in (SURVIVAL, MULTILABEL):
+            return tuple(self.label_column.split(BETWEEN))
+        return (self.label_column,)
 
     @property
     def names(self) -> tuple[str, ...] | None:
@@ -228,15 +219,12 @@ class Reading:
     @property
     def delimiter(self) -> str:
         """Return the single character between cells."""
-        return "\t" if self.separator in _TAB else self.separator
+        return "\t" if self.separator in ("tab", "\\t") else self.separator
 
     def delimiter_of(self, path: Path) -> str:
         """Return the character between the cells of a file; a .tsv file has tabs unless another is asked for."""
-        return (
-            "\t"
-            if path.suffix.lower() == ".tsv" and self.separator == SEPARATOR
-            else self.delimiter
-        )
+        tabs = path.suffix.lower() == ".tsv" and self.separator == SEPARATOR
+        return "\t" if tabs else self.delimiter
 
     @property
     def may_be_missing(self) -> bool:
@@ -259,27 +247,14 @@ class Reading:
         Raises:
             UsageError: names the keys. The message begins with ``what``, the data.
         """
-        columns = "no columns to name: only tables and .jsonl files have them"
-        self.check_unasked(f"{what} has {columns}", *CHOSEN)
-        self.check_unasked(f"{what} is no text file", *WRITTEN)
-        self.check_unasked(f"{what} has no image files", "image_size")
+        own = [key for key in READING if key not in ("scale", "impute", "task")]
+        none = "has no columns to name, and no text or image files to read"
+        self.check_unasked(f"{what} {none}", *own)
 
 
 READING = tuple(field.name for field in fields(Reading))
 ROLES = ("client_column", "label_column", "text_column")
 LISTS = ("columns", "exclude_columns", "word_columns", "date_columns", "missing")
-CHOSEN = (
-    *ROLES,
-    "columns",
-    "exclude_columns",
-    "group_column",
-    "word_columns",
-    "date_columns",
-    "missing",
-    "fold_case",
-    "drop_missing_labels",
-    "fill_missing_columns",
-)
 WRITTEN = ("separator", "encoding")
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -25,12 +24,13 @@ from fl_core.data.cells import (
     texts_of,
 )
 from fl_core.data.columns import Reading
-from fl_core.data.faults import DataFault, Way
-from fl_core.data.opened import Opened, Part
+from fl_core.data.opened import Opened
 from fl_core.data.spelling import (
     PLAIN_NUMBERS,
     SIGNED,
+    DataFault,
     NumberFormat,
+    Way,
     format_of,
     is_number,
     nearly_equal,
@@ -163,6 +163,14 @@ class Feature(NamedTuple):
     fault: DataFault | None = None
 
 
+def features(opened: Opened, names: Sequence[str], how: Reading) -> dict[str, Feature]:
+    """Return how columns are read. The signs in numbers that one column of a file shows hold for all of the file."""
+    found = {name: feature(opened, name, how) for name in names}
+    if any(part.signs for part in opened.parts):
+        return {name: feature(opened, name, how) for name in names}
+    return found
+
+
 def feature(opened: Opened, name: str, how: Reading) -> Feature:
     """Return how a column is read. Each file may have its own signs in numbers and its own form of dates."""
     dated = name in (how.date_columns or ())
@@ -174,7 +182,18 @@ def feature(opened: Opened, name: str, how: Reading) -> Feature:
             return _worded(name, texts_of(cells))
         values, odd = [], ""
         for part, own in zip(opened.parts, opened.split(cells), strict=True):
+            words = getattr(own, "categories", ())  # none of numbers
             form = NumberFormat(**part.signs) if part.signs else how.numbers
+            plain = form != PLAIN_NUMBERS or format_of(words, form)
+            signs = None if plain or not opened.takes else suspicion(words, name)
+            if signs and SIGNED in signs.rule:
+                if "exclude_columns" in signs.repair:
+                    row = sum(map(len, values))
+                    asked = DataFault(signs.rule, *signs.ways, row=row)
+                    return Feature(LEFT_OUT, texts_of(cells), "", asked)
+                part.signs = signs.repair
+                warn(f"{part.where} is read with {spelled(**part.signs)}")
+                form = NumberFormat(**part.signs)
             try:
                 values.append(numbers(own, form))
             except DataFault:
@@ -195,36 +214,6 @@ def feature(opened: Opened, name: str, how: Reading) -> Feature:
 def correct(name: str) -> Way:
     """Return the way out of cells that no other setting reads."""
     return "Correct it, or leave the column out", {"exclude_columns": [name]}
-
-
-def own_signs(
-    opened: Opened, names: Sequence[str], how: Reading, take: bool
-) -> Iterator[tuple[Part, dict[str, DataFault]]]:
-    """Yield the parts with columns whose numbers have signs that nobody gave, and the columns' faults.
-
-    Args:
-        take: take the signs that are certain for the whole part, with a note.
-    """
-    found: list[dict[str, DataFault]] = [{} for _ in opened.parts]
-    free = (*(how.word_columns or ()), *(how.date_columns or ()))
-    for name in names if how.numbers == PLAIN_NUMBERS else ():
-        if name in free or name not in opened.frame:
-            continue
-        with suppress(DataFault):  # found with the other faults of the column
-            parts = opened.split(opened.cells(name, how))
-            for faults, cells in zip(found, parts, strict=True):
-                words = getattr(cells, "categories", ())  # none of numbers
-                said = suspicion(words, name)
-                if said and SIGNED in said.rule and not format_of(words, how.numbers):
-                    faults[name] = said
-    for part, faults in zip(opened.parts, found, strict=True):
-        ways = [each.repair for each in faults.values()]
-        certain = [way for way in ways if take and "exclude_columns" not in way]
-        if certain:
-            part.signs = certain[0]
-            warn(f"{part.where} is read with {spelled(**part.signs)}")
-        elif faults:
-            yield part, faults
 
 
 def _dated(opened: Opened, cells: Cells) -> Feature:

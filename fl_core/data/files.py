@@ -27,9 +27,8 @@ from fl_core.data.columns import (
     images_in,
 )
 from fl_core.data.described import Column, ColumnTable
-from fl_core.data.faults import located
 from fl_core.data.sources import LENGTH, Source, check_lengths, source_of_parts
-from fl_core.data.spelling import composed
+from fl_core.data.spelling import composed, located
 from fl_core.errors import UsageError, check_known, listing, spelled, warn
 from fl_core.models.tokens import SPECIAL, TokenShape
 from fl_core.rows import CLASSIFICATION
@@ -76,12 +75,8 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
     if path.suffix.lower() == ".npz":
         reading.check_plain(str(path))
         return read_npz(path, reading.may_be_missing, reading.task)
-    raise _refuse_kind(path)
-
-
-def _refuse_kind(path: Path) -> UsageError:
     kinds = "an .npz, .csv, .tsv, .parquet or .jsonl file, or a folder of images or of one table per client"
-    return UsageError(
+    raise UsageError(
         f"{path}: a dataset must be {kinds}. {opened.unpacked(path)}".rstrip()
     )
 
@@ -110,13 +105,21 @@ def peek(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], bool, s
         return shape, owned, scale
     if path.is_dir():
         found = list_images(path)
-        headers = [_header(file) for file in found["file"]]
+        images = [_header(file) for file in found["file"]]
         side = reading.image_size
-        width, height = (side, side) if side else headers[0].size
-        channels = 1 if _all_gray(headers) else 3
+        width, height = (side, side) if side else images[0].size
+        channels = 1 if _all_gray(images) else 3
         return (channels, height, width), any(found["client"]), scale
-    source = read(path, reading)
-    return source.shape, source.owner is not None, scale
+    there = headers(path) if path.suffix.lower() == ".npz" else {}
+    part = next((k for k in ("", "_train") if {f"x{k}", f"y{k}"} <= there.keys()), None)
+    if part is None:
+        source = read(path, reading)
+        return source.shape, source.owner is not None, scale
+    size, kind = there[f"x{part}"]
+    with located(f"{path}, x"):
+        x = arrays.features(np.zeros((1, *size[1:]), kind))
+    source = Source(str(path), x, np.zeros(1), ())
+    return source.shape, not there.keys().isdisjoint(OWNER_KEYS), scale
 
 
 def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> Source:
@@ -195,12 +198,10 @@ def headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
             entries = archive.infolist()
             for entry in entries:
                 with archive.open(entry) as file:
-                    first = np.lib.format.read_magic(file) == (1, 0)
-                    shape, _, dtype = (
-                        np.lib.format.read_array_header_1_0(file)
-                        if first
-                        else np.lib.format.read_array_header_2_0(file)
-                    )
+                    form = np.lib.format
+                    first = form.read_magic(file) == (1, 0)
+                    read = form.read_array_header_1_0 if first else form.read_array_header_2_0  # fmt: skip
+                    shape, _, dtype = read(file)
                 found[entry.filename.removesuffix(".npy")] = shape, dtype
     except storage.DAMAGED as error:
         raise UsageError(
@@ -294,6 +295,7 @@ class _Header(NamedTuple):
     mode: str
     turned: bool
     transparent: bool
+    animated: bool
 
 
 def pixels(
@@ -333,9 +335,8 @@ def pixels(
     storage.check_unpacked(
         where or files[0].parent, packed, len(files) * size[0] * size[1] * len(mode)
     )
-    x = np.empty(
-        (len(files), size[1], size[0], *([] if mode == "L" else [3])), dtype=np.uint8
-    )
+    depth = [3] if mode == "RGB" else []
+    x = np.empty((len(files), *size[::-1], *depth), dtype=np.uint8)
     for row, file in enumerate(files):
         try:
             with Image.open(file, formats=FORMATS) as image:
@@ -353,8 +354,12 @@ def pixels(
         f"cropped and scaled to {side}x{side}": sum(
             header.size != size for header in headers
         ),
+        "animated, of which the first frame": sum(
+            header.animated for header in headers
+        ),
     }
-    return x, ", ".join(f"{n:,} {what}" for what, n in counts.items() if n)
+    said = ", ".join(f"{n:,} {what}" for what, n in counts.items() if n)
+    return x, said
 
 
 def _header(file: Path) -> _Header:
@@ -365,6 +370,7 @@ def _header(file: Path) -> _Header:
             deep = any(";16" in str(tile) for tile in image.tile)
             orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
             transparent = image.has_transparency_data
+            animated = getattr(image, "n_frames", 1) > 1
     except _UNREADABLE as error:
         raise _unreadable(file, error) from error
     if deep or mode not in _MODES:
@@ -374,7 +380,7 @@ def _header(file: Path) -> _Header:
         )
     if orientation >= 5:  # a quarter turn
         size = size[::-1]
-    return _Header(size, mode, orientation > 1, transparent)
+    return _Header(size, mode, orientation > 1, transparent, animated)
 
 
 def _unreadable(file: Path, error: BaseException) -> UsageError:
@@ -396,11 +402,6 @@ def _all_gray(headers: Sequence[_Header]) -> bool:
 
 
 # --- their files ----------------------------------------------------------------------------------------------
-
-
-def images_below(path: Path) -> list[Path]:
-    """Return all image files at any depth below a folder, except hidden ones, in the order of their paths."""
-    return images_in(path, "**/[!.]*")
 
 
 def list_images(path: Path) -> pd.DataFrame:
@@ -427,11 +428,7 @@ def list_images(path: Path) -> pd.DataFrame:
                 f"{folder} must have images of a {kind}; got none. Add some."
             )
     rows = [
-        (
-            "" if flat else composed(file.parts[-3]),
-            composed(file.parts[-2]),
-            file,
-        )
+        ("" if flat else composed(file.parts[-3]), composed(file.parts[-2]), file)
         for file in flat or deep
     ]
     frame = pd.DataFrame(rows, columns=["client", "label", "file"]).assign(split="")

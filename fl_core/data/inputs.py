@@ -14,21 +14,20 @@ from torch import Tensor
 
 from fl_core.data import arrays, files, preprocessing, roles
 from fl_core.data.cells import Array, cells_of, numbers, texts_of
-from fl_core.data.columns import IMAGES, PLAIN, READING, TABLES, Reading
-from fl_core.data.described import WORDS, feature, own_signs
-from fl_core.data.faults import DataFault, Place, located, row_of_array
+from fl_core.data.columns import IMAGES, PLAIN, READING, TABLES, Reading, images_in
+from fl_core.data.described import WORDS, features
 from fl_core.data.federated import FederatedData
-from fl_core.data.opened import Opened, files_of, open_table
+from fl_core.data.opened import files_of, open_table
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.registry import near_path
-from fl_core.data.sources import Source, check_texts, encode
+from fl_core.data.sources import Source, encode
+from fl_core.data.spelling import DataFault, Place, located, row_of_array
 from fl_core.errors import (
     UsageError,
     as_list,
     check_known,
     listing,
     read_as,
-    spelled,
     warn,
 )
 from fl_core.models.adapter import as_array
@@ -241,18 +240,11 @@ class Inputs:
             if name not in read and roles.is_named_as_identifier(name)
         ]
 
-    def _opened(self, source: Path | pd.DataFrame, how: Reading) -> Opened:
-        """Open new rows, which may have their own separator and encoding, with a note."""
-        table = open_table(source, how)
-        for fault in table.faults:
-            warn(f"{table.where} is read with {spelled(**fault.repair)}")
-        return table
-
     def _table(self, source: Path | pd.DataFrame, ids: Sequence[str] | None) -> Samples:
         how, words, names = self.reading, self._words, list(self.columns)
         if names:
             how = replace(how, columns=names, exclude_columns=None, task=CLASSIFICATION)
-        table = self._opened(source, how)
+        table = open_table(source, how, take=True)
         path, header = table.where, table.header
         if not names:
             names = [k for k in header if k not in (how.client_column, *how.labels)]
@@ -268,7 +260,7 @@ class Inputs:
                 f"Add or rename columns: it has {listing(map(repr, header))}."
             )
         table.read([*words, *named, *(how.date_columns or ())])
-        _ = list(own_signs(table, names, how, True))
+        numeric = features(table, [k for k in names if k not in words], how)
         made: list[Array] = []
         for name in names:
             with located(f"{path}, column {name!r}", table.place):
@@ -276,7 +268,7 @@ class Inputs:
                     cells = texts_of(table.cells(name, how, True))
                     made.append(preprocessing.codes(cells, words[name]))
                     continue
-                found = feature(table, name, how)
+                found = numeric[name]
                 asked = found.fault
                 if asked and found.kind != WORDS:
                     raise DataFault(asked.rule, self._way, row=asked.row)
@@ -287,7 +279,7 @@ class Inputs:
         return samples._replace(ids=shown)
 
     def _folder(self, path: Path) -> Samples:
-        found = files.images_below(path)
+        found = images_in(path, "**/[!.]*")
         if not found:
             raise UsageError(
                 f"{path} must have images ({', '.join(IMAGES)}); got none."
@@ -303,7 +295,7 @@ class Inputs:
         place: Place = row_of_array
         if isinstance(new, Path):
             name = self.reading.text_column
-            table = self._opened(new, self.reading)
+            table = open_table(new, self.reading, take=True)
             check_known(f"column of {table.where}", name, table.header)
             table.read([name])
             where, place = f"{table.where}, column {name!r}", table.place
@@ -315,8 +307,7 @@ class Inputs:
                 "samples must be texts for this model. Give a list of them, or the path of a .csv or .jsonl file."
             )
         with located(where, place):
-            check_texts(texts)
-        codes, words = encode(texts, self.shape[0])
+            codes, words = encode(texts, self.shape[0])
         return self._samples(
             self._source(codes, words).with_vocabulary(self.words or ())
         )

@@ -22,14 +22,13 @@ from torch.utils.data import (
 from fl_core import seeds
 from fl_core.data import arrays, files, tables
 from fl_core.data.columns import PLAIN, STANDARD, WRITTEN, Reading
-from fl_core.data.faults import located
 from fl_core.data.federated import FederatedData, gather
 from fl_core.data.partitions import PARTITIONS, Partition, make
 from fl_core.data.partitions.base import options_of
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.registry import DATASETS, Location, Recipe, general, path_of
 from fl_core.data.sources import OWN_NAME, Source, check_lengths, source_of_parts
-from fl_core.data.spelling import first_duplicate
+from fl_core.data.spelling import first_duplicate, located
 from fl_core.errors import UsageError, about, as_list, check_known, listing
 from fl_core.models.adapter import (
     ARRAYS,
@@ -102,11 +101,14 @@ def load(
         "dominance": dominance,
     }
     if indices is not None:
-        shares = None if splits is None else list(splits)
-        _check_agrees(
-            indices,
-            {"partition": partition, "clients": clients, **options, "splits": shares},
-        )
+        has = {**indices.params, "partition": indices.kind}
+        asked = {"partition": partition, "clients": clients, **options}
+        asked["splits"] = None if splits is None else list(splits)
+        for name, value in asked.items():
+            if value is not None and value != has.get(name):
+                raise UsageError(
+                    f"{name} must agree with the stored partition, which has {has.get(name)}; got {value}."
+                )
         return gather(source, indices, preprocessing)
     kind = partition or defaults.partition
     partitioning = PARTITIONS[kind]
@@ -168,10 +170,8 @@ def recipe(
         has_clients = dataset.owner is not None
         return general(dataset.shape, has_clients, dataset.task, scale=scale)
     if _is_named(dataset):
-        return (
-            DATASETS[str(dataset)].recipe
-            or _open(str(dataset), data_root, download, how.task)[1]
-        )
+        own = DATASETS[str(dataset)].recipe
+        return own or _open(str(dataset), data_root, download, how.task)[1]
     shape, has_clients, scale = files.peek(path_of(dataset), how)
     return general(shape, has_clients, how.task, scale=scale)
 
@@ -205,7 +205,7 @@ def _open(
                 f"dataset {name!r} must be a function without required parameters; got {parameter!r}."
             )
     returned = member.open(
-        **{key: value for key, value in offered.items() if key in parameters}
+        **{key: offered[key] for key in offered if key in parameters}
     )
     with about(f"dataset {name!r}"):
         data = as_data(returned, Reading(task=task))
@@ -217,26 +217,14 @@ def _open(
             f"dataset {name!r} must have targets for task {task}; got "
             f"{f'classes {listing(source.classes, 4)}' if source.classes else source.task}."
         )
-    recipe = member.recipe or general(
-        source.shape, source.owner is not None, source.task
-    )
-    return replace(
-        source, mean=recipe.mean or source.mean, std=recipe.std or source.std
-    ), recipe
+    has_clients = source.owner is not None
+    recipe = member.recipe or general(source.shape, has_clients, source.task)
+    mean, std = recipe.mean or source.mean, recipe.std or source.std
+    return replace(source, mean=mean, std=std), recipe
 
 
 def _is_named(dataset: Location) -> bool:
     return str(dataset) in DATASETS or is_outside(str(dataset))
-
-
-def _check_agrees(stored: Partition, asked: Mapping[str, Any]) -> None:
-    """Check that options agree with a stored partition. None always agrees."""
-    has = {**stored.params, "partition": stored.kind}
-    for name, value in asked.items():
-        if value is not None and value != has.get(name):
-            raise UsageError(
-                f"{name} must agree with the stored partition, which has {has.get(name)}; got {value}."
-            )
 
 
 # --- data from Python --------------------------------------------------------------------------------------------

@@ -29,13 +29,16 @@ from fl_core.data.columns import (
     Reading,
     holds_images,
 )
-from fl_core.data.faults import DataFault, located, place_in, row_of_array
 from fl_core.data.spelling import (
     PLAIN_NUMBERS,
+    DataFault,
     composed,
     first_duplicate,
     is_number,
     is_padded,
+    located,
+    place_in,
+    row_of_array,
 )
 from fl_core.errors import UsageError, listing, needs_package, spelled, warn
 
@@ -121,6 +124,7 @@ class Opened:
         where: its path, or a name for messages.
         parts: its files, or one frame.
         client: the name of the column that the names of the files make, or an empty text.
+        takes: take other settings of a file with a note, such as a decimal comma.
         faults: other settings that read it.
         frame: all rows, after :meth:`read`.
         ends: the first row of each part, and the number of rows.
@@ -130,6 +134,7 @@ class Opened:
     where: Path
     parts: list[Part]
     client: str = ""
+    takes: bool = False
     faults: list[DataFault] = field(default_factory=list)
     frame: pd.DataFrame = field(default_factory=pd.DataFrame)
     ends: list[int] = field(default_factory=list)
@@ -240,8 +245,13 @@ def files_of(path: Path) -> list[Path]:
     return parts
 
 
-def open_table(source: Path | pd.DataFrame, reading: Reading) -> Opened:
+def open_table(
+    source: Path | pd.DataFrame, reading: Reading, take: bool = False
+) -> Opened:
     """Open a table and read its header. :meth:`Part.read` then reads the rows of each part.
+
+    Args:
+        take: take other settings of a single file, with a note, as those of several files are.
 
     Raises:
         UsageError: the file is no text, or has no rows.
@@ -251,42 +261,31 @@ def open_table(source: Path | pd.DataFrame, reading: Reading) -> Opened:
         header = [composed(str(name)) for name in frame]
         where = Path("the table")
         return Opened(where, [Part(where, header, lambda _: frame)])
-    files = files_of(source)
-    if not files:
-        part = _part(source, reading)
-        return Opened(source, [part], faults=part.faults)
-    plain = replace(reading, **{key: getattr(Reading, key) for key in WRITTEN})
-    parts = [
-        _part(file, plain if file.suffix.lower() == PARQUET else reading)
-        for file in files
-    ]
-    found = Opened(source, parts, reading.client_column)
-    for part in found.parts:
-        if reading.client_column in part.header and not found.faults:
-            found.client = "file"
-            found.faults.append(
-                DataFault(
-                    f"each file must be one client, or a column must name the clients; got both in {part.where}, "
-                    f"column {reading.client_column!r}.",
-                    (
-                        "Leave the column out",
-                        {
-                            "client_column": found.client,
-                            "exclude_columns": [reading.client_column],
-                        },
-                    ),
-                )
+    several = files_of(source)
+    client = reading.client_column if several else ""
+    found = Opened(source, [], client, take or bool(several))
+    for path in several or [source]:
+        kind = path.suffix.lower()
+        if kind == PARQUET:
+            plain = {key: getattr(Reading, key) for key in WRITTEN if several}
+            part = _parquet(path, replace(reading, **plain))
+        else:
+            part = _json_lines(path, reading) if kind == ".jsonl" else Csv(path, reading).part  # fmt: skip
+        found.parts.append(part)
+        if several and found.client in part.header and not found.faults:
+            name, found.client = found.client, "file"
+            rule = (
+                f"each file must be one client, or a column must name the clients; got both in {path}, "
+                f"column {name!r}."
             )
+            keys = {"client_column": "file", "exclude_columns": [name]}
+            found.faults.append(DataFault(rule, ("Leave the column out", keys)))
+        if not found.takes:
+            found.faults += part.faults
+            continue
         for fault in part.faults:
-            warn(f"{part.where} is read with {spelled(**fault.repair)}")
+            warn(f"{path} is read with {spelled(**fault.repair)}")
     return found
-
-
-def _part(path: Path, reading: Reading) -> Part:
-    suffix = path.suffix.lower()
-    if suffix == PARQUET:
-        return _parquet(path, reading)
-    return _json_lines(path, reading) if suffix == ".jsonl" else Csv(path, reading).part
 
 
 def _check_last_row(frame: pd.DataFrame) -> None:

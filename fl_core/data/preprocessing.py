@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fl_core.data.cells import Array, Bools, Cells, Floats, date_text, texts_of
-from fl_core.data.faults import DataFault
+from fl_core.data.spelling import DataFault
 from fl_core.errors import UsageError, listing, read_as
 
 MOST_LISTED = 10_000

@@ -26,8 +26,8 @@ from fl_core.data.arrays import (
 from fl_core.data.cells import Array, Bools, Integers
 from fl_core.data.columns import IMAGENET, SCALES
 from fl_core.data.described import ColumnTable
-from fl_core.data.faults import DataFault, located
 from fl_core.data.preprocessing import Categories, Preprocessing
+from fl_core.data.spelling import DataFault, located
 from fl_core.errors import UsageError, listing, spelled, warn
 from fl_core.models.tokens import PAD, SPECIAL, START, UNKNOWN, TokenShape
 from fl_core.rows import CLASSIFICATION, REGRESSION, task_of
@@ -125,12 +125,8 @@ class Source:
     @property
     def labels(self) -> Integers:
         """Return class indices, int64 [n]. Without classes all are 0."""
-        of_classes = self.task == CLASSIFICATION
-        return (
-            self.y.astype(np.int64, copy=False)
-            if of_classes
-            else np.zeros(len(self), dtype=np.int64)
-        )
+        y = self.y if self.task == CLASSIFICATION else np.zeros(len(self))
+        return y.astype(np.int64, copy=False)
 
     @property
     def task(self) -> str:
@@ -139,10 +135,8 @@ class Source:
 
     def counts(self) -> pd.DataFrame:
         """Count samples by natural client and by class or label. Without classes count samples, and events."""
-        names = np.array(self.owner_names or ("all",))
-        client = names[
-            np.zeros(len(self), dtype=int) if self.owner is None else self.owner
-        ]
+        owner = np.zeros(len(self), dtype=int) if self.owner is None else self.owner
+        client = np.array(self.owner_names or ("all",))[owner]
         columns: dict[str, Any] = {"samples": 1}
         if self.task == CLASSIFICATION:
             columns = {name: self.y == k for k, name in enumerate(self.classes)}
@@ -189,9 +183,9 @@ class Source:
         alone = self.words is None and self.layout is None
         if asked.prepares and not (alone and self.x.ndim == 2):
             what = (
-                "texts or several inputs"
-                if not alone
-                else f"samples of shape {list(self.shape)}"
+                f"samples of shape {list(self.shape)}"
+                if alone
+                else "texts or several inputs"
             )
             raise UsageError(
                 f"scale and impute must be left out except for tables of numbers; {self.name} holds {what}. "
@@ -209,12 +203,10 @@ class Source:
                 f"scale imagenet must have colour images without their own scaling; got {self.name}. Leave it out."
             )
         mean, std = IMAGENET
-        columns = [
-            replace(each, taken_as="pixels scaled as ImageNet")
-            if each.name == "image"
-            else each
-            for each in self.table.columns
-        ]
+        columns = list(self.table.columns)
+        for k, each in enumerate(columns):
+            if each.name == "image":
+                columns[k] = replace(each, taken_as="pixels scaled as ImageNet")
         return replace(self, mean=mean, std=std, table=ColumnTable(tuple(columns)))
 
     @cached_property
@@ -251,9 +243,8 @@ class Source:
         x = x.unsqueeze(1) if x.ndim == 3 else x.permute(0, 3, 1, 2)
         x = x.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
         if self.mean:
-            x.sub_(torch.tensor(self.mean).view(-1, 1, 1)).div_(
-                torch.tensor(self.std).view(-1, 1, 1)
-            )
+            mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (self.mean, self.std))
+            x.sub_(mean).div_(std)
         return x
 
     def fit(self, train: Integers, made: Preprocessing | None = None) -> Source:
@@ -268,17 +259,13 @@ class Source:
             return self._fit_words(train)
         if self.scale == "none":
             self._check_digits()
-        if not (self.prepares or self.categories or self.columns):
-            return self
-        if self.preprocessing is not None:
+        tabular = self.prepares or self.categories or self.columns
+        if not tabular or self.preprocessing is not None:
             return self
         x, words = self.x, self.categories
         if words:
-            words = (
-                made.categories
-                if made
-                else preprocessing.learn_categories(x[train], words)
-            )
+            learnt = preprocessing.learn_categories(x[train], words)
+            words = made.categories if made else learnt
             x = preprocessing.recode(x, self.categories, words)
         if made is None:
             made = preprocessing.fitted(
@@ -298,14 +285,11 @@ class Source:
 
     def _fit_words(self, train: Integers) -> Source:
         first, words = len(SPECIAL), self.words or ()
-        counts = np.bincount(self.x[train].reshape(-1), minlength=first + len(words))[
-            first:
-        ]
+        counts = np.bincount(self.x[train].reshape(-1), minlength=first + len(words))
         # words are sorted, so ties stay in alphabetical order
-        order = np.argsort(-counts, kind="stable")[:MOST_WORDS]
-        return self.with_vocabulary(
-            tuple(words[k] for k in order[counts[order] >= LEAST_COUNT])
-        )
+        order = np.argsort(-counts[first:], kind="stable")[:MOST_WORDS]
+        kept = order[counts[first:][order] >= LEAST_COUNT]
+        return self.with_vocabulary(tuple(words[k] for k in kept))
 
     def _check_digits(self) -> None:
         """Warn of columns and targets whose different values become equal in float32, since nothing scales them."""
@@ -324,20 +308,18 @@ class Source:
 
     def with_vocabulary(self, vocabulary: tuple[str, ...]) -> Source:
         """Return the source of texts with the codes of another vocabulary. Words outside it become the unknown word."""
-        code = {word: len(SPECIAL) + k for k, word in enumerate(vocabulary)}
-        ids = [
-            *range(len(SPECIAL)),
-            *(code.get(word, UNKNOWN) for word in self.words or ()),
-        ]
+        code = {word: k for k, word in enumerate(vocabulary, len(SPECIAL))}
+        ids = [*range(len(SPECIAL))]
+        ids += [code.get(word, UNKNOWN) for word in self.words or ()]
         return replace(self, x=np.array(ids, dtype=np.int64)[self.x], words=vocabulary)
 
     def take(self, indices: Integers) -> Source:
         """Return the source with these samples only, in this order. Classes and clients stay the same."""
-        arrays = ("x", "y", "owner", "is_train", "groups")
-        there = {key: getattr(self, key) for key in arrays}
-        return replace(
-            self, **{k: each[indices] for k, each in there.items() if each is not None}
-        )
+        taken = {}
+        for key in ("x", "y", "owner", "is_train", "groups"):
+            array = getattr(self, key)
+            taken[key] = None if array is None else array[indices]
+        return replace(self, **taken)
 
     def first(self, samples: int) -> Source:
         """Return the source with its first ``samples`` samples, see :meth:`first_indices`."""
@@ -361,9 +343,8 @@ class Source:
             return np.arange(samples)
         by_class = not self.shuffled and self.task == CLASSIFICATION
         keys = (self.owner, self.is_train, self.y if by_class else None)
-        frame = pd.DataFrame(
-            {k: each for k, each in enumerate(keys) if each is not None}
-        )
+        known = [each for each in keys if each is not None]
+        frame = pd.DataFrame(dict(enumerate(known)))
         if frame.empty:
             return np.arange(samples)
         groups = frame.groupby(list(frame))
@@ -477,42 +458,38 @@ def tokens_of(text: str) -> list[str]:
 
 
 def encode(
-    texts: Sequence[str], length: int = LENGTH
+    texts: Sequence[str], length: int = LENGTH, where: str = ""
 ) -> tuple[Integers, tuple[str, ...]]:
     """Return texts as codes [n, length], and the sorted words of the codes from ``len(SPECIAL)`` on.
 
     These are all words. The vocabulary is chosen from them after the partition (:meth:`Source.fit`).
+
+    Args:
+        where: the data, for warnings that many tokens of long texts are lost, or that many texts have no spaces. Empty
+            means none.
+
+    Raises:
+        DataFault: names the first blank text.
     """
-    tokens = [tokens_of(text)[: length - 1] for text in texts]
+    blank = np.array([not text.strip() for text in texts], dtype=bool)
+    if blank.any():
+        rule, row = "the text must not be empty.", int(np.argmax(blank))
+        raise DataFault(rule, "Fill it, or remove the row.", row=row)
+    tokens = [tokens_of(text) for text in texts]
+    sizes = np.array(list(map(len, tokens)))
+    lost = np.maximum(sizes - (length - 1), 0)
+    if where and lost.sum() > NOTED * sizes.sum():
+        warn(
+            f"{where}: {(lost > 0).sum()} of {len(lost)} texts are cut after {length - 1} tokens, which loses "
+            f"{lost.sum() / sizes.sum():.0%} of all tokens"
+        )
+    if where and np.mean([bool(_SIGN.search(text)) for text in texts]) > NOTED:
+        warn(f"{where}: texts are in a language without spaces: each letter is a token")
+    tokens = [sentence[: length - 1] for sentence in tokens]
     words = sorted({word for sentence in tokens for word in sentence})
-    code = {word: len(SPECIAL) + k for k, word in enumerate(words)}
+    code = {word: k for k, word in enumerate(words, len(SPECIAL))}
     codes = np.full((len(tokens), length), PAD, dtype=np.int64)
     codes[:, 0] = START
     for row, sentence in enumerate(tokens):
         codes[row, 1 : 1 + len(sentence)] = [code[word] for word in sentence]
     return codes, tuple(words)
-
-
-def warn_of_losses(texts: Sequence[str], where: str) -> None:
-    """Warn if many tokens of long texts are lost, or if many texts have no spaces."""
-    lengths = np.array([len(tokens_of(each)) for each in texts])
-    lost = np.maximum(lengths - (LENGTH - 1), 0)
-    if lost.sum() > NOTED * lengths.sum():
-        warn(
-            f"{where}: {(lost > 0).sum()} of {len(lost)} texts are cut after {LENGTH - 1} tokens, which loses "
-            f"{lost.sum() / lengths.sum():.0%} of all tokens"
-        )
-    if np.mean([bool(_SIGN.search(each)) for each in texts]) > NOTED:
-        warn(f"{where}: texts are in a language without spaces: each letter is a token")
-
-
-def check_texts(texts: Sequence[str]) -> None:
-    """Check that no text is blank.
-
-    Raises:
-        DataFault: names the first blank text.
-    """
-    for row, cell in enumerate(texts):
-        if not cell.strip():
-            rule = "the text must not be empty."
-            raise DataFault(rule, "Fill it, or remove the row.", row=row)

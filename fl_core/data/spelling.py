@@ -1,17 +1,17 @@
-"""The spellings of cells: what is missing, numbers in the signs that people use, and words that look like either."""
+"""The spellings of cells: what is missing, numbers with their signs, words that look like either; and faults."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fl_core.data.faults import DataFault
-from fl_core.errors import listing, spelled
+from fl_core.errors import UsageError, listing, spelled
 
 MISSING = (
     *("", "na", "n/a", "nan", "null", "none", "?", ".", "nat", "<na>", "#n/a", "#na"),
@@ -224,3 +224,77 @@ def formats(words: Collection[str]) -> list[NumberFormat]:
         if not any("," in word for word in words):
             forms = forms[:1]
     return [form for form in forms if all(map(form.fits, words))]
+
+
+# --- faults ----------------------------------------------------------------------------------------------------
+
+Place = Callable[[int], str]
+"""The name of a row in messages."""
+
+
+def row_of_array(row: int) -> str:
+    """Return the name of an array's row in error messages."""
+    return f"row {row} (rows count from 0)"
+
+
+def place_in(parts: Sequence[tuple[str, int, Place]]) -> Place:
+    """Return how messages name a row of several parts, each with its name, its rows and its own names of rows."""
+
+    def place(row: int) -> str:
+        for name, size, inside in parts:
+            if row < size:
+                return f"{name}, {inside(row)}"
+            row -= size
+        return row_of_array(row)
+
+    return place
+
+
+Way = tuple[str, dict[str, Any]]
+"""What to do about a fault: a sentence, and the settings for it."""
+
+
+class DataFault(UsageError):
+    """An error in data that other settings may repair.
+
+    Attributes:
+        rule: what is wrong.
+        ways: what to do, each a sentence with its settings. The first one is proposed.
+        row: where, or None.
+    """
+
+    def __init__(self, rule: str, *ways: str | Way, row: int | None = None) -> None:
+        pairs = [(way, {}) if isinstance(way, str) else way for way in ways]
+        said = [f"{say}: {spelled(**keys)}." if keys else say for say, keys in pairs]
+        super().__init__(" ".join(filter(None, [rule, *said])))
+        self.rule, self.ways, self.row = rule, pairs, row
+
+    @property
+    def repair(self) -> dict[str, Any]:
+        """Return the settings of the first way. None means that no setting is certain to help."""
+        return self.ways[0][1] if self.ways else {}
+
+    def at(self, where: str, place: Place = row_of_array) -> DataFault:
+        """Return the fault with its data, and with its row by a name."""
+        if self.row is not None:
+            where = f"{where}, {place(self.row)}"
+        return DataFault(f"{where}: {self.rule}", *self.ways)
+
+
+@contextmanager
+def located(where: str, place: Place = row_of_array) -> Iterator[None]:
+    """Begin the message of a fault with its data, and with its row.
+
+    >>> with located("t.csv", lambda row: f"line {row + 2}"):
+    ...     raise DataFault("the text must not be empty.", "Fill it.", row=4)
+    Traceback (most recent call last):
+        ...
+    fl_core.data.spelling.DataFault: t.csv, line 6: the text must not be empty. Fill it.
+
+    Args:
+        where: the data. place: the name of a row.
+    """
+    try:
+        yield
+    except DataFault as fault:
+        raise fault.at(where, place) from fault

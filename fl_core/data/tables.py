@@ -34,17 +34,22 @@ from fl_core.data.described import (
     ColumnTable,
     Feature,
     describe,
-    feature,
+    features,
     gives_away,
     mixed,
-    own_signs,
     unlike_clients,
     words_of,
 )
-from fl_core.data.faults import DataFault, Way
 from fl_core.data.opened import Opened, open_table
-from fl_core.data.sources import Source, check_texts, encode, warn_of_losses
-from fl_core.data.spelling import is_number, nearly_equal, suspicion
+from fl_core.data.sources import Source, encode
+from fl_core.data.spelling import (
+    SIGNED,
+    DataFault,
+    Way,
+    is_number,
+    nearly_equal,
+    suspicion,
+)
 from fl_core.errors import UsageError, check_known, listing, plural, spelled, warn
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 
@@ -159,7 +164,6 @@ class _Table:
     Attributes:
         faults: so far.
         reading: the settings with those that the faults ask for.
-        refused: columns that are named in a fault of a file.
         source: the samples, as far as they are known.
         features: how the columns of features are read.
         odd: what is odd about columns.
@@ -168,7 +172,6 @@ class _Table:
     def __init__(self, data: Path | pd.DataFrame, reading: Reading) -> None:
         self.data, self.reading = data, reading
         self.faults: list[UsageError] = []
-        self.refused: set[str] = set()
         self.source = Source("", np.empty((0, 0)), np.empty(0), ())
         self.features: dict[str, Feature] = {}
         self.odd: dict[str, str] = {}
@@ -192,23 +195,22 @@ class _Table:
         """
         names = self.head()
         how = self.reading
-        texts = {how.client_column, how.text_column, how.group_column or ""}
-        texts.update(how.word_columns or (), how.date_columns or ())
-        self.opened.read(texts if how.predicts_numbers else texts.union(how.labels))
+        texts = [*(how.word_columns or ()), *(how.date_columns or ())]
+        texts += [how.client_column, how.text_column]
+        texts += [how.group_column] if how.group_column else []
+        self.opened.read(texts if how.predicts_numbers else [*texts, *how.labels])
         for part in self.opened.parts:
             self._check_part(part.header, part.where)
-        self._signs(names)
         self._ask_for_classes()
         names = self._roles()
         self._leave_out_rows()
+        how = self.reading
+        self._add_columns([*names, *(how.labels if how.predicts_numbers else ())])
         self._add_targets()
         if (client := self.reading.client_column) in self.taken:
             with self._checked(client):
                 owner, clients = arrays.owners(self._texts_of(client))
                 self.source = replace(self.source, owner=owner, owner_names=clients)
-        for each in names:
-            if each not in self.refused:
-                self.features[each] = feature(self.opened, each, self.reading)
         self._identifiers()
         if self.reading.group_column:
             self._add_groups(self.reading.group_column)
@@ -233,12 +235,8 @@ class _Table:
         self.faults.append(fault)
         self.reading = self.reading.with_settings(fault.repair)
 
-    def ask_all(self, faults: Mapping[str, DataFault], where: str = "") -> None:
-        """Ask about columns: each kind of fault once, with its columns and the settings for all of them.
-
-        Args:
-            where: the file, if it is one of several.
-        """
+    def ask_all(self, faults: Mapping[str, DataFault]) -> None:
+        """Ask about columns: each kind of fault once, with its columns and the settings for all of them."""
         kinds: dict[str, dict[str, DataFault]] = {}
         for name, fault in faults.items():
             ways: Any = [
@@ -257,7 +255,7 @@ class _Table:
                     keys[key] = list(dict.fromkeys(chain(given, *more)))
             columns = f"column{'s' * bool(others)} {listing(map(repr, alike), 4)}"
             fault = DataFault(first.rule, *ways, row=first.row)
-            at = f"{where or self.opened.where}, {columns}"
+            at = f"{self.opened.where}, {columns}"
             self.ask(fault.at(at, self.opened.place))
 
     @contextmanager
@@ -381,18 +379,18 @@ class _Table:
             f"{self.opened.where}: there must be a column of features; got only {got}. Add one."
         )
 
-    def _signs(self, names: Sequence[str]) -> None:
-        """Find the signs in numbers of each file. A single table asks for them."""
-        how, several = self.reading, bool(self.opened.client)
-        names = [*names, *(how.labels if how.predicts_numbers else ())]
-        for part, found in own_signs(self.opened, names, how, several):
-            if several:
-                self.ask_all(found, str(part.where))
-                self.refused |= {*found}
-                continue
-            ways = [each.repair for each in found.values()]
-            first = next((way for way in ways if "exclude_columns" not in way), None)
-            self.ask_all({k: each for k, each in found.items() if each.repair == first})
+    def _add_columns(self, names: Sequence[str]) -> None:
+        """Read the columns of features and of targets. Signs in numbers that one of them shows hold for all."""
+        for again in (False, True):
+            self.features = features(self.opened, names, self.reading)
+            faults = {k: each.fault for k, each in self.features.items() if each.fault}
+            ways = [each.repair for each in faults.values() if SIGNED in each.rule]
+            certain = [way for way in ways if "exclude_columns" not in way]
+            if again or self.opened.takes or not certain:
+                return
+            self.ask_all(
+                {k: each for k, each in faults.items() if each.repair == certain[0]}
+            )
 
     # --- labels, clients and groups --------------------------------------------------------------------------------
 
@@ -441,12 +439,13 @@ class _Table:
         made: list[Any] = []
         for name in how.labels:
             with self._checked(name):
-                cells: Any = self.opened.cells(name, how, not how.predicts_numbers)
                 if how.predicts_numbers:
-                    asked, way = feature(self.opened, name, how).fault, FORMS[how.task]
-                    if asked:
-                        raise DataFault(asked.rule, way, row=asked.row)
-                    cells = numbers(cells, how.numbers, way)
+                    column, way = self.features.pop(name), FORMS[how.task]
+                    if column.fault:
+                        raise DataFault(column.fault.rule, way, row=column.fault.row)
+                    cells: Any = numbers(column.cells, how.numbers, way)
+                else:
+                    cells = self._texts_of(name)
                 if not lacks_value(cells).any():
                     made.append(cells)
         if len(made) < len(how.labels):
@@ -603,10 +602,6 @@ class _Table:
     def _add_texts(self) -> None:
         """Add the codes of texts. Numbers next to them are named, since nothing reads them."""
         name, where = self.reading.text_column, str(self.opened.where)
-        texts = list(self._texts_of(name))
-        with self._checked(name):
-            check_texts(texts)
-        warn_of_losses(texts, where)
         numeric = []
         for column in self.opened.header:
             with suppress(DataFault):
@@ -617,8 +612,9 @@ class _Table:
             warn(
                 f"{where}: a model of texts reads no other columns; left out are {listing(numeric, 6)}"
             )
-        codes, vocabulary = encode(texts)
-        self.source = replace(self.source, x=codes, words=vocabulary)
+        with self._checked(name):
+            codes, words = encode(list(self._texts_of(name)), where=where)
+            self.source = replace(self.source, x=codes, words=words)
 
     def _table(self, used: Mapping[str, Feature]) -> ColumnTable:
         """Return what is said of each column."""

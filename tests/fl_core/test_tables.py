@@ -299,7 +299,7 @@ def test_a_file_with_two_readings_is_refused_with_ways_that_read_it(tmp_path, ho
         cells = [f"{k}{sign}250" for k in range(1, 13)]
         table = pd.DataFrame({"v": cells, "label": [0, 1] * 6})
         written(tmp_path / f"{name}.csv", table)
-    with refuses(r"b\.csv, column 'v'.*decimal=',' or thousands=','"):
+    with refuses(r"'v', b\.csv.*decimal=',' or thousands=','"):
         data.load(tmp_path)
     source = data.files.read(tmp_path, Reading(**how))
     value = 1.25 if "decimal" in how else 1250

@@ -9,10 +9,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from fl_core.data.cells import Array
 from fl_core.data.named.small import digits
-from fl_core.data.planting import coded_labels, permuted_inputs
 from fl_core.data.registry import dataset
 from fl_core.data.sources import Source
+from fl_core.seeds import numpy_generator
 
 CLIENTS, SAMPLES = 6, 240
 """Clients, and training and validation samples of each. The other digits are test samples of every client."""
@@ -24,6 +25,33 @@ KINDS = {
     "outlier": "the last client alone has a code of its own",
     "clusters": "the second three clients have another code than the first three",
 }
+
+
+def coded_labels(y: Array, client: int, classes: int, seed: int = 0) -> Array:
+    """Return labels [n] renamed by a client's own code. Of two classes every second client exchanges them.
+
+    >>> coded_labels(np.array([0, 1, 1]), client=1, classes=2)
+    array([1, 0, 0])
+    """
+    if classes == 2:
+        return y if client % 2 == 0 else 1 - y
+    code = numpy_generator(seed, "planted labels", client).permutation(classes)
+    return code[y]
+
+
+def permuted_inputs(x: Array, client: int, seed: int = 0) -> Array:
+    """Return samples [n, ...] with features in a client's own order: pixels of all channels alike, or columns.
+
+    Columns of a table also change signs.
+    """
+    draw = numpy_generator(seed, "planted inputs", client)
+    if x.ndim == 2:
+        order = draw.permutation(x.shape[1])
+        signs = draw.choice(np.array([-1, 1], x.dtype), x.shape[1])
+        return x[:, order] * signs
+    pixels = x.reshape(*x.shape[:-2], -1)
+    order = draw.permutation(pixels.shape[-1])
+    return pixels[..., order].reshape(x.shape)
 
 
 def federation(kind: str) -> Source:

@@ -21,6 +21,7 @@ from fl_core.errors import (
     COUNT,
     Bound,
     UsageError,
+    check_fields,
     check_value,
     listing,
     spelled,
@@ -43,7 +44,8 @@ class Partitioning:
     """Base of ways to partition data over clients: frozen dataclasses whose fields are their options.
 
     A subclass has a ``name`` and overrides :meth:`assign`. A partition depends on the labels, the options and the seed
-    alone. The same call gives the same positions on every machine.
+    alone. The same call gives the same positions on every machine. An option's annotation may have a
+    :class:`fl_core.errors.Bound`.
 
     >>> from dataclasses import dataclass
     >>> import numpy as np
@@ -75,6 +77,9 @@ class Partitioning:
     groups: ClassVar[bool] = False
     pools: ClassVar[bool] = False
     by_class: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def count(self, pool: Source, clients: int | None) -> int:
         """Return the number of clients.
@@ -134,33 +139,22 @@ class Partitioning:
         Raises:
             UsageError: as :meth:`assign`, or a client has too few samples to split.
         """
+        every = np.ones(len(pool), dtype=bool)
         together = pool.is_train is None or self.pools
-        train = (
-            np.arange(len(pool))
-            if together
-            else np.flatnonzero(np.asarray(pool.is_train))
-        )
+        side = every if together else np.asarray(pool.is_train)
+        train, test = np.flatnonzero(side), np.flatnonzero(~side)
         train_pool = pool.take(train)
         parts = self.assign(train_pool, clients, seed)
-        tests: list[Integers] = []
+        tests: list[Any] = [None] * len(parts)
         if not together:
-            test = np.flatnonzero(~np.asarray(pool.is_train))
-            tests = [
-                test[part]
-                for part in self.follow(train_pool, parts, pool.take(test), seed)
-            ]
+            drawn = self.follow(train_pool, parts, pool.take(test), seed)
+            tests = [test[part] for part in drawn]
         names = self.names(pool, clients)
-        sizes = list(map(len, parts))
-        check_divisible(names, sizes, shares if together else shares[:2])
-        divided = []
-        for number, (name, part) in enumerate(zip(names, parts, strict=True)):
-            test_part = None if together else tests[number]
-            divided.append(
-                split_groups(
-                    name, number, train[part], test_part, shares, seed, pool.groups
-                )
-            )
-        return divided
+        check_divisible(names, list(map(len, parts)), shares[: 3 if together else 2])
+        return [
+            split_groups(name, k, train[part], tests[k], shares, seed, pool.groups)
+            for k, (name, part) in enumerate(zip(names, parts, strict=True))
+        ]
 
 
 def _adopt(member: Any, name: str) -> type[Partitioning]:
@@ -248,21 +242,14 @@ def follow(
     generator = seeds.numpy_generator(seed, "partition", "test")
     parts: list[list[Integers]] = [[] for _ in train_labels]
     for k in np.unique(labels):
-        counts = np.array(
-            [(client_labels == k).sum() for client_labels in train_labels]
-        )
+        counts = np.array([(own == k).sum() for own in train_labels])
         if not counts.sum():
             continue
         order = generator.permutation(np.flatnonzero(labels == k))
-        cuts = np.rint(np.cumsum(counts) / counts.sum() * len(order)).astype(np.int64)[
-            :-1
-        ]
-        for part, piece in zip(parts, np.split(order, cuts), strict=True):
+        cuts = np.rint(np.cumsum(counts) / counts.sum() * len(order)).astype(np.int64)
+        for part, piece in zip(parts, np.split(order, cuts[:-1]), strict=True):
             part.append(piece)
-    return [
-        np.sort(np.concatenate(part)) if part else np.empty(0, np.int64)
-        for part in parts
-    ]
+    return [np.sort(np.concatenate([np.empty(0, np.int64), *part])) for part in parts]
 
 
 # --- splits ----------------------------------------------------------------------------------------------------
@@ -274,12 +261,8 @@ def check_shares(splits: Sequence[float]) -> tuple[float, float, float]:
     Raises:
         UsageError: they are not.
     """
-    shares = tuple(float(share) for share in splits)
-    if (
-        len(shares) != 3
-        or not all(share > 0 for share in shares)
-        or abs(sum(shares) - 1) > 1e-6
-    ):
+    shares = tuple(map(float, splits))
+    if len(shares) != 3 or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
         raise UsageError(
             f"splits must be three positive shares (train, validation, test) with sum 1; got {list(splits)}."
         )
@@ -294,11 +277,8 @@ def check_divisible(
     Raises:
         UsageError: names these clients.
     """
-    few = [
-        f"{n} at {name!r}"
-        for name, n in zip(names, sizes, strict=True)
-        if n < len(shares)
-    ]
+    pairs = zip(names, sizes, strict=True)
+    few = [f"{n} at {name!r}" for name, n in pairs if n < len(shares)]
     if few:
         kinds = ", ".join(SPLITS[: len(shares)])
         way = "Remove its samples, or give them to another client."
@@ -339,18 +319,16 @@ WHOLE = Bound(
 )
 
 
-def check_classes(classes_per_client: Any, classes: int) -> None:
-    """Check that there are no more classes per client than the samples have.
+def check_classes(classes_per_client: Any, classes: int) -> int:
+    """Check that there are no more classes per client than the samples have, and return their number.
 
     Raises:
         UsageError: names the value and the number of classes.
     """
     rule = f"a whole number from 1 to {classes}, the number of classes"
-    check_value(
-        "classes_per_client",
-        classes_per_client,
-        Bound(rule, lambda few: WHOLE.holds(few) and few <= classes),
-    )
+    few = Bound(rule, lambda few: WHOLE.holds(few) and few <= classes)
+    check_value("classes_per_client", classes_per_client, few)
+    return classes_per_client
 
 
 def check_clients(
@@ -423,19 +401,8 @@ class Partition:
         """
         import torch
 
-        meta = {
-            "kind": self.kind,
-            "params": self.params,
-            "seed": self.seed,
-            "names": self.names,
-            "n_samples": self.n_samples,
-            "source_digest": self.source_digest,
-        }
-        tree = {
-            "meta": torch.frombuffer(
-                bytearray(json.dumps(meta).encode()), dtype=torch.uint8
-            ).clone()
-        }
+        text = bytearray(json.dumps({key: getattr(self, key) for key in META}).encode())
+        tree = {"meta": torch.frombuffer(text, dtype=torch.uint8).clone()}
         for number, splits in enumerate(self.indices.values()):
             tree |= {
                 f"{number}/{split}": torch.from_numpy(splits[split].copy())
@@ -543,31 +510,27 @@ def make(
     Raises:
         UsageError: a kind or option is unknown, a value is out of range, or a client has too few samples to divide.
     """
-    partitioning_class = PARTITIONS[kind]
-    chosen = {}
+    member, chosen = PARTITIONS[kind], {}
+    own = options_of(member)
     for name, value in options.items():
-        if value is not None:
-            if name not in options_of(partitioning_class):
-                own = listing(options_of(partitioning_class)) or "none"
-                raise UsageError(
-                    f"{name} must be left out with partition {kind!r}; got {value}. Its own options: {own}."
-                )
-            chosen[name] = value.item() if isinstance(value, np.generic) else value
-    partitioning = partitioning_class(**chosen)
-    if partitioning_class.by_class and source.task != CLASSIFICATION:
-        free = listing(
-            name for name, member in PARTITIONS.members().items() if not member.by_class
-        )
+        if value is None:
+            continue
+        if name not in own:
+            raise UsageError(
+                f"{name} must be left out with partition {kind!r}; got {value}. Its own options: "
+                f"{listing(own) or 'none'}."
+            )
+        chosen[name] = value.item() if isinstance(value, np.generic) else value
+    partitioning = member(**chosen)
+    if member.by_class and source.task != CLASSIFICATION:
         raise UsageError(
             f"partition {kind!r} must have classes; got {_PREDICTED.get(source.task, source.task)} to predict "
-            f"in {source.name}. Use one of {free}."
+            f"in {source.name}. Use one of {those_with('by_class', False)}."
         )
-    if source.groups is not None and not partitioning_class.groups:
-        free = listing(
-            name for name, member in PARTITIONS.members().items() if member.groups
-        )
+    if source.groups is not None and not member.groups:
         raise UsageError(
-            f"group_column must be left out with partition {kind!r}, which divides groups. Use one of {free}."
+            f"group_column must be left out with partition {kind!r}, which divides groups. "
+            f"Use one of {those_with('groups', True)}."
         )
     shares = check_shares(partitioning.shares if splits is None else splits)
     pool = replace(source, x=np.empty((len(source), 0)))
@@ -583,6 +546,12 @@ def make(
     }
     params = {"clients": len(indices), **asdict(partitioning), "splits": list(shares)}
     return Partition(kind, params, int(seed), indices, len(source), source.digest)
+
+
+def those_with(trait: str, value: bool) -> str:
+    """Return the names of the partitionings with a trait, as in messages."""
+    members = PARTITIONS.members().items()
+    return listing(name for name, each in members if getattr(each, trait) == value)
 
 
 def options_of(partitioning: type[Partitioning]) -> tuple[str, ...]:

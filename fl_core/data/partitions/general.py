@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import numpy as np
 
 from fl_core import seeds
 from fl_core.data.cells import Integers
 from fl_core.data.partitions.base import (
-    PARTITIONS,
     WHOLE,
     Partitioning,
     check_classes,
     check_clients,
     follow,
     partition,
+    those_with,
 )
-from fl_core.errors import ABOVE_0, Bound, UsageError, check_value, listing
+from fl_core.errors import Bound, Positive, UsageError, check_value, listing
 
 if TYPE_CHECKING:
     from fl_core.data.sources import Source
@@ -41,10 +41,8 @@ class IID(Partitioning):
         rows = np.arange(len(pool)) if pool.groups is None else pool.groups
         distinct, row = np.unique(rows, return_inverse=True)
         check_clients(clients, len(distinct))
-        order = seeds.numpy_generator(seed, "partition", "iid").permutation(
-            len(distinct)
-        )
-        parts = np.array_split(order, clients)
+        generator = seeds.numpy_generator(seed, "partition", "iid")
+        parts = np.array_split(generator.permutation(len(distinct)), clients)
         return [np.flatnonzero(np.isin(row, part)) for part in parts]
 
 
@@ -58,11 +56,7 @@ class WithAlpha(Partitioning):
 
     by_class = True
     min_size: ClassVar[int] = 10
-    alpha: float = 0.5
-
-    def fitted(self, pool: Source, clients: int) -> Self:
-        check_value("alpha", self.alpha, ABOVE_0)
-        return replace(self, alpha=float(self.alpha))
+    alpha: Positive = 0.5
 
 
 @partition
@@ -78,7 +72,7 @@ class Dirichlet(WithAlpha):
     name = "dirichlet"
 
     def assign(self, pool: Source, clients: int, seed: int) -> list[Integers]:
-        labels, alpha = pool.labels, float(self.alpha)
+        labels, alpha = pool.labels, self.alpha
         check_clients(clients, len(labels), self.min_size)
         generator = seeds.numpy_generator(seed, "partition", "dirichlet")
         rows_of_class = [np.flatnonzero(labels == k) for k in np.unique(labels)]
@@ -185,12 +179,13 @@ class Natural(Partitioning):
 
     def count(self, pool: Source, clients: int | None) -> int:
         check_owners(pool)
-        if clients not in (None, len(pool.owner_names)):
+        owners = len(pool.owner_names)
+        if clients not in (None, owners):
             raise UsageError(
-                f"clients must be {len(pool.owner_names)}, the number of natural clients of {pool.name}; "
+                f"clients must be {owners}, the number of natural clients of {pool.name}; "
                 f"got {clients}. Leave it out, or use another partition."
             )
-        return len(pool.owner_names)
+        return owners
 
     def names(self, pool: Source, clients: int) -> tuple[str, ...]:
         return pool.owner_names
@@ -250,35 +245,23 @@ class NaturalDirichlet(WithAlpha):
         each = clients // len(pool.owner_names)
         assigned: list[Integers] = []
         for number, rows in enumerate(Natural().assign(pool, clients, seed)):
-            what = f"clients of {pool.owner_names[number]!r}"
-            check_clients(each, len(rows), self.min_size, what)
-            generator = seeds.numpy_generator(
-                seed, "partition", "natural_dirichlet", number
-            )
-            parts = _capped(
-                pool.labels[rows],
-                each,
-                self.alpha,
-                generator,
-                self.min_size,
-                f"{self.name} of {pool.owner_names[number]!r}",
-            )
+            of = f"of {pool.owner_names[number]!r}"
+            check_clients(each, len(rows), self.min_size, f"clients {of}")
+            generator = seeds.numpy_generator(seed, "partition", self.name, number)
+            labels, what = pool.labels[rows], f"{self.name} {of}"
+            parts = _capped(labels, each, self.alpha, generator, self.min_size, what)
             assigned += [rows[part] for part in parts]
         return assigned
 
     def follow(
         self, train: Source, parts: Sequence[Integers], test: Source, seed: int
     ) -> list[Integers]:
-        each = len(parts) // len(train.owner_names)
-        test_owner = check_owners(test)
-        tests = []
+        each, tests = len(parts) // len(train.owner_names), []
+        labels = [train.labels[part] for part in parts]
         for number in range(len(train.owner_names)):
-            rows = np.flatnonzero(test_owner == number)
-            labels = [
-                train.labels[part]
-                for part in parts[number * each : (number + 1) * each]
-            ]
-            tests += [rows[part] for part in follow(labels, test.labels[rows], seed)]
+            rows = np.flatnonzero(check_owners(test) == number)
+            own = labels[number * each : (number + 1) * each]
+            tests += [rows[part] for part in follow(own, test.labels[rows], seed)]
         return tests
 
 
@@ -289,11 +272,8 @@ def check_owners(pool: Source) -> Integers:
         UsageError: the data name none. The message lists other partitions.
     """
     if pool.owner is None:
-        fitting = [
-            name for name, member in PARTITIONS.members().items() if not member.natural
-        ]
         raise UsageError(
-            f"{pool.name} must have natural clients for this partition. Use one of {listing(fitting)}."
+            f"{pool.name} must have natural clients for this partition. Use one of {those_with('natural', False)}."
         )
     return pool.owner
 
@@ -314,9 +294,7 @@ def _capped(
             order = generator.permutation(np.flatnonzero(labels == k))
             wanting = np.array([len(part) * clients < len(labels) for part in parts])
             shares = generator.dirichlet(np.full(clients, float(alpha))) * wanting
-            if (
-                not 0 < shares.sum() < math.inf
-            ):  # an extreme alpha: all to a full client
+            if not 0 < shares.sum() < math.inf:  # an extreme alpha: all to a full one
                 shares = wanting.astype(float)
             cuts = np.cumsum(shares / shares.sum())[:-1] * len(order)
             pieces = np.split(order, np.floor(cuts).astype(np.int64))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from fl_core.data.partitions.base import (
     partition,
 )
 from fl_core.data.partitions.general import class_holders
-from fl_core.errors import ABOVE_0, SHARE, Bound, UsageError, check_value
+from fl_core.errors import SHARE, Bound, Positive, UsageError, check_value
 
 if TYPE_CHECKING:
     from fl_core.data.sources import Source
@@ -46,12 +46,11 @@ class _PFedLA(Partitioning):
 
     def fitted(self, pool: Source, clients: int) -> Self:
         classes = len(np.unique(pool.labels))
-        few = self.classes_per_client
-        samples = self.samples_per_client
-        few = min(self.usual_classes[classes >= 100], classes) if few is None else few
-        samples = (
-            min(len(pool) // max(clients, 100), 700) if samples is None else samples
-        )
+        few, samples = self.classes_per_client, self.samples_per_client
+        if few is None:
+            few = min(self.usual_classes[classes >= 100], classes)
+        if samples is None:
+            samples = min(len(pool) // max(clients, 100), 700)
         return replace(self, classes_per_client=few, samples_per_client=samples)
 
     def assign(self, pool: Source, clients: int, seed: int) -> list[Integers]:
@@ -68,25 +67,17 @@ class _PFedLA(Partitioning):
         labels = pool.labels
         options = self.fitted(pool, clients)
         dominance = getattr(self, "dominance", 1.0)
-        few = options.classes_per_client
-        samples = options.samples_per_client
-        assert few is not None
-        assert samples is not None
         check_clients(clients, len(labels))
         present, sizes = np.unique(labels, return_counts=True)
-        check_classes(few, len(present))
+        few = check_classes(options.classes_per_client, len(present))
         held = few if dominance == 1 else len(present)
         rule = f"at least {held}, one for each of the client's classes"
-        check_value(
-            "samples_per_client",
-            samples,
-            Bound(rule, lambda count: WHOLE.holds(count) and count >= held),
-        )
+        enough = Bound(rule, lambda count: WHOLE.holds(count) and count >= held)
+        samples = options.samples_per_client or 0
+        check_value("samples_per_client", samples, enough)
         generator = seeds.numpy_generator(seed, "partition", "dominated")
         holders = class_holders(len(present), clients, few, generator)
-        own = np.array(
-            [[client in each for each in holders] for client in range(clients)]
-        )
+        own = np.array([[k in each for each in holders] for k in range(clients)])
         mine = round(dominance * samples) if few < len(present) else samples
         groups = [
             (client, own[client] == kind, n)
@@ -97,33 +88,22 @@ class _PFedLA(Partitioning):
         for client, among, n in groups:
             counts[client, among] = n // max(among.sum(), 1)
         even, left = counts.copy(), sizes - counts.sum(0)
-        for (
-            client,
-            among,
-            n,
-        ) in groups:  # the remainder of even counts: one more of the classes with most samples left
+        # the remainder of even counts: one more of the classes with most samples left
+        for client, among, n in groups:
             order = np.lexsort((generator.random(len(present)), -left, ~among))
             more = order[: n - counts[client, among].sum()]
             counts[client, more] += 1
             left[more] -= 1
-        for (
-            client,
-            among,
-            _,
-        ) in (
-            groups
-        ):  # if a class then lacks samples, clients that can take another one instead
-            for lacking in np.flatnonzero(
-                among & (left < 0) & (counts[client] > even[client])
-            ):
-                spare = np.flatnonzero(
-                    among & (left > 0) & (counts[client] == even[client])
-                )[:1]
+        # if a class then lacks samples, clients that can take another one instead
+        for client, among, _ in groups:
+            more = counts[client] > even[client]
+            for lacking in np.flatnonzero(among & (left < 0) & more):
+                more = counts[client] > even[client]
+                spare = np.flatnonzero(among & (left > 0) & ~more)[:1]
                 if len(spare) and left[lacking] < 0:
-                    counts[client, lacking] -= 1
-                    counts[client, spare] += 1
-                    left[lacking] += 1
-                    left[spare] -= 1
+                    for k, change in ((lacking, -1), (spare, 1)):
+                        counts[client, k] += change
+                        left[k] -= change
         if left.min() < 0:
             scarce = int(left.argmin())
             raise UsageError(
@@ -133,10 +113,9 @@ class _PFedLA(Partitioning):
         parts: list[list[Integers]] = [[] for _ in range(clients)]
         for k, label in enumerate(present):
             order = generator.permutation(np.flatnonzero(labels == label))
-            for client, part in enumerate(
-                np.split(order, np.cumsum(counts[:, k]))[:-1]
-            ):
-                parts[client].append(part)
+            pieces = np.split(order, np.cumsum(counts[:, k]))[:-1]
+            for part, piece in zip(parts, pieces, strict=True):
+                part.append(piece)
         return [np.sort(np.concatenate(part)) for part in parts]
 
 
@@ -165,11 +144,7 @@ class NonIID2(_PFedLA):
 
     name = "non_iid_2"
     usual_classes = (2, 6)
-    dominance: float = 0.5
-
-    def fitted(self, pool: Source, clients: int) -> Self:
-        check_value("dominance", self.dominance, SHARE)
-        return replace(super().fitted(pool, clients), dominance=float(self.dominance))
+    dominance: Annotated[float, SHARE] = 0.5
 
 
 # --- FedPFT (Wu et al. 2025) -----------------------------------------------------------------------------------
@@ -186,7 +161,7 @@ class _FedPFT(Partitioning):
 
     shares = (5 / 7, 1 / 7, 1 / 7)
     by_class = True
-    samples_per_client: int = 500
+    samples_per_client: Annotated[int, WHOLE] = 500
 
     def label_distributions(self, classes: int, clients: int, seed: int) -> Floats:
         """Return each client's shares of the classes, [clients, classes]. A row sums to 1."""
@@ -196,7 +171,6 @@ class _FedPFT(Partitioning):
         self, pool: Source, clients: int, shares: tuple[float, float, float], seed: int
     ) -> list[tuple[Integers, ...]]:
         check_value("clients", clients, WHOLE)
-        check_value("samples_per_client", self.samples_per_client, WHOLE)
         present = [int(label) for label in np.unique(pool.labels)]
         wanted = self.label_distributions(len(present), clients, seed)
         tests = (
@@ -204,21 +178,15 @@ class _FedPFT(Partitioning):
             if pool.is_train is None
             else ~np.asarray(pool.is_train)
         )
-        train, validation, test = (
-            max(1, round(self.samples_per_client * share / shares[0]))
-            for share in shares
-        )
+        each = self.samples_per_client / shares[0]
+        sizes = [max(1, round(each * share)) for share in shares]
         divided: list[tuple[Integers, ...]] = [()] * clients
-        for purpose, side, sizes in (
-            ("train side", ~tests, (train, validation)),
-            ("test side", tests, (test,)),
-        ):
+        sides = (("train side", ~tests, sizes[:2]), ("test side", tests, sizes[2:]))
+        for purpose, side, own in sides:
             rows = np.flatnonzero(side)
-            drawn = by_shares(pool.labels[rows], present, wanted, sizes, seed, purpose)
-            divided = [
-                (*splits, *(rows[part] for part in parts))
-                for splits, parts in zip(divided, drawn, strict=True)
-            ]
+            drawn = by_shares(pool.labels[rows], present, wanted, own, seed, purpose)
+            for client, parts in enumerate(drawn):
+                divided[client] += tuple(rows[part] for part in parts)
         return divided
 
 
@@ -227,19 +195,18 @@ class _FedPFT(Partitioning):
 class FedPFTDirichlet(_FedPFT):
     """FedPFT's: equally many samples a client, of a label distribution from a Dirichlet over classes.
 
+    In ``dirichlet`` it is over clients for every class (Wu et al. 2025, appendix B).
+
     - ``samples_per_client``: for training. The other splits follow from their shares.
     - ``alpha``: concentration of the Dirichlet. With a smaller one clients differ more.
     """
 
     name = "fedpft_dirichlet"
-    alpha: float = 0.5
-
-    def fitted(self, pool: Source, clients: int) -> Self:
-        check_value("alpha", self.alpha, ABOVE_0)
-        return replace(self, alpha=float(self.alpha))
+    alpha: Positive = 0.5
 
     def label_distributions(self, classes: int, clients: int, seed: int) -> Floats:
-        return label_shares(classes, clients, self.alpha, seed)
+        generator = seeds.numpy_generator(seed, "partition", "label shares")
+        return generator.dirichlet(np.full(classes, self.alpha), size=clients)
 
 
 @partition
@@ -255,45 +222,18 @@ class FedPFTPathological(_FedPFT):
     classes_per_client: int | None = None
 
     def fitted(self, pool: Source, clients: int) -> Self:
-        fifth = max(1, len(np.unique(pool.labels)) // 5)
-        return replace(
-            self,
-            classes_per_client=fifth
-            if self.classes_per_client is None
-            else self.classes_per_client,
-        )
+        if self.classes_per_client is not None:
+            return self
+        few = max(1, len(np.unique(pool.labels)) // 5)
+        return replace(self, classes_per_client=few)
 
     def label_distributions(self, classes: int, clients: int, seed: int) -> Floats:
-        assert self.classes_per_client is not None
-        return few_shares(classes, clients, self.classes_per_client, seed)
-
-
-def label_shares(classes: int, clients: int, alpha: float, seed: int) -> Floats:
-    """Draw each client's label distribution [clients, classes], q ~ Dirichlet(alpha, ..., alpha) over classes.
-
-    This is FedPFT's (Wu et al. 2025, appendix B). The Dirichlet is over classes for every client. In
-    the partition ``dirichlet`` it is over clients for every class.
-
-    Raises:
-        UsageError: ``alpha`` is not a positive number.
-    """
-    check_value("alpha", alpha, ABOVE_0)
-    generator = seeds.numpy_generator(seed, "partition", "label shares")
-    return generator.dirichlet(np.full(classes, float(alpha)), size=clients)
-
-
-def few_shares(classes: int, clients: int, few: int, seed: int) -> Floats:
-    """Draw label distributions [clients, classes], even over ``few`` random classes of each client.
-
-    Raises:
-        UsageError: ``few`` is below 1 or above the number of classes.
-    """
-    check_classes(few, classes)
-    generator = seeds.numpy_generator(seed, "partition", "few classes")
-    shares = np.zeros((clients, classes))
-    for row in shares:
-        row[generator.choice(classes, size=few, replace=False)] = 1 / few
-    return shares
+        few = check_classes(self.classes_per_client, classes)
+        generator = seeds.numpy_generator(seed, "partition", "few classes")
+        shares = np.zeros((clients, classes))
+        for row in shares:
+            row[generator.choice(classes, size=few, replace=False)] = 1 / few
+        return shares
 
 
 def by_shares(
