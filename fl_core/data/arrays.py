@@ -164,12 +164,13 @@ def owners(
             raise DataFault("a list of names must be left out, since values are text.")
         check_flat(values)
         cells = texts_of(values)
-        words = cells.categories
-        blank = np.array([not word.strip() for word in words])[cells.codes]
-        rule = "the client's name must not be empty"
-        refuse_where(blank, cells, rule, "Fill the cell, or remove the row.")
-        check_spellings("clients", words, "Write one of them, or words.")
-        cells = cells.reorder_categories(sorted(words))
+        rule, way = (
+            "the client's name must not be empty",
+            "Fill the cell, or remove the row.",
+        )
+        refuse_where(lacks_value(cells), cells, rule, way)
+        check_spellings("clients", cells.categories, "Write one of them, or words.")
+        cells = cells.reorder_categories(sorted(cells.categories))
         return cells.codes.astype(np.int64), tuple(cells.categories)
     codes = whole_numbers(values)
     if names is not None:
@@ -215,7 +216,7 @@ def flags(values: Array) -> Bools:
         DataFault: another value occurs, or all values are equal.
     """
     whole = whole_numbers(values)
-    refuse_where((whole != 0) & (whole != 1), whole, "values must be 0 or 1")
+    refuse_where(~np.isin(whole, (0, 1)), whole, "values must be 0 or 1")
     if whole.min() == whole.max():
         raise DataFault(
             f"there must be both training and test samples; got {bool(whole[0])} everywhere."
@@ -286,7 +287,7 @@ def check_codes(values: Integers, names: Sequence[str]) -> None:
 
 # --- labels and targets ---------------------------------------------------------------------------------------
 
-_EVENT = "events must be 1, or 0 where the sample was censored"
+LABELLED = "each sample must have a label"
 
 
 def answers(
@@ -333,9 +334,8 @@ def finite_entries(y: Array) -> Array:
     if y.dtype.kind != "f":
         return y.astype(np.int64)
     found = y.astype(np.float32)
-    if not np.isfinite(found).all():
-        row = int(np.argmin(np.isfinite(found).reshape(len(y), -1).all(axis=1)))
-        raise DataFault("targets must be finite float32; got NaN or infinity.", row=row)
+    finite = np.isfinite(found).reshape(len(y), -1).all(axis=1)
+    refuse_where(~finite, found, "targets must be finite float32")
     return found
 
 
@@ -387,28 +387,13 @@ def written_classes(cells: pd.Categorical) -> list[str]:
     Raises:
         DataFault: a cell has no value, there is a word among numbers, or a number has two spellings, as 007 and 7.
     """
-    check_present(cells)
+    refuse_where(lacks_value(cells), cells, LABELLED)
     names = sorted({word.strip() for word in cells.categories})
     if any(map(is_number, names)):
         labels(numbers(cells))  # all are whole
         check_spellings("labels", names, AS_NUMBERS)
         names.sort(key=PLAIN_NUMBERS.number)
     return names
-
-
-def check_present(cells: pd.Categorical) -> None:
-    """Check that each sample has a label.
-
-    Raises:
-        DataFault: names the first row without one.
-    """
-    lacking = lacks_value(cells)
-    if lacking.any():
-        count = f"{lacking.sum():,} of {len(lacking):,} rows"
-        raise DataFault(
-            f"each sample must have a label; got an empty one ({count}).",
-            row=int(np.argmax(lacking)),
-        )
 
 
 def targets(y: Array) -> NDArray[np.float32 | np.float64]:
@@ -427,7 +412,7 @@ def targets(y: Array) -> NDArray[np.float32 | np.float64]:
     check_flat(y)
     if is_text(y):
         cells = texts_of(y)
-        check_present(cells)
+        refuse_where(lacks_value(cells), cells, LABELLED)
         y = numbers(cells)
     if y.dtype.kind not in "buif":
         raise DataFault(f"targets must be numbers; got {str(y[0])!r}.", row=0)
@@ -456,8 +441,9 @@ def events(y: Array) -> NDArray[np.float32]:
             "different times must differ in float32; got times that become equal.",
             "Count them from a later start, or in another unit.",
         )
+    rule = "events must be 1, or 0 where the sample was censored"
     codes = f"{order} Other codes must become 1 and 0."
-    refuse_where(_not_binary(event), y, _EVENT, codes)
+    refuse_where(~np.isin(event, (0, 1)), y, rule, codes)
     if not event.any():
         raise DataFault(
             "there must be an event; got only censored samples.",
@@ -486,7 +472,7 @@ def several_labels(
     found = np.stack([targets(column) for column in y.T], axis=1)
     for name, column in zip(names, found.T, strict=True):
         rule = f"label {name!r} must be 0 or 1"
-        refuse_where(_not_binary(column), column, rule)
+        refuse_where(~np.isin(column, (0, 1)), column, rule)
         if column.min() == column.max():
             raise DataFault(
                 f"label {name!r} must have both values; got {column[0]:g} everywhere."
@@ -555,7 +541,3 @@ def _codes(cells: pd.Categorical, names: Sequence[str]) -> Integers:
         except UsageError as error:
             raise DataFault(str(error), row=row) from error
     return codes.astype(np.int64)
-
-
-def _not_binary(values: Array) -> Bools:
-    return (values != 0) & (values != 1)

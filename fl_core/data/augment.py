@@ -135,17 +135,23 @@ def jittered(
     The first three ``strengths`` [n, 4] give the factors 1 + s. The last turns the hue's circle by s. After each change
     values are clipped to [low, high]. ``order`` is on the CPU, so that a GPU need not be waited for.
     """
-    changes = [_brighter, _change_contrast]
-    if x.shape[1] == 3:
-        changes += [_change_saturation, _rotate_hue]
     x = x.clone()
     for place in range(order.shape[1]):
-        for k, change in enumerate(changes):
+        for k in range(4 if x.shape[1] == 3 else 2):
             chosen = torch.nonzero(order[:, place] == k).squeeze(1)
             if len(chosen):
                 chosen = chosen.to(x.device, non_blocking=True)
-                by = strengths[chosen, k].view(-1, 1, 1, 1)
-                x[chosen] = change(x[chosen], by).clamp(low, high)
+                by, old = strengths[chosen, k].view(-1, 1, 1, 1), x[chosen]
+                if k == 3:
+                    new = _rotate_hue(old, by)
+                else:  # away from black, from its mean grey, or from grey
+                    base = [
+                        old.new_zeros(()),
+                        grey(old).mean((1, 2, 3), True),
+                        grey(old),
+                    ][k]
+                    new = base + (1 + by) * (old - base)
+                x[chosen] = new.clamp(low, high)
     return x
 
 
@@ -155,20 +161,6 @@ def grey(x: Tensor) -> Tensor:
         return x.mean(1, keepdim=True)
     weights = x.new_tensor(GREY).view(3, 1, 1)
     return (x * weights).sum(1, keepdim=True)
-
-
-def _brighter(x: Tensor, by: Tensor) -> Tensor:
-    return x * (1 + by)
-
-
-def _change_contrast(x: Tensor, by: Tensor) -> Tensor:
-    mean = grey(x).mean((1, 2, 3), keepdim=True)
-    return mean + (1 + by) * (x - mean)
-
-
-def _change_saturation(x: Tensor, by: Tensor) -> Tensor:
-    plain = grey(x)
-    return plain + (1 + by) * (x - plain)
 
 
 def _rotate_hue(x: Tensor, by: Tensor) -> Tensor:

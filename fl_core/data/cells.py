@@ -128,16 +128,10 @@ def numbers(
     known = np.array([*map(form.fits, words)], dtype=bool)
     others = ~(known[cells.codes] | lacks_value(cells))
     if others.any():
-        row = int(np.argmax(others))
         signs = ("point", "comma") if form.decimal == "." else ("comma", "point")
-        other = is_number(cells[row].replace(",", ".", 1))
+        other = is_number(cells[int(np.argmax(others))].replace(",", ".", 1))
         point = f" with a decimal {signs[0]}, not a {signs[1]}" if other else ""
-        raise DataFault(
-            f"the cell must be a number{point}; got {cells[row]!r} "
-            f"({others.sum():,} of {len(cells):,} cells are no numbers).",
-            *ways,
-            row=row,
-        )
+        refuse_where(others, cells, f"the cell must be a number{point}", *ways)
     values = np.full(len(words), np.nan)
     values[known] = [form.number(word) for word in words[known]]
     return values[cells.codes]
@@ -208,7 +202,12 @@ def refuse_where(bad: Bools, values: Any, rule: str, *ways: str | Way) -> None:
         bad: whether a value is refused. rule: what values must be. ways: what to do.
     """
     if bad.any():
-        row = int(np.argmax(bad))
-        got = values[row]
+        got = values[int(np.argmax(bad))]
         shown = repr(str(got)) if isinstance(got, str) else got  # it may be empty
-        raise DataFault(f"{rule}; got {shown}.", *ways, row=row)
+        raise fault_where(bad, shown, rule, *ways)
+
+
+def fault_where(bad: Bools, got: Any, rule: str, *ways: str | Way) -> DataFault:
+    """Return the fault of some rows, with their number. Its place is the first of them."""
+    count = f"({bad.sum():,} of {len(bad):,} rows)"
+    return DataFault(f"{rule}; got {got} {count}.", *ways, row=int(np.argmax(bad)))

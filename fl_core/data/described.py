@@ -202,9 +202,10 @@ def feature(opened: Opened, name: str, how: Reading) -> Feature:
             if said:
                 odd = f"{part.where.name}: {said}" if opened.client else said
         cells = np.concatenate(values)
-        with np.errstate(over="ignore"):
-            beyond = np.isinf(cells.astype(np.float32))
-        refuse_where(beyond, cells, "the value must be a finite float32")
+        if np.fmax.reduce(np.abs(cells), initial=0) > np.finfo(np.float32).max:
+            with np.errstate(over="ignore"):
+                beyond = np.isinf(cells.astype(np.float32))
+            refuse_where(beyond, cells, "the value must be a finite float32")
         return Feature(NUMBER, cells, odd)
     except DataFault as fault:
         asked = DataFault(fault.rule, correct(name), row=fault.row)
@@ -350,11 +351,16 @@ def describe(
 def _far(known: Floats, spelt: Callable[[float], str]) -> str:
     """Return what is said of an end that is far from the other numbers: a mark of a missing one, or a mistake."""
     for end in (known.min(), known.max()):
-        others = known[known != end]
-        span = np.ptp(others) if len(others) else 0.0
-        apart = np.abs(others - end).min(initial=np.inf)
         marks = not {*cell_text(end)} - {*"-9"} or spelt(end).startswith("9999")
-        if len(others) and apart > span * (1 if marks else FAR) > 0:
+        for values in (known[:SAMPLE], known):  # most are refuted by the first rows
+            others = values[values != end]
+            span = np.ptp(others) if len(others) else 0.0
+            far = np.abs(others - end).min(initial=np.inf) > span * (
+                1 if marks else FAR
+            )
+            if not far:
+                break
+        if far and span > 0:
             count = plural(len(known) - len(others), "cell")
             return f"{spelt(end)} far from the others in {count}: missing?"
     return ""

@@ -372,7 +372,8 @@ class Csv:
             deque(self.rows(), maxlen=0)
             raise self._unreadable(error) from error
         signs = (len(header) - 1) * (len(frame) + 1)
-        if self.above or self.data.count(self.delimiter.encode()) != signs:
+        found = np.frombuffer(self.data, np.uint8) == ord(self.delimiter)
+        if self.above or np.count_nonzero(found) != signs:
             deque(self.rows(), maxlen=0)
         return frame
 
@@ -514,8 +515,9 @@ def _decoded(path: Path, reading: Reading) -> tuple[bytes, list[DataFault]]:
     for encoding in dict.fromkeys([*tried, ENCODING, "latin-1", "cp1252"]):
         plain = codecs.lookup(encoding).name == ENCODING
         start = len(codecs.BOM_UTF8) * (plain and data.startswith(codecs.BOM_UTF8))
+        end = LOOKED_AT if plain and data.isascii() else None
         try:
-            text = data[start:].decode(encoding)
+            text = data[start:end].decode(encoding)
         except UnicodeError:
             continue
         if not _CONTROL.search(text if encoding == "latin-1" else text[:LOOKED_AT]):

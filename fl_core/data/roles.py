@@ -116,19 +116,20 @@ def is_identifier(name: str, cells: Cells, owner: Integers | None = None) -> boo
     """
     if not isinstance(cells, np.ndarray):
         cells = texts_of(cells)
-    known = ~lacks_value(cells)
-    cells = taken(cells, known)
     numeric = isinstance(cells, np.ndarray)
     if numeric and _has_fractions(cells):
         return False
+    known = ~lacks_value(cells)
+    cells = taken(cells, known)
     if numeric and len(cells) > MANY_ROWS and counts_rows(cells):
         return True
-    if not names_rows(name):
-        return False
     if not is_named_as_identifier(name):
-        nameless = numeric and _NAMELESS.fullmatch(name.strip()) is not None
+        words = "_".join(_words(name)) or name.strip()
+        if not numeric or not _NUMBER.fullmatch(words):
+            return False
+        nameless = _NAMELESS.fullmatch(name.strip()) is not None
         index = nameless and len(cells) > 1 and bool((np.diff(cells) > 0).all())
-        return index or (numeric and counts_rows(cells, sorts=False))
+        return index or counts_rows(cells, sorts=False)
     code, values = pd.factorize(cells)
     if len(values) == len(cells):
         return len(cells) > 1
@@ -138,13 +139,7 @@ def is_identifier(name: str, cells: Cells, owner: Integers | None = None) -> boo
 
 
 def _has_fractions(values: Floats) -> bool:
-    return any((part % 1 != 0).any() for part in (values[:ROWS], values))
-
-
-def names_rows(name: str) -> bool:
-    """Return whether a column may number rows: by its name, or by that of any number, as ``Nr``, or of an index."""
-    words = "_".join(_words(name)) or name.strip()
-    return is_named_as_identifier(name) or _NUMBER.fullmatch(words) is not None
+    return any((part % 1 > 0).any() for part in (values[:ROWS], values))
 
 
 def is_named_as_identifier(name: str) -> bool:
@@ -216,10 +211,10 @@ def binds_rows(
         y: targets [n] or [n, k]. others: columns of numbers [n], NaN where one is missing.
         owner: the client of each row, since one value at two clients is two groups.
     """
-    known = ~lacks_value(cells)
     numeric = isinstance(cells, np.ndarray)
-    if numeric and _has_fractions(cells[known]):
+    if numeric and _has_fractions(cells):
         return False
+    known = ~lacks_value(cells)
     code, values = pd.factorize(cells[known], sort=True)
     if len(values) < GROUPS:
         return False
@@ -240,12 +235,13 @@ def binds_rows(
             apart = [np.nanmean(np.abs(each[one] - each[other])) for each in others]
         return float(equal), np.nan_to_num(apart)
 
-    some = slice(None, None, len(rows) // MOST_PAIRS or 1)
-    chance, far = alike(rows[some], draw.permutation(rows)[some])
+    some = rows[:: len(rows) // MOST_PAIRS or 1]
+    chance, far = alike(some, draw.permutation(some))
 
     def bound(distance: int) -> tuple[bool, bool]:
         """Return whether pairs of values at a distance have one label, and whether they are near."""
-        at = draw.permutation(np.flatnonzero(step == distance))[:MOST_PAIRS]
+        at = np.flatnonzero(step == distance)
+        at = draw.permutation(at[:: len(at) // MOST_PAIRS or 1])[:MOST_PAIRS]
         if len(at) < PAIRS:
             return False, False
         equal, apart = alike(rows[at], rows[at + 1])

@@ -23,7 +23,7 @@ from fl_core.data.arrays import (
     loses_digits,
     task_of_entries,
 )
-from fl_core.data.cells import Array, Bools, Integers
+from fl_core.data.cells import Array, Bools, Integers, refuse_where
 from fl_core.data.columns import IMAGENET, SCALES
 from fl_core.data.described import ColumnTable
 from fl_core.data.preprocessing import Categories, Preprocessing
@@ -472,9 +472,8 @@ def encode(
         DataFault: names the first blank text.
     """
     blank = np.array([not text.strip() for text in texts], dtype=bool)
-    if blank.any():
-        rule, row = "the text must not be empty.", int(np.argmax(blank))
-        raise DataFault(rule, "Fill it, or remove the row.", row=row)
+    rule, way = "the text must not be empty", "Fill it, or remove the row."
+    refuse_where(blank, texts, rule, way)
     tokens = [tokens_of(text) for text in texts]
     sizes = np.array(list(map(len, tokens)))
     lost = np.maximum(sizes - (length - 1), 0)

@@ -19,6 +19,7 @@ from fl_core.data.cells import (
     Cells,
     cell_text,
     cells_of,
+    fault_where,
     lacks_value,
     numbers,
     refuse_where,
@@ -425,8 +426,8 @@ class _Table:
                     rare = True
             if not rare:
                 ways.insert(0, "Decide what they are.")
-            rule = f"each sample must have a label; got {some or 'an empty cell'} ({own.sum():,} of {rows:,} rows)."
-            self.ask_all({name: DataFault(rule, *ways, row=int(np.argmax(own)))})
+            fault = fault_where(own, some or "an empty cell", arrays.LABELLED, *ways)
+            self.ask_all({name: fault})
         if lacking.any() and self.reading.drop_missing_labels:
             self.opened.take(np.flatnonzero(~lacking))
             warn(
@@ -578,8 +579,8 @@ class _Table:
                     ("Fill empty cells, such as", fill),
                     ("Or leave the column out", out),
                 ]
-            rule = f"the value must not be missing; got none ({lacking.sum():,} of {len(lacking):,} cells have none)."
-            faults[name] = DataFault(rule, *ways, row=int(np.argmax(lacking)))
+            rule = "the value must not be missing"
+            faults[name] = fault_where(lacking, "none", rule, *ways)
         self.ask_all(faults)
 
     # --- the result ------------------------------------------------------------------------------------------------

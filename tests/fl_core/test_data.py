@@ -205,7 +205,7 @@ BAD = [
         {"y": np.array(["a", "b", "d"] * 10), "classes": np.array(["a", "b", "c"])},
         r"y, row 2.*'d'.*\bc\b",
     ),
-    ({"y": np.array(["a", "b", " "] * 10)}, "y, row 2.*empty"),
+    ({"y": np.array(["a", "b", " "] * 10)}, "y, row 2.*label.*''"),
     ({"y": np.where(np.arange(30) == 9, np.nan, 1)}, "y, row 9"),
     ({"y": np.zeros(30, int)}, "2 classes"),
     ({"y": np.zeros((30, 2), int)}, r"\[30, 2\].*y\.argmax\(axis=1\)"),

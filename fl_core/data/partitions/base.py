@@ -520,7 +520,9 @@ def make(
                 f"{name} must be left out with partition {kind!r}; got {value}. Its own options: "
                 f"{listing(own) or 'none'}."
             )
-        chosen[name] = value.item() if isinstance(value, np.generic) else value
+        value = value.item() if isinstance(value, np.generic) else value
+        whole = type(value) is int and isinstance(getattr(member, name), float)
+        chosen[name] = float(value) if whole else value
     partitioning = member(**chosen)
     if member.by_class and source.task != CLASSIFICATION:
         raise UsageError(
