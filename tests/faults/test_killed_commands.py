@@ -65,7 +65,6 @@ COMMANDS = {
         "out",
     ],
     "map": ["map", "../first", "--out", "out"],
-    "export": ["export", "../first", "--out", "out/model.safetensors"],
     "predict": [
         "predict",
         "../model.safetensors",
