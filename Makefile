@@ -50,7 +50,7 @@ $(DEMO): pyproject.toml constraints.txt
 
 demo: $(DEMO)    ## a federation where sharing pays, and hospitals where a simple model is as good, each with a report: out/demo
 	$(BIN)/fedlayers demo --out $(OUT)/first
-	$(BIN)/fedlayers choose --dataset coded_digits --seeds 3 --workers 2 --out $(OUT)/digits
+	$(BIN)/fedlayers choose --dataset known_labels --seeds 3 --workers 2 --out $(OUT)/digits
 	$(BIN)/fedlayers choose --dataset heart --seeds 3 --workers 2 --out $(OUT)/heart
 
 federation: $(READY) ## four hospitals as processes on this machine: out/federation/report.html; ROUNDS=1: short

@@ -293,7 +293,7 @@ def _for_whom(facts: Facts) -> str:
     none = [name for name, gain in facts.gain.items() if gain == ""]
     parts = [f"It is worse for {_named(lose)}"] if lose else []
     if none and len(none) == len(facts.gain):
-        parts.append("No client is shown to gain")
+        parts.append("For no single client is a gain shown")
     elif none:
         parts.append(f"No gain is shown for {_named(none)}")
     return ". ".join([*parts, ""]).strip()

@@ -13,9 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
+from diagnostics.plots.drawing import COLOURS, style
 from diagnostics.tuning.differ import DIFFER
 from figures.decision.known_runs import CONFIRMED, KNOWN, ROWS, ends
 from figures.decision.known_signals import REFERENCES
@@ -87,47 +90,84 @@ def score(rows: pd.DataFrame, name: str, seed: int, arm: str) -> float:
     return 100 * float(found.get("test", np.nan))
 
 
+ARMS = {
+    "all": ["all"],
+    "before": ["0", "0 1"],
+    "head": ["2", "1 2"],
+    "nothing": ["nothing"],
+}
+"""The local layers of each kind of plan, by number."""
+
+
+def plans_of(rows: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Return the accuracy of each kind of plan on a known data set (column), a line for each seed.
+
+    Of the plans of a kind it is the one with the best mean.
+    """
+    seeds = sorted({seed for own, seed, _ in of(rows, "1 2") if own == name})
+    found = {}
+    for kind, own in ARMS.items():
+        table = pd.DataFrame(
+            {arm: [score(rows, name, seed, arm) for seed in seeds] for arm in own}
+        )
+        found[kind] = table[table.mean().idxmax()]
+    return pd.DataFrame(found)
+
+
 def truth(rows: pd.DataFrame) -> str:
     """Return the accuracy of each kind of plan on the known data sets, means over seeds."""
     lines = []
-    arms = {
-        "all": ["all"],
-        "before": ["0", "0 1"],
-        "head": ["2", "1 2"],
-        "nothing": ["nothing"],
-    }
     for name in KNOWN:
-        seeds = sorted({seed for own, seed, _ in of(rows, "1 2") if own == name})
-        table = pd.DataFrame(
-            {
-                kind: pd.DataFrame(
-                    [[score(rows, name, seed, arm) for arm in own] for seed in seeds]
-                ).iloc[:, best]
-                for kind, own in arms.items()
-                for best in [
-                    int(
-                        np.argmax(
-                            [
-                                np.mean([score(rows, name, s, arm) for s in seeds])
-                                for arm in own
-                            ]
-                        )
-                    )
-                ]
-            }
-        )
+        table = plans_of(rows, name)
         gap = mean_interval(table["head"] - table["before"])
-        means = numbers(table.mean(), ".1f")
         lines.append(
             [
                 f"`{name}`",
-                *means,
+                *numbers(table.mean(), ".1f"),
                 f"{gap[0]:.1f} [{gap[1]:.1f}, {gap[2]:.1f}]",
-                str(len(seeds)),
+                str(len(table)),
             ]
         )
-    names = ["federation", *arms, "head minus before, 95 %", "seeds"]
+    names = ["federation", *ARMS, "head minus before, 95 %", "seeds"]
     return markdown(dict(zip(names, zip(*lines, strict=True), strict=True)))
+
+
+def picture(rows: pd.DataFrame) -> Figure:
+    """Draw of three known data sets what each layer alone recovers, and the score of each plan."""
+    columns = {
+        "known_labels": "labels coded",
+        "known_inputs": "inputs changed",
+        "known_neither": "nothing differs",
+    }
+    with style():
+        figure, axes = plt.subplots(
+            2, 3, figsize=(7.2, 3.6), sharey="row", layout="constrained"
+        )
+        for (name, title), (above, below) in zip(columns.items(), axes.T, strict=True):
+            found = of(rows, "differ")[name, 0, 0]
+            value, error = found["training alone, others, loss"]
+            answer = (
+                "differ" if found["verdict, loss"] == DIFFER else "not shown to differ"
+            )
+            above.set_title(
+                f"{title}\nclients {answer}\n(own model leads by {value:.2f} ± {1.96 * error:.2f})",
+                fontsize=8,
+            )
+            tuned = of(rows, "profile")[name, 0, 0]["layer_tuning"]
+            layers = [f"fc{k + 1}" for k in range(len(tuned))]
+            above.bar(layers, tuned, color=COLOURS[0], width=0.6)
+            table = plans_of(rows, name)
+            for k, kind in enumerate(table):
+                mean, low, high = mean_interval(table[kind])
+                ends = [[mean - low], [high - mean]]
+                below.errorbar([k], [mean], ends, fmt="o", color=COLOURS[1], capsize=2)
+            below.set_xticks(
+                range(len(ARMS)),
+                ["all\nshared", "first\nlocal", "head\nlocal", "all\nlocal"],
+            )
+        axes[0, 0].set_ylabel("tuning it alone\nrecovers, nats")
+        axes[1, 0].set_ylabel("accuracy, %")
+    return figure
 
 
 def layers_of(name: str) -> int:
@@ -266,4 +306,5 @@ def written(page: str) -> str:
 
 
 if __name__ == "__main__":
+    picture(read()).savefig(PAGE.with_name("known_plans.png"), dpi=160)
     PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
