@@ -252,6 +252,11 @@ def _owner(name: str) -> str:
     return name.rpartition(".")[0].partition(".parametrizations")[0]
 
 
+def is_inside(name: str, path: str) -> bool:
+    """Return whether a tensor or module is the module at a path, or in it."""
+    return path == "" or name == path or name.startswith(path + ".")
+
+
 def _holders(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, set[str]]:
     """Return the modules that have each tensor: one, or several for a tied tensor."""
     everywhere = [
@@ -295,11 +300,7 @@ def _units(
     units: dict[str, str | None] = {}
     for name in tensors:
         owner = _owner(name)
-        inside = [
-            path
-            for path in whole
-            if path == "" or owner == path or owner.startswith(path + ".")
-        ]
+        inside = [path for path in whole if is_inside(owner, path)]
         is_container = any(
             other != owner and other.startswith(owner + "." if owner else "")
             for other in owners
@@ -320,7 +321,7 @@ def _transformer_blocks(model: nn.Module) -> list[str]:
     """
     outer: dict[str, nn.Module] = {}
     for path, module in model.named_modules():
-        inside = any(path.startswith(f"{p}.") or not p for p in outer)
+        inside = any(is_inside(path, other) for other in outer)
         splits = getattr(module, "_no_split_modules", None) is not None
         if splits and hasattr(module, "config") and not inside:
             outer[path] = module

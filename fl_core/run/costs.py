@@ -50,13 +50,6 @@ def _attention(
     )
 
 
-def _attention_backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object
-) -> int:
-    """Count two products for each one of the forward pass. A kernel that computes the scores again counts no more."""
-    return 2 * _attention(query, key, value)
-
-
 def _trilinear(
     a: Tensor, b: Tensor, c: Tensor, *added: list[int], **_: object
 ) -> int:  # fmt: skip
@@ -84,7 +77,9 @@ FORMULAS: dict[str, Any] = {
     "aten._trilinear": _trilinear,
     **{f"aten._scaled_dot_product_{kind}": _attention for kind in FUSED},
     **{
-        f"aten._scaled_dot_product_{kind}_backward": _attention_backward
+        f"aten._scaled_dot_product_{kind}_backward": lambda grad, *given, **_: (
+            2 * _attention(*given)
+        )
         for kind in FUSED
     },
     "flex_attention_backward": lambda *given, **_: 2 * _attention(*given),

@@ -13,7 +13,13 @@ from fl_core.algorithms.base import Algorithm, find, read_config
 from fl_core.config import RunConfig
 from fl_core.data import FederatedData
 from fl_core.errors import check_known
-from fl_core.layers import Layer, frozen_of, frozen_tensors, layers_of
+from fl_core.layers import (
+    Layer,
+    frozen_of,
+    frozen_tensors,
+    is_inside,
+    layers_of,
+)
 from fl_core.models.building import drop_statistics
 from fl_core.plan import LayerPlan
 from fl_core.training.losses import Loss
@@ -140,7 +146,7 @@ class ExtendedModel:
         for name in self.tensors:
             if name in old:
                 continue
-            path = next((path for path in adds if _inside(name, path)), None)
+            path = next((path for path in adds if is_inside(name, path)), None)
             if path is not None:
                 members[path].append(name)
             else:
@@ -169,10 +175,10 @@ class ExtendedModel:
         """Return an original tensor of the module around a new tensor: the nearest module that has any."""
         path = _owner(name)
         while path:
-            near = [old for old, now in self.names.items() if _inside(now, path)]
+            near = [old for old, now in self.names.items() if is_inside(now, path)]
             if near:
                 first = min(near, key=lambda old: len(_owner(old)))
-                if _owner(first) and all(_inside(old, _owner(first)) for old in near):
+                if _owner(first) and all(is_inside(old, _owner(first)) for old in near):
                     return first
                 break
             path = _owner(path)
@@ -200,9 +206,11 @@ class ExtendedModel:
 
     def _output(self, layer: Layer) -> str:
         """Return the path of the module that now gives the layer's representation."""
-        held = self._now(name for name in layer.tensors if _inside(name, layer.output))
+        held = self._now(
+            name for name in layer.tensors if is_inside(name, layer.output)
+        )
         path = self._paths[layer.output].removesuffix(WRAPPED) if layer.output else ""
-        return path if all(_inside(name, path) for name in held) else _owner(held[0])
+        return path if all(is_inside(name, path) for name in held) else _owner(held[0])
 
 
 def extend(
@@ -258,7 +266,3 @@ def wrapped(
 
 def _owner(name: str) -> str:
     return name.rpartition(".")[0]
-
-
-def _inside(name: str, path: str) -> bool:
-    return path == "" or name == path or name.startswith(path + ".")

@@ -437,12 +437,12 @@ def test_pyhessian_agrees_and_does_not_stop_early_on_a_negative_trace():
     negative = torch.full((4, 1), 1.0), torch.ones(4, dtype=torch.int64)
     assert traces(bent, negative, loose(bent))[0] < 0
     for model, data in ((bent, negative), (mlp(nn.Tanh), pair(10, 4))):
-        found = measure(model, data, backend="pyhessian", probes=400, batch=6)
+        found = measure(model, data, backend="pyhessian", probes=100, batch=6)
         truths = traces(model, data, loose(model))
         for result, truth in zip(found.values(), truths, strict=True):
-            assert result.estimator == "pyhessian(probes=400)"
+            assert result.estimator == "pyhessian(probes=100)"
             assert abs(result.trace - truth) <= 4 * result.stderr
-            assert 0 < result.stderr < 0.5
+            assert 0 < result.stderr < 1
 
 
 def test_what_pyhessian_cannot_do_is_refused():

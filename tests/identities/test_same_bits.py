@@ -35,7 +35,7 @@ def workers():
     Workers.close(pool)
 
 
-@pytest.mark.parametrize("run", every_other(STORED, of=6))
+@pytest.mark.parametrize("run", every_other(STORED, of=8))
 def test_workers(run, workers):
     def shared(client_runner):
         workers.serve(client_runner)
@@ -44,7 +44,7 @@ def test_workers(run, workers):
     assert digests(played(run, shared)) == STORED[run]
 
 
-@pytest.mark.parametrize("run", every_other(STORED, 3, of=4))
+@pytest.mark.parametrize("run", every_other(STORED, 3, of=6))
 def test_two_parts(run, tmp_path):
     out = tmp_path / "run"
     runner.run(config_for(run), out, until=1, **OWN)
@@ -63,7 +63,7 @@ def sites(tmp_path_factory):
     return files
 
 
-@pytest.mark.parametrize("run", every_other(STORED, 2, of=6))
+@pytest.mark.parametrize("run", every_other(STORED, 2, of=8))
 def test_sites(run, sites, tmp_path):
     keys = config_for(run).to_json()
     file = ServerFile(str(tmp_path / "run"), len(sites), config=keys)
@@ -71,7 +71,7 @@ def test_sites(run, sites, tmp_path):
     assert digests(result.engine, tmp_path / "run") == STORED[run]
 
 
-@pytest.mark.parametrize("run", every_other(STORED, 1, of=6))
+@pytest.mark.parametrize("run", every_other(STORED, 1, of=8))
 def test_stacks(run):
     """Sums of a stack round in another order. What is no perceptron is not stacked."""
     stacked, alone = played(run, BatchedClients), played(run)
