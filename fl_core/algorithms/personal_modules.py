@@ -141,19 +141,16 @@ class PFedPT(Algorithm):
 
     def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
         config = self.config
-        rates: dict[str, Any] = {
-            "lr": config.prompt_lr,
-            "momentum": config.prompt_momentum,
-            "weight_decay": 0.0,
-        }
-        rates["optimizer"] = "sgd"
         return (
             Phase(
                 "prompt",
                 self.frame,
                 config.prompt_epochs,
                 batch_stream="prompt",
-                **rates,
+                lr=config.prompt_lr,
+                momentum=config.prompt_momentum,
+                weight_decay=0.0,
+                optimizer="sgd",
             ),
             Phase("train", self.task_info.tensors - self.frame, self.task_info.epochs),
         )
@@ -179,6 +176,7 @@ class PFedGate(Algorithm):
     trains, travels, keeps = "all, and a personal gate", "all but the gate", "the gate"
     cost = "2P, of the model without the gate"
     evaluates = "personal"
+    step = "gated_step"
     added_modules: ClassVar[Mapping[str, str]] = {"gate": "personal"}
 
     @dataclass(frozen=True)
@@ -197,11 +195,6 @@ class PFedGate(Algorithm):
             )
         with torch_seeded(seed_of(seed, "gate")):
             return Gated(model, shape, config.target, config.split)
-
-    def phases(self, rnd: Round, client: int) -> tuple[Phase, ...]:
-        names = self.task_info.tensors
-        epochs = self.task_info.epochs
-        return (Phase("train", names, epochs, step="gated_step"),)
 
     def gated_step(self, steps: Steps, batch: Batch, ctx: Context) -> None:
         """Take one optimiser step of the gate and of the model."""

@@ -105,7 +105,7 @@ def test_what_cannot_be_measured_is_refused_by_name(
     monkeypatch.setattr(diagnosis, "one_pass", None)
     for models, data, said in CASES:
         with refuses(said) as caught:
-            diagnose(models, data, ["grad_norm"], progress=False)
+            diagnose(models, data, ["grad_norm"])
         assert "\n" not in str(caught.value)
 
 
@@ -113,7 +113,7 @@ def test_targets_and_outputs_of_numbers_are_one_a_sample():
     """Else each output would be held against every target, or an output against the target of another sample."""
     one = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
     metrics = ["grad_norm", "grad_noise", "hessian_trace", "hessian_spectrum"]
-    how = {"loss": "mse", "progress": False}
+    how = {"loss": "mse"}
     for n in (3, 40):
         x, y = X[:n], X[:n].sum(1)
         assert set(diagnose(one, (x, y), metrics, **how).frame["status"]) == {"ok"}

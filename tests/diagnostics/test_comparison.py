@@ -198,7 +198,7 @@ def test_each_client_gives_its_own_samples_to_a_probe_that_all_share():
     sides = [outputs(model, x)["6"] for model in models]
     assert found["6"] == pytest.approx(linear_cka(*sides), abs=1e-6)
     options = {"cka": {"probe": pair(9, 6)}, "probe": pair(20, 5)}
-    how = {"options": options, "progress": False}
+    how = {"options": options}
     frame = diagnose(models, pair(), ["cka", "cca"], **how).frame
     assert frame.groupby("metric")["n_samples"].agg(set).to_dict() == {
         "cka": {9},

@@ -164,7 +164,7 @@ def test_the_work_of_tied_tensors_belongs_to_the_layer_that_has_them():
 
 
 def test_a_plan_sends_its_body_and_saves_its_head():
-    report = diagnose(net(), dict.fromkeys("ab", DATA), "layer_cost", progress=False)
+    report = diagnose(net(), dict.fromkeys("ab", DATA), "layer_cost")
     plan, own = LayerPlan.prefix(report.layers, 1), tree.state_dict(net())
     found = plan_cost(plan, report.frame)
     # as a run counts what it sends
@@ -186,7 +186,7 @@ def test_a_plan_sends_its_body_and_saves_its_head():
 
 
 def test_costs_that_do_not_fit_a_plan_are_named():
-    report = diagnose(net(), DATA, ["layer_cost", "weight_magnitude"], progress=False)
+    report = diagnose(net(), DATA, ["layer_cost", "weight_magnitude"])
     frame, own = report.frame, LayerPlan.prefix(report.layers, 1)
     plan = LayerPlan((Layer("other", ("w",)),), ())
     first = frame[frame["variant"] == "bytes"].iloc[:1].assign(value=5.0)

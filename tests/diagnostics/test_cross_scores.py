@@ -63,7 +63,7 @@ def test_models_that_are_alike_are_named_in_few_draws():
 
 
 def test_a_result_brings_its_test_samples():
-    result = fl.run(dataset="heart", rounds=1, progress=False)
+    result = fl.run(dataset="heart", rounds=1)
     found = fl.cross_scores(result)
     wanted = result.scores.loc["global"]["macro_f1"]
     diagonal = np.diag(found.matrix())

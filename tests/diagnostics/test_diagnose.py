@@ -69,7 +69,7 @@ def run(models=None, data=None, metrics=ALL, **how):
         first = next(iter(models.values() if isinstance(models, dict) else models))
         options = {**CHEAP, "update_magnitude": {"start": first}, **options}
     options |= {name: how.pop(name) for name in RARE if name in how}
-    return diagnose(models, data, metrics, options=options, progress=False, **how)
+    return diagnose(models, data, metrics, options=options, **how)
 
 
 def test_every_metric_gives_a_row_for_every_client_and_layer():
@@ -298,7 +298,7 @@ def used(model):
 
 
 def rounds(models, data, metrics=("grad_similarity", "weight_divergence", "knn_probe")):
-    report = through_time({1: models, 2: models}, metrics, data, progress=False)
+    report = through_time({1: models, 2: models}, metrics, data)
     report.layer_map()
     return report
 

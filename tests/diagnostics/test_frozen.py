@@ -56,9 +56,7 @@ def test_a_frozen_layer_is_left_out_of_the_curve_and_shared(which):
     model, sensitivity = frozen(which), "federation_sensitivity"
     data = {c.name: (c.train.x, c.train.y) for c in TOY.clients}
     metrics = ("grad_variance", sensitivity)
-    report, free = (
-        diagnose(m, data, metrics, progress=False) for m in (model, network("plain"))
-    )
+    report, free = (diagnose(m, data, metrics) for m in (model, network("plain")))
     kept = [name for name in ("fc1", "fc2", "fc3") if name != which]
     rows = report.frame[report.frame["metric"] == sensitivity]
     said = rows[rows["client"] == "a"].groupby("layer")["status"].agg(set)
@@ -88,7 +86,7 @@ def test_playerfl_decides_among_the_layers_that_train(which):
     weight = model.get_submodule(which).weight
     for kind in ("", "_minus", "_random"):
         config = CONFIG.with_keys(algorithm=f"playerfl{kind}", rounds=2)
-        how = {"instruments": instruments, "progress": False}
+        how = {"instruments": instruments}
         engine = runner.run(config, data=TOY, model=model, **how)
         plan = engine.algorithm.plan
         assert plan.trainable == tuple(name for name in names if name != which)
@@ -108,7 +106,7 @@ def biased():
 
 def test_what_cannot_be_decided_is_refused_first(tmp_path):
     config, path = CONFIG.with_keys(algorithm="playerfl"), tmp_path / "run"
-    how = {"instruments": instruments, "progress": False}
+    how = {"instruments": instruments}
     for model, words in (
         (biased(), "layer 'fc2'"),
         (frozen("fc1", "fc2"), "playerfl.*2 layers.*1"),

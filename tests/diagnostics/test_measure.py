@@ -30,7 +30,7 @@ def task():
 
 @pytest.fixture(scope="module")
 def report(task):
-    return measure.diagnose_task(task, command="by hand", progress=False)
+    return measure.diagnose_task(task, command="by hand")
 
 
 @pytest.fixture(scope="module")
@@ -43,16 +43,16 @@ def run(tmp_path_factory):
         seed=3,
         participation=0.5,
     )
-    runner.run(config, path, instruments=measure.instruments, progress=False)
+    runner.run(config, path, instruments=measure.instruments)
     return path
 
 
 def test_a_run_and_its_result_are_measured_as_the_run_s_models(tmp_path):
-    asked = {"metrics": ["grad_norm", "weight_divergence"], "progress": False}
+    asked = {"metrics": ["grad_norm", "weight_divergence"]}
     config = RunConfig(
         dataset="heart", algorithm="fedper", rounds=2, checkpoint_every=1
     )
-    kept = fl.run(config, tmp_path / "run", progress=False)
+    kept = fl.run(config, tmp_path / "run")
     found = fl.diagnose(kept.path, model="personal", round=1, **asked).frame
     assert set(found["model"]) == {"personal"}
     assert set(found["round"]) == {1}
@@ -65,7 +65,7 @@ def test_a_run_and_its_result_are_measured_as_the_run_s_models(tmp_path):
         patience=1, rounds=8, seed=1, loss="focal", algorithm="local"
     )
     for out in (None, tmp_path / "stopped"):
-        result = fl.run(config, out, progress=False)
+        result = fl.run(config, out)
         data = {client.name: client.train for client in result.engine.data.clients}
         for round in ("", "best") if out else ("",):
             which = {"model": "personal", "round": round} if out else {}
@@ -89,7 +89,6 @@ def test_a_task_is_measured_on_its_models_after_one_epoch(task, report):
         data,
         loss=task.criterion,
         seed=3,
-        progress=False,
         options={"probe": probe_set(task.data)},
     )
     ours = report.frame[report.frame["variant"] != "training"].reset_index(drop=True)
@@ -103,7 +102,7 @@ def test_adapters_are_measured_as_other_layers_are():
     pytest.importorskip("peft")
     task = runner.assemble(CONFIG.with_keys(adapt="lora:r=2"))
     metrics = ["cka", "grad_variance", "hessian_trace"]
-    frame = measure.diagnose_task(task, metrics, progress=False).frame
+    frame = measure.diagnose_task(task, metrics).frame
     for _, rows in frame.groupby("metric"):
         names = list(dict.fromkeys(rows["layer"]))
         assert names[:2] == ["fc1.lora_A", "fc1.lora_B"]
@@ -117,9 +116,9 @@ def test_a_decision_weights_clients_by_their_samples_however_models_are_averaged
         {"algorithm": "fedper", "plan": "auto"},
     ):
         config = CONFIG.with_keys(rounds=1, client_weights="uniform", **chosen)
-        engine = runner.run(config, instruments=measure.instruments, progress=False)
+        engine = runner.run(config, instruments=measure.instruments)
         theirs, task = engine.algorithm.plan, runner.assemble(config)
-        ours = select.select(measure.diagnose_task(task, [SENSITIVITY], progress=False))
+        ours = select.select(measure.diagnose_task(task, [SENSITIVITY]))
         assert ours.digest == theirs.digest
         assert ours.why.weights == theirs.why.weights
         assert list(theirs.why.weights.values()) == list(task.data.weights)
@@ -148,7 +147,7 @@ def test_rows_and_header_say_where_they_are_from(task, report):
 
 def test_only_what_is_asked_is_measured(task):
     def measured(*metrics, **how):
-        return measure.diagnose_task(task, [*metrics], progress=False, **how)
+        return measure.diagnose_task(task, [*metrics], **how)
 
     report = measured("cka", SENSITIVITY)
     assert set(report.frame["metric"]) == {"cka", SENSITIVITY}
@@ -174,7 +173,7 @@ def test_a_metric_s_own_samples_are_used_and_named(task):
         ("knn_probe", {}, {}, "validation", 120),
         ("knn_probe", {"folds": 3}, {}, "train", 470),
     ):
-        how = {"options": {metric: options}, "progress": False, **given}
+        how = {"options": {metric: options}, **given}
         frame = measure.diagnose_task(task, [metric], **how).frame
         assert set(frame["split"]) == {split}
         whole = frame["client"].eq("") | frame["client_b"].ne("")
@@ -188,12 +187,12 @@ def test_a_run_is_measured_on_its_stored_models(run):
         ("global", "last"),
         ("personal", 2),
     ):
-        how = {"round": number, "which": which, "progress": False}
+        how = {"round": number, "which": which}
         report = measure.diagnose_run(run, [SENSITIVITY], **how)
         models, task = load_models(run, number, which)
         held = [client for client in task.data.clients if client.name in models]
         data = {client.name: (client.train.x, client.train.y) for client in held}
-        how = {"loss": task.criterion, "seed": 3, "progress": False}
+        how = {"loss": task.criterion, "seed": 3}
         by_hand = diagnose(models, data, [SENSITIVITY], **how)
         ours, theirs = (r.values(SENSITIVITY, "after") for r in (report, by_hand))
         pd.testing.assert_frame_equal(ours, theirs, check_names=False)
@@ -215,10 +214,10 @@ def test_a_run_is_measured_on_its_stored_models(run):
 def test_the_layers_of_a_built_model_are_the_plain_models_and_what_was_added(tmp_path):
     """A second head: rows by the names that other algorithms' rows have, and a plan from them that the run obeys."""
     path = tmp_path / "run"
-    runner.run(CONFIG.with_keys(algorithm="fedrod"), path, progress=False)
+    runner.run(CONFIG.with_keys(algorithm="fedrod"), path)
     plain = [layer.name for layer in runner.assemble(CONFIG).layers]
     for which in ("personal", "global"):
-        how = {"which": which, "progress": False}
+        how = {"which": which}
         report = measure.diagnose_run(path, (SENSITIVITY, "cka"), **how)
         assert [layer.name for layer in report.layers] == [*plain, "personal"]
         frame = report.frame
@@ -242,7 +241,7 @@ def test_what_a_run_or_a_task_does_not_have_is_refused(run, task, monkeypatch):
     clients = (replace(first, validation=none), *others)
     lacking = replace(task, data=replace(task.data, clients=clients))
     with refuses(f"validation .*got none for {first.name}"):
-        measure.diagnose_task(lacking, ["cka"], progress=False)
+        measure.diagnose_task(lacking, ["cka"])
     with refuses("client 'nobody'"):
         measure.diagnose_task(task, ["grad_norm"], clients=[first.name, "nobody"])
     monkeypatch.setattr(runner, "train_first_round", None)
@@ -252,7 +251,7 @@ def test_what_a_run_or_a_task_does_not_have_is_refused(run, task, monkeypatch):
         ({"resamples": -1}, "resamples.*-1"),
     ):
         with refuses(words):
-            measure.diagnose_task(task, **{"metrics": "cka", "progress": False, **how})
+            measure.diagnose_task(task, **{"metrics": "cka", **how})
 
 
 @pytest.mark.parametrize("null", ["", "labels"])
@@ -264,11 +263,11 @@ def test_a_start_that_is_not_the_run_s_is_not_used(tmp_path, null):
         return nn.Sequential(nn.Linear(10, 4), nn.ReLU(), nn.Linear(4, 5))
 
     def measured(*metrics, seed=1, **how):
-        how = {"model": own(seed), "progress": False, **how}
+        how = {"model": own(seed), **how}
         return measure.diagnose_run(tmp_path / "run", metrics, **how)
 
     config = RunConfig(dataset="heart", rounds=1)
-    runner.run(config, tmp_path / "run", model=own(0), progress=False)
+    runner.run(config, tmp_path / "run", model=own(0))
     moved, nulls = "update_magnitude", {"null": null or ()}
     known = measured(moved, seed=0, **nulls)
     assert set(known.frame["status"]) == {"ok"}
@@ -287,7 +286,7 @@ def test_options_of_sensitivity_hold_for_what_training_measures(task):
     values = []
     for reduce, said in (("pooled", ""), ("mean_of_tensors", ", mean of tensors")):
         options = {SENSITIVITY: {"tensors": "all", "reduce": reduce}}
-        how = {"options": options, "progress": False}
+        how = {"options": options}
         report = measure.diagnose_task(task, [SENSITIVITY], **how)
         rows = report.frame[report.frame["variant"] == "training"]
         assert set(rows["estimator"]) == {f"epoch{said}, all tensors"}

@@ -25,7 +25,7 @@ MODELS = {name: net() for name in DATA}
 
 
 def values(metric, **how):
-    frame = diagnose(MODELS, DATA, metric, progress=False, **how).frame
+    frame = diagnose(MODELS, DATA, metric, **how).frame
     keys = ["client", "client_b", "layer", "variant"]
     return dict(zip(map(tuple, frame[keys].values), frame["value"], strict=True))
 
@@ -44,15 +44,13 @@ def test_stable_rank_is_that_of_the_singular_values():
         assert found[name, "", "0", "spectral_norm"] == pytest.approx(longest)
     noise = nn.Linear(300, 500, bias=False)
     nn.init.normal_(noise.weight)
-    frame = diagnose(
-        noise, (torch.randn(9, 300), Y[:9]), "weight_spectrum", progress=False
-    )
+    frame = diagnose(noise, (torch.randn(9, 300), Y[:9]), "weight_spectrum")
     rank, expected, _ = frame.frame["value"]
     assert rank == pytest.approx(expected, rel=0.05)
 
 
 def spectrum(layer, x):
-    frame = diagnose(layer, (x, Y[: len(x)]), "weight_spectrum", progress=False).frame
+    frame = diagnose(layer, (x, Y[: len(x)]), "weight_spectrum").frame
     frame = frame[frame["layer"] == frame["layer"].iloc[0]]
     return dict(zip(frame["variant"], frame["value"], strict=True))
 
@@ -112,9 +110,7 @@ def test_a_swap_is_the_loss_with_the_other_layer():
             assert found[name, "", layer, "second_seed"] == pytest.approx(
                 again, abs=1e-5
             )
-    same = diagnose(
-        dict.fromkeys("ab", net()), (X, Y), "layer_swap", progress=False
-    ).frame
+    same = diagnose(dict.fromkeys("ab", net()), (X, Y), "layer_swap").frame
     assert same["value"].abs().max() < 1e-6
 
 
@@ -125,14 +121,14 @@ def test_saved_features_give_the_values_of_their_models():
             n: {"0": m.eval()[:2](X).numpy(), "3": m(X).numpy()}
             for n, m in MODELS.items()
         }
-    how = {"options": {"probe": (X, Y)}, "progress": False}
+    how = {"options": {"probe": (X, Y)}}
     of_models = diagnose(MODELS, (X, Y), metrics, **how)
-    of_features = diagnose_features(saved, Y * 10**9 - 7, metrics, progress=False)
+    of_features = diagnose_features(saved, Y * 10**9 - 7, metrics)
     for metric in metrics:
         a, b = (r.values(metric).values for r in (of_models, of_features))
         assert b == pytest.approx(a, rel=1e-4, abs=1e-4)
     with refuses("features alone"):
-        diagnose_features(saved, Y, "grad_norm", progress=False)
+        diagnose_features(saved, Y, "grad_norm")
     for features, metric, words in (
         ({"a": {"x": X, "y": X[:3]}}, "cka", "same samples"),
         ({"a": X}, "cka", "'a': features must be"),
@@ -140,7 +136,7 @@ def test_saved_features_give_the_values_of_their_models():
         (saved, "linear_probe", "must have y"),
     ):
         with refuses(words):
-            diagnose_features(features, None, metric, progress=False)
+            diagnose_features(features, None, metric)
 
 
 def test_blocks_of_transformers_are_layers_and_its_models_are_measured():
@@ -157,9 +153,7 @@ def test_blocks_of_transformers_are_layers_and_its_models_are_measured():
         "attention_mask": torch.ones(12, 6, dtype=torch.long),
         "labels": labels,
     }
-    report = diagnose(
-        model, batch, ["grad_norm", "cka", "hessian_trace"], progress=False
-    )
+    report = diagnose(model, batch, ["grad_norm", "cka", "hessian_trace"])
     blocks = [f"bert.encoder.layer.{k}" for k in range(2)]
     names = [layer.name for layer in report.layers]
     assert names == ["bert.embeddings", *blocks, "classifier"]

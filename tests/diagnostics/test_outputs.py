@@ -116,7 +116,6 @@ def test_traces_are_those_of_the_dense_hessian_for_every_kind_of_output():
             "hessian_trace",
             loss=loss,
             options=options,
-            progress=False,
         ).frame
         rows = report[report["variant"] == "absolute"].set_index("layer")
         for layer, value in wanted.items():
@@ -145,7 +144,7 @@ def test_positions_that_do_not_count_have_no_loss():
     two = y.masked_fill(y == IGNORED, -7), {"options": {"ignore_index": -7}}
     for labels, how in ((y, {}), (y, {"loss": nn.CrossEntropyLoss()}), two):
         data = x.masked_fill((labels < 0)[..., None], 9.0), labels
-        frame = diagnose(model, data, "hessian_trace", progress=False, **how).frame
+        frame = diagnose(model, data, "hessian_trace", **how).frame
         found = frame[frame["variant"] == "absolute"].set_index("layer")["value"]
         assert found.to_dict() == pytest.approx(wanted, rel=1e-4)
 
@@ -161,7 +160,7 @@ def test_labels_of_a_language_model_move_by_one_position_in_every_form():
     moved = torch.cat([x[:, 1:], torch.full((8, 1), IGNORED)], 1)
     plain = nn.Sequential(*model)
     expected, *others = (
-        diagnose(net, data, ["grad_norm"], batch=4, progress=False).frame["value"]
+        diagnose(net, data, ["grad_norm"], batch=4).frame["value"]
         for net, data in (
             (plain, (x, moved)),
             (model, (x, x)),
@@ -181,7 +180,7 @@ def test_tasks_are_read_from_labels_and_what_needs_classes_says_so():
         (coded, x, "mse"),
         (mlp(5, 4, 3), np.arange(20) % 3, "cross_entropy"),
     ):
-        report = diagnose(model, (x, y), ["grad_norm", "linear_probe"], progress=False)
+        report = diagnose(model, (x, y), ["grad_norm", "linear_probe"])
         probes = report.frame[report.frame["metric"] == "linear_probe"]["status"]
         assert report.header["loss"] == loss
         assert probes.str.startswith("not applicable").all() == (loss == "mse")
@@ -191,7 +190,7 @@ def test_labels_and_losses_that_do_not_fit_are_refused():
     model, x = mlp(5, 4, 3), torch.randn(12, 3, 5)
     y, flat = torch.randint(3, (12, 3)), (x[:, 0], torch.arange(12) % 3)
     axis = {"class_axis": -1}
-    assert diagnose(model, (x, y), "grad_norm", options=axis, progress=False)
+    assert diagnose(model, (x, y), "grad_norm", options=axis)
     complex_net = nn.Module()
     complex_net.w = nn.Parameter(torch.zeros(2, dtype=torch.cfloat))
     for found, data, loss, words in (
@@ -206,14 +205,14 @@ def test_labels_and_losses_that_do_not_fit_are_refused():
         (model, {"a": {"x": x, "labels": y[:, 0], "b": x[:5]}}, None, "'a'.*one entry"),
     ):
         with refuses(words) as caught:
-            diagnose(found, data, ["grad_norm"], loss=loss, progress=False)
+            diagnose(found, data, ["grad_norm"], loss=loss)
         assert "\n" not in str(caught.value)
 
 
 def test_wrapped_models_are_measured_as_the_plain_one():
     model, data = mlp(5, 4, 3), (torch.randn(12, 5), torch.arange(12) % 3)
-    wanted = diagnose(model, data, progress=False).frame["value"]
-    wrapped = diagnose(nn.DataParallel(model), data, progress=False).frame["value"]
+    wanted = diagnose(model, data).frame["value"]
+    wrapped = diagnose(nn.DataParallel(model), data).frame["value"]
     assert wanted.equals(wrapped)
 
 
@@ -244,7 +243,7 @@ def test_a_module_of_two_names_is_measured_as_one_tensor():
     for same in (True, False):
         models = {"a": Twice(same), "b": other}
         how = ["layer_swap", "hessian_spectrum"]
-        frame = diagnose(models, (x, y), how, progress=False).frame
+        frame = diagnose(models, (x, y), how).frame
         own = frame[(frame["client"] == "a") & (frame["layer"] == "a")]
         found = own.set_index("variant")["value"]
         assert found[[*expected]].to_dict() == pytest.approx(
@@ -262,7 +261,7 @@ def test_losses_of_torch_with_weights_and_without_second_derivatives():
 
     mean.reduction = "mean"
     wanted = references(copy.deepcopy(model), [data], mean)
-    how = {"metrics": "hessian_trace", "progress": False}
+    how = {"metrics": "hessian_trace"}
     weighted = nn.CrossEntropyLoss(weight=weight)
     frame = diagnose(model, data, loss=weighted, **how).frame
     found = frame[frame["variant"] == "absolute"].set_index("layer")["value"]
@@ -273,13 +272,9 @@ def test_losses_of_torch_with_weights_and_without_second_derivatives():
 
 def test_samples_and_budget_bound_a_measurement():
     model, data = mlp(5, 4, 3), (torch.randn(40, 5), torch.arange(40) % 3)
-    some = diagnose(
-        model, data, ["grad_norm", "hessian_trace"], samples=8, progress=False
-    )
+    some = diagnose(model, data, ["grad_norm", "hessian_trace"], samples=8)
     assert set(some.frame["n_samples"]) == {8}
-    out = diagnose(
-        model, data, ["hessian_trace", "cka"], budget=0, progress=False
-    ).frame
+    out = diagnose(model, data, ["hessian_trace", "cka"], budget=0).frame
     assert out["status"].str.contains("budget of 0 s").all()
     assert set(out["metric"]) == {"hessian_trace", "cka"}
 
@@ -288,19 +283,19 @@ def test_models_of_other_architectures_are_compared_at_layers_of_one_name():
     data = torch.randn(30, 5), torch.arange(30) % 3
     models = {"a": mlp(5, 4, 3), "b": mlp(5, 20, 3)}
     metrics = ["cka", "rbf_cka", "cca", "svcca", "procrustes"]
-    frame = diagnose(models, data, metrics, progress=False).frame
+    frame = diagnose(models, data, metrics).frame
     assert set(frame["status"]) == {"ok"}
     with refuses("same shape"):
-        diagnose(models, data, ["cka", "grad_norm"], progress=False)
+        diagnose(models, data, ["cka", "grad_norm"])
 
 
 def test_a_result_with_own_data_is_measured_as_its_run(tmp_path):
     x, y = torch.randn(40, 5), torch.arange(40) % 3
     data = {"a": (x[:20], y[:20]), "b": (x[20:], y[20:])}
-    how = {"data": data, "model": mlp(5, 4, 3), "rounds": 1, "progress": False}
+    how = {"data": data, "model": mlp(5, 4, 3), "rounds": 1}
     result = fl.run(**how, out=tmp_path / "run")
     found, again = (
-        diagnose(*given, metrics="grad_norm", progress=False, **own).frame
+        diagnose(*given, metrics="grad_norm", **own).frame
         for given, own in (
             ((result,), {}),
             ((tmp_path / "run", data), {"own_model": mlp(5, 4, 3)}),
@@ -308,6 +303,6 @@ def test_a_result_with_own_data_is_measured_as_its_run(tmp_path):
     )
     assert found.equals(again)
     with refuses("Pass out="):
-        diagnose(fl.run(**how), metrics="grad_norm", model="personal", progress=False)
+        diagnose(fl.run(**how), metrics="grad_norm", model="personal")
     with refuses(r"fl\.tsne"):
-        diagnose(result, metrics="tsne", progress=False)
+        diagnose(result, metrics="tsne")

@@ -33,7 +33,7 @@ def pair(n=30, seed=0):
 def report(metric="linear_probe", models=None, data=None, **options):
     models = {"a": net(0), "b": net(1)} if models is None else models
     data = {"a": pair(30, 0), "b": pair(21, 1)} if data is None else data
-    return diagnose(models, data, metric, progress=False, options={metric: options})
+    return diagnose(models, data, metric, options={metric: options})
 
 
 def only(found, **where):

@@ -36,7 +36,7 @@ def pair(n=16):
 def frame():
     start = {"update_magnitude": {"start": models()["a"]}}
     names = list(METRICS)
-    return diagnose(models(), pair(), names, options=start, progress=False).frame
+    return diagnose(models(), pair(), names, options=start).frame
 
 
 def test_every_metric_says_what_it_is(frame):
@@ -171,7 +171,7 @@ class _forgotten:  # noqa: N801
 @pytest.mark.usefixtures("_own")
 def test_the_options_and_errors_of_a_metric_from_outside_are_named():
     def run(name="own_layers:loudness", **how):
-        return diagnose(models(), pair(), [name], progress=False, **how)
+        return diagnose(models(), pair(), [name], **how)
 
     assert (
         METRICS["own_layers:loudness"] is METRICS["loudness"]
@@ -242,12 +242,12 @@ def test_a_formula_of_a_layer_returns_a_number_and_changes_nothing(formula, said
                 formula(model) if probe.subject.client == "b" else len(probe.samples[1])
             )
 
-        alone = diagnose({"a": own["a"]}, pair(), ["odd"], progress=False).frame
+        alone = diagnose({"a": own["a"]}, pair(), ["odd"]).frame
         assert alone["status"].tolist() == ["ok", *["not the first"] * 2]
         assert alone["value"][0] == alone["n_samples"][0] == 16
         before = own["b"][0].weight.clone()
         with refuses(f"'odd'.*client 'b'.*{said}|'odd'.*{said}.*client 'b'") as error:
-            diagnose(own, pair(), ["odd"], progress=False)
+            diagnose(own, pair(), ["odd"])
         assert "layer '0'" in str(error.value) or formula is scaled
         assert torch.equal(own["b"][0].weight, before)
 

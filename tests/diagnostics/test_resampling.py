@@ -107,7 +107,7 @@ def test_metrics_of_one_pass_share_its_resamples_and_pairs_have_none():
 def test_clients_with_one_batch_are_named_by_the_measurement_and_by_the_plan():
     models = {name: net(k) for k, name in enumerate(("large", "small"))}
     data = {"large": pair(12, 0), "small": pair(4, 1)}
-    how = {"options": {"resamples": 3}, "progress": False}
+    how = {"options": {"resamples": 3}}
     for batch, named, said in (
         (4, "small", "clients and batches of large"),
         (16, "large, small", "at least 2 batches"),
@@ -193,7 +193,7 @@ def test_resamples_go_to_disk_and_into_the_evidence_but_not_into_the_frame(
     models = {name: net(k) for k, name in enumerate("abc")}
     data = {name: pair(24, k) for k, name in enumerate("abc")}
     metrics = ("grad_variance", "federation_sensitivity", "weight_magnitude")
-    how = {"metrics": metrics, "batch": 4, "progress": False}
+    how = {"metrics": metrics, "batch": 4}
     plain = diagnose(models, data, **how)
     how["options"] = {"resamples": 5}
     report, path = diagnose(models, data, **how), tmp_path / "rows.jsonl"

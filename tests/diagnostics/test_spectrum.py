@@ -80,7 +80,7 @@ def test_degenerate_layers():
     assert head.eigenvalues[0] > 0
     tiny = nn.Sequential(nn.Linear(4, 1, bias=False), nn.Linear(1, 2, bias=False))
     two = (data[0].float(), data[1] % 2)
-    report = diagnose(tiny, two, "hessian_spectrum", progress=False)
+    report = diagnose(tiny, two, "hessian_spectrum")
     status = report.frame.set_index(["layer", "variant"])["status"]
     assert status["1", "top3"] == "layer '1' has 2 eigenvalues"
     assert status["0", "top3"] == "ok"

@@ -237,27 +237,25 @@ def test_clients_without_validation_samples_and_single_layers_are_measured():
 @pytest.mark.parametrize(("kind", "differs"), [("labels", 1.0), ("neither", 0.0)])
 def test_a_run_says_whether_its_clients_differ(kind, differs, tmp_path):
     """The server's model is read, without being named; other metrics beside are refused in one line."""
-    config = {"dataset": f"known_{kind}", "rounds": 10, "progress": False}
+    config = {"dataset": f"known_{kind}", "rounds": 10}
     result = fl.run(
         **config, out=tmp_path / "run", measure=["clients_differ"], measure_every=10
     )
-    rows = fl.diagnose(
-        result, metrics=["clients_differ", "layer_tuning"], progress=False
-    ).frame
+    rows = fl.diagnose(result, metrics=["clients_differ", "layer_tuning"]).frame
     said = rows[rows["variant"] == "differ"]["value"]
     measured = result.to_frame()
     assert said.tolist() == [differs]
     assert measured[measured["variant"] == "differ"]["value"].tolist() == [differs]
     shares = rows[rows["variant"] == "share"]
     assert shares["value"].notna().all() == bool(differs)
-    later = fl.through_time(result, ["layer_tuning"], rounds=[10], progress=False).frame
+    later = fl.through_time(result, ["layer_tuning"], rounds=[10]).frame
     both = (
         later[later["variant"] == "fall"]["value"],
         rows[rows["variant"] == "fall"]["value"],
     )
     assert both[0].tolist() == both[1].tolist()
     with refuses("must be measured at the server's model"):
-        fl.diagnose(result, metrics=["cka", "layer_tuning"], progress=False)
+        fl.diagnose(result, metrics=["cka", "layer_tuning"])
 
 
 def test_a_choice_is_scored_on_the_half_that_it_never_saw():
@@ -303,6 +301,6 @@ def test_a_rule_of_one_epoch_gives_one_plan_in_six_known_federations():
     plans = set()
     for kind in KINDS:
         task = fl.assemble(fl.RunConfig(dataset=f"known_{kind}"))
-        report = diagnose_task(task, ["federation_sensitivity"], progress=False)
+        report = diagnose_task(task, ["federation_sensitivity"])
         plans.add(select(report, "sensitivity_ratio").shared)
     assert (len(KINDS), plans) == (6, {("fc1",)})

@@ -45,7 +45,7 @@ def step(model, client):
 def of_a_run():
     task = fl.assemble(CONFIG)
     plan = fl.LayerPlan.all_but_last(task.layers)
-    return task, plan, fl.run(CONFIG, plan=plan, progress=False).models
+    return task, plan, fl.run(CONFIG, plan=plan).models
 
 
 @pytest.mark.parametrize("way", WAYS)

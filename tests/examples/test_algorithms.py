@@ -18,7 +18,7 @@ HEART = RunConfig(dataset="heart", rounds=3, epochs=1, eval_every=1, checkpoint_
 @pytest.mark.filterwarnings("ignore:client")
 def test_it_runs_is_verified_and_goes_on_to_the_same_bits(tmp_path):
     whole = tmp_path / "whole" / "run"
-    engine = runner.run(HEART.with_keys(algorithm=HALF_WAY), whole, progress=False)
+    engine = runner.run(HEART.with_keys(algorithm=HALF_WAY), whole)
     assert {
         row["algorithm"] for row in store.Run(whole).rows()[1].to_dict("records")
     } == {engine.algorithm.name}
@@ -27,10 +27,10 @@ def test_it_runs_is_verified_and_goes_on_to_the_same_bits(tmp_path):
     part = cut_back(whole, tmp_path / "part", after=1)
     refusal = rf"'{HALF_WAY}'.*allow_code=\['{HALF_WAY}'\]"
     with refuses(refusal):
-        runner.resume(part, progress=False)
+        runner.resume(part)
     with refuses(refusal):
         load_models(part, which="personal")
-    assert runner.resume(part, allow_code=[HALF_WAY], progress=False).done == 3
+    assert runner.resume(part, allow_code=[HALF_WAY]).done == 3
     assert store.Run(part).verify() == store.Run(whole).verify()
     assert contents(part) == contents(whole)
     (ours, _), (theirs, _) = (

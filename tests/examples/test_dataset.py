@@ -11,7 +11,7 @@ NAME = "examples.datasets.two_moons_silos:two_moons_silos"
 
 
 def test_a_run_names_it_by_its_place_and_takes_its_recipe(tmp_path):
-    runner.run(RunConfig(dataset=NAME, rounds=1), tmp_path / "run", progress=False)
+    runner.run(RunConfig(dataset=NAME, rounds=1), tmp_path / "run")
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
     assert (stored["dataset"], stored["model"], stored["batch_size"]) == (
         NAME,

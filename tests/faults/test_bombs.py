@@ -46,7 +46,7 @@ CONFIG = RunConfig(
 def sound(tmp_path_factory):
     """A finished run that nobody touches."""
     path = tmp_path_factory.mktemp("sound") / "run"
-    runner.run(CONFIG, path, progress=False)
+    runner.run(CONFIG, path)
     return path
 
 
@@ -76,7 +76,7 @@ def readers(path):
     """All ways in which a run directory is read: to be checked, to be gone on with, for its models and its rows."""
     return {
         "verify": lambda: Run(path).verify(),
-        "resume": lambda: runner.resume(path, progress=False),
+        "resume": lambda: runner.resume(path),
         "models": lambda: load_models(path, which="global"),
         "rows": lambda: Run(path).rows(),
     }

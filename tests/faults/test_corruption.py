@@ -71,14 +71,14 @@ def harm(path, damage):
 
 
 def resume(path):
-    return runner.resume(path, instruments=instruments, progress=False)
+    return runner.resume(path, instruments=instruments)
 
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory):
     """A finished run that nobody touches."""
     path = tmp_path_factory.mktemp("pristine") / "run"
-    runner.run(CONFIG, path, instruments=instruments, progress=False)
+    runner.run(CONFIG, path, instruments=instruments)
     return path
 
 

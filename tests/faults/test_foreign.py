@@ -27,7 +27,7 @@ CONFIG = RunConfig(
 
 
 def made(path, **changes):
-    runner.run(CONFIG.with_keys(**changes), path, progress=False)
+    runner.run(CONFIG.with_keys(**changes), path)
     return path
 
 
@@ -62,7 +62,7 @@ def run(sound, tmp_path):
 
 
 def resume(path):
-    runner.resume(path, progress=False)
+    runner.resume(path)
 
 
 FILES = [

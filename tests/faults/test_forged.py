@@ -38,7 +38,7 @@ def sound(tmp_path_factory):
     config = RunConfig(
         algorithm="playerfl", rounds=ROUNDS, epochs=1, checkpoint_every=1, eval_every=2
     )
-    runner.run(config, path, instruments=instruments, progress=False, until=2)
+    runner.run(config, path, instruments=instruments, until=2)
     return path
 
 
@@ -49,7 +49,7 @@ def run(sound, tmp_path):
 
 
 def resume(path):
-    runner.resume(path, instruments=instruments, progress=False)
+    runner.resume(path, instruments=instruments)
 
 
 def models(path):
@@ -230,7 +230,7 @@ def test_meta_of_another_type(tmp_path):
     """An algorithm checks its own values in the next round, and the error names the file."""
     sound = tmp_path / "sound"
     config = RunConfig(algorithm="fedfomo", rounds=3, epochs=1, checkpoint_every=1)
-    runner.run(config, sound, progress=False, until=2)
+    runner.run(config, sound, until=2)
     meta = json.loads((sound / LAST).read_bytes())["states"]["server"]["meta"]
     assert meta
     for name in meta:
@@ -316,7 +316,7 @@ def test_a_tuning_with_what_no_search_finds(tmp_path):
         found = {"format": FORMAT, **json.loads(json.dumps(TUNED))}
         put(found, place, value)
         path.write_text(json.dumps(found))
-        how = {"out": tmp_path / "out", "tuned": path, "progress": False}
+        how = {"out": tmp_path / "out", "tuned": path}
         said = "tuned must be a file of fedlayers tune"
         with refuses(said) as caught:
             compare(RunConfig(), ["fedavg", "local"], [0], **how)

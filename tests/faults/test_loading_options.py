@@ -53,13 +53,13 @@ def offline(tmp_path, monkeypatch):
 
 def test_a_changed_run_or_export_cannot_load_anything(tmp_path):
     path = tmp_path / "run"
-    runner.run(DIGITS, path, progress=False, until=1)
+    runner.run(DIGITS, path, until=1)
     made = exported_model.export(path, tmp_path / "model", which="global", round=1)
     for options in HOSTILE:
         wrong, named = {**SIZES, **options}, "|".join(options)
         edit(path, model_options=wrong)
         with refuses(named):
-            runner.resume(path, progress=False)
+            runner.resume(path)
         if options.keys() == {"pretrained"}:  # trained weights take their place
             assert load_models(path, which="global")
         else:
@@ -75,11 +75,11 @@ def test_a_changed_run_cannot_download_data(tmp_path):
     """A run that asks for a download uses local files, and fetches none."""
     path = tmp_path / "run"
     config = DIGITS.with_keys(model="mlp", model_options={})
-    runner.run(config, path, progress=False, until=1)
+    runner.run(config, path, until=1)
     (tmp_path / "data").mkdir()
     edit(path, dataset="mnist", data_root=str(tmp_path / "data"), download=True)
     with refuses("mnist"):
-        runner.resume(path, progress=False)
+        runner.resume(path)
 
 
 # --- what a file may choose ---
@@ -113,12 +113,12 @@ def test_what_the_user_says_again_is_allowed(tmp_path, monkeypatch):
     net = "net_of_options:net"
     config = RunConfig(dataset="heart", model=net, rounds=2)
     config = config.with_keys(model_options={"activation": "tanh"})
-    runner.run(config, "run", progress=False, until=1)
+    runner.run(config, "run", until=1)
     for more in ([], ["activation=relu"]):
         with refuses("activation=tanh"):
-            runner.resume("run", allow_code=[net, *more], progress=False)
+            runner.resume("run", allow_code=[net, *more])
     allowed = [net, "activation=tanh"]
-    assert runner.resume("run", allow_code=allowed, progress=False).done == 2
+    assert runner.resume("run", allow_code=allowed).done == 2
 
 
 # --- pretrained weights ------------------------------------------------------------------------------------------
@@ -138,14 +138,14 @@ def test_a_run_keeps_its_pretrained_weights_and_never_loads_them_again(
 ):
     path, config = pretrained
     half, name = tmp_path / "half", "blocks.0.attn.qkv.weight"
-    whole = runner.run(config, tmp_path / "whole", progress=False)
-    runner.run(config, half, progress=False, until=1)
+    whole = runner.run(config, tmp_path / "whole")
+    runner.run(config, half, until=1)
     start = Run(half).start()
     assert start is not None
     first = tree.state_dict(runner.assemble(config).model)
     assert torch.equal(start[name], first[name])
     path.unlink()
-    again = runner.resume(half, progress=False)
+    again = runner.resume(half)
     (loaded, *_) = load_models(half, which="global")[0].values()
     trees = [each.server.trees["model"] for each in (whole, again)]
     digests = {tree.digest(each) for each in (*trees, tree.state_dict(loaded))}

@@ -72,10 +72,10 @@ def test_every_key_is_judged():
 def test_a_changed_configuration_reads_nothing(changes, tmp_path, opened):
     """A run has its weights and its plan, and names no file of them."""
     run = tmp_path / "run"
-    runner.run(SMALL.with_keys(algorithm="fedper"), run, progress=False, until=1)
+    runner.run(SMALL.with_keys(algorithm="fedper"), run, until=1)
     edit(run, **changes)
     with pytest.raises(CorruptError, match="'x' and has none"):
-        runner.resume(run, progress=False)
+        runner.resume(run)
     assert not opened
 
 
@@ -84,6 +84,6 @@ def test_a_run_has_its_weights_and_checks_its_data(tmp_path, weights, table):
         ("init", SMALL.with_keys(init=str(weights))),
         ("table", RunConfig(dataset=str(table), rounds=2)),
     ):
-        runner.run(found, tmp_path / name, progress=False, until=1)
+        runner.run(found, tmp_path / name, until=1)
         weights.unlink(missing_ok=True)
-        assert runner.resume(tmp_path / name, progress=False).done == 2
+        assert runner.resume(tmp_path / name).done == 2

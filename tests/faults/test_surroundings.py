@@ -31,7 +31,7 @@ CONFIG = RunConfig(
 def undisturbed(tmp_path_factory):
     """The files of a run that nothing disturbed."""
     path = tmp_path_factory.mktemp("undisturbed") / "run"
-    runner.run(CONFIG, path, progress=False)
+    runner.run(CONFIG, path)
     return contents(path)
 
 

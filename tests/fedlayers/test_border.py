@@ -13,7 +13,7 @@ from fl_core.tree import digest
 from tests.conftest import refuses
 
 N, IGNORED = 20, -100
-QUIET = {"epochs": 1, "batch_size": 8, "patience": 0, "progress": False}
+QUIET = {"epochs": 1, "batch_size": 8, "patience": 0}
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
@@ -122,7 +122,7 @@ def test_what_is_measured_also_trains(kind):
     """The loss of the rows, at a client's own model, is the plain one of its test samples."""
     data, model, how = made(kind)
     fresh = dict.fromkeys(data, model)
-    assert fl.diagnose(fresh, data, "grad_norm", progress=False, **how)
+    assert fl.diagnose(fresh, data, "grad_norm", **how)
     if not isinstance(how.get("loss", ""), str):
         return  # a loss of torch measures, and does not train yet
     assert len(fl.tsne(fresh, data, iterations=250, perplexity=3.0))
@@ -148,7 +148,7 @@ def test_what_is_measured_also_trains(kind):
             )
             log = F.cross_entropy(output[counts], truth)
             assert mine["perplexity"] == pytest.approx(float(log.exp()), rel=1e-5)
-    again = fl.diagnose(result, metrics="grad_norm", progress=False)
+    again = fl.diagnose(result, metrics="grad_norm")
     assert (again.frame["status"] == "ok").all()
 
 
@@ -156,20 +156,20 @@ def test_pixels_pass_every_command(tmp_path):
     data, model, _ = made("pixels")
     given = {"data": data, "model": model}
     keys = {"epochs": 1, "batch_size": 8, "rounds": 2}
-    whole = fl.run(**given, **keys, progress=False, patience=0)
+    whole = fl.run(**given, **keys, patience=0)
     config, own = with_own(None, **given, **keys, patience=0)
-    runner.run(config, tmp_path / "run", **own, until=1, progress=False)
-    again = fl.resume(tmp_path / "run", **given, progress=False)
+    runner.run(config, tmp_path / "run", **own, until=1)
+    again = fl.resume(tmp_path / "run", **given)
     servers = (each.engine.server.trees["model"] for each in (again, whole))
     assert len({digest(each) for each in servers}) == 1
-    how = {"own_model": model, "model": "global", "progress": False}
+    how = {"own_model": model, "model": "global"}
     series = fl.through_time(tmp_path / "run", "grad_norm", data, **how)
     assert (series.frame["status"] == "ok").all()
     with refuses("a module of your own"):
         fl.run(data=data, model="mlp")
     with refuses("one input and one label"):
         fl.export(tmp_path / "run", tmp_path / "a.safetensors", **given)
-    keys |= {"seeds": [0], "progress": False}
+    keys |= {"seeds": [0]}
     both = ["fedavg", "local"]
     compared = fl.compare(algorithms=both, **given, **keys, out=tmp_path / "two")
     assert set(compared.table["algorithm"]) == set(both)

@@ -29,7 +29,6 @@ def test_run_takes_objects_in_the_place_of_names(tmp_path):
         data=TOY,
         model=network("plain"),
         plan=plan,
-        progress=False,
     )
     assert result.plan.digest == plan.digest
     plan.save(tmp_path / "plan.json")
@@ -39,7 +38,6 @@ def test_run_takes_objects_in_the_place_of_names(tmp_path):
         data=TOY,
         model=network("plain"),
         plan=tmp_path / "plan.json",
-        progress=False,
     )
     assert (again.done, again.plan.digest) == (1, plan.digest)
 
@@ -51,6 +49,5 @@ def test_run_measures_and_decides_by_itself():
         algorithm="fedper",
         plan="auto",
         rounds=1,
-        progress=False,
     )
     assert result.plan.why.metric == "federation_sensitivity"

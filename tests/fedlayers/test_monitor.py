@@ -96,7 +96,6 @@ def test_every_loop_gives_the_rows_of_a_measurement_through_time(loop, tmp_path)
         None,
         data,
         rounds=ROUNDS,
-        progress=False,
         samples=256,
     )
     pd.testing.assert_frame_equal(monitor.report.frame, wanted.frame)

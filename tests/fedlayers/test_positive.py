@@ -41,7 +41,7 @@ def test_the_positive_class_is_chosen_and_named(wards, tmp_path):
     found = {}
     for positive, named in ((None, "survived"), ("died", "died")):
         config = RunConfig(dataset=wards, rounds=1, positive=positive)
-        engine = runner.run(config, tmp_path / named, progress=False)
+        engine = runner.run(config, tmp_path / named)
         frame = rows.read(tmp_path / named / "rows.jsonl")[1]
         scored = frame[frame["metric"].isin(OF_CLASS)]
         assert set(scored["variant"]) == {named}
@@ -61,7 +61,7 @@ def test_the_positive_class_is_chosen_and_named(wards, tmp_path):
 
 def test_a_comparison_and_its_pictures_name_the_class(wards, tmp_path):
     config = RunConfig(dataset=wards, rounds=1, positive="died")
-    how = {"score": "auprc", "baselines": True, "progress": False}
+    how = {"score": "auprc", "baselines": True}
     found = compare(config, ("local", "fedavg"), (0,), tmp_path / "c", **how)
     assert found.positive == "died"
     assert "AUPRC of 'died'" in found.text()
@@ -77,7 +77,7 @@ def test_a_client_without_both_classes_is_left_out_of_the_mean_by_name(wards, tm
     west = table.head(40).assign(client="west", label="survived")
     pd.concat([table, west]).to_csv(wards, index=False)
     config = RunConfig(dataset=wards, rounds=1, positive="died")
-    how = {"score": "auroc", "progress": False}
+    how = {"score": "auroc"}
     found = compare(config, ("local", "fedavg"), (0,), tmp_path / "c", **how)
     own = headline(found.frame).query("algorithm == 'fedavg' and metric == 'auroc'")
     both = own[own["client"] != "west"]

@@ -12,7 +12,7 @@ from fl_core.run import runner
 def test_the_table_of_clients_has_the_scores_of_the_runs_rows(tmp_path):
     config = RunConfig(dataset="heart", algorithm="fedper", rounds=2, eval_every=1)
     task = runner.assemble(config)
-    runner.run(config, tmp_path / "run", progress=False)
+    runner.run(config, tmp_path / "run")
     bench = Bench(task)
     table = bench.of_clients({"model": bench.of_run(tmp_path / "run", "run")})
     table = table.set_index("client")

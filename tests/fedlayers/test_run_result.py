@@ -24,7 +24,6 @@ def result(request, tmp_path_factory):
         data=TOY,
         model=network("plain"),
         lr=0.05,
-        progress=False,
     )
 
 
@@ -71,7 +70,7 @@ def test_a_stopped_run_returns_scores_and_models_of_the_best_round(
     how = {"rounds": 10, "patience": 1, "eval_every": 1, "batch_size": 8, "lr": 2.0}
     how |= {"optimizer": "sgd", "out": tmp_path / "run" if stored else None}
     net = network("plain")
-    result = fl.run(data=TOY, model=net, algorithm=algorithm, progress=False, **how)
+    result = fl.run(data=TOY, model=net, algorithm=algorithm, **how)
     rule = rule_of(result.engine)
     best = rule.best[rule.main]
     assert best < result.done

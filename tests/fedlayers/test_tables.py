@@ -64,7 +64,7 @@ def test_a_metric_of_pairs_of_a_single_client_has_its_reason():
         dataset="digits", clients=1, max_samples=60, model_options={"sizes": [8]}
     )
     report = fl.measure.diagnose_task(
-        runner.assemble(config), ["grad_variance", "weight_divergence"], progress=False
+        runner.assemble(config), ["grad_variance", "weight_divergence"]
     )
     assert "\nno value: " in report.text(["weight_divergence"])
     shown = ["grad_variance", "grad_variance", "weight_divergence"]

@@ -46,7 +46,7 @@ def federation(task=REGRESSION, **options):
 
 
 def played(data, **changes):
-    return runner.run(RunConfig(**{**SLOW, **changes}), data=data, progress=False)
+    return runner.run(RunConfig(**{**SLOW, **changes}), data=data)
 
 
 @pytest.fixture
@@ -99,15 +99,15 @@ def test_a_run_of_a_table_of_numbers_is_resumed_and_compared(table, tmp_path):
     """Scored by MSE, MAE and R2, compared by R2, raced by the loss."""
     config = RunConfig(dataset=str(table), task=REGRESSION, **SLOW)
     assert runner.assemble(config).config.training.loss == "mse"
-    whole = runner.run(config, progress=False)
-    runner.run(config, tmp_path / "run", progress=False, until=1)
-    resumed = runner.resume(tmp_path / "run", progress=False)
+    whole = runner.run(config)
+    runner.run(config, tmp_path / "run", until=1)
+    resumed = runner.resume(tmp_path / "run")
     one, two = (tree.digest(run.server.trees["model"]) for run in (whole, resumed))
     assert one == two
     frame = Run(tmp_path / "run").rows()[1]
     assert set(frame.loc[frame["split"] == "test", "metric"]) == OF_NUMBERS
     names = ("local", "fedavg")
-    found = compare(config, names, (0,), tmp_path / "compare", progress=False)
+    found = compare(config, names, (0,), tmp_path / "compare")
     assert (found.score, set(found.table["rank"])) == ("r2", {1.0, 2.0})
     choice = choose(config, tmp_path / "choose", arms=("nothing", "all"))
     assert re.search(r"(?m)^ *arm +loss +against the leader +R2", choice.text())
@@ -121,7 +121,7 @@ def test_targets_of_a_table_are_standardised_and_scored_in_their_unit(tmp_path):
     y = 1.7e9 + 20 * x @ [1, 2, -1] + draw.normal(size=200)
     own = pd.DataFrame(x, columns=list("abc")).assign(label=y, client="north")
     keys = {**SLOW, "rounds": 8, "lr": 0.1, "task": REGRESSION}
-    result = fl.run(data=own, out=tmp_path / "run", progress=False, **keys)
+    result = fl.run(data=own, out=tmp_path / "run", **keys)
     data = result.engine.data
     assert data.preprocessing.target == pytest.approx((1.7e9, y.std()), rel=0.1)
     assert "standardised" in str(data.table)
@@ -132,7 +132,7 @@ def test_targets_of_a_table_are_standardised_and_scored_in_their_unit(tmp_path):
     mse = np.mean((found - y[rows]) ** 2)
     assert result.scores["mse"]["global", "north"] == pytest.approx(mse, rel=1e-6)
     assert mse < y.var() / 4
-    report = fl.diagnose(tmp_path / "run", own, "grad_norm", loss="mae", progress=False)
+    report = fl.diagnose(tmp_path / "run", own, "grad_norm", loss="mae")
     assert report.frame["value"].max() < 10  # of the standardised targets
 
 
@@ -156,7 +156,7 @@ def test_what_needs_classes_is_refused_by_name(table, tmp_path):
     data = federation()
     task = runner.assemble(RunConfig(**SLOW), data=data)
     asked = [name for name, metric in METRICS.members().items() if metric.classes]
-    frame = measure.diagnose_task(task, [*DEFAULT, *asked], progress=False).frame
+    frame = measure.diagnose_task(task, [*DEFAULT, *asked]).frame
     classes = frame["metric"].isin(asked)
     assert frame.loc[classes, "status"].str.contains("not applicable.*classes").all()
     assert frame.loc[~classes, "value"].notna().all()
@@ -203,11 +203,7 @@ def test_algorithms_that_compare_classes_refuse_a_single_output_and_all_others_t
             with refuses(rf"{name}\b.*output"):
                 played(data, **changes)
         elif name not in of_images:
-            rows = (
-                fl.run(data=data, progress=False, **changes)
-                .engine.listener(Recorder)
-                .rows
-            )
+            rows = fl.run(data=data, **changes).engine.listener(Recorder).rows
             assert all(r["value"] is not None for r in rows if r["metric"] == "loss"), (
                 name
             )

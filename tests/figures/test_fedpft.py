@@ -25,7 +25,7 @@ def test_modules_have_the_published_numbers_and_the_message_is_their_sum(
     item = fedpft_counts.TABLE10
     path = tmp_path / "rows"
     runs = {name: config.with_keys(dataset=file) for name, config in item.runs.items()}
-    training.train(replace(item, runs=runs), path, progress=False)
+    training.train(replace(item, runs=runs), path)
     frame = item.read(path)[1]
     counted = frame.pivot(index=["run", "layer"], columns="metric", values="value")
     states = {

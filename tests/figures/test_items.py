@@ -60,10 +60,10 @@ def test_a_view_waits_for_its_runs(study, tmp_path, monkeypatch):
     monkeypatch.setattr(items, "ROWS", tmp_path)
     some = replace(items.find(TABLE), shown=["fedavg"])
     assert items.find(TABLE).state == study.state == "no rows"
-    training.train(study, study.path(), only=["local"], progress=False)
+    training.train(study, study.path(), only=["local"])
     assert items.find(TABLE).state == study.state == "2 of 4 runs"
     assert some.state == "no rows"
-    training.train(study, study.path(), progress=False)
+    training.train(study, study.path())
     assert items.find(TABLE).state == study.state == some.state == "ready"
     items.packed_file(study.path()).write_bytes(b"PAR1")
     assert study.state == "damaged"

@@ -29,7 +29,7 @@ def test_rows_made_now_are_the_stored_ones_and_count_right(tmp_path):
         for run, config in STUDY.runs.items()
     }
     study, path = replace(STUDY, runs=runs), tmp_path / STUDY.name
-    training.train(study, path, progress=False)
+    training.train(study, path)
     training.pack(study, path)
     frame, stored = STUDY.read(path)[1], STUDY.read(STUDY.path())[1]
     same = ["run", "layer", "metric", "variant", "value"]

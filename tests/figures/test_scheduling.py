@@ -29,11 +29,9 @@ def test_a_run_is_measured_when_it_is_reported(tmp_path):
     runs = scheduling.recipes(LITTLE, base)
     item = replace(STUDY, runs=runs, seeds=1, own_seeds={})
     folder, name = tmp_path / item.name, "mnist.vanilla"
-    training.train(item, folder, only=["mnist.fedavg", name], progress=False)
+    training.train(item, folder, only=["mnist.fedavg", name])
     _, frame = item.read(folder)
-    engine = runner.run(
-        runs[name], instruments=recipe.measure.instruments, progress=False
-    )
+    engine = runner.run(runs[name], instruments=recipe.measure.instruments)
     whole = engine.listener(Recorder).frame()
     tested = recipe.tested(whole)
     tested = tested[tested["model"] == "personal"]

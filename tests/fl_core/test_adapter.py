@@ -47,7 +47,7 @@ def network(kind=Two, **how):
 
 torch.manual_seed(1)
 X, TOKENS, Y = torch.randn(60, 2), torch.randint(9, (60, 5)), torch.arange(60) % 3
-HOW = {"rounds": 1, "clients": 2, "progress": False}
+HOW = {"rounds": 1, "clients": 2}
 
 
 ROWS = [{"x": X[k], "tokens": TOKENS[k], "labels": int(Y[k])} for k in range(60)]
@@ -95,8 +95,8 @@ def test_a_run_of_several_inputs_is_stored_and_measured(tmp_path):
     data, out = dict.fromkeys("ab", pair), tmp_path / "run"
     result = run(data, network(), out=str(out), clients=None)
     values = [
-        fl.diagnose(result, metrics="grad_norm", progress=False),
-        fl.diagnose(result.models, data, "grad_norm", progress=False),
+        fl.diagnose(result, metrics="grad_norm"),
+        fl.diagnose(result.models, data, "grad_norm"),
     ]
     for report in values:
         assert list(report.values("grad_norm").index) == ["table", "fc"]
@@ -124,16 +124,16 @@ def test_a_run_s_models_know_the_names_of_their_classes():
         data = dict.fromkeys("ab", (X, np.array(names)[Y.numpy()]))
         models = run(data, "mlp", clients=None).models
         assert models["a"].label_names == tuple(map(str, names))
-        by_name = fl.diagnose(models, data, "grad_norm", progress=False)
+        by_name = fl.diagnose(models, data, "grad_norm")
         wrong = dict.fromkeys("ab", (X, np.array(["d", "9"] * 30)))
         with refuses("class of the run"):
-            fl.diagnose(models, wrong, "grad_norm", progress=False)
+            fl.diagnose(models, wrong, "grad_norm")
         for model in models.values():
             del model.label_names
-        by_index = fl.diagnose(models, plain, "grad_norm", progress=False)
+        by_index = fl.diagnose(models, plain, "grad_norm")
         assert by_name.values("grad_norm").equals(by_index.values("grad_norm"))
         with refuses("must be" if names[0] == 10 else "words"):
-            fl.diagnose(models, data, "grad_norm", progress=False)
+            fl.diagnose(models, data, "grad_norm")
 
 
 class Extra(nn.Module):
@@ -150,7 +150,7 @@ class Extra(nn.Module):
 
 
 def test_which_of_several_outputs_counts_is_said():
-    diagnose = partial(fl.diagnose, metrics="grad_norm", progress=False)
+    diagnose = partial(fl.diagnose, metrics="grad_norm")
     for use in (lambda model, data: run(data, model), diagnose):
         with pytest.warns(UserWarning, match=r"2 tensors: the first, \[3\]"):
             use(Extra(), (X, Y))
@@ -175,12 +175,9 @@ def test_parts_of_a_table_that_do_not_belong_together_are_refused():
         with refuses(message):
             run(data, nn.Linear(2, 3), clients=None)
         with refuses(message):
-            fl.diagnose(nn.Linear(2, 3), data, "grad_norm", progress=False)
+            fl.diagnose(nn.Linear(2, 3), data, "grad_norm")
     model = nn.Linear(2, 3)
-    read = [
-        fl.diagnose(model, pair, "grad_norm", progress=False).frame
-        for pair in ((x, y), (X, Y))
-    ]
+    read = [fl.diagnose(model, pair, "grad_norm").frame for pair in ((x, y), (X, Y))]
     assert read[0].equals(read[1])
 
 

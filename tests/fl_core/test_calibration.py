@@ -42,7 +42,7 @@ def test_an_export_has_the_temperature_of_its_run_and_predicts_by_it(
     tmp_path,
 ):
     keys = {"algorithm": "fedper", "model": "mlp", "model_options": {"sizes": (8, 6)}}
-    fl.run(CONFIG, tmp_path / "run", data=TOY, progress=False, **keys)
+    fl.run(CONFIG, tmp_path / "run", data=TOY, **keys)
     made = fl.export(tmp_path / "run", tmp_path / "a.safetensors", client="a", data=TOY)
     models, task = load_models(tmp_path / "run", which="personal", data=TOY)
     parts = [
@@ -75,7 +75,7 @@ def test_an_export_has_the_temperature_of_its_run_and_predicts_by_it(
 def test_a_base_rate_of_other_classes_is_refused(tmp_path):
     run = tmp_path / "run"
     config = RunConfig(dataset="heart", rounds=1)
-    runner.run(config, run, progress=False)
+    runner.run(config, run)
     exported = export(run, tmp_path / "model.safetensors", client="va")
     about = tmp_path / "model.safetensors.json"
     found = json.loads(about.read_bytes())

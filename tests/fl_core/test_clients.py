@@ -75,7 +75,7 @@ def test_memory_of_a_global_model_does_not_grow_with_the_clients(
         gc.collect()
         before, Watching.most = alive(), 0
         config = CONFIG.with_keys(algorithm="watching", rounds=1, stack=stack)
-        runner.run(config, data=data[count], model=network("plain"), progress=False)
+        runner.run(config, data=data[count], model=network("plain"))
         most[count] = Watching.most - before
     assert most[counts[1]] == most[counts[0]] > 0
 
@@ -93,7 +93,7 @@ def test_clients_that_do_not_change_cost_nothing_at_a_checkpoint(tmp_path, monke
     monkeypatch.setattr(writing.Writer, "_put", noting)
     out, common = (
         tmp_path / "run",
-        {"data": MANY, "model": network("plain"), "progress": False},
+        {"data": MANY, "model": network("plain")},
     )
     runner.run(made, out, **common)
     assert len(put) == (1 + 20) + 2 * (1 + 4), (

@@ -179,7 +179,7 @@ class Finetuning(FedAvg):
 def test_a_fine_tuning_phase_trains_the_model_alone():
     config = CONFIG.with_keys(algorithm=f"{__name__}:Finetuning", rounds=1)
     with refuses(r"tree.*'fine'.*'head'.*model"):
-        runner.run(config, data=TOY, model=network("plain"), progress=False)
+        runner.run(config, data=TOY, model=network("plain"))
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_setting_an_attribute_during_a_run_is_refused(name, workers):
     """Wherever it happens: with workers, what a client's hook does happens in another process."""
     config = CONFIG.with_keys(algorithm=f"{__name__}:{name}", rounds=1, workers=workers)
     with refuses(r"ing must.*self\.steps.*State\.trees"):
-        runner.run(config, data=TOY, model=network("plain"), progress=False)
+        runner.run(config, data=TOY, model=network("plain"))
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_what_a_hook_returns_is_checked_where_it_is_used(says, monkeypatch):
         kind = type("Mine", (Algorithm,), {"name": "mine", **WRONG[says]})
         monkeypatch.setitem(ALGORITHMS._members, "mine", kind)
         config = CONFIG.with_keys(algorithm="mine", rounds=1, stack="off")
-        runner.run(config, data=TOY, model=network("plain"), progress=False)
+        runner.run(config, data=TOY, model=network("plain"))
 
     with refuses(says):
         run()
@@ -284,4 +284,4 @@ def test_what_a_phase_names_must_be_there(what, late):
     )
     config = config.with_keys(stack="off")
     with refuses(MISNAMED[what]):
-        runner.run(config, data=TOY, model=network("plain"), progress=False)
+        runner.run(config, data=TOY, model=network("plain"))

@@ -19,17 +19,15 @@ def shown(tmp_path_factory):
     """An object of each kind that shows itself."""
     config = fl.RunConfig(algorithm="fedper", rounds=1, eval_every=1)
     out, two = tmp_path_factory.mktemp("shown"), ("half", "all")
-    race = fl.choose(config, out, arms=two, baselines=False, progress=False)
+    race = fl.choose(config, out, arms=two, baselines=False)
     task = runner.assemble(config)
-    result = fl.run(config, out=out / "own", progress=False)
+    result = fl.run(config, out=out / "own")
     few = {"fedavg": {"lr": 0.1}}, {"fedavg": 0.5}, {"fedavg": 2}
     tuned = fl.Tuned(*few, "macro_f1", "heart", 1, (0,), "")
     file = fl.export(out / "own", out / "va.safetensors", client="va")
     north = (torch.randn(20, 4), torch.arange(20) % 3)
     crossed = fl.cross_scores(torch.nn.Linear(4, 3), {"north": north, "south": north})
-    report = fl.diagnose(
-        torch.nn.Linear(4, 3), {"north": north}, ["weight_magnitude"], progress=False
-    )
+    report = fl.diagnose(torch.nn.Linear(4, 3), {"north": north}, ["weight_magnitude"])
     frame = result.to_frame().assign(algorithm="fedper", seed=0)
     made = fl.Predictions(tuple(map(str, range(50))), ("no", "yes"), torch.zeros(50, 2))
     return [

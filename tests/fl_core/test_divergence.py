@@ -32,7 +32,7 @@ def run(config, out=None, depth=1, **how):
     """The run's notes on divergence."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        runner.run(config, out, data=TOY, model=model(depth), progress=False, **how)
+        runner.run(config, out, data=TOY, model=model(depth), **how)
     return [str(each.message) for each in caught if "diverges" in str(each.message)]
 
 

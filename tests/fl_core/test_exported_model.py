@@ -121,7 +121,7 @@ def test_what_is_predicted_from_new_files_is_what_the_run_predicts(tmp_path, kin
     for name in ("own", "new"):
         (tmp_path / name).mkdir()
     run, own = tmp_path / "run", str(write(tmp_path / "own", None))
-    fl.run(dataset=own, algorithm="fedper", rounds=1, out=run, progress=False, **keys)
+    fl.run(dataset=own, algorithm="fedper", rounds=1, out=run, **keys)
     trained, task = fl.load_models(run, which="personal")
     client = task.data.clients[0]
     rows = task.data.partition.indices[client.name]["test"]
@@ -160,7 +160,7 @@ EXTENDING = [
 def test_what_an_algorithm_built_into_the_model_is_built_again(tmp_path, algorithm):
     model = network(kind_for(algorithm, "norm"))
     keys = {"algorithm": algorithm, "rounds": 1, "batch_size": 8, "batchnorm": "drop"}
-    fl.run(data=TOY, model=model, out=tmp_path / "run", progress=False, **keys)
+    fl.run(data=TOY, model=model, out=tmp_path / "run", **keys)
     which = registry()[algorithm].evaluates
     made = fl.export(
         tmp_path / "run",
@@ -188,7 +188,6 @@ def run(tmp_path_factory):
         rounds=2,
         checkpoint_every=1,
         out=folder,
-        progress=False,
     )
     return folder
 
@@ -354,7 +353,7 @@ def test_code_that_a_file_names_is_named_again(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     mine = "my_net_of_export:net"
     keys = {"model": mine, "model_options": {"width": 3}, "rounds": 1}
-    fl.run(dataset="heart", out="run", progress=False, **keys)
+    fl.run(dataset="heart", out="run", **keys)
     with refuses(rf"'{mine}'.*allow_code=.'{mine}'"):
         fl.export("run", "a", which="global")
     fl.export("run", "a", which="global", allow_code=[mine])

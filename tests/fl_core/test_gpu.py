@@ -25,7 +25,6 @@ def test_a_gpu_run_is_a_cpu_run_up_to_rounding(algorithm):
                 algorithm=algorithm, rounds=2, device=device, optimizer="sgd", lr=0.01
             ),
             instruments=instruments,
-            progress=False,
         )
         for device in ("cpu", "cuda")
     ]
@@ -46,6 +45,5 @@ def test_a_users_module_may_lie_on_the_gpu():
         model=torch.nn.Linear(3, 2).cuda(),
         rounds=1,
         device="cuda",
-        progress=False,
     )
     assert {p.device.type for p in result.models["a"].parameters()} == {"cpu"}

@@ -33,7 +33,7 @@ DIGITS = RunConfig(dataset="digits", partition="iid", clients=3, **SHORT)
 def trained(tmp_path_factory):
     """A run on ten digits."""
     path = tmp_path_factory.mktemp("trained") / "run"
-    runner.run(DIGITS, path, progress=False)
+    runner.run(DIGITS, path)
     return path
 
 
@@ -65,7 +65,7 @@ def three_config(threes, init, **options):
 def test_a_run_starts_with_the_shared_layers_of_another(tmp_path):
     """The layers that clients kept are those with which the other run began."""
     path = tmp_path / "fedper"
-    runner.run(DIGITS.with_keys(algorithm="fedper"), path, progress=False)
+    runner.run(DIGITS.with_keys(algorithm="fedper"), path)
     begun = tree.state_dict(assemble(DIGITS).model)
     task = assemble(DIGITS.with_keys(algorithm="fedrep", clients=2, init=str(path)))
     wanted, found = global_model(path), tree.state_dict(task.model)
@@ -87,7 +87,7 @@ def test_a_classifier_for_other_classes_stays_fresh_and_that_is_said(trained, th
         f"the classifier 'fc3.linear' starts fresh: {trained} is of 10 classes, the data have 3",
     )
     with pytest.warns(UserWarning, match=r"'fc3\.linear'"):
-        runner.run(three_config(threes, trained), progress=False)
+        runner.run(three_config(threes, trained))
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedrod"])
@@ -99,12 +99,12 @@ def test_a_run_stands_on_its_own_copy_of_the_start(
     shutil.copytree(trained, first)
     config = three_config(threes, first, algorithm=algorithm)
     with pytest.warns(UserWarning, match="fresh"):
-        runner.run(config, tmp_path / "whole", progress=False)
+        runner.run(config, tmp_path / "whole")
     cut = tmp_path / "cut"
     shutil.copytree(tmp_path / "whole", cut)
     (cut / "checkpoints" / "000002.json").unlink()
     shutil.rmtree(first)
-    runner.resume(cut, progress=False)
+    runner.resume(cut)
     whole, again = (
         store.Run(path).manifest(2)["states"] for path in (tmp_path / "whole", cut)
     )
@@ -123,7 +123,7 @@ def test_a_run_stands_on_its_own_copy_of_the_start(
         line.startswith("start.safetensors: ") for line in store.Run(cut).verify()
     )
     (cut / store.START).write_bytes(b"x" + (cut / store.START).read_bytes()[1:])
-    for reader in (store.Run(cut).verify, lambda: runner.resume(cut, progress=False)):
+    for reader in (store.Run(cut).verify, lambda: runner.resume(cut)):
         with pytest.raises(CorruptError, match=r"start\.safetensors.*damaged"):
             reader()
     assert store.Run(trained).start() is None
@@ -134,7 +134,7 @@ def test_runs_without_a_global_model_or_a_checkpoint_are_refused(
     tmp_path, trained, threes
 ):
     amp = DIGITS.with_keys(algorithm="fedamp")
-    runner.run(amp, tmp_path / "fedamp", progress=False)
+    runner.run(amp, tmp_path / "fedamp")
     (tmp_path / "nothing").mkdir()
     shutil.copytree(trained, tmp_path / "early")
     for checkpoint in (tmp_path / "early" / "checkpoints").iterdir():
@@ -166,7 +166,7 @@ def run_of(path, model, words):
         model_options={"width": 4},
         checkpoint_every=1,
     )
-    runner.run(config, path, progress=False, model=model)
+    runner.run(config, path, model=model)
     return path
 
 

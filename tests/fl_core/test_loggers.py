@@ -12,7 +12,6 @@ ASKED = {
     "algorithm": "fedper",
     "rounds": 4,
     "checkpoint_every": 2,
-    "progress": False,
 }
 
 
@@ -70,7 +69,7 @@ def test_a_logger_that_fails_ends_the_run_which_can_go_on_with_it(
     with pytest.raises(RuntimeError, match="gone"):
         fl.run(**ASKED, out=tmp_path / "run", log=[failing])
     assert failing.ends == [False]
-    fl.resume(tmp_path / "run", log=[going_on], progress=False)
+    fl.resume(tmp_path / "run", log=[going_on])
     assert going_on.runs[0].id == failing.runs[0].id
     assert (going_on.runs[0].done, going_on.ends) == (2, [True])
     assert [rows[0]["round"] for rows in going_on.rows] == [3, 4]

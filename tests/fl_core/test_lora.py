@@ -24,7 +24,7 @@ ADAPTED = CONFIG.with_keys(adapt="lora:r=2", stack="off")
 
 @pytest.mark.parametrize("kind", ["norm", "vit"])
 def test_the_base_stays_and_is_counted_once(kind):
-    engine = run(ADAPTED, data=TOY, model=network(kind), progress=False)
+    engine = run(ADAPTED, data=TOY, model=network(kind))
     before = tree.state_dict(network(kind))
     frozen = tree.frozen_base(engine.clients.client_runner.workspace.model)
     assert {
@@ -80,7 +80,6 @@ def test_an_export_is_the_trained_model_with_grouped_convolutions(
             ADAPTED.with_keys(rounds=1, lr=0.1),
             tmp_path / "run",
             **given,
-            progress=False,
         )
     made, x = (
         fl.export(tmp_path / "run", tmp_path / "m.safetensors", **given).model(
@@ -111,7 +110,7 @@ def test_algorithms_train_adapters_alone(algorithm):
     options = {"lora_targets": None} if algorithm in ("fedra", "depthfl") else {}
     config = ADAPTED.with_keys(rounds=1, algorithm=algorithm, options=options)
     config = config.with_keys(model="vit", model_options=BLOCKS["vit"])
-    engine = run(config, data=TOY, progress=False)
+    engine = run(config, data=TOY)
     names = {name for layer in engine.task_info.layers for name in layer.tensors}
     assert any("lora_B" in name for name in names)
     assert not any(name.startswith("blocks.") and "lora_" not in name for name in names)
@@ -139,7 +138,6 @@ def test_a_model_of_peft_has_its_factors_as_layers_and_sends_what_trains():
             model=model,
             algorithm=algorithm,
             rounds=1,
-            progress=False,
             plan=plan if algorithm == "fedper" else None,
         )
         rows = result.to_frame()

@@ -59,9 +59,7 @@ def test_what_the_author_froze_stays_and_is_never_sent(algorithm, monkeypatch):
     config = CONFIG.with_keys(
         algorithm=algorithm, weight_decay=0.1, momentum=0.9, rounds=2
     )
-    engine = runner.run(
-        config, data=TOY, model=model, instruments=instruments, progress=False
-    )
+    engine = runner.run(config, data=TOY, model=model, instruments=instruments)
     before = model.state_dict()
     fixed = {n for n in before if n.startswith("still.")} | {"frozen.0.weight"}
     assert not [name for name in sent if name.endswith(tuple(fixed))]
@@ -92,7 +90,7 @@ def test_a_buffer_may_be_replaced_in_the_forward_pass(algorithm):
     for inside in (True, False):
         model.run = partial(moved, inside=inside)
         config = CONFIG.with_keys(algorithm=algorithm)
-        engine = runner.run(config, data=TOY, model=model, progress=False)
+        engine = runner.run(config, data=TOY, model=model)
         found.append(engine.models(0))
     torch.testing.assert_close(*found, rtol=0, atol=0)
     assert found[0]["global"]["norm.running_mean"].any()
@@ -101,7 +99,7 @@ def test_a_buffer_may_be_replaced_in_the_forward_pass(algorithm):
 def test_a_model_that_is_frozen_as_a_whole_is_noted():
     model = net().requires_grad_(False)
     with pytest.warns(UserWarning, match="all parameters .* are frozen"):
-        runner.run(CONFIG.with_keys(rounds=1), data=TOY, model=model, progress=False)
+        runner.run(CONFIG.with_keys(rounds=1), data=TOY, model=model)
 
 
 def test_the_configuration_of_an_own_model_trains_no_other_model():

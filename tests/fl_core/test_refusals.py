@@ -70,7 +70,7 @@ OF_DATA = {
 
 def refused(config, message, out, **given):
     with pytest.raises(UsageError, match=message) as caught:
-        runner.run(config, out, instruments=instruments, progress=False, **given)
+        runner.run(config, out, instruments=instruments, **given)
     assert "\n" not in str(caught.value)
     assert not out.exists()
 

@@ -92,7 +92,6 @@ def test_your_own_model_is_left_as_it_was(bn):
             CONFIG.with_keys(batchnorm=bn, rounds=1),
             data=TOY,
             model=model,
-            progress=False,
         )
         for _ in range(2)
     )
@@ -123,7 +122,7 @@ def undisturbed(tmp_path_factory):
     @cache
     def one(case):
         out, config = folder / case / "run", HEART.with_keys(**CASES[case])
-        runner.run(config, out, instruments=instruments, progress=False)
+        runner.run(config, out, instruments=instruments)
         return out
 
     return one
@@ -141,7 +140,7 @@ def test_who_goes_on_with_other_versions_is_told(undisturbed, tmp_path, monkeypa
         run = cut_back(undisturbed("fedbabu"), tmp_path / place, after)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            runner.resume(run, progress=False)
+            runner.resume(run)
         notes = [str(w.message) for w in told if "began with" in str(w.message)]
         assert len(notes) == (place == "x")
     assert re.search(words, notes[0])
@@ -149,11 +148,11 @@ def test_who_goes_on_with_other_versions_is_told(undisturbed, tmp_path, monkeypa
 
 def test_going_on_after_the_decision_needs_no_instruments(undisturbed, tmp_path):
     broken = cut_back(undisturbed("fedper auto"), tmp_path, after=1)
-    runner.resume(broken, progress=False)
+    runner.resume(broken)
     assert contents(broken) == contents(undisturbed("fedper auto"))
     fresh = cut_back(undisturbed("fedper auto"), tmp_path / "other", after=0)
     with refuses(r"plan.*instruments"):
-        runner.resume(fresh, instruments=Instruments, progress=False)
+        runner.resume(fresh, instruments=Instruments)
 
 
 def test_a_given_plan_travels_with_the_run(tmp_path):
@@ -161,10 +160,10 @@ def test_a_given_plan_travels_with_the_run(tmp_path):
     config = HEART.with_keys(
         algorithm="playerfl_minus", plan=str(tmp_path / "plan.json"), rounds=2
     )
-    runner.run(config, tmp_path / "a" / "run", progress=False)
+    runner.run(config, tmp_path / "a" / "run")
     (tmp_path / "plan.json").unlink()
     broken = cut_back(tmp_path / "a" / "run", tmp_path / "b", after=1)
-    engine = runner.resume(broken, progress=False)
+    engine = runner.resume(broken)
     assert contents(broken) == contents(tmp_path / "a" / "run")
     assert engine.algorithm.plan.shared == ("fc1",), (
         "one layer less than the one given, and not less again"
@@ -173,7 +172,7 @@ def test_a_given_plan_travels_with_the_run(tmp_path):
 
 def test_your_own_data_and_model_must_be_given_again(tmp_path):
     common = {"data": TOY, "model": network("plain")}
-    runner.run(CONFIG, tmp_path / "a" / "run", progress=False, **common)
+    runner.run(CONFIG, tmp_path / "a" / "run", **common)
     other = {"data": federation(seed=1)}
     for after in (0, 2):
         broken = cut_back(tmp_path / "a" / "run", tmp_path / f"b{after}", after)
@@ -186,8 +185,8 @@ def test_your_own_data_and_model_must_be_given_again(tmp_path):
             refused += [(common | {"model": network("plain", 1)}, "other weights")]
         for given, message in refused:
             with refuses(message):
-                runner.resume(broken, progress=False, **given)
-        runner.resume(broken, progress=False, **common)
+                runner.resume(broken, **given)
+        runner.resume(broken, **common)
         assert contents(broken) == contents(tmp_path / "a" / "run")
 
 
@@ -195,7 +194,7 @@ def test_your_own_data_and_model_must_be_given_again(tmp_path):
 def test_the_models_of_a_checkpoint_are_those_of_the_run(case, undisturbed):
     path = undisturbed(case)
     checkpoint, last = store.Run(path).checkpoint(2), store.Run(path).checkpoint()
-    engine = runner.resume(path, instruments=instruments, progress=False)
+    engine = runner.resume(path, instruments=instruments)
     algorithm = engine.algorithm
     which = algorithm.evaluates
     evaluated = {
@@ -219,13 +218,13 @@ def test_a_run_says_that_its_plan_was_edited(tmp_path, recwarn):
     config = HEART.with_keys(algorithm="fedper", plan=str(path), rounds=2)
     decided = LayerPlan.prefix(layers, 2, Evidence(rule="sensitivity_ratio"))
     decided.save(path)
-    runner.run(config, tmp_path / "unedited", progress=False, until=1)
+    runner.run(config, tmp_path / "unedited", until=1)
     assert "edited" not in "".join(str(each.message) for each in recwarn)
     path.write_text(json.dumps({**decided.to_json(), "shared": ["fc1"]}))
     with pytest.warns(UserWarning, match=r"\(was sensitivity_ratio\)"):
-        runner.run(config, tmp_path / "run", progress=False, until=1)
+        runner.run(config, tmp_path / "run", until=1)
     path.unlink()
-    plan = runner.resume(tmp_path / "run", progress=False).algorithm.plan
+    plan = runner.resume(tmp_path / "run").algorithm.plan
     assert plan.shared == ("fc1",)
     assert plan.why.rule == "edited by hand (was sensitivity_ratio)"
     again = runner.assemble(config.with_keys(plan=str(tmp_path / "run")))

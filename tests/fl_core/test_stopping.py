@@ -153,7 +153,7 @@ def _stopped(
         out = folder / str(len(found)) / "run"
         found[case] = (
             out,
-            runner.run(LONG.with_keys(**changes), out, data=TOY, progress=False),
+            runner.run(LONG.with_keys(**changes), out, data=TOY),
         )
     return found
 
@@ -170,7 +170,6 @@ def test_a_run_stops_with_the_rows_of_the_whole_run_and_keeps_its_best_models(
     whole = runner.run(
         LONG.with_keys(**CASES[case], patience=None, rounds=engine.done),
         data=TOY,
-        progress=False,
     )
     of_rule = frame["metric"] == BEST_ROUND
     if (
@@ -203,7 +202,7 @@ def test_exports_and_starts_are_of_the_best_round_unless_another_is_asked_for(
         eval_every=1,
     )
     config = config.with_keys(model="mlp", lr=0.1, patience=2)
-    engine = runner.run(config, tmp_path / "run", progress=False)
+    engine = runner.run(config, tmp_path / "run")
     assert rule_of(engine) is not None
     best = rule_of(engine).best["global"]
     assert best < engine.done < 30
@@ -244,7 +243,7 @@ def test_a_best_checkpoint_that_is_gone_or_a_rule_that_was_edited_is_refused(
 
         forge(path, change)
         with pytest.raises(CorruptError, match="is damaged"):
-            runner.resume(tmp_path / "edited", data=TOY, progress=False)
+            runner.resume(tmp_path / "edited", data=TOY)
         path.write_bytes(sound)
 
 

@@ -150,7 +150,7 @@ def test_every_algorithm_learns_or_refuses_in_one_line(task, start):
             algorithm=name, task=task, rounds=1, patience=0, model="mlp", **TASKS[task]
         )
         try:
-            result = run(config, data=targets(), progress=False)
+            result = run(config, data=targets())
         except UsageError as error:
             refused.add(name)
             said.append(str(error))

@@ -14,9 +14,7 @@ from tests.conftest import CONFIG, TOY, network
 
 def test_a_run_writes_where_its_time_went(tmp_path):
     config = CONFIG.with_keys(rounds=3, eval_every=2)
-    engine = runner.run(
-        config, tmp_path / "run", data=TOY, model=network("plain"), progress=False
-    )
+    engine = runner.run(config, tmp_path / "run", data=TOY, model=network("plain"))
     lines = [
         json.loads(line)
         for line in (tmp_path / "run" / "timing.jsonl").read_text().splitlines()

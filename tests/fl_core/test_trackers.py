@@ -10,7 +10,7 @@ import fedlayers as fl
 from fl_core.rounds.recorder import TRACKERS, numbers_of
 from fl_core.run import runner
 
-RUN = {"dataset": "heart", "algorithm": "fedper", "progress": False, "rounds": 2}
+RUN = {"dataset": "heart", "algorithm": "fedper", "rounds": 2}
 
 
 class Fake(SimpleNamespace):
@@ -40,8 +40,8 @@ def test_numbers_arrive_once_under_the_names_of_the_rows(name, tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, name, fake)
     monkeypatch.delenv("WANDB_MODE", raising=False)
     config = fl.RunConfig(dataset="heart", algorithm="fedper", rounds=2)
-    runner.run(config, tmp_path / "run", until=1, log=[name], progress=False)
-    result = fl.resume(tmp_path / "run", log=name, progress=False)
+    runner.run(config, tmp_path / "run", until=1, log=[name])
+    result = fl.resume(tmp_path / "run", log=name)
     rows = result.to_frame().to_dict("records")
     assert fake.logged == numbers_of(rows)
     test = result.to_frame().query("metric == 'macro_f1' and round == 2")

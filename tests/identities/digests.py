@@ -162,7 +162,7 @@ def _digest(value):
     ).hexdigest()[:16]
 
 
-OWN = {"data": TOY, "instruments": instruments, "progress": False}
+OWN = {"data": TOY, "instruments": instruments}
 
 
 @cache

@@ -99,13 +99,10 @@ def test_a_lost_nodes_run_goes_on_elsewhere_to_the_same_bits(
             [0, 1],
             tmp_path / "ray",
             backend=f"ray:{two_nodes.address}",
-            progress=False,
         )
     ((name, round_),) = killed
     assert 0 < round_ < 80, "the node was killed within the run"
     assert [text for each in said if f"is lost: {name} " in (text := str(each.message))]
-    ours = compare(
-        CONFIG, ["local", "playerfl"], [0, 1], tmp_path / "here", progress=False
-    )
+    ours = compare(CONFIG, ["local", "playerfl"], [0, 1], tmp_path / "here")
     assert contents(tmp_path / "ray") == contents(tmp_path / "here")
     assert ours.table.equals(theirs.table)

@@ -51,7 +51,6 @@ def ended(place, works):
         place,
         lambda r, _: found.update({r.work.path: r}),
         total=len(works),
-        progress=False,
     )
     return found
 
@@ -108,7 +107,6 @@ def test_what_raises_ends_the_others(tmp_path, two):
             two,
             strict,
             total=3,
-            progress=False,
         )
     (tmp_path / "again").mkdir()
     (result,) = ended(two, toys(tmp_path / "again", {})).values()
@@ -126,7 +124,6 @@ def test_a_comparison_and_a_race_have_the_same_files_as_in_one_process(tmp_path,
             tmp_path / folder,
             backend=on,
             command="typed",
-            progress=False,
         )
     assert contents(tmp_path / "here") == contents(tmp_path / "there")
     for name in ("local-0", "playerfl-0"):

@@ -114,7 +114,7 @@ def nodes(monkeypatch):
 
 def compare(out, **how):
     algorithms = ["local", "playerfl"]
-    fl.compare(CONFIG, algorithms, [0], out, command="typed", progress=False, **how)
+    fl.compare(CONFIG, algorithms, [0], out, command="typed", **how)
 
 
 def race(out, **how):
@@ -142,9 +142,7 @@ def test_a_node_of_another_version_is_refused_by_name_and_nothing_goes_on(
 ):
     nodes.version = "0.0.1"
     with pytest.raises(UsageError, match=r"node .* 0\.0\.1"):
-        fl.compare(
-            CONFIG, ["local", "fedavg"], [0], tmp_path, backend="ray", progress=False
-        )
+        fl.compare(CONFIG, ["local", "fedavg"], [0], tmp_path, backend="ray")
     assert not nodes.open
 
 
@@ -156,7 +154,7 @@ def test_what_a_node_cannot_import_is_told(tmp_path, nodes, monkeypatch):
 
     monkeypatch.setattr(nodes, "get", failing)
     with pytest.raises(RunError, match=r"ModuleNotFoundError: .*'fedlayers'"):
-        fl.compare(CONFIG, ["local"], [0], tmp_path, backend="ray", progress=False)
+        fl.compare(CONFIG, ["local"], [0], tmp_path, backend="ray")
 
 
 def test_a_cluster_that_was_open_before_stays_open(nodes):

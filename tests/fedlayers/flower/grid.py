@@ -136,7 +136,7 @@ def at_home(folder, out, **keys):
     tables = ",".join(str(folder / f"{ward}.csv") for ward in WARDS)
     own = {"stack": "off", "checkpoint_every": 1, "patience": 0, "scale": "none"}
     own["dataset"] = tables
-    fl.run(out=out, progress=False, **{**PLAIN, **own, **keys})
+    fl.run(out=out, **{**PLAIN, **own, **keys})
 
 
 def assert_same(run, other):

@@ -40,7 +40,7 @@ def test_a_class_that_nobody_has_is_left_out_as_at_home(tmp_path):
     data = fl.load(tables, scale="none")
     data = data._changed(lambda part: replace(part, y=part.y + 1), classes=names)
     home = {**keys, "data": data, "stack": "off", "checkpoint_every": 1}
-    fl.run(out=tmp_path / "home", progress=False, **home)
+    fl.run(out=tmp_path / "home", **home)
     assert_same(tmp_path / "run", tmp_path / "home")
 
 
@@ -161,7 +161,7 @@ def test_sites_measure_what_one_process_measures(tmp_path):
     report = over_sites(tmp_path / "diagnosis", grid, metrics=names)
     tables = ",".join(str(tmp_path / f"{ward}.csv") for ward in WARDS)
     config = fl.RunConfig(dataset=tables, scale="none", stack="off", **PLAIN)
-    home = diagnose_task(assemble(config), names, progress=False)
+    home = diagnose_task(assemble(config), names)
     order = ["metric", "variant", "client", "layer"]
     found, wanted = (
         each.frame[each.frame["client"] != ""].sort_values(order)[[*order, "value"]]
