@@ -44,7 +44,7 @@ def test_every_metric_that_is_measured_is_in_the_album():
         "layer_tuning",
     )  # need a start or a run
     names = [name for name in METRICS if name not in apart]
-    frame = diagnose(models, data, names, progress=False).frame
+    frame = diagnose(models, data, names).frame
     pictures = album(frame)
     assert set(pictures) == {*names, "cka_matrices", "costs"}
     for draw in pictures.values():

@@ -222,7 +222,7 @@ def test_models_of_a_folder_are_found_by_client_and_round():
     assert all(equal(found[r][c], net) for (r, c), net in nets.items())
     torch.save(net.state_dict(), "out/a/weights.pt")
     with refuses("run directory; it is a folder of weights"):
-        diagnose("out/a", progress=False)
+        diagnose("out/a")
     for pattern, words in (("client.pt", "once"), ("{client}.npz", "fit files")):
         with refuses(words):
             load_clients("out", pattern, build)

@@ -344,7 +344,7 @@ def test_loaders_keep_their_batches_and_what_cannot_be_dealt_is_refused():
 def test_a_runs_models_are_measured_on_nulls(tmp_path):
     path = tmp_path / "run"
     config = RunConfig(dataset="heart", algorithm="fedper", rounds=1)
-    runner.run(config, path, progress=False)
+    runner.run(config, path)
     how = {"which": "personal", "progress": False}
     report = measure.diagnose_run(path, [SENSITIVITY], null=("labels", "fresh"), **how)
     models, task = load_models(path, which="personal")
@@ -355,7 +355,7 @@ def test_a_runs_models_are_measured_on_nulls(tmp_path):
         ("fresh", starts, task.data),
     ):
         own = {c.name: (c.train.x, c.train.y) for c in data.clients}
-        again = diagnose(whose, own, [SENSITIVITY], progress=False, **how)
+        again = diagnose(whose, own, [SENSITIVITY], **how)
         drawn = nulls_in(report.nulls)[null][0]
         assert drawn["value"].tolist() == again.frame["value"].tolist()
     assert kept_in(report.nulls) == {"labels"}

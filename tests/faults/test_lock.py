@@ -78,7 +78,7 @@ def test_a_second_writer_waits_for_no_one_and_can_go_on_after_a_kill(other, tmp_
     Run(out).verify()
     other.kill()
     assert other.wait() == -signal.SIGKILL
-    runner.resume(out, progress=False)
+    runner.resume(out)
     assert contents(out) == undisturbed(tmp_path)
 
 
@@ -88,7 +88,7 @@ def test_a_lock_file_without_a_holder_locks_nothing(tmp_path):
     (out / "lock").write_text(
         "1\n"
     )  # a number that a live process has: what counts is the lock, not the number
-    runner.run(CONFIG, out, progress=False)
+    runner.run(CONFIG, out)
     Run(out).verify()
 
 
@@ -101,8 +101,8 @@ def test_a_lock_is_released_by_a_run_that_fails(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "step", failing)
         with pytest.raises(RunError, match="on fire"):
-            runner.run(CONFIG, tmp_path / "run", progress=False)
-    runner.resume(tmp_path / "run", progress=False)
+            runner.run(CONFIG, tmp_path / "run")
+    runner.resume(tmp_path / "run")
     assert contents(tmp_path / "run") == undisturbed(tmp_path)
 
 
@@ -130,6 +130,6 @@ def test_a_directory_that_is_not_empty_is_refused_unchanged(tmp_path, name):
     (out / name).parent.mkdir(parents=True)
     (out / name).write_text("mine")
     with refuses("empty"):
-        runner.run(CONFIG, out, progress=False)
+        runner.run(CONFIG, out)
     assert contents(tmp_path) == {f"run/{name}": b"mine"}
     assert not (out / "lock").exists()

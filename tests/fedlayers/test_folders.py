@@ -41,7 +41,7 @@ def interrupted(tmp_path):
 def test_a_cleaned_run_is_verified_and_resumed_to_the_same_bits(interrupted, tmp_path):
     before, expected = (
         size(interrupted),
-        runner.run(CONFIG, tmp_path / "whole", progress=False),
+        runner.run(CONFIG, tmp_path / "whole"),
     )
     freed = clean(interrupted)
     assert 0 < before - size(interrupted) <= freed
@@ -51,7 +51,7 @@ def test_a_cleaned_run_is_verified_and_resumed_to_the_same_bits(interrupted, tmp
     assert clean(interrupted) == 0
     with pytest.raises(UsageError, match="got 2"):
         load_models(interrupted, 2)
-    found = runner.resume(interrupted, progress=False)
+    found = runner.resume(interrupted)
     assert (
         found.listener(Recorder).rows
         == [
@@ -78,7 +78,7 @@ def test_the_best_rounds_of_a_stopping_rule_stay(tmp_path):
         eval_every=1,
         patience=2,
     )
-    runner.run(config, tmp_path / "run", progress=False)
+    runner.run(config, tmp_path / "run")
     run = Run(tmp_path / "run")
     rule, before = run.stopping_rule(), run.rounds
     assert rule is not None
@@ -130,13 +130,13 @@ def test_a_clean_that_was_stopped_is_finished_by_the_next(interrupted, monkeypat
 def test_a_study_writes_few_checkpoints(tmp_path, interrupted):
     """A run that ends or pauses within the least time has its last checkpoint alone, and the bits of any other."""
     path = tmp_path / "quick"
-    runner.run(CONFIG, path, progress=False, until=3, save_seconds=1e9)
+    runner.run(CONFIG, path, until=3, save_seconds=1e9)
     run, other = Run(path), Run(interrupted)
     assert (run.rounds, other.rounds) == ([3], [1, 2, 3])
     states = [each.manifest(3)["states"] for each in (run, other)]
     assert states[0] == states[1]
     assert run.rows()[1].drop(columns="run").equals(other.rows()[1].drop(columns="run"))
-    runner.resume(path, progress=False, save_seconds=1e9)
+    runner.resume(path, save_seconds=1e9)
     assert run.rounds == [3, 4]
     assert run.verify()
 

@@ -139,7 +139,7 @@ def test_a_run_does_not_go_on_with_edited_code(imported, capsys):
 
 def test_an_exported_model_with_edited_code_has_a_note(imported, recwarn):
     imported()
-    runner.run(NAMED, "run", progress=False)
+    runner.run(NAMED, "run")
     fl.export("run", "a", which="global", allow_code="mine:Net")
     new = torch.zeros(2, 10).numpy()
     fl.predict("a", new, allow_code="mine:Net")
@@ -149,21 +149,19 @@ def test_an_exported_model_with_edited_code_has_a_note(imported, recwarn):
         fl.predict("a", new, allow_code="mine:Net")
     imported("WIDTH = 8", "WIDTH = 3")
     with pytest.raises(fl.UsageError, match="other code of its"):
-        runner.resume("run", allow_code="mine:Net", progress=False)
+        runner.resume("run", allow_code="mine:Net")
 
 
 def test_edited_code_that_was_allowed_needs_no_permission_again(
     imported,
 ):
     imported()
-    runner.run(NAMED.with_keys(rounds=4), "run", progress=False, until=1)
+    runner.run(NAMED.with_keys(rounds=4), "run", until=1)
     imported("x.flatten(1)", "x.flatten(1) * 2")
-    runner.resume(
-        "run", allow_code="mine:Net", allow_changed_code=True, until=2, progress=False
-    )
-    runner.resume("run", allow_code="mine:Net", until=3, progress=False)
+    runner.resume("run", allow_code="mine:Net", allow_changed_code=True, until=2)
+    runner.resume("run", allow_code="mine:Net", until=3)
     imported()
-    runner.resume("run", allow_code="mine:Net", allow_changed_code=True, progress=False)
+    runner.resume("run", allow_code="mine:Net", allow_changed_code=True)
     assert Run("run").finished
     assert [line for line in Run("run").verify() if "code" in line] == [
         f"code of model: changed after round {done}" for done in (1, 3)

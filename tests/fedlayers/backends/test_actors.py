@@ -171,7 +171,7 @@ def test_a_run_has_the_same_files_whoever_trains_and_whoever_is_lost(
 ):
     played.free, played.lost = free, lost
     began = time.perf_counter()
-    fl.run(CONFIG, tmp_path / "run", backend="ray", progress=False)
+    fl.run(CONFIG, tmp_path / "run", backend="ray")
     took = time.perf_counter() - began
     parts = read_pace(tmp_path / "run/timing.jsonl").seconds
     assert all(0 <= seconds <= took for seconds in parts.values())
@@ -182,8 +182,8 @@ def test_a_run_has_the_same_files_whoever_trains_and_whoever_is_lost(
 def test_when_all_are_lost_the_run_stops_and_goes_on_elsewhere(tmp_path, played, here):
     played.lost = 2
     with pytest.raises(WorkerError, match=r"node far .*lost"):
-        fl.run(CONFIG, tmp_path / "run", backend="ray", progress=False)
-    fl.resume(tmp_path / "run", backend="ray", progress=False)
+        fl.run(CONFIG, tmp_path / "run", backend="ray")
+    fl.resume(tmp_path / "run", backend="ray")
     assert contents(tmp_path / "run") == here
 
 
@@ -193,7 +193,6 @@ def test_an_error_where_a_client_is_trained_is_raised_here(tmp_path, played):
             CONFIG,
             tmp_path / "run",
             backend="ray",
-            progress=False,
             lr=1e30,
             optimizer="sgd",
             algorithm="fedavg",
@@ -204,14 +203,14 @@ def test_an_error_where_a_client_is_trained_is_raised_here(tmp_path, played):
 def test_another_version_is_refused_by_the_nodes_name(tmp_path, played):
     played.version = "0.0.1"
     with pytest.raises(UsageError, match=r"node far .*0\.0\.1"):
-        fl.run(CONFIG, backend="ray", progress=False)
+        fl.run(CONFIG, backend="ray")
     assert len(played.killed) == 2
 
 
 def test_an_actor_that_cannot_begin_is_told_in_one_line(played):
     played.lacks = "ModuleNotFoundError: No module named 'mine'"
     with pytest.raises(RunError, match=r"ModuleNotFoundError: .*'mine'"):
-        fl.run(CONFIG, backend="ray", progress=False)
+        fl.run(CONFIG, backend="ray")
     assert len(played.killed) == 2
 
 
