@@ -253,11 +253,8 @@ def silos():
     return models, data
 
 
-METRICS = ["grad_norm", "cka", "linear_probe"]
-
-
-def measured(models, data, **how):
-    return diagnose(models, data, METRICS, progress=False, seed=3, **how)
+def measured(models, data, metrics=("grad_norm", "cka"), **how):
+    return diagnose(models, data, metrics, seed=3, **how)
 
 
 def same_values(one, two):
@@ -367,7 +364,7 @@ def test_the_tests_of_a_probe_are_shuffled_too():
 
     def probed(data, tests, **how):
         options = {"linear_probe": {"test": tests}}
-        return measured(models, data, options=options, **how)
+        return measured(models, data, "linear_probe", options=options, **how)
 
     report = probed(data, tests, null="labels")
     held = null_samples(tests, "labels", 3, split="validation")
