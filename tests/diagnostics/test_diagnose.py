@@ -376,8 +376,8 @@ def clients_of(names):
 def test_neither_batches_nor_the_order_of_clients_change_a_value():
     how = {"options": {"update_magnitude": {"start": net(9)}}}
     whole = by_place(run(*clients_of("abc"), **how))
-    assert by_place(run(*clients_of("cab"), **how)) == whole
-    parts = by_place(run(*clients_of("abc"), batch=5, **how))
+    parts = by_place(run(*clients_of("cab"), batch=5, **how))
+    assert parts.keys() == whole.keys()
     steps = "federation_sensitivity"  # a mean over steps, which are batches
     for place, found in parts.items():
         assert place[0] == steps or found == whole[place], place

@@ -38,7 +38,7 @@ LINES = {
 
 
 @pytest.mark.parametrize(
-    ("name", "seconds"), [*((name, 0.0) for name in CALLS), ("compare", 3600.0)]
+    ("name", "seconds"), [*((name, 0.0) for name in CALLS), ("run", 3600.0)]
 )
 def test_one_cell_shows_all_runs_and_is_drawn_no_oftener_than_due(
     name, seconds, tmp_path, monkeypatch
