@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from itertools import combinations
 from pathlib import Path
@@ -31,7 +32,7 @@ from diagnostics.metrics.of_features import Cka, cka
 from diagnostics.metrics.of_gradients import GradVariance
 from diagnostics.representation.features import collect
 from diagnostics.sensitivity import Sensitivity
-from fl_core.data import open_named
+from fl_core.data import DATASETS
 from fl_core.layers import Layer, layers_of
 from fl_core.seeds import torch_generator
 from fl_core.training import losses
@@ -46,7 +47,9 @@ ERROR = 0.05  # the relative standard error at which estimators are compared
 @cache
 def images() -> tuple[Tensor, Tensor]:
     """Fashion-MNIST, as float tensors."""
-    source = open_named("fashion_mnist")
+    known = DATASETS["fashion_mnist"]
+    recipe = known.recipe
+    source = replace(known.open(None, False), mean=recipe.mean, std=recipe.std)
     first = torch.arange(20_000).numpy()
     return source.tensor(first), torch.from_numpy(source.y[first])
 

@@ -32,6 +32,7 @@ from .measurement import (
     row_or_reason,
     tensors_of,
     whole_groups,
+    why_unreadable,
 )
 
 
@@ -150,19 +151,6 @@ def _gradients(value: Tensor, params: Mapping[str, Tensor]) -> dict[str, Tensor]
     found = torch.autograd.grad(value, list(params.values()), allow_unused=True)
     pairs = zip(params, found, strict=True)
     return {name: grad for name, grad in pairs if grad is not None}
-
-
-def why_unreadable(layer: Layer, tensors: str, reached: bool) -> str:
-    """Return why a layer can have no value from gradients, or ""."""
-    if not layer.used:
-        return "unused in the forward pass"
-    if not tensors_of(layer, tensors):
-        return (
-            "the layer has no weights"
-            if tensors == "weights"
-            else "the layer has no parameters"
-        )
-    return "" if reached else "no gradient reaches the layer"
 
 
 class EpochMeter:

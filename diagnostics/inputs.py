@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from fl_core import tree
 from fl_core.data.federated import FederatedData, Split
-from fl_core.data.loading import client_names, pair_of
+from fl_core.data.loading import check_finite, client_names, pair_of
 from fl_core.errors import (
     UsageError,
     about,
@@ -303,6 +303,7 @@ def _read(
         labels = ()  # of a federation, so indices already
     if hasattr(data, "x") and hasattr(data, "y"):
         data = (data.x, data.y)
+    check_finite(data, "data")
     rows = isinstance(data, Dataset) and not isinstance(data, IterableDataset)
     pair = isinstance(data, Mapping | tuple | list) and _is_one(data)
     if pair or rows or hasattr(data, "column_names"):

@@ -50,8 +50,8 @@ def load_weights(
 
     Args:
         path: a state dict of torch, wrapped or prefixed; a pickled module (PFLlib, FL4Health); a checkpoint of
-            Lightning or NVFlare; a file of safetensors; a folder of transformers or of peft; or, with
-            ``by_position``, an ``.npz`` of Flower.
+            Lightning or NVFlare; a file of safetensors; a folder of transformers or of peft; or an
+            ``.npz`` with names of tensors or, with ``by_position``, of Flower.
         into: the module. All its tensors must be in the file, in the same shapes.
         by_position: take the arrays of an ``.npz`` in the order of the module's tensors.
         key: which of several states in a file is meant, such as ``ema``, ``params`` or ``teacher``.
@@ -59,13 +59,6 @@ def load_weights(
     Raises:
         UsageError: the file is of another kind, refused, damaged, or its tensors do not fit. Nothing is loaded.
     """
-    if not isinstance(path, str | Path):
-        raise UsageError(
-            f"path must be a file or a folder; got {type(path).__name__}. Load a state dict by "
-            "module.load_state_dict."
-        )
-    if not isinstance(into, nn.Module):
-        raise UsageError(f"into must be a module; got {into!r}. Build one first.")
     path, into = Path(path), plain(into)
     if by_position and path.suffix != ".npz":
         raise UsageError(
@@ -77,7 +70,7 @@ def load_weights(
         if config is not None:
             found = _with_adapters(into, found, config, path)
     elif path.is_file() and path.suffix == ".npz":
-        found = _by_position(path, target, by_position)
+        found = _arrays(path, target, by_position)
     else:
         found = weights.read(path, key)
     fitting = _fit(found, target, path)
@@ -172,9 +165,12 @@ def _folder(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
     for name in ("model.safetensors", "pytorch_model.bin"):
         if folder.has(name):
             return weights.read(folder.file(name)), None
+    way = "Name a file."
+    if folder.has(".metadata"):
+        way = "Convert its shards by torch.distributed.checkpoint.format_utils.dcp_to_torch_save."
     raise UsageError(
         f"{path} must be a folder of transformers or peft; it has no model.safetensors, "
-        "pytorch_model.bin or adapter_config.json. Name a file."
+        f"pytorch_model.bin or adapter_config.json. {way}"
     )
 
 
@@ -351,28 +347,32 @@ def _wrapped(
 # --- names -----------------------------------------------------------------------------
 
 
-def _by_position(
+def _arrays(
     path: Path, target: Mapping[str, Tensor], by_position: bool
 ) -> dict[str, Tensor]:
-    if not by_position:
-        raise UsageError(
-            f"{path} has arrays without names of tensors. Pass by_position=True "
-            "if they are in the order of the module's state_dict()."
-        )
+    """Return the arrays of an ``.npz``, by their names or by the module's."""
     headers = files.headers(path)
-    if len(headers) != len(target):
-        raise UsageError(
-            f"{path} must have one array for each of the module's {len(target)} tensors; "
-            f"got {len(headers)}: {printable(listing(headers, 4))}."
-        )
+    names = list(headers)
     for name, (_, dtype) in headers.items():
         if dtype.kind not in "biuf":
             raise UsageError(
                 f"array {printable(name)!r} of {path} must be numbers; got {dtype}."
             )
-    arrays = map(torch.as_tensor, files.read_arrays(path, list(headers)).values())
-    warn(f"{path}: arrays are taken in the order of the module's state_dict()")
-    return dict(zip(target, arrays, strict=True))
+    arrays = files.read_arrays(path, names).values()
+    if by_position:
+        if len(names) != len(target):
+            raise UsageError(
+                f"{path} must have one array for each of the module's {len(target)} tensors; "
+                f"got {len(names)}: {printable(listing(names, 4))}."
+            )
+        warn(f"{path}: arrays are taken in the order of the module's state_dict()")
+        names = list(target)
+    elif "arr_0" in headers:
+        raise UsageError(
+            f"{path} has arrays without names of tensors. Pass by_position=True "
+            "if they are in the order of the module's state_dict()."
+        )
+    return dict(zip(names, map(torch.as_tensor, arrays), strict=True))
 
 
 def _prefixes(found: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> list[str]:

@@ -252,18 +252,35 @@ def tsne(
     data: Any,
     layer: str | None = None,
     *,
+    samples: int = 1000,
     perplexity: float = 30.0,
     iterations: int = 1000,
     seed: int = 0,
-    **options: Any,
 ) -> pd.DataFrame:
     """Embed one layer's features over all clients by t-SNE.
 
-    It is :func:`~.embedding.embed` of :func:`~.embedding.pool`, which takes the ``options``. The default shows the test
-    samples of all clients by the classifier's inputs, as FedPFT does (Figs. 2 and 3).
+    The default shows the classifier's inputs, as FedPFT does (Figs. 2 and 3). :func:`fl.plots.tsne
+    <diagnostics.plots.layers.tsne>` draws the table.
+
+    >>> import torch
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    >>> data = {"a": (torch.randn(20, 3), torch.arange(20) % 2)}
+    >>> tsne(net, data, iterations=250).columns.tolist()
+    ['client', 'class', 'x', 'y', 'sample']
 
     Args:
         models, data: as of :func:`diagnose`. Labels that are no classes of samples have no name.
+        layer: exact name of the layer, whose output is shown. Default: the input of the last layer.
+        samples: maximum number of samples, drawn with the seed, equally many of each client.
+        perplexity: about how many neighbours count. With few samples it is at most a third of them.
+        iterations: steps of t-SNE, at least 250.
+        seed: of the drawn samples and of t-SNE.
+
+    Returns:
+        A row for each sample: client, class, its place x and y, and its position in the client's data.
+
+    Raises:
+        UsageError: the layer is unknown, features do not vary, or there are less than 4 samples.
     """
     request = Request.of("cka", {"seed": seed})
     subjects, _ = client_models(models, data, request)
@@ -274,8 +291,8 @@ def tsne(
             {each.client: each.model for each in subjects},
             {each.client: each.data for each in subjects},
             layer,
+            samples=samples,
             seed=seed,
-            **options,
         )
     return embed(pooled, perplexity=perplexity, iterations=iterations, seed=seed)
 

@@ -273,6 +273,19 @@ def tensors_of(layer: Layer, tensors: str) -> tuple[str, ...]:
     return layer.weights if tensors == "weights" else layer.parameters
 
 
+def why_unreadable(layer: Layer, tensors: str, reached: bool) -> str:
+    """Return why a layer can have no value from gradients, or ""."""
+    if not layer.used:
+        return "unused in the forward pass"
+    if not tensors_of(layer, tensors):
+        return (
+            "the layer has no weights"
+            if tensors == "weights"
+            else "the layer has no parameters"
+        )
+    return "" if reached else "no gradient reaches the layer"
+
+
 def to_device(model: nn.Module, x: Tensor) -> Tensor:
     """Move samples to the model's device, and to its type if they are floating."""
     like = next((p for p in model.parameters() if p.is_floating_point()), x)

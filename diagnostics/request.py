@@ -158,6 +158,14 @@ RARE = ARGUMENTS[ARGUMENTS.index("probe") :]
 _HINTS = get_type_hints(Request)
 
 
+ELSEWHERE = {
+    "tsne": "Call fl.tsne(models, data).",
+    "fisher": "Use grad_noise, the covariance of the samples' gradients.",
+    "ggn": "Use hessian_trace, which also has the network's own curvature.",
+}
+"""What takes the place of words that are no metrics."""
+
+
 def chosen_metrics(names: str | Sequence[str]) -> tuple[Metric, ...]:
     """Return the metrics by name or by ``package.module:function``, each once in the order given.
 
@@ -166,9 +174,9 @@ def chosen_metrics(names: str | Sequence[str]) -> tuple[Metric, ...]:
     """
     metrics: dict[str, Metric] = {}
     for name in dict.fromkeys(as_list("metrics", names)):
-        if name == "tsne":
+        if name in ELSEWHERE:
             raise UsageError(
-                "metrics must be numbers of layers; got the picture 'tsne'. Call fl.tsne(models, data)."
+                f"metrics must be among those of fedlayers list metrics; got {name!r}. {ELSEWHERE[name]}"
             )
         metric = METRICS[METRIC_ALIASES.get(name, name)]
         if metrics.setdefault(metric.name, metric) is not metric:

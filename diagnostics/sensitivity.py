@@ -19,8 +19,15 @@ from fl_core.errors import OneOf, UsageError, check_fields, check_known, listing
 from fl_core.layers import Layer
 from fl_core.rows import Row
 
-from .gradients import Reading, why_unreadable
-from .measurement import TENSORS, Measurement, Tensors, row_or_reason, tensors_of
+from .gradients import Reading
+from .measurement import (
+    TENSORS,
+    Measurement,
+    Tensors,
+    row_or_reason,
+    tensors_of,
+    why_unreadable,
+)
 from .null import PARTS, draws, mark_resample
 
 REDUCE = ("pooled", "mean_of_tensors")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import textwrap
 from contextlib import redirect_stdout, suppress
 from unittest.mock import patch
 
@@ -42,8 +43,9 @@ def page(name: str) -> str:
 
 
 def help_of(name: str) -> str:
-    """Return the help of a command with all its flags."""
+    """Return the help of a command with all its flags. Its paragraphs are as wide as its tables."""
     said = io.StringIO()
     with patch.dict(os.environ, WIDTH), redirect_stdout(said), suppress(SystemExit):
         parse_command([name, "--help-all"])
-    return said.getvalue().rstrip()
+    lines = (textwrap.fill(line, 80) for line in said.getvalue().splitlines())
+    return "\n".join(lines).rstrip()

@@ -10,53 +10,46 @@ import pandas as pd
 
 STAYS = {"cardiac": 1200, "general": 1400, "neuro": 600, "surgical": 800}
 DEATHS = {"cardiac": 0.10, "general": 0.19, "neuro": 0.15, "surgical": 0.10}
-MEASURED = (
-    *(
-        "heart_rate",
-        "systolic",
-        "diastolic",
-        "temperature",
-        "breaths",
-        "oxygen",
-        "consciousness",
-        "urine",
-    ),
-    *(
-        "lactate",
-        "creatinine",
-        "urea",
-        "sodium",
-        "potassium",
-        "chloride",
-        "calcium",
-        "magnesium",
-        "phosphate",
-    ),
-    *(
-        "glucose",
-        "albumin",
-        "bilirubin",
-        "alt",
-        "ast",
-        "inr",
-        "platelets",
-        "haemoglobin",
-        "white_cells",
-        "crp",
-    ),
-    *(
-        "ph",
-        "pco2",
-        "po2",
-        "bicarbonate",
-        "base_excess",
-        "fibrinogen",
-        "troponin",
-        "weight",
-        "height",
-        "fluids",
-    ),
-)
+MEASURED = {
+    "heart_rate": (85, 14),
+    "systolic": (120, 17),
+    "diastolic": (68, 10),
+    "temperature": (37.2, 0.6),
+    "breaths": (18, 3.5),
+    "oxygen": (95, 1.2),
+    "consciousness": (11.5, 0.6),
+    "urine": (1700, 300),
+    "lactate": (2, 0.4),
+    "creatinine": (110, 18),
+    "urea": (8, 1.6),
+    "sodium": (139, 3.5),
+    "potassium": (4.2, 0.4),
+    "chloride": (104, 4),
+    "calcium": (2.2, 0.12),
+    "magnesium": (0.9, 0.1),
+    "phosphate": (1.1, 0.2),
+    "glucose": (8, 1.5),
+    "albumin": (32, 4.5),
+    "bilirubin": (14, 3),
+    "alt": (40, 8),
+    "ast": (42, 8),
+    "inr": (1.3, 0.15),
+    "platelets": (220, 45),
+    "haemoglobin": (105, 15),
+    "white_cells": (11, 2.2),
+    "crp": (90, 20),
+    "ph": (7.38, 0.05),
+    "pco2": (40, 5.5),
+    "po2": (88, 12),
+    "bicarbonate": (24, 3),
+    "base_excess": (-1, 2.5),
+    "fibrinogen": (3.8, 0.7),
+    "troponin": (40, 9),
+    "weight": (78, 13),
+    "height": (171, 9),
+    "fluids": (2200, 450),
+}
+"""The measurements, each with a mean and a standard deviation that a ward may see."""
 MISSING = 0.47
 """The share of empty cells in the column with the most; the first columns have none."""
 
@@ -86,7 +79,8 @@ def tables(seed: int = 0) -> dict[str, pd.DataFrame]:
             + 0.03 * age
             + draw.logistic(size=count)
         )
-        table = pd.DataFrame((100 + 15 * values).round(1), columns=list(MEASURED))
+        mean, spread = np.transpose(list(MEASURED.values()))
+        table = pd.DataFrame((mean + spread * values).round(3), columns=list(MEASURED))
         for column, share in zip(
             MEASURED, np.linspace(0, MISSING, len(MEASURED)), strict=True
         ):

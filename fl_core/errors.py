@@ -311,13 +311,12 @@ def checked(function: Function) -> Function:
 
     @wraps(function)
     def call(*args: object, **options: object) -> Any:
-        try:
+        with about(f"{function.__name__}()", TypeError):
             given = signature.bind_partial(*args, **options).arguments
-        except TypeError:
-            given = {}  # Python's error names the function
-        for name, value in given.items():
-            if signature.parameters[name].kind is not inspect.Parameter.VAR_KEYWORD:
-                _check_argument(name, value, argument_hint(function, name))
+            for name, value in given.items():
+                if signature.parameters[name].kind is not inspect.Parameter.VAR_KEYWORD:
+                    _check_argument(name, value, argument_hint(function, name))
+            signature.bind(*args, **options)
         with _usual_torch():
             return function(*args, **options)
 

@@ -492,19 +492,14 @@ def read_toml(path: Path, most: int) -> dict[str, Any]:
         ) from error
 
 
-def check_unpacked(
-    path: Path | str, packed: int, unpacked: int, most: int = UNPACKED
-) -> None:
+def check_unpacked(path: Path | str, packed: int, unpacked: int) -> None:
     """Refuse a packed file before it is unpacked, if that would take far more bytes than the file has.
-
-    Args:
-        most: bytes to which any file may unpack.
 
     Raises:
         UsageError: names the file, both sizes, and a way for data that are meant.
     """
     check_size(f"{path}, unpacked,", unpacked)
-    if unpacked > max(most, RATIO * packed):
+    if unpacked > max(UNPACKED, RATIO * packed):
         raise UsageError(
             f"{path} must unpack to at most {RATIO} times its size; "
             f"got {format_bytes(unpacked)} from {format_bytes(packed)}. Store data that are meant without compression."

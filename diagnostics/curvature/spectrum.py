@@ -17,7 +17,7 @@ from fl_core.seeds import numpy_generator
 from fl_core.training.losses import Loss
 from fl_core.tree import set_mode
 
-from ..measurement import Data, batches
+from ..measurement import Data, batches, why_unreadable
 from .exact import verdicts
 from .model import (
     CUT,
@@ -164,10 +164,8 @@ def hessian_spectrum(
                 if names:
                     block = BlockHessian(run, data, names, batch)
                     found = _largest(block, k, tol, seed, layer.name)
-                elif not layer.parameters:
-                    status = "no parameters"
                 elif not lost:
-                    status = "unused in the forward pass"
+                    status = why_unreadable(layer, "all", False)
             except NoProduct as error:
                 status = f"layer {layer.name!r}: {error}"
             except LossNotFinite as error:

@@ -48,7 +48,7 @@ from fl_core.seeds import seed_of, torch_generator
 from fl_core.training.losses import Loss
 from fl_core.tree import set_mode
 
-from ..measurement import Data, batches, call_with, full_batch
+from ..measurement import Data, batches, call_with, full_batch, why_unreadable
 from .exact import CHECKED, Verdict, decide, exact_traces
 from .model import (
     CUT,
@@ -424,9 +424,6 @@ def check_way(estimator: str, probes: int | None, backend: str, mode: str) -> No
         )
 
 
-UNUSED = "unused in the forward pass"
-
-
 class Way(NamedTuple):
     """How one layer's trace is obtained.
 
@@ -458,7 +455,7 @@ def _way(
 ) -> Way:
     bent, coupled = verdict.obstacles[layer.name], verdict.coupled[layer.name]
     if not any(name in verdict.reached for name in layer.parameters):
-        return Way(note=bent, status=UNUSED if layer.parameters else "no parameters")
+        return Way(note=bent, status=why_unreadable(layer, "all", False))
 
     def sampled(how: str, note: str) -> Way:
         return Way(how, probes or usual, note)

@@ -27,9 +27,14 @@ from ..gradients import (
     gradient_noise,
     one_pass,
     variance,
+)
+from ..measurement import (
+    ClientModel,
+    Tensors,
+    row_or_reason,
+    tensors_of,
     why_unreadable,
 )
-from ..measurement import ClientModel, Tensors, row_or_reason, tensors_of
 from ..sensitivity import Sensitivity
 from .base import Measurement, metric
 
@@ -394,7 +399,7 @@ class HessianTrace:
 @metric(
     price="middle",
     description="trace of a layer's block of the loss's Hessian, exact where the network allows it",
-    direction="higher = the loss curves more upwards in the layer's weights",
+    direction="higher = the loss curves more upwards in the layer's weights and biases",
     how=(
         "exact where the network is piecewise linear downstream, decided layer by layer; elsewhere "
         "Hutchinson's estimate with its standard error. Layers without an exact value, as those before "
@@ -470,7 +475,7 @@ class HessianSpectrum:
 @metric(
     price="dear",
     description="largest eigenvalues of a layer's block of the loss's Hessian",
-    direction="higher = the loss curves more upwards along the sharpest direction of the layer's weights",
+    direction="higher = the loss curves more upwards along the sharpest direction of the layer's weights and biases",
     how=("by Lanczos, each with its residual"),
     variants=("top1", "top2", "top3"),
     separable=True,

@@ -240,7 +240,6 @@ def _distances(rows: pd.DataFrame, distance: bool) -> pd.DataFrame:
 def cka_matrices(
     frame: pd.DataFrame,
     axes: Figure | Sequence[Axes] | None = None,
-    variant: str | None = None,
     metric: str = "cka",
 ) -> list[Axes]:
     """Draw each layer's CKA as a heat map clients x clients, 1 = same representation, with one colour bar.
@@ -248,14 +247,13 @@ def cka_matrices(
     Args:
         frame: rows of the metric, one a pair of clients and layer.
         axes: a figure to fill, or at least one Axes a layer.
-        variant: the variant to draw, if the frame has several.
         metric: another similarity of pairs from 0 to 1.
 
     Raises:
         UsageError: there are no pairs, a pair and layer have several values, or there are too few Axes.
     """
     rows = of_variant(
-        of_metric(frame, metric), variant, metric_or_placeholder(metric).variants
+        of_metric(frame, metric), None, metric_or_placeholder(metric).variants
     )
     check_single(rows, ["client", "client_b", "layer"])
     pairs = both_ways(rows[rows["client_b"] != ""])
@@ -349,21 +347,20 @@ def costs(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
     return axes
 
 
-def tsne(frame: pd.DataFrame, ax: Axes | None = None, *, centres: bool = True) -> Axes:
+def tsne(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
     """Draw samples embedded in a plane: colour = class, marker = client.
 
     Large markers show each client's class centres.
 
     Args:
         frame: from :func:`diagnostics.measure.tsne`.
-        centres: draw the centres.
 
     Raises:
         UsageError: columns are missing, or there are no samples.
     """
     looks = _looks([frame])
     with canvas(ax, 6.2, 4.2) as axes:
-        _cloud(axes, frame, looks, centres, legend=True)
+        _cloud(axes, frame, looks, True, legend=True)
     return axes
 
 

@@ -43,10 +43,7 @@ def pool(
     at: str = "output",
     classes: Sequence[str] | None = None,
     samples: int = 1000,
-    batch: int = 256,
     seed: int = 0,
-    mode: str = "eval",
-    by: str = "block",
 ) -> Pool:
     """Collect one layer's features of every client's samples, by the client's own model, flattened.
 
@@ -69,23 +66,12 @@ def pool(
     for client, model in models.items():
         client_data = data[check_known("client with data", client, data)]
         x, _ = example(model, client_data, seed)
-        used_layers = {
-            found.name: found for found in layers_of(model, x, by=by) if found.used
-        }
+        used_layers = {found.name: found for found in layers_of(model, x) if found.used}
         name, side = (layer, at) if layer is not None else ([*used_layers][-1], "input")
         chosen = used_layers[check_known("layer", name, used_layers)]
         path = _first_module(model, chosen, x) if side == "input" else chosen.output
         share = max(samples // len(models), 1)
-        found = collect(
-            model,
-            [path],
-            client_data,
-            at=side,
-            samples=share,
-            batch=batch,
-            seed=seed,
-            mode=mode,
-        )
+        found = collect(model, [path], client_data, at=side, samples=share, seed=seed)
         try:
             parts.append(found.at(path))
         except NoValue as reason:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from fl_core.records.store import Run
 
 
-MOST_CLIENTS = 20
-"""The maximum number of clients that a command counts."""
+MOST_CLIENTS, MOST_CLASSES = 20, 10
+"""The maximum numbers of clients and of classes that a command counts."""
 
 
 class Check(Command):
@@ -75,25 +75,19 @@ class Check(Command):
             plural(len(source.table.columns), "column"),
         ]
         if source.owner is not None:
+            make(source, "natural")
             sizes.append(plural(len(source.owner_names), "client"))
         if source.classes:
-            what = "class" if source.task == CLASSIFICATION else "label"
             sizes.append(
-                f"{len(source.classes)} {what}{'es' * (what == 'class') or 's'}"
+                f"{len(source.classes)} {'classes' if source.task == CLASSIFICATION else 'labels'}"
             )
         print(f"{path}: {', '.join(sizes)}")
-        if source.owner is not None:
-            try:
-                make(source, "natural")
-            except UsageError:
-                print(source.table.text(len(source.table.columns)))
-                raise
         print(f"This works: fedlayers run {with_flags(found.settings, FLAGS)}")
         print(source.table.text(len(source.table.columns)))
-        rows = counts[:MOST_CLIENTS].itertuples()
-        print("", *aligned([["client", *counts], *rows]), sep="\n")
-        if len(counts) > MOST_CLIENTS:
-            print(f"and {len(counts) - MOST_CLIENTS:,} more clients")
+        shown = counts.iloc[:MOST_CLIENTS, :MOST_CLASSES]
+        print("", *aligned([["client", *shown], *shown.itertuples()]), sep="\n")
+        if shown.size < counts.size:
+            print(f"... of {len(counts):,} clients and {counts.shape[1]:,} classes")
         if source.owner is None:
             print(
                 "no column names the clients, so a run makes them up. Name it: --client-column NAME"

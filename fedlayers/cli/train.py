@@ -181,26 +181,6 @@ class ManyRuns(ConfiguredCommand):
         """Draw and print the study's result. By default the study has said all."""
 
 
-class OneAlgorithm(ManyRuns):
-    """Base of commands whose runs all train one algorithm with the plans under study."""
-
-    algorithm: str = "fedper"
-    """Algorithm that trains all runs. It must use a plan."""
-
-    without = ("algorithm", "plan", "rule", "monitor")
-
-    def asked_config(self) -> RunConfig:
-        config = super().asked_config()
-
-        from fl_core.algorithms.base import find
-
-        if not find(self.algorithm).uses_plan:
-            raise UsageError(
-                f"--algorithm must use a plan; got {self.algorithm}, which uses no plan. Use fedper."
-            )
-        return config
-
-
 class SeveralAlgorithms(ManyRuns):
     """The base of commands that run several algorithms, each with options of its own."""
 
@@ -288,7 +268,7 @@ class Tune(SeveralAlgorithms):
         )
 
 
-class Choose(OneAlgorithm):
+class Choose(ManyRuns):
     """Say whether to train together, alone, or with some layers local.
 
     It shares all layers first, then trains every client alone. Where clients differ, it also tries a local head and
@@ -320,6 +300,19 @@ class Choose(OneAlgorithm):
     """Fit no linear models and gradient boosting."""
     out: Path = Path("out/choose")
     """Folder for the results."""
+    algorithm: str = "fedper"
+    """Algorithm that trains all runs. It must use a plan."""
+
+    without = ("algorithm", "plan", "rule", "monitor")
+
+    def asked_config(self) -> RunConfig:
+        from fl_core.algorithms.base import find
+
+        if not find(self.algorithm).uses_plan:
+            raise UsageError(
+                f"--algorithm must use a plan; got {self.algorithm}, which uses no plan. Use fedper."
+            )
+        return super().asked_config()
 
     def arguments(self) -> dict[str, Any]:
         given = super().arguments()

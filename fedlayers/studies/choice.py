@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
@@ -317,19 +318,20 @@ class Choice(Displayed):
         return means.sort_values("score", ascending=False, kind="stable").reset_index()
 
     def lead(self) -> str:
-        """Return what to use, and its evidence, one per line."""
-        return self.answers.text()
+        """Return what to use, and its evidence, in lines of 88 signs."""
+        lines = self.answers.text().splitlines()
+        return "\n".join(textwrap.fill(line, 88) for line in lines)
 
     def summary(self) -> Summary:
         """Return the decision, the scores of the arms, and the plan."""
         layers = None if self.plan is None else self.plan.by_layer()
         table = self.sure() if len(self.evidence) else self.table
-        return Summary.of_frame(self.lead(), table, layers)
+        return Summary.of_frame(self.answers.text(), table, layers)
 
     def text(self) -> str:
         """Return the decision, the table of arms and baselines, and what it cost."""
         table = self.sure().to_string(index=False)
-        parts = [self.lead(), table, *self.standing.notes, self.legend]
+        parts = [self.answers.text(), table, *self.standing.notes, self.legend]
         if self.rates is not None:
             parts.append(self.rates.text())
         return "\n\n".join([*parts, self.cost_line])

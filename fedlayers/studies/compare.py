@@ -102,7 +102,7 @@ def compare(
     data: Any = None,
     model: Any = None,
     options: Mapping[str, dict[str, Any]] | None = None,
-    plan: LayerPlan | None = None,
+    plan: LayerPlan | Path | str | None = None,
     tuned: Tuned | Path | str | None = None,
     score: str = "",
     baselines: bool = False,
@@ -129,7 +129,7 @@ def compare(
         out: the folder; default ``out/compare``, as of the command.
         data, model, keys: as of :func:`fedlayers.run <fedlayers.runs.run>`.
         options: each algorithm's own configuration, by name.
-        plan: for all algorithms that use one; by default each has its own.
+        plan: for all algorithms that use one, or its path; by default each has its own.
         tuned: the choice of :func:`~fedlayers.studies.tune.tune` for each algorithm, or the path of its file.
         score: by which algorithms are ranked; see :class:`~fedlayers.studies.comparison.Comparison`.
         baselines: add rows of baselines that need no federation (:mod:`fedlayers.studies.baselines`).
@@ -149,10 +149,8 @@ def compare(
     kind = task_kind(config, own)
     if score:
         check_score(score, kind)
-    if not isinstance(plan, LayerPlan | None):
-        raise UsageError(
-            f"plan must be a LayerPlan; got {type(plan).__name__}. Read one: fl.LayerPlan.load(...)."
-        )
+    if isinstance(plan, str | Path):
+        config, plan = config.with_keys(plan=str(plan)), None
     settings: Mapping[str, dict[str, Any]] = {}
     if tuned is not None:
         tuned = tuned if isinstance(tuned, Tuned) else Tuned.load(tuned)

@@ -137,10 +137,10 @@ def spaces(
         raise UsageError(
             "There is nothing to search. Name keys, such as lr=1e-4..1e-1:log."
         )
-    own = {
-        name: [*TRAINING, *_own_keys(name, (options or {}).get(name, {}))]
-        for name in algorithms
-    }
+    own = {}
+    for name in algorithms:
+        kind = find(name, (options or {}).get(name, {}))
+        own[name] = [*TRAINING, *(field.name for field in fields(kind.Config))]
     found: dict[str, dict[str, Search]] = {name: {} for name in algorithms}
     for said, text in over.items():
         chosen = [name for name in algorithms if said.startswith(f"{name}.")]
@@ -192,10 +192,6 @@ def points(space: Mapping[str, Search], trials: int, seed: int) -> list[Point]:
         if point not in found:
             found.append(point)
     return found
-
-
-def _own_keys(name: str, options: Mapping[str, Any]) -> list[str]:
-    return [field.name for field in fields(find(name, options).Config)]
 
 
 def _value(text: str) -> Any:

@@ -27,13 +27,13 @@ from diagnostics.curvature.model import (
     differentiable_once,
     twice_differentiable,
 )
-from diagnostics.curvature.trace import UNUSED
 from diagnostics.gradients import one_pass
 from diagnostics.measurement import (
     ClientModel,
     Data,
     Measurement,
     batches,
+    why_unreadable,
 )
 from diagnostics.metrics.base import METRICS
 from diagnostics.metrics.of_gradients import UNIT
@@ -236,9 +236,7 @@ def _norms(
         return {}, {layer.name: why for layer in layers}, n
     for layer in layers:
         if layer.name not in used:
-            failures[layer.name] = (
-                UNUSED if layer.weights else "the layer has no weights"
-            )
+            failures[layer.name] = why_unreadable(layer, "weights", False)
     return values, failures, n
 
 

@@ -170,6 +170,7 @@ class TaskInfo:
         tuple[str, int], ...
     ] = ()  # tensors and the 0-based round from which they train and travel
     uniform: bool = False  # whether averages weigh clients equally
+    n_classes: int = 0  # outputs of the model; 0 = not known
     may_stop_every: int = 0  # rounds between those after which a stopping rule may end the run; 0 = no such rule
 
     @property

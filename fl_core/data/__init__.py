@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from fl_core.data.loading import (
         from_clients as from_clients,
         load as load,
-        open_named as open_named,
         recipe as recipe,
     )
     from fl_core.data.partitions import (

@@ -434,16 +434,16 @@ def events(y: Array) -> NDArray[np.float32]:
         )
     found = np.stack([targets(column) for column in y.T], axis=1)
     time, event = found.T
-    order = "The time comes first."
-    refuse_where(time < 0, y, "times must be at least 0", order)
+    refuse_where(time < 0, y, "times must be at least 0", "The time comes first.")
     if time.dtype == np.float64 and loses_digits(time):
         raise DataFault(
             "different times must differ in float32; got times that become equal.",
             "Count them from a later start, or in another unit.",
         )
     rule = "events must be 1, or 0 where the sample was censored"
-    codes = f"{order} Other codes must become 1 and 0."
-    refuse_where(~np.isin(event, (0, 1)), y, rule, codes)
+    coded = len({*event}) < 10  # a column of times has more values
+    way = "Make other codes 1 and 0." if coded else "The time comes first."
+    refuse_where(~np.isin(event, (0, 1)), y, rule, way)
     if not event.any():
         raise DataFault(
             "there must be an event; got only censored samples.",

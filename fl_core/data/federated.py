@@ -323,25 +323,24 @@ SPREAD = 100.0
 """The largest standard deviation of targets without a warning. The smallest is its inverse."""
 
 
-def notes(data: FederatedData) -> list[str]:
+def notes(data: FederatedData, alone: bool = False) -> list[str]:
     """Return warnings about a federation's clients, names, classes, scale and repeated samples.
+
+    With ``alone`` clients train alone on purpose.
 
     >>> from fl_core.data import load
     >>> notes(load("heart"))
     []
-    >>> notes(load("digits", clients=1, partition="iid"))
-    ['there is one client only: nothing is federated, it trains alone']
     """
-    names = data.names
     found = []
-    if len(names) == 1:
+    if len(data.names) == 1 and not alone:
         found.append("there is one client only: nothing is federated, it trains alone")
-    for what, words in (("clients", names), ("classes", data.classes)):
+    for what, words in (("clients", data.names), ("classes", data.classes)):
         for group in nearly_equal(words):
             found.append(
                 f"the {what} {listing(map(repr, group))} differ by spaces or capitals only; each is one of its own"
             )
-    found += [*_single(data), *_positive(data), *_large(data)]
+    found += [*_of_classes(data), *_large(data)]
     return [*found, *_unknown(data), *_find_repeated(data)]
 
 
@@ -372,8 +371,11 @@ def client_notes(data: FederatedData) -> list[str]:
     return found
 
 
-def _single(data: FederatedData) -> Iterator[str]:
-    """Yield classes without samples or of one sample, and integers that are no indices."""
+def _of_classes(data: FederatedData) -> Iterator[str]:
+    """Yield classes without samples or of one sample, integers that are no indices, and a usual positive class.
+
+    AUROC and AUPRC describe the positive one of two classes. The usual one is named unless the user chose it.
+    """
     if data.task != CLASSIFICATION:
         return
     if data.absent:
@@ -392,19 +394,13 @@ def _single(data: FederatedData) -> Iterator[str]:
         )
     elif single:
         yield f"a single sample has class {listing(map(repr, single), 6)}: is it misspelt, or no label?"
-
-
-def _positive(data: FederatedData) -> Iterator[str]:
-    """Yield the class that AUROC and AUPRC describe, if the user did not choose it and it is the usual one of two."""
-    if not data.positive or data.chosen:
-        return
-    share = float(
-        torch.cat([client.train.y for client in data.clients]).double().mean()
-    )
-    if share > USUAL:
-        rare = data.classes[0]
-        other = spelled(positive=rare)
-        yield f"AUROC and AUPRC describe {data.positive!r}, the class of {share:.0%} of samples; {other}?"
+    if data.positive and not data.chosen:
+        ys = torch.cat([client.train.y for client in data.clients]).double()
+        if ys.mean() > USUAL:
+            yield (
+                f"AUROC and AUPRC describe {data.positive!r}, the class of {ys.mean():.0%} of samples; "
+                f"{spelled(positive=data.classes[0])}?"
+            )
 
 
 def _large(data: FederatedData) -> Iterator[str]:
@@ -418,16 +414,12 @@ def _large(data: FederatedData) -> Iterator[str]:
                 largest = float(sizes.max())
                 where = int(sizes.argmax())
     if largest > LARGE:
-        place = f" in {_feature(data, where)}" if len(data.shape) == 1 else ""
+        made, place = data.preprocessing, ""
+        if made is not None and made.inputs:
+            place = f" in column {made.inputs[where]!r}"
+        elif len(data.shape) == 1:
+            place = f" in feature {where} (counted from 0)"
         yield f"features are as large as {largest:.3g}{place}: scale them, or training is likely to diverge"
-
-
-def _feature(data: FederatedData, k: int) -> str:
-    """Return what messages call an input of the model: its column, or its number."""
-    made = data.preprocessing
-    if made is not None and made.inputs:
-        return f"column {made.inputs[k]!r}"
-    return f"feature {k} (counted from 0)"
 
 
 def _unknown(data: FederatedData) -> Iterator[str]:

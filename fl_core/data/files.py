@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +18,8 @@ from fl_core.data import arrays, opened, tables
 from fl_core.data.cells import Array
 from fl_core.data.columns import (
     IMAGES,
-    MAC,
     PLAIN,
     STANDARD,
-    TABLES,
     Reading,
     images_in,
 )
@@ -75,9 +72,9 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
     if path.suffix.lower() == ".npz":
         reading.check_plain(str(path))
         return read_npz(path, reading.may_be_missing, reading.task)
-    kinds = "an .npz, .csv, .tsv, .parquet or .jsonl file, or a folder of images or of one table per client"
     raise UsageError(
-        f"{path}: a dataset must be {kinds}. {opened.unpacked(path)}".rstrip()
+        f"{path}: a dataset must be an .npz, .csv, .tsv, .parquet or .jsonl file, or a folder of images or of one "
+        f"table per client. {opened.unpacked(path)}".rstrip()
     )
 
 
@@ -246,7 +243,7 @@ def read_images(path: Path, size: int | None = None) -> Source:
         size: crop each image to a square at its centre, and scale it to this many pixels a side.
 
     Raises:
-        UsageError: the layout differs, an image is unreadable or has another size, or a class has no images.
+        UsageError: the layout differs, or an image is unreadable or has another size.
     """
     found = list_images(path)
     files = list(found["file"])
@@ -270,15 +267,7 @@ def read_images(path: Path, size: int | None = None) -> Source:
             f"{path}: folders named {listing(sorted({file.parents[1].name for file in files}))} are splits and no "
             "clients. The last one is the test set, and the others are divided into training and validation"
         )
-    used = {*files}
-    others = Counter(
-        file.suffix or "no suffix"
-        for file in path.glob("**/[!.]*")
-        if file.is_file() and file not in used and MAC not in file.parts
-    )
-    if others:
-        kinds = listing(f"{count:,} {kind}" for kind, count in others.most_common(4))
-        warn(f"{path}: files that are no images are left out: {kinds}")
+    opened.warn_of_others(path, {*files})
     return replace(source, table=ColumnTable(tuple(columns)))
 
 
@@ -413,20 +402,10 @@ def list_images(path: Path) -> pd.DataFrame:
     deep = images_in(path, "[!.]*/[!.]*/[!.]*")
     if bool(flat) == bool(deep):
         got = f"{flat[0]} and {deep[0]}" if flat else "none"
-        way = ""
-        if any(file.suffix.lower() in TABLES for file in path.glob("*/*")):
-            way = " Put tables into the folder itself, one for each client."
         raise UsageError(
             f"{path} must have tables, or one layout of images, class/* or client/class/* ({', '.join(IMAGES)}); "
-            f"got {got}.{way}"
+            f"got {got}. {opened.unpacked(path)}".rstrip()
         )
-    kind, depth = ("class", 0) if flat else ("client", 1)
-    used = {file.parents[depth] for file in flat or deep}
-    for folder in sorted(path.glob("[!.]*")):
-        if folder.is_dir() and folder not in used and folder.name != MAC:
-            raise UsageError(
-                f"{folder} must have images of a {kind}; got none. Add some."
-            )
     rows = [
         ("" if flat else composed(file.parts[-3]), composed(file.parts[-2]), file)
         for file in flat or deep

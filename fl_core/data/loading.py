@@ -11,6 +11,7 @@ import pandas as pd
 from torch.utils.data import (
     DataLoader,
     Dataset,
+    IterableDataset,
     RandomSampler,
     SequentialSampler,
     Subset,
@@ -144,8 +145,7 @@ def opened(
     source = source.with_methods(how.scale or defaults.scale, how.impute)
     if max_samples is None:  # a file may hold fewer samples than the published pool
         max_samples = min(defaults.max_samples or len(source), len(source))
-    source = source.first(max_samples)
-    return source, defaults
+    return source.first(max_samples), defaults
 
 
 def recipe(
@@ -174,22 +174,6 @@ def recipe(
         return own or _open(str(dataset), data_root, download, how.task)[1]
     shape, has_clients, scale = files.peek(path_of(dataset), how)
     return general(shape, has_clients, how.task, scale=scale)
-
-
-def open_named(
-    name: str, *, data_root: Location | None = None, download: bool = False
-) -> Source:
-    """Open a dataset by its name, or by the place of its function, without partitioning it.
-
-    Args:
-        data_root: folder of the files. None means the environment's ``FEDLAYERS_DATA_ROOT``.
-        download: let torchvision fetch its files if they are missing.
-
-    Raises:
-        UsageError: the name is unknown, or files are missing or invalid. The message names their place.
-        RunError: a download failed.
-    """
-    return _open(name, data_root, download)[0]
 
 
 def _open(
@@ -381,6 +365,16 @@ def client_names(silos: Iterable[Any]) -> tuple[str, ...]:
     return names
 
 
+def check_finite(samples: Any, where: str) -> None:
+    """Refuse an IterableDataset without a length, or a loader of one: it may be endless."""
+    samples = getattr(samples, "dataset", samples)
+    if isinstance(samples, IterableDataset) and not hasattr(samples, "__len__"):
+        raise UsageError(
+            f"{where} must have a length; got {type(samples).__name__} without one. "
+            "Give list(itertools.islice(dataset, N))."
+        )
+
+
 def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
     """Return samples and labels of a pair (x, y), a dict with labels, a Dataset, or a DataLoader.
 
@@ -394,6 +388,7 @@ def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
         return samples[0], samples[1]
     if is_batch(samples):
         return split_labels(samples)
+    check_finite(samples, where)
     if isinstance(samples, DataLoader):
         loader, samples = samples, _dataset_of(samples, where)
         plain = default_collate, default_convert

@@ -23,6 +23,7 @@ from fl_core.data.cells import Cells, Integers, cells_of, taken
 from fl_core.data.columns import (
     BETWEEN,
     ENCODING,
+    MAC,
     PARQUET,
     TABLES,
     WRITTEN,
@@ -203,7 +204,9 @@ def is_table(path: Path) -> bool:
 
 
 def unpacked(path: Path) -> str:
-    """Return what makes a table of a file of another kind, or an empty text."""
+    """Return what makes a table of a file or folder of another kind, or an empty text."""
+    if any(file.suffix.lower() in TABLES for file in path.glob("[!.]*/[!.]*")):
+        return "Put tables into the folder itself, one for each client."
     ways = {
         ".gz": f"Unpack it first: gunzip {path}.",
         ".zip": "Unpack it first.",
@@ -243,6 +246,17 @@ def files_of(path: Path) -> list[Path]:
             "Rename one of them."
         )
     return parts
+
+
+def warn_of_others(path: Path, used: Collection[Path]) -> None:
+    """Warn of files of a folder, at any depth, that are not used. Hidden files and a Mac's copies do not count."""
+    others = [
+        str(file.relative_to(path))
+        for file in sorted(path.glob("**/[!.]*"))
+        if file.is_file() and file not in used and MAC not in file.parts
+    ]
+    if others:
+        warn(f"{path}: other files are left out: {listing(others, 4)}")
 
 
 def open_table(
@@ -285,6 +299,8 @@ def open_table(
             continue
         for fault in part.faults:
             warn(f"{path} is read with {spelled(**fault.repair)}")
+    if source.is_dir():
+        warn_of_others(source, several)
     return found
 
 

@@ -178,7 +178,8 @@ class Preprocessing:
         """Return what is odd about columns of new rows [n, d], next to the training samples, and in which rows.
 
         A word was not seen. Or more than :data:`ODD` of a column lie outside of [q1 - 3 w, q99 + 3 w], where q1 and
-        q99 are the quantiles of the training samples and w is their distance. Or all values are missing.
+        q99 are the quantiles of the training samples and w is their distance. Or more than half of it, and
+        more than five values, lie outside of [q1, q99]. Or all values are missing.
 
         Args:
             dates: columns of days since 1970.
@@ -192,9 +193,10 @@ class Preprocessing:
                 what = f"words that no training sample has, next to {listing(map(repr, words), 4)}"
             elif self.low:
                 low, high = self.low[k], self.high[k]
-                apart = 3 * (high - low)
-                odd = (values < low - apart) | (values > high + apart)
                 known = int((~np.isnan(values)).sum())
+                apart = np.abs(values - np.clip(values, low, high))
+                most = (apart > 0).sum() > max(known, 10) / 2  # as in another unit
+                odd = apart > (0 if most else 3 * (high - low))
                 ends = f"{low:g} to {high:g}"
                 if self.columns and self.columns[k] in dates:
                     ends = " to ".join(map(date_text, (low, high)))

@@ -338,7 +338,7 @@ class _Table:
             several = lacking[0].split(BETWEEN)
             rule = f"{key} must be one of the {len(header)} columns of {path}; got {lacking[0]!r}."
             if key == "label_column" and {*several} <= {*header}:
-                task = SURVIVAL if (*several,) == pair else MULTILABEL
+                task = SURVIVAL if {*several} == {*pair} else MULTILABEL
                 yield DataFault(rule, ("Name their task", {"task": task}))
                 continue
             if len(own) > 1:

@@ -14,7 +14,7 @@ from torch import nn
 
 from fl_core import storage, tree
 from fl_core.algorithms.fedper import MEASURED, Scout
-from fl_core.config import AUTO, RunConfig
+from fl_core.config import AUTO, KEYS, RunConfig
 from fl_core.data import FederatedData
 from fl_core.errors import (
     RunError,
@@ -222,6 +222,10 @@ def resume(
         CorruptError: stored files are damaged.
     """
     for name in execution:
+        if name in KEYS and not hasattr(Execution, name):
+            raise UsageError(
+                f"{name} must be that of the run; got {execution[name]!r}. Begin a run from its models: init={out}."
+            )
         check_known("option of resume", name, Execution.__dataclass_fields__)
     with writing.reopen(out) as writer:
         run, path = writer.run, writer.path

@@ -155,7 +155,7 @@ class Task(Displayed):
             return [*self.said, *own]
         others = [
             *self._chosen_elsewhere(),
-            *notes(self.data),
+            *notes(self.data, algorithm.name == "local"),
             *client_notes(self.data),
         ]
         return [*self.said, *own, *others]
@@ -489,6 +489,7 @@ def _task_info(
         mean=data.mean,
         std=data.std,
         uniform=config.federation.client_weights == "uniform",
+        n_classes=data.n_classes,
         may_stop_every=interval if config.federation.patience else 0,
     )
 

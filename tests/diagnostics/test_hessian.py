@@ -139,7 +139,7 @@ def check(
             model.get_parameter(n).numel() for n in layer.parameters
         )
         if layer.name.startswith("unused"):
-            assert found.status == "unused in the forward pass"
+            assert found.status == "no gradient reaches the layer"
             assert math.isnan(found.trace)
             assert math.isnan(found.stderr)
             continue
@@ -363,7 +363,11 @@ def test_what_has_no_value_says_why():
     lost = dict.fromkeys("024", "the loss is not finite")
     exact = {"0": "no exact value: 0.weight: Gelu ", "4": "ok"}
     for model, how, statuses in (
-        (mlp(), {"layers": [Layer("none", ())]}, {"none": "no parameters"}),
+        (
+            mlp(),
+            {"layers": [Layer("none", ())]},
+            {"none": "the layer has no parameters"},
+        ),
         (mlp(nn.GELU), {"estimator": "exact"}, exact),
         (once, {}, {"0.0": "no second derivative: ", "3": "ok"}),
         (spoiled, {}, lost),

@@ -1,12 +1,9 @@
 """A hospital that comes later begins with the weights of the others."""
 
-import pytest
-
 from examples import new_hospital
 from fl_core.records import store
 
 
-@pytest.mark.filterwarnings("ignore:there is one client only")
 def test_a_new_hospital_begins_with_the_weights_of_the_others(tmp_path, capsys):
     scores = new_hospital.main(str(tmp_path))
     rows = store.Run(tmp_path / "others").rows()[1]

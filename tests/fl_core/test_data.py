@@ -57,7 +57,7 @@ class TestHeart:
 
     def test_scales_seven_columns_by_fixed_numbers(self):
         # the first patient by hand: 63, 1, 1, 145, 233, 1, 2, 150, 0, 2.3
-        source = data.open_named("heart")
+        source = data.DATASETS["heart"].open()
         expected = [
             (63 - 53.0872973) / 70.1459463**0.5,
             1,
@@ -385,9 +385,6 @@ def test_bad_folders_are_refused_by_file(tmp_path):
         data.load(tmp_path)
     draw(tmp_path / "a", 3)
     draw(tmp_path / "b", 3)
-    (tmp_path / "c").mkdir()
-    with refuses(r"\bc\b.*class"):
-        data.load(tmp_path)
     draw(tmp_path / "c" / "inner", 1)
     with refuses("layout"):
         data.load(tmp_path)

@@ -232,7 +232,7 @@ def test_a_single_output_is_the_second_of_two_classes_or_a_number():
 def test_the_page_s_lines_write_a_program_for_any_number_of_samples(
     run, model, tmp_path, monkeypatch
 ):
-    shutil.copytree(run, tmp_path / "runs" / "fedper")
+    shutil.copytree(run, tmp_path / "runs" / "hospitals")
     monkeypatch.chdir(tmp_path)
     page = (outputs.ROOT / "docs/export.md").read_text("utf-8")
     exec(next(outputs.FILE.finditer(page))["text"], {})

@@ -124,7 +124,7 @@ def test_folders_of_splits_are_no_clients_and_other_files_are_counted(tmp_path, 
     with pytest.warns(UserWarning, match="splits") as caught:
         source = files.read(tmp_path)
     said = " ".join(str(note.message) for note in caught)
-    assert "1 .txt" in said
+    assert "notes.txt" in said
     assert (source.owner, source.classes) == (None, ("cat", "dog"))
     assert (~source.is_train).sum() == 12
     for part in ("train", "test"):
