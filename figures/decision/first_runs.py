@@ -1,7 +1,6 @@
 """Confirm the policy of ``choose`` on tables that no earlier decision saw, against the default of an earlier commit.
 
-    python -m figures.decision.first_runs power
-    python -m figures.decision.first_runs run --old CHECKOUT [--hours 2]
+    python -m figures.decision.first_runs --old CHECKOUT [--hours 2]
 
 ``REGISTERED_FIRST.md`` says what is asked. A row of ``first.parquet`` is one decision, and a stopped call goes on.
 CHECKOUT is a clone of the comparator's commit. Each decision is a process of its own.
@@ -24,7 +23,6 @@ import numpy as np
 import pandas as pd
 import tyro
 
-from figures.decision.finished import CUTS, federations
 from fl_core.display import csv_bytes
 
 ROWS = Path(__file__).with_name("first.parquet")
@@ -179,48 +177,5 @@ def run(old: Path, hours: float = 2.0, python: str = sys.executable) -> None:
             )
 
 
-def power(draws: int = 4000) -> None:
-    """Simulate the power of macro-F1 by number of tables, from the differences of the 29 federations of ``finished``.
-
-    The policy is the best on validation of all, nothing and all but the last at FedAvg's best rate. The race is the
-    best of four cuts at the best rate of all but the last. Neither has own epochs.
-    """
-    lines = []
-    for each in federations():
-        own = each.runs.dropna(subset="validation")
-        for seed, part in own.groupby("seed"):
-            one = part.droplevel("seed")
-            score = {}
-            for name, tuned, arms in (
-                ("policy", "all", ("all", "nothing", "all_but_last")),
-                ("race", "all_but_last", ("nothing", "half", "all_but_last", "all")),
-            ):
-                lr = one.loc[CUTS.index(tuned)]["validation"].idxmax()
-                at = one.xs(lr, level="lr")
-                at = at[at.index.isin([CUTS.index(arm) for arm in arms])]
-                score[name] = at.loc[at["validation"].idxmax(), "held_out"]
-            gap = 100 * (score["policy"] - score["race"])
-            lines.append((each.family, each.name, seed, gap))
-    table = pd.DataFrame(lines, columns=["family", "federation", "seed", "gap"])
-    by = table.groupby("family")["gap"].mean().to_numpy()
-    from scipy import stats
-
-    print(
-        f"{len(by)} families: mean {by.mean():.2f}, standard deviation {by.std(ddof=1):.2f} points"
-    )
-    draw = np.random.default_rng(0)
-    for n in (3, 5, 10, 15, 20, 30, 40):
-        drawn = draw.choice(by, (draws, n))
-        low = drawn.mean(1) - stats.t.ppf(0.95, n - 1) * drawn.std(1, ddof=1) / np.sqrt(
-            n
-        )
-        level = drawn - by.mean()
-        low_level = level.mean(1) - stats.t.ppf(0.95, n - 1) * level.std(
-            1, ddof=1
-        ) / np.sqrt(n)
-        shown = [np.mean(each > -MARGINS["macro_f1"]) for each in (low, low_level)]
-        print(f"{n} tables: power {shown[0]:.2f} as observed, {shown[1]:.2f} if level")
-
-
 if __name__ == "__main__":
-    tyro.extras.subcommand_cli_from_dict({"run": run, "power": power})
+    tyro.cli(run)
