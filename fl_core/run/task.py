@@ -62,12 +62,16 @@ from fl_core.rows import (
 )
 from fl_core.run import initial
 from fl_core.run.layer_mapping import extend
+from fl_core.storage import format_bytes
 from fl_core.training import losses
 from fl_core.training.border import fit_module
 from fl_core.training.losses import Loss
 from fl_core.training.phases import Training
 from fl_core.training.workspace import memory_format
 from fl_core.tree import Tree
+
+CLIENT_BYTES, NOTED_BYTES = 10_000, 100_000_000
+"""The rows of a client in a round in which it is scored, and the rows of a run that are said before it."""
 
 
 @dataclass(repr=False)
@@ -150,6 +154,7 @@ class Task(Displayed):
         own = [
             *(() if algorithm.plan is None else algorithm.plan.notes()),
             *algorithm.notes(),
+            *self._many_rows(),
         ]
         if self.data.elsewhere:
             return [*self.said, *own]
@@ -159,6 +164,18 @@ class Task(Displayed):
             *client_notes(self.data),
         ]
         return [*self.said, *own, *others]
+
+    def _many_rows(self) -> list[str]:
+        """Return a note if the scores of all clients take much of a disk."""
+        every = int(self.config.execution.eval_every or 1)
+        scored = int(self.config.federation.rounds or 1) // every
+        size = CLIENT_BYTES * len(self.data.clients) * scored
+        if size <= NOTED_BYTES:
+            return []
+        return [
+            f"the rows will take about {format_bytes(size)}: {len(self.data.clients)} clients are scored in {scored} "
+            "rounds. Raise eval_every."
+        ]
 
     def _chosen_elsewhere(self) -> list[str]:
         """Return notes if the given plan was measured on other samples, or chosen at another learning rate."""
