@@ -82,12 +82,20 @@ def claims_of(bench, draw, samples, group, means=(0.0,) * 5, seeds=1, frames=Fal
     beside = beside_base_rate(judged, models, benches, 0.0)
     if frames:
         return race.differences, beside
-    compared = {"model": arms[0], "base_rate": base, "alone": arms[1]}
+    # one run's model is compared by itself, so no seed shifts it
+    names = ("base_rate", "model", "alone")
+    losses = losses_of(draw, samples, group, means[:3])
+    compared = {
+        name: predictor_of(name, bench, each)
+        for name, each in zip(names, losses, strict=True)
+    }
+    model = compared.pop("model")
+    gains = bench.of_clients({"model": model, **compared})["gain"]
     return {
         "an arm is worse": race.differences["excluded"].any(),
         "an arm differs from the base rate": (beside["p_value"] <= 0.05).any(),
-        "a client gains or loses": (bench.of_clients(compared)["gain"] != "").any(),
-        "a baseline is better": bench.above(arms[0], base, TEST).low > 0,
+        "a client gains or loses": (gains != "").any(),
+        "a baseline is better": bench.above(model, compared["base_rate"], TEST).low > 0,
     }
 
 
