@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 from diagnostics.plots.drawing import COLOURS, style
 from diagnostics.tuning.differ import DIFFER
+from figures.decision import known_plans
 from figures.decision.known_runs import CONFIRMED, KNOWN, ROWS, ends
 from figures.decision.known_signals import REFERENCES
 from figures.page import markdown, numbers
@@ -290,8 +291,14 @@ def hours(rows: pd.DataFrame) -> str:
     return f"{len(rows)} rows, {rows['seconds'].sum() / 3600:.2f} core-hours.\n"
 
 
+def algorithms(_: pd.DataFrame) -> str:
+    """Return what the plan of a known answer does for other algorithms."""
+    return known_plans.table()
+
+
 TABLES = {
-    each.__name__: each for each in (whether, truth, confirmation, signals, hours)
+    each.__name__: each
+    for each in (whether, truth, algorithms, confirmation, signals, hours)
 }
 
 
