@@ -181,6 +181,7 @@ def about(
     what: str,
     kind: type[Exception] | tuple[type[Exception], ...] = UsageError,
     raised: type[Exception] = UsageError,
+    way: str = "",
 ) -> Iterator[None]:
     """Begin the message of an error with what it is about.
 
@@ -193,11 +194,13 @@ def about(
     Args:
         kind: of the errors. Others pass.
         raised: the type of the error that takes their place.
+        way: what to do.
     """
     try:
         yield
     except kind as error:
-        raise raised(f"{what}: {error}") from error
+        said = " ".join(str(error).split()).rstrip(".")
+        raise raised(f"{what}: {f'{said}. {way}' if way else error}") from error
 
 
 def damaged(path: Path | str, *kinds: type[Exception]) -> AbstractContextManager[None]:

@@ -354,7 +354,15 @@ def labels(
         check_flat(y)
         cells = texts_of(y)
         names = written_classes(cells) if names is None else names
-        y = _codes(cells, names)
+        code = {composed(name.strip()): k for k, name in enumerate(names)}
+        codes = [code.get(word.strip(), -1) for word in cells.categories]
+        y = np.array(codes, dtype=np.int64)[cells.codes]
+        row = int(np.argmin(y))
+        if y[row] < 0:
+            try:
+                check_known("class", cells[row].strip(), names)
+            except UsageError as error:
+                raise DataFault(str(error), row=row) from error
     values = whole_numbers(y, PREDICT)
     if names is None:
         distinct, codes = np.unique(values, return_inverse=True)
@@ -486,7 +494,13 @@ def joined(parts: Mapping[str, Array]) -> tuple[Array, Place]:
     Raises:
         UsageError: some are text and some are none, or they differ in the number of labels of a sample.
     """
-    parts = {part: _unboxed(_squeezed(y)) for part, y in parts.items()}
+    parts = {part: _squeezed(y) for part, y in parts.items()}
+    for part, y in parts.items():
+        kinds = map(type, y.flat if y.dtype.kind == "O" else "")
+        if y.dtype.kind == "O" and all(
+            issubclass(k, (int, float, np.number)) for k in kinds
+        ):
+            parts[part] = np.array(y.tolist())  # Python's numbers
     first_part, width = next((part, y.shape[1:]) for part, y in parts.items())
     for part, y in parts.items():
         if y.shape[1:] != width:
@@ -515,29 +529,6 @@ def joined(parts: Mapping[str, Array]) -> tuple[Array, Place]:
     return np.concatenate(list(parts.values())), place_in(sizes)
 
 
-def _unboxed(y: Array) -> Array:
-    """Return an array of Python's numbers as an array of numbers. Other arrays stay."""
-    boxed = y.dtype.kind == "O"
-    if boxed and all(isinstance(value, int | float | np.number) for value in y.flat):
-        return np.array(y.tolist())
-    return y
-
-
 def _squeezed(y: Array) -> Array:
     """Return targets [n, 1] as [n]."""
     return y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
-
-
-def _codes(cells: pd.Categorical, names: Sequence[str]) -> Integers:
-    """Return the position of each cell among the names of the classes."""
-    code = {composed(name.strip()): k for k, name in enumerate(names)}
-    codes = np.array([code.get(word.strip(), -1) for word in cells.categories])[
-        cells.codes
-    ]
-    row = int(np.argmin(codes))
-    if codes[row] < 0:
-        try:
-            check_known("class", cells[row].strip(), names)
-        except UsageError as error:
-            raise DataFault(str(error), row=row) from error
-    return codes.astype(np.int64)

@@ -340,8 +340,40 @@ def notes(data: FederatedData, alone: bool = False) -> list[str]:
             found.append(
                 f"the {what} {listing(map(repr, group))} differ by spaces or capitals only; each is one of its own"
             )
-    found += [*_of_classes(data), *_large(data)]
-    return [*found, *_unknown(data), *_find_repeated(data)]
+    found += _of_classes(data)
+    largest, place = 0.0, ""
+    for x in (client.train.x for client in data.clients):
+        if x.is_floating_point() and x.numel():
+            sizes = torch.maximum(x.amax(0), -x.amin(0)).flatten()
+            if float(sizes.max()) > largest:
+                largest, k = float(sizes.max()), int(sizes.argmax())
+                inputs = getattr(data.preprocessing, "inputs", ())
+                place = f"column {inputs[k]!r}" if inputs else f"feature {k} (counted from 0)"  # fmt: skip
+    if largest > LARGE:
+        place = f" in {place}" if len(data.shape) == 1 else ""
+        found.append(
+            f"features are as large as {largest:.3g}{place}: scale them, or training is likely to diverge"
+        )
+    if data.words is not None:
+        ids = torch.cat([client.validation.x.flatten() for client in data.clients])
+        unknown, known = ((ids == UNKNOWN).sum(), (ids >= len(SPECIAL)).sum())
+        share = float(unknown / (unknown + known).clamp(min=1))
+        if share > NOTED:
+            found.append(
+                f"{share:.0%} of the words in validation texts are not among the {len(data.words):,} of training texts"
+            )
+    keys = {
+        split: [hash(row.tobytes()) for client in data.clients for row in client.split(split).x.numpy()]
+        for split in SPLITS
+    }  # fmt: skip
+    seen = {*keys["train"]}
+    for split in SPLITS[1:]:
+        again = sum(key in seen for key in keys[split])
+        if again > REPEATED * len(keys[split]):
+            found.append(
+                f"{again:,} of {len(keys[split]):,} {split} samples equal a training sample: scores may be too good"
+            )
+    return found
 
 
 def client_notes(data: FederatedData) -> list[str]:
@@ -401,50 +433,3 @@ def _of_classes(data: FederatedData) -> Iterator[str]:
                 f"AUROC and AUPRC describe {data.positive!r}, the class of {ys.mean():.0%} of samples; "
                 f"{spelled(positive=data.classes[0])}?"
             )
-
-
-def _large(data: FederatedData) -> Iterator[str]:
-    """Yield the largest training feature, if it is too large for training without scaling."""
-    largest, where = 0.0, 0
-    for client in data.clients:
-        x = client.train.x
-        if x.is_floating_point() and x.numel():
-            sizes = torch.maximum(x.amax(0), -x.amin(0)).flatten()
-            if float(sizes.max()) > largest:
-                largest = float(sizes.max())
-                where = int(sizes.argmax())
-    if largest > LARGE:
-        made, place = data.preprocessing, ""
-        if made is not None and made.inputs:
-            place = f" in column {made.inputs[where]!r}"
-        elif len(data.shape) == 1:
-            place = f" in feature {where} (counted from 0)"
-        yield f"features are as large as {largest:.3g}{place}: scale them, or training is likely to diverge"
-
-
-def _unknown(data: FederatedData) -> Iterator[str]:
-    """Yield the share of unknown words in validation texts, if it is large."""
-    if data.words is None:
-        return
-    ids = torch.cat([client.validation.x.flatten() for client in data.clients])
-    unknown = int((ids == UNKNOWN).sum())
-    known = int((ids >= len(SPECIAL)).sum())
-    share = unknown / max(unknown + known, 1)
-    if share > NOTED:
-        yield f"{share:.0%} of the words in validation texts are not among the {len(data.words):,} of training texts"
-
-
-def _find_repeated(data: FederatedData) -> Iterator[str]:
-    """Yield validation and test samples with the features of some client's training sample."""
-    seen = {key for client in data.clients for key in _keys(client.train.x)}
-    for split in SPLITS[1:]:
-        keys = [key for client in data.clients for key in _keys(client.split(split).x)]
-        again = sum(key in seen for key in keys)
-        if again > REPEATED * len(keys):
-            yield f"{again:,} of {len(keys):,} {split} samples equal a training sample: scores may be too good"
-
-
-def _keys(x: torch.Tensor) -> Iterator[int]:
-    """Yield a hash of each sample's features."""
-    for row in x.numpy():
-        yield hash(row.tobytes())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +27,7 @@ from fl_core.data.columns import (
 from fl_core.data.described import Column, ColumnTable
 from fl_core.data.sources import LENGTH, Source, check_lengths, source_of_parts
 from fl_core.data.spelling import composed, located
-from fl_core.errors import UsageError, check_known, listing, spelled, warn
+from fl_core.errors import UsageError, about, check_known, listing, spelled, warn
 from fl_core.models.tokens import SPECIAL, TokenShape
 from fl_core.rows import CLASSIFICATION
 
@@ -172,13 +173,12 @@ def read_arrays(path: Path, keys: Sequence[str]) -> dict[str, Array]:
     there = headers(path)
     for key in keys:
         check_known(f"array in {path}", key, there)
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {key: file[key] for key in keys}
-    except storage.DAMAGED as error:
-        raise UsageError(
-            f"{path} must hold plain numbers and text, not Python objects ({error}). Save it without them."
-        ) from error
+    what, way = f"{path} must hold plain numbers and text", "Save no Python objects."
+    with (
+        about(what, storage.DAMAGED, way=way),
+        np.load(path, allow_pickle=False) as file,
+    ):
+        return {key: file[key] for key in keys}
 
 
 def headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
@@ -190,27 +190,30 @@ def headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         UsageError: not such a file, or a false claim.
     """
     found, taken = {}, 0
-    try:
-        with storage.open_zip(path) as archive:
-            entries = archive.infolist()
-            for entry in entries:
-                with archive.open(entry) as file:
-                    form = np.lib.format
-                    first = form.read_magic(file) == (1, 0)
-                    read = form.read_array_header_1_0 if first else form.read_array_header_2_0  # fmt: skip
-                    shape, _, dtype = read(file)
-                found[entry.filename.removesuffix(".npy")] = shape, dtype
-    except storage.DAMAGED as error:
-        raise UsageError(
-            f"{path} must be a readable .npz file of named arrays: {error}. Save it again with numpy.savez."
-        ) from error
+    whole = about(
+        f"{path} must be a readable .npz file of named arrays",
+        storage.DAMAGED,
+        way="Save it again with numpy.savez.",
+    )
+    with whole, storage.open_zip(path) as archive:
+        entries = archive.infolist()
+        for entry in entries:
+            with archive.open(entry) as file:
+                form = np.lib.format
+                first = form.read_magic(file) == (1, 0)
+                read = form.read_array_header_1_0 if first else form.read_array_header_2_0  # fmt: skip
+                shape, _, dtype = read(file)
+            found[entry.filename.removesuffix(".npy")] = shape, dtype
     if len(entries) > len(found):
         raise UsageError(
             f"{path} must have each array once; got one twice. Save it again with numpy.savez."
         )
     for entry, (key, (shape, dtype)) in zip(entries, found.items(), strict=True):
         claimed = math.prod(shape) * dtype.itemsize
-        taken += max(entry.file_size, math.prod(shape) * _bytes_each(dtype, len(shape)))
+        # texts become Python's objects, and columns 64-bit numbers
+        least = 64 if dtype.kind in "USO" else 8 if len(shape) < 3 else 0
+        size = math.prod(shape) * max(dtype.itemsize, least)
+        taken += max(entry.file_size, size)
         if not dtype.hasobject and claimed > entry.file_size:
             raise UsageError(
                 f"{path}, array {key!r} must have the bytes that its header says, "
@@ -219,13 +222,6 @@ def headers(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
             )
     storage.check_unpacked(path, path.stat().st_size, taken)
     return found
-
-
-def _bytes_each(dtype: np.dtype, dimensions: int) -> int:
-    """Return the bytes of memory that a value takes. Texts become Python's objects, and columns 64-bit numbers."""
-    if dtype.kind in "USO":
-        return max(dtype.itemsize, 64)
-    return dtype.itemsize if dimensions > 2 else max(dtype.itemsize, 8)
 
 
 # --- folders of images -----------------------------------------------------------------------------------------
@@ -327,11 +323,15 @@ def pixels(
     depth = [3] if mode == "RGB" else []
     x = np.empty((len(files), *size[::-1], *depth), dtype=np.uint8)
     for row, file in enumerate(files):
-        try:
-            with Image.open(file, formats=FORMATS) as image:
-                shown = _as_shown(image).convert(mode)
-        except _UNREADABLE as error:
-            raise _unreadable(file, error) from error
+        with _readable(file), Image.open(file, formats=FORMATS) as image:
+            shown = ImageOps.exif_transpose(image)  # as a viewer shows it
+            if shown.has_transparency_data:
+                shown, white = (
+                    shown.convert("RGBA"),
+                    Image.new("RGBA", shown.size, "white"),
+                )
+                shown = Image.alpha_composite(white, shown)
+            shown = shown.convert(mode)
         if side:
             least = min(shown.size)
             left, top = ((full - least) // 2 for full in shown.size)
@@ -353,15 +353,12 @@ def pixels(
 
 def _header(file: Path) -> _Header:
     """Return the header of an image file, without decoding pixels."""
-    try:
-        with Image.open(file, formats=FORMATS) as image:
-            size, mode = image.size, image.mode
-            deep = any(";16" in str(tile) for tile in image.tile)
-            orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-            transparent = image.has_transparency_data
-            animated = getattr(image, "n_frames", 1) > 1
-    except _UNREADABLE as error:
-        raise _unreadable(file, error) from error
+    with _readable(file), Image.open(file, formats=FORMATS) as image:
+        size, mode = image.size, image.mode
+        deep = any(";16" in str(tile) for tile in image.tile)
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+        transparent = image.has_transparency_data
+        animated = getattr(image, "n_frames", 1) > 1
     if deep or mode not in _MODES:
         got = "16 bits" if deep else f"mode {mode}"
         raise UsageError(
@@ -372,17 +369,9 @@ def _header(file: Path) -> _Header:
     return _Header(size, mode, orientation > 1, transparent, animated)
 
 
-def _unreadable(file: Path, error: BaseException) -> UsageError:
-    return UsageError(f"{file} must be a readable image: {error}. Save it again.")
-
-
-def _as_shown(image: Image.Image) -> Image.Image:
-    """Return an image as a viewer shows it: turned by its EXIF orientation, and laid on white if it is transparent."""
-    image = ImageOps.exif_transpose(image)
-    if not image.has_transparency_data:
-        return image
-    image = image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+def _readable(file: Path) -> AbstractContextManager[None]:
+    what = f"{file} must be a readable image"
+    return about(what, _UNREADABLE, way="Save it again.")
 
 
 def _all_gray(headers: Sequence[_Header]) -> bool:

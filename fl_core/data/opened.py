@@ -37,11 +37,10 @@ from fl_core.data.spelling import (
     first_duplicate,
     is_number,
     is_padded,
-    located,
     place_in,
     row_of_array,
 )
-from fl_core.errors import UsageError, listing, needs_package, spelled, warn
+from fl_core.errors import UsageError, about, listing, needs_package, spelled, warn
 
 SEPARATORS = (";", "\t", "|", ",")
 EXCEL = (".xlsx", ".xls")
@@ -112,8 +111,18 @@ class Part:
             )
         if not len(frame):
             raise UsageError(f"{self.where} must have rows; got no rows. Add samples.")
-        with located(str(self.where), self.place):
-            _check_last_row(frame)
+        last = frame.iloc[-1]
+        for name, cell in last.items():
+            named = str(cell).strip(" :").lower() in TOTALS
+            if not named or (frame[name] == cell).sum() > 1:
+                continue
+            numbers = frame.astype(object).apply(pd.to_numeric, errors="coerce")
+            above, end = numbers[:-1], numbers.iloc[-1]
+            sums = (end > above.max()) & np.isclose(end, above.sum(), rtol=1e-3)
+            if (sums | last.isna() | (last == "")).any():
+                rule = f"each row must be a sample; got {cell!r}, a row of sums."
+                fault = DataFault(rule, "Remove the row.", row=len(frame) - 1)
+                raise fault.at(str(self.where), self.place)
         return frame
 
 
@@ -302,24 +311,6 @@ def open_table(
     if source.is_dir():
         warn_of_others(source, several)
     return found
-
-
-def _check_last_row(frame: pd.DataFrame) -> None:
-    """Refuse a last row of sums: a cell says so, alone in its column, and another one is empty or a sum."""
-    last = frame.iloc[-1]
-    for name, cell in last.items():
-        named = str(cell).strip(" :").lower() in TOTALS
-        if not named or (frame[name] == cell).sum() > 1:
-            continue
-        numbers = frame.astype(object).apply(pd.to_numeric, errors="coerce")
-        above, end = numbers[:-1], numbers.iloc[-1]
-        sums = (end > above.max()) & np.isclose(end, above.sum(), rtol=1e-3)
-        if (sums | last.isna() | (last == "")).any():
-            raise DataFault(
-                f"each row must be a sample; got {cell!r}, a row of sums.",
-                "Remove the row.",
-                row=len(frame) - 1,
-            )
 
 
 # --- .csv ----------------------------------------------------------------------------------------------------------
@@ -604,30 +595,22 @@ def _parquet(path: Path, reading: Reading) -> Part:
     except ModuleNotFoundError as error:
         raise needs_package("pyarrow", f"read {path}", "parquet") from error
 
-    def unreadable(error: Exception) -> UsageError:
-        fault = " ".join(str(error).split()).rstrip(".")
-        return UsageError(
-            f"{path} must be a readable .parquet file: {fault}. Save it again."
-        )
-
-    try:
+    what = f"{path} must be a readable .parquet file"
+    kinds, way = (pyarrow.ArrowException, OSError), "Save it again."
+    with about(what, kinds, way=way):
         file = parquet.ParquetFile(path)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise unreadable(error) from error
-    fields, about = file.schema_arrow, file.metadata
+    fields, metadata = file.schema_arrow, file.metadata
     names = [name for name in fields.names if not _UNNAMED.fullmatch(name)]
 
     def load(texts: Collection[str]) -> pd.DataFrame:
-        groups = map(about.row_group, range(about.num_row_groups))
+        groups = map(metadata.row_group, range(metadata.num_row_groups))
         stored = sum(group.total_byte_size for group in groups)
         each = sum(64 if name in texts else 8 for name in names)
-        taken = max(about.num_rows * each, stored)
+        taken = max(metadata.num_rows * each, stored)
         storage.check_unpacked(path, path.stat().st_size, taken)
         words = [field.name for field in fields if "string" in str(field.type)]
-        try:
+        with about(what, kinds, way=way):
             table = parquet.ParquetFile(path, read_dictionary=words).read(names)
-        except (pyarrow.ArrowException, OSError) as error:
-            raise unreadable(error) from error
         plain = table.replace_schema_metadata()  # pandas' own may be damaged
         return plain.to_pandas(integer_object_nulls=True)
 

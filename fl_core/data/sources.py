@@ -178,7 +178,18 @@ class Source:
             UsageError: the source is not a table of numbers, or is prepared already.
         """
         if scale == SCALES[-1]:
-            return self._as_imagenet().with_methods("none", impute)
+            if not self.is_image or self.shape[0] != 3 or self.mean:
+                raise UsageError(
+                    f"scale imagenet must have colour images without their own scaling; got {self.name}. Leave it out."
+                )
+            mean, std = IMAGENET
+            columns = list(self.table.columns)
+            for k, each in enumerate(columns):
+                if each.name == "image":
+                    columns[k] = replace(each, taken_as="pixels scaled as ImageNet")
+            table = ColumnTable(tuple(columns))
+            scaled = replace(self, mean=mean, std=std, table=table)
+            return scaled.with_methods("none", impute)
         asked = replace(self, scale=scale, impute=impute)
         alone = self.words is None and self.layout is None
         if asked.prepares and not (alone and self.x.ndim == 2):
@@ -196,18 +207,6 @@ class Source:
                 f"scale and impute must be left out for {self.name} with its fixed scaling. Leave them out."
             )
         return asked
-
-    def _as_imagenet(self) -> Source:
-        if not self.is_image or self.shape[0] != 3 or self.mean:
-            raise UsageError(
-                f"scale imagenet must have colour images without their own scaling; got {self.name}. Leave it out."
-            )
-        mean, std = IMAGENET
-        columns = list(self.table.columns)
-        for k, each in enumerate(columns):
-            if each.name == "image":
-                columns[k] = replace(each, taken_as="pixels scaled as ImageNet")
-        return replace(self, mean=mean, std=std, table=ColumnTable(tuple(columns)))
 
     @cached_property
     def digest(self) -> str:
@@ -256,9 +255,24 @@ class Source:
         frequency and then in alphabetical order. Rarer words train the row of the unknown word.
         """
         if self.words is not None:
-            return self._fit_words(train)
-        if self.scale == "none":
-            self._check_digits()
+            first, x = len(SPECIAL), self.x[train].reshape(-1)
+            counts = np.bincount(x, minlength=first + len(self.words))[first:]
+            # words are sorted, so ties stay in alphabetical order
+            order = np.argsort(-counts, kind="stable")[:MOST_WORDS]
+            kept = order[counts[order] >= LEAST_COUNT]
+            return self.with_vocabulary(tuple(self.words[k] for k in kept))
+        merged = []
+        if self.scale == "none" and self.x.dtype == np.float64 and self.x.ndim == 2:
+            lossy = [k for k, column in enumerate(self.x.T) if loses_digits(column)]
+            names = [repr(self.columns[k]) if self.columns else str(k) for k in lossy]
+            merged = [f"column {listing(names)}"] if names else []
+        if self.scale == "none" and self.task == REGRESSION and loses_digits(self.y):
+            merged.append("the targets")
+        if merged:  # nothing scales them
+            warn(
+                f"different values of {' and '.join(merged)} become equal in float32: scale them, such as "
+                f"{spelled(scale='standard')}"
+            )
         tabular = self.prepares or self.categories or self.columns
         if not tabular or self.preprocessing is not None:
             return self
@@ -282,29 +296,6 @@ class Source:
             categories=(),
             table=self.table.with_inputs(known, bool(made.target)),
         )
-
-    def _fit_words(self, train: Integers) -> Source:
-        first, words = len(SPECIAL), self.words or ()
-        counts = np.bincount(self.x[train].reshape(-1), minlength=first + len(words))
-        # words are sorted, so ties stay in alphabetical order
-        order = np.argsort(-counts[first:], kind="stable")[:MOST_WORDS]
-        kept = order[counts[first:][order] >= LEAST_COUNT]
-        return self.with_vocabulary(tuple(words[k] for k in kept))
-
-    def _check_digits(self) -> None:
-        """Warn of columns and targets whose different values become equal in float32, since nothing scales them."""
-        merged = []
-        if self.x.dtype == np.float64 and self.x.ndim == 2:
-            lossy = [k for k, column in enumerate(self.x.T) if loses_digits(column)]
-            names = [repr(self.columns[k]) if self.columns else str(k) for k in lossy]
-            merged = [f"column {listing(names)}"] if names else []
-        if self.task == REGRESSION and loses_digits(self.y):
-            merged.append("the targets")
-        if merged:
-            warn(
-                f"different values of {' and '.join(merged)} become equal in float32: scale them, such as "
-                f"{spelled(scale='standard')}"
-            )
 
     def with_vocabulary(self, vocabulary: tuple[str, ...]) -> Source:
         """Return the source of texts with the codes of another vocabulary. Words outside it become the unknown word."""

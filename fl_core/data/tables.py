@@ -200,9 +200,22 @@ class _Table:
         texts += [how.client_column, how.text_column]
         texts += [how.group_column] if how.group_column else []
         self.opened.read(texts if how.predicts_numbers else [*texts, *how.labels])
+        named = [k for k in (*how.labels, how.text_column) if k in self.taken]
+        others = {*self.opened.header} - {self.opened.client}
         for part in self.opened.parts:
-            self._check_part(part.header, part.where)
-        self._ask_for_classes()
+            lacking = [repr(name) for name in named if name not in part.header]
+            if lacking:
+                way = "Add or rename the column."
+                if not others - {*part.header} < others:
+                    way = "It shares no column with them: move it out of the folder."
+                raise UsageError(
+                    f"{part.where} must have the label and the text of the other files; got no "
+                    f"{listing(lacking)}. {way}"
+                )
+        label = how.labels[0]
+        if not how.predicts_numbers and label not in (how.word_columns or ()):
+            with self._checked(label):
+                check_classes(self.opened, label, how)
         names = self._roles()
         self._leave_out_rows()
         how = self.reading
@@ -213,8 +226,13 @@ class _Table:
                 owner, clients = arrays.owners(self._texts_of(client))
                 self.source = replace(self.source, owner=owner, owner_names=clients)
         self._identifiers()
-        if self.reading.group_column:
-            self._add_groups(self.reading.group_column)
+        if group := self.reading.group_column:  # a name at two clients is two groups
+            self.taken[group] = "group"
+            with self._checked(group):
+                cells = self._texts_of(group)
+                refuse_where(lacks_value(cells), cells, "each row must have a group")
+                groups = roles.by_clients(cells, self.source.owner)
+                self.source = replace(self.source, groups=groups)
         self._gaps()
         self.ask_all({k: each.fault for k, each in self.features.items() if each.fault})
         used = {k: each for k, each in self.features.items() if each.kind != LEFT_OUT}
@@ -357,23 +375,6 @@ class _Table:
                 named.append(f"Name it: {spelled(**{key: 'NAME'})}.")
             yield DataFault(rule, *named)
 
-    def _check_part(self, header: Sequence[str], part: Path) -> None:
-        """Refuse a file that lacks the label or the text of the others."""
-        lacking = [
-            name
-            for name in (*self.reading.labels, self.reading.text_column)
-            if name in self.taken and name not in header
-        ]
-        if lacking:
-            others = {*self.opened.header} - {self.opened.client}
-            way = "Add or rename the column."
-            if not others - {*header} < others:
-                way = "It shares no column with them: move it out of the folder."
-            raise UsageError(
-                f"{part} must have the label and the text of the other files; got no {listing(map(repr, lacking))}. "
-                f"{way}"
-            )
-
     def _no_features(self) -> UsageError:
         got = listing(self.opened.header)
         return UsageError(
@@ -394,16 +395,6 @@ class _Table:
             )
 
     # --- labels, clients and groups --------------------------------------------------------------------------------
-
-    def _ask_for_classes(self) -> None:
-        """Ask what labels are that are not few classes, all of them numbers or none.
-
-        ``word_columns`` takes each different cell as a class.
-        """
-        how, name = self.reading, self.reading.labels[0]
-        if not how.predicts_numbers and name not in (how.word_columns or ()):
-            with self._checked(name):
-                check_classes(self.opened, name, how)
 
     def _leave_out_rows(self) -> None:
         """Leave out rows without a label, or ask whether to. This is proposed if they are rare."""
@@ -460,15 +451,6 @@ class _Table:
                 names = tuple(sorted(words, key=float if numeric else str))
             y, classes = arrays.answers(y, how.task, names)
             self.source = replace(self.source, y=y, classes=classes)
-
-    def _add_groups(self, name: str) -> None:
-        """Add the group of each row. The same name at two clients is two groups."""
-        self.taken[name] = "group"
-        with self._checked(name):
-            cells = self._texts_of(name)
-            refuse_where(lacks_value(cells), cells, "each row must have a group")
-            groups = roles.by_clients(cells, self.source.owner)
-            self.source = replace(self.source, groups=groups)
 
     # --- what identifies rows --------------------------------------------------------------------------------------
 

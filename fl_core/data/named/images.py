@@ -70,7 +70,13 @@ def images(
             source = replace(
                 source.take(np.flatnonzero(source.is_train)), is_train=None
             )
-        return _only_classes(source, classes) if classes else source
+        for each in classes:
+            check_known(f"class of {name}", each, source.classes)
+        if not classes:
+            return source
+        new = np.array([*map((*classes, *source.classes).index, source.classes)])
+        kept = source.take(np.flatnonzero(new[source.y] < len(classes)))
+        return replace(kept, y=new[kept.y], classes=classes)
 
     opened.__doc__ = about
     opened.__qualname__ = name
@@ -108,17 +114,6 @@ def _of_torchvision(
         y, _ = arrays.labels(np.asarray(images.targets), images.classes)
         x = arrays.features(x)
     return Source(name, x, y, tuple(images.classes), shuffled=True)
-
-
-def _only_classes(source: Source, names: tuple[str, ...]) -> Source:
-    """Return the samples of the named classes, numbered in the order of ``names``."""
-    for name in names:
-        check_known(f"class of {source.name}", name, source.classes)
-    new = np.array([*map((*names, *source.classes).index, source.classes)])
-    kept = source.take(
-        np.flatnonzero(np.isin(np.array(source.classes)[source.y], names))
-    )
-    return replace(kept, y=new[kept.y], classes=names)
 
 
 images(
