@@ -22,6 +22,7 @@ from fl_core.data.cells import (
 from fl_core.data.spelling import (
     PLAIN_NUMBERS,
     DataFault,
+    Names,
     Place,
     Way,
     composed,
@@ -149,7 +150,7 @@ def is_text(values: Array | pd.Categorical) -> TypeGuard[pd.Categorical]:
 
 def owners(
     values: Array | pd.Categorical, names: Sequence[str] | None = None
-) -> tuple[Integers, tuple[str, ...]]:
+) -> tuple[Integers, Names]:
     """Return the natural client of each sample, as indices into the clients' names.
 
     Text names clients directly, in sorted order and in Unicode's composed form. Whole numbers do so too, or they index
@@ -224,7 +225,7 @@ def flags(values: Array) -> Bools:
     return whole.astype(bool)
 
 
-def texts(values: Array) -> tuple[str, ...]:
+def texts(values: Array) -> Names:
     """Check that names are distinct and not empty.
 
     Raises:
@@ -292,7 +293,7 @@ LABELLED = "each sample must have a label"
 
 def answers(
     y: Array, task: str, names: Sequence[str] | None = None
-) -> tuple[Array, tuple[str, ...]]:
+) -> tuple[Array, Names]:
     """Check labels or targets: class indices with the classes' names (:func:`labels`), or targets without names.
 
     Raises:
@@ -339,9 +340,7 @@ def finite_entries(y: Array) -> Array:
     return found
 
 
-def labels(
-    y: Array, names: Sequence[str] | None = None
-) -> tuple[Integers, tuple[str, ...]]:
+def labels(y: Array, names: Sequence[str] | None = None) -> tuple[Integers, Names]:
     """Check labels: return class indices 0..C-1 and the names of the C classes.
 
     Without ``names`` the classes are the distinct labels in ascending order. Their names are the labels' text. Labels
@@ -462,7 +461,7 @@ def events(y: Array) -> NDArray[np.float32]:
 
 def several_labels(
     y: Array, names: Sequence[str] | None = None
-) -> tuple[NDArray[np.float32], tuple[str, ...]]:
+) -> tuple[NDArray[np.float32], Names]:
     """Check labels of 0 and 1 [n, C], or text of them. Return them as float32 with the names of the C labels.
 
     Raises:

@@ -7,7 +7,13 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from fl_core.data.spelling import MISSING, NumberFormat, composed, first_duplicate
+from fl_core.data.spelling import (
+    MISSING,
+    Names,
+    NumberFormat,
+    composed,
+    first_duplicate,
+)
 from fl_core.errors import (
     OneOf,
     UsageError,
@@ -171,14 +177,14 @@ class Reading:
         return {key: getattr(self, key) for key in READING}
 
     @property
-    def labels(self) -> tuple[str, ...]:
+    def labels(self) -> Names:
         """Return the names of the label columns: one, or several for survival and multilabel."""
         if self.task in (SURVIVAL, MULTILABEL):
             return tuple(self.label_column.split(BETWEEN))
         return (self.label_column,)
 
     @property
-    def names(self) -> tuple[str, ...] | None:
+    def names(self) -> Names | None:
         """Return the declared names of several labels, or None for the data's own names of classes."""
         return self.labels if self.task == MULTILABEL else None
 

@@ -29,6 +29,7 @@ from fl_core.data.spelling import (
     PLAIN_NUMBERS,
     SIGNED,
     DataFault,
+    Names,
     NumberFormat,
     Way,
     format_of,
@@ -275,7 +276,7 @@ def mixed(name: str, opened: Opened, cells: Cells, how: Reading) -> Feature:
     return kept
 
 
-def words_of(cells: pd.Categorical) -> tuple[str, ...]:
+def words_of(cells: pd.Categorical) -> Names:
     """Return the words of a column; an empty cell is a word of its own."""
     return tuple(sorted({word.strip() for word in cells.categories}))
 

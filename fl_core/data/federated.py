@@ -20,7 +20,7 @@ from fl_core.data.described import ColumnTable
 from fl_core.data.partitions import SPLITS, Partition
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.sources import NOTED, Source
-from fl_core.data.spelling import nearly_equal
+from fl_core.data.spelling import Names, nearly_equal
 from fl_core.display import MANY, Displayed, Summary, in_order
 from fl_core.errors import UsageError, check_known, listing, spelled
 from fl_core.models.tokens import SPECIAL, UNKNOWN, TokenShape
@@ -90,12 +90,12 @@ class FederatedData(Displayed):
 
     name: str
     shape: tuple[int, ...]
-    classes: tuple[str, ...]
+    classes: Names
     clients: tuple[ClientData, ...]
     partition: Partition
     source_digest: str
     digest: str
-    words: tuple[str, ...] | None = None
+    words: Names | None = None
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     images: bool = False

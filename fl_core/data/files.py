@@ -26,7 +26,7 @@ from fl_core.data.columns import (
 )
 from fl_core.data.described import Column, ColumnTable
 from fl_core.data.sources import LENGTH, Source, check_lengths, source_of_parts
-from fl_core.data.spelling import composed, located
+from fl_core.data.spelling import Names, composed, located
 from fl_core.errors import UsageError, about, check_known, listing, spelled, warn
 from fl_core.models.tokens import SPECIAL, TokenShape
 from fl_core.rows import CLASSIFICATION
@@ -143,7 +143,7 @@ def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> S
             )
     data = read_arrays(path, list(there))
 
-    def names(key: str) -> tuple[str, ...] | None:
+    def names(key: str) -> Names | None:
         with located(f"{path}, array {key!r}"):
             return arrays.texts(data[key]) if key in data else None
 

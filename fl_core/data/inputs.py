@@ -21,7 +21,7 @@ from fl_core.data.opened import files_of, open_table
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.registry import near_path
 from fl_core.data.sources import Source, encode
-from fl_core.data.spelling import DataFault, Place, located, row_of_array
+from fl_core.data.spelling import DataFault, Names, Place, located, row_of_array
 from fl_core.errors import (
     UsageError,
     as_list,
@@ -45,10 +45,10 @@ class Samples(NamedTuple):
         notes: the columns of each sample that are unlike the training samples. Empty if no column has many such values.
     """
 
-    names: tuple[str, ...]
+    names: Names
     x: Tensor
-    ids: Mapping[str, tuple[str, ...]] = {}
-    notes: tuple[str, ...] = ()
+    ids: Mapping[str, Names] = {}
+    notes: Names = ()
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Inputs:
     images: bool = False
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    words: tuple[str, ...] | None = None
+    words: Names | None = None
     preprocessing: Preprocessing | None = None
     reading: Reading = PLAIN
     tokens: int = 0
@@ -95,12 +95,12 @@ class Inputs:
         )
 
     @property
-    def columns(self) -> tuple[str, ...]:
+    def columns(self) -> Names:
         """Return the names of a table's features in the order of the model's inputs. Empty means unknown."""
         return () if self.preprocessing is None else self.preprocessing.columns
 
     @property
-    def _words(self) -> dict[str, tuple[str, ...]]:
+    def _words(self) -> dict[str, Names]:
         """Return the categories of a table's columns of words."""
         made = self.preprocessing or Preprocessing()
         return {
@@ -316,7 +316,7 @@ class Inputs:
         self, x: Array, where: str, names: Sequence[str] | None = None
     ) -> Samples:
         source = self._source(x)
-        notes: tuple[str, ...] = ()
+        notes: Names = ()
         expected = (len(self.columns),) if self._words else self.shape
         if source.is_image != self.images or source.shape != expected:
             shape = f"{x.dtype} of shape {list(x.shape)}"
@@ -346,7 +346,7 @@ class Inputs:
         rows = range(len(source))
         return Samples(tuple(names or map(str, rows)), source.tensor(np.array(rows)))
 
-    def _source(self, x: Array, words: tuple[str, ...] | None = None) -> Source:
+    def _source(self, x: Array, words: Names | None = None) -> Source:
         """Return the samples as a dataset without known labels."""
         return Source(
             "new samples",

@@ -29,7 +29,7 @@ from fl_core.data.partitions.base import options_of
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.registry import DATASETS, Location, Recipe, general, path_of
 from fl_core.data.sources import OWN_NAME, Source, check_lengths, source_of_parts
-from fl_core.data.spelling import first_duplicate, located
+from fl_core.data.spelling import Names, first_duplicate, located
 from fl_core.errors import UsageError, about, as_list, check_known, listing
 from fl_core.models.adapter import (
     ARRAYS,
@@ -346,7 +346,7 @@ def source_from_clients(silos: Mapping[str, tuple[Any, Any]], **keys: Any) -> So
     return replace(source, owner=owner, owner_names=names)
 
 
-def client_names(silos: Iterable[Any]) -> tuple[str, ...]:
+def client_names(silos: Iterable[Any]) -> Names:
     """Return clients' names as text.
 
     Raises:

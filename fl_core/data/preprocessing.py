@@ -13,12 +13,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fl_core.data.cells import Array, Bools, Cells, Floats, date_text, texts_of
-from fl_core.data.spelling import DataFault
+from fl_core.data.spelling import DataFault, Names
 from fl_core.errors import UsageError, listing, read_as
 
 MOST_LISTED = 10_000
 """The maximum number of words that a list gives a column, in a file of a model or a run."""
-Categories = tuple[tuple[str, ...], ...]
+Categories = tuple[Names, ...]
 """The words of each column. A column of numbers has none."""
 
 
@@ -104,7 +104,7 @@ class Preprocessing:
         target: the training targets' mean and standard deviation, if a model predicts (target - mean) / deviation.
     """
 
-    columns: tuple[str, ...] = ()
+    columns: Names = ()
     scale: str = "none"
     impute: str = "none"
     fill: tuple[float, ...] = ()
@@ -137,7 +137,7 @@ class Preprocessing:
         return max(map(len, (self.columns, self.fill, self.centre, self.categories)))
 
     @property
-    def inputs(self) -> tuple[str, ...]:
+    def inputs(self) -> Names:
         """Return the names of the prepared columns (:func:`one_hot`): ``sex=f`` for a word. Empty means no names."""
         found: list[str] = []
         for k, name in enumerate(self.columns):

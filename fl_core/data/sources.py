@@ -27,7 +27,7 @@ from fl_core.data.cells import Array, Bools, Integers, refuse_where
 from fl_core.data.columns import IMAGENET, SCALES
 from fl_core.data.described import ColumnTable
 from fl_core.data.preprocessing import Categories, Preprocessing
-from fl_core.data.spelling import DataFault, located
+from fl_core.data.spelling import DataFault, Names, located
 from fl_core.errors import UsageError, listing, spelled, warn
 from fl_core.models.tokens import PAD, SPECIAL, START, UNKNOWN, TokenShape
 from fl_core.rows import CLASSIFICATION, REGRESSION, task_of
@@ -92,16 +92,16 @@ class Source:
     name: str
     x: Array
     y: Array
-    classes: tuple[str, ...]
+    classes: Names
     owner: Integers | None = None
-    owner_names: tuple[str, ...] = ()
+    owner_names: Names = ()
     is_train: Bools | None = None
     groups: Integers | None = None
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    words: tuple[str, ...] | None = None
+    words: Names | None = None
     shuffled: bool = False
-    columns: tuple[str, ...] = ()
+    columns: Names = ()
     scale: str = "none"
     impute: str = "none"
     categories: Categories = ()
@@ -297,7 +297,7 @@ class Source:
             table=self.table.with_inputs(known, bool(made.target)),
         )
 
-    def with_vocabulary(self, vocabulary: tuple[str, ...]) -> Source:
+    def with_vocabulary(self, vocabulary: Names) -> Source:
         """Return the source of texts with the codes of another vocabulary. Words outside it become the unknown word."""
         code = {word: k for k, word in enumerate(vocabulary, len(SPECIAL))}
         ids = [*range(len(SPECIAL))]
@@ -390,7 +390,7 @@ def source_of_parts(
                 f"got {forms[-1][0]}. Convert them alike."
             )
     labels, place = joined(ys)
-    names: tuple[str, ...] = ()
+    names: Names = ()
     kind = "" if classes is not None else task_of_entries(labels, task)
     try:
         with located(name, place):
@@ -450,7 +450,7 @@ def tokens_of(text: str) -> list[str]:
 
 def encode(
     texts: Sequence[str], length: int = LENGTH, where: str = ""
-) -> tuple[Integers, tuple[str, ...]]:
+) -> tuple[Integers, Names]:
     """Return texts as codes [n, length], and the sorted words of the codes from ``len(SPECIAL)`` on.
 
     These are all words. The vocabulary is chosen from them after the partition (:meth:`Source.fit`).

@@ -13,6 +13,8 @@ from typing import Any
 
 from fl_core.errors import UsageError, listing, spelled
 
+Names = tuple[str, ...]
+"""Names in their order."""
 MISSING = (
     *("", "na", "n/a", "nan", "null", "none", "?", ".", "nat", "<na>", "#n/a", "#na"),
     *("-nan", "1.#qnan", "-1.#qnan", "1.#ind", "-1.#ind"),

@@ -46,6 +46,7 @@ from fl_core.data.sources import Source, encode
 from fl_core.data.spelling import (
     SIGNED,
     DataFault,
+    Names,
     Way,
     is_number,
     nearly_equal,
@@ -569,7 +570,7 @@ class _Table:
 
     def _add_features(self, used: Mapping[str, Feature]) -> None:
         """Add the features. Words are their places among the words of their column."""
-        words: list[tuple[str, ...]] = []
+        words: list[Names] = []
         made: list[Array] = []
         for column in used.values():
             words.append(words_of(column.cells) if column.kind == WORDS else ())

@@ -16,7 +16,7 @@ from fl_core.data.columns import IMAGENET
 from fl_core.data.files import read_npz
 from fl_core.data.registry import Location, dataset, find_file, find_root
 from fl_core.data.sources import Source
-from fl_core.data.spelling import located
+from fl_core.data.spelling import Names, located
 from fl_core.errors import RunError, UsageError, check_known
 
 NEAREST = "no published recipe; values of the nearest dataset that has one"
@@ -42,7 +42,7 @@ def images(
     kind: str = "",
     folder: str = "",
     keeps_test: bool = False,
-    classes: tuple[str, ...] = (),
+    classes: Names = (),
     **recipe: Any,
 ) -> None:
     """Register a dataset of images, stored as ``NAME.npz`` below the data root or as torchvision stores it.

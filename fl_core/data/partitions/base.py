@@ -16,7 +16,7 @@ from fl_core import seeds
 from fl_core.data.cells import Integers
 from fl_core.data.registry import SHARES
 from fl_core.data.sources import Source
-from fl_core.data.spelling import nearly_equal
+from fl_core.data.spelling import Names, nearly_equal
 from fl_core.errors import (
     COUNT,
     Bound,
@@ -96,7 +96,7 @@ class Partitioning:
             )
         return clients
 
-    def names(self, pool: Source, clients: int) -> tuple[str, ...]:
+    def names(self, pool: Source, clients: int) -> Names:
         """Return the clients' names, in order."""
         return tuple(
             f"client_{number:0{len(str(clients - 1))}d}" for number in range(clients)
@@ -380,7 +380,7 @@ class Partition:
     source_digest: str
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def names(self) -> Names:
         """Return the clients' names, in order."""
         return tuple(self.indices)
 
@@ -556,6 +556,6 @@ def those_with(trait: str, value: bool) -> str:
     return listing(name for name, each in members if getattr(each, trait) == value)
 
 
-def options_of(partitioning: type[Partitioning]) -> tuple[str, ...]:
+def options_of(partitioning: type[Partitioning]) -> Names:
     """Return the names of a partitioning's own options."""
     return tuple(option.name for option in fields(partitioning))
