@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from fl_core.data.cells import (
     Array,
-    Bools,
-    Floats,
     Integers,
     lacks_value,
     numbers,
@@ -33,8 +31,6 @@ from fl_core.data.spelling import (
 from fl_core.errors import UsageError, check_known, listing, spelled, warn
 from fl_core.rows import CLASSIFICATION, MULTILABEL, POSITIONS, REGRESSION
 
-ROWS = 4096
-"""Rows of a table that are written together."""
 FEW = 4
 """The largest number of channels of an image if only its shape shows their axis."""
 
@@ -49,15 +45,6 @@ def loses_digits(values: Array) -> bool:
     return bool((rounded != values).any()) and len(np.unique(rounded)) < len(
         np.unique(values)
     )
-
-
-def stacked(columns: Sequence[Array]) -> Floats:
-    """Return columns [n] as a table [n, d]. Some rows at a time stay in the cache, unlike those of column_stack."""
-    x = np.empty((len(columns[0]), len(columns)))
-    for start in range(0, len(x), ROWS):
-        for k, column in enumerate(columns):
-            x[start : start + ROWS, k] = column[start : start + ROWS]
-    return x
 
 
 def features(x: Array, missing: bool = False) -> Array:
@@ -208,37 +195,6 @@ def nested_groups(parts: Iterable[Any]) -> Integers:
         found.append(count + group)
         count += len(distinct)
     return np.concatenate(found).astype(np.int64)
-
-
-def flags(values: Array) -> Bools:
-    """Check a column of booleans (or 0 and 1), such as marks of test samples, with at least one of each.
-
-    Raises:
-        DataFault: another value occurs, or all values are equal.
-    """
-    whole = whole_numbers(values)
-    refuse_where(~np.isin(whole, (0, 1)), whole, "values must be 0 or 1")
-    if whole.min() == whole.max():
-        raise DataFault(
-            f"there must be both training and test samples; got {bool(whole[0])} everywhere."
-        )
-    return whole.astype(bool)
-
-
-def texts(values: Array) -> Names:
-    """Check that names are distinct and not empty.
-
-    Raises:
-        DataFault: a name is not text, empty or repeated, or there is none.
-    """
-    if values.dtype.kind != "U":
-        raise DataFault(f"names must be text; got {values.dtype}.")
-    names = tuple(composed(str(value)) for value in values.flat)
-    if not all(map(str.strip, names)) or len(set(names)) < len(names):
-        raise DataFault(
-            f"names must be distinct and not empty; got {listing(map(repr, names))}."
-        )
-    return names
 
 
 def whole_numbers(values: Array, *ways: str | Way) -> Integers:

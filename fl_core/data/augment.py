@@ -70,7 +70,20 @@ class MoCoViews:
         if channels == 3:
             chosen = greyed.to(x.device).view(-1, 1, 1, 1)
             x = torch.where(chosen, grey(x).expand_as(x), x)
-        x = jittered(x, strengths.to(x), order, low, high)
+        x, strengths = x.clone(), strengths.to(x)
+        for place in range(order.shape[1]):
+            for k in range(4 if channels == 3 else 2):
+                chosen = torch.nonzero(order[:, place] == k).squeeze(1)
+                if len(chosen):
+                    chosen = chosen.to(x.device, non_blocking=True)
+                    by, old = strengths[chosen, k].view(-1, 1, 1, 1), x[chosen]
+                    if k == 3:
+                        new = _rotate_hue(old, by)
+                    else:  # away from black, from its mean grey, or from grey
+                        mean_grey = grey(old).mean((1, 2, 3), True)
+                        base = [old.new_zeros(()), mean_grey, grey(old)][k]
+                        new = base + (1 + by) * (old - base)
+                    x[chosen] = new.clamp(low, high)
         return (x - mean) / std if self.mean else x
 
 
@@ -125,34 +138,6 @@ def crop_resize(images: Tensor, boxes: Tensor, mirrored: Tensor) -> Tensor:
     return grid_sample(
         images, grid.to(images.dtype), align_corners=True, padding_mode="border"
     )
-
-
-def jittered(
-    x: Tensor, strengths: Tensor, order: Tensor, low: float, high: float
-) -> Tensor:
-    """Change brightness, contrast, saturation and hue of images [n, C, H, W], each image in its own ``order`` [n, 4].
-
-    The first three ``strengths`` [n, 4] give the factors 1 + s. The last turns the hue's circle by s. After each change
-    values are clipped to [low, high]. ``order`` is on the CPU, so that a GPU need not be waited for.
-    """
-    x = x.clone()
-    for place in range(order.shape[1]):
-        for k in range(4 if x.shape[1] == 3 else 2):
-            chosen = torch.nonzero(order[:, place] == k).squeeze(1)
-            if len(chosen):
-                chosen = chosen.to(x.device, non_blocking=True)
-                by, old = strengths[chosen, k].view(-1, 1, 1, 1), x[chosen]
-                if k == 3:
-                    new = _rotate_hue(old, by)
-                else:  # away from black, from its mean grey, or from grey
-                    base = [
-                        old.new_zeros(()),
-                        grey(old).mean((1, 2, 3), True),
-                        grey(old),
-                    ][k]
-                    new = base + (1 + by) * (old - base)
-                x[chosen] = new.clamp(low, high)
-    return x
 
 
 def grey(x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from PIL import ExifTags, Image, ImageOps
 
 from fl_core import storage
 from fl_core.data import arrays, opened, tables
-from fl_core.data.cells import Array
+from fl_core.data.cells import Array, refuse_where
 from fl_core.data.columns import (
     IMAGES,
     PLAIN,
@@ -26,7 +26,7 @@ from fl_core.data.columns import (
 )
 from fl_core.data.described import Column, ColumnTable
 from fl_core.data.sources import LENGTH, Source, check_lengths, source_of_parts
-from fl_core.data.spelling import Names, composed, located
+from fl_core.data.spelling import DataFault, Names, composed, located
 from fl_core.errors import UsageError, about, check_known, listing, spelled, warn
 from fl_core.models.tokens import SPECIAL, TokenShape
 from fl_core.rows import CLASSIFICATION
@@ -144,8 +144,19 @@ def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> S
     data = read_arrays(path, list(there))
 
     def names(key: str) -> Names | None:
-        with located(f"{path}, array {key!r}"):
-            return arrays.texts(data[key]) if key in data else None
+        values = data.get(key)
+        if values is None:
+            return None
+        if values.dtype.kind != "U":
+            raise UsageError(
+                f"{path}, array {key!r}: names must be text; got {values.dtype}."
+            )
+        found = tuple(composed(str(value)) for value in values.flat)
+        if not all(map(str.strip, found)) or len(set(found)) < len(found):
+            raise UsageError(
+                f"{path}, array {key!r}: names must be distinct and not empty; got {listing(map(repr, found))}."
+            )
+        return found
 
     pairs = {part[1:]: (data[f"x{part}"], data[f"y{part}"]) for part in parts}
     source, sizes = source_of_parts(pairs, str(path), names("classes"), missing, task)
@@ -160,7 +171,13 @@ def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> S
     if "is_train" in data:
         with located(f"{path}, array 'is_train'"):
             check_lengths(source, data["is_train"])
-            is_train = arrays.flags(data["is_train"])
+            whole = arrays.whole_numbers(data["is_train"])
+            refuse_where(~np.isin(whole, (0, 1)), whole, "values must be 0 or 1")
+            if whole.min() == whole.max():
+                raise DataFault(
+                    f"there must be both training and test samples; got {bool(whole[0])} everywhere."
+                )
+            is_train = whole.astype(bool)
     return replace(source, is_train=is_train)
 
 

@@ -181,7 +181,23 @@ class Inputs:
 
     def _samples_of(self, new: Any, ids: Sequence[str] | None) -> Samples:
         path = Path(new) if isinstance(new, (str, Path)) else None
-        kind = "memory" if path is None else self._kind_of(path)
+        kind = "memory"
+        if path is not None:
+            if not path.exists():
+                raise UsageError(
+                    f"new samples must be a file or a folder; got {path}, which does not exist. {near_path(path)}"
+                )
+            files_of(path)
+            kind = "folder" if path.is_dir() else path.suffix.lower()
+            known = [".npz"] if self.words is None else [".jsonl"]
+            if self.images:
+                known.append("folder")
+            if self.words is not None or len(self.shape) == 1:
+                known = [*TABLES, *known]
+            if kind not in known:
+                raise UsageError(
+                    f"new samples must be {self._describe()}, from {' or '.join(known)}; got {path}."
+                )
         framed = isinstance(new, pd.DataFrame) and bool(self.columns)
         if self.words is None and (kind in TABLES or framed):
             return self._table(new if path is None else path, ids)
@@ -193,7 +209,16 @@ class Inputs:
         if self.words is not None:
             return self._texts(new if path is None else path)
         if path is not None and kind == "folder":
-            return self._folder(path)
+            found = images_in(path, "**/[!.]*")
+            if not found:
+                raise UsageError(
+                    f"{path} must have images ({', '.join(IMAGES)}); got none."
+                )
+            side = self.reading.image_size
+            x, _ = files.pixels(found, gray=self.shape[0] == 1, side=side)
+            names = [file.relative_to(path).as_posix() for file in found]
+            with located(str(path)):
+                return self._arrays(x, str(path), names)
         if self._words:
             raise UsageError(
                 f"samples must be a table with the columns {listing(self.columns)}, with words in "
@@ -205,40 +230,6 @@ class Inputs:
         with located(where):
             x = arrays.features(as_array(new), missing=True)
             return self._arrays(x, where)
-
-    def _kind_of(self, path: Path) -> str:
-        """Return the suffix of a file of new samples, or ``folder``."""
-        if not path.exists():
-            raise UsageError(
-                f"new samples must be a file or a folder; got {path}, which does not exist. {near_path(path)}"
-            )
-        files_of(path)
-        kind = "folder" if path.is_dir() else path.suffix.lower()
-        known = [".npz"] if self.words is None else [".jsonl"]
-        if self.images:
-            known.append("folder")
-        if self.words is not None or len(self.shape) == 1:
-            known = [*TABLES, *known]
-        if kind not in known:
-            raise UsageError(
-                f"new samples must be {self._describe()}, from {' or '.join(known)}; got {path}."
-            )
-        return kind
-
-    def _ids(
-        self, where: Path, header: Sequence[str], asked: Sequence[str] | None
-    ) -> list[str]:
-        """Return the columns that name the records."""
-        for name in asked or ():
-            check_known(f"column of {where} (ids)", name, header)
-        if asked is not None or not self.columns:
-            return list(asked or ())
-        read = {*self.columns, self.reading.client_column, *self.reading.labels}
-        return [
-            name
-            for name in header
-            if name not in read and roles.is_named_as_identifier(name)
-        ]
 
     def _table(self, source: Path | pd.DataFrame, ids: Sequence[str] | None) -> Samples:
         how, words, names = self.reading, self._words, list(self.columns)
@@ -252,7 +243,13 @@ class Inputs:
                 raise UsageError(
                     f"{path}: samples must have {self.shape[0]} columns of features; got {len(names)}."
                 )
-        named = self._ids(path, header, ids)
+        for name in ids or ():
+            check_known(f"column of {path} (ids)", name, header)
+        named = list(ids or ())
+        if ids is None and self.columns:
+            read = {*names, how.client_column, *how.labels}
+            others = [name for name in header if name not in read]
+            named = list(filter(roles.is_named_as_identifier, others))
         lacking = [name for name in names if name not in header]
         if lacking and not (how.fill_missing_columns and len(lacking) < len(names)):
             raise UsageError(
@@ -277,18 +274,6 @@ class Inputs:
             samples = self._arrays(np.column_stack(made), str(path))
         shown = {k: tuple(cells_of(table.frame[k], True, ("",))) for k in named}
         return samples._replace(ids=shown)
-
-    def _folder(self, path: Path) -> Samples:
-        found = images_in(path, "**/[!.]*")
-        if not found:
-            raise UsageError(
-                f"{path} must have images ({', '.join(IMAGES)}); got none."
-            )
-        side = self.reading.image_size
-        x, _ = files.pixels(found, gray=self.shape[0] == 1, side=side)
-        names = [file.relative_to(path).as_posix() for file in found]
-        with located(str(path)):
-            return self._arrays(x, str(path), names)
 
     def _texts(self, new: Any) -> Samples:
         where, texts = "texts", new

@@ -260,8 +260,3 @@ def by_clients(cells: Cells, owner: Integers | None) -> Integers:
     rows = pd.DataFrame({"client": 0 if owner is None else owner, "value": words})
     number = rows.groupby(["client", "value"]).ngroup()
     return number.fillna(-1).to_numpy(np.int64)
-
-
-def nests(outer: pd.Series, inner: pd.Series) -> bool:
-    """Return whether rows of one value of a column always have one value of another, as visits have one patient."""
-    return bool((outer.groupby(inner).nunique() == 1).all())

@@ -55,6 +55,8 @@ from fl_core.data.spelling import (
 from fl_core.errors import UsageError, check_known, listing, plural, spelled, warn
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 
+ROWS = 4096
+"""Rows that are written together."""
 RARE = 0.05
 """Share of rows without a label below which leaving them out is proposed."""
 MOST_NUMBERS, MOST_WORDS = 20, 100
@@ -472,7 +474,11 @@ class _Table:
         )
         several = [k for k in ids if not how.group_column and ids[k].duplicated().any()]
         own = [k for k in several if k in features and ids[k].min() >= 0]
-        outer = [k for k in own if all(roles.nests(ids[k], ids[j]) for j in own)]
+        outer = [  # rows of one value of any other have one value of it
+            k
+            for k in own
+            if all((ids[k].groupby(ids[j]).nunique() == 1).all() for j in own)
+        ]
         faults: dict[str, DataFault] = {}
         for name in ids:
             self.odd[name] = "like an identifier"
@@ -576,9 +582,13 @@ class _Table:
             words.append(words_of(column.cells) if column.kind == WORDS else ())
             cells: Any = column.cells
             made.append(preprocessing.codes(cells, words[-1]) if words[-1] else cells)
+        x = np.empty((len(made[0]), len(made)))
+        for start in range(0, len(x), ROWS):  # these stay in the cache
+            for k, cells in enumerate(made):
+                x[start : start + ROWS, k] = cells[start : start + ROWS]
         self.source = replace(
             self.source,
-            x=arrays.stacked(made),
+            x=x,
             columns=tuple(used),
             categories=tuple(words) if any(words) else (),
         )

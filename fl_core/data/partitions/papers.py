@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
@@ -156,7 +155,9 @@ class _FedPFT(Partitioning):
 
     Each client draws from the whole pool, so clients may share samples. Test samples come from the official test side,
     or otherwise from a part that is set aside first. Nobody trains on them. The paper has 500 training samples a client
-    and 100 test samples. The validation split has the same number.
+    and 100 test samples. The validation split has the same number. Class counts are size x share, rounded by the
+    largest remainders. If the pool has too few samples of a class, the client's other classes fill the gap in
+    proportion to their shares. A client never has a position twice.
     """
 
     shares = (5 / 7, 1 / 7, 1 / 7)
@@ -183,10 +184,25 @@ class _FedPFT(Partitioning):
         divided: list[tuple[Integers, ...]] = [()] * clients
         sides = (("train side", ~tests, sizes[:2]), ("test side", tests, sizes[2:]))
         for purpose, side, own in sides:
-            rows = np.flatnonzero(side)
-            drawn = by_shares(pool.labels[rows], present, wanted, own, seed, purpose)
-            for client, parts in enumerate(drawn):
-                divided[client] += tuple(rows[part] for part in parts)
+            rows = [np.flatnonzero(side & (pool.labels == label)) for label in present]
+            for client, row in enumerate(wanted):
+                generator = seeds.numpy_generator(seed, "partition", purpose, client)
+                orders = list(map(generator.permutation, rows))
+                left = np.array(list(map(len, rows)))
+                for size in own:
+                    counts = rounded(row, size, left)
+                    if counts is None:
+                        raise UsageError(
+                            f"each client must have {sum(own)} samples of its classes; "
+                            f"got {int(left[row > 0].sum())} that are left. Use fewer samples_per_client or more "
+                            "classes_per_client."
+                        )
+                    taken = [
+                        order[len(order) - n : len(order) - n + k]
+                        for order, n, k in zip(orders, left, counts, strict=True)
+                    ]
+                    divided[client] += (np.sort(np.concatenate(taken)),)
+                    left = left - counts
         return divided
 
 
@@ -234,52 +250,6 @@ class FedPFTPathological(_FedPFT):
         for row in shares:
             row[generator.choice(classes, size=few, replace=False)] = 1 / few
         return shares
-
-
-def by_shares(
-    labels: Integers,
-    classes: Sequence[int],
-    shares: Floats,
-    sizes: Sequence[int],
-    seed: int,
-    purpose: str,
-) -> list[list[Integers]]:
-    """Draw disjoint samples for every client: ``drawn[client][k]`` has exactly ``sizes[k]`` ascending positions.
-
-    Class counts are size x share, rounded by the largest remainders. If the pool has too few samples of a class, the
-    client's other classes fill the gap in proportion to their shares. A client never has a position twice. Clients draw
-    independently of each other.
-
-    Args:
-        labels: of the pool. classes: the label of each column of ``shares``.
-        purpose: of the seeded stream; one for each pool.
-
-    Raises:
-        UsageError: the classes of a client have too few samples.
-    """
-    rows_of_class = [np.flatnonzero(labels == label) for label in classes]
-    drawn = []
-    for client, row in enumerate(shares):
-        generator = seeds.numpy_generator(seed, "partition", purpose, client)
-        orders = [generator.permutation(rows) for rows in rows_of_class]
-        left = np.array([len(rows) for rows in rows_of_class])
-        parts = []
-        for size in sizes:
-            counts = rounded(row, size, left)
-            if counts is None:
-                raise UsageError(
-                    f"each client must have {sum(sizes)} samples of its classes; "
-                    f"got {int(left[row > 0].sum())} that are left. Use fewer samples_per_client or more "
-                    "classes_per_client."
-                )
-            taken = [
-                order[len(order) - n : len(order) - n + k]
-                for order, n, k in zip(orders, left, counts, strict=True)
-            ]
-            parts.append(np.sort(np.concatenate(taken)))
-            left = left - counts
-        drawn.append(parts)
-    return drawn
 
 
 def rounded(shares: Floats, size: int, most: Integers) -> Integers | None:
