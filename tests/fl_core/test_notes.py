@@ -8,7 +8,6 @@ from fl_core.data import from_clients, load
 from fl_core.data.columns import Reading
 from fl_core.data.federated import notes
 from fl_core.data.loading import as_data
-from fl_core.data.roles import is_identifier
 from fl_core.run import runner
 from tests.conftest import CONFIG, TOY, network
 
@@ -78,25 +77,6 @@ def test_a_note_names_the_column_next_to_words():
     assert "in column 'dose'" in note
     odd = {each.name: each.odd for each in source.table.columns}
     assert [name for name in odd if "identifier" in odd[name]] == ["serial"]
-
-
-COUNTS = {
-    "counted": NUMBERS + 7000,
-    "with gaps": np.cumsum(RANDOM.integers(1, 50, 120)),
-    "falling": -3.0 * NUMBERS,
-    "in another order": RANDOM.permutation(NUMBERS),
-    "nearly unique": NUMBERS - NUMBERS % 25 // 24,
-    "ages": RANDOM.integers(0, 90, 120),
-    "prices": RANDOM.permutation(NUMBERS) / 7,
-    "zip codes": RANDOM.integers(0, 10**4, 120),
-    "visits": NUMBERS // 3,
-}
-
-
-@pytest.mark.parametrize("case", COUNTS)
-def test_ages_prices_and_groups_are_no_record_numbers(case):
-    column = np.asarray(COUNTS[case], dtype=float)
-    assert is_identifier(case, column) == (list(COUNTS).index(case) < 5)
 
 
 @pytest.mark.parametrize("name", ["heart", "digits"])

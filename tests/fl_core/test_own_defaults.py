@@ -64,6 +64,7 @@ def test_without_enough_validation_samples_only_what_was_asked_for_is_refused(
         runner.assemble(config.with_keys(patience=3))
 
 
+RANDOM, NUMBERS = np.random.default_rng(0), np.arange(120.0)
 UNIQUE, FEW = np.arange(1000.0, 1060), np.arange(60.0) % 4
 VISITS = np.random.default_rng(0).integers(1, 9, 60).astype(float)
 
@@ -112,6 +113,19 @@ def test_columns_are_identifiers_by_name_and_values(name):
         ("carotid_stenosis", UNIQUE, False),
         ("Triglycerid", UNIQUE, False),
         ("itemid", UNIQUE, True),
+        *(
+            ("any name", values, True)
+            for values in (
+                NUMBERS + 7000,
+                np.cumsum(RANDOM.integers(1, 50, 120)).astype(float),
+                -3 * NUMBERS,
+                RANDOM.permutation(NUMBERS),
+                NUMBERS - NUMBERS % 25 // 24,
+            )
+        ),
+        ("ages", RANDOM.integers(0, 90, 120).astype(float), False),
+        ("prices", RANDOM.permutation(NUMBERS) / 7, False),
+        ("visits", NUMBERS // 3, False),
     ],
 )
 def test_a_number_of_any_name_is_an_identifier_if_it_counts_the_rows(
