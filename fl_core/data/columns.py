@@ -94,9 +94,9 @@ class Reading:
     """Task of your own data: classification, regression, survival or multilabel."""
     keep_ids: bool = False
     """Use a column that numbers the records, such as record_id, as a feature."""
-    decimal: str = "."
+    decimal: Annotated[str, OneOf("decimal", (".", ","))] = "."
     """Decimal sign in your own table: . or a comma."""
-    thousands: str | None = None
+    thousands: Annotated[str | None, OneOf("thousands", tuple(".,' "))] = None
     """Sign between groups of three digits in your own table, such as a comma. Default: none."""
     missing: list[str] | None = None
     """More marks of a cell without a value in your own table, such as -9 or unknown."""
@@ -136,12 +136,9 @@ class Reading:
             )
         for role in ROLES:
             object.__setattr__(self, role, composed(getattr(self, role)))
-        signs = (None, *".,' ")
-        alike = self.decimal == self.thousands
-        if alike or self.decimal not in signs[1:3] or self.thousands not in signs:
+        if self.decimal == self.thousands:
             raise UsageError(
-                "decimal must be '.' or ',', and thousands another sign, one of . , ' and a blank; "
-                f"got {self.decimal!r} and {self.thousands!r}."
+                f"thousands must be another sign than decimal; got {self.decimal!r} for both."
             )
         if len(self.delimiter) != 1 or self.delimiter in '"\r\n':
             raise UsageError(
@@ -182,11 +179,6 @@ class Reading:
         if self.task in (SURVIVAL, MULTILABEL):
             return tuple(self.label_column.split(BETWEEN))
         return (self.label_column,)
-
-    @property
-    def names(self) -> Names | None:
-        """Return the declared names of several labels, or None for the data's own names of classes."""
-        return self.labels if self.task == MULTILABEL else None
 
     def with_settings(self, settings: Mapping[str, Any]) -> Reading:
         """Return the settings with some others. Names in lists are added to those that are given."""

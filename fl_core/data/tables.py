@@ -447,7 +447,7 @@ class _Table:
             return
         with self._checked(how.label_column):
             y = made[0] if len(made) == 1 else np.column_stack(made)
-            names = how.names
+            names = how.labels if how.task == MULTILABEL else None
             if how.labels[0] in (how.word_columns or ()):
                 words = words_of(y)
                 numeric = all(map(is_number, words))

@@ -6,7 +6,6 @@ Only the training side of most is used, since every client is tested on its own 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from fl_core.data.files import read_npz
 from fl_core.data.registry import Location, dataset, find_file, find_root
 from fl_core.data.sources import Source
 from fl_core.data.spelling import Names, located
-from fl_core.errors import RunError, UsageError, check_known
+from fl_core.errors import RunError, UsageError, about, check_known
 
 NEAREST = "no published recipe; values of the nearest dataset that has one"
 PLAYER = "PLayer-FL, Table A.4 and released code"
@@ -38,7 +37,7 @@ DIAGNOSES = ("BCC", "BKL", "MEL", "NV")
 
 def images(
     name: str,
-    about: str,
+    summary: str,
     kind: str = "",
     folder: str = "",
     keeps_test: bool = False,
@@ -48,7 +47,7 @@ def images(
     """Register a dataset of images, stored as ``NAME.npz`` below the data root or as torchvision stores it.
 
     Args:
-        about: its line in lists.
+        summary: its line in lists.
         kind, folder: its class in ``torchvision.datasets``, and torchvision's folder for its files. Empty means none.
         keeps_test: keep an official test set.
         classes: the classes that are used, in their order. Empty means all.
@@ -63,7 +62,31 @@ def images(
             layouts = f"{folder}/ (torchvision's layout) or {file}"
             root = find_root(name, data_root, layouts)
             if (root / folder).is_dir() or (download and not (root / file).is_file()):
-                return _of_torchvision(name, kind, root, folder, download)
+                import torchvision
+
+                options = {"split": "byclass"} if kind == "EMNIST" else {}
+                what = f"{name} must have whole files in {root / folder}"
+                raised, way = (
+                    UsageError,
+                    "Remove the folder, or load with download=True.",
+                )
+                if download:
+                    raised, way = (
+                        RunError,
+                        "Check the network, or copy the files there.",
+                    )
+                kinds = (OSError, RuntimeError, ValueError, AssertionError)
+                with about(what, kinds, raised, way):
+                    found = getattr(torchvision.datasets, kind)(
+                        root, train=True, download=download, **options
+                    )
+                x = np.asarray(found.data)
+                if kind == "EMNIST":
+                    x = x.transpose(0, 2, 1)  # stored with rows and columns exchanged
+                with located(str(root / folder)):
+                    y, _ = arrays.labels(np.asarray(found.targets), found.classes)
+                    x = arrays.features(x)
+                return Source(name, x, y, tuple(found.classes), shuffled=True)
             way = "Load with download=True to fetch it."
             source = read_npz(find_file(name, root, file, layouts, way))
         if source.is_train is not None and not keeps_test:
@@ -78,42 +101,9 @@ def images(
         kept = source.take(np.flatnonzero(new[source.y] < len(classes)))
         return replace(kept, y=new[kept.y], classes=classes)
 
-    opened.__doc__ = about
+    opened.__doc__ = summary
     opened.__qualname__ = name
     dataset(name, **recipe)(opened)
-
-
-def _of_torchvision(
-    name: str, kind: str, root: Path, folder: str, download: bool
-) -> Source:
-    """Open the training set of a torchvision dataset.
-
-    Raises:
-        UsageError: the files are damaged. RunError: a download failed.
-    """
-    import torchvision
-
-    options = {"split": "byclass"} if kind == "EMNIST" else {}
-    try:
-        images = getattr(torchvision.datasets, kind)(
-            root, train=True, download=download, **options
-        )
-    except (OSError, RuntimeError, ValueError, AssertionError) as error:
-        what = f"{name} must have whole files in {root / folder}: {error}."
-        if download:
-            raise RunError(
-                f"{what} Check the network, or copy the files there."
-            ) from error
-        raise UsageError(
-            f"{what} Remove the folder, or load with download=True."
-        ) from error
-    x = np.asarray(images.data)
-    if kind == "EMNIST":
-        x = x.transpose(0, 2, 1)  # stored with rows and columns exchanged
-    with located(str(root / folder)):
-        y, _ = arrays.labels(np.asarray(images.targets), images.classes)
-        x = arrays.features(x)
-    return Source(name, x, y, tuple(images.classes), shuffled=True)
 
 
 images(
