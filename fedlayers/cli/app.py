@@ -114,8 +114,10 @@ def _main(words: Sequence[str]) -> None:
     from contextlib import redirect_stdout
 
     from fedlayers.cli.options import FLAGS
+    from fl_core.storage import json_bytes
 
-    safe = redirect_stdout(cast(TextIO, _Printable(sys.stdout)))
+    shown = sys.stderr if command.json else sys.stdout
+    safe = redirect_stdout(cast(TextIO, _Printable(shown)))
     seen: set[str] = set()
 
     def note(message: Warning | str, *_: object, **__: object) -> None:
@@ -136,8 +138,13 @@ def _main(words: Sequence[str]) -> None:
             logging.getLogger("fl_core").setLevel(logging.INFO)
             if (text := command.printed()) is not None:
                 print(text, end="")
+                return
             else:
-                command.main(shlex.join(["fedlayers", *words]))
+                found = command.main(shlex.join(["fedlayers", *words])) or {}
+        if command.json:
+            print(json_bytes(found).decode())
+        if found.get("faults"):
+            sys.exit(1)
     except Exception as error:
         if command.debug:
             traceback.print_exc()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,12 +41,14 @@ class Check(Command):
 
     data: str
     """Your table, a folder with tables, or one table for each client."""
+    json: bool = False
+    """Print one object as JSON. All else goes to stderr."""
     keys: RunConfig
 
     argument = "data"
     without = KEYS.keys() - {field.name for field in dataclasses.fields(Reading)}
 
-    def main(self, line: str) -> None:
+    def main(self, line: str) -> Any:
         from fl_core.data import opened, tables
         from fl_core.data.partitions import make
         from fl_core.data.registry import DATASETS, path_of
@@ -82,7 +83,8 @@ class Check(Command):
                 f"{len(source.classes)} {'classes' if source.task == CLASSIFICATION else 'labels'}"
             )
         print(f"{path}: {', '.join(sizes)}")
-        print(f"This works: fedlayers run {with_flags(found.settings, FLAGS)}")
+        works = f"fedlayers run {with_flags(found.settings, FLAGS)}"
+        print(f"This works: {works}")
         print(source.table.text(len(source.table.columns)))
         shown = counts.iloc[:MOST_CLIENTS, :MOST_CLASSES]
         print("", *aligned([["client", *shown], *shown.itertuples()]), sep="\n")
@@ -92,8 +94,12 @@ class Check(Command):
             print(
                 "no column names the clients, so a run makes them up. Name it: --client-column NAME"
             )
-        if found.faults:
-            sys.exit(1)
+        return {
+            "command": works,
+            "faults": [with_flags(str(fault), FLAGS) for fault in found.faults],
+            "columns": source.table.to_json(),
+            "clients": counts.to_dict("index"),
+        }
 
 
 class Verify(Command):

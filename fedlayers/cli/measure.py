@@ -108,6 +108,8 @@ class Diagnose(OfRun):
     """Also group clients by their updates of the first layer, with a test against 59 shuffles."""
     option: tuple[str, ...] = ()
     """An option of a metric, such as --option hessian_spectrum.k=5. Repeatable."""
+    json: bool = False
+    """Print one object as JSON. All else goes to stderr."""
 
     without = (
         *("dataset", "model", "rounds", "participation", "keep_optimizer", "workers"),
@@ -115,12 +117,8 @@ class Diagnose(OfRun):
         "options",
     )
 
-    def main(self, line: str) -> None:
+    def main(self, line: str) -> Any:
         self.check_source()
-        if self.round not in ("", "last", "best") and not self.round.isdigit():
-            raise UsageError(
-                f"--round must be a number, last or best; got {self.round!r}."
-            )
         for flag, needed in NEEDS.items():
             given = getattr(self, flag) != getattr(type(self), flag)
             if given and not any(getattr(self, other) for other in needed):
@@ -138,10 +136,11 @@ class Diagnose(OfRun):
         from diagnostics.null import NULLS, Nulls
         from diagnostics.request import Request, chosen_metrics
         from fl_core.records.store import ROWS
+        from fl_core.rows import records
         from fl_core.run import runner
 
         nulls = Nulls(self.null, self.null_draws)
-        metrics = tuple(dict.fromkeys(self.metrics)) or DEFAULT
+        metrics = self.metrics or DEFAULT
         chosen = {metric.name: metric for metric in chosen_metrics(metrics)}
         options = by_name(self.option, "metric", tuple(chosen))
         for name, given in options.items():
@@ -200,6 +199,7 @@ class Diagnose(OfRun):
             notes.append(f"{len(missing)} rows without a value: {why}")
         print(f"{title}\n\n{report.text(list(chosen))}\n")
         print(*notes, f"rows: {rows}", sep="\n")
+        return {"notes": notes, "rows": records(report.frame)}
 
     def _stored_models(
         self, folder: Path, task: Task

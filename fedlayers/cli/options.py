@@ -63,6 +63,7 @@ class Command:
     debug: bool = False
     """Show the traceback of an error."""
 
+    json = False  # a command with an answer for programs has it as a flag
     argument: ClassVar[str] = ""
     """The field that is given without a flag."""
     without: ClassVar[Collection[str]] = ()
@@ -71,8 +72,10 @@ class Command:
     def __init_subclass__(cls) -> None:
         dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
-    def main(self, line: str) -> None:
-        """Run the command. ``line`` is the command as it was typed.
+    def main(self, line: str) -> Any:
+        """Run the command, and return what ``--json`` prints. ``line`` is the command as it was typed.
+
+        Faults in it end the program with 1.
 
         Raises:
             UsageError, RunError: with the reason.
@@ -83,9 +86,11 @@ class Command:
         """Return the text that the command prints instead of its work; None = it works."""
         return None
 
+    after_stop = "nothing was written"
+
     def interrupted(self) -> str:
         """Return what to print after Ctrl-C: how to continue the work."""
-        return "nothing was written"
+        return self.after_stop
 
 
 class ConfiguredCommand(Command):

@@ -53,7 +53,7 @@ class Run(ConfiguredCommand):
 
     def interrupted(self) -> str:
         if not (self.out / "config.json").exists():
-            return super().interrupted()
+            return self.after_stop
         again = [str(self.out)]
         if self.logger:
             again += ["--logger", *self.logger]
@@ -102,8 +102,7 @@ class Resume(Command):
         )
         print_result(made, self.dir)
 
-    def interrupted(self) -> str:
-        return "the same command continues"
+    after_stop = "the same command continues"
 
 
 def print_result(result: RunResult, out: Path) -> None:
@@ -152,21 +151,19 @@ class ManyRuns(ConfiguredCommand):
     backend: str = ""
     """Where runs train: local:N (N processes), ray or ray:HOST:PORT (a Ray cluster). Default: this process."""
 
-    def interrupted(self) -> str:
-        return "the same command continues"
+    after_stop = "the same command continues"
 
     def asked_config(self) -> RunConfig:
         check_value("--seeds", self.seeds, at_least(1))
         return super().asked_config()
 
-    def main(self, line: str) -> None:
+    def main(self, line: str) -> Any:
         given = self.arguments()
         name = type(self).__name__.lower()
         study = getattr(import_module(f"fedlayers.studies.{name}"), name)
-        known = inspect.signature(study).parameters
-        told = {"command": line, "tell": say}
-        told = {key: value for key, value in told.items() if key in known}
-        self.show(study(**given, **told), line)
+        if "command" in inspect.signature(study).parameters:
+            given["command"] = line
+        return self.show(study(**given), line)
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of the study's function: the configuration, and the flags of this command alone."""
@@ -177,7 +174,7 @@ class ManyRuns(ConfiguredCommand):
         given = {k: v for k, v in vars(self).items() if k not in (*common, *KEYS)}
         return {**given, "config": config, "seeds": seeds}
 
-    def show(self, result: object, line: str) -> None:
+    def show(self, result: object, line: str) -> Any:
         """Draw and print the study's result. By default the study has said all."""
 
 
@@ -298,6 +295,8 @@ class Choose(ManyRuns):
     """Also measure how much of the clients' differences each layer can absorb, and what that cost."""
     no_baselines: bool = False
     """Fit no linear models and gradient boosting."""
+    json: bool = False
+    """Print one object as JSON. All else goes to stderr."""
     out: Path = Path("out/choose")
     """Folder for the results."""
     algorithm: str = "fedper"
@@ -317,10 +316,10 @@ class Choose(ManyRuns):
     def arguments(self) -> dict[str, Any]:
         given = super().arguments()
         given["baselines"] = not given.pop("no_baselines")
-        given.pop("explain")
+        del given["explain"], given["json"]
         return {**given, "arms": given["arms"] or None}
 
-    def show(self, result: Any, line: str) -> None:
+    def show(self, result: Any, line: str) -> Any:
         from fedlayers.studies.report import write_page
 
         began = time.monotonic()
@@ -345,6 +344,7 @@ class Choose(ManyRuns):
         print(
             f"\n{result.text()}\n\nWhat to do next: {result.next_step(self.out, line)}"
         )
+        return result.to_json()
 
 
 class Demo(Command):

@@ -39,9 +39,6 @@ from fl_core.run.task import plan_at
 from fl_core.storage import write_atomically
 from fl_core.training.phases import Training
 
-PART = 1000
-"""Rows that are held as records at a time."""
-
 
 def compared_jobs(
     config: RunConfig,
@@ -170,20 +167,19 @@ def compare(
         if baselines:
             frames.append(rows.frame(baseline_rows(bench)))
     task = next(assembled(jobs, stored=False))
+    arms: dict[str, list[str]] = {}  # by how they train
+    for job in jobs[: len(algorithms)]:
+        how = Training.of(job.resolved.training).description
+        arms.setdefault(how, []).append(job.arm)
+    trained = "; ".join(f"{listing(who)}: {how}" for how, who in arms.items())
     result = Comparison(
         pd.concat(frames, ignore_index=True),
         bool(task.config.federation.patience),
-        _training(jobs[: len(algorithms)]),
+        how if len(arms) == 1 else trained,
         score=score,
     )
     header = {**task.header(command), "runs": len(jobs)}
-    parts = (
-        rows.records(result.frame[k : k + PART])
-        for k in range(0, len(result.frame), PART)
-    )
-    rows.write(
-        out / "rows.jsonl", header, (record for part in parts for record in part)
-    )
+    rows.write(out / "rows.jsonl", header, rows.records(result.frame))
     write_atomically(out / "table.csv", csv_bytes(result.table))
     return result
 
@@ -202,17 +198,6 @@ def _scored(job: TrainingJob, bench: Bench) -> pd.DataFrame:
     made = rows_of(bench, one, job.arm, loaded.round, loaded.kind, "calibrated")
     found = rows.frame(made)
     return pd.concat([frame, found[found["metric"] == "loss"]], ignore_index=True)
-
-
-def _training(jobs: Sequence[TrainingJob]) -> str:
-    """Describe the local training of some runs, per algorithm if they differ."""
-    names: dict[str, list[str]] = {}
-    for job in jobs:
-        how = Training.of(job.resolved.training).description
-        names.setdefault(how, []).append(job.arm)
-    if len(names) == 1:
-        return next(iter(names))
-    return "; ".join(f"{listing(who)}: {how}" for how, who in names.items())
 
 
 def _warn_of_seen(
