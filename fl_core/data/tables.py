@@ -436,8 +436,17 @@ class _Table:
             with self._checked(name):
                 if how.predicts_numbers:
                     column, way = self.features.pop(name), FORMS[how.task]
-                    if column.fault:
-                        raise DataFault(column.fault.rule, way, row=column.fault.row)
+                    fault = column.fault
+                    if (
+                        fault
+                        and column.kind == NUMBER
+                        and "date_columns" in fault.repair
+                    ):
+                        self.ask_all(
+                            {name: DataFault(fault.rule, *fault.ways[:1], way)}
+                        )
+                    elif fault:
+                        raise DataFault(fault.rule, way, row=fault.row)
                     cells: Any = numbers(column.cells, how.numbers, way)
                 else:
                     cells = self._texts_of(name)

@@ -172,6 +172,10 @@ def test_wrong_targets_are_one_clear_line():
     ):
         with refuses(message):
             as_data(targets(), Reading(task=task, label_column=columns))
+    days = targets()["time"].astype(int).astype(str) + " days"
+    with refuses(r"date_columns=\['time'\]"):
+        keys = {"task": "survival", "label_column": "time,event"}
+        as_data(targets().assign(time=days), Reading(**keys))
     named = targets().rename(columns={"time": "followup", "event": "died"})
     for columns in ("label", "time,event", "followup,event"):
         with refuses("label_column='followup,died'"):
