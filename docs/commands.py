@@ -43,9 +43,9 @@ def page(name: str) -> str:
 
 
 def help_of(name: str) -> str:
-    """Return the help of a command with all its flags. Its paragraphs are as wide as its tables."""
+    """Return the help of a command with all its flags. No line is longer than 88 signs."""
     said = io.StringIO()
     with patch.dict(os.environ, WIDTH), redirect_stdout(said), suppress(SystemExit):
         parse_command([name, "--help-all"])
-    lines = (textwrap.fill(line, 80) for line in said.getvalue().splitlines())
+    lines = (textwrap.fill(line, 88) for line in said.getvalue().splitlines())
     return "\n".join(lines).rstrip()
