@@ -16,10 +16,10 @@ import pandas as pd
 
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.first_screen import Facts, bracket, first_screen
-from fedlayers.studies.harmless import BASE_RATE, Bench, Predictor
+from fedlayers.studies.harmless import BASE_RATE, DIGITS, Bench, Predictor
 from fedlayers.studies.hint import NO_COST, Cost
 from fedlayers.studies.inference import DECIDED, NOTHING, UNDECIDED, UNSHOWN, Inference
-from fedlayers.studies.race import DIGITS, Rates, Standing, Trained
+from fedlayers.studies.race import Rates, Standing, Trained
 from fl_core import __version__, statistics
 from fl_core.config import RunConfig
 from fl_core.display import Displayed, Summary
@@ -82,7 +82,7 @@ def infer(
     ranks = ranks.groupby("arm", sort=False)["score"].agg(["count", "mean"])
     ranks = ranks.sort_values(["count", "mean"], ascending=False, kind="stable")
     order = [str(name) for name in ranks.index if name not in set(refused)]
-    table = judged.pivot(index="arm", columns="seed", values=main)
+    table = judged.pivot(index="arm", columns="seed", values=main).round(DIGITS)
     whole = [name for name in order if table.loc[name].notna().all()]
     about = {"main": main, "seeds": table.shape[1], "refused": tuple(refused)}
     if not whole and refused:  # what has no final score is no reason to use it

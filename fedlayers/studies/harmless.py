@@ -44,6 +44,8 @@ PROBABLE = (CLASSIFICATION, MULTILABEL)
 """The tasks whose predictions are probabilities, which are calibrated."""
 BLOCKS = 30
 """The most blocks of a client's groups that a jackknife leaves out, one by one."""
+DIGITS = 9
+"""Digits of scores that are compared. Later digits differ by rounding."""
 LOSES, GAINS = "loses", "gains"
 """What is shown of a client's loss."""
 Outputs = Mapping[str, Tensor]
@@ -278,7 +280,7 @@ class Bench:
         """Return how much higher the first one's score is: paired over groups, each client a stratum."""
         first, second = (self._draws(each, split, score) for each in (one, other))
         found = statistics.stratified_mean(
-            first["value"].to_numpy() - second["value"].to_numpy(),
+            (first["value"] - second["value"]).round(DIGITS).to_numpy(),
             first["weight"].to_numpy(float),
             first["group"].to_numpy(int),
             pd.factorize(first["client"])[0],

@@ -30,7 +30,7 @@ from diagnostics.tuning.profile import every
 from fedlayers.backends.local import Backend
 from fedlayers.studies.arms import Arm, arm_of
 from fedlayers.studies.comparison import headline, scores_of
-from fedlayers.studies.harmless import VALIDATION, Bench, Predictor
+from fedlayers.studies.harmless import DIGITS, VALIDATION, Bench, Predictor
 from fedlayers.studies.jobs import Tell, TrainingJob, jobs_of, train
 from fl_core import rows
 from fl_core.algorithms.base import find
@@ -63,8 +63,6 @@ THIRD = 1 / 3
 """The rate of own epochs, times the run's. FedAvg also tries its own rate."""
 PLAN_ALGORITHM = "fedper"
 """The algorithm that uses the cuts if the configuration's uses no plan."""
-DIGITS = 9
-"""Digits of scores that are compared. Later digits differ by rounding."""
 
 
 @dataclass(frozen=True)

@@ -277,8 +277,8 @@ def predict(model: Callable[[Tensor], Tensor], x: Tensor, batch: int = 1024) -> 
         return torch.cat([model(part) for part in x.split(batch)])
 
 
-LARGEST = 50.0
-"""The largest temperature; the least is its inverse."""
+COLDEST, HOTTEST = 0.02, 1e12
+"""The ends of the temperature. At the hottest nothing is left of outputs, also of the base rate's."""
 
 
 def base_outputs(
@@ -355,7 +355,7 @@ def fit(
         (slope,) = torch.autograd.grad(value, factors)
         return float(value.detach()), slope.numpy()
 
-    bounds = ((1 / LARGEST, LARGEST), (0.0, 1.0))
+    bounds = ((1 / HOTTEST, 1 / COLDEST), (0.0, 1.0))
     with tree.one_thread():
         found = minimize(loss, (1.0, 0.0), jac=True, bounds=bounds, method="L-BFGS-B")
     return float(1 / found.x[0]), float(found.x[1])

@@ -94,7 +94,7 @@ def run_losses(choice, one):
     def fitted(at):
         return np.average(losses(at)[:half], weights=weight[:half])
 
-    bounds = [(1 / 50, 50), (0, 1)]
+    bounds = [(1e-12, 50), (0, 1)]
     best = minimize(
         fitted, [1.0, 0.0], method="Nelder-Mead", bounds=bounds, tol=1e-10
     ).x

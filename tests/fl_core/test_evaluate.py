@@ -22,7 +22,7 @@ from torch import nn
 from fl_core import statistics, tree
 from fl_core.errors import NonFiniteError, UsageError
 from fl_core.training import losses
-from fl_core.training.evaluate import BINS, predict, scores
+from fl_core.training.evaluate import BINS, fit, predict, scores
 from tests.conftest import refuses
 
 CE = losses.build("cross_entropy")
@@ -222,3 +222,11 @@ def test_bad_requests():
     ):
         with pytest.raises(UsageError):
             call(*arguments)
+
+
+def test_nothing_is_left_of_outputs_that_mislead():
+    """So that a base rate, and a model, can be as good as equal shares."""
+    outputs, y = torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.arange(2)
+    temperature, weight = fit(outputs, y, torch.ones(2), outputs)
+    assert temperature > 1e9
+    assert weight == 0
