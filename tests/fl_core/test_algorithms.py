@@ -127,7 +127,7 @@ def test_a_phase_moves_its_own_tensors_only(name, kind):
         *algorithm.phases(Round(1), client),
         *algorithm.finetuning(algorithm.task_info.rounds, client),
     ):
-        ctx = client_runner._context(algorithm, client, 1, start)
+        ctx = client_runner._context(client, 1, start)
         ctx.trees, ctx.submodel = held, every
         found, _ = client_runner.phase(Part(phase, start, ctx, {}))
         assert found.keys() == every
@@ -238,7 +238,7 @@ def test_messages_hold_what_is_shared_and_nothing_else(name):
     client_runner = client_runner_of(task)
     client_runner.use(algorithm)
     begun = algorithm.client_start(
-        state, message, client_runner._context(algorithm, 0, 1, {}), Round(1), 0
+        state, message, client_runner._context(0, 1, {}), Round(1), 0
     )
     assert begun.keys() == algorithm.submodel(Round(1), 0)
 

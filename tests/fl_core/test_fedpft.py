@@ -101,7 +101,7 @@ def test_gradients_go_where_the_paper_sends_them(phase, monkeypatch):
             loss = getattr(FedPFT, silent)
             patch.setattr(FedPFT, silent, lambda *a, loss=loss, **k: 0 * loss(*a, **k))
             algorithm.note = note
-            ctx = where._context(algorithm, 1, 0, {})
+            ctx = where._context(1, 0, {})
             ctx.trees = job(where).state.trees
             where.phase(
                 Part(
@@ -165,7 +165,7 @@ def test_the_contrastive_loss_is_a_softmax_over_the_queue():
         torch.nn.functional.normalize(torch.randn(n, 128, generator=draw))
         for n in (30, 4)
     )
-    ctx = where._context(algorithm, 0, 0, {})
+    ctx = where._context(0, 0, {})
     ctx.scratch["queue"] = {
         "keys": keys,
         "at": torch.tensor(11),

@@ -197,9 +197,10 @@ def test_classifiers_teach_each_other_by_the_formula(index, weight, depth):
     found = task("depthfl", depths=(depth,), ramp=10, distillation=2, lora_dropout=0)
     algorithm = found.algorithm(None)
     client_runner = found.client_runner()
+    client_runner.algorithm = algorithm
     held = algorithm.submodel(Round(index), 0)
     client_runner.workspace.load(tree.select(tree.state_dict(found.model), held), held)
-    ctx = client_runner._context(algorithm, 0, index, {})
+    ctx = client_runner._context(0, index, {})
     x, y = TOY.clients[0].train.x[:6], TOY.clients[0].train.y[:6]
     params = client_runner.workspace.params
     loss = algorithm.loss(params, (x, y), ctx)

@@ -17,8 +17,9 @@ def prepared(kind, **options):
     task = runner.assemble(config, data=TOY, model=network(kind))
     task.model.double()
     client_runner, algorithm = client_runner_of(task), task.algorithm(None)
+    client_runner.algorithm = algorithm
     start, teacher = tree.state_dict(task.model), network(kind, seed=5).double()
-    ctx = client_runner._context(algorithm, 0, 1, start)
+    ctx = client_runner._context(0, 1, start)
     ctx.trees = {"teacher": tree.state_dict(teacher)}
     client_runner.workspace.load(start)
     return algorithm, client_runner.workspace, ctx, teacher.eval()

@@ -104,7 +104,7 @@ def losses(model, gamma, labels, y=None):
     client_runner, algorithm = client_runner_of(task), task.algorithm(None)
     client_runner.algorithm = algorithm
     tree.load(client_runner.workspace.model, tree.state_dict(model))
-    ctx = client_runner._context(algorithm, 0, 0, {})
+    ctx = client_runner._context(0, 0, {})
     ctx.labels = labels
     x, y = TOY.clients[0].train.x[:8], TOY.clients[0].train.y[:8] if y is None else y
     return algorithm.loss(
