@@ -291,8 +291,8 @@ def finite_entries(y: Array) -> Array:
     if y.dtype.kind != "f":
         return y.astype(np.int64)
     found = y.astype(np.float32)
-    finite = np.isfinite(found).reshape(len(y), -1).all(axis=1)
-    refuse_where(~finite, found, "targets must be finite float32")
+    odd = ~np.isfinite(found).reshape(len(y), -1)
+    refuse_where(np.logical_or.reduce(odd, 1), found, "targets must be finite float32")
     return found
 
 
@@ -310,8 +310,8 @@ def labels(y: Array, names: Sequence[str] | None = None) -> tuple[Integers, Name
         cells = texts_of(y)
         names = written_classes(cells) if names is None else names
         code = {composed(name.strip()): k for k, name in enumerate(names)}
-        codes = [code.get(word.strip(), -1) for word in cells.categories]
-        y = np.array(codes, dtype=np.int64)[cells.codes]
+        known = [code.get(word.strip(), -1) for word in cells.categories]
+        y = np.array(known, dtype=np.int64)[cells.codes]
         row = int(np.argmin(y))
         if y[row] < 0:
             try:

@@ -181,7 +181,7 @@ def feature(opened: Opened, name: str, how: Reading) -> Feature:
             return _dated(opened, cells)
         if name in (how.word_columns or ()):
             return _worded(name, texts_of(cells))
-        values, odd = [], ""
+        values, odd = list[NDArray[np.float64]](), ""
         for part, own in zip(opened.parts, opened.split(cells), strict=True):
             words = getattr(own, "categories", ())  # none of numbers
             form = NumberFormat(**part.signs) if part.signs else how.numbers

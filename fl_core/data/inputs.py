@@ -225,11 +225,10 @@ class Inputs:
                 f"{listing(map(repr, self._words))}; got an array. Give a file or a DataFrame."
             )
         where = "new samples" if path is None else f"{path}, array 'x'"
-        if path is not None:
-            new = files.read_arrays(path, ["x"])["x"]
+        read = new if path is None else files.read_arrays(path, ["x"])["x"]
         with located(where):
-            x = arrays.features(as_array(new), missing=True)
-            return self._arrays(x, where)
+            features = arrays.features(as_array(read), missing=True)
+            return self._arrays(features, where)
 
     def _table(self, source: Path | pd.DataFrame, ids: Sequence[str] | None) -> Samples:
         how, words, names = self.reading, self._words, list(self.columns)

@@ -103,7 +103,11 @@ def load(
     }
     if indices is not None:
         has = {**indices.params, "partition": indices.kind}
-        asked = {"partition": partition, "clients": clients, **options}
+        asked: dict[str, object] = {
+            "partition": partition,
+            "clients": clients,
+            **options,
+        }
         asked["splits"] = None if splits is None else list(splits)
         for name, value in asked.items():
             if value is not None and value != has.get(name):

@@ -306,7 +306,7 @@ class Source:
 
     def take(self, indices: Integers) -> Source:
         """Return the source with these samples only, in this order. Classes and clients stay the same."""
-        taken = {}
+        taken: dict[str, Any] = {}
         for key in ("x", "y", "owner", "is_train", "groups"):
             array = getattr(self, key)
             taken[key] = None if array is None else array[indices]

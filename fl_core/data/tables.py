@@ -572,9 +572,9 @@ class _Table:
             elif how.may_be_missing:
                 continue
             else:
-                fill = {"impute": "median"}
+                filled = {"impute": "median"}
                 ways = [
-                    ("Fill empty cells, such as", fill),
+                    ("Fill empty cells, such as", filled),
                     ("Or leave the column out", out),
                 ]
             rule = "the value must not be missing"

@@ -66,15 +66,11 @@ def images(
 
                 options = {"split": "byclass"} if kind == "EMNIST" else {}
                 what = f"{name} must have whole files in {root / folder}"
-                raised, way = (
-                    UsageError,
-                    "Remove the folder, or load with download=True.",
-                )
+                raised: type[Exception] = UsageError
+                way = "Remove the folder, or load with download=True."
                 if download:
-                    raised, way = (
-                        RunError,
-                        "Check the network, or copy the files there.",
-                    )
+                    raised = RunError
+                    way = "Check the network, or copy the files there."
                 kinds = (OSError, RuntimeError, ValueError, AssertionError)
                 with about(what, kinds, raised, way):
                     found = getattr(torchvision.datasets, kind)(

@@ -110,9 +110,9 @@ class _PFedLA(Partitioning):
                 f"with {samples} each; got {int(sizes[scarce])}. Use fewer samples_per_client or fewer clients."
             )
         parts: list[list[Integers]] = [[] for _ in range(clients)]
-        for k, label in enumerate(present):
+        for at, label in enumerate(present):
             order = generator.permutation(np.flatnonzero(labels == label))
-            pieces = np.split(order, np.cumsum(counts[:, k]))[:-1]
+            pieces = np.split(order, np.cumsum(counts[:, at]))[:-1]
             for part, piece in zip(parts, pieces, strict=True):
                 part.append(piece)
         return [np.sort(np.concatenate(part)) for part in parts]
