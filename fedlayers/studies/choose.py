@@ -205,8 +205,8 @@ def _with_evidence(choice: Choice) -> LayerPlan | None:
 
 # --- the recommendation: all arms next to the base rate and the baselines ---------------------------------------
 
-REFUSED = "refused: significantly above the base rate"
-UNSHOWN = "not shown to be better than the base rate"
+REFUSED = "refused: above base rate"
+UNSHOWN = "base rate not beaten"
 
 
 def recommend(race: Race, found: Decided, with_baselines: bool, tell: Tell) -> Choice:
