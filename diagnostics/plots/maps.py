@@ -266,6 +266,7 @@ def _draw(ax: Axes, names: pd.Index, panel: Panel) -> None:
         ax.plot(rounds, y, color=INK, linewidth=0.9, marker="", zorder=2)
         if panel.low is None and len(rounds) > 1:
             continue  # a hollow point would claim to lie within a band
+        mark = "x" if panel.low is None else "o"
         for filled in (False, True):
             some = outside[name].to_numpy() == filled
             look: dict[str, Any] = {
@@ -273,7 +274,7 @@ def _draw(ax: Axes, names: pd.Index, panel: Panel) -> None:
                 "markeredgewidth": 0.8,
                 "zorder": 3,
             }
-            ax.plot(rounds[some], y[some], "o", color=INK, **look,
+            ax.plot(rounds[some], y[some], mark, color=INK, **look,
                     markerfacecolor=INK if filled else "white")  # fmt: skip
     wide = max((rounds.max() - rounds.min()) * 0.06, 0.5)
     ax.set_xlim(rounds.min() - wide, rounds.max() + wide)
@@ -311,7 +312,11 @@ def panels_of(layers: Sequence[Layer], table: pd.DataFrame) -> list[Panel]:
         ("grad_similarity", "gradients agree", _of_variants("cosine")),
         ("weight_divergence", "weights part", _of_variants("relative_l2")),
         ("knn_probe", "one classifier loses", _of_variants("own", "pooled")),
-        ("layer_tuning", "tuning it alone recovers", _of_variants("share")),
+        (
+            "layer_tuning",
+            "tuning it alone recovers",
+            _of_variants("share", of_clients=False),
+        ),
     ):
         values = tables(measured[measured["metric"] == metric])
         values = values.reindex(columns=names).dropna(axis=0, how="all")
@@ -326,13 +331,12 @@ def panels_of(layers: Sequence[Layer], table: pd.DataFrame) -> list[Panel]:
 
 
 def _of_variants(
-    first: str, second: str | None = None
+    first: str, second: str | None = None, of_clients: bool = True
 ) -> Callable[[pd.DataFrame], pd.DataFrame]:
     """Return a function of rows: their mean, rounds x layers, of one variant or of the difference of two."""
 
     def table(rows: pd.DataFrame) -> pd.DataFrame:
-        if (rows["client"] != "").any():
-            rows = rows[rows["client"] != ""]
+        rows = rows[(rows["client"] != "") == of_clients]
         mean = rows.groupby(["variant", "round", "layer"])["value"].mean()
         values = {name: mean[name].unstack() for name in mean.index.unique("variant")}
         one = values.get(first, pd.DataFrame())

@@ -192,7 +192,8 @@ def _scored(job: TrainingJob, bench: Bench) -> pd.DataFrame:
     frame["metric"] = frame["metric"].replace("loss", "training_loss")
     try:
         loaded = bench.load(job.path)
-    except UsageError:  # its clients hold parts of the model
+    except UsageError:
+        warn(f"{job.arm} has no loss: its clients hold parts of the model")
         return frame
     one = bench.of_models(job.arm, loaded.models)
     made = rows_of(bench, one, job.arm, loaded.round, loaded.kind, "calibrated")

@@ -135,10 +135,6 @@ class Bench:
             found = load_rounds(path, [round], allow_code=code, **self.task.own)
             return Loaded(*next(found))
 
-    def of_run(self, path: Path, name: str) -> Predictor:
-        """Return the predictor of a finished run without own epochs (:meth:`load`)."""
-        return self.of_models(name, self.load(path).models)
-
     def of_models(self, name: str, models: Mapping[str, nn.Module]) -> Predictor:
         """Return the predictor with a model for each client."""
         logits = self.task.criterion.logits

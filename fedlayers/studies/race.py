@@ -502,8 +502,8 @@ def difference(shared: Trained, alone: Trained, bench: Bench) -> Difference:
             shared.seed,
         )
     }
-    by = "loss" if bench.selecting == "loss" else "accuracy"
-    by = by if bench.kind == CLASSIFICATION else "loss"
+    whole = bench.kind == CLASSIFICATION and bench.selecting != "loss"
+    by = "accuracy" if whole else "loss"
     leads = {
         what.removesuffix(OTHERS): each
         for (what, score), each in found.items()

@@ -287,7 +287,7 @@ GLOSSARY = {
     "federate": "To train together: clients send parts of their models and get the average back.",
     "interval": "The range in which the true value lies in 95 of 100 such studies.",
     "layer": "A part of the model. Samples pass the layers one by one.",
-    "loss": "The number that training makes small. It is lower for better and for more certain predictions.",
+    "loss": "For classes the log loss of calibrated predictions, else that of training. Lower is better.",
     "macro-F1": "The mean of each class's F1, which counts missed and false predictions. Rare classes count fully.",
     "base rate": "The share of each class among a client's training samples. Predicting it needs no model.",
     "plan": "The list of layers that clients share. The other layers stay with each client.",

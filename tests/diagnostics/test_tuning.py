@@ -12,6 +12,7 @@ import fedlayers as fl
 from diagnostics.measure import diagnose_task
 from diagnostics.measurement import ClientModel, Measurement
 from diagnostics.metrics.base import METRICS
+from diagnostics.plots.maps import panels_of
 from diagnostics.select import select
 from diagnostics.tuning.copies import Held, Tuner, crosswise
 from diagnostics.tuning.differ import OWN, gains, neighbours, verdict
@@ -248,7 +249,12 @@ def test_a_run_says_whether_its_clients_differ(kind, differs, tmp_path):
     assert measured[measured["variant"] == "differ"]["value"].tolist() == [differs]
     shares = rows[rows["variant"] == "share"]
     assert shares["value"].notna().all() == bool(differs)
-    later = fl.through_time(result, ["layer_tuning"], rounds=[10]).frame
+    report = fl.through_time(result, ["layer_tuning"], rounds=[10])
+    if differs:  # else no share is claimed, and there is nothing to draw
+        (panel,) = panels_of(report.layers, report.table)
+        drawn = shares[shares["layer"].isin(panel.values)]["value"]
+        assert panel.values.loc[10].tolist() == drawn.tolist()
+    later = report.frame
     both = (
         later[later["variant"] == "fall"]["value"],
         rows[rows["variant"] == "fall"]["value"],

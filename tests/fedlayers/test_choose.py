@@ -126,7 +126,9 @@ def test_the_judgement_is_that_of_the_formula(raced):
         part = frame[(frame["round"] == 5) & (frame["metric"] == "macro_f1")]
         value = np.average(part["value"], weights=part["n_train"])
         bench = Bench(runner.assemble(CONFIG.with_keys(seed=int(line["seed"]))))
-        loss = bench.scores(bench.of_run(path, path.name), "validation")["loss"]
+        loss = bench.scores(
+            bench.of_models("run", bench.load(path).models), "validation"
+        )["loss"]
         assert line["loss"] == -line["score"]
         if line["epochs"]:
             assert line["loss"] < loss
@@ -238,7 +240,7 @@ def test_a_named_score_alone_selects_rates_rounds_runs_and_arms(tmp_path, score)
     bench = Bench(runner.assemble(config))
 
     def worth(path):
-        return bench.worth(bench.of_run(path, path.name))
+        return bench.worth(bench.of_models("run", bench.load(path).models))
 
     tried = choice.rates.tried
     names = [tmp_path / "arms" / f"all-lr{lr:g}-0" for lr in tried]

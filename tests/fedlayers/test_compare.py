@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import t
+from torch.nn.functional import cross_entropy
 
 from fedlayers.studies.compare import compare, compared_jobs
 from fedlayers.studies.comparison import (
@@ -16,6 +17,7 @@ from fedlayers.studies.comparison import (
     headline,
     paired,
 )
+from fedlayers.studies.harmless import Bench
 from fl_core import rows
 from fl_core.config import RunConfig
 from fl_core.errors import RunError
@@ -239,11 +241,18 @@ def test_table_and_rows_are_those_of_the_runs(compared):
         for name in NAMES
     ]
     parts = pd.concat(parts, ignore_index=True)
-    calibrated = frame["metric"] == "loss"  # by other tests next to a choice's
+    calibrated = frame["metric"] == "loss"
     kept = frame[~calibrated].replace({"metric": {"training_loss": "loss"}})
     pd.testing.assert_frame_equal(kept.reset_index(drop=True), parts)
-    assert set(frame[calibrated]["estimator"]) == {"calibrated"}
-    assert set(frame[calibrated].groupby("algorithm")["seed"].nunique()) == {2}
+    bench = Bench(runner.assemble(HEART.with_keys(seed=0)))
+    models = bench.load(compared / "runs" / "fedrep-0").models
+    one = bench.of_models("fedrep", models)
+    heat, weight = bench.calibration(one)
+    own = frame[calibrated].query("algorithm == 'fedrep' and seed == 0")
+    own = own[own["split"] == "test"].set_index("client")["value"]
+    for client, y in bench.labels["test"].items():
+        logits = one.outputs["test"][client] / heat + weight * bench.bases[client]
+        assert own[client] == pytest.approx(float(cross_entropy(logits, y)))
     table = pd.read_csv(compared / "table.csv")
     pd.testing.assert_frame_equal(table, Comparison(frame).table)
 

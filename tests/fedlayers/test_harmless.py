@@ -137,5 +137,5 @@ def test_on_rare_outcomes_the_model_is_below_the_base_rate(tmp_path):
     )
     assert choice.run is not None
     bench = Bench(runner.assemble(config, data=rare_table(0.14, seed=1)))
-    model = bench.of_run(choice.run, "model")
+    model = bench.of_models("model", bench.load(choice.run).models)
     assert bench.scores(model)["loss"] < bench.scores(bench.base_rate)["loss"]

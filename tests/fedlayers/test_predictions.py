@@ -14,7 +14,9 @@ def test_the_table_of_clients_has_the_scores_of_the_runs_rows(tmp_path):
     task = runner.assemble(config)
     runner.run(config, tmp_path / "run")
     bench = Bench(task)
-    table = bench.of_clients({"model": bench.of_run(tmp_path / "run", "run")})
+    table = bench.of_clients(
+        {"model": bench.of_models("run", bench.load(tmp_path / "run").models)}
+    )
     table = table.set_index("client")
     frame = store.Run(tmp_path / "run").rows()[1]
     frame = frame[

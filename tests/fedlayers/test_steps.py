@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import fedlayers as fl
+from diagnostics.tuning.differ import compared
 from fedlayers.studies import race
 from fedlayers.studies.choose import choose
 from fedlayers.studies.harmless import TEST, VALIDATION
@@ -86,12 +87,29 @@ def test_two_rates_train_on_and_the_ends_follow_where_clients_differ(decided):
         assert choice.winner.name != "all" or choice.winner.epochs
 
 
+def test_a_verdict_on_clients_is_that_of_the_metric(decided):
+    """The candidates of a decision's own epochs give the leads of :func:`compared`, which trains them again."""
+    choice = decided[1]
+    bench, runs = choice.benches[0], {one.arm: one for one in choice.runs}
+    both = [
+        finished(runs[arm].job, bench, (race.THIRD, 1.0), True)
+        for arm in ("all", "nothing")
+    ]
+    tuners = [bench.tuner(one.job, bench.load(one.job.path)) for one in both]
+    splits = [(one.train, one.validation) for one in bench.task.data.clients]
+    first, starts = tuners[0], [each.starts for each in tuners]
+    given = bench.task.model, first.loss, first.training, splits, first.seed
+    plain = compared(*given, first.round, *starts, samples=None)
+    for what, lead in race.difference(*both, bench).leads.items():
+        assert lead == pytest.approx(plain[f"{what}, others", "loss"], rel=1e-3)
+
+
 def test_own_epochs_are_those_of_a_search_by_hand_and_leave_the_run_alone(decided):
     """The least calibrated validation loss of none, 1, 2 and 4 epochs; the stored models are the scored ones."""
     _, choice, _, out, _ = decided
     bench = choice.benches[0]
     one = choice.recommended[0]
-    before = bench.of_run(one.job.path, "run")
+    before = bench.of_models("run", bench.load(one.job.path).models)
     factors = (race.THIRD, 1.0) if one.arm == "all" else (race.THIRD,)
     again = finished(one.job, bench, factors)
     assert (again.epochs, again.rate) == (one.epochs, one.rate)
