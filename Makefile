@@ -79,7 +79,7 @@ ALL := $(PYTEST) -n auto --dist worksteal
 test: $(READY)   ## style, types and tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy & types=$$!; $(ALL); tests=$$?; wait $$types && exit $$tests
+	$(BIN)/mypy & types=$$!; $(ALL); tests=$$?; wait $$types || { echo "mypy failed: see above"; exit 1; }; exit $$tests
 
 coverage: $(READY) ## lines and branches that the tests reach, in out/coverage
 	$(ALL) --cov=fl_core --cov=diagnostics --cov=fedlayers --cov-branch \

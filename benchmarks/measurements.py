@@ -33,6 +33,7 @@ from diagnostics.metrics.of_gradients import GradVariance
 from diagnostics.representation.features import collect
 from diagnostics.sensitivity import Sensitivity
 from fl_core.data import DATASETS
+from fl_core.data.loading import recipe
 from fl_core.layers import Layer, layers_of
 from fl_core.seeds import torch_generator
 from fl_core.training import losses
@@ -47,9 +48,9 @@ ERROR = 0.05  # the relative standard error at which estimators are compared
 @cache
 def images() -> tuple[Tensor, Tensor]:
     """Fashion-MNIST, as float tensors."""
-    known = DATASETS["fashion_mnist"]
-    recipe = known.recipe
-    source = replace(known.open(None, False), mean=recipe.mean, std=recipe.std)
+    known = recipe("fashion_mnist")
+    opened = DATASETS["fashion_mnist"].open(None, False)
+    source = replace(opened, mean=known.mean, std=known.std)
     first = torch.arange(20_000).numpy()
     return source.tensor(first), torch.from_numpy(source.y[first])
 

@@ -17,7 +17,7 @@ from fl_core.statistics import mean_interval
 ROWS = Path(__file__).with_name("known_plans.parquet")
 LOCAL = {"known_inputs": ["fc1"], "known_both": ["fc1", "fc2"]}
 """The local layers of the best plan. Where labels are coded it is the default of all of them."""
-ALGORITHMS, SEEDS = ("fedper", "fedrep", "fedbabu"), range(5)
+ALGORITHMS, SEEDS = ("fedper", "fedrep", "fedbabu"), list(range(5))
 
 
 def run() -> pd.DataFrame:
@@ -25,13 +25,19 @@ def run() -> pd.DataFrame:
     lines = []
     for name, local in LOCAL.items():
         layers = fl.assemble(fl.RunConfig(dataset=name)).layers
-        shared = [each.name for each in layers if each.name not in local]
-        for kind, plan in (("default", None), ("known", fl.LayerPlan(layers, shared))):
+        shared = tuple(each.name for each in layers if each.name not in local)
+        known = fl.LayerPlan(layers, shared)
+        for kind, plan in (("default", None), ("known", known)):
             with TemporaryDirectory() as out:
-                how = {"plan": plan, "progress": False, "dataset": name}
-                found = fl.compare(None, ALGORITHMS, SEEDS, out, **how).scores
-            found = found[found["metric"] == "accuracy"].assign(data=name, plan=kind)
-            lines.append(found[["data", "plan", "algorithm", "seed", "value"]])
+                tried = fl.compare(
+                    None, ALGORITHMS, SEEDS, out, plan=plan, dataset=name
+                )
+            found = tried.scores[tried.scores["metric"] == "accuracy"]
+            lines.append(
+                found.assign(data=name, plan=kind)[
+                    ["data", "plan", "algorithm", "seed", "value"]
+                ]
+            )
     return pd.concat(lines, ignore_index=True)
 
 
