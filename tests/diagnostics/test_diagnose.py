@@ -167,7 +167,7 @@ def test_models_and_data_in_every_form():
     metrics = ["grad_variance", "hessian_trace", "federation_sensitivity"]
     plain = run(net(), metrics=["grad_variance"]).values("grad_variance")["client_0"]
     for models, data, clients in (
-        (one, list(pair()), names[:1]),
+        (nn.DataParallel(one), list(pair()), names[:1]),
         (one, (pair()[0], pair()[1].int()), names[:1]),
         (one, split(), names[:1]),
         (one, loader(), names[:1]),

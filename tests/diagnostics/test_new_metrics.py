@@ -9,7 +9,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from diagnostics.measure import diagnose, diagnose_features
-from fl_core.layers import layers_of
 from tests.conftest import refuses
 
 torch.manual_seed(0)
@@ -137,26 +136,3 @@ def test_saved_features_give_the_values_of_their_models():
     ):
         with refuses(words):
             diagnose_features(features, None, metric)
-
-
-def test_blocks_of_transformers_are_layers_and_its_models_are_measured():
-    transformers = pytest.importorskip("transformers")
-    config = transformers.BertConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
-        vocab_size=50, max_position_embeddings=12, num_labels=3,
-    )  # fmt: skip
-    model = transformers.BertForTokenClassification(config)
-    labels = torch.randint(3, (12, 6))
-    labels[:, 4:] = -100
-    batch = {
-        "input_ids": torch.randint(50, (12, 6)),
-        "attention_mask": torch.ones(12, 6, dtype=torch.long),
-        "labels": labels,
-    }
-    report = diagnose(model, batch, ["grad_norm", "cka", "hessian_trace"])
-    blocks = [f"bert.encoder.layer.{k}" for k in range(2)]
-    names = [layer.name for layer in report.layers]
-    assert names == ["bert.embeddings", *blocks, "classifier"]
-    measured = report.frame[report.frame["metric"] != "cka"]
-    assert set(measured["status"]) == {"ok"}
-    assert layers_of(nn.Linear(2, 2), torch.ones(1, 2))[0].name == "model"

@@ -6,25 +6,17 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.autograd.functional import hessian
-from torch.func import functional_call
 
-import fedlayers as fl
 from diagnostics.measure import diagnose
 from fl_core.models.adapter import IGNORED, output_of
 from tests.conftest import refuses
 from tests.diagnostics.dense import CE, block
+from tests.networks import Wired
 
 
-class Last(nn.Module):
-    """A network whose output has another form, or the classes at another axis."""
-
-    def __init__(self, net, form):
-        super().__init__()
-        self.net, self.form = net, form
-
-    def forward(self, x):
-        return self.form(self.net(x))
+def last(net, form):
+    """Return a network whose output has another form, or the classes at another axis."""
+    return Wired(lambda m, x: form(m.net(x)), net=net)
 
 
 def mlp(*sizes, act=nn.ReLU):
@@ -35,21 +27,18 @@ def mlp(*sizes, act=nn.ReLU):
 
 def references(model, batches, loss):
     """The trace of each layer's dense Hessian of the whole data's loss, in float64."""
-    model = model.double()
-    parameters = {k: v.detach() for k, v in model.named_parameters()}
-    traces = {}
+    model, traces = model.double(), {}
     total = sum(len(y) for _, y in batches)
-    for name, value in parameters.items():
+
+    def of(output, y):
+        return loss(output_of(output, model), double(y))
+
+    for name, _ in model.named_parameters():
         for x, y in batches:
-
-            def of(w, name=name, x=x, y=y):
-                output = functional_call(model, {**parameters, name: w}, (double(x),))
-                return loss(output_of(output, model), double(y))
-
             share = (1 if loss.reduction == "sum" else len(y)) / total
-            block = hessian(of, value).reshape(value.numel(), -1)
+            dense = block(model, (double(x), y), [name], of)
             layer = name.rpartition(".")[0]
-            traces[layer] = traces.get(layer, 0.0) + share * float(block.trace())
+            traces[layer] = traces.get(layer, 0.0) + share * float(dense.trace())
     return traces
 
 
@@ -85,7 +74,7 @@ def cases():
             )
         )
         net, one, two_ = (mlp(10, 5, n, act=act) for n in (3, 1, 2))
-        first = Last(net, lambda z: z.movedim(-1, 1))
+        first = last(net, lambda z: z.movedim(-1, 1))
         of = {
             "classes": (net, two(10, y=labels()), ce),
             "soft classes": (net, two(10, y=soft), ce),
@@ -94,8 +83,8 @@ def cases():
             "pixels": (first, two(4, 2, 10, y=labels(4, 2)), ce),
             "positions": (two_, two(5, 10, y=numbers(5, 2)), bce),
             "huber": (net, two(10, y=numbers(3)), huber),
-            "logits": (Last(net, lambda z: {"logits": z}), two(10, y=labels()), ce),
-            "tuple": (Last(net, lambda z: (z, z * 0)), two(10, y=labels()), ce),
+            "logits": (last(net, lambda z: {"logits": z}), two(10, y=labels()), ce),
+            "tuple": (last(net, lambda z: (z, z * 0)), two(10, y=labels()), ce),
         }
         made |= {
             f"{name}, {reduction}, {act.__name__}": copy.deepcopy(case)
@@ -149,28 +138,6 @@ def test_positions_that_do_not_count_have_no_loss():
         assert found.to_dict() == pytest.approx(wanted, rel=1e-4)
 
 
-class TinyForCausalLM(nn.Sequential):
-    """A language model by its name alone: labels are its inputs."""
-
-
-def test_labels_of_a_language_model_move_by_one_position_in_every_form():
-    torch.manual_seed(0)
-    model = TinyForCausalLM(nn.Embedding(9, 5), nn.Linear(5, 9))
-    x = torch.randint(9, (8, 6))
-    moved = torch.cat([x[:, 1:], torch.full((8, 1), IGNORED)], 1)
-    plain = nn.Sequential(*model)
-    expected, *others = (
-        diagnose(net, data, ["grad_norm"], batch=4).frame["value"]
-        for net, data in (
-            (plain, (x, moved)),
-            (model, (x, x)),
-            ({"a": model}, {"a": [(x[:4], x[:4]), (x[4:], x[4:])]}),
-        )
-    )
-    for values in others:
-        assert values.tolist() == pytest.approx(expected.tolist())
-
-
 def test_tasks_are_read_from_labels_and_what_needs_classes_says_so():
     x = torch.randn(20, 5)
     coded = nn.Sequential(nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 5))
@@ -207,13 +174,6 @@ def test_labels_and_losses_that_do_not_fit_are_refused():
         with refuses(words) as caught:
             diagnose(found, data, ["grad_norm"], loss=loss)
         assert "\n" not in str(caught.value)
-
-
-def test_wrapped_models_are_measured_as_the_plain_one():
-    model, data = mlp(5, 4, 3), (torch.randn(12, 5), torch.arange(12) % 3)
-    wanted = diagnose(model, data).frame["value"]
-    wrapped = diagnose(nn.DataParallel(model), data).frame["value"]
-    assert wanted.equals(wrapped)
 
 
 class Twice(nn.Module):
@@ -287,22 +247,3 @@ def test_models_of_other_architectures_are_compared_at_layers_of_one_name():
     assert set(frame["status"]) == {"ok"}
     with refuses("same shape"):
         diagnose(models, data, ["cka", "grad_norm"])
-
-
-def test_a_result_with_own_data_is_measured_as_its_run(tmp_path):
-    x, y = torch.randn(40, 5), torch.arange(40) % 3
-    data = {"a": (x[:20], y[:20]), "b": (x[20:], y[20:])}
-    how = {"data": data, "model": mlp(5, 4, 3), "rounds": 1}
-    result = fl.run(**how, out=tmp_path / "run")
-    found, again = (
-        diagnose(*given, metrics="grad_norm", **own).frame
-        for given, own in (
-            ((result,), {}),
-            ((tmp_path / "run", data), {"own_model": mlp(5, 4, 3)}),
-        )
-    )
-    assert found.equals(again)
-    with refuses("Pass out="):
-        diagnose(fl.run(**how), metrics="grad_norm", model="personal")
-    with refuses(r"fl\.tsne"):
-        diagnose(result, metrics="tsne")

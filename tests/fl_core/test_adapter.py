@@ -115,6 +115,10 @@ def test_a_run_of_several_inputs_is_stored_and_measured(tmp_path):
             run(wrong, network(), clients=None)
     with refuses("model of your own"):
         run(pair, "mlp")
+    with refuses("Pass out="):
+        fl.diagnose(run(data, network(), clients=None), model="personal")
+    with refuses(r"fl\.tsne"):
+        fl.diagnose(result, metrics="tsne")
 
 
 def test_a_run_s_models_know_the_names_of_their_classes():

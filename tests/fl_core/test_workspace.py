@@ -17,6 +17,7 @@ from fl_core.training.losses import build
 from fl_core.training.phases import Context, Phase, Training
 from fl_core.training.workspace import Workspace, cut, memory_format
 from tests.fl_core.made import trained_by
+from tests.networks import Wired
 
 CE = build("cross_entropy")
 TRAININGS = {
@@ -234,13 +235,6 @@ def test_frozen_layers_are_computed_once_for_all_epochs_and_while_they_stay(
     assert seen == [29, 29]
 
 
-class Noise(nn.Module):
-    """Of a type that nobody knows."""
-
-    def forward(self, x):
-        return x + torch.rand_like(x)
-
-
 class Detour(nn.Sequential):
     """A sequential model that is none."""
 
@@ -255,7 +249,10 @@ CUTS = {
     "no weights": ([nn.Flatten(), nn.ReLU()], None),
     "dropout": ([nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4)], 1),
     "statistics in evaluation": ([nn.Linear(4, 4), nn.BatchNorm1d(4)], 2),
-    "an unknown type": ([nn.Linear(4, 4), Noise()], 1),
+    "an unknown type": (
+        [nn.Linear(4, 4), Wired(lambda m, x: x + torch.rand_like(x))],
+        1,
+    ),
     "a module twice": ([nn.Linear(4, 4), RELU, nn.Linear(4, 4), RELU], 4),
     "no chain": ([Detour(nn.Linear(4, 4))], None),
     "no chain behind one": ([nn.Linear(4, 4), Detour(nn.Linear(4, 4))], 1),

@@ -1,0 +1,85 @@
+"""Classes of transformers, built offline, train as a plain loop of torch does, with adapters and without."""
+
+from importlib.util import find_spec
+from itertools import product
+
+import pytest
+import torch
+
+import fedlayers as fl
+from fl_core import tree
+from fl_core.models.adapter import original
+from fl_core.run.runner import assemble
+from tests.conftest import CONFIG, every_other, on_first_use
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+hf = on_first_use("transformers")
+N, WORDS, WIDTH = 12, 20, 16
+SIZES = {  # each configuration takes its own of these
+    "vocab_size": WORDS, "num_labels": 3, "image_size": 8, "patch_size": 4, "d_ff": WIDTH,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "num_decoder_layers": 1, "hidden_size": WIDTH, "intermediate_size": WIDTH,
+}  # fmt: skip
+INPUTS = {
+    "input_ids": lambda: torch.randint(3, WORDS, (N, 5)),
+    "decoder_input_ids": lambda: torch.randint(3, WORDS, (N, 5)),
+    "attention_mask": lambda: torch.randint(2, (N, 5)),
+    "pixel_values": lambda: torch.randn(N, 3, 8, 8),
+}
+KINDS = {  # inputs, and the number of labels if each position of the last input has one
+    "BertForSequenceClassification": ("input_ids attention_mask", 0),
+    "DistilBertForSequenceClassification": ("input_ids", 0),
+    "RobertaForSequenceClassification": ("input_ids", 0),
+    "ViTForImageClassification": ("pixel_values", 0),
+    "GPT2LMHeadModel": ("input_ids", WORDS),
+    "LlamaForCausalLM": ("input_ids", WORDS),
+    "BertForTokenClassification": ("input_ids", 3),
+    "T5ForConditionalGeneration": ("input_ids decoder_input_ids", WORDS),
+}
+WAYS = [*product(KINDS, ("fedavg", "fedper"), (None, "lora:r=2"))]
+
+
+@pytest.mark.parametrize("way", every_other(WAYS, of=9), ids=str)
+def test_it_trains_as_a_plain_loop_and_sends_what_trains(way):
+    """Full batches leave nothing to draw, and the loss is that of transformers itself."""
+    kind, algorithm, adapt = way
+    names, labels = KINDS[kind]
+    torch.manual_seed(0)
+    net = getattr(hf, kind)(getattr(hf, kind).config_class(**SIZES)).train()
+    for part in net.children():
+        part.eval()  # and stays so, without dropout
+    data = {}
+    for client in ("a", "b"):
+        x = {name: INPUTS[name]() for name in names.split()}
+        data[client] = x, [*x.values()][-1] % labels if labels else torch.arange(N) % 3
+    config = CONFIG.with_keys(algorithm=algorithm, adapt=adapt, batch_size=N, lr=0.5)
+    result = fl.run(config, data=data, model=net)
+    task = assemble(config, data=data, model=net)
+    model, clients = original(task.model).eval(), task.data.clients
+    blocks = [layer.name for layer in task.layers if layer.name.endswith(".0")]
+    assert bool(blocks) == (adapt is None)
+    trained = {k: p for k, p in model.named_parameters() if p.requires_grad}
+    sent = trained if result.plan is None else trained.keys() & result.plan.body_tensors
+    assert (len(sent) == len(trained)) == (algorithm == "fedavg")
+    states = [tree.clone(trained) for _ in clients]
+    optimizer = torch.optim.SGD(trained.values(), lr=0.5)
+    for _ in range(result.done):
+        for own, client in zip(states, clients, strict=True):
+            tree.assign(trained, own)
+            _, named = task.data.shape.layout.unpack(client.train.x, torch.float32)
+            optimizer.zero_grad()
+            model(**named, labels=client.train.y).loss.backward()
+            optimizer.step()
+            own |= tree.clone(trained)
+        mean = tree.mean(states, task.data.weights)
+        for own in states:
+            own |= tree.select(mean, sent)
+    for client, own in zip(clients, states, strict=True):
+        found = dict(result.models[client.name].named_parameters())
+        torch.testing.assert_close(tree.select(found, trained), own, rtol=0, atol=1e-6)
+    rows = result.to_frame().groupby("metric")["value"].unique()
+    size = tree.n_bytes(tree.select(trained, sent))
+    assert rows["bytes_up"] == rows["bytes_down"] == [size]
