@@ -72,6 +72,19 @@ class Report(Displayed):
         """All layers of the model with their tensors, from input to output."""
         return read_as(tuple[Layer, ...], self.header["layers"], "a report")
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """The names of the layers as people read them, by their exact names.
+
+        >>> import fedlayers as fl, torch
+        >>> data = {"north": (torch.randn(20, 4), torch.arange(20) % 3)}
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3))
+        >>> report = fl.diagnose(model, data, ["weight_magnitude"], progress=False)
+        >>> report.labels, report.text(["weight_magnitude"]).splitlines()[-1].split()[:2]
+        ({'0': '0 Linear'}, ['0', 'Linear'])
+        """
+        return {layer.name: layer.label for layer in self.layers}
+
     def values(self, metric: str, variant: str | None = None) -> pd.DataFrame:
         """Return the values of one metric, layers x clients.
 
@@ -98,7 +111,7 @@ class Report(Displayed):
             .mean(skipna=False)
             .unstack()
         )
-        order = [layer.name for layer in self.layers if layer.name in table.index]
+        order = [name for name in self.labels if name in table.index]
         return table.reindex(
             index=order, columns=list(dict.fromkeys(selected["client"]))
         )
@@ -111,7 +124,8 @@ class Report(Displayed):
         """
         self._rows(metric)
         tables = [last_round(table) for table in (self.frame, self.nulls) if len(table)]
-        return plots.metric(pd.concat(tables, ignore_index=True), metric, ax)
+        table = pd.concat(tables, ignore_index=True).replace({"layer": self.labels})
+        return plots.metric(table, metric, ax)
 
     def write(self, path: Path | str) -> None:
         """Write header and rows to a file of JSON lines."""
@@ -162,8 +176,8 @@ class Report(Displayed):
             table = f"no value: {listing(own['status'].unique())}"
             if own["client"].any():
                 values = self.values(metric, variant)
-                values = values[in_order(values.columns)].rename(columns=printable)
-                table = _numbers(values)
+                values = values[in_order(values.columns)]
+                table = _numbers(values.rename(columns=printable, index=self.labels))
             blocks.append(f"{title}\n{table}")
         return "\n\n".join(blocks)
 
@@ -171,9 +185,9 @@ class Report(Displayed):
         """Format the medians over clients, layers by metrics: the first metrics that fit, and a legend."""
         there = [each for each in variants if self._rows(*each)["client"].any()]
         columns = {each: self.values(*each).median(axis=1) for each in there[:MANY]}
-        names = [layer.name for layer in self.layers]
         table = pd.DataFrame(columns)
-        table = table.reindex([name for name in names if name in table.index])
+        names = [name for name in self.labels if name in table.index]
+        table = table.reindex(names).rename(index=self.labels)
         notes = ["medians over the clients (fedlayers plot shows each client)"]
         if absent := dict.fromkeys(
             metric for metric, variant in variants if (metric, variant) not in columns
@@ -207,7 +221,7 @@ class Report(Displayed):
             usual = _usual(metric, list(rows["variant"]))
             values = rows[rows["variant"] == usual].groupby("layer")["value"].mean()
             columns[f"{metric} ({usual})" if usual else metric] = values
-        table = pd.DataFrame(columns, index=[layer.name for layer in self.layers])
+        table = pd.DataFrame(columns, index=[*self.labels]).rename(index=self.labels)
         return Summary.of_frame(self._sentence(), table.rename_axis("layer"))
 
     def _sentence(self) -> str:
@@ -330,7 +344,7 @@ def _table(plan: LayerPlan) -> str:
     metric = metric_or_placeholder(why.metric)
     similarity = metric.pairs and not metric.distance
     symbol = metric.look.symbol or (f"1 - {metric.name}" if similarity else "value")
-    width = max(len(name) for name in (*plan.names, "layer"))
+    width = max(map(len, (*plan.by_layer(), "layer")))
     lines = [f"  {'layer':<{width}}  {symbol:>9}  {'next/this':>9}"] if measured else []
     written = {name: f"{value:.4g}" for name, value in measured}
     for layer in plan.layers:
@@ -340,7 +354,7 @@ def _table(plan: LayerPlan) -> str:
         note = "frozen" if layer.is_frozen else ""
         note = note if layer.used else "not in the forward pass"
         note = f"first above {limit:g}" if layer.name == above else note
-        lines.append(f"  {layer.name:<{width}}{numbers}  {shared:<9}  {note}".rstrip())
+        lines.append(f"  {layer.label:<{width}}{numbers}  {shared:<9}  {note}".rstrip())
     return "\n".join(lines)
 
 
@@ -348,21 +362,21 @@ def _tally(choices: Mapping[str, str], plan: LayerPlan, unit: str = "") -> str:
     """List which clients choose which layer, one line per layer in the plan's order."""
     width = max(map(len, choices.values()))
     lines = []
-    for name in plan.names:
-        who = [each for each, choice in choices.items() if choice == name]
+    for layer in plan.layers:
+        who = [each for each, choice in choices.items() if choice == layer.name]
         if who and unit:  # thresholds stand as they grow
             said = f"{len(who)} of {len(choices)} {unit}: {listing(in_order(who))}"
         else:
             said = listing(who)
         if who:
-            lines.append(f"  {name.ljust(width)}  {said}")
+            lines.append(f"  {layer.label.ljust(width)}  {said}")
     return "\n".join(lines)
 
 
 def _clients(plan: LayerPlan) -> str:
     """Format a table of layers by clients; for many clients the lowest, the median and the highest."""
     columns = {name: plan.why.clients[name] for name in in_order(plan.why.clients)}
-    table = pd.DataFrame(columns, index=plan.names, dtype=float).dropna()
+    table = pd.DataFrame(columns, index=[*plan.by_layer()], dtype=float).dropna()
     if len(columns) > MANY:
         ends = {"lowest": 0.0, "median": 0.5, "highest": 1.0}
         table = table.quantile(list(ends.values()), axis=1, interpolation="higher").T

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -51,6 +51,7 @@ class Layer:
         tables: the parameters that are embedding tables. A batch affects only the rows that it looks up.
         frozen: the tensors that no training changes: parameters that the model's author froze (``requires_grad`` is
             False), and buffers of modules or layers with no others.
+        kind: class of the module, if its name is only a number, as in a Sequential. People read it; plans leave it out.
     """
 
     name: str
@@ -60,6 +61,16 @@ class Layer:
     used: bool = True
     tables: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
+    kind: str = field(default="", compare=False)
+
+    @property
+    def label(self) -> str:
+        """Return the name that a person reads.
+
+        >>> Layer("0", ("0.weight",), kind="Linear").label
+        '0 Linear'
+        """
+        return f"{self.name} {self.kind}".rstrip()
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -143,12 +154,13 @@ def layers_of(
                 first[unit] = min([*moments, first.get(unit, trace.moments)])
     joins = _norm_joins(model, trace, set(first)) if by == "block" else {}
     for name, unit in unit_of.items():
-        unit_of[name] = (
-            _neighbour(trace.touched.get(name), first, owners[name])
-            if unit is None
-            else unit
-        )
-        unit_of[name] = joins.get(unit_of[name] or "", unit_of[name])
+        if unit is None:  # a container's own parameter
+            unit, used = owners[name], trace.touched.get(name, -1)
+            if earlier := [each for each in first if first[each] <= used]:
+                unit = max(earlier, key=first.__getitem__)
+            elif first and name in trace.touched:
+                unit = min(first, key=first.__getitem__)
+        unit_of[name] = joins.get(unit, unit)
 
     frozen = frozen_tensors(model)
     if parameters <= frozen:
@@ -158,6 +170,11 @@ def layers_of(
         for module in model.modules()
         if isinstance(module, nn.Embedding)
     }
+    kinds = {
+        path: type(module).__name__
+        for path, module in model.named_modules()
+        if path.rpartition(".")[2].isdigit()
+    }
     members: dict[str, list[str]] = {}
     for name, unit in unit_of.items():
         members.setdefault(str(unit), []).append(name)
@@ -166,54 +183,26 @@ def layers_of(
         beside = next((name for name in members if name.startswith(start)), unit)
         members[beside] += members.pop(unit) if beside != unit else []
     parameters -= {name for name in parameters if f"{ASIDE}." in name}
-    ordered = sorted(members, key=lambda unit: first.get(unit, trace.moments))
-    found = (
-        frozen_of(
-            Layer(
-                name=unit or "model",
-                parameters=tuple(name for name in members[unit] if name in parameters),
-                buffers=tuple(name for name in members[unit] if name not in parameters),
-                output=_output(unit, members[unit], owners, trace, joins)
-                if unit in first
-                else "",
+    found = []
+    for unit in sorted(members, key=lambda unit: first.get(unit, trace.moments)):
+        parts: dict[str, list[str]] = {part: [] for part in (*PARTS, "")}
+        for name in members[unit]:
+            part = next((part for part in PARTS if f".{part}." in name), "")
+            parts[part].append(name)
+        output = _output(unit, members[unit], owners, trace, joins)
+        for part, names in parts.items():
+            layer = Layer(
+                name=f"{unit or 'model'}.{part}".strip("."),
+                parameters=tuple(name for name in names if name in parameters),
+                buffers=tuple(name for name in names if name not in parameters),
+                output=output if unit in first else "",
                 used=unit in first,
-                tables=tuple(
-                    name for name in members[unit] if id(tensors[name]) in looked_up
-                ),
-            ),
-            frozen,
-        )
-        for unit in ordered
-    )
-    return tuple(part for layer in found for part in split_adapters(layer))
-
-
-def split_adapters(layer: Layer) -> list[Layer]:
-    """Return a layer in its parts: the factors A and B of peft's adapters, if there are any, and the rest."""
-    inside = {
-        part: tuple(n for n in layer.tensors if f".{part}." in n) for part in PARTS
-    }
-    parts = [
-        replace(
-            layer,
-            name=f"{layer.name}.{part}".lstrip("."),
-            parameters=names,
-            buffers=(),
-            tables=(),
-        )
-        for part, names in inside.items()
-        if names
-    ]
-    if not parts:
-        return [layer]
-    taken = {name for part in parts for name in part.parameters}
-    rest = replace(
-        layer,
-        parameters=tuple(name for name in layer.parameters if name not in taken),
-        buffers=tuple(name for name in layer.buffers if name not in taken),
-    )
-    frozen = set(layer.frozen)
-    return [frozen_of(part, frozen) for part in (*parts, rest) if part.tensors]
+                tables=tuple(n for n in names if id(tensors[n]) in looked_up),
+                kind=kinds.get(unit, ""),
+            )
+            if names:
+                found.append(frozen_of(layer, frozen))
+    return tuple(found)
 
 
 def frozen_tensors(model: nn.Module) -> set[str]:
@@ -414,18 +403,6 @@ def _channels(module: nn.Module) -> int | None:
             return int(getattr(module, attribute))
     shape = getattr(module, "normalized_shape", None)
     return int(shape[-1]) if shape else None
-
-
-def _neighbour(moment: int | None, first: dict[str, int], owner: str) -> str:
-    """Return the unit that a container's own parameter joins: the last one before its first use, else the next."""
-    if moment is None or not first:
-        return owner
-    earlier = [unit for unit in first if first[unit] <= moment]
-    return (
-        max(earlier, key=lambda u: first[u])
-        if earlier
-        else min(first, key=lambda u: first[u])
-    )
 
 
 def _output(

@@ -148,11 +148,10 @@ class LayerPlan(Displayed):
                 raise UsageError(
                     f"a plan must name each {kind} once; got {twice[0]!r} twice."
                 )
-        shared = set(asked)
-        for name in sorted(shared.difference(names)):
+        for name in sorted({*asked} - {*names}):
             check_known("layer", name, names)
         object.__setattr__(
-            self, "shared", tuple(name for name in names if name in shared)
+            self, "shared", tuple(name for name in names if name in asked)
         )
 
     # --- reading it ---
@@ -225,7 +224,8 @@ class LayerPlan(Displayed):
 
     def __repr__(self) -> str:
         marks = " ".join(
-            f"[{name}]" if name in self.shared else name for name in self.names
+            f"[{label}]" if shared else label
+            for label, shared in self.by_layer().items()
         )
         how = (
             self.why.rule
@@ -242,8 +242,13 @@ class LayerPlan(Displayed):
         return Summary(lead, layers=self.by_layer())
 
     def by_layer(self) -> dict[str, bool]:
-        """Return whether each layer is shared, from input to output."""
-        return {name: name in self.shared for name in self.names}
+        """Return whether each layer is shared, from input to output, by its name as people read it.
+
+        >>> plan = LayerPlan((Layer("0", ("0.weight",), kind="Linear"),), ("0",))
+        >>> plan.by_layer(), plan.to_json()["shared"], "Linear" in str(plan.to_json())
+        ({'0 Linear': True}, ['0'], False)
+        """
+        return {layer.label: layer.name in self.shared for layer in self.layers}
 
     def __str__(self) -> str:
         return "\n".join([repr(self), *(f"  {line}" for line in self.why.lines())])
@@ -378,7 +383,7 @@ class LayerPlan(Displayed):
         """Return plain data with a digest of the whole plan, from which :meth:`from_json` gives an equal plan."""
         data = {
             "format": FORMAT,
-            "layers": [asdict(layer) for layer in self.layers],
+            "layers": [_stored(layer) for layer in self.layers],
             "shared": list(self.shared),
             "why": self.why.to_json(),
         }
@@ -444,6 +449,13 @@ class LayerPlan(Displayed):
         if self.own_epochs[0]:
             decided.append(self.own_epochs)
         return hashlib.sha256(json.dumps(decided).encode()).hexdigest()
+
+
+def _stored(layer: Layer) -> dict[str, Any]:
+    """Return a layer as a plan stores it."""
+    data = asdict(layer)
+    del data["kind"]
+    return data
 
 
 def _signature(data: Mapping[str, Any]) -> str:

@@ -75,7 +75,8 @@ def plan(plan: LayerPlan, ax: Axes | None = None) -> Axes:
     title = [f"{len(plan.shared)} of {len(names)} layers federated", f"rule {why.rule}"]
     title[1] += "" if why.threshold is None else f", threshold {why.threshold:g}"
     title += [] if why.status == "ok" else textwrap.wrap(why.status, 50)
-    tight = sum(len(name) + 2 for name in names) > 46
+    labels = [*plan.by_layer()]
+    tight = sum(len(name) + 2 for name in labels) > 46
     depth, wide = line * len(rows), float(np.clip(2 + 0.2 * len(names), 5, 10))
     with canvas(ax, wide, 1.4 + depth + 0.5 * tight + 0.13 * len(title)) as axes:
         x = np.arange(len(names)) + 0.5
@@ -110,7 +111,7 @@ def plan(plan: LayerPlan, ax: Axes | None = None) -> Axes:
             )
         axes.set(xlim=(-0.05, len(names) + 0.05), ylim=(-depth - 0.05, 0.55))
         axes.set_yticks(y, list(rows))
-        axes.set_xticks(x, names, rotation=90 * tight, fontsize=small(len(names), 8))
+        axes.set_xticks(x, labels, rotation=90 * tight, fontsize=small(len(names), 8))
         axes.tick_params(length=0, labeltop=True, labelbottom=False)
         axes.grid(False)
         axes.spines[:].set_visible(False)
@@ -206,13 +207,15 @@ def layer_map(
             "the report must have a metric of the layer map; got none. "
             "Call through_time without metrics."
         )
-    names = [layer.name for layer in layers if layer.weights]
+    weighted = [layer for layer in layers if layer.weights]
+    names = [layer.name for layer in weighted]
+    labels = [f"{at}  {layer.label}" for at, layer in enumerate(weighted, 1)]
     found = found[: max(1, int(width / PANEL))]
     count = len(found)
     stored = header.get("plan")
     plan = None if stored is None else LayerPlan.from_json(stored).by_layer()
     notes = _legend(found, plan)
-    room = (0.055 * max(map(len, names)), 0.75 + 0.13 * len(notes))
+    room = (0.055 * max(map(len, labels)), 0.75 + 0.13 * len(notes))
     size = (width * CM - room[0]) / count, 0.30 * len(names)
     with axes_of(None, count, *size, columns=count, room=room) as drawn:
         axes = [panel.ax for panel in drawn]
@@ -223,8 +226,7 @@ def layer_map(
                 if plan is not None and not plan.get(name, True):
                     ax.axhspan(at, at + 1, color=SHADE, linewidth=0, zorder=0)
             ax.set(ylim=(len(names), 0))
-            lanes = [f"{at}  {name}" for at, name in enumerate(names, 1)]
-            ax.set_yticks(np.arange(len(names)) + 0.5, lanes if k == 0 else [])
+            ax.set_yticks(np.arange(len(names)) + 0.5, labels if k == 0 else [])
             ax.hlines(range(len(names) + 1), 0, 1, "0.85", linewidth=0.6, zorder=0.5,
                       transform=ax.get_yaxis_transform())  # fmt: skip
             ax.tick_params(axis="y", length=0)

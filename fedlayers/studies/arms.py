@@ -78,13 +78,19 @@ class Arm:
         """The arm in words."""
         if self.plan is None:
             return f"{self.algorithm}, as it is"
-        shared = [name for name in self.plan.trainable if name in self.plan.shared]
-        local = [name for name in self.plan.trainable if name not in self.plan.shared]
+        shared, local = trained_layers(self.plan)
         if not shared:
             return "share nothing: every client trains alone"
         if not local:
             return "share every layer"
         return f"federate {listing(shared)}; keep {listing(local)} local"
+
+
+def trained_layers(plan: LayerPlan) -> tuple[list[str], list[str]]:
+    """Return the layers that train, as people read them: the shared ones, and the local ones."""
+    trained = [layer for layer in plan.layers if layer.name in plan.trainable]
+    shared = [layer.label for layer in trained if layer in plan.body]
+    return shared, [layer.label for layer in trained if layer in plan.head]
 
 
 def _without_first_half(names: Names) -> Names:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedlayers.studies.arms import Arm
+from fedlayers.studies.arms import Arm, trained_layers
 from fedlayers.studies.harmless import (
     BASE_RATE,
     LOSES,
@@ -311,8 +311,7 @@ def advice(arm: Arm) -> str:
         return f"Share all layers{own}."
     if arm.plan is None:
         return f"Use {arm.algorithm}{own}."
-    shared = [name for name in arm.plan.trainable if name in arm.plan.shared]
-    local = [name for name in arm.plan.trainable if name not in arm.plan.shared]
+    shared, local = trained_layers(arm.plan)
     return f"Keep {_layers(local)} local and share {_layers(shared)}{own}."
 
 
@@ -331,7 +330,7 @@ def way(arm: Arm) -> str:
         return f"sharing all layers{_own(arm)}"
     if arm.plan is None:
         return f"{arm.algorithm}{_own(arm)}"
-    shared = [name for name in arm.plan.trainable if name in arm.plan.shared]
+    shared, _ = trained_layers(arm.plan)
     return f"sharing {_layers(shared)}{_own(arm)}"
 
 

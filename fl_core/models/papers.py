@@ -122,17 +122,18 @@ def fmnist_cnn(shape: Shape, n_classes: int, *, width: Width = 1.0) -> Layered:
     10 classes. ``width`` multiplies channels and hidden units. Time grows with about its square.
     """
     *channels, hidden = _scale(width, 64, 128, 256, 100)
-    network = _cnn(
-        "fmnist_cnn",
-        shape,
-        8,
-        5,
-        channels,
-        (hidden, n_classes),
-        padding=2,
-        pooled=(1, 2, 3),
+    return _kaiming(
+        _cnn(
+            "fmnist_cnn",
+            shape,
+            8,
+            5,
+            channels,
+            (hidden, n_classes),
+            padding=2,
+            pooled=(1, 2, 3),
+        )
     )
-    return _kaiming(network)
 
 
 @model
@@ -147,19 +148,20 @@ def cifar_cnn(
     ``fmnist_cnn``.
     """
     *channels, hidden = _scale(width, 64, 128, 256, 512, 512, 100)
-    network = _cnn(
-        "cifar_cnn",
-        shape,
-        1,
-        3,
-        channels,
-        (hidden, n_classes),
-        padding=2,
-        pooled=(2, 4),
-        dropped=(1, 2, 3, 4, 5),
-        dropout=dropout,
+    return _kaiming(
+        _cnn(
+            "cifar_cnn",
+            shape,
+            1,
+            3,
+            channels,
+            (hidden, n_classes),
+            padding=2,
+            pooled=(2, 4),
+            dropped=(1, 2, 3, 4, 5),
+            dropout=dropout,
+        )
     )
-    return _kaiming(network)
 
 
 @model
@@ -174,19 +176,20 @@ def isic_cnn(
     ``fmnist_cnn``.
     """
     *channels, hidden = _scale(width, 32, 64, 128, 256, 512, 256)
-    network = _cnn(
-        "isic_cnn",
-        shape,
-        8,
-        3,
-        channels,
-        (hidden, n_classes),
-        padding=1,
-        pooled=(3, 4, 5),
-        dropped=(3, 4, 5),
-        dropout=dropout,
+    return _kaiming(
+        _cnn(
+            "isic_cnn",
+            shape,
+            8,
+            3,
+            channels,
+            (hidden, n_classes),
+            padding=1,
+            pooled=(3, 4, 5),
+            dropped=(3, 4, 5),
+            dropout=dropout,
+        )
     )
-    return _kaiming(network)
 
 
 @model

@@ -427,18 +427,16 @@ def built_from(
     )
     shape = inputs.model_shape
     n_classes = said["outputs"]
-    seed = said["seed"]
-    small = math.prod(shape) <= TRIAL
     extends = said["extended_by"] is not None
+    seed, small = said["seed"], math.prod(shape) <= TRIAL
+    how = {"seed": seed, "options": said["options"], "trial": extends}
     if extends and not small:
         raise UsageError(
             f"{path} must have samples of at most {TRIAL:,} numbers, since {extended['algorithm']} extends its model; "
             f"got shape {shape}. Train it on smaller samples."
         )
     if model is not None:
-        made = models.copy_user_model(
-            model, shape, n_classes, seed=seed, options=said["options"], trial=extends
-        )
+        made = models.copy_user_model(model, shape, n_classes, **how)
     elif not said["callable"]:
         raise UsageError(
             f"{path} must be loaded with its own model, {said['class']}; got none. Pass it again, model=..."
@@ -447,14 +445,7 @@ def built_from(
         own_code.check_allowed_options(
             str(path), said["callable"], said["options"], allowed
         )
-        made = models.build(
-            said["callable"],
-            shape,
-            n_classes,
-            seed=seed,
-            options=said["options"],
-            trial=extends,
-        )
+        made = models.build(said["callable"], shape, n_classes, **how)
     if said["bn"] == "drop":
         drop_statistics(made)
     if extends:
