@@ -22,7 +22,7 @@ from fl_core.errors import (
 )
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import LayerPlan
-from fl_core.progress import progress_bar
+from fl_core.progress import progress_bar, say
 from fl_core.rows import Row, row
 from fl_core.run.costs import layer_bytes
 from fl_core.tree import preserve_state
@@ -35,6 +35,7 @@ from .measurement import (
     Measurement,
     Tick,
     example,
+    no_progress,
 )
 from .metrics.base import METRICS
 from .null import (
@@ -61,6 +62,7 @@ def measure_models(
             LayerPlan(tuple(every), ()).check_fits(subjects[0].model)
         request.check(every)  # of all metrics, before the first one takes its time
         how = {name: getattr(request, name) for name in ("batch", "seed", "mode")}
+        how["tell"] = say if request.progress else no_progress
         shared = Measurement(subjects, every, criterion, **how)
         measured = _measure_all(request, shared, n_models)
     columns = {"seed": request.seed, **(request.context or {})}

@@ -204,8 +204,8 @@ class ClientModel:
     groups: NDArray[np.int64] | None = None
 
 
-def no_progress(client: str) -> None:
-    """Do nothing: the progress function of a measurement without a progress bar."""
+def no_progress(text: str) -> None:
+    """Do nothing: a measurement without progress has this in place of a bar and of printed lines."""
 
 
 @dataclass(frozen=True)
@@ -221,6 +221,7 @@ class Measurement:
         mode: ``"eval"`` or ``"train"``. A metric restores the model's own mode.
         resamples: number of resamples of each client's batches to add (:mod:`diagnostics.null`).
         tick: function to call with a client's name when that client is done. It moves the progress bar.
+        tell: function to call with a line for the user before the work.
     """
 
     subjects: Sequence[ClientModel]
@@ -231,6 +232,7 @@ class Measurement:
     mode: str = "eval"
     resamples: int = 0
     tick: Tick = no_progress
+    tell: Tick = no_progress
 
 
 def row_or_reason(metric: str, value: float | None, why: str, **columns: Any) -> Row:

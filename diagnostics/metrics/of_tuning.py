@@ -26,7 +26,6 @@ from ..tuning.profile import GRID, Gain, Profile, every
 from .base import metric
 
 NAME, ALL, STATISTICS = "layer_tuning", "all", "statistics"
-Parts = dict[str, tuple[Split, Split]]
 
 
 @dataclass(frozen=True)
@@ -70,16 +69,6 @@ class LayerTuning(Shared):
     rounds: int = 0
 
 
-def why_not(measurement: Measurement, options: Shared) -> str:
-    """Return why no copy of a shared model can be tuned, or ""."""
-    models = {id(s.model): s.model for s in measurement.subjects}.values()
-    if len({tree.digest(tree.named_tensors(model)) for model in models}) > 1:
-        return "needs one model for all clients: name the global one"
-    if not any(len(_split(own)) for own in (options.test or {}).values()):
-        return "needs validation samples"
-    return ""
-
-
 def _split(data: Any) -> Split:
     """Return samples as a split."""
     if isinstance(data, Split):
@@ -90,20 +79,25 @@ def _split(data: Any) -> Split:
     return Split(x, y, getattr(data, "groups", None))
 
 
-def parts_of(measurement: Measurement, options: Shared) -> Parts:
-    """Return each client's training and validation samples. Clients without the latter take no part."""
-    held = options.test or {}
-    found = {
-        s.client: (_split(s.data), _split(held[s.client]))
+def given(
+    measurement: Measurement, options: Shared
+) -> tuple[list[str], dict[str, Any]] | str:
+    """Return the clients that take part and the arguments of a :class:`Tuner`, or why no copy can be tuned.
+
+    Clients without validation samples take no part.
+    """
+    models = {id(s.model): s.model for s in measurement.subjects}.values()
+    if len({tree.digest(tree.named_tensors(model)) for model in models}) > 1:
+        return "needs one model for all clients: name the global one"
+    held = {name: _split(data) for name, data in (options.test or {}).items()}
+    parts = {
+        s.client: (_split(s.data), held[s.client])
         for s in measurement.subjects
-        if s.client in held
+        if len(held.get(s.client, ()))
     }
-    return {name: each for name, each in found.items() if len(each[1])}
-
-
-def given(measurement: Measurement, options: Shared, parts: Parts) -> dict[str, Any]:
-    """Return the arguments of a :class:`Tuner` of a measurement's shared model."""
-    return {
+    if not parts:
+        return "needs validation samples"
+    return [*parts], {
         "model": measurement.subjects[0].model,
         "loss": measurement.loss,
         "training": options.training or Training(),
@@ -138,14 +132,14 @@ def clients_differ(measurement: Measurement, options: DifferOptions) -> list[Row
     calibrated log loss, or points of accuracy. If not, and the error is above 1.5 points, there are too few samples to
     tell. Rows without ``others`` are gains over the shared model. A difference need not make a local layer worth it.
     """
-    if reason := why_not(measurement, options):
-        return [row("clients_differ", None, status=reason, variant="differ")]
-    parts = parts_of(measurement, options)
-    alone = None
+    how = given(measurement, options)
+    if isinstance(how, str):
+        return [row("clients_differ", None, status=how, variant="differ")]
+    alone, (names, arguments) = None, how
     if options.alone is not None:
-        alone = [tree.state_dict(options.alone[name]) for name in parts]
+        alone = [tree.state_dict(options.alone[name]) for name in names]
     try:
-        found = compared(**given(measurement, options, parts), alone=alone)
+        found = compared(alone, **arguments)
     except NonFiniteError as error:
         return [row("clients_differ", None, status=str(error), variant="differ")]
     for subject in measurement.subjects:
@@ -167,7 +161,8 @@ def clients_differ(measurement: Measurement, options: DifferOptions) -> list[Row
 def layer_tuning(measurement: Measurement, options: LayerTuning) -> list[Row]:
     """Return what each client gains by tuning one layer alone from the shared model, and all layers together.
 
-    - *Model*: the server's global model g after a round, the same for all clients.
+    - *Model*: the server's global model g after a round, the same for all clients. Of a run it is by default the
+      first stored round of at least 20 and of a tenth of all, else the last.
     - *Tuning* of a part S at client k: from g, by a new optimiser of the run's kind, its loss without an algorithm's
       own terms and its batch size, on at most 200 training samples, for 1, 2 and 4 epochs at three times the run's
       rate. Batches and dropout are seeded by (seed, "layer_tuning", round, client). A normalisation of S trains and
@@ -180,18 +175,25 @@ def layer_tuning(measurement: Measurement, options: LayerTuning) -> list[Row]:
       is G(S) / G(all), G the mean by training samples, where a difference is shown.
     - *Shown*: where ``clients_differ`` says so of own epochs, in loss. Its null is exact, unlike that of dealt samples,
       which the shared model has not seen as such.
-    - ``price``: floating-point operations over those of one run that shares all layers.
+    - ``price``: floating-point operations over those of one run that shares all layers. It is printed before.
 
     It names no plan. On federations with known answers the profile did not choose better than training both ends.
     """
-    if reason := why_not(measurement, options):
+    how = given(measurement, options)
+    if isinstance(how, str):
         return [
-            row(NAME, None, status=reason, layer=layer.name, variant="fall", client=s.client)
+            row(NAME, None, status=how, layer=layer.name, variant="fall", client=s.client)
             for s in measurement.subjects
             for layer in measurement.layers
         ]  # fmt: skip
-    parts = parts_of(measurement, options)
-    tuner = Tuner(**given(measurement, options, parts))
+    clients, arguments = how
+    tuner, made = Tuner(**arguments), []
+    if options.rounds:
+        cost = price(measurement, options, tuner)
+        measurement.tell(
+            f"{NAME} costs {cost:.2f} times the arithmetic of one run that shares all layers"
+        )
+        made.append(row(NAME, cost, variant="price"))
     profile = Profile(tuner, options.grid)
     whole = _attempt(lambda: profile.of(every(measurement.layers)))
     found = {ALL: whole}
@@ -203,19 +205,14 @@ def layer_tuning(measurement: Measurement, options: LayerTuning) -> list[Row]:
         found[STATISTICS] = _attempt(lambda: profile.chosen(statistics))
     shown = ""
     if not isinstance(whole, str):
-        said = verdict(compared(**given(measurement, options, parts)), "loss")
+        said = verdict(compared(**arguments), "loss")
         shown = {DIFFER: "", NOT_SHOWN: "no difference shown"}.get(said, said)
         if not shown and not profile.mean(whole.nats).value > 0:
             shown = "all layers together gain nothing"
-    made = [
-        each
-        for name, gain in found.items()
-        for each in _rows(profile, [*parts], name, gain, whole, shown)
-    ]
+    for name, gain in found.items():
+        made += _rows(profile, clients, name, gain, whole, shown)
     for subject in measurement.subjects:
         measurement.tick(subject.client)
-    if options.rounds:
-        made.append(row(NAME, price(measurement, options, tuner), variant="price"))
     return made
 
 

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fl_core import tree
-from fl_core.data.federated import Split
 from fl_core.errors import check_known
 from fl_core.rows import CLASSIFICATION, MULTILABEL, Row, row
 from fl_core.seeds import numpy_generator
 from fl_core.statistics import Estimate, halves, stratified_mean
 from fl_core.training import evaluate
 from fl_core.training.losses import Loss
-from fl_core.training.phases import Training
 from fl_core.tree import Tree
 
-from .copies import SAMPLES, Array, Held, Mask, Tuner, crosswise, estimated
+from .copies import Array, Held, Mask, Tuner, crosswise, estimated
 
 NAME = "clients_differ"
 ERRORS = 2.0
@@ -46,35 +44,26 @@ def neighbours(clients: int, seed: int) -> list[list[int]]:
 
 
 def compared(
-    model: nn.Module,
-    loss: Loss,
-    training: Training,
-    clients: Sequence[tuple[Split, Split]],
-    seed: int,
-    round: int,
-    starts: Sequence[Tree] | None = None,
-    alone: Sequence[Tree] | None = None,
-    samples: int | None = SAMPLES,
+    alone: Sequence[Tree] | None = None, **given: Any
 ) -> dict[tuple[str, str], Estimate]:
     """Train own epochs from a shared model, and return what :func:`gains` yields.
 
     Args:
-        model: the shared one, or its skeleton if ``starts`` has each client's tensors.
         alone: of each client the tensors that it trained alone.
-
-    The other arguments are those of :class:`Tuner`.
+        given: the arguments of a :class:`Tuner` of the shared model.
 
     Raises:
         NonFiniteError: a loss or an output is not finite.
     """
-    near = neighbours(len(clients), seed)
-    given = model, loss, training, clients, seed, round
-    tuner = Tuner(*given, starts, samples, near)
-    names, rate = frozenset(tree.state_dict(model)), training.lr
+    near = neighbours(len(given["clients"]), given["seed"])
+    tuner = Tuner(**given, near=near)
+    names, rate = frozenset(tuner.starts[0]), tuner.training.lr
     tuned = torch.cat([tuner.outputs(names, each) for each in (rate / 3, rate)])
-    single = None if alone is None else Tuner(*given, alone, samples, near).start
-    found = gains(loss, tuner.held, near, tuner.start, tuned, single, seed)
-    return {(what, score): each for what, score, each in found}
+    single = None
+    if alone is not None:
+        single = Tuner(**(given | {"starts": alone}), near=near).start
+    shown = tuner.loss, tuner.held, near, tuner.start, tuned, single, tuner.seed
+    return {(what, score): each for what, score, each in gains(*shown)}
 
 
 def gains(

@@ -434,6 +434,18 @@ class Run:
             )
         return rule.best[model]
 
+    @property
+    def early_round(self) -> int:
+        """The first stored round of at least 20 and of a tenth of all, else the last: where layers are tuned.
+
+        >>> from types import SimpleNamespace
+        >>> run = SimpleNamespace(rounds=[10, 20, 30, 40], config={"rounds": 300})
+        >>> Run.early_round.fget(run)
+        30
+        """
+        late = (n for n in self.rounds if n >= max(20, self.config["rounds"] / 10))
+        return next(late, self.rounds[-1])
+
     def covered_rows(self) -> dict[str, Any]:
         """Return bytes and sha256 of the rows that the last checkpoint covers, or else the configuration."""
         return (self.manifest(self.rounds[-1]) if self.rounds else self.config)["rows"]

@@ -263,9 +263,10 @@ def unnamed_blobs(run: Run) -> list[str]:
 
 
 def clean(path: Path | str) -> int:
-    """Remove all checkpoints of a run but the last and the best, and return the number of freed bytes.
+    """Remove all checkpoints of a run but the last, the best and the early one, and return the number of freed bytes.
 
-    A stopping rule names the best ones. The run can be resumed, but models of other rounds are gone.
+    A stopping rule names the best ones. At the early one layers are tuned. The run can be resumed, but models of
+    other rounds are gone.
 
     Raises:
         UsageError: there is no run.
@@ -289,7 +290,9 @@ def _removable(run: Run) -> list[str]:
     if not run.rounds:
         return []
     rule = run.stopping_rule()
-    needed = {run.rounds[-1], *(() if rule is None else rule.best.values())}
+    needed = {run.rounds[-1], run.early_round}
+    if rule is not None:
+        needed.update(rule.best.values())
     earlier = [checkpoint_name(which) for which in run.rounds if which not in needed]
     return earlier or unnamed_blobs(run)
 

@@ -174,11 +174,13 @@ def test_models_and_random_state_are_as_before_and_rows_repeat(after):
     model[1].momentum = 0.3
     model[1].eval()
     model[5].weight.grad = torch.ones(3, 64)
-    before = (
-        tree.clone(tree.state_dict(model)),
-        [m.training for m in model],
-        torch.get_rng_state(),
-    )
+
+    def state():
+        weights = tree.digest(tree.state_dict(model))
+        modes = [module.training for module in model]
+        return weights, modes, torch.get_rng_state().tolist()
+
+    before = state()
     given = measurement(model)
     if after > 0:
         name = "layer_tuning" if after > 3 else "clients_differ"
@@ -191,9 +193,7 @@ def test_models_and_random_state_are_as_before_and_rows_repeat(after):
         ]
         assert rows[:2] == rows[2:]
     assert model[1].momentum == 0.3
-    assert tree.digest(tree.state_dict(model)) == tree.digest(before[0])
-    assert [m.training for m in model] == before[1]
-    assert torch.equal(torch.get_rng_state(), before[2])
+    assert state() == before
     assert torch.equal(model[5].weight.grad, torch.ones(3, 64))
 
 
@@ -236,17 +236,17 @@ def test_clients_without_validation_samples_and_single_layers_are_measured():
 
 
 @pytest.mark.parametrize(("kind", "differs"), [("labels", 1.0), ("neither", 0.0)])
-def test_a_run_says_whether_its_clients_differ(kind, differs, tmp_path):
+def test_a_run_says_whether_its_clients_differ(kind, differs, tmp_path, capsys):
     """The server's model is read, without being named; other metrics beside are refused in one line."""
     config = {"dataset": f"known_{kind}", "rounds": 10}
     result = fl.run(
         **config, out=tmp_path / "run", measure=["clients_differ"], measure_every=10
     )
     rows = fl.diagnose(result, metrics=["clients_differ", "layer_tuning"]).frame
-    said = rows[rows["variant"] == "differ"]["value"]
-    measured = result.to_frame()
-    assert said.tolist() == [differs]
-    assert measured[measured["variant"] == "differ"]["value"].tolist() == [differs]
+    (cost,) = rows[rows["variant"] == "price"]["value"]
+    assert f"{cost:.2f} times the arithmetic" in capsys.readouterr().out
+    for frame in (rows, result.to_frame()):
+        assert frame[frame["variant"] == "differ"]["value"].tolist() == [differs]
     shares = rows[rows["variant"] == "share"]
     assert shares["value"].notna().all() == bool(differs)
     report = fl.through_time(result, ["layer_tuning"], rounds=[10])

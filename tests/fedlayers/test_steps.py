@@ -95,11 +95,12 @@ def test_a_verdict_on_clients_is_that_of_the_metric(decided):
         finished(runs[arm].job, bench, (race.THIRD, 1.0), True)
         for arm in ("all", "nothing")
     ]
-    tuners = [bench.tuner(one.job, bench.load(one.job.path)) for one in both]
+    first, second = (bench.tuner(one.job, bench.load(one.job.path)) for one in both)
     splits = [(one.train, one.validation) for one in bench.task.data.clients]
-    first, starts = tuners[0], [each.starts for each in tuners]
-    given = bench.task.model, first.loss, first.training, splits, first.seed
-    plain = compared(*given, first.round, *starts, samples=None)
+    same = ("loss", "training", "seed", "round", "starts")
+    given = {name: getattr(first, name) for name in same}
+    model = bench.task.model
+    plain = compared(second.starts, **given, model=model, clients=splits, samples=None)
     for what, lead in race.difference(*both, bench).leads.items():
         assert lead == pytest.approx(plain[f"{what}, others", "loss"], rel=1e-3)
 
