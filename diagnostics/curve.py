@@ -97,10 +97,6 @@ def layers_in(header: Mapping[str, Any]) -> tuple[Layer, ...]:
         raise UsageError(
             "The rows' header has no layers. A plan cannot be made from it."
         )
-    if not isinstance(header["layers"], list):
-        raise UsageError(
-            f"layers of the rows' header must be a list; got {type(header['layers']).__name__}."
-        )
     return read_as(tuple[Layer, ...], header["layers"], "a report")
 
 

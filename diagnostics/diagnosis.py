@@ -149,7 +149,9 @@ def _measure_all(request: Request, shared: Measurement, n_models: int) -> list[R
     readers = {
         m.name: request.settings[m.name]
         for m in request.metrics
-        if m.uses_gradient_pass and not reasons[m.name]
+        if m.uses_gradient_pass
+        and not reasons[m.name]
+        and not (m.pairs and len(subjects) < 2)
     }
     alone = [
         m for m in request.metrics if m.name not in readers and not reasons[m.name]

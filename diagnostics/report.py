@@ -25,6 +25,7 @@ from .null import NULLS, of_null, split_resamples
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -209,7 +210,7 @@ class Report(Displayed):
         some = self.table["round"].isin(as_list("rounds", rounds))
         return replace(self, table=self.table[some].reset_index(drop=True))
 
-    def layer_map(self, width: float = 16.0) -> Any:
+    def layer_map(self, width: float = 16.0) -> Figure:
         """Draw the layers down and the rounds across (:func:`diagnostics.plots.layer_map`)."""
         return plots.layer_map(self.header, self.table, width)
 

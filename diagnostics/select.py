@@ -38,8 +38,6 @@ from .report import Rows, open_diagnosis
 from .sensitivity import recorded_rows
 
 THRESHOLD = 1.2
-READS = ("curve", "names")
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -52,7 +50,7 @@ class Rule:
         choose: the function. For one curve: (values [L]) or (values [L], threshold) -> number of layers shared, from 1
             to L. For names: (names) -> the same names.
         summary: one line.
-        reads: ``curve`` (of one metric) or ``names`` (the user's).
+        decides: whether it decides from one curve. If not, it takes the user's names.
         lacks: (values, threshold) -> why the rule finds no cut and so shares all but the last layer.
 
     >>> from diagnostics.select import RULES
@@ -63,13 +61,8 @@ class Rule:
     name: str
     choose: Callable[..., Any]
     summary: str
-    reads: str = "curve"
+    decides: bool = True
     lacks: Callable[[Sequence[float], float], str] | None = None
-
-    @property
-    def decides(self) -> bool:
-        """True if the rule decides on its own from one curve."""
-        return self.reads == "curve"
 
     @property
     def takes_threshold(self) -> bool:
@@ -116,7 +109,7 @@ RULES: Registry[Rule] = Registry("rule", "diagnostics.select", _from_function)
 def rule(
     *,
     summary: str,
-    reads: str = "curve",
+    decides: bool = True,
     lacks: Callable[[Sequence[float], float], str] | None = None,
 ) -> Callable[[Function], Function]:
     """Register a function as a rule under its own name.
@@ -124,8 +117,7 @@ def rule(
     Use it as a decorator. Its keywords are the attributes of :class:`Rule`.
 
     Raises:
-        UsageError: another rule has the name, ``reads`` is unknown, or the function takes too few or too many
-            arguments.
+        UsageError: another rule has the name, or the function takes too few or too many arguments.
 
     >>> from diagnostics.select import RULES, rule
     >>> @rule(summary="share all but the last layer")
@@ -134,12 +126,11 @@ def rule(
     >>> RULES["all_but_last"].cut([1.0, 2.0, 3.0])
     2
     """
-    check_known("what a rule reads", reads, READS)
 
     def add(function: Function) -> Function:
         RULES.add(
             function.__name__,
-            _make(function, summary, reads=reads, lacks=lacks),
+            _make(function, summary, decides=decides, lacks=lacks),
             function,
         )
         return function
@@ -196,7 +187,7 @@ def sensitivity_ratio(values: Sequence[float], threshold: float = THRESHOLD) -> 
     )
 
 
-@rule(summary="share exactly the layers that are named", reads="names")
+@rule(summary="share exactly the layers that are named", decides=False)
 def manual(names: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the layers to share, as they are given."""
     return tuple(names)
@@ -280,12 +271,9 @@ def select(
     if chosen.decides:
         plan = against_nulls(decided(table), table, decided)
     else:
-        names = (
-            [name.strip() for name in layers.split(",")]
-            if isinstance(layers, str)
-            else list(layers or ())
-        )
-        plan = LayerPlan(every, chosen.choose([name for name in names if name]), why)
+        asked = layers.split(",") if isinstance(layers, str) else layers or ()
+        names = [name.strip() for name in asked if name.strip()]
+        plan = LayerPlan(every, chosen.choose(names), why)
         if metric is not None or variant is not None:
             curve = curve_of(every, table, metric or SENSITIVITY, variant, pairs)
             plan = replace(plan, why=_evidence(plan.why, every, curve))
@@ -300,7 +288,7 @@ def _check_asked(
     Raises:
         UsageError: the message names the rule and the argument.
     """
-    by_hand = RULES[rule].reads == "names"
+    by_hand = not RULES[rule].decides
     check_value("threshold", threshold, ABOVE_0)
     if by_hand and layers is None:
         raise UsageError(

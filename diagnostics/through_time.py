@@ -159,7 +159,7 @@ def through_time(
                 file.parent.mkdir(parents=True, exist_ok=True)
                 report.write(file)
             if live and (cell.due or number == left[-1]):
-                drawn = report.plot(names[0]) if names else report.layer_map()[0]
+                drawn = report.plot(names[0]) if names else report.layer_map()
                 cell.show_figure(drawn)
             bar.update()
     if report is None:

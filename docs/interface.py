@@ -118,9 +118,9 @@ def rules(root: Path, sources: set[str]) -> str:
         parts = (
             words,
             _text(inspect.getdoc(kind.choose) or "", name, "function"),
-            {"Reads": kind.reads},
+            {"Reads": "curve" if kind.decides else "names"},
         )
-        layers = " --layers fc1,fc2" if kind.reads == "names" else ""
+        layers = "" if kind.decides else " --layers fc1,fc2"
         example = (
             "fedlayers diagnose --dataset heart --metrics federation_sensitivity\n"
             f"fedlayers select diagnosis --rule {name}{layers} --out plan.json"

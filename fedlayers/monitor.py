@@ -12,6 +12,7 @@ from fl_core import tree
 from fl_core.errors import UsageError, about, at_least, check_known, check_value
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from torch import nn
 
     from diagnostics.report import Report
@@ -64,6 +65,7 @@ class Monitor:
         self.every = every
         self.out = out
         self.report: Report | None = None
+        self._options = options.pop("options", {})
         self._how = {"progress": False, "samples": samples, **options}
         self._waiting: dict[int, dict[str, nn.Module]] = {}
 
@@ -86,12 +88,12 @@ class Monitor:
             raise UsageError(
                 f"round must grow; got {round} after {self.report.frame['round'].max():.0f}. Count the rounds from 1."
             )
-        options = {**self._how.get("options", {}), "context": {"round": round}}
-        known = (check_known("client", client, self.data) for client in models)
-        data = {client: self.data[client] for client in known}
-        how = {**self._how, "options": options}
+        for client in models:
+            check_known("client", client, self.data)
+        data = {client: self.data[client] for client in models}
+        options = {**self._options, "context": {"round": round}}
         with about(f"round {round}"):
-            found = diagnose(models, data, self.metrics, **how)
+            found = diagnose(models, data, self.metrics, options=options, **self._how)
         if self.report is None:
             self.report = found
         elif found.layers != self.report.layers:
@@ -122,7 +124,7 @@ class Monitor:
         if models.keys() == self.data.keys():
             self.step(self._waiting.pop(round), round)
 
-    def layer_map(self, **how: Any) -> Any:
+    def layer_map(self, **how: Any) -> Figure:
         """Draw the layers down and the rounds across, as :meth:`Report.layer_map`.
 
         Raises:
@@ -144,22 +146,14 @@ class Monitor:
         """
         from transformers import TrainerCallback
 
-        monitor = self
+        def at_end(args: Any, state: Any, control: Any, **how: Any) -> None:
+            number = int(state.epoch + 0.5) if round is None else round
+            self.add(client, how["model"], number)
 
-        class Measured(TrainerCallback):
-            def on_epoch_end(
-                self, args: Any, state: Any, control: Any, **how: Any
-            ) -> None:
-                if round is None:
-                    monitor.add(client, how["model"], int(state.epoch + 0.5))
-
-            def on_train_end(
-                self, args: Any, state: Any, control: Any, **how: Any
-            ) -> None:
-                if round is not None:
-                    monitor.add(client, how["model"], round)
-
-        return Measured()
+        callback = TrainerCallback()
+        event = "on_epoch_end" if round is None else "on_train_end"
+        setattr(callback, event, at_end)
+        return callback
 
     def lightning_callback(self, client: str, round: int | None = None) -> Any:
         """Return a callback for a client's ``lightning.Trainer``.
@@ -169,18 +163,14 @@ class Monitor:
         """
         from lightning.pytorch import Callback
 
-        monitor = self
+        def at_end(trainer: Any, module: nn.Module) -> None:
+            number = trainer.current_epoch + 1 if round is None else round
+            self.add(client, module, number)
 
-        class Measured(Callback):
-            def on_train_epoch_end(self, trainer: Any, module: nn.Module) -> None:
-                if round is None:
-                    monitor.add(client, module, trainer.current_epoch + 1)
-
-            def on_train_end(self, trainer: Any, module: nn.Module) -> None:
-                if round is not None:
-                    monitor.add(client, module, round)
-
-        return Measured()
+        callback = Callback()
+        event = "on_train_epoch_end" if round is None else "on_train_end"
+        setattr(callback, event, at_end)
+        return callback
 
     def watch(self, strategy: Any, model: nn.Module) -> Any:
         """Let a Flower strategy measure what its clients send, and return it.

@@ -23,6 +23,7 @@ from fl_core.run import restore
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from torch import nn
 
     from fl_core.plan import LayerPlan
@@ -164,7 +165,7 @@ class RunResult(Displayed):
             found["model"] = original(self.engine.clients.client_runner.workspace.model)
         return found
 
-    def layer_map(self, width: float = 16.0, **how: Any) -> list[Axes]:
+    def layer_map(self, width: float = 16.0, **how: Any) -> Figure:
         """Measure the layers after the stored rounds, and draw them (:func:`diagnostics.plots.layer_map`).
 
         Args:

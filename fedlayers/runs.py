@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fl_core.plan import LayerPlan
     from fl_core.rounds.clients import MakesExecutor
     from fl_core.rounds.recorder import Logger
-    from fl_core.run.runner import Instruments, MakesInstruments
+    from fl_core.run.runner import Instruments
 
 
 def run(
@@ -26,7 +26,6 @@ def run(
     data: Any = None,
     model: Any = None,
     plan: LayerPlan | Path | str | None = None,
-    instruments: MakesInstruments | None = None,
     command: str = "",
     progress: bool = True,
     live: bool = False,
@@ -63,7 +62,6 @@ def run(
         model: a registered name, ``package.module:callable``, your own module, which is copied, or a callable that
             builds one.
         plan: the layers that are shared: a plan or its path. ``auto`` measures and decides first.
-        instruments: makes what the run measures and decides by; the default are the diagnostics.
         command: the command line, for the record.
         progress: show a progress bar.
         live: draw the main score over the rounds in the notebook's cell, again at most once a second.
@@ -83,12 +81,9 @@ def run(
 
     log = as_list("log", log, empty=True)
     named: dict[str, Any] = {**keys}
-    own_plan = None
-    if isinstance(plan, LayerPlan):
-        own_plan = plan
-    elif isinstance(plan, str | Path):
-        named["plan"] = str(plan)
-    elif plan is not None:
+    if isinstance(plan, str | Path):
+        named["plan"], plan = str(plan), None
+    if not isinstance(plan, LayerPlan | None):
         raise UsageError(
             f"plan must be a LayerPlan or its path; got {type(plan).__name__}. Pass its plan, such as choice.plan."
         )
@@ -101,8 +96,8 @@ def run(
             config,
             out,
             **own,
-            instruments=instruments or default_instruments,
-            plan=own_plan,
+            instruments=default_instruments,
+            plan=plan,
             command=command,
             progress=progress,
             log=[*log, LiveRun(picture)] if picture else log,
@@ -124,7 +119,6 @@ def _clients_on(place: str, config: RunConfig) -> MakesExecutor | None:
 def resume(
     out: Path | str,
     *,
-    instruments: MakesInstruments | None = None,
     live: bool = False,
     log: str | Logger | Collection[str | Logger] = (),
     backend: str = "",
@@ -160,7 +154,7 @@ def resume(
     with Live() if live else nullcontext() as picture:
         engine = runner.resume(
             out,
-            instruments=instruments or default_instruments,
+            instruments=default_instruments,
             log=[*log, LiveRun(picture)] if picture else log,
             trained_by=trained_by,
             **options,

@@ -70,7 +70,6 @@ class PlotStyle:
         meaning: a few words beneath it, such as ``"higher = sharper"``.
         log: whether the axis is logarithmic.
         symbol: the heading of its column in a printed plan. Empty: ``value``.
-        beside: further pictures of its rows, by their name in :data:`diagnostics.plots.page.FURTHER`.
         variants: looks of variants that differ from the metric's own, {variant: {attribute: value}}.
     """
 
@@ -78,7 +77,6 @@ class PlotStyle:
     meaning: str = ""
     log: bool = False
     symbol: str = ""
-    beside: tuple[str, ...] = ()
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def for_variant(self, variant: str | None) -> PlotStyle:

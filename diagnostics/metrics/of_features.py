@@ -36,6 +36,8 @@ from ..representation.probes import (
     probe_rows,
 )
 from ..representation.similarity import (
+    POSITIONS,
+    CommonSamples,
     LayerComparison,
     SimilarityOptions,
     by_directions,
@@ -43,7 +45,9 @@ from ..representation.similarity import (
 )
 from .base import Measurement, metric
 
-similarity = partial(metric, pairs=True, requires="samples", features="probe")
+similarity = partial(
+    metric, variants=POSITIONS, pairs=True, requires="samples", features="probe"
+)
 """Registers a metric of pairs of clients on the same samples."""
 of_classes = partial(
     metric,
@@ -125,17 +129,18 @@ class Cka(KernelOptions):
     description="linear CKA between the clients' representations of the same samples",
     direction="higher = more similar; 1 = same",
     how='all pairs of clients, full or unbiased minibatch. `backend="torch_cka"` cross-checks',
-    variants=("flatten", "samples", "mean"),
     look={
         "label": "mean 1 − CKA to the others",
         "meaning": "0 = same representation",
-        "beside": ("matrices",),
     },
 )
 def cka(measurement: Measurement, options: Cka) -> list[Row]:
     """Return one row a layer and pair of clients (in the order given): linear CKA, 1 = same.
 
-    See :mod:`diagnostics.representation.similarity`. Every model sees the same samples in the same order. A
+    See :mod:`diagnostics.representation.similarity`. With the option ``variant="pairs"`` all pairs of different layers
+    are compared too, and :func:`~diagnostics.plots.layers.cka_matrices` draws them.
+
+    Every model sees the same samples in the same order. A
     loader is read once, so it may shuffle. If one forward pass calls a module several times, its last call counts.
 
     Memory: one model's features of all layers. Each model and layer has n x n numbers (``"minibatch"``: n x batch).
@@ -145,17 +150,14 @@ def cka(measurement: Measurement, options: Cka) -> list[Row]:
         UsageError: the probe does not fit the models.
     """
     comparison = LayerComparison("cka", measurement, options)
+    estimator = options.estimator
     if options.positions == "samples":
-        return comparison.rows(
-            *by_directions(comparison, measures.LINEAR_CKA), estimator=options.estimator
-        )
-    if options.backend == "torch_cka":
-        return comparison.rows(
-            *measures.by_torch_cka(comparison), estimator="minibatch, torch_cka"
-        )
-    return comparison.rows(
-        *by_grams(comparison, options.estimator), estimator=options.estimator
-    )
+        values = by_directions(comparison, measures.LINEAR_CKA)
+    elif options.backend == "torch_cka":
+        values, estimator = measures.by_torch_cka(comparison), "minibatch, torch_cka"
+    else:
+        values = by_grams(comparison, estimator)
+    return comparison.rows(*values, estimator=estimator)
 
 
 @dataclass(frozen=True)
@@ -208,7 +210,6 @@ def rbf_cka(measurement: Measurement, options: RbfCka) -> list[Row]:
     description="mean canonical correlation between the clients' representations of the same samples",
     direction="higher = more similar; 1 = same up to a linear map",
     how="mean canonical correlation of all directions",
-    variants=("flatten", "samples", "mean"),
     look={
         "label": "mean 1 − CCA to the others",
         "meaning": "0 = same up to a linear map",
@@ -248,7 +249,6 @@ class Svcca(SimilarityOptions):
     description="mean canonical correlation of the principal directions that hold 99 % of the variance",
     direction="higher = more similar; 1 = same up to a linear map of these",
     how="mean canonical correlation of the directions that hold 99 % of the variance",
-    variants=("flatten", "samples", "mean"),
     look={
         "label": "mean 1 − SVCCA to the others",
         "meaning": "0 = same up to a linear map",
@@ -275,7 +275,6 @@ def svcca(measurement: Measurement, options: Svcca) -> list[Row]:
     description="orthogonal Procrustes angle between the clients' representations of the same samples",
     direction="higher = less similar; 0 = same up to a rotation, pi/2 = unrelated",
     how="the best rotation",
-    variants=("flatten", "samples", "mean"),
     look={
         "label": "mean Procrustes angle to the others",
         "meaning": "0 = same representation",
@@ -469,9 +468,7 @@ def separability(measurement: Measurement, options: Separability) -> list[Row]:
     classes=True,
     needs_all_layers=True,
 )
-def output_disagreement(
-    measurement: Measurement, options: SimilarityOptions
-) -> list[Row]:
+def output_disagreement(measurement: Measurement, options: CommonSamples) -> list[Row]:
     """Return three rows a pair of clients, at the last layer that the forward pass uses.
 
     * ``classes``: the share of samples whose predicted classes differ, in [0, 1]
@@ -487,7 +484,8 @@ def output_disagreement(
     subjects, rows = measurement.subjects, []
     layers = measurement.layers
     last = ([each for each in layers if each.used] or layers)[-1]
-    comparison = LayerComparison("output_disagreement", measurement, options)
+    whole = SimilarityOptions(options.probe, options.samples)
+    comparison = LayerComparison("output_disagreement", measurement, whole)
 
     def probabilities(z: Tensor) -> Tensor:
         if not bool(z.isfinite().all()):

@@ -164,12 +164,6 @@ class GradSimilarity:
             "variant": "cosine",
             "estimator": "full_gradient" + (", all tensors" * (self.tensors == "all")),
         }
-        if len(readings) < 2:
-            status = "needs at least two clients"
-            return [
-                row("grad_similarity", None, status=status, layer=layer.name, **common)
-                for layer in measurement.layers
-            ]
         return [
             self._row(layer, a, b, **common)
             for layer in measurement.layers
@@ -183,13 +177,9 @@ class GradSimilarity:
             status = status or why_unreadable(layer, self.tensors, reached=bool(grads))
             length = float(torch.linalg.vector_norm(entries(grads))) if grads else 0.0
             who = f"the gradient of layer {layer.name!r} at client {reading.subject.client!r}"
-            if not status and not length > 0:
-                status = (
-                    reading.fault
-                    or f"{who} is {'zero' if length == 0 else 'not finite'}"
-                )
-            elif not status and length == float("inf"):
-                status = reading.fault or f"{who} is not finite"
+            if not status and not 0 < length < math.inf:
+                what = "zero" if length == 0 else "not finite"
+                status = reading.fault or f"{who} is {what}"
         if not status and [grad.shape for grad in both[0]] != [
             grad.shape for grad in both[1]
         ]:
@@ -388,11 +378,8 @@ class HessianTrace:
     dtype: torch.dtype | None = None
     backend: str = "fedlayers"
 
-    def __post_init__(self) -> None:
-        check_way(self.estimator, self.probes, self.backend, "eval")
-
     def check(self, measurement: Measurement) -> None:
-        """Refuse a mode that the backend does not support."""
+        """Refuse what does not go together, and a mode that the backend does not support."""
         check_way(self.estimator, self.probes, self.backend, measurement.mode)
 
 
@@ -509,17 +496,12 @@ def hessian_spectrum(measurement: Measurement, options: HessianSpectrum) -> list
         )
         for rank in range(k):
             for result in results:
-                found = dict(
-                    enumerate(zip(result.eigenvalues, result.errors, strict=True))
-                )
-                value, error = found.get(rank, (None, None))
-                why = result.status
-                if why == "ok":
-                    why = (
-                        ""
-                        if rank in found
-                        else f"layer {result.layer!r} has {len(found)} eigenvalues"
-                    )
+                count, value, error = len(result.eigenvalues), None, None
+                why = "" if result.status == "ok" else result.status
+                if rank < count:
+                    value, error = result.eigenvalues[rank], result.errors[rank]
+                else:
+                    why = why or f"layer {result.layer!r} has {count} eigenvalues"
                 rows.append(
                     row_or_reason(
                         "hessian_spectrum",

@@ -288,7 +288,7 @@ SAMPLES = 2
         "backward_flops",
         "activation_bytes",
     ),
-    look={"label": "cost of a layer", "log": True, "beside": ("costs",)},
+    look={"label": "cost of a layer", "log": True},
     requires="samples",
     needs_all_layers=True,
 )

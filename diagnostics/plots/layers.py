@@ -20,6 +20,7 @@ from ..curve import both_ways
 from ..metrics.base import METRICS, metric_or_placeholder
 from ..null import NULLS, nulls_in
 from ..representation.embedding import COLUMNS, centroids
+from ..representation.similarity import PAIRS
 from .drawing import (
     COLOURS,
     MARKERS,
@@ -74,18 +75,12 @@ def metric(
     name = metric.replace("_", " ")
     rows = of_variant(rows, variant, kind.variants)
     look = kind.look.for_variant(variant)
-    layers, notes = (
-        list(rows["layer"].unique()),
-        ["× " + note for note in missing_notes(rows, "layer")],
-    )
+    layers = list(rows["layer"].unique())
+    notes = ["× " + note for note in missing_notes(rows, "layer")]
     gaps = {layers.index(layer) for layer in rows.loc[rows["value"].isna(), "layer"]}
     usual = f"mean {'' if distance else '1 − '}{name} to the others" if paired else name
-    label, unit = (
-        look.label or usual,
-        "".join(f"[{name}]" for name in rows["unit"].unique()[:1] if name).replace(
-            "^2", "²"
-        ),
-    )
+    label = look.label or usual
+    unit = str(next(iter(rows["unit"]), "")).replace("^2", "²")
     if paired:
         check_single(rows, ["client", "client_b", "layer"])
         label += "".join(
@@ -126,15 +121,15 @@ def metric(
             line = axes.plot(x, values[name], linewidth=1.3, **client_style(k, names))[
                 0
             ]
-            shown = np.flatnonzero((errors[name] > 0) & values[name].notna())
-            if len(shown):
-                y, bar, colour = (
-                    values[name].iloc[shown],
-                    errors[name].iloc[shown],
-                    line.get_color(),
-                )
+            known = (errors[name] > 0) & values[name].notna()
+            if known.any():
                 axes.errorbar(
-                    x[shown], y, bar, fmt="none", ecolor=colour, elinewidth=1.2
+                    x[known],
+                    values[name][known],
+                    errors[name][known],
+                    fmt="none",
+                    ecolor=line.get_color(),
+                    elinewidth=1.2,
                 )
         if "" in values and len(names) != 1:
             order = 3 if len(names) > MOST_CLIENTS else 1.5
@@ -147,7 +142,18 @@ def metric(
                 label=together,
                 zorder=order,
             )
-        _draw_nulls(axes, nulls, layers)
+        dashing = cycle(((4, 2), (1, 2), (8, 2, 1, 2), (2, 5)))
+        for (title, draws), dashes in zip(nulls.items(), dashing, strict=False):
+            for number, curve in enumerate(draws):
+                axes.plot(
+                    x,
+                    curve.reindex(layers),
+                    color="0.45",
+                    linewidth=0.9,
+                    dashes=dashes,
+                    label=None if number else f"null: {title}",
+                    zorder=1.2,
+                )
         for k in gaps:
             axes.text(
                 k,
@@ -164,7 +170,7 @@ def metric(
             if not (values < 0).any(axis=None):
                 axes.set_ylim(bottom=0.0)
         name_ticks(axes, layers)
-        meaning = ", ".join(filter(None, [unit, look.meaning]))
+        meaning = ", ".join(filter(None, [unit and f"[{unit}]", look.meaning]))
         axes.set(xlabel=below, ylabel=f"{label}\n{meaning}".strip())
         legend(axes)
     return axes
@@ -201,27 +207,6 @@ def _null_curves(
     return curves
 
 
-def _draw_nulls(
-    axes: Axes, nulls: Mapping[str, Sequence[pd.Series]], layers: Sequence[str]
-) -> None:
-    """Draw a thin grey line for each draw of each null, with one entry in the legend a null."""
-    for (title, draws), dashes in zip(
-        nulls.items(), cycle(((4, 2), (1, 2), (8, 2, 1, 2), (2, 5))), strict=False
-    ):
-        for number, curve in enumerate(draws):
-            label = f"null: {title}" if number == 0 else None
-            values = curve.reindex(list(layers))
-            axes.plot(
-                range(len(layers)),
-                values,
-                color="0.45",
-                linewidth=0.9,
-                dashes=dashes,
-                label=label,
-                zorder=1.2,
-            )
-
-
 def _distances(rows: pd.DataFrame, distance: bool) -> pd.DataFrame:
     """Return each client's mean distance to the others in each layer, as rows.
 
@@ -241,36 +226,50 @@ def cka_matrices(
     frame: pd.DataFrame,
     axes: Figure | Sequence[Axes] | None = None,
     metric: str = "cka",
+    variant: str | None = None,
 ) -> list[Axes]:
     """Draw each layer's CKA as a heat map clients x clients, 1 = same representation, with one colour bar.
 
+    With ``variant="pairs"`` there is a heat map for each pair of clients instead: layers of the first one down, and
+    layers of the second one across.
+
     Args:
         frame: rows of the metric, one a pair of clients and layer.
-        axes: a figure to fill, or at least one Axes a layer.
+        axes: a figure to fill, or at least one Axes a layer, or a pair of clients.
         metric: another similarity of pairs from 0 to 1.
+        variant: the variant. Default: the metric's usual one.
 
     Raises:
         UsageError: there are no pairs, a pair and layer have several values, or there are too few Axes.
     """
-    rows = of_variant(
-        of_metric(frame, metric), None, metric_or_placeholder(metric).variants
-    )
-    check_single(rows, ["client", "client_b", "layer"])
-    pairs = both_ways(rows[rows["client_b"] != ""])
-    layers, names = list(pairs["layer"].unique()), in_order(pairs["client"].unique())
+    rows = of_metric(frame, metric)
+    if variant == PAIRS:
+        rows = rows[rows["variant"].str.startswith(f"{PAIRS} ")]
+        titles = rows["client"] + " (down), " + rows["client_b"]
+        others = rows["variant"].str.removeprefix(f"{PAIRS} ")
+        both = rows.assign(pair=titles, other=others)
+        (title, down, across), side = ("pair", "layer", "other"), 2.6
+        names = list(both[down].unique())
+    else:
+        rows = of_variant(rows, variant, metric_or_placeholder(metric).variants)
+        both = both_ways(rows[rows["client_b"] != ""])
+        (title, down, across), side = ("layer", "client", "client_b"), 1.4
+        names = in_order(both[down].unique())
+    check_single(both, [title, down, across])
     if not names:
         raise UsageError(
-            f"no pairs of clients among the rows of {metric}: {listing(rows['status'].unique())}"
+            f"rows of {metric} must have {variant or 'pairs of clients'}; got none "
+            f"({listing(rows['status'].unique())}). Measure two models, for 'pairs' with this variant as an option."
         )
-    with panels(axes, len(layers)) as drawn:
-        for layer, panel in zip(layers, drawn, strict=True):
-            matrix = pairs[pairs["layer"] == layer].pivot(
-                index="client", columns="client_b", values="value"
-            )
+    groups = both.groupby(title, sort=False)
+    with panels(axes, len(groups), side, side + 0.1) as drawn:
+        for (name, part), panel in zip(groups, drawn, strict=True):
+            matrix = part.pivot(index=down, columns=across, values="value")
             matrix = matrix.reindex(index=names, columns=names)
-            matrix = matrix.mask(np.eye(len(names), dtype=bool), 1.0)
+            if variant != PAIRS:
+                matrix = matrix.mask(np.eye(len(names), dtype=bool), 1.0)
             colours = heat(panel, matrix, square=True)
-            panel.ax.set_title(layer, fontsize=8)
+            panel.ax.set_title(str(name), fontsize=8)
         panel_axes = [panel.ax for panel in drawn]
         figure = panel_axes[0].figure
         figure.colorbar(

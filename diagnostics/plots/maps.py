@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 from matplotlib import ticker
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from scipy import stats
 
@@ -183,7 +184,7 @@ def layer_map(
     header: Mapping[str, Any],
     table: pd.DataFrame,
     width: float = 16.0,
-) -> list[Axes]:
+) -> Figure:
     """Draw how each layer behaves over the rounds: a numbered lane a layer from input to output, and up to four panels.
 
     The panels say how far the clients' gradients agree, how far their weights part in a round, and what one classifier
@@ -235,7 +236,7 @@ def layer_map(
         figure = axes[0].get_figure(root=True)
         assert figure is not None
         figure.supxlabel("\n".join(notes), fontsize=6, x=0.01, ha="left")
-    return axes
+    return figure
 
 
 def _draw(ax: Axes, names: pd.Index, panel: Panel) -> None:

@@ -8,6 +8,7 @@ import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from fl_core.rows import SCORES, SHOWN
 from fl_core.storage import write_atomically
 
 from ..metrics.base import metric_or_placeholder
+from ..representation.similarity import PAIRS
 from .layers import cka_matrices, costs, metric
 from .runs import clients, learning
 
@@ -286,11 +288,6 @@ Draw = Callable[[pd.DataFrame], Drawn]
 
 STATES = ("aggregation_weight", "prompt_attention", "trained", "retained", "held")
 """What algorithms record of their internal state. It is no curve over the layers, and has no picture here."""
-FURTHER: dict[str, tuple[str, Callable[[pd.DataFrame, str], Drawn]]] = {
-    "matrices": ("{}_matrices", lambda frame, name: cka_matrices(frame, metric=name)),
-    "costs": ("costs", lambda frame, name: costs(frame)),
-}
-"""Pictures beside a metric's curve, by the name in its look: a title, and a function of the frame and the metric."""
 
 
 def album(
@@ -350,9 +347,11 @@ def _pictures(rows: pd.DataFrame, name: str) -> dict[str, Draw]:
         variant = next((name for name in kind.preferred if name in variants), None)
         last = rows[rows["round"].isna() | (rows["round"] == rows["round"].max())]
         pictures[name] = lambda frame: metric(last, name, variant=variant)
-        for title, draw in (FURTHER[beside] for beside in kind.look.beside):
-            if (rows["value"] > 0).any():
-                pictures[title.format(name)] = lambda frame, draw=draw: draw(
-                    frame, name
-                )  # type: ignore[misc]
+        measured = bool((rows["value"] > 0).any())
+        if measured and name == "layer_cost":
+            pictures["costs"] = costs
+        if measured and name == "cka":
+            pictures["cka_matrices"] = cka_matrices
+            if rows["variant"].str.startswith(f"{PAIRS} ").any():
+                pictures["cka_pairs"] = partial(cka_matrices, variant=PAIRS)
     return pictures

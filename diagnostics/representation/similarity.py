@@ -40,7 +40,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_core.errors import UsageError, at_least, check_known
+from fl_core.errors import OneOf, UsageError, at_least, check_known
 from fl_core.layers import Layer
 from fl_core.rows import Row
 from fl_core.tree import first_tensor
@@ -331,6 +331,8 @@ def svcca_measure(variance: float = VARIANCE) -> Measure:
 
 POSITIONS = ("flatten", "samples", "mean")
 """What becomes of an activation's positions: features of their own, rows beside the samples, or one mean."""
+PAIRS = "pairs"
+"""The variant of rows that compare different layers, followed by the name of the second client's layer."""
 
 
 _CHANNELS_LAST = (nn.Linear, nn.LayerNorm)
@@ -376,32 +378,52 @@ Value = Callable[[Spot, Spot], float | str]
 
 
 @dataclass(frozen=True)
-class SimilarityOptions:
-    """The options of all similarity metrics: the common samples, and how positions are treated.
+class CommonSamples:
+    """The options of what reads common samples.
 
     Attributes:
         probe: the samples. Default: the first ``samples`` of the clients' own data, equally many of each.
-        positions: how positions of convolutions and token sequences are treated, and the rows' variant. With
-            ``"flatten"`` channels and positions together are the features. With ``"samples"`` samples x positions are
-            the rows and channels the features. With ``"mean"`` channels are averaged over the positions.
 
     Raises:
-        UsageError: a treatment is unknown, or there is less than 1 sample.
+        UsageError: there is less than 1 sample.
     """
 
     probe: Data | None = None
     samples: Annotated[int, at_least(1)] = PROBE
+
+
+@dataclass(frozen=True)
+class SimilarityOptions(CommonSamples):
+    """The options of all similarity metrics, in addition to the samples: what is compared.
+
+    Attributes:
+        positions: how positions of convolutions and token sequences are treated, and the rows' variant. With
+            ``"flatten"`` channels and positions together are the features. With ``"samples"`` samples x positions are
+            the rows and channels the features. With ``"mean"`` channels are averaged over the positions.
+        variant: ``"pairs"`` also compares each layer of one client with each layer of the other. These rows have the
+            variant ``pairs LAYER``, with the other's layer.
+
+    Raises:
+        UsageError: a treatment or variant is unknown, or they do not go together.
+    """
+
     positions: str = "flatten"
+    variant: Annotated[str, OneOf("variant", ("", PAIRS))] = ""
 
     treatments: ClassVar[tuple[str, ...]] = POSITIONS
 
     def __post_init__(self) -> None:
         check_known("positions", self.positions, self.treatments)
+        if self.variant and self.positions == "samples":
+            raise UsageError(
+                "positions must be 'flatten' or 'mean' with variant 'pairs'; got 'samples'. "
+                "Layers differ in their numbers of positions."
+            )
 
 
 @dataclass(frozen=True)
 class LayerComparison:
-    """A comparison of all pairs of clients at every layer.
+    """A comparison of all pairs of clients at every layer, or of all pairs of layers.
 
     Attributes:
         metric: name in the rows.
@@ -474,11 +496,19 @@ class LayerComparison:
     def rows(
         self, faults: Faults, value: Value, *, estimator: str, unit: str = ""
     ) -> list[Row]:
-        """Return the rows: for each layer all pairs of clients."""
-        rows = []
-        for layer in self.measurement.layers:
+        """Return the rows: for each layer all pairs of clients, and if asked for each pair of layers."""
+        rows, layers, options = [], self.measurement.layers, self.options
+        compared = [(layer, layer, options.positions) for layer in layers]
+        if options.variant:
+            compared += [
+                (layer, other, f"{PAIRS} {other.name}")
+                for layer, other in itertools.product(layers, layers)
+            ]
+        every = self.subjects[0].model.named_parameters(remove_duplicate=False)
+        sizes = {name: parameter.numel() for name, parameter in every}
+        for layer, other, variant in compared:
             for a, b in itertools.combinations(range(len(self.subjects)), 2):
-                found = self._value(layer, a, b, faults, value)
+                found = self._value([(layer, a), (other, b)], faults, value)
                 why = found if isinstance(found, str) else ""
                 rows.append(
                     row_or_reason(
@@ -488,36 +518,28 @@ class LayerComparison:
                         client=self.subjects[a].client,
                         client_b=self.subjects[b].client,
                         layer=layer.name,
-                        variant=self.options.positions,
+                        variant=variant,
                         estimator=estimator,
                         unit=unit,
-                        n_params=self._size(layer),
+                        n_params=sum(sizes.get(name, 0) for name in layer.parameters),
                         n_samples=len(self.x),
                     )
                 )
         return rows
 
     def _value(
-        self, layer: Layer, a: int, b: int, faults: Faults, value: Value
+        self, sides: Sequence[tuple[Layer, int]], faults: Faults, value: Value
     ) -> float | str:
-        if not layer.used:
-            return "unused in the forward pass"
-        for client in (a, b):
+        for layer, client in sides:
+            if not layer.used:
+                return "unused in the forward pass"
             if (layer.output, client) in faults:
                 who = self.subjects[client].client
                 why = faults[layer.output, client]
                 return f"output of layer {layer.name!r} at client {who!r}: {why}"
-        found = value((layer.output, a), (layer.output, b))
+        (layer, a), (other, b) = sides
+        found = value((layer.output, a), (other.output, b))
         return f"layer {layer.name!r}: {found}" if isinstance(found, str) else found
-
-    def _size(self, layer: Layer) -> int:
-        sizes = {
-            name: p.numel()
-            for name, p in self.subjects[0].model.named_parameters(
-                remove_duplicate=False
-            )
-        }
-        return sum(sizes[name] for name in layer.parameters if name in sizes)
 
 
 def by_grams(
@@ -530,12 +552,11 @@ def by_grams(
         places = batch_bounds(n, comparison.measurement.batch or max(n, LEAST_SAMPLES))
     sides, faults = comparison.sides(lambda x: gram_entries(x, places, bandwidth))
     values: dict[tuple[Spot, Spot], float] = {}
-    for path in comparison.paths:
-        spots = [spot for spot in sides if spot[0] == path]
-        if spots:
-            table = cka_matrix([sides[spot] for spot in spots]).tolist()
-            for a, row_of in zip(spots, table, strict=True):
-                values |= {(a, b): v for b, v in zip(spots, row_of, strict=True)}
+    groups = [[spot for spot in sides if spot[0] == path] for path in comparison.paths]
+    for spots in [list(sides)] if comparison.options.variant else groups:
+        table = cka_matrix([sides[spot] for spot in spots]).tolist()
+        for a, row_of in zip(spots, table, strict=True):
+            values |= {(a, b): v for b, v in zip(spots, row_of, strict=True)}
     return faults, lambda a, b: values[a, b]
 
 

@@ -382,7 +382,7 @@ class Map(OfRun):
         report = through_time(
             path, out=self.out, draws=self.draws, allow_code=self.allow_code
         )
-        figure = report.layer_map(width=self.width)[0].get_figure(root=True)
+        figure = report.layer_map(width=self.width)
         self.out.mkdir(parents=True, exist_ok=True)
         data = str(report.header["data"])
         save(figure, self.out / "layer_map.png", command=line, data=data)

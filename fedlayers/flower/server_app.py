@@ -94,8 +94,8 @@ def federate(grid: Grid, file: ServerFile) -> RunResult | Report | Choice:
         if (out / "config.json").exists():
             result = resume(out, **used)
         else:
-            make = default_instruments
-            result = RunResult(runner.run(config, out, instruments=make, **used), out)
+            used["instruments"] = default_instruments
+            result = RunResult(runner.run(config, out, **used), out)
         print_result(result, out)
     except DivergedError as error:
         if not sites.largest:

@@ -76,10 +76,9 @@ def compared_jobs(
     arms = []
     for name in algorithms:
         own, keys = (settings or {}).get(name, {}), (options or {}).get(name, {})
-        if name in using:
-            arms.append(Arm(name, name, plan, own, keys))
-        else:
-            arms.append(Arm(name, name, None, {**own, "plan": None}, keys))
+        if name not in using:
+            own = {**own, "plan": None}
+        arms.append(Arm(name, name, plan if name in using else None, own, keys))
     jobs = jobs_of(arms, config, seeds, Path(out or "") / "runs", **common)
     partitions = {
         task.config.execution.seed: task.data.partition

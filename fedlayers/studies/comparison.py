@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -25,6 +25,9 @@ from fl_core.rows import (
     main_score,
     positive_in,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 BASELINES = ("local", "fedavg")
 _GAP = "\N{NO-BREAK SPACE}"  # so that a page does not wrap within a number
@@ -193,27 +196,33 @@ class Comparison(Displayed):
 
     def shown(self) -> pd.DataFrame:
         """Return the table as text, with each algorithm's difference to the best one in the score that ranks."""
-        table, sign = (
-            display_name(self.table, self.score),
-            1 if SCORES[self.score] else -1,
-        )
-        means = (sign * self._blocks(self.score)).mean(axis=1)
-        best = str(means.idxmax())
-        gaps = self.gains(best).set_index("algorithm")
-        texts = []
-        for name in table["algorithm"]:
-            if name not in gaps.index:
-                texts.append("")
-                continue
-            value, low, high = (
-                -sign * gaps.loc[name, ["value", "high", "low"]]
-            ).tolist()
-            low, high = sorted((low, high))
-            texts.append(
-                f"{in_column(self.score, value)}{bracket(self.score, low, high)}"
-            )
-        table.insert(3, f"against {best}", texts)
+        score, blocks = self.score, self._blocks(self.score)
+        means = blocks.mean(axis=1)
+        best = means.idxmax() if SCORES[score] else means.idxmin()
+        others = [name for name in blocks.index if name != best]
+        gaps = paired(blocks.T, [(name, best) for name in others])
+        texts = {best: ""}
+        for name, gap in zip(others, gaps.itertuples(), strict=True):
+            interval = bracket(score, gap.low, gap.high)
+            texts[name] = f"{in_column(score, gap.value)}{interval}"
+        table = display_name(self.table, score)
+        table.insert(3, f"against {best}", table["algorithm"].map(texts))
         return table
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw each algorithm's mean score with its interval (:func:`diagnostics.plots.runs.comparison`)."""
+        from diagnostics import plots
+
+        score = self.score
+        columns = {score: "value", f"{score}_low": "low", f"{score}_high": "high"}
+        table = self.table.rename(columns={**columns, "seeds": "n"})
+        return plots.comparison(table, score, ax)
+
+    def latex(self) -> str:
+        """Return a small table for LaTeX: each algorithm's scores, its difference to the best one, and its rank."""
+        left_out = ["model", "seeds", "fairness", f"incentive{_GAP}%"]
+        shown = self.shown().drop(columns=left_out)
+        return str(shown.to_latex(index=False, escape=True))
 
     def summary(self) -> Summary:
         """Return the number of algorithms and seeds, and the table."""

@@ -263,15 +263,11 @@ def draw_race(choice: Choice) -> Figure:
 
 def draw_comparison(comparison: Comparison) -> dict[str, Figure]:
     """Draw a comparison's pictures by name: scores with intervals, clients, and learning curves."""
-    score = comparison.score
-    table = comparison.table.rename(
-        columns={score: "value", f"{score}_low": "low", f"{score}_high": "high"}
-    )
-    table = table.assign(n=table["seeds"])
+    frame, score = comparison.frame, comparison.score
     return {
-        "comparison": figure_of(plots.comparison(table, score)),
-        "clients": figure_of(plots.clients(comparison.frame, score)),
-        "learning": figure_of(plots.learning(comparison.frame, score)),
+        "comparison": figure_of(comparison.plot()),
+        "clients": figure_of(plots.clients(frame, score)),
+        "learning": figure_of(plots.learning(frame, score)),
     }
 
 

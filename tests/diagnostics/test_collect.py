@@ -44,13 +44,14 @@ def test_every_metric_that_is_measured_is_in_the_album():
         "layer_tuning",
     )  # need a start or a run
     names = [name for name in METRICS if name not in apart]
-    frame = diagnose(models, data, names).frame
+    frame = diagnose(models, data, names, options={"cka": {"variant": "pairs"}}).frame
     pictures = album(frame)
-    assert set(pictures) == {*names, "cka_matrices", "costs"}
+    further = {"cka_matrices", "cka_pairs"}
+    assert set(pictures) == {*names, *further, "costs"}
     for draw in pictures.values():
         assert draw().axes
         plt.close("all")
-    assert set(album(frame, ["cka"])) == {"cka", "cka_matrices"}
+    assert set(album(frame, ["cka"])) == {"cka", *further}
     with refuses("mean 'cka'"):
         album(frame, ["ckaa"])
     rows = [

@@ -105,12 +105,15 @@ def test_all_pairs_and_positions_against_the_definition(metric, positions):
     seen = [outputs(model, data[0]) for model in models]
     maps = [model[0](data[0]).detach().movedim(1, -1) for model in models]
     for batch in (7, N):
-        rows = measured(metric, models, data, batch=batch, positions=positions)
+        how = {"variant": "pairs"} if positions == "flatten" else {}
+        rows = measured(metric, models, data, batch=batch, positions=positions, **how)
         pairs = [(int(r["client"][1]), int(r["client_b"][1])) for r in rows]
         assert pairs[:3] == [(0, 1), (0, 2), (1, 2)]
-        for r, (i, j) in zip(rows, pairs, strict=True):
-            if r["layer"] != "0":
-                expected = REFERENCES[metric](seen[i][r["layer"]], seen[j][r["layer"]])
+        assert len(rows) == 9 + 27 * bool(how)
+        for k, (r, (i, j)) in enumerate(zip(rows, pairs, strict=True)):
+            other = r["layer"] if k < 9 else r["variant"].removeprefix("pairs ")
+            if k >= 9 or r["layer"] != "0":
+                expected = REFERENCES[metric](seen[i][r["layer"]], seen[j][other])
             elif positions == "released":
                 expected = shifted_procrustes(maps[i], maps[j])
             else:
@@ -122,7 +125,8 @@ def test_all_pairs_and_positions_against_the_definition(metric, positions):
                 assert r["value"] == pytest.approx(expected, abs=1e-7), r["layer"]
             stated = (r["variant"], r["n_samples"], r["metric"], r["unit"])
             unit = "rad" if metric == "procrustes" else ""
-            assert stated == (positions, N, metric, unit)
+            variant = positions if k < 9 else f"pairs {other}"
+            assert stated == (variant, N, metric, unit)
             assert r["n_params"] == {"0": 40, "4": 85, "6": 18}[r["layer"]]
 
 
@@ -162,6 +166,7 @@ def test_options_change_values_and_estimators():
         assert [r["value"] for r in rows] != [r["value"] for r in plain]
     for how, words in (
         ({"positions": "samples", "estimator": "minibatch"}, "estimator 'full'"),
+        ({"positions": "samples", "variant": "pairs"}, "must be 'flatten' or 'mean'"),
         ({"positions": "sample"}, "mean 'samples'"),
         ({"backend": "torch-cka"}, "mean 'torch_cka'"),
         ({"backend": "torch_cka"}, "estimator 'minibatch'"),

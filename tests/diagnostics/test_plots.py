@@ -96,8 +96,11 @@ def test_matrices_are_symmetric_with_ones_and_one_colour_bar():
         assert shown[1, 3] == pytest.approx(1 - 0.01 * (k + 1) * 4)
         assert ax.collections[0].get_clim() == (0, 1)
     assert len(axes[0].figure.axes) == len(LAYERS) + 1
-    _, given = plt.subplots(1, 4)
-    assert plots.cka_matrices(diagnosis(), list(given)) == list(given)
+    parts = [diagnosis().assign(variant=f"pairs {layer}") for layer in LAYERS]
+    parts[3].loc[parts[3]["layer"] == "fc1", "value"] = 0.25
+    ax = plots.cka_matrices(pd.concat(parts), variant="pairs")[0]
+    assert ax.get_title() == "Cleveland (down), Hungarian"
+    assert np.ravel(ax.collections[0].get_array())[3] == 0.25
 
 
 def boxes(ax):
@@ -219,6 +222,7 @@ def refusals():
     yield "mean 'flatten'", lambda: plots.metric(diagnosis(), "cka", variant="flaten")
     yield r"round \(1, 20\)", lambda: plots.metric(both, "cka")
     yield "at least 4.*2", lambda: plots.cka_matrices(diagnosis(), two)
+    yield "have pairs", lambda: plots.cka_matrices(diagnosis(), variant="pairs")
     yield "3 .*4", lambda: plots.plan(decision(LAYERS, 1, values=(1.0, 2.0, 3.0)))
     yield "mean 'fc2'", lambda: plots.plan(decision(LAYERS, 1, votes={"VA": "fc22"}))
     yield r"run \(local-0, again\)", lambda: plots.learning(twice)

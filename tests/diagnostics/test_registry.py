@@ -11,7 +11,6 @@ from torch import nn
 
 from diagnostics.measure import diagnose
 from diagnostics.metrics.base import METRICS, NoValue, PlotStyle, layer_metric, metric
-from diagnostics.plots.page import FURTHER
 from diagnostics.select import RULES, rule, select
 from fl_core.errors import RunError
 from fl_core.rows import row
@@ -47,7 +46,6 @@ def test_every_metric_says_what_it_is(frame):
             assert "\n" not in text
         assert (member.compute.__doc__ or "").partition("\n")[0].strip().endswith(".")
         assert isinstance(member.look, PlotStyle)
-        assert set(member.look.beside) <= set(FURTHER)
         last = member.preferred[-len(member.variants) :]
         assert last == member.variants or member.default_variant in member.variants
         rows = frame[frame["metric"] == name]
@@ -201,7 +199,6 @@ def test_a_decorator_that_says_something_wrong_is_refused():
         (lambda: metric(**said)(lambda a, b: []), "frozen dataclass"),
         (lambda: metric(**said)(lambda a, b, c: []), "3 arguments"),
         (lambda: layer_metric(**said)(lambda model, layer: 1), "a probe .*2 arguments"),
-        (lambda: rule(summary="x", reads="stars"), "rule .*'stars'"),
         (lambda: rule(summary="x")(lambda: 1), "0 arguments"),
     ):
         with refuses(words):

@@ -123,7 +123,7 @@ def test_the_layer_map_claims_nothing_of_noise_and_something_of_other_rules(tmp_
         report = fl.through_time(
             result, draws=8, progress=False, out=tmp_path / f"{alike}-again"
         )
-        axes = report.layer_map(width=8)
+        axes = report.layer_map(width=8).axes
         assert [ax.get_title().partition("\n")[0] for ax in axes] == [
             "gradients agree",
             "weights part",
@@ -142,7 +142,7 @@ def test_local_layers_are_shaded_and_zeros_are_hatched(tmp_path):
     out = tmp_path / "run"
     fl.run(dataset="heart", out=out, **SMALL | {"algorithm": "fedper"})
     report = fl.through_time(out, rounds=[1], progress=False)
-    axes = report.layer_map()
+    axes = report.layer_map().axes
     panels = panels_of(report.layers, report.table)
     assert panels[1].zero == ["fc1", "fc2", "fc3"]
     assert panels[0].low is None

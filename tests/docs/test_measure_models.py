@@ -14,6 +14,6 @@ def test_every_block_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "page"}
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-    assert len(blocks) == 11
+    assert len(blocks) == 12
     for block in blocks:
         exec(block, names)
