@@ -214,25 +214,27 @@ def datasets() -> dict[str, Recipe]:
 def path_of(dataset: Location) -> Path:
     """Return the path of a dataset that is no registered name: a file, a folder, or several tables.
 
+    Tables that come with the package are found without a checkout, too.
+
     Raises:
         UsageError: it is not there.
     """
-    path = Path(dataset)
-    if os.path.exists(
-        path
-    ):  # False for a name that is too long, where Path.exists raises
+    path, name = Path(dataset), str(dataset)
+    # os.path.exists is False for a name that is too long, where Path.exists raises
+    if not os.path.exists(path) and path.is_relative_to("fl_core/data/named"):
+        path = Path(__file__).parents[2] / path
+    if os.path.exists(path):
         return path
-    if BETWEEN in str(dataset):
-        for part in str(dataset).split(BETWEEN):
+    if BETWEEN in name:
+        for part in name.split(BETWEEN):
             if Path(part).suffix.lower() not in TABLES or not os.path.isfile(part):
                 raise UsageError(
                     f"each file must be a table that is there ({listing(TABLES)}); got {part!r}. {near_path(part)}"
                 )
         return path
-    if len(path.parts) == 1 and not path.suffix and not path.is_absolute():
-        folders = sorted(entry.name for entry in Path().iterdir() if entry.is_dir())
-        beside = [name for name in folders if not name.startswith(".")]
-        check_known("dataset or path", str(dataset), [*sorted(DATASETS), *beside])
+    if len(path.parts) == 1 and not path.suffix:
+        folders = sorted(each.name for each in Path().glob("[!.]*") if each.is_dir())
+        check_known("dataset or path", name, [*sorted(DATASETS), *folders])
     raise UsageError(
         f"dataset must be a file or a folder; got {path}, which does not exist. {near_path(path)} "
         "Or take a name of fedlayers list datasets."
@@ -241,9 +243,10 @@ def path_of(dataset: Location) -> Path:
 
 def near_path(path: Location) -> str:
     """Return what to do about a path that is not there: with the nearest name in the last folder that is."""
-    folder = next(each for each in (Path(path), *Path(path).parents) if each.is_dir())
+    path = Path(path)
+    folder = next(each for each in (path, *path.parents) if each.is_dir())
     there = {entry.name.lower(): entry for entry in folder.iterdir()}
-    part, *below = Path(path).relative_to(folder).parts
+    part, *below = path.relative_to(folder).parts
     near = difflib.get_close_matches(part.lower(), there, n=1)
     if not near:
         return "Correct its path."

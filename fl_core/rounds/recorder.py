@@ -289,7 +289,7 @@ class Wandb(Trackio):
     def begin(self, run: LoggedRun) -> None:
         """Begin as Trackio does, with an id that a resumed run has again."""
         mode = os.environ.get("WANDB_MODE", "offline")
-        self.options = {"mode": mode, **({"id": run.id[:16]} if run.id else {})}
+        self.options = {"mode": mode, "id": run.id[:16] or None}
         super().begin(run)
 
 
