@@ -17,7 +17,7 @@ import pandas as pd
 from fedlayers.studies.arms import Arm
 from fedlayers.studies.first_screen import Facts, bracket, first_screen
 from fedlayers.studies.harmless import BASE_RATE, DIGITS, Bench, Predictor
-from fedlayers.studies.hint import NO_COST, Cost
+from fedlayers.studies.hint import NO_COST, Cost, format_seconds
 from fedlayers.studies.inference import DECIDED, NOTHING, UNDECIDED, UNSHOWN, Inference
 from fedlayers.studies.race import Rates, Standing, Trained
 from fl_core import __version__, statistics
@@ -37,6 +37,7 @@ from fl_core.rows import (
 )
 from fl_core.run.task import Task
 from fl_core.statistics import Estimate, Interval
+from fl_core.storage import format_bytes
 
 COLUMNS = ["arm", "difference", "low", "high", "p_value", "excluded"]
 Pair = tuple[str, str]
@@ -387,7 +388,12 @@ class Choice(Displayed):
     @property
     def cost_line(self) -> str:
         """The estimated and the measured cost."""
-        return f"{self.cost.compare_line(self.measured)}."
+        guess, spent = self.cost, self.measured
+        return (
+            f"Cost, estimated / measured: {guess.rounds} / {spent.rounds} rounds, "
+            f"{format_bytes(guess.n_bytes)} / {format_bytes(spent.n_bytes)} sent and received, "
+            f"{format_seconds(guess.seconds)} of training / {format_seconds(spent.seconds)} in all."
+        )
 
     @property
     def legend(self) -> str:

@@ -33,7 +33,8 @@ from fedlayers.studies.harmless import (
 )
 from fedlayers.studies.hint import (
     bytes_a_round,
-    cost_of,
+    cost_in_words,
+    costs_of,
     in_words,
     measured_cost,
     planned,
@@ -134,8 +135,8 @@ def choose(
     race = planned(config, own, out, arms, seeds, tune_rates, thorough, tell)
     shown = {"parallel": True, "progress": progress is True, "live": live}
     with open_backend(backend, config.execution.workers, **shown) as place:
-        cost = cost_of(race, place.side_by_side)
-        tell(cost.text())
+        costs = costs_of(race, place.side_by_side)
+        tell(cost_in_words(*costs))
         if known := in_words(skew_of(race.task)):
             tell(known)
         found = decide(race, place, tell)
@@ -146,6 +147,7 @@ def choose(
             race.task, [*trained.values()], place.side_by_side, own_epochs
         )
     spent = replace(spent, seconds=time.monotonic() - began)
+    cost = costs[spent.runs > costs[0].runs]
     return stored(replace(choice, cost=cost, measured=spent), race.out)
 
 

@@ -78,16 +78,16 @@ class Hint(Displayed):
     Attributes:
         skew: the label skew beyond chance, from 0 to 1, with an interval (:func:`skew_of`).
         counts: training samples by client and class.
-        cost: of a race with the same arguments.
+        cost: of a decision with the same arguments if clients do not differ, and if they do.
     """
 
     skew: Interval
     counts: pd.DataFrame
-    cost: Cost
+    cost: tuple[Cost, Cost]
 
     def text(self) -> str:
         """Return the sentence on the skew, and the cost."""
-        return "\n".join(filter(None, [in_words(self.skew), self.cost.text()]))
+        return "\n".join(filter(None, [in_words(self.skew), cost_in_words(*self.cost)]))
 
     def summary(self) -> Summary:
         """Return the sentences and the counts."""
@@ -187,8 +187,8 @@ def hint(
 
     >>> import fedlayers as fl
     >>> found = fl.hint(dataset="heart", rounds=10)
-    >>> round(found.skew.value, 2), found.cost.runs
-    (0.31, 2)
+    >>> round(found.skew.value, 2), [each.runs for each in found.cost]
+    (0.31, [2, 4])
 
     Args:
         config, data, model, keys: as of :func:`fedlayers.run <fedlayers.runs.run>`.
@@ -204,7 +204,7 @@ def hint(
     data, counts = race.task.data, pd.DataFrame()
     if data.task == CLASSIFICATION:
         counts = data.class_counts()
-    return Hint(skew_of(race.task), counts, cost_of(race, config.execution.workers))
+    return Hint(skew_of(race.task), counts, costs_of(race, config.execution.workers))
 
 
 # --- the race before its start ---------------------------------------------------------------------------------
@@ -298,55 +298,51 @@ class Cost:
 
     def text(self) -> str:
         """Return the estimated cost in one line."""
-        took = format_seconds(self.seconds)
-        full = (
-            f" ({self.full_runs:.1f} full runs)"
-            if f"{self.full_runs:.1f}" != f"{self.runs:.1f}"
-            else ""
-        )
-        sent, about = format_bytes(self.n_bytes), "" if took[0] == "<" else "about "
-        runs = f"{plural(self.runs, 'run')}, {plural(self.rounds, 'round')} in all"
+        rounds = plural(self.rounds, "round")
         if self.most > self.rounds:
-            runs = f"{plural(self.runs, 'run')}, about {self.rounds} rounds in all, at most {self.most}"
-        return f"{runs}{full}; {sent} sent and received, {about}{took}"
-
-    def compare_line(self, measured: Cost) -> str:
-        """Return the estimated and the measured cost in one line."""
+            rounds = f"about {rounds}, at most {self.most}"
         return (
-            f"Cost, estimated / measured: {self.rounds} / {measured.rounds} rounds, "
-            f"{format_bytes(self.n_bytes)} / {format_bytes(measured.n_bytes)} sent and received, "
-            f"{format_seconds(self.seconds)} / {format_seconds(measured.seconds)}"
+            f"{plural(self.runs, 'run')}, {rounds} ({self.full_runs:.1f} full runs); "
+            f"{format_bytes(self.n_bytes)} sent and received, estimated {format_seconds(self.seconds)}"
         )
+
+
+def cost_in_words(alike: Cost, differ: Cost) -> str:
+    """Return the estimated cost of a decision if clients do not differ, and if they do."""
+    found = f"{alike.text()} of training."
+    more = f" If clients differ: {differ.text()}."
+    return found + more * (differ != alike)
 
 
 NO_COST = Cost(0, 0, 0.0, 0.0, 0.0)
 
 
-def cost_of(race: Race, side_by_side: int) -> Cost:
-    """Estimate what all runs cost, with a number of them at a time, if clients do not differ, and at most."""
-    lr = None
-    if race.probes:
-        lr = float(race.probes[0].config.training.lr or 0)
-    runs = {job.path: job for job in race.probes[:KEPT]}
-    runs |= {job.path: replace(job, until=race.early) for job in race.probes[KEPT:]}
-    first = [arm.name for arm in race.arms if arm.name not in race.ends]
-    for job in race.jobs_at(lr, first):
-        runs.setdefault(job.path, job)
-    rest = race.jobs_at(lr, race.ends) if race.ends else []
-    own = EPOCHS[-1] * sum(
-        len(own_rates(race.arm(job.arm))) for job in race.jobs_at(lr, first)
-    )
-    found = estimate_cost(race.tasks, [*runs.values()], side_by_side, own)
-    both = estimate_cost(race.tasks, [*runs.values(), *rest], side_by_side)
-    # each run is made once more, and evaluated about as often as rounds and own epochs end
+def costs_of(race: Race, side_by_side: int) -> tuple[Cost, Cost]:
+    """Estimate what all runs cost if clients do not differ, and if they do, with a number of runs at a time."""
+    lr = race.probes[0].config.training.lr if race.probes else None
     began = time.perf_counter()
     bench, model = race.benches[race.seeds[0]], race.task.model
     bench.predictor("start", lambda client, x: evaluate.predict(model, x))
-    each = time.perf_counter() - began
+    scored = time.perf_counter() - began
     every = int(race.task.config.execution.eval_every or 1)
-    once = race.startup * len(runs) + each * (found.rounds / every + len(runs) + own)
-    seconds = found.seconds + once / _side_by_side(len(runs), side_by_side)
-    return replace(found, seconds=seconds, most=both.most)
+    step = seconds_a_step(race.task)
+
+    def cost(names: list[str]) -> Cost:
+        runs = {job.path: job for job in race.probes[:KEPT]}
+        runs |= {job.path: replace(job, until=race.early) for job in race.probes[KEPT:]}
+        jobs = race.jobs_at(lr, names)
+        own = EPOCHS[-1] * sum(len(own_rates(race.arm(job.arm))) for job in jobs)
+        for job in jobs:
+            runs.setdefault(job.path, job)
+        found = estimate_cost(race.tasks, [*runs.values()], side_by_side, own, step)
+        # each run is made once more, and evaluated about as often as rounds and own epochs end
+        times = found.rounds / every + len(runs) + own
+        once = race.startup * len(runs) + scored * times
+        seconds = found.seconds + once / _side_by_side(len(runs), side_by_side)
+        return replace(found, seconds=seconds)
+
+    names = [arm.name for arm in race.arms]
+    return cost([name for name in names if name not in race.ends]), cost(names)
 
 
 def estimate_cost(
@@ -354,6 +350,7 @@ def estimate_cost(
     jobs: Sequence[TrainingJob],
     workers: int,
     own_epochs: int = 0,
+    step: float | None = None,
 ) -> Cost:
     """Estimate the cost of runs before they start.
 
@@ -362,6 +359,7 @@ def estimate_cost(
         jobs: each counts up to its own ``until``, by default to its end.
         workers: the number of runs that train side by side.
         own_epochs: of all clients after the runs, which no other run trains beside.
+        step: the seconds of a step; timed by default.
     """
     config = tasks[jobs[0].arm].config
     full = int(config.federation.rounds or 1)
@@ -376,7 +374,7 @@ def estimate_cost(
         math.ceil(n / Training.of(config.training).batch_size)
         for n in tasks[jobs[0].arm].data.weights
     )
-    step = seconds_a_step(tasks[jobs[0].arm])
+    step = step or seconds_a_step(tasks[jobs[0].arm])
     seconds = step * (together + own_epochs * epoch)
     n_bytes = sum(map(operator.mul, ends, moved))
     whole = sum(ends) + own_epochs / max(1, int(config.training.epochs or 1))

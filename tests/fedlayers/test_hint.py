@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fedlayers as fl
-from fedlayers.studies.hint import in_words, label_skew, skew_of
+from fedlayers.studies.hint import cost_in_words, in_words, label_skew, skew_of
 from fl_core.data.federated import Split
 from fl_core.errors import UsageError
 from fl_core.rows import CLASSIFICATION
@@ -63,6 +63,6 @@ def test_without_classes_there_is_a_cost_alone_and_wrong_keys_are_refused():
     wards = {name: (np.ones((40, 2)), np.arange(40.0)) for name in ("a", "b")}
     found = fl.hint(data=wards, model="mlp", task="regression", rounds=2, lr=0.1)
     assert (math.isnan(found.skew.value), len(found.counts)) == (True, 0)
-    assert found.text() == found.cost.text()
+    assert found.text() == cost_in_words(*found.cost)
     with pytest.raises(UsageError, match=r"'round'.*'rounds'"):
         fl.hint(dataset="heart", round=1)
