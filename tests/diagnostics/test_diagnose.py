@@ -324,7 +324,7 @@ FUNCTIONS = {
 """What reads clients' models beside single metrics."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def new_objects():
     """Let the collector see what is made from now on, which is quick to go through."""
     gc.collect()

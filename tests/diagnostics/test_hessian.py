@@ -288,7 +288,7 @@ def test_samples_that_a_batch_mixes_couple_the_layers_before():
         assert abs(found.trace - truth) <= room
 
 
-@pytest.mark.parametrize("name", ["leaky", "cnn, in-place", "residual, batch norm"])
+@pytest.mark.parametrize("name", ["leaky", "residual, batch norm"])
 def test_every_loss(name):
     for loss, scale in zip(LOSSES, (0.1, 3.0, 2.0, 6.0), strict=True):
         build_model, (x, y) = EXACT[name]
@@ -380,11 +380,9 @@ def test_what_has_no_value_says_why():
 
 
 SMOOTH = {
-    "mlp": (lambda: mlp(nn.GELU), pair(9, 4)),
     "silu in place": (lambda: mlp(lambda: nn.SiLU(inplace=True)), pair(9, 4)),
     "images": (images, pair(9, 2, 5, 5)),
-    "tokens, many": (tokens, pair(9, 6, tokens=5)),
-    "tokens, few": (tokens, pair(9, 2, tokens=5)),
+    "tokens": (tokens, pair(9, 2, tokens=5)),
 }
 
 
@@ -406,13 +404,13 @@ def test_one_product_of_all_layers_has_the_error_that_it_states(estimator):
     model, data = mlp(nn.Tanh), pair(20, 4)
     model.get_parameter("4.weight").data.mul_(30)  # so that the layers' traces differ
     how = {"batch": 4, "estimator": estimator, "probes": 4}
-    runs = [measure(model, data, seed=seed, **how) for seed in range(40)]
+    runs = [measure(model, data, seed=seed, **how) for seed in range(20)]
     layers = loose(model)
     for layer, truth in zip(layers, traces(model, data, layers), strict=True):
         values, errors = np.array(
             [(run[layer.name].trace, run[layer.name].stderr) for run in runs]
         ).T
-        assert abs(values.mean() - truth) <= 4 * values.std() / math.sqrt(40)
+        assert abs(values.mean() - truth) <= 4 * values.std() / math.sqrt(len(runs))
         assert 0.7 <= np.sqrt(np.mean(errors**2)) / values.std() <= 1.4
 
 

@@ -350,7 +350,7 @@ TABLES = {
 def test_a_table_of_very_many_short_rows(tmp_path):
     for suffix, (header, row) in TABLES.items():
         path = tmp_path / f"data{suffix}"
-        path.write_bytes(header + row * (2**19 // len(row)))
+        path.write_bytes(header + row * (2**18 // len(row)))
         names = ("text",) if suffix == ".jsonl" else ("x", "label")
 
         def act(path=path, names=names):

@@ -90,9 +90,15 @@ def few(task, seed=0):
 
 @each_task(MULTILABEL, (REGRESSION, MULTILABEL))
 def test_a_client_without_a_main_score_is_left_out_for_all_arms_alike(task, tmp_path):
-    config = fl.RunConfig(task=task, rounds=3, epochs=30, lr=0.01, eval_every=1)
-    more = {"arms": ("nothing", "all"), "seeds": (0, 1), "tune_rates": 0}
-    config = config.with_keys(patience=0)
+    config = fl.RunConfig(
+        task=task, rounds=3, epochs=30, lr=0.01, eval_every=1, patience=0
+    )
+    more = {
+        "arms": ("nothing", "all"),
+        "seeds": (0, 1),
+        "tune_rates": 0,
+        "baselines": False,
+    }
     choice = fl.choose(config, tmp_path / "out", data=few(task), model="mlp", **more)
     main = MAIN[task]
     assert (

@@ -8,12 +8,14 @@ import pytest
 
 import fedlayers as fl
 from diagnostics.tuning.differ import compared
+from fedlayers.backends.local import no_progress
 from fedlayers.studies import race
 from fedlayers.studies.choose import choose
 from fedlayers.studies.harmless import TEST, VALIDATION
+from fedlayers.studies.hint import planned
 from fedlayers.studies.race import finished
 from fedlayers.studies.report import write_page
-from fl_core.config import RunConfig, resolve
+from fl_core.config import RunConfig, resolve, with_own
 from fl_core.errors import RunError
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run
@@ -43,11 +45,13 @@ def test_rates_are_tuned_for_own_data_by_default(tmp_path):
     own = {"data": wards, "model": "mlp"}
     for name, config, asked, rates in (
         ("own", few, own, [0.001, 0.003, 0.01, 0.03]),
-        ("given", few.with_keys(lr=0.1), own, None),
-        ("named", CONFIG.with_keys(rounds=1), {}, None),
+        ("given", few.with_keys(lr=0.1), own, []),
+        ("named", CONFIG.with_keys(rounds=1), {}, []),
     ):
-        found = choose(config, tmp_path / name, arms=ARMS, **asked).rates
-        assert (None if found is None else list(found.tried)) == rates
+        config, data = with_own(config, **asked)
+        given = config, data, tmp_path / name, ARMS
+        race = planned(*given, None, None, False, no_progress)
+        assert [job.config.training.lr for job in race.probes] == rates
 
 
 def wards(kind, n=480, clients=4):

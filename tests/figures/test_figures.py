@@ -21,7 +21,7 @@ READY = [
     if items.REGISTRY[name].draw and items.REGISTRY[name].state != "no rows"
 ]
 QUICK = (
-    "algorithms.pacs_depth", "fedpft.fig2", "fedra.fig4", "pfedla.fig5", "player_fl.fig1",
+    "algorithms.pacs_depth", "fedpft.fig2", "fedra.fig4", "pfedla.fig5",
     "scheduling.fig1",
 )  # fmt: skip
 """A figure of each family that is drawn in seconds. The others are slow tests."""

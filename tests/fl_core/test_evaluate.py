@@ -28,7 +28,7 @@ from tests.conftest import refuses
 CE = losses.build("cross_entropy")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     n=st.integers(1, 300),
     n_classes=st.integers(2, 70),

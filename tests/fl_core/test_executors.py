@@ -134,16 +134,17 @@ def test_a_worker_that_dies_is_reported_with_its_exit_code():
 TRAINS = """
 import fedlayers as fl
 class Own(fl.Algorithm): name = "own of a script"
-result = fl.run({algorithm}rounds=1, workers=2, stack="off", out="run", progress=False)
-print(result.done, "round")
+fl.run({algorithm}rounds=1, workers=2, stack="off", out="run", progress=False)
 """
 
 
 @pytest.mark.parametrize(
     ("own", "way", "said"),
     [
-        (False, ["script.py"], "UsageError: a script .* below if __name__ == "),
-        pytest.param(False, ["-"], "1 round", marks=pytest.mark.slow),
+        pytest.param(
+            *(False, ["script.py"], "UsageError: a script .* below if __name__ == "),
+            marks=pytest.mark.slow,
+        ),
         (True, ["-"], "UsageError: Own must be sendable to worker processes; got"),
     ],
 )
@@ -153,7 +154,7 @@ def test_a_script_that_processes_import_is_one_line(own, way, said, tmp_path):
     words = {"input": text, "cwd": tmp_path, "capture_output": True, "text": True}
     done = subprocess.run([sys.executable, "-W", "ignore", *way], **words)
     assert re.search(said, (done.stdout + done.stderr).splitlines()[-1])
-    assert done.stderr.count("Traceback") == ("Error" in said)
+    assert done.stderr.count("Traceback") == 1
 
 
 class Answering:

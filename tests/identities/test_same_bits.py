@@ -35,7 +35,7 @@ def workers():
     Workers.close(pool)
 
 
-@pytest.mark.parametrize("run", every_other(STORED, of=8))
+@pytest.mark.parametrize("run", every_other(STORED, 9, of=12))
 def test_workers(run, workers):
     def shared(client_runner):
         workers.serve(client_runner)
@@ -44,7 +44,7 @@ def test_workers(run, workers):
     assert digests(played(run, shared)) == STORED[run]
 
 
-@pytest.mark.parametrize("run", every_other(STORED, 3, of=6))
+@pytest.mark.parametrize("run", every_other(STORED, 3, of=8))
 def test_two_parts(run, tmp_path):
     out = tmp_path / "run"
     runner.run(config_for(run), out, until=1, **OWN)
@@ -63,7 +63,7 @@ def sites(tmp_path_factory):
     return files
 
 
-@pytest.mark.parametrize("run", every_other(STORED, 2, of=8))
+@pytest.mark.parametrize("run", every_other(STORED, 11, of=12))
 def test_sites(run, sites, tmp_path):
     keys = config_for(run).to_json()
     file = ServerFile(str(tmp_path / "run"), len(sites), config=keys)
