@@ -156,9 +156,6 @@ def over_samples(seeds: Sequence[Mapping[Pair, Estimate]]) -> dict[Pair, Estimat
 
 # --- in words --------------------------------------------------------------------------------------------------
 
-NAMES = {"nothing": "sharing nothing", "all": "sharing every layer"}
-"""The two extremes in words."""
-
 
 class Answers(NamedTuple):
     """The outcome of a race or a study in words.

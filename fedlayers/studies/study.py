@@ -12,7 +12,7 @@ import pandas as pd
 from fedlayers.backends.local import Backend
 from fedlayers.studies.arms import Ways
 from fedlayers.studies.baselines import rows_of
-from fedlayers.studies.choice import NAMES, Answers, Choice
+from fedlayers.studies.choice import Answers, Choice
 from fedlayers.studies.choose import choose, save_plan
 from fedlayers.studies.compare import compare, compared_jobs
 from fedlayers.studies.comparison import Comparison
@@ -27,8 +27,8 @@ from fl_core.rows import CLASSIFICATION, in_points, label_of
 CHOSEN, OWN = "choose", "own_race"
 """Names among the algorithms: the recommended arm's runs, and each seed's own winner."""
 AGAINST = {
-    "fedavg": NAMES["all"],
-    "local": NAMES["nothing"],
+    "fedavg": "sharing every layer",
+    "local": "sharing nothing",
     "base_rate": "the base rate",
 }
 """The algorithms with which a choice of layers is compared, by name."""
@@ -147,8 +147,8 @@ def study(
     )
     lead, known = choice.answers, ""
     if choice.winner is not None:
-        same = NAMES.get(choice.winner.extreme)  # its runs are those of this extreme
-        others = [name for name, words in AGAINST.items() if words != same]
+        same = {"all": "fedavg", "nothing": "local"}.get(choice.winner.extreme)
+        others = [name for name in AGAINST if name != same]  # it has the same runs
         gains = result.gains(CHOSEN, others)
         lead = with_gains(lead, gains, len(seeds), result.score)
         known = f" {CHOSEN}: the recommended arm. {OWN}: each seed's own winner."
