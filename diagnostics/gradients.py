@@ -28,7 +28,6 @@ from .measurement import (
     Measurement,
     Tensors,
     batches,
-    check_outputs,
     row_or_reason,
     tensors_of,
     whole_groups,
@@ -116,7 +115,7 @@ def _read(
         )
         for x, y in batches(data, size, model):
             z = model(x)
-            check_outputs(model, z, y, loss)
+            loss.check_batch(z, y)
             value = loss(z, y)
             grads = _gradients(value, params)
             for meter in {id(meter): meter for meter in meters}.values():

@@ -17,7 +17,7 @@ from fl_core import rows, tree
 from fl_core.errors import UsageError, about, as_list, check_known, check_type, listing
 from fl_core.layers import Layer, layers_of
 from fl_core.models import example
-from fl_core.models.adapter import adapt, tensor
+from fl_core.models.adapter import adapt, tensor, with_loss
 from fl_core.run import runner
 from fl_core.run.restore import load_models
 from fl_core.run.runner import Instruments, Task
@@ -99,8 +99,8 @@ def diagnose(
         metrics: names in :data:`~diagnostics.metrics.base.METRICS`, or ``package.module:function``. All metrics of
             gradients share one pass over the data.
         loss: a name of :data:`fl_core.training.losses.LOSSES` (cross_entropy, focal, player_focal, bce, mse, mae,
-            huber, cox, multilabel_bce), a torch loss, or a callable ``loss(output, y)``. Always the mean over samples
-            is measured. Default: cross_entropy, and mse for numbers.
+            huber, cox, multilabel_bce), a torch loss, or a callable ``loss(output, y)`` that returns the loss of each
+            sample. Always the mean over samples is measured. Default: cross_entropy, and mse for numbers.
         layers: exact names of the layers to report. Default: all layers of the model.
         batch: samples at a time. A loader keeps its own batches.
         seed: seed of all random draws. Default: 0, or the run's.
@@ -114,13 +114,13 @@ def diagnose(
         progress: show a bar. All rows come at the end, so there is no picture to draw before (``live``).
         options: options of single metrics, {metric: {option: value}}, and the rarer settings of
             :class:`~diagnostics.diagnosis.Request` by name.
-        others: ``own_model`` and ``allow_code`` for a run of your own model or code.
+        others: ``own_model`` and ``allow_code`` for a run of your own model or code. A run's own loss is ``loss``.
 
     Raises:
         UsageError: a name or option is unknown, an option is out of range, models and data differ in numbers or names,
             models differ in their tensors, data do not fit, or a null cannot be made of them.
     """
-    own = own_parts(models, data, others)
+    own = own_parts(models, data, others, loss)
     for name in others:
         if name in RARE:
             raise UsageError(
@@ -173,13 +173,19 @@ def model_for(metrics: str | Sequence[str], which: str) -> str:
 KEYWORDS = [*inspect.signature(diagnose).parameters][3:-1]
 
 
-def own_parts(models: Any, data: Any, options: dict[str, Any]) -> dict[str, Any]:
+def own_parts(
+    models: Any, data: Any, options: dict[str, Any], loss: Any = None
+) -> dict[str, Any]:
     """Return your own data, model and code of a run: given again, or known to what ``fl.run`` returned.
 
     Args:
         options: ``own_model`` and ``allow_code`` are taken out.
+        loss: the run's, if it came from Python.
     """
-    given = {"data": data, "model": options.pop("own_model", None)}
+    model = options.pop("own_model", None)
+    if model is not None and not isinstance(loss, str):
+        model = with_loss(model, loss)
+    given = {"data": data, "model": model}
     given["allow_code"] = options.pop("allow_code", None)
     found = {name: part for name, part in given.items() if part is not None}
     return {**getattr(models, "own", {}), **found}
@@ -256,6 +262,7 @@ def tsne(
     perplexity: float = 30.0,
     iterations: int = 1000,
     seed: int = 0,
+    loss: Any = None,
 ) -> pd.DataFrame:
     """Embed one layer's features over all clients by t-SNE.
 
@@ -269,7 +276,7 @@ def tsne(
     ['client', 'class', 'x', 'y', 'sample']
 
     Args:
-        models, data: as of :func:`diagnose`. Labels that are no classes of samples have no name.
+        models, data, loss: as of :func:`diagnose`. Labels that are no classes of samples have no name.
         layer: exact name of the layer, whose output is shown. Default: the input of the last layer.
         samples: maximum number of samples, drawn with the seed, equally many of each client.
         perplexity: about how many neighbours count. With few samples it is at most a third of them.
@@ -282,7 +289,7 @@ def tsne(
     Raises:
         UsageError: the layer is unknown, features do not vary, or there are less than 4 samples.
     """
-    request = Request.of("cka", {"seed": seed})
+    request = Request.of("cka", {"seed": seed, "loss": loss})
     subjects, _ = client_models(models, data, request)
     unique = {id(each.model): each.model for each in subjects}
     with preserve_state(*unique.values()):

@@ -322,20 +322,3 @@ def call_with(model: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Any
             if name in tensors:
                 every[f"{path}.{local}" if path else local] = tensors[name]
     return functional_call(model, every, (x,), tie_weights=False)
-
-
-def check_outputs(model: nn.Module, z: Any, y: Tensor, loss: Loss) -> None:
-    """Refuse outputs that are not [n, C], or that do not fit the labels y.
-
-    Raises:
-        UsageError: the output has another shape, or as
-            :meth:`fl_core.training.losses.Loss.check_batch`.
-    """
-    if not isinstance(z, Tensor) or z.ndim != 2 or len(z) != len(y):
-        output = (
-            f"a tensor {tuple(z.shape)}" if isinstance(z, Tensor) else type(z).__name__
-        )
-        raise UsageError(
-            f"{type(model).__name__} must return logits [n, C]; got {output} for {len(y)} samples."
-        )
-    loss.check_batch(z, y)

@@ -112,7 +112,7 @@ def through_time(
     rounds = as_list("rounds", rounds)
     for number in rounds:
         check_known("round", str(number), map(str, known))
-    own = own_parts(models, data, options)
+    own = own_parts(models, data, options, options.get("loss"))
     request |= {"metrics": names or (MAP, CLIENTS), "clients": clients}
     request |= {"options": options}
     file = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -62,7 +62,7 @@ MOST_TURNS = 1_000_000
 ROUNDS = Bound(f"from 1 to {MOST_TURNS:,}", lambda value: 1 <= value <= MOST_TURNS)
 EPOCHS = Bound(f"from 0 to {MOST_TURNS:,}", lambda value: 0 <= value <= MOST_TURNS)
 OWN = "own"
-"""The model's name in the configuration of a run whose model is given from Python."""
+"""The name of a model and of a loss in the configuration of a run that are given from Python."""
 
 
 class Mark(Enum):
@@ -151,7 +151,7 @@ class TrainingConfig:
     """Maximum norm of the gradient in a step. Larger gradients are scaled down."""
     keep_optimizer: bool | None = None
     """Keep each client's optimiser state between rounds."""
-    loss: Annotated[str | None, OneOf("loss", LOSSES)] = None
+    loss: Annotated[str | None, OneOf("loss", (*LOSSES, OWN))] = None
     """Loss: cross_entropy, focal, player_focal or bce (two classes only). For regression: mse, mae or huber."""
     loss_options: dict[str, Any] | None = None
     """Options of the loss. If it is the dataset's own, omitted options are the dataset's."""
@@ -262,7 +262,7 @@ class Keys(TypedDict, total=False):
     amsgrad: bool | None
     max_grad_norm: float | None
     keep_optimizer: bool | None
-    loss: str | None
+    loss: str | Callable[..., Any] | None
     loss_options: dict[str, Any] | None
     class_weights: str
     algorithm: str | type[Any]
@@ -450,6 +450,10 @@ def with_own(
     Raises:
         UsageError: a key is unknown, or the data or the model are nothing of this kind.
     """
+    if not isinstance(loss := keys.get("loss"), str | None):
+        from fl_core.models.adapter import with_loss
+
+        model, keys["loss"] = with_loss(model, loss), OWN
     config = (config or RunConfig()).with_keys(**keys)
     if isinstance(model, str):
         config, model = config.with_keys(model=model), None

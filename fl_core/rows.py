@@ -245,6 +245,8 @@ TASKS = (CLASSIFICATION, REGRESSION, SURVIVAL, MULTILABEL)
 """Kinds of task: predict one of several classes, a number, the order of events, or several labels of 0 and 1."""
 POSITIONS = "labels at positions"
 """The task of a sequence or an image whose positions have a class each. Data from Python have it."""
+OWN = "own loss"
+"""The task of a loss from Python of other outputs and labels, which has no other score."""
 
 
 def task_of(dimensions: int, classes: Sequence[str]) -> str:
@@ -266,7 +268,7 @@ class Score:
         label: its name in tables and pictures.
         higher_is_better: otherwise lower is.
         share: whether it is between 0 and 1 and shown in percent.
-        task: of :data:`TASKS`, or "" for all.
+        task: of :data:`TASKS`. The loss, of :data:`OWN`, is of all.
         missing: the reason if it has no value.
         chance: its value for predictions that ignore the samples; NaN if it depends on the classes.
         range: its least and greatest value, if it is not a share.
@@ -295,7 +297,7 @@ _ONE_VALUE = "each label has one value only among the samples"
 TABLE: dict[str, Score] = {
     "accuracy": Score("accuracy", True, True, CLASSIFICATION),
     "macro_f1": Score("macro-F1", True, True, CLASSIFICATION),
-    "loss": Score("loss", False, False, ""),
+    "loss": Score("loss", False, False, OWN),
     "auroc": Score("AUROC", True, True, CLASSIFICATION, _ONE_CLASS),
     "auprc": Score("AUPRC", True, True, CLASSIFICATION, _ONE_CLASS),
     "balanced_accuracy": Score("balanced accuracy", True, True, CLASSIFICATION),
@@ -342,6 +344,7 @@ SELECTION = {
     SURVIVAL: ("c_index", "loss"),
     MULTILABEL: ("macro_auroc", "loss"),
     POSITIONS: ("loss",),
+    OWN: ("loss",),
 }
 """The scores that select a run's best round, and so its end: the least sum of ranks, ties by the first."""
 
@@ -352,6 +355,7 @@ SHOWN = {
     SURVIVAL: ("c_index", "loss"),
     MULTILABEL: ("macro_auroc", "macro_auprc", "loss"),
     POSITIONS: ("position_accuracy", "mean_iou", "loss"),
+    OWN: ("loss",),
 }
 """The scores in a comparison's printed table, unless another is asked for."""
 MAIN = {task: names[0] for task, names in SHOWN.items()}
@@ -368,7 +372,7 @@ def scores_of(task: str) -> list[str]:
     >>> scores_of("survival")
     ['loss', 'c_index']
     """
-    return [name for name, score in TABLE.items() if score.task in ("", task)]
+    return [name for name, score in TABLE.items() if score.task in (OWN, task)]
 
 
 def check_score(name: str, task: str) -> str:

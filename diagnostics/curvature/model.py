@@ -31,7 +31,7 @@ from fl_core.seeds import seed_of
 from fl_core.training.losses import Loss
 from fl_core.tree import Hook, with_hooks
 
-from ..measurement import call_with, check_outputs
+from ..measurement import call_with
 
 CUT = "no second derivative: an operation on the way is marked as differentiable once"
 
@@ -87,11 +87,11 @@ class Differentiable:
         """Return logits [n, C] and each sample's loss [n].
 
         Raises:
-            UsageError: as :func:`~diagnostics.measurement.check_outputs`.
+            UsageError: as :meth:`fl_core.training.losses.Loss.check_batch`.
             LossNotFinite: a sample's loss is NaN or infinite.
         """
         logits = self(x, index)
-        check_outputs(self.model, logits, y, self.loss)
+        self.loss.check_batch(logits, y)
         losses = self.loss.per_sample(logits, y)
         if not bool(torch.isfinite(losses).all()):
             raise LossNotFinite

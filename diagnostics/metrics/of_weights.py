@@ -28,7 +28,6 @@ from ..measurement import (
     Tensors,
     batches,
     call_with,
-    check_outputs,
     example,
     row_or_reason,
     tensors_of,
@@ -518,7 +517,7 @@ def _loss_with(
         for x, y in batches(data, how.batch, subject.model):
             tensors = {name: tensor.clone() for name, tensor in swapped.items()}
             z = call_with(subject.model, tensors, x)
-            check_outputs(subject.model, z, y, how.loss)
+            how.loss.check_batch(z, y)
             total += float(how.loss.per_sample(z, y).double().sum())
             n += len(y)
     return total / n, n

@@ -10,8 +10,7 @@ from typing import Any
 
 from fl_core.algorithms.base import ALGORITHMS, find
 from fl_core.errors import UsageError, as_list, check_known, listing
-from fl_core.layers import Layer
-from fl_core.models.lora import PARTS
+from fl_core.layers import PARTS, Layer
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan, frozen_in
 from fl_core.registry import is_outside
 

@@ -434,7 +434,7 @@ def task_kind(config: RunConfig, own: Own) -> str:
     """Return the kind of task of a configuration's loss, of :data:`fl_core.rows.TASKS`."""
     if own["data"] is not None:
         return str(own["data"].task)
-    return LOSSES[str(resolve(config, **own).training.loss)].task
+    return LOSSES[str(resolve(config.with_keys(loss=None), **own).training.loss)].task
 
 
 def seeds_of(
@@ -511,7 +511,8 @@ def check_same_data(folder: Path, task: Task) -> None:
 def check_stored(path: Path, task: Task) -> None:
     """Refuse a directory with anything other than this run, begun or complete."""
     if not (path / "config.json").exists():
-        return writing.check_free(path)
+        writing.check_free(path)
+        return
     run = store.Run(path)
     restore.check_given(path, run.config, **task.own)
     stored, plan = restore.stored_config(run.config)
@@ -528,7 +529,6 @@ def check_stored(path: Path, task: Task) -> None:
             f"{path} was run under another plan ({plan or 'its own'}). Choose another directory."
         )
     restore.check_same_start(task, path, weights=True)
-    return None
 
 
 def samples_of(partition: Partition, split: str) -> set[int]:

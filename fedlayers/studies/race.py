@@ -192,17 +192,24 @@ def standings(jobs: Sequence[TrainingJob], failed: Mapping[str, str]) -> Standin
     best: dict[str, int] = {}
     lines, left_out = [], []
     for job in jobs:
-        about = {"run": job.name, "arm": job.arm, "seed": job.config.execution.seed}
-        lines.append({**about, "lr": job.config.training.lr})
+        lines.append(
+            {
+                "run": job.name,
+                "arm": job.arm,
+                "seed": job.config.execution.seed,
+                "lr": job.config.training.lr,
+            }
+        )
         if job.name in failed:
             continue
         if (at := best_of_run(job.path)) is not None:
             best[job.name] = at
         final = validation_rows(job.path)
         main = by or main_score(final["metric"].unique())
-        lines[-1] |= scores_of(final).set_index("metric")["value"][[main, "loss"]]
-        lacking = rows.without_score(final) & (final["metric"] == main)
-        left_out.append(final[lacking])
+        values = scores_of(final).set_index("metric")["value"]
+        lines[-1] |= values[[main, "loss"]].to_dict()  # the main one may be the loss
+        of_main = final[final["metric"] == main]
+        left_out.append(of_main[rows.without_score(of_main)])
     judged = pd.DataFrame(lines).astype({"lr": float}).assign(score=0.0)
     for name in selecting_scores(TABLE[main].task, by):
         values = judged[name].round(DIGITS).groupby(judged["seed"])

@@ -288,9 +288,7 @@ def finite_entries(y: Array) -> Array:
     Raises:
         DataFault: a number is not finite.
     """
-    if y.dtype.kind != "f":
-        return y.astype(np.int64)
-    found = y.astype(np.float32)
+    found = y.astype(np.float32 if y.dtype.kind == "f" else np.int64)
     odd = ~np.isfinite(found).reshape(len(y), -1)
     refuse_where(np.logical_or.reduce(odd, 1), found, "targets must be finite float32")
     return found

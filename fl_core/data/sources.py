@@ -157,10 +157,12 @@ class Source:
         if self.words is not None:
             return TokenShape(self.x.shape[1:], len(SPECIAL) + len(self.words))
         if self.layout is not None:
-            samples = self.tensor(np.arange(min(EXAMPLES, len(self))))
             from fl_core.models.adapter import PackedShape
 
-            return PackedShape(self.x.shape[1:], self.layout, samples)
+            packed = PackedShape(self.x.shape[1:])
+            packed.layout = self.layout
+            packed.samples = self.tensor(np.arange(min(EXAMPLES, len(self))))
+            return packed
         if not self.is_image:
             return tuple(self.x.shape[1:])
         height, width, *channels = self.x.shape[1:]

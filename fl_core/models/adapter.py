@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -25,6 +25,8 @@ LABELS = "labels"
 """The key of the labels in a batch dict, as Hugging Face's loaders give it."""
 IGNORED = -100
 """The label of positions that do not count, as in torch and in transformers."""
+OWN_LOSS = "own_loss"
+"""The attribute of a user's module that holds a loss from Python."""
 CLOSE = 1e-3, 1e-5
 """Relative and absolute difference up to which two passes of a model are alike."""
 ARRAYS = (Tensor, np.ndarray, pd.DataFrame, pd.Series)
@@ -92,16 +94,6 @@ class PackedShape(tuple[int, ...]):
 
     layout: Layout
     samples: Tensor
-
-    def __new__(
-        cls, shape: Sequence[int], layout: Layout, samples: Tensor
-    ) -> PackedShape:
-        made = super().__new__(cls, shape)
-        made.layout, made.samples = layout, samples
-        return made
-
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        return tuple(self), self.layout, self.samples
 
 
 def as_array(values: Any) -> np.ndarray[Any, Any]:
@@ -225,6 +217,23 @@ def is_batch(data: Any) -> bool:
     return isinstance(labels, Tensor | np.ndarray)
 
 
+def with_loss(model: Any, loss: Any) -> Any:
+    """Return a copy of the user's module with a loss from Python, which is no part of its state; itself without a loss.
+
+    Raises:
+        UsageError: it is no module.
+    """
+    if loss is None:
+        return model
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"a loss from Python must have a module of your own; got {model!r}. Pass model=."
+        )
+    made = copy.copy(model)
+    vars(made)[OWN_LOSS] = loss
+    return made
+
+
 def output_of(output: Any, model: nn.Module) -> Tensor:
     """Return a model's output: a tensor, ``.logits``, or the first tensor of a tuple.
 
@@ -321,12 +330,11 @@ class Adapter(nn.Module):
         like = next(floats, torch.float32)
         args, named = self.layout.unpack(x, like)
         taken = inspect.signature(forward).parameters
-        if any(p.kind in _MORE for p in taken.values()):
-            return forward(*args, **named)
-        if not named and len(taken) == 1:
-            return forward([*args])  # it takes the list itself
-        if not named.keys() <= taken.keys():
-            return forward(named)  # it takes the dict itself
+        if not any(p.kind in _MORE for p in taken.values()):
+            if not named and len(taken) == 1:
+                return forward([*args])  # it takes the list itself
+            if not named.keys() <= taken.keys():
+                return forward(named)  # it takes the dict itself
         return forward(*args, **named)
 
     def __reduce__(self) -> Any:

@@ -141,7 +141,7 @@ def adapt(model: nn.Module, lora: Lora, head: str, seed: int) -> nn.Module:
     paths = _target_paths(model, lora, head)
     ranks = lora.ranks()
     for target in ranks:
-        ends = {path[k:] for path in paths for k in _starts(path)}
+        ends = {end for path in paths for end in _ends(path)}
         check_known("target of rank_pattern", target, sorted(ends))
     patterns: dict[str, Any] = {"rank_pattern": ranks}
     if lora.alpha is None:
@@ -166,10 +166,9 @@ def _parts(layer: Layer, of_path: Mapping[str, str], live: Tree) -> list[Layer]:
         for part in PARTS
         if inside
     ]
-    parameters = tuple(name for name in layer.parameters if name in live)
     rest = replace(
         layer,
-        parameters=parameters,
+        parameters=tuple(name for name in layer.parameters if name in live),
         buffers=tuple(name for name in layer.buffers if name in live),
         frozen=(),
     )
@@ -193,8 +192,8 @@ def _target_paths(model: nn.Module, lora: Lora, head: str) -> list[str]:
         ],
     }
     for path in fit:
-        for k in _starts(path):
-            chosen.setdefault(path[k:], []).append(path)
+        for end in _ends(path):
+            chosen.setdefault(end, []).append(path)
     chosen = {target: paths for target, paths in chosen.items() if paths}
     if not chosen:
         raise UsageError(
@@ -213,9 +212,10 @@ def _target_paths(model: nn.Module, lora: Lora, head: str) -> list[str]:
     return [path for path in fit if path in found]
 
 
-def _starts(path: str) -> list[int]:
-    """Return where the ends of a module path begin."""
-    return [0, *(k + 1 for k, letter in enumerate(path) if letter == ".")]
+def _ends(path: str) -> list[str]:
+    """Return the ends of a module path, the whole first."""
+    parts = path.split(".")
+    return [".".join(parts[k:]) for k in range(len(parts))]
 
 
 def left_out(model: nn.Module) -> list[str]:

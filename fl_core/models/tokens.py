@@ -19,13 +19,10 @@ class TokenShape(tuple[int, ...]):
 
     tokens: int
 
-    def __new__(cls, shape: Iterable[int], tokens: int) -> TokenShape:
+    def __new__(cls, shape: Iterable[int], tokens: int = 0) -> TokenShape:
         made = super().__new__(cls, shape)
         made.tokens = tokens
         return made
-
-    def __getnewargs__(self) -> tuple[tuple[int, ...], int]:
-        return tuple(self), self.tokens
 
     def __repr__(self) -> str:
         return f"{tuple(self)} of {self.tokens} tokens"

@@ -118,11 +118,6 @@ def _has_global_model(run: store.Run) -> bool:
 def _keep_classifier(
     model: nn.Module, stored: Tree, own: Tree, example: Tensor, path: Path
 ) -> list[str]:
-    if not any(
-        name in own and tensor.shape != own[name].shape
-        for name, tensor in stored.items()
-    ):
-        return []
     try:
         head = head_path(model, example)
     except UsageError:

@@ -18,6 +18,7 @@ from fl_core import models
 from fl_core.config import Mark, RunConfig, marked
 from fl_core.errors import PACKAGES, UsageError, as_list
 from fl_core.models import is_code
+from fl_core.models.adapter import OWN_LOSS
 from fl_core.models.building import PRETRAINED
 from fl_core.records.store import Run, changed_parts
 from fl_core.registry import import_object, is_outside
@@ -30,7 +31,7 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 
 def digests(task: Task) -> dict[str, str]:
-    """Return the digest of a task's own code by part: its algorithm, model, dataset, partition, rule and options.
+    """Return the digest of a task's own code by part: its algorithm, model, loss, dataset, partition, rule and options.
 
     A part without own code has none. ``layers`` is the digest of an own model as it is printed.
     """
@@ -43,6 +44,10 @@ def digests(task: Task) -> dict[str, str]:
     parts.setdefault("algorithm", []).append(type(task.algorithm(None)))
     found = {key: digest_of(things) for key, things in parts.items()}
     found |= of_model(task.model, task.own["model"], str(config.model.model))
+    loss = getattr(task.own["model"], OWN_LOSS, None)
+    if loss is not None:
+        text = f"{digest_of([loss])} {loss!r} {vars(loss)}"
+        found["loss"] = sha(_without_addresses(text).encode())
     return {key: digest for key, digest in sorted(found.items()) if digest}
 
 

@@ -25,6 +25,7 @@ from fl_core.errors import (
     listing,
     warn,
 )
+from fl_core.models.adapter import with_loss
 from fl_core.plan import LayerPlan
 from fl_core.progress import progress_bar
 from fl_core.records import store, writing
@@ -198,6 +199,7 @@ def resume(
     instruments: MakesInstruments = Instruments,
     data: Any = None,
     model: Any = None,
+    loss: Any = None,
     allow_code: str | Collection[str] = (),
     allow_changed_code: bool = False,
     data_root: Path | str | None = None,
@@ -208,7 +210,7 @@ def resume(
     This needs the same versions of Python and its packages. A warning names the changed ones.
 
     Args:
-        data, model: your own, if the run was given them.
+        data, model, loss: your own, if the run was given them.
         allow_code: the ``package.module:name`` of all your own code in the run (model, algorithm, dataset or rule), to
             allow it. A run directory from elsewhere must not choose the code that runs here. Also ``KEY=VALUE`` of
             model options other than sizes and rates (:func:`fl_core.run.own_code.check_allowed_options`).
@@ -227,6 +229,7 @@ def resume(
                 f"{name} must be that of the run; got {execution[name]!r}. Begin a run from its models: init={out}."
             )
         check_known("option of resume", name, Execution.__dataclass_fields__)
+    model = with_loss(model, loss)
     with writing.reopen(out) as writer:
         run, path = writer.run, writer.path
         weights = run.start() is not None

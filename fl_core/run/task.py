@@ -21,6 +21,7 @@ from fl_core.algorithms.base import (
 )
 from fl_core.config import (
     AUTO,
+    OWN,
     Mark,
     Own,
     RunConfig,
@@ -38,6 +39,7 @@ from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, listing, warn
 from fl_core.layers import Layer, layers_of, sizes
 from fl_core.models import lora
+from fl_core.models.adapter import OWN_LOSS
 from fl_core.models.building import (
     PRETRAINED,
     batch_norms,
@@ -249,7 +251,7 @@ def assemble(
         said.append(
             f"your model trains on the dataset {data.name!r}, the default: pass data= or dataset= for other data"
         )
-    criterion, given = _criterion(config, data), own["model"]
+    criterion, given = _criterion(config, data, own["model"]), own["model"]
     if isinstance(given, nn.Module):
         given, criterion = fit_module(given, data, criterion)
         if criterion.task != data.task:
@@ -353,6 +355,8 @@ def _as_in_torch(data: FederatedData, module: nn.Module) -> FederatedData:
     if outputs is None and data.integers:
         data = data.with_token_ids()
         outputs = models.outputs_of(module, data.shape)
+    if data.indices and hasattr(module, OWN_LOSS):  # it reads labels as they are
+        outputs = 1 + max(map(int, data.classes))
     if not data.indices or outputs is None or outputs < 2:
         return data
     return data.with_indices(outputs)
@@ -514,7 +518,9 @@ def _task_info(
 def _with_stack(config: RunConfig, criterion: Loss, model: nn.Module) -> RunConfig:
     """Return the configuration with on or off for auto: whether clients train in one batched pass."""
     stack = config.execution.stack
-    if criterion.couples:  # which a sum of single samples' losses does not allow
+    if (
+        criterion.couples or config.training.loss == OWN
+    ):  # which a sum of single samples' losses does not allow
         if stack == "on":
             raise UsageError(
                 f"stack must be auto or off for loss {criterion.name!r}; got on."
@@ -526,8 +532,15 @@ def _with_stack(config: RunConfig, criterion: Loss, model: nn.Module) -> RunConf
     return config.with_keys(stack="on" if stacked else "off")
 
 
-def _criterion(config: RunConfig, data: FederatedData) -> Loss:
-    """Return the loss that a configuration names, with its class weights."""
+def _criterion(config: RunConfig, data: FederatedData, model: object) -> Any:
+    """Return the loss that a configuration names, with its class weights, or the model's own from Python."""
+    if config.training.loss == OWN:
+        own = getattr(model, OWN_LOSS, None)
+        if own is None:
+            raise UsageError(
+                "a loss from Python must be passed with its module; got none. Pass the same again: loss=..."
+            )
+        return own
     criterion = losses.build(
         str(config.training.loss), **(config.training.loss_options or {})
     )

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 
-from fl_core.errors import UsageError
+from fl_core.errors import UsageError, about
 from fl_core.models.adapter import IGNORED, adapt, output_of
 from fl_core.models.building import fitting
-from fl_core.rows import CLASSIFICATION, POSITIONS, REGRESSION
+from fl_core.rows import CLASSIFICATION, OWN, POSITIONS, REGRESSION
 from fl_core.seeds import torch_seeded
 from fl_core.training import losses
 from fl_core.training.losses import Loss
@@ -36,13 +35,14 @@ class FittedLoss(Loss):
     """A loss of any outputs and labels, as a loss of flat outputs [n, outputs].
 
     A sample's loss is the mean over its entries, or over its positions that count. A torch
-    loss with ``reduction="sum"`` is summed. A callable is called for each sample alone.
+    loss with ``reduction="sum"`` is summed. A callable returns each sample's loss, [n], which
+    may depend on the others of the batch.
 
     Attributes:
         base: a loss of :mod:`fl_core.training.losses`, a torch loss, or a callable.
         shape: of one sample's output, as the model gives it.
         axis: the axis of the classes if each position has a label.
-        kind: the task.
+        kind: the task: of :data:`fl_core.rows.TASKS`, or labels at positions, or an own loss.
         ignored: the label of positions that do not count.
         next_tokens: whether the output at a token is compared with the next label.
     """
@@ -56,13 +56,8 @@ class FittedLoss(Loss):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        base = self.base
-        if isinstance(base, Loss):
-            where = "" if self.axis is None else ", mean over positions"
-            return f"{base.name}{where}"
-        kind = getattr(base, "__name__", type(base).__name__)
-        how = getattr(base, "reduction", None)
-        return f"{kind}, {how} over a sample" if how else kind
+        kind = getattr(self.base, "name", None) or type(self.base).__name__
+        return str(getattr(self.base, "__name__", kind))
 
     @property
     def task(self) -> str:  # type: ignore[override]
@@ -78,11 +73,19 @@ class FittedLoss(Loss):
 
     def base_rate(self, y: Tensor) -> Tensor:
         """Return the constant output that is best without features, float64 [outputs]."""
-        if self.axis is None:
-            return y.double().mean(0).flatten()
-        counts = torch.bincount(y[y != self.ignored], minlength=self.classes) + 1
-        shares = counts.double() / counts.sum()
-        return shares.log().repeat(prod(self.shape) // self.classes)
+        if self.axis is not None:
+            counts = torch.bincount(y[y != self.ignored], minlength=self.classes) + 1
+            shares = counts.double() / counts.sum()
+            return shares.log().repeat(prod(self.shape) // self.classes)
+        z = torch.zeros(1, prod(self.shape), dtype=torch.float64, requires_grad=True)
+
+        def loss() -> Tensor:
+            value = self(z.expand(len(y), -1), y)
+            (z.grad,) = torch.autograd.grad(value, z)
+            return value
+
+        torch.optim.LBFGS([z], line_search_fn="strong_wolfe").step(loss)
+        return z.detach()[0]
 
     def labels(self, y: Tensor) -> Tensor:
         """Return the labels that outputs are compared with."""
@@ -100,7 +103,7 @@ class FittedLoss(Loss):
                 logits.reshape(-1, self.classes), labels.reshape(-1)
             )
         elif how is None:
-            return self._each(logits, y)
+            return torch.as_tensor(base(self._output(logits, y), y))
         else:
             alone: Any = copy.deepcopy(base).to(logits)  # weights of classes, too
             alone.reduction = "none"
@@ -122,49 +125,22 @@ class FittedLoss(Loss):
             return z.reshape(*y.shape, self.classes).movedim(-1, axis)
         return z.reshape(len(z), *self.shape)
 
-    def _each(self, logits: Tensor, y: Tensor) -> Tensor:
-        def one(z: Tensor, label: Tensor) -> Tensor:
-            output = self._output(z[None], label[None])
-            return torch.as_tensor(self.base(output, label[None])).mean()
-
-        try:
-            return vmap(one)(logits, y)
-        except RuntimeError:  # an operation that torch cannot batch, such as .item()
-            return torch.stack(
-                [one(z, label) for z, label in zip(logits, y, strict=True)]
-            )
-
     def check_batch(self, z: Tensor, y: Tensor) -> None:
-        """Refuse labels that are no classes, other sizes, and a function that mixes samples."""
-        if self.axis is not None:
-            held = y[y != self.ignored]
-            ends = [int(end) for end in held.aminmax()] if held.numel() else []
-            wrong = [end for end in ends if not 0 <= end < self.classes]
-            if wrong:
-                raise UsageError(
-                    f"labels must be from 0 to {self.classes - 1}, or {self.ignored} where "
-                    f"none counts; got label {wrong[0]}."
-                )
-        wanted = y.numel() * self.classes
-        if (
-            isinstance(self.base, Loss) or self.axis is not None
-        ) and z.numel() != wanted:
+        """Refuse labels that are no classes, other sizes, and a function that returns no loss of each sample."""
+        held = y[y != self.ignored]
+        if self.axis and len(held):
+            rows = z.new_zeros(len(held), self.classes)
+            losses.CrossEntropy().check_batch(rows, held)
+        if self.kind != OWN and z.numel() != y.numel() * self.classes:
             raise UsageError(
                 f"outputs must have {self.classes} numbers for each of the labels' entries "
                 f"{list(y.shape[1:])}; got {z[0].numel()} numbers a sample."
             )
-        if isinstance(self.base, Loss | nn.Module):
-            return
-        values, y = self.per_sample(z, y), self.labels(y)
-        whole = torch.as_tensor(self.base(self._output(z, y), y)).detach()
-        if bool(values.isfinite().all()) and not any(
-            torch.allclose(whole.sum(), total, rtol=1e-3, atol=1e-6)
-            for total in (values.mean(), values.sum())
-        ):
+        values = self.per_sample(z, y)
+        if values.shape != y.shape[:1]:
             raise UsageError(
-                f"loss {self.name} must be the mean or sum of each sample's own; got "
-                f"{whole.sum().item():g} for {len(y)} samples together, and "
-                f"{values.mean().item():g} for the mean of each alone."
+                f"loss {self.name} must return a number for each sample, [n]; got {list(values.shape)}. "
+                "Leave out the mean, as reduction='none' does."
             )
 
 
@@ -193,15 +169,12 @@ def class_axis_of(output: Tensor, y: Tensor, given: int | None = None) -> int:
         fitting = [axis for axis in fitting if given in (axis, axis - output.ndim)]
     if len(fitting) == 1:
         return fitting[0]
-    sizes = f"{list(output.shape)} for labels {list(y.shape)}"
+    way = "Write y[:, 0] for one label in a column."
     if fitting:
-        raise UsageError(
-            f"the classes of outputs {sizes} must be told: two axes fit. Pass "
-            "options={'class_axis': 1} as in torch, or -1 as in transformers."
-        )
+        way = "Two axes fit: pass options={'class_axis': 1} as in torch, or -1."
     raise UsageError(
-        f"outputs must be [n, *positions, C] or [n, C, *positions]; got {sizes}. "
-        "Write y[:, 0] for one label in a column."
+        f"outputs must be [n, *positions, C] or [n, C, *positions]; got {list(output.shape)} for labels "
+        f"{list(y.shape)}. {way}"
     )
 
 
@@ -224,46 +197,43 @@ def fit_loss(
     Raises:
         UsageError: outputs and labels do not fit, or the loss is none of these.
     """
-    known = loss is None or isinstance(loss, str) or callable(loss)
-    if isinstance(loss, type) or not known:
+    named = loss is None or isinstance(loss, str)
+    if isinstance(loss, type) or not (named or callable(loss)):
         raise UsageError(
             f"loss must be a name, a torch loss or a callable loss(output, y); got {loss!r:.80}."
         )
     if isinstance(loss, FittedLoss):
         return loss
-    own = loss is not None and not isinstance(loss, str | Loss)
+    own = not named and not isinstance(loss, Loss)
     output = output_of(output, model)
-    if not output.is_floating_point() or output.layout != torch.strided:
+    plain_numbers = output.is_floating_point() and output.layout == torch.strided
+    if not plain_numbers or not output.ndim or len(output) != len(y):
         raise UsageError(
-            f"outputs must be floating numbers; got {output.dtype}, {output.layout}."
-        )
-    if not output.ndim or len(output) != len(y):
-        raise UsageError(
-            f"outputs must have an entry for each sample; got {list(output.shape)} for "
-            f"{len(y)} samples. Return logits [n, C]."
+            f"outputs must be floating numbers, with an entry for each sample; got {output.dtype}, {output.layout}, "
+            f"{list(output.shape)} for {len(y)} samples. Return logits [n, C]."
         )
     numbers = y.is_floating_point()
     positions = not numbers and y.ndim > 1 and output.shape != y.shape
     if loss is None and numbers and output.ndim == 2 and output.shape[1] > 1:
-        one_hot = y.shape == output.shape and bool(
-            (y.square() == y).all() & (y.sum(1) == 1).all()
-        )
-        if one_hot or (y.ndim == 1 and bool((y == y.round()).all())):
-            way = "argmax(1)" if one_hot else "long()"
+        whole = bool((y == y.round()).all())
+        if whole and y.shape in (output.shape, output.shape[:1]):
             raise UsageError(
                 f"labels must be class indices [n] for {output.shape[1]} outputs; got {y.dtype} {list(y.shape)}. "
-                f"Write y.{way}, or name the loss, such as loss='mse'."
+                "Write y.long(), y.argmax(1) if it is one-hot, or name the loss, such as loss='mse'."
             )
-    if loss is None or isinstance(loss, str):
+    if named:
         loss = losses.build(loss or ("mse" if numbers else "cross_entropy"))
     shape = tuple(output.shape[1:])
-    if positions and (own or loss.task == CLASSIFICATION):
+    # a callable may have its own use for several labels
+    if positions and (output.ndim > y.ndim if own else loss.task == CLASSIFICATION):
         axis = class_axis_of(output, y, class_axis)
         moved = y.ndim == 2 and type(model).__name__.endswith(_LANGUAGE)
         return FittedLoss(loss, shape, axis, POSITIONS, ignored, moved)
+    if own and y.ndim == 1 and not numbers and output[0].numel() > 1:
+        return FittedLoss(loss, shape, 1, CLASSIFICATION)
     if own:
-        kind = CLASSIFICATION if y.ndim == 1 and not numbers else REGRESSION
-        return FittedLoss(loss, shape, kind=kind)
+        same = numbers and output.numel() == y.numel()
+        return FittedLoss(loss, shape, kind=REGRESSION if same else OWN)
     if loss.task == REGRESSION and (output.ndim != 2 or y.ndim != 1):
         return FittedLoss(loss, shape)
     if output.ndim > 2:
@@ -286,18 +256,25 @@ def adapted(model: nn.Module, output: Any, loss: Loss) -> Any:
 
 
 def fit_module(
-    model: nn.Module, data: FederatedData, loss: Loss
+    model: nn.Module, data: FederatedData, loss: Any
 ) -> tuple[nn.Module, Loss]:
     """Return a user's module with flat outputs, and its loss of labels at positions or of several numbers.
 
-    They are as they came for one label or number a sample.
+    They are as they came for a loss by name, and one label or number a sample.
+
+    Args:
+        loss: as of :func:`fit_loss`.
     """
-    split = data.clients[0].train
-    if data.task not in (POSITIONS, REGRESSION) or split.y.ndim == 1:
+    if isinstance(loss, Loss) and not data.kind:
         return model, loss
     made = adapt(copied(plain(model)).cpu(), getattr(data.shape, "layout", None))
-    x = split.x[:2]
+    split = data.clients[0].train
+    x, y = split.x[:2], split.y[:2]
     with fitting(made, x), in_mode(made, False), torch.no_grad(), torch_seeded(0):
         output = made.own(x)
-    loss = fit_loss(loss, made, output, split.y[:2])
+        loss = fit_loss(loss, made, output, y)
+        z = adapted(made, output, loss)(x)
+    with about(f"loss {loss.name}", Exception, way="Correct or name another."):
+        loss.check_batch(z, y)
+        loss(z, y)
     return adapted(made, output, loss), loss

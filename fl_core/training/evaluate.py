@@ -17,6 +17,7 @@ from fl_core.errors import NonFiniteError, UsageError, at_least, check_value
 from fl_core.rows import (
     CLASSIFICATION,
     MULTILABEL,
+    OWN,
     POSITIONS,
     REGRESSION,
     SURVIVAL,
@@ -64,7 +65,8 @@ def scores(
     the labels, each against the rest. They are NaN if all labels are equal. Samples are ranked by differences of
     logits, so equal p tie exactly.
 
-    **Numbers**: outputs z [n, 1] and targets y [n], or k of them a sample.
+    **Numbers**: outputs z [n, 1] and targets y [n], or k of them a sample. A loss from Python of other outputs has no
+    score but its own.
 
     - ``mse``, ``mae``: the mean squared and absolute error.
     - ``r2``: 1 - sum (y - z)^2 / sum (y - mean y)^2, at most 1. It is NaN if all targets are equal.
@@ -96,6 +98,8 @@ def scores(
             f"{int((~finite).sum())} of {len(y)} samples have logits that are NaN or infinite"
         )
     value = float(loss.per_sample(outputs, y).double().mean())
+    if loss.task == OWN:
+        return {"loss": value}
     if isinstance(loss, FittedLoss) and loss.task == POSITIONS:
         return {"loss": value, **_of_positions(outputs, loss.labels(y), loss)}
     logits = loss.logits(outputs).double().numpy()

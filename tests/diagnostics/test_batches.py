@@ -33,7 +33,6 @@ NAN = torch.full_like(X, float("nan"))
         ([(X, Y), (X, Y, Y)], "batch 1 .*pair"),
         ([X, Y, Y], "batch 0 .*pair"),
         ([], "batch"),
-        (iter([(X, Y)]), "once"),
     ],
 )
 def test_batches_refuses(data, message):

@@ -61,10 +61,8 @@ def test_two_rounds_end_with_the_models_of_a_run(way, of_a_run):
             step(models[client.name], client)
         exchange(models, sizes, plan)
     for name, model in models.items():
-        for key, each in model.state_dict().items():
-            torch.testing.assert_close(
-                each, wanted[name].state_dict()[key], atol=1e-6, rtol=0
-            )
+        trees = model.state_dict(), wanted[name].state_dict()
+        torch.testing.assert_close(*trees, atol=1e-6, rtol=0)
 
 
 def test_adapters_are_on_the_layers_of_the_plan(of_a_run):

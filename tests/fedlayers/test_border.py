@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from sklearn.metrics import jaccard_score
+from sklearn.metrics import accuracy_score, jaccard_score
 from torch import nn
 from torch.nn import functional as F
 
@@ -37,6 +37,23 @@ class Listed(nn.Linear):
 
 def plainly(output, y):
     return F.cross_entropy(output, y)
+
+
+def each(output, y):
+    return F.cross_entropy(output, y, reduction="none")
+
+
+def half(output, y):
+    """The loss of each sample, of some of its outputs."""
+    return (output[:, :2] - y).square().mean(1)
+
+
+def doubled(output, y):
+    return 2 * half(output, y)
+
+
+def halved(output, y):
+    return half(output, y).mean()
 
 
 def positions(output, y):
@@ -76,8 +93,8 @@ def masked(x):
     return x.masked_fill(torch.arange(6) < 3, IGNORED)
 
 
-def binary(*shape):
-    return lambda x: labels(*shape, classes=2)(x).float()
+def column(x):
+    return torch.randint(2, (N, 1)).float()
 
 
 def pixels():
@@ -96,12 +113,13 @@ LOGITS = nn.BCEWithLogitsLoss()
 KINDS = {  # module, inputs, labels, loss, reference
     "next tokens": (TinyForCausalLM, ids, copied, None, next_tokens),
     "ignored positions": (Language, ids, masked, None, positions),
+    "a torch loss": (Language, ids, masked, nn.CrossEntropyLoss(), positions),
+    "a callable": (table(3), rows, labels(), each, plainly),
+    "other outputs": (table(4), rows, lambda x: rows(2), half, halved),
     "pixels": (pixels, picture, labels(6, 6), None, positions),
     "numbers": (table(4), rows, lambda x: rows(4), None, F.mse_loss),
-    "numbers by name": (table(4), rows, lambda x: rows(4), "mae", F.l1_loss),
     "logits of integers": (table(1), rows, labels(classes=2), LOGITS, bce),
-    "floats": (table(1), rows, binary(), "bce", bce),
-    "floats in a column": (table(1), rows, binary(1), "bce", bce),
+    "floats in a column": (table(1), rows, column, "bce", bce),
     "a list": (lambda: Listed(7, 3), lambda: (rows(), rows(2)), labels(), None, plainly),
 }  # fmt: skip
 
@@ -123,9 +141,7 @@ def test_what_is_measured_also_trains(kind):
     data, model, how = made(kind)
     fresh = dict.fromkeys(data, model)
     assert fl.diagnose(fresh, data, "grad_norm", **how)
-    if not isinstance(how.get("loss", ""), str):
-        return  # a loss of torch measures, and does not train yet
-    assert len(fl.tsne(fresh, data, iterations=250, perplexity=3.0))
+    assert len(fl.tsne(fresh, data, iterations=250, perplexity=3.0, **how))
     result = fl.run(data=data, model=model, algorithm="local", rounds=1, **how, **QUIET)
     found = result.scores
     for client in result.engine.data.clients:
@@ -140,35 +156,41 @@ def test_what_is_measured_also_trains(kind):
             counts = y != IGNORED
             guesses, truth = output.argmax(-1)[counts], y[counts]
             present = sorted({*guesses.tolist(), *truth.tolist()})
-            assert mine["mean_iou"] == pytest.approx(
-                jaccard_score(truth, guesses, labels=present, average="macro")
-            )
-            assert mine["position_accuracy"] == pytest.approx(
-                float((guesses == truth).float().mean())
-            )
-            log = F.cross_entropy(output[counts], truth)
-            assert mine["perplexity"] == pytest.approx(float(log.exp()), rel=1e-5)
+            pair, log = (truth, guesses), F.cross_entropy(output[counts], truth)
+            wanted = {
+                "mean_iou": jaccard_score(*pair, labels=present, average="macro"),
+                "position_accuracy": accuracy_score(*pair),
+                "perplexity": float(log.exp()),
+            }
+            assert mine[[*wanted]].to_dict() == pytest.approx(wanted, rel=1e-5)
     again = fl.diagnose(result, metrics="grad_norm")
     assert (again.frame["status"] == "ok").all()
 
 
-def test_pixels_pass_every_command(tmp_path):
-    data, model, _ = made("pixels")
-    given = {"data": data, "model": model}
+@pytest.mark.parametrize("kind", ["other outputs", "pixels"])
+def test_every_command_takes_them_and_a_loss_is_needed_again(kind, tmp_path):
+    data, model, how = made(kind)
+    given = {"data": data, "model": model, **how}
     keys = {"epochs": 1, "batch_size": 8, "rounds": 2}
     whole = fl.run(**given, **keys, patience=0)
     config, own = with_own(None, **given, **keys, patience=0)
     runner.run(config, tmp_path / "run", **own, until=1)
+    if how:
+        with refuses("loss from Python must be passed"):
+            fl.resume(tmp_path / "run", data=data, model=model)
+        with refuses("other code of its loss"):
+            fl.resume(tmp_path / "run", data=data, model=model, loss=doubled)
+    else:
+        with refuses("a module of your own"):
+            fl.run(data=data, model="mlp")
+        with refuses("one input and one label"):
+            fl.export(tmp_path / "run", tmp_path / "a.safetensors", **given)
     again = fl.resume(tmp_path / "run", **given)
     servers = (each.engine.server.trees["model"] for each in (again, whole))
     assert len({digest(each) for each in servers}) == 1
-    how = {"own_model": model, "model": "global"}
-    series = fl.through_time(tmp_path / "run", "grad_norm", data, **how)
+    measured = (tmp_path / "run", "grad_norm", data)
+    series = fl.through_time(*measured, own_model=model, model="global", **how)
     assert (series.frame["status"] == "ok").all()
-    with refuses("a module of your own"):
-        fl.run(data=data, model="mlp")
-    with refuses("one input and one label"):
-        fl.export(tmp_path / "run", tmp_path / "a.safetensors", **given)
     keys |= {"seeds": [0]}
     both = ["fedavg", "local"]
     compared = fl.compare(algorithms=both, **given, **keys, out=tmp_path / "two")

@@ -13,7 +13,6 @@ X, Y = (
     torch.arange(40) % 3,
 )
 DATA = dict.fromkeys("ab", (X, Y))
-HOW = {"progress": False}
 
 
 class Float64:
@@ -31,9 +30,9 @@ def net():
 
 
 CALLS = {
-    "run": lambda model: fl.run(data=DATA, model=model, rounds=1, **HOW).scores,
+    "run": lambda model: fl.run(data=DATA, model=model, rounds=1).scores,
     "diagnose": lambda model: (
-        fl.diagnose(model, DATA, ["grad_norm", "hessian_trace"], **HOW).frame
+        fl.diagnose(model, DATA, ["grad_norm", "hessian_trace"]).frame
     ),
     "tsne": lambda model: fl.tsne(model, DATA, iterations=250),
 }
@@ -75,8 +74,8 @@ def test_odd_modules_give_a_value_or_one_line(kind, optimizer):
 
     def call():
         if optimizer is None:
-            return fl.diagnose(model, DATA, ["grad_norm"], **HOW)
-        return fl.run(data=DATA, model=model, optimizer=optimizer, rounds=1, **HOW)
+            return fl.diagnose(model, DATA, ["grad_norm"])
+        return fl.run(data=DATA, model=model, optimizer=optimizer, rounds=1)
 
     if wanted is fl.UsageError:
         with refuses(words):

@@ -87,8 +87,7 @@ def assert_alike(ours, theirs):
         *((ours.state.trees[k], theirs.state.trees[k]) for k in theirs.state.trees),
     ):
         assert list(found) == list(wanted)
-        for name, value in wanted.items():
-            torch.testing.assert_close(found[name], value, rtol=0, atol=1e-10)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10)
     assert ours.work == pytest.approx(
         theirs.work, rel=1e-6
     )  # a batch's loss is a float32 where they are added up

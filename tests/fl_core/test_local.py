@@ -130,8 +130,8 @@ def test_a_kept_state_makes_two_phases_one():
             optimiser.zero_grad()
             CE(model(split.x), split.y).backward()
             optimiser.step()
-        for name, value in tree.state_dict(model).items():
-            torch.testing.assert_close(twice[name], value, rtol=1e-4, atol=1e-6)
+        wanted = tree.state_dict(model)
+        torch.testing.assert_close(twice, wanted, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("step", ["", "usual"])

@@ -8,6 +8,7 @@ from fl_core.rows import (
     CLASSIFICATION,
     MAIN,
     MULTILABEL,
+    OWN,
     REGRESSION,
     SHOWN,
     SURVIVAL,
@@ -31,7 +32,7 @@ OF_TASK = {
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_table_has_what_is_computed(task):
-    of_task = {name for name, score in TABLE.items() if score.task in ("", task)}
+    of_task = {name for name, score in TABLE.items() if score.task in (OWN, task)}
     assert set(OF_TASK[task]) == of_task
     assert {MAIN[task], *SHOWN[task]} <= of_task
     assert main_score(OF_TASK[task]) == MAIN[task]

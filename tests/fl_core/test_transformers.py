@@ -5,9 +5,11 @@ from itertools import product
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 import fedlayers as fl
 from fl_core import tree
+from fl_core.config import with_own
 from fl_core.models.adapter import original
 from fl_core.run.runner import assemble
 from tests.conftest import CONFIG, every_other, on_first_use
@@ -29,6 +31,35 @@ INPUTS = {
     "attention_mask": lambda: torch.randint(2, (N, 5)),
     "pixel_values": lambda: torch.randn(N, 3, 8, 8),
 }
+
+
+class Joined(torch.nn.Module):
+    """Two outputs of a class of transformers, side by side."""
+
+    def __init__(self, net, outputs):
+        super().__init__()
+        self.net, self.outputs = net, outputs
+
+    def forward(self, **inputs):
+        found = self.net(**inputs)
+        return torch.cat([found[name] for name in self.outputs.split()], 1)
+
+
+def spans(output, y):
+    ends = output.unflatten(1, (2, -1)).mT
+    return cross_entropy(ends, y[:, :2], reduction="none").mean(1)
+
+
+def contrast(output, y):
+    texts, pictures = output.chunk(2, 1)
+    alike = torch.arange(len(y))
+    return cross_entropy(texts @ pictures.T, alike, reduction="none")
+
+
+PAIRS = {
+    "BertForQuestionAnswering": ("start_logits end_logits", spans),
+    "CLIPModel": ("text_embeds image_embeds", contrast),
+}
 KINDS = {  # inputs, and the number of labels if each position of the last input has one
     "BertForSequenceClassification": ("input_ids attention_mask", 0),
     "DistilBertForSequenceClassification": ("input_ids", 0),
@@ -38,6 +69,8 @@ KINDS = {  # inputs, and the number of labels if each position of the last input
     "LlamaForCausalLM": ("input_ids", WORDS),
     "BertForTokenClassification": ("input_ids", 3),
     "T5ForConditionalGeneration": ("input_ids decoder_input_ids", WORDS),
+    "BertForQuestionAnswering": ("input_ids", 5),
+    "CLIPModel": ("pixel_values input_ids", WORDS),
 }
 WAYS = [*product(KINDS, ("fedavg", "fedper"), (None, "lora:r=2"))]
 
@@ -48,7 +81,12 @@ def test_it_trains_as_a_plain_loop_and_sends_what_trains(way):
     kind, algorithm, adapt = way
     names, labels = KINDS[kind]
     torch.manual_seed(0)
-    net = getattr(hf, kind)(getattr(hf, kind).config_class(**SIZES)).train()
+    sizes, loss = SIZES, None
+    if kind in PAIRS:
+        outputs, loss = PAIRS[kind]
+        sizes = SIZES | {"num_labels": 2, "text_config": SIZES, "vision_config": SIZES}
+    net = getattr(hf, kind)(getattr(hf, kind).config_class(**sizes))
+    net = (Joined(net, outputs) if loss else net).train()
     for part in net.children():
         part.eval()  # and stays so, without dropout
     data = {}
@@ -56,8 +94,9 @@ def test_it_trains_as_a_plain_loop_and_sends_what_trains(way):
         x = {name: INPUTS[name]() for name in names.split()}
         data[client] = x, [*x.values()][-1] % labels if labels else torch.arange(N) % 3
     config = CONFIG.with_keys(algorithm=algorithm, adapt=adapt, batch_size=N, lr=0.5)
-    result = fl.run(config, data=data, model=net)
-    task = assemble(config, data=data, model=net)
+    config, given = with_own(config, data, net, loss=loss)
+    result = fl.run(config, **given)
+    task = assemble(config, **given)
     model, clients = original(task.model).eval(), task.data.clients
     blocks = [layer.name for layer in task.layers if layer.name.endswith(".0")]
     assert bool(blocks) == (adapt is None)
@@ -71,7 +110,11 @@ def test_it_trains_as_a_plain_loop_and_sends_what_trains(way):
             tree.assign(trained, own)
             _, named = task.data.shape.layout.unpack(client.train.x, torch.float32)
             optimizer.zero_grad()
-            model(**named, labels=client.train.y).loss.backward()
+            y = client.train.y
+            if loss is None:
+                model(**named, labels=y).loss.backward()
+            else:
+                loss(model(**named), y).mean().backward()
             optimizer.step()
             own |= tree.clone(trained)
         mean = tree.mean(states, task.data.weights)

@@ -49,5 +49,4 @@ def test_without_prompts_and_tasks_it_is_fedavg_on_the_module(kind, training):
     assert len(set(ours.server())) == 3
     for mine, yours in zip(ours.checkpoints, theirs.checkpoints, strict=True):
         trees = mine.server.trees["model"], yours.server.trees["model"]
-        for name, value in trees[0].items():
-            torch.testing.assert_close(value, trees[1][name], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(*trees, rtol=1e-5, atol=1e-6)
