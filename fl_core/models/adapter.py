@@ -41,9 +41,8 @@ def check_real(model: nn.Module) -> None:
     """
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
-            where = f" at {path!r}" if path else ""
             raise UsageError(
-                f"a model must be a module of Python code; got a {type(module).__name__}{where}. "
+                f"a model must be a module of Python code; got a {type(module).__name__} at {path!r}. "
                 "Pass the module that was scripted or traced."
             )
     for name, parameter in model.named_parameters():

@@ -290,10 +290,8 @@ def output_notes(model: nn.Module, shape: tuple[int, ...], task: str) -> list[st
             "first output without detach"
         )
     inside = bool(((outputs >= 0) & (outputs <= 1)).all())
-    sums = outputs.sum(1)
-    sums_to_1 = outputs.shape[1] > 1 and torch.allclose(
-        sums, torch.ones_like(sums), atol=1e-4
-    )
+    to_1 = (outputs.sum(1) - 1).abs() < 1e-4
+    sums_to_1 = outputs.shape[1] > 1 and bool(to_1.all())
     centred = 0.25 < float(outputs.mean()) < 0.75
     if task in (CLASSIFICATION, MULTILABEL) and inside and (sums_to_1 or centred):
         notes.append(
@@ -432,12 +430,11 @@ def image_shape(
     Raises:
         UsageError: the samples are not images, or too small.
     """
-    size = f" of at least {smallest} x {smallest}" if smallest > 1 else ""
-    rule = f"model {model}: samples must be images (channels, height, width){size}"
-    if len(shape) != 3:
-        raise UsageError(f"{rule}; got shape {shape}. Use mlp for any shape.")
-    if min(shape[1:]) < smallest:
-        raise UsageError(f"{rule}; got {shape[1]} x {shape[2]}. Use mlp for any shape.")
+    if len(shape) != 3 or min(shape[1:]) < smallest:
+        raise UsageError(
+            f"model {model}: samples must be images (channels, height, width) of at least {smallest} x {smallest}; got "
+            f"shape {shape}. Use mlp for any shape."
+        )
     channels, height, width = shape
     return channels, height, width
 

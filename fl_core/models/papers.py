@@ -84,7 +84,7 @@ def resnet10(shape: Shape, n_classes: int) -> Layered:
 def _resnet(
     name: str, shape: Shape, n_classes: int, widths: tuple[int, ...]
 ) -> Layered:
-    channels, _, _ = image_shape(name, shape, smallest=1)
+    channels, _, _ = image_shape(name, shape)
     stem = OrderedDict(
         conv=nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False),
         norm=nn.BatchNorm2d(64),

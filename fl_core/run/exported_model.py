@@ -147,6 +147,7 @@ def export(
     round: int | str | None = None,
     data: object = None,
     model: object = None,
+    loss: object = None,
     allow_code: str | Collection[str] = (),
 ) -> ExportedModel:
     """Write one model of a run for use elsewhere: its weights to ``out``, and their description to ``out``.json.
@@ -169,7 +170,7 @@ def export(
         client: the model's client. None if all clients have the same model.
         round: one with a checkpoint, ``last``, or ``best``: the stopping rule's. None = ``best`` if the run has a
             stopping rule, else ``last``.
-        data, model, allow_code: as of :func:`fl_core.run.runner.resume`.
+        data, model, loss, allow_code: as of :func:`fl_core.run.runner.resume`.
 
     Raises:
         UsageError: the run, round, model or client does not exist; or the file exists or has another format's suffix.
@@ -188,7 +189,7 @@ def export(
             if round is None and found.stopping_rule() is None
             else found.best_round(which)
         )
-    own = {"data": data, "model": model, "allow_code": allow_code}
+    own = {"data": data, "model": model, "loss": loss, "allow_code": allow_code}
     order = USED if which is None else (which,)
     _, which, trained, task = next(restore.load_rounds(path, [round], order, **own))
     if isinstance(task.data.shape, PackedShape) or task.data.kind:

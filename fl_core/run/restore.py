@@ -258,6 +258,7 @@ def load_models(
     *,
     data: object = None,
     model: object = None,
+    loss: object = None,
     allow_code: str | Collection[str] = (),
 ) -> tuple[dict[str, nn.Module], Task]:
     """Return the models of a checkpoint, one for each client, with their task.
@@ -278,14 +279,14 @@ def load_models(
         round: a round with a checkpoint, ``"last"``, or ``"best"``: these models' best round under a stopping rule.
         which: ``local`` (after local training, before aggregation; the clients sampled in that round), ``personal``
             (fine-tuned if the algorithm does this), or ``global``.
-        data, model, allow_code: as in :func:`fl_core.run.runner.resume`.
+        data, model, loss, allow_code: as in :func:`fl_core.run.runner.resume`.
 
     Raises:
         UsageError: the round or model does not exist (the message lists others), or data or model differ from the
             run's.
         CorruptError: stored files are damaged.
     """
-    own = {"data": data, "model": model, "allow_code": allow_code}
+    own = {"data": data, "model": model, "loss": loss, "allow_code": allow_code}
     _, _, models, task = next(load_rounds(path, [round], (which,), **own))
     return {
         name: with_labels(original(model), task.data.classes, task.criterion)

@@ -25,7 +25,6 @@ from fl_core.errors import (
     listing,
     warn,
 )
-from fl_core.models.adapter import with_loss
 from fl_core.plan import LayerPlan
 from fl_core.progress import progress_bar
 from fl_core.records import store, writing
@@ -229,12 +228,11 @@ def resume(
                 f"{name} must be that of the run; got {execution[name]!r}. Begin a run from its models: init={out}."
             )
         check_known("option of resume", name, Execution.__dataclass_fields__)
-    model = with_loss(model, loss)
     with writing.reopen(out) as writer:
         run, path = writer.run, writer.path
         weights = run.start() is not None
         restore.check_own(path, run.config, allow_code, weights, data=data, model=model)
-        task = task_of(run, data_root=data_root, data=data, model=model)
+        task = task_of(run, data_root=data_root, data=data, model=model, loss=loss)
         used = _used(instruments, task)
         if not run.rounds:  # later the plan has been chosen
             plan_selection_of(task, used).check(task.algorithm(task.plan))

@@ -115,7 +115,7 @@ def export(
         baseline: a linear model next to the recommended one: ``linear_own`` or ``linear_pooled``.
         fallback: of a choice, training alone for the clients whose validation loss is lower alone.
         client: the model's client. None if all clients have the same model, or for a folder with all of them.
-        run: ``which``, ``round``, ``data``, ``model`` and ``allow_code`` of a run.
+        run: ``which``, ``round``, ``data``, ``model``, ``loss`` and ``allow_code`` of a run.
 
     Raises:
         UsageError: there is no such run, choice, model or client; or the file exists.

@@ -39,7 +39,7 @@ from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, listing, warn
 from fl_core.layers import Layer, layers_of, sizes
 from fl_core.models import lora
-from fl_core.models.adapter import OWN_LOSS
+from fl_core.models.adapter import OWN_LOSS, with_loss
 from fl_core.models.building import (
     PRETRAINED,
     batch_norms,
@@ -217,6 +217,7 @@ def assemble(
     data: object = None,
     loaded: FederatedData | None = None,
     model: object = None,
+    loss: object = None,
     partition: Partition | None = None,
     preprocessing: Preprocessing | None = None,
     plan: LayerPlan | None = None,
@@ -225,7 +226,7 @@ def assemble(
     """Build everything that a run needs, and check that it fits together before any work starts.
 
     Args:
-        data, model: your own objects in place of those that the configuration names
+        data, model, loss: your own objects in place of those that the configuration names
             (:func:`fl_core.config.with_own`). With a federation the configuration has no options on reading or
             partitioning data.
         loaded: the configuration's own data, if they are loaded already.
@@ -237,7 +238,7 @@ def assemble(
     Raises:
         UsageError: something is unknown, missing or does not fit. The message names it.
     """
-    asked, own = with_own(config, data, model)
+    asked, own = with_own(config, data, with_loss(model, loss))
     config = resolve(asked, **own)
     algorithm = find(config.federation.algorithm, config.federation.options)
     _check_plan_use(config, plan, algorithm.uses_plan)
@@ -534,23 +535,23 @@ def _with_stack(config: RunConfig, criterion: Loss, model: nn.Module) -> RunConf
 
 def _criterion(config: RunConfig, data: FederatedData, model: object) -> Any:
     """Return the loss that a configuration names, with its class weights, or the model's own from Python."""
-    if config.training.loss == OWN:
+    training = config.training
+    options, weights = training.loss_options or {}, weights_of(training.class_weights)
+    if training.loss == OWN:
         own = getattr(model, OWN_LOSS, None)
-        if own is None:
+        if own is None or options or weights:
             raise UsageError(
-                "a loss from Python must be passed with its module; got none. Pass the same again: loss=..."
+                "a loss from Python must be passed with its module, without loss_options and class_weights; got "
+                f"{'these' if own else 'none'}. Pass the same loss=... again, or leave them out."
             )
         return own
-    criterion = losses.build(
-        str(config.training.loss), **(config.training.loss_options or {})
-    )
+    criterion = losses.build(str(training.loss), **options)
     if data.task == POSITIONS:
         return criterion
     criterion.check(data.n_classes, data.task)
     if data.preprocessing is not None and data.preprocessing.target:
         mean, deviation = data.preprocessing.target
         return losses.Standardised(criterion, mean, deviation)
-    weights = weights_of(config.training.class_weights)
     if isinstance(weights, str):
         weights = ()
         if data.task == CLASSIFICATION:

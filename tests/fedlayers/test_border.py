@@ -186,6 +186,7 @@ def test_every_command_takes_them_and_a_loss_is_needed_again(kind, tmp_path):
         with refuses("one input and one label"):
             fl.export(tmp_path / "run", tmp_path / "a.safetensors", **given)
     again = fl.resume(tmp_path / "run", **given)
+    assert fl.load_models(tmp_path / "run", which="global", **given)
     servers = (each.engine.server.trees["model"] for each in (again, whole))
     assert len({digest(each) for each in servers}) == 1
     measured = (tmp_path / "run", "grad_norm", data)

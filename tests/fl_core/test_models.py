@@ -212,7 +212,7 @@ def test_bad_requests_are_named():
     for name, shape, options, message in (
         ("fmnist_cn", IMAGE, {}, "'fmnist_cnn'"),
         ("fmnist_cnn", TABLE, {}, "images.*mlp"),
-        ("fmnist_cnn", (1, 7, 28), {}, "8 x 8.*7 x 28"),
+        ("fmnist_cnn", (1, 7, 28), {}, "8 x 8.*7, 28"),
         ("fmnist_cnn", IMAGE, {"width": 0}, "width.*got 0"),
         ("pfedla_cnn", COLOUR, {"norm": "yes"}, r"norm.*'yes'"),
         ("timm:resnet19", IMAGE, {}, "'resnet18'"),
