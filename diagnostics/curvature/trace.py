@@ -140,7 +140,8 @@ def sampled_traces(
                 for path in paths
             ]
             draws += [partial(rademacher, run.parameters[name]) for name in weights]
-            sizes = _gradient_sizes(taps, gradients, whose)
+            named = {path: taps[path] for path in paths}  # not in the order of calls
+            sizes = _gradient_sizes(named, gradients, whose)
             drawn: dict[str, list[Tensor]] = {layer: [] for layer in layers}
             for _ in range(probes):
                 u = [

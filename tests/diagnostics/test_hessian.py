@@ -379,7 +379,13 @@ def test_what_has_no_value_says_why():
             assert found[name].n_samples == 7
 
 
+def backwards():
+    parts = {"head": nn.Linear(64, 3), "conv": nn.Conv2d(2, 4, 2)}
+    return Wired(lambda m, x: m.head(m.conv(x).flatten(1)).exp(), **parts).double()
+
+
 SMOOTH = {
+    "modules in another order": (backwards, pair(9, 2, 5, 5)),
     "silu in place": (lambda: mlp(lambda: nn.SiLU(inplace=True)), pair(9, 4)),
     "images": (images, pair(9, 2, 5, 5)),
     "tokens": (tokens, pair(9, 2, tokens=5)),
@@ -397,6 +403,7 @@ def test_activation_against_dense_blocks(name):
         assert found.estimator == "activation(probes=60)"
         assert abs(found.trace - truth) <= 4 * found.stderr
         assert found.stderr <= 0.3 * abs(truth) + 0.15
+    assert {each.status for each in measure(model, data, **how).values()} == {"ok"}
 
 
 @pytest.mark.parametrize("estimator", ["activation", "hutchinson"])
