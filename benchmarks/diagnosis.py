@@ -1,18 +1,22 @@
-"""Benchmark J4: the cost of a diagnosis by all metrics, compared with the passes that it needs."""
+"""Benchmarks of a diagnosis by all metrics (J4), and of a monitor in a plain loop."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from benchmarks.pairs import PAIRS, Measured, alternate, judged
+import fedlayers as fl
+from benchmarks.pairs import PAIRS, Measured, alternate, compare, judged
 from diagnostics.measure import diagnose
 from diagnostics.metrics.base import METRICS
+from fl_core import tree
+from fl_core.tree import copied
 
 CLIENTS = 3
 EACH = 200
@@ -152,4 +156,50 @@ def _timed(work: Callable[[], object]) -> Callable[[], float]:
     return seconds
 
 
-JOBS = {"j4": all_metrics}
+CHEAP = ("grad_norm", "grad_similarity", "weight_divergence")
+ROUNDS, EVERY, EPOCHS = 10, 5, (1, 5)
+
+
+def monitor(pairs: int = PAIRS) -> list[Measured]:
+    """Time a plain loop of FedAvg that is measured by three cheap metrics, and the same loop that is not."""
+    task = fl.assemble(fl.RunConfig(dataset="known_labels"))
+    data = {each.name: (each.train.x, each.train.y) for each in task.data.clients}
+    batch = task.config.training.batch_size or 16
+
+    def loop(epochs: int, every: int) -> None:
+        torch.manual_seed(0)
+        models = {name: copied(task.model) for name in data}
+        watching = fl.Monitor(data, CHEAP, every=every)
+        for number in range(1, ROUNDS + 1):
+            for name, model in models.items():
+                _train(model, *data[name], epochs, batch)
+            watching.step(models, number)
+            trees = [tree.state_dict(each) for each in models.values()]
+            mean = tree.mean(trees, [1.0] * len(trees))
+            for model in models.values():
+                model.load_state_dict(mean)
+
+    return [
+        compare(
+            "monitor",
+            f"{ROUNDS} rounds of {epochs} epochs, 6 clients with 192 samples, measured every {EVERY} rounds",
+            partial(loop, epochs, EVERY),
+            "the same loop, not measured",
+            partial(loop, epochs, ROUNDS + 1),
+            at_most=1.25,
+            pairs=pairs,
+        )
+        for epochs in EPOCHS
+    ]
+
+
+def _train(model: nn.Module, x: Tensor, y: Tensor, epochs: int, batch: int) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(epochs):
+        for part in torch.randperm(len(y)).split(batch):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x[part]), y[part]).backward()
+            optimizer.step()
+
+
+JOBS = {"j4": all_metrics, "monitor": monitor}

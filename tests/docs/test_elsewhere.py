@@ -4,6 +4,7 @@ import importlib.util
 import re
 from copy import deepcopy
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -79,7 +80,7 @@ def test_adapters_are_on_the_layers_of_the_plan(of_a_run):
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_loop_is_measured_every_second_round(of_a_run):
-    task, _, models = of_a_run
+    task, models = of_a_run[0], deepcopy(of_a_run[2])
     clients = task.data.clients
 
     def train(models):
@@ -90,6 +91,10 @@ def test_a_loop_is_measured_every_second_round(of_a_run):
     monitor = block("watched")(deepcopy(models), data, 4, train)
     assert set(monitor.report.frame["round"]) == {2, 4}
     assert monitor.layer_map()
+    held = [Mock(id=name, model=models[name]) for name in data]
+    server = Mock(clients=held, send_models=lambda: train(models))
+    found = block("pfllib")(server, data, 4).report
+    assert found.frame["value"].equals(monitor.report.frame["value"])
 
 
 def test_frozen_tensors_travel_in_no_form():

@@ -39,7 +39,7 @@ def test_numbers_arrive_once_under_the_names_of_the_rows(name, tmp_path, monkeyp
     fake = Fake()
     monkeypatch.setitem(sys.modules, name, fake)
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    config = fl.RunConfig(dataset="heart", algorithm="fedper", rounds=2)
+    config = fl.RunConfig(**RUN)
     runner.run(config, tmp_path / "run", until=1, log=[name])
     result = fl.resume(tmp_path / "run", log=name)
     rows = result.to_frame().to_dict("records")
