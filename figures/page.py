@@ -70,9 +70,10 @@ def means(values: pd.DataFrame, keys: Iterable[Any]) -> list[str]:
     ]
 
 
-def markdown(columns: Mapping[str, Sequence[Any]]) -> str:
+def markdown(columns: Mapping[str, Sequence[Any]] | pd.DataFrame) -> str:
     """A Markdown table from columns of equal length."""
-    rows = [list(columns), ["---"] * len(columns), *zip(*columns.values(), strict=True)]
+    cells = zip(*(columns[name] for name in columns), strict=True)
+    rows = [list(columns), ["---"] * len(list(columns)), *cells]
     lines = [" | ".join(in_markdown(str(cell)) for cell in row) for row in rows]
     return "\n".join(f"| {line} |" for line in lines)
 
@@ -157,7 +158,7 @@ def expectations(findings: Sequence[Finding]) -> str:
         )
         for each in findings
     ]
-    table = markdown(dict(zip(_HEAD, zip(*cells, strict=True), strict=True)))
+    table = markdown(pd.DataFrame(cells, columns=_HEAD))
     if number:
         return "\n".join(
             [

@@ -8,7 +8,6 @@ rows, and log-probabilities of held-out samples in hundredths of a nat. ``REGIST
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -22,49 +21,28 @@ CUTS = ("nothing", "quarter", "half", "three_quarters", "all_but_last", "all")
 """By depth."""
 
 
-class Federation(NamedTuple):
-    """A federation of the study.
+def federations() -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield the name of each federation, and the runs of all its cuts at four rates.
 
-    Attributes:
-        family: its data family.
-        new: whether no way of choosing was developed with the family.
-        rounds: that a run had at most.
-        runs: macro-F1 on ``validation`` and ``held_out`` samples, weighted by training samples, and the ``curve`` on
-            validation; index seed, place of the cut in :data:`CUTS`, rate. A run that diverged has NaN on validation
-            and its seed's least score on held-out samples.
+    Scores are macro-F1 on ``validation`` and ``held_out`` samples, weighted by training samples; index seed, place of
+    the cut in :data:`CUTS`, rate. A run that diverged has NaN on validation and its seed's least held-out score.
     """
-
-    name: str
-    family: str
-    new: bool
-    rounds: int
-    runs: pd.DataFrame
-
-
-def federations() -> Iterator[Federation]:
-    """Yield the federations with their runs of all cuts at four rates."""
     for path in sorted(FOLDER.glob("*.rows.parquet")):
-        name, lines = path.name.partition(".")[0], []
+        lines = []
         for header, frame in packing.read(path):
-            config = header["about"]["config"]
-            own = frame[frame["estimator"] == "cuts"]
-            for cut, run in own.groupby("variant", observed=True):
-                score = run[run["metric"] == "macro_f1"]
-                curve = run[run["metric"] == "curve"].sort_values("round")
-                means = {
-                    str(split): np.average(each["value"], weights=each["n_train"])
-                    for split, each in score.groupby("split", observed=True)
-                }
-                at = {"seed": header["seed"], "cut": CUTS.index(str(cut)), "lr": config["lr"]}  # fmt: skip
-                curve = curve.set_index("round")["value"]
-                lines.append({**at, **means, "curve": curve})
-        runs = pd.DataFrame(lines).set_index(["seed", "cut", "lr"])
+            lr = header["about"]["config"]["lr"]
+            own = frame[frame["estimator"].eq("cuts") & frame["metric"].eq("macro_f1")]
+            for (cut, split), each in own.groupby(["variant", "split"], observed=True):
+                at = header["seed"], CUTS.index(str(cut)), lr
+                mean = np.average(each["value"], weights=each["n_train"])
+                lines.append((*at, str(split), mean))
+        columns = ["seed", "cut", "lr", "split", "value"]
+        runs = pd.DataFrame(lines, columns=columns)
+        runs = runs.pivot(index=columns[:3], columns="split", values="value")
         runs = runs.reindex(pd.MultiIndex.from_product(runs.index.levels))
         worst = runs.groupby("seed")["held_out"].transform("min")
         runs["held_out"] = runs["held_out"].fillna(worst)
-        new = config["dataset"].startswith("figures.decision.families:")
-        family = name if new else name.partition("_")[0]
-        yield Federation(name, family, new, config["rounds"], runs)
+        yield path.name.partition(".")[0], runs
 
 
 def gain_over_fedavg(runs: pd.DataFrame) -> float:
@@ -85,9 +63,9 @@ def gain_over_fedavg(runs: pd.DataFrame) -> float:
 def skew_and_gains() -> pd.DataFrame:
     """Return a line for each federation: the skew of its held-out labels, and the gain in points, means over seeds."""
     lines = []
-    for each in federations():
+    for name, runs in federations():
         labels = pd.read_parquet(
-            FOLDER / f"{each.name}.logs.parquet",
+            FOLDER / f"{name}.logs.parquet",
             columns=["run", "seed", "what", "client", "label"],
         )
         skews = []
@@ -95,5 +73,5 @@ def skew_and_gains() -> pd.DataFrame:
             first = (own[["run", "what"]] == own[["run", "what"]].iloc[0]).all(axis=1)
             counts = pd.crosstab(own["client"][first], own["label"][first])
             skews.append(label_skew(counts.to_numpy(float)))
-        lines.append((each.name, np.mean(skews), gain_over_fedavg(each.runs)))
+        lines.append((name, np.mean(skews), gain_over_fedavg(runs)))
     return pd.DataFrame(lines, columns=["federation", "skew", "gain"])

@@ -78,7 +78,7 @@ def table() -> str:
                 "clients that lose, %": f"{harmed.value:.1f}, at most {harmed.high:.1f}",
             }
         )
-    return markdown(pd.DataFrame(lines).to_dict("list"))
+    return markdown(pd.DataFrame(lines))
 
 
 def written(page: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from diagnostics.plots.drawing import COLOURS, style
-from diagnostics.tuning.differ import DIFFER
-from figures.decision import known_plans
-from figures.decision.known_runs import CONFIRMED, KNOWN, ROWS, ends
-from figures.decision.known_signals import REFERENCES
+from diagnostics.tuning.differ import DIFFER, TOO_FEW
+from figures.decision.known_plans import algorithms
+from figures.decision.known_runs import CONFIRMED, DEALT, KNOWN, ROWS, SMALLER, ends
 from figures.page import markdown, numbers
 from fl_core.statistics import mean_interval
 
@@ -38,6 +37,7 @@ SIGNALS = (
     "change after tuning all",
     "gradient conflict",
 )
+ALIKE = "known_neither"
 RULES = {"first rule": "whether", "clients_differ": "differ"}
 
 
@@ -54,24 +54,27 @@ def of(rows: pd.DataFrame, arm: str, dealt: bool = False) -> dict[Any, Any]:
     return dict(zip(keys, its["found"], strict=True))
 
 
-def count(found: dict[Any, Any], score: str, verdict: str = DIFFER) -> str:
-    """Return how many jobs have a verdict, of how many."""
-    said = [each.get(f"verdict, {score}") == verdict for each in found.values()]
-    return f"{sum(said)} of {len(said)}" if said else "–"
+def count(
+    found: dict[Any, Any], score: str, names: Collection[str], verdict: str = DIFFER
+) -> str:
+    """Return how many jobs of some federations have a verdict, of how many."""
+    said = [
+        each.get(f"verdict, {score}")
+        for (name, *_), each in found.items()
+        if name in names
+    ]
+    return f"{said.count(verdict)} of {len(said)}" if said else "–"
 
 
 def whether(rows: pd.DataFrame) -> str:
     """Return each rule's answers: on dealt samples, and where clients differ by construction."""
     lines = []
+    others = [name for name in KNOWN if name != ALIKE]
     for rule, arm in RULES.items():
         true, dealt = of(rows, arm), of(rows, arm, dealt=True)
-        known = {key: each for key, each in true.items() if key[0] in KNOWN}
-        alike = {k: each for k, each in known.items() if k[0] == "known_neither"}
-        differ = {k: each for k, each in known.items() if k not in alike}
-        unseen = {k: each for k, each in true.items() if k[0] in CONFIRMED}
         for score in ("loss", "accuracy"):
-            own = [count(each, score) for each in (dealt, alike, differ, unseen)]
-            lines.append([f"{rule}, {score}", *own])
+            own = [count(true, score, each) for each in ([ALIKE], others, CONFIRMED)]
+            lines.append([f"{rule}, {score}", count(dealt, score, DEALT), *own])
     names = [
         "rule, score",
         "dealt samples",
@@ -79,7 +82,7 @@ def whether(rows: pd.DataFrame) -> str:
         "the other known data sets",
         "unseen federations",
     ]
-    return markdown(dict(zip(names, zip(*lines, strict=True), strict=True)))
+    return markdown(pd.DataFrame(lines, columns=names))
 
 
 def score(rows: pd.DataFrame, name: str, seed: int, arm: str) -> float:
@@ -130,7 +133,7 @@ def truth(rows: pd.DataFrame) -> str:
             ]
         )
     names = ["federation", *ARMS, "head minus before, 95 %", "seeds"]
-    return markdown(dict(zip(names, zip(*lines, strict=True), strict=True)))
+    return markdown(pd.DataFrame(lines, columns=names))
 
 
 def picture(rows: pd.DataFrame) -> Figure:
@@ -171,16 +174,10 @@ def picture(rows: pd.DataFrame) -> Figure:
     return figure
 
 
-def layers_of(name: str) -> int:
-    """Return the number of layers of a federation's network."""
-    return 3 if name in KNOWN or name.startswith("mlp") else 5
-
-
 def plans(rows: pd.DataFrame, name: str) -> list[float]:
     """Return the scores of all, head local, first half local and nothing."""
-    return [
-        score(rows, name, 0, arm) for arm in ("all", *ends(layers_of(name)), "nothing")
-    ]
+    local = ends(3 if name.startswith("mlp") else 5)
+    return [score(rows, name, 0, arm) for arm in ("all", *local, "nothing")]
 
 
 def confirmation(rows: pd.DataFrame) -> str:
@@ -195,87 +192,81 @@ def confirmation(rows: pd.DataFrame) -> str:
             lines.append([name, *said, *numbers(plans(rows, name), ".1f")])
     names = [
         "federation",
-        "first rule",
-        "`clients_differ`",
+        *RULES,
         "all",
         "head local",
         "first half local",
         "nothing",
     ]
-    return markdown(dict(zip(names, zip(*lines, strict=True), strict=True)))
+    return markdown(pd.DataFrame(lines, columns=names))
+
+
+def sizes(rows: pd.DataFrame) -> str:
+    """Return what ``clients_differ`` says of known data sets with fewer samples."""
+    lines = []
+    for size in SMALLER:
+        found = of(rows, f"size {size}")
+        cells = [count(found, "loss", [name]) for name in (KNOWN[0], ALIKE)]
+        lines.append((size, *cells, count(found, "loss", KNOWN, TOO_FEW)))
+    names = ["samples a client", "labels coded", "nothing differs", "too few to tell"]
+    return markdown(pd.DataFrame(lines, columns=names))
+
+
+def seen(rows: pd.DataFrame) -> str:
+    """Return what each command says of the known data sets, seed 0."""
+    found = of(rows, "commands")
+    table = pd.DataFrame({name: each for (name, *_), each in found.items()})
+    words = table.map(lambda cell: cell[0])
+    words["seconds"] = numbers(table.map(lambda cell: cell[1]).mean(axis=1), ".1f")
+    for rule, arm in RULES.items():
+        said = [of(rows, arm)[name, 0, 0]["verdict, loss"] for name in table]
+        words.loc[rule] = [*said, "–"]
+    return markdown(words.reset_index(names="command"))
 
 
 def claim(found: dict[str, Any]) -> str:
     """Return the end that references claim, or "" where the interval contains their middle."""
-    (value, error), *others = (
-        found[f"ratio {name}".strip()] for name in ("", *REFERENCES)
-    )
-    labels, inputs = (each[0] for each in others)
+    if "ratio" not in found:
+        return ""
+    value, error = found["ratio"]
+    labels, inputs = found["ratio labels"][0], found["ratio permuted"][0]
     middle = (labels + inputs) / 2
     if not labels > inputs or not abs(value - middle) > 1.96 * error:
         return ""
     return "head" if value > middle else "before"
 
 
-def named(rows: pd.DataFrame) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield each signal, and the end that it names in each federation with a profile."""
-    profiles = {
-        name: each
-        for (name, *_), each in of(rows, "profile").items()
-        if "ratio" in each
-    }
-    yield "always the head", dict.fromkeys(profiles, "head")
+def named(found: dict[str, Any]) -> dict[str, str]:
+    """Return each signal, and the end that it names; empty if it names none."""
+    ends = {"always the head": "head"}
     for signal in SIGNALS:
-        yield (
-            signal,
-            {
-                name: "head"
-                if np.argmax(each[signal]) == len(each[signal]) - 1
-                else "before"
-                for name, each in profiles.items()
-            },
-        )
-    yield (
-        "a classifier of the client by its inputs",
-        {
-            name: "before"
-            if each["inputs differ"][0] > 1.5 * each["inputs differ"][1]
-            else "head"
-            for name, each in profiles.items()
-        },
-    )
-    yield (
-        "`layer_tuning` against references",
-        {name: claim(each) for name, each in profiles.items()},
-    )
+        *before, head = found[signal]
+        ends[signal] = "head" if head > max(before) else "before"
+    right, chance = found["inputs differ"]
+    ends["classifier of the client"] = "before" if right > 1.5 * chance else "head"
+    ends["`layer_tuning` against references"] = claim(found)
+    return ends
 
 
 def signals(rows: pd.DataFrame) -> str:
     """Return how often each signal names the kind that was made and the better end, and what its end loses."""
     lines = []
-    for signal, each in named(rows):
-        each = {name: end for name, end in each.items() if name.split()[0] not in KNOWN}
-        claims = {name: end for name, end in each.items() if end}
-        right = [
-            (name.split()[2] in AT_HEAD) == (end == "head")
-            for name, end in claims.items()
-        ]
-        loss, better = [], []
-        for name, end in claims.items():
-            _, head, first, _ = plans(rows, name)
-            own, other = (head, first) if end == "head" else (first, head)
-            loss.append(own - max(head, first))
-            better.append(own >= other)
-        mean = "–" if not loss else f"{np.nanmean(loss):.1f}"
-        lines.append(
-            [
-                signal,
-                f"{len(claims)} of {len(each)}",
-                str(sum(right)),
-                str(sum(better)),
-                mean,
-            ]
-        )
+    profiles = {
+        name: named(found)
+        for (name, *_), found in of(rows, "profile").items()
+        if name not in KNOWN
+    }
+    for signal in next(iter(profiles.values())):
+        right, loss = [], []
+        for name, said in profiles.items():
+            if said[signal]:
+                at_head = said[signal] == "head"
+                right.append((name.split()[2] in AT_HEAD) == at_head)
+                _, head, first, _ = plans(rows, name)
+                loss.append((head if at_head else first) - max(head, first))
+        mean = "–" if not loss else f"{np.mean(loss):.1f}"
+        counts = f"{len(loss)} of {len(profiles)}", sum(right), loss.count(0)
+        lines.append([signal, *counts, mean])
     names = [
         "signal",
         "names an end",
@@ -283,7 +274,7 @@ def signals(rows: pd.DataFrame) -> str:
         "of these the better end",
         "points below the better end",
     ]
-    return markdown(dict(zip(names, zip(*lines, strict=True), strict=True)))
+    return markdown(pd.DataFrame(lines, columns=names))
 
 
 def hours(rows: pd.DataFrame) -> str:
@@ -291,25 +282,16 @@ def hours(rows: pd.DataFrame) -> str:
     return f"{len(rows)} rows, {rows['seconds'].sum() / 3600:.2f} core-hours.\n"
 
 
-def algorithms(_: pd.DataFrame) -> str:
-    """Return what the plan of a known answer does for other algorithms."""
-    return known_plans.table()
-
-
 TABLES = {
     each.__name__: each
-    for each in (whether, truth, algorithms, confirmation, signals, hours)
+    for each in (whether, sizes, seen, truth, algorithms, confirmation, signals, hours)
 }
 
 
 def written(page: str) -> str:
     """Return a page with its tables made from the rows."""
     rows = read()
-
-    def table(match: re.Match[str]) -> str:
-        return f"{match[1]}{TABLES[match[2]](rows).rstrip()}\n{match[3]}"
-
-    return BLOCK.sub(table, page)
+    return BLOCK.sub(lambda m: f"{m[1]}{TABLES[m[2]](rows).rstrip()}\n{m[3]}", page)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def run() -> pd.DataFrame:
     return pd.concat(lines, ignore_index=True)
 
 
-def table() -> str:
+def algorithms(_: pd.DataFrame) -> str:
     """Return a line for each data set and algorithm: both plans, and the paired difference over seeds."""
     lines = []
     rows = pd.read_parquet(ROWS)
@@ -57,7 +57,7 @@ def table() -> str:
                 "difference, 95 %": f"{gap[0]:+.1f} [{gap[1]:+.1f}, {gap[2]:+.1f}]",
             }
         )
-    return markdown(pd.DataFrame(lines).to_dict("list"))
+    return markdown(pd.DataFrame(lines))
 
 
 if __name__ == "__main__":

@@ -29,9 +29,9 @@ import fedlayers as fl
 from diagnostics.null import null_data
 from diagnostics.tuning import differ as whether
 from diagnostics.tuning.copies import SAMPLES, Tuner
-from diagnostics.tuning.profile import Profile
-from figures.decision.known_signals import REFERENCES, inputs_differ, ratio, signals
-from fl_core.data.federated import ClientData, FederatedData, Split, gather
+from figures.decision.known_signals import commands, inputs_differ, signals
+from figures.recipe import where
+from fl_core.data.federated import FederatedData, Split, gather
 from fl_core.data.named.known import KINDS, coded_labels, permuted_inputs
 from fl_core.data.partitions import SPLITS, Partition
 from fl_core.data.sources import Source
@@ -39,7 +39,6 @@ from fl_core.errors import DivergedError
 from fl_core.plan import LayerPlan
 from fl_core.run import runner
 from fl_core.run.task import Task
-from fl_core.statistics import Estimate
 from fl_core.training.phases import Training
 
 ROWS = Path(__file__).with_name("known.parquet")
@@ -53,38 +52,42 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "resnet": ("resnet8", {}),
 }
 KNOWN = tuple(f"known_{kind}" for kind in KINDS)
+SMALLER = (20, 30, 40, 60, 80, 120, 160)
+"""Training and validation samples of a client of smaller known data sets."""
 CONFIRMED = (
-    *("mlp mnist labels 240 10", "mlp mnist labels 60 10", "mlp mnist labels 240 2"),
-    *("mlp mnist shares 60 10", "mlp mnist permuted 60 2", "mlp mnist turned 240 10"),
-    *("mlp mnist inverted 240 2", "mlp mnist contrast 60 10"),
-    *(
-        "cnn fashion labels 60 10",
-        "cnn fashion labels 240 10",
-        "cnn fashion labels 60 2",
-    ),
-    *(
-        "cnn fashion shares 240 2",
-        "cnn fashion permuted 240 10",
-        "cnn fashion turned 60 10",
-    ),
-    *("cnn fashion inverted 60 10", "cnn fashion contrast 240 2"),
-    *("resnet cifar10 labels 240 10", "resnet cifar10 labels 60 2"),
-    *("resnet cifar10 shares 60 10", "resnet cifar10 shares 240 2"),
-    *("resnet cifar10 permuted 240 10", "resnet cifar10 permuted 60 10"),
-    *("resnet cifar10 turned 240 10", "resnet cifar10 turned 60 10"),
+    "mlp mnist labels 240 10",
+    "mlp mnist labels 60 10",
+    "mlp mnist labels 240 2",
+    "mlp mnist shares 60 10",
+    "mlp mnist permuted 60 2",
+    "mlp mnist turned 240 10",
+    "mlp mnist inverted 240 2",
+    "mlp mnist contrast 60 10",
+    "cnn fashion labels 60 10",
+    "cnn fashion labels 240 10",
+    "cnn fashion labels 60 2",
+    "cnn fashion shares 240 2",
+    "cnn fashion permuted 240 10",
+    "cnn fashion turned 60 10",
+    "cnn fashion inverted 60 10",
+    "cnn fashion contrast 240 2",
+    "resnet cifar10 labels 240 10",
+    "resnet cifar10 labels 60 2",
+    "resnet cifar10 shares 60 10",
+    "resnet cifar10 shares 240 2",
+    "resnet cifar10 permuted 240 10",
+    "resnet cifar10 permuted 60 10",
+    "resnet cifar10 turned 240 10",
+    "resnet cifar10 turned 60 10",
 )
 """The federations of the confirmation: network, source, what differs, training samples a client, classes."""
 FURTHER = (
-    *(
-        "mlp fashion labels 240 10",
-        "mlp fashion turned 240 10",
-        "mlp fashion permuted 60 10",
-    ),
-    *(
-        "mlp fashion inverted 60 10",
-        "mlp fashion contrast 240 10",
-        "mlp fashion shares 60 10",
-    ),
+    "mlp fashion labels 240 10",
+    "mlp fashion turned 240 10",
+    "mlp fashion permuted 60 10",
+    "mlp fashion inverted 60 10",
+    "mlp fashion contrast 240 10",
+    "mlp fashion shares 60 10",
 )
 DEALT = (*CONFIRMED[:8], *KNOWN, *FURTHER)
 CONTRASTS = ((1.0, 0.0), (0.5, 0.0), (0.3, 0.35), (0.6, 0.4), (0.25, 0.7), (0.8, 0.1))
@@ -111,9 +114,7 @@ def jobs() -> Iterator[Job]:
     for draw, name in itertools.product(range(1, DRAWS + 1), DEALT):
         yield Job(name, "whether", 0, draw)
     yield from truths(SEEDS[5:])
-    for name in CONFIRMED[8:16]:
-        yield from (Job(name, arm, 0) for arm in ("whether", *ends(5)))
-    for name in CONFIRMED[16:]:
+    for name in CONFIRMED[8:]:
         yield from (Job(name, arm, 0) for arm in ("whether", *ends(5)))
     yield from differences()
 
@@ -129,6 +130,9 @@ def differences() -> Iterator[Job]:
         yield Job(name, "differ", seed)
     yield from (Job(name, "differ", 0) for name in CONFIRMED[8:])
     yield from (Job(name, "profile", 0) for name in (*KNOWN, *CONFIRMED[8:]))
+    for name, seed in itertools.product((KNOWN[0], KNOWN[3]), SEEDS):
+        yield from (Job(name, f"size {size}", seed) for size in SMALLER)
+    yield from (Job(name, "commands", 0) for name in KNOWN)
 
 
 def truths(seeds: Sequence[int]) -> Iterator[Job]:
@@ -225,30 +229,34 @@ def federation(name: str) -> tuple[FederatedData, str, int]:
     return gather(made, dealt), network, rounds
 
 
-def planted(data: FederatedData, change: str, seed: int) -> FederatedData:
-    """Return a federation with the labels or pixels of each client changed its own way."""
-
-    def of(split: Split, client: int) -> Split:
-        if change == "labels":
-            y = coded_labels(split.y.numpy(), client, data.n_classes, seed)
-            return replace(split, y=torch.from_numpy(y))
-        x = permuted_inputs(split.x.numpy(), client, seed)
-        return replace(split, x=torch.from_numpy(x))
-
-    clients = tuple(
-        ClientData(each.name, *(of(each.split(name), k) for name in SPLITS))
-        for k, each in enumerate(data.clients)
-    )
-    return replace(data, clients=clients, digest=f"{data.digest} {change}")
+def smaller(data: FederatedData, size: int, seed: int) -> FederatedData:
+    """Return a federation with fewer samples a client, drawn by the seed; a fifth of them validates."""
+    draw = np.random.default_rng(seed)
+    counts = {"train": size - size // 5, "validation": size // 5}
+    clients = []
+    for each in data.clients:
+        parts: Any = {}
+        for name, count in counts.items():
+            split = each.split(name)
+            own = draw.permutation(len(split))[:count]
+            parts[name] = Split(split.x[own], split.y[own])
+        clients.append(replace(each, **parts))
+    return replace(data, clients=tuple(clients), digest=f"{data.digest} {size} {seed}")
 
 
-def task_of(job: Job, lr: float, reference: str = "") -> Task:
-    """Return the task of a job, with samples that are dealt if it has a draw, and for a reference planted."""
-    how: dict[str, Any] = {"algorithm": "fedper", "seed": job.seed, "lr": lr}
-    how["keep_optimizer"] = False
+def task_of(job: Job, lr: float) -> Task:
+    """Return the task of a job, with samples that are dealt if it has a draw."""
+    how: dict[str, Any] = {
+        "algorithm": "fedper",
+        "seed": job.seed,
+        "lr": lr,
+        "keep_optimizer": False,
+    }
     if job.federation in KNOWN:
         task = fl.assemble(fl.RunConfig(dataset=job.federation, **how))
         data, config = task.data, task.config
+        if job.arm.startswith("size"):
+            data = smaller(data, int(job.arm[5:]), job.seed)
         how |= {
             "model": "mlp",
             "rounds": config.federation.rounds,
@@ -266,10 +274,8 @@ def task_of(job: Job, lr: float, reference: str = "") -> Task:
     if job.arm == "profile":
         how["rounds"] = PROFILED
     how["eval_every"] = how["checkpoint_every"] = how["rounds"]
-    if job.draw or reference:
-        data = null_data(data, "clients", job.seed, max(1, job.draw))
-    if reference:
-        data = planted(data, reference, job.seed)
+    if job.draw:
+        data = null_data(data, "clients", job.seed, job.draw)
     return fl.assemble(fl.RunConfig(**how, patience=0), data=data)
 
 
@@ -318,24 +324,29 @@ def scored(task: Task, starts: list[Any]) -> dict[str, float]:
     right = tests.held.right(on_test) @ tests.held.weight
     loss = tests.held.losses(task.criterion, on_test) @ tests.held.weight
     best = int(losses.argmin())
-    found = {
+    return {
         "validation": losses[best],
         "own": best,
         "test": right[best],
         "loss": loss[best],
+        "plain_validation": losses[0],
+        "plain_test": right[0],
     }
-    return found | {"plain_validation": losses[0], "plain_test": right[0]}
 
 
 def measured(job: Job, lr: float) -> dict[str, Any]:
     """Do a job."""
-    if job.arm == "profile":
-        return profiled(job, lr)
+    if job.arm == "commands":
+        return commands(job.federation, job.seed)
     task = task_of(job, lr)
     layers = range(len(task.layers))
+    if job.arm == "profile":
+        own = {"samples": SAMPLES, "starts": trained(task, [])}
+        signs = signals(setting(task, "validation") | own, task.layers)
+        return signs | {"inputs differ": inputs_differ(task.data)}
     if job.arm == "rate":
         return scored(task, trained(task, []))
-    if job.arm not in ("whether", "differ"):
+    if job.arm[0].isdigit():
         return scored(task, trained(task, [*map(int, job.arm.split())]))
     shared, alone = trained(task, []), trained(task, layers)
     given = setting(task, "validation")
@@ -343,42 +354,17 @@ def measured(job: Job, lr: float) -> dict[str, Any]:
     found: dict[str, Any] = {
         f"{what}, {score}": each[:2] for (what, score), each in gains.items()
     }
-    for score in ("loss", "accuracy"):
-        rule = whether.verdict if job.arm == "differ" else first_rule
-        found[f"verdict, {score}"] = rule(gains, score)
-    if job.arm == "whether" and not job.draw:
-        found |= {"all": scored(task, shared), "nothing": scored(task, alone)}
-    return found
-
-
-def profiled(job: Job, lr: float) -> dict[str, Any]:
-    """Return the signals of each layer after round :data:`PROFILED`, and the profile next to its references."""
-    found: dict[str, Any] = {}
-    for reference in ("", *REFERENCES):
-        task = task_of(job, lr, reference)
-        given = setting(task, "validation")
-        given |= {"starts": trained(task, []), "samples": SAMPLES}
-        profile = Profile(Tuner(**given))
-        found[f"ratio {reference}".strip()] = ratio(profile, task.layers)
-        if not reference:
-            found |= signals(given, task.layers)
-            found["inputs differ"] = inputs_differ(task.data)
-    return found
-
-
-def first_rule(gains: dict[tuple[str, str], Estimate], score: str) -> str:
-    """Return the verdict of the rule of ``REGISTERED_KNOWN.md``: a gain over the shared model is above two errors."""
-    for what in (whether.OWN, whether.ALONE):
-        gain = gains[what, score]
-        if gain.value > whether.ERRORS * gain.error:
-            return whether.DIFFER
-    sure = 100 * gains[whether.OWN, "accuracy"].error <= whether.UNSURE
-    return whether.NOT_SHOWN if sure else whether.TOO_FEW
+    if job.arm != "whether":
+        return found | {
+            f"verdict, {score}": whether.verdict(gains, score)
+            for score in ("loss", "accuracy")
+        }
+    return found | {"all": scored(task, shared), "nothing": scored(task, alone)}
 
 
 def rate(rows: pd.DataFrame, name: str) -> float:
     """Return the rate of a federation: the one of FedAvg with the lowest validation loss, or the registered one."""
-    its = rows[(rows["federation"] == name) & (rows["arm"] == "rate")]
+    its = where(rows, federation=name, arm="rate")
     if its.empty:
         return RATES[1]
     found = its["found"].map(lambda text: json.loads(text).get("validation", np.inf))
@@ -390,17 +376,16 @@ def main(hours: float = 24.0, arm: str = "") -> None:
 
     Args:
         hours: hours of processor time after which no further job begins, all calls together.
-        arm: the only arm whose jobs are done.
+        arm: how the names of the arms begin whose jobs are done.
     """
     torch.set_num_threads(1)
-    columns = [*Job._fields, "found", "seconds"]
-    rows = pd.read_parquet(ROWS) if ROWS.exists() else pd.DataFrame(columns=columns)
+    rows = pd.read_parquet(ROWS)
     done = {
         (r.federation, r.arm, r.seed, r.draw, None if pd.isna(r.lr) else r.lr)
         for r in rows.itertuples()
     }
     for job in jobs():
-        if tuple(job) in done or arm not in ("", job.arm):
+        if tuple(job) in done or not job.arm.startswith(arm):
             continue
         if rows["seconds"].sum() > 3600 * hours:
             return

@@ -9,16 +9,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import fedlayers as fl
-from diagnostics.measure import diagnose_task
 from diagnostics.measurement import ClientModel, Measurement
 from diagnostics.metrics.base import METRICS
 from diagnostics.plots.maps import panels_of
-from diagnostics.select import select
 from diagnostics.tuning.copies import Held, Tuner, crosswise
 from diagnostics.tuning.differ import OWN, gains, neighbours, verdict
 from fl_core import seeds, tree
 from fl_core.data.federated import Split
-from fl_core.data.named.known import KINDS
 from fl_core.layers import layers_of
 from fl_core.statistics import halves
 from fl_core.training import losses
@@ -296,13 +293,3 @@ def test_starts_of_clients_are_their_own():
         assert torch.allclose(
             outputs[14 * k : 14 + 9 * k], each.eval()(held.x), atol=1e-6
         )
-
-
-def test_a_rule_of_one_epoch_gives_one_plan_in_six_known_federations():
-    """What ``fedlayers select`` says of its rule."""
-    plans = set()
-    for kind in KINDS:
-        task = fl.assemble(fl.RunConfig(dataset=f"known_{kind}"))
-        report = diagnose_task(task, ["federation_sensitivity"])
-        plans.add(select(report, "sensitivity_ratio").shared)
-    assert (len(KINDS), plans) == (6, {("fc1",)})
