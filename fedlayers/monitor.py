@@ -96,10 +96,9 @@ class Monitor:
             found = diagnose(models, data, self.metrics, options=options, **self._how)
         if self.report is None:
             self.report = found
-        elif found.layers != self.report.layers:
-            names = [layer.name for layer in found.layers]
+        elif found.header["bytes"] != self.report.header["bytes"]:
             raise UsageError(
-                f"models must have the same layers in all rounds; got {names} in round {round}. "
+                f"models must have the same layers in all rounds; got {found.header['bytes']} bytes in round {round}. "
                 "Use a monitor for each network."
             )
         else:

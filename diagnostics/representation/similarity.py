@@ -408,7 +408,7 @@ class SimilarityOptions(CommonSamples):
     """
 
     positions: str = "flatten"
-    variant: Annotated[str, OneOf("variant", ("", PAIRS))] = ""
+    variant: Annotated[str | None, OneOf("variant", (PAIRS,))] = None
 
     treatments: ClassVar[tuple[str, ...]] = POSITIONS
 

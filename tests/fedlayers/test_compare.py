@@ -1,6 +1,7 @@
 """Comparisons: the table against sums written out, and runs that are reused, resumed or refused."""
 
 import math
+import re
 import warnings
 from pathlib import Path
 
@@ -183,9 +184,7 @@ def test_pretty_table_says_the_numbers():
     assert shown == ["playerfl", "60.0", "0.0e+00", "50"]
     two = Comparison(frame_of({"local": [[0.2], [0.4]], "a": [[0.1], [0.2]]}, [1]))
     assert "30.0\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}127.1" in two.text()
-    cells = [line.split("&") for line in two.latex().splitlines() if "&" in line]
-    assert [line[0].strip() for line in cells] == ["algorithm", "local", "a"]
-    assert "-15.0 [" in cells[2][1]
+    assert re.search(r"^a & -15\.0 \[.* & 2\.0 ", two.latex(), re.MULTILINE)
     dots = two.plot().lines[0].get_xdata()
     assert list(dots) == pytest.approx([0.3, 0.15])
 

@@ -40,14 +40,3 @@ def test_run_takes_objects_in_the_place_of_names(tmp_path):
         plan=tmp_path / "plan.json",
     )
     assert (again.done, again.plan.digest) == (1, plan.digest)
-
-
-def test_run_measures_and_decides_by_itself():
-    result = fl.run(
-        dataset="heart",
-        model="heart_mlp",
-        algorithm="fedper",
-        plan="auto",
-        rounds=1,
-    )
-    assert result.plan.why.metric == "federation_sensitivity"

@@ -14,9 +14,9 @@ CLIENTS = ("north", "south")
 ROUNDS = (2, 4)
 
 
-def network(inputs=4):
+def network(inputs=4, width=6):
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(inputs, 6), nn.ReLU(), nn.Linear(6, 3))
+    return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, 3))
 
 
 def trained():
@@ -114,7 +114,7 @@ def test_every_loop_gives_the_rows_of_a_measurement_through_time(loop, tmp_path)
         ),
         (
             lambda monitor, models: monitor.step(
-                dict.fromkeys(CLIENTS, nn.Linear(4, 3)), 4
+                dict.fromkeys(CLIENTS, network(width=9)), 4
             ),
             "the same layers in all rounds",
         ),
