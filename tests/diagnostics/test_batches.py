@@ -18,18 +18,11 @@ def test_batches_of_a_pair_cover_it_in_order(batch):
     assert max(len(y) for _, y in parts) == min(batch or 6, 6)
 
 
-NAN = torch.full_like(X, float("nan"))
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         ((X, Y[:3]), "6 .*3"),
-        ((X, NAN[:, 0, 0]), "data: the labels.*NaN"),
-        ((X, [0, 1]), "pair"),
-        ([(X, Y), (NAN, Y)], "batch 1 .*NaN"),
-        ([(X, Y), (X, Y, Y)], "batch 1 .*pair"),
-        ([], "batch"),
+        ([(X, Y), (X * float("nan"), Y)], "batch 1 .*NaN"),
     ],
 )
 def test_batches_refuses(data, message):

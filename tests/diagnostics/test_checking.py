@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, TensorDataset
 
 from diagnostics import diagnosis
 from diagnostics.measure import diagnose
@@ -30,14 +30,7 @@ def last(form):
     return Wired(lambda m, x: form(m.net(x)), net=model())
 
 
-class Unread(Dataset):
-    """A dataset whose samples cannot be joined."""
-
-    def __len__(self):
-        return 3
-
-    def __getitem__(self, k):
-        return X[0, : k + 1], 0
+UNREAD = ConcatDataset([TensorDataset(X[:2, :k], Y[:2]) for k in (1, 2)])
 
 
 CASES = (
@@ -79,7 +72,7 @@ CASES = (
     (model().to("meta"), (X, Y), "'0.weight'.*numbers"),
     (model(), [(X, Y), (X, Y + 5 * (X[:, 0] > 1))], "'client_1': .*from 0 to 2"),
     (model(), (X, Y.to(torch.cfloat)), "labels must be real"),
-    (model(), Unread(), "'client_0': data: all samples must have one shape"),
+    (model(), UNREAD, "'client_0': data: all samples must have one shape"),
     (model(), {"a": [(X[0], Y[0])]}, "batch_size"),
     (model(), (X, nn.functional.one_hot(Y).float()), r"argmax\(1\)"),
     (model(), {"a": (X.tolist(), Y.tolist())}, "'a': data must be"),

@@ -9,7 +9,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from diagnostics.measure import diagnose, diagnose_features
-from tests.conftest import refuses
+from tests.conftest import every_other, on_first_use, refuses
+
+timm = on_first_use("timm")
 
 torch.manual_seed(0)
 X, Y = torch.randn(40, 5), torch.arange(40) % 3
@@ -136,3 +138,19 @@ def test_saved_features_give_the_values_of_their_models():
     ):
         with refuses(words):
             diagnose_features(features, None, metric)
+
+
+FAMILIES = """
+test_resnet test_byobnet test_convnext test_efficientnet test_maxvit test_coatnet test_nfnet test_vit
+test_vit_relpos test_mambaout lcnet_050 mobilenetv3_small_050 mobilevit_xxs ghostnet_050 dla46_c
+edgenext_xx_small efficientformerv2_s0 efficientvit_b0 mixer_s32_224 dpn48b efficientvit_m0 regnetx_002
+efficientformer_l1 repghostnet_050 hrnet_w18_small eva02_tiny_patch14_224 visformer_tiny
+"""
+
+
+@pytest.mark.parametrize("name", every_other(FAMILIES.split(), of=40))
+def test_a_network_of_each_family_of_timm_passes_the_default_metrics(name):
+    net = timm.create_model(name, num_classes=3)
+    pictures = torch.randn(2, *net.default_cfg["input_size"])
+    frame = diagnose(net, (pictures, Y[:2]), budget=9).frame
+    assert "ok" in set(frame["status"])

@@ -172,7 +172,7 @@ def encoder():
 
 def vit():
     return timm.create_model(
-        "vit_tiny_patch16_224", pretrained=False, img_size=32, depth=2, num_classes=3
+        "vit_tiny_patch16_224", img_size=32, depth=2, num_classes=3
     )
 
 
@@ -205,7 +205,7 @@ ZOO = {
     "timm vit": (vit, IMAGE),
     "timm mixer": (mixer, IMAGE),
     "timm resnet": (
-        lambda: timm.create_model("resnet10t", pretrained=False, num_classes=3),
+        lambda: timm.create_model("resnet10t", num_classes=3),
         IMAGE,
     ),
     "timm convnext": (

@@ -27,7 +27,6 @@ def test_the_base_stays_with_its_statistics_and_is_counted_once():
     base = tree.frozen_base(engine.clients.client_runner.workspace.model)
     for name, tensor in base.items():
         assert torch.equal(start.state_dict()[name.replace(".base_layer", "")], tensor)
-    assert base.keys().isdisjoint(engine.server.trees["model"])
     rows = engine.listener(Recorder).frame()
     assert [*rows[rows.metric == "bytes_base"].value] == [tree.n_bytes(base)]
 
