@@ -178,9 +178,8 @@ class Clean(Command):
 
 
 def _below(path: Path) -> list[Path]:
-    from fl_core.records.writing import runs_below
-
-    found = runs_below(path)
+    """Return the run directories in a folder, at any depth, and the folder itself if it is one."""
+    found = sorted(each.parent for each in path.rglob("config.json"))
     if not found:
         raise UsageError(
             f"DIR must be a folder with runs; got {str(path)!r}. Name a run directory or a study's."

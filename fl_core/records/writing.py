@@ -297,11 +297,6 @@ def _removable(run: Run) -> list[str]:
     return earlier or unnamed_blobs(run)
 
 
-def runs_below(path: Path) -> list[Path]:
-    """Return the run directories in a folder, at any depth, and the folder itself if it is one."""
-    return sorted(each.parent for each in path.rglob(CONFIG))
-
-
 # --- what a run begins with ------------------------------------------------------------------------------------
 
 RECORDED = (

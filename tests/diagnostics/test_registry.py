@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from diagnostics.measure import diagnose
-from diagnostics.metrics.base import METRICS, NoValue, PlotStyle, layer_metric, metric
+from diagnostics.metrics.base import METRICS, NoValue, layer_metric, metric
 from diagnostics.select import RULES, rule, select
 from fl_core.errors import RunError
 from fl_core.rows import row
@@ -45,7 +45,6 @@ def test_every_metric_says_what_it_is(frame):
             assert text
             assert "\n" not in text
         assert (member.compute.__doc__ or "").partition("\n")[0].strip().endswith(".")
-        assert isinstance(member.look, PlotStyle)
         last = member.preferred[-len(member.variants) :]
         assert last == member.variants or member.default_variant in member.variants
         rows = frame[frame["metric"] == name]

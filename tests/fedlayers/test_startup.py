@@ -98,10 +98,11 @@ def test_mistakes_need_nothing_heavy(tmp_path):
         assert not modules & HEAVY, line
 
 
-def test_verify_needs_nothing_that_trains(tmp_path, run):
-    [(status, modules)] = loaded(f"verify {run}", cwd=tmp_path)
-    assert status == 0
-    assert modules & HEAVY <= {"safetensors"}
+def test_stored_runs_are_read_without_torch(tmp_path, run):
+    of_verify, of_runs = loaded(f"verify {run}", f"runs {run}", cwd=tmp_path)
+    assert of_verify[0] == of_runs[0] == 0
+    assert of_verify[1] & HEAVY <= {"safetensors"}
+    assert "torch" not in of_runs[1]
 
 
 def test_what_draws_and_fits_is_not_imported_before_a_study_s_first_lines(tmp_path):
