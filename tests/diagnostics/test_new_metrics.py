@@ -144,7 +144,9 @@ FAMILIES = """
 test_resnet test_byobnet test_convnext test_efficientnet test_maxvit test_coatnet test_nfnet test_vit
 test_vit_relpos test_mambaout lcnet_050 mobilenetv3_small_050 mobilevit_xxs ghostnet_050 dla46_c
 edgenext_xx_small efficientformerv2_s0 efficientvit_b0 mixer_s32_224 dpn48b efficientvit_m0 regnetx_002
-efficientformer_l1 repghostnet_050 hrnet_w18_small eva02_tiny_patch14_224 visformer_tiny
+efficientformer_l1 repghostnet_050 hrnet_w18_small eva02_tiny_patch14_224 visformer_tiny pvt_v2_b0 hgnetv2_b0
+pit_ti_224 poolformer_s12 cs3darknet_s legacy_seresnet18 skresnet18 gcvit_xxtiny xcit_nano_12_p16_224
+deit_tiny_patch16_224 convit_tiny
 """
 
 
