@@ -221,8 +221,9 @@ def path_of(dataset: Location) -> Path:
     """
     path, name = Path(dataset), str(dataset)
     # os.path.exists is False for a name that is too long, where Path.exists raises
-    if not os.path.exists(path) and path.is_relative_to("fl_core/data/named"):
-        path = Path(__file__).parents[2] / path
+    shipped = Path(__file__).with_name("named")
+    if not os.path.exists(path) and path.parts[-4:-1] == shipped.parts[-3:]:
+        path = shipped / path.name
     if os.path.exists(path):
         return path
     if BETWEEN in name:
