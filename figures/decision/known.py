@@ -58,22 +58,19 @@ def count(
     found: dict[Any, Any], score: str, names: Collection[str], verdict: str = DIFFER
 ) -> str:
     """Return how many jobs of some federations have a verdict, of how many."""
-    said = [
-        each.get(f"verdict, {score}")
-        for (name, *_), each in found.items()
-        if name in names
-    ]
+    key = f"verdict, {score}"
+    said = [each[key] for job, each in found.items() if job[0] in names and key in each]
     return f"{said.count(verdict)} of {len(said)}" if said else "–"
 
 
 def whether(rows: pd.DataFrame) -> str:
     """Return each rule's answers: on dealt samples, and where clients differ by construction."""
     lines = []
-    others = [name for name in KNOWN if name != ALIKE]
+    groups = [ALIKE], [name for name in KNOWN if name != ALIKE], CONFIRMED
     for rule, arm in RULES.items():
         true, dealt = of(rows, arm), of(rows, arm, dealt=True)
         for score in ("loss", "accuracy"):
-            own = [count(true, score, each) for each in ([ALIKE], others, CONFIRMED)]
+            own = [count(true, score, each) for each in groups]
             lines.append([f"{rule}, {score}", count(dealt, score, DEALT), *own])
     names = [
         "rule, score",
