@@ -31,8 +31,8 @@ class Monitor:
     >>> models = {silo: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)) for silo in data}
     >>> for round in range(1, 5):  # your own loop trains the models here
     ...     _ = monitor.step(models, round)
-    >>> sorted(monitor.report.frame["round"].unique())
-    [2.0, 4.0]
+    >>> monitor.report.frame["round"].unique().tolist()
+    [2, 4]
 
     Args:
         data: {client: probe samples}, as of :func:`fl.diagnose <diagnostics.measure.diagnose>`.

@@ -24,7 +24,7 @@ from fl_core.config import RunConfig
 from fl_core.errors import RunError
 from fl_core.plan import Evidence, LayerPlan
 from fl_core.records import store
-from fl_core.rows import CLASSIFICATION, TABLE
+from fl_core.rows import CLASSIFICATION
 from fl_core.run import runner
 from tests.conftest import refuses
 from tests.fedlayers import command
@@ -231,9 +231,7 @@ def test_comparison_leaves_runs_rows_table_and_pictures(compared):
 
 def test_scores_of_the_task_are_all_recorded_and_what_is_missing_says_why(compared):
     _, frame = rows.read(compared / "rows.jsonl")
-    known = {
-        name for name, score in TABLE.items() if score.task in ("", CLASSIFICATION)
-    }
+    known = set(rows.scores_of(CLASSIFICATION))
     assert known <= set(frame["metric"])
     assert known <= set(pd.read_csv(compared / "table.csv"))
     lacking = frame[frame["metric"].isin(known) & frame["value"].isna()]

@@ -20,11 +20,11 @@ from fl_core.data.partitions import PARTITIONS
 from fl_core.errors import UsageError
 from fl_core.records.store import Run
 from fl_core.rounds.recorder import Recorder
-from fl_core.rows import REGRESSION, TABLE
+from fl_core.rows import REGRESSION, TABLE, scores_of
 from fl_core.run import runner
 from tests.conftest import refuses
 
-OF_NUMBERS = {name for name, score in TABLE.items() if score.task in ("", REGRESSION)}
+OF_NUMBERS = set(scores_of(REGRESSION))
 SLOW = {"rounds": 2, "eval_every": 1, "lr": 0.02}
 
 
