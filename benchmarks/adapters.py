@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,9 +30,36 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from benchmarks import training
 from benchmarks.sides import PATIENCE, Job, Plain, Side
-from figures.pfllib import arguments, checkout
 from fl_core.data import FederatedData
 from fl_core.errors import RunError, UsageError
+
+VARIABLE = "PFLLIB"
+UNUSED = (
+    "auto_break", "batch_num_per_client", "client_drop_rate", "dlg_eval", "dlg_gap", "few_shot",
+    "fine_tuning_epoch_new", "goal", "learning_rate_decay", "learning_rate_decay_gamma", "num_new_clients",
+    "random_join_ratio", "save_folder_name", "send_slow_rate", "time_select", "top_cnt", "train_slow_rate",
+)  # fmt: skip
+
+
+def checkout() -> Path:
+    """Return the folder of PFLlib's modules, from the environment.
+
+    Raises:
+        UsageError: no checkout is named, or the path has none.
+    """
+    named = os.environ.get(VARIABLE, "")
+    folder = Path(named).resolve() / "system"
+    if not (folder / "flcore" / "servers" / "serveravg.py").is_file():
+        raise UsageError(
+            f"{VARIABLE} must name a checkout of PFLlib; got {named!r}. Clone github.com/TsingZ0/PFLlib."
+        )
+    return folder
+
+
+def arguments(**used: Any) -> SimpleNamespace:
+    """Return PFLlib's parsed arguments, with everything else switched off."""
+    own = {"device": "cpu", "eval_gap": 1, "time_threthold": float("inf")}
+    return SimpleNamespace(**dict.fromkeys(UNUSED, 0), **{**own, **used})
 
 
 @contextmanager

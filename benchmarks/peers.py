@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from benchmarks import adapters, training
 from benchmarks.pairs import PAIRS, Measured, alternate, judged
 from benchmarks.sides import Job, Open, Plain, Side, remote
-from figures.pfllib import VARIABLE
 from fl_core.rounds.recorder import Timer
 
 OURS = "fedlayers"
@@ -68,8 +67,8 @@ class Peer:
 
     def missing(self) -> str:
         """Return the reason why the package cannot be measured here, or an empty text."""
-        if self.checkout and VARIABLE not in os.environ:
-            return f"{VARIABLE} names no checkout of it"
+        if self.checkout and adapters.VARIABLE not in os.environ:
+            return f"{adapters.VARIABLE} names no checkout of it"
         absent = [name for name in self.needs if importlib.util.find_spec(name) is None]
         return f"not installed: {', '.join(absent)}" if absent else ""
 

@@ -29,7 +29,6 @@ from figures import (  # noqa: F401  (most of them register items)
     scheduling,
     scorecard,
     training,
-    witness,
 )
 from fl_core import progress
 from fl_core.errors import RunError, UsageError, listing

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,15 @@ from matplotlib.figure import Figure
 from diagnostics.plots.drawing import COLOURS, style
 from diagnostics.tuning.differ import DIFFER, TOO_FEW
 from figures.decision.known_plans import algorithms
-from figures.decision.known_runs import CONFIRMED, DEALT, KNOWN, ROWS, SMALLER, ends
+from figures.decision.known_runs import (
+    CONFIRMED,
+    DEALT,
+    KNOWN,
+    NATURAL,
+    ROWS,
+    SMALLER,
+    ends,
+)
 from figures.page import markdown, numbers
 from fl_core.statistics import mean_interval
 
@@ -38,7 +46,6 @@ SIGNALS = (
     "gradient conflict",
 )
 ALIKE = "known_neither"
-RULES = {"first rule": "whether", "clients_differ": "differ"}
 
 
 def read() -> pd.DataFrame:
@@ -64,22 +71,19 @@ def count(
 
 
 def whether(rows: pd.DataFrame) -> str:
-    """Return each rule's answers: on dealt samples, and where clients differ by construction."""
-    lines = []
-    groups = [ALIKE], [name for name in KNOWN if name != ALIKE], CONFIRMED
-    for rule, arm in RULES.items():
-        true, dealt = of(rows, arm), of(rows, arm, dealt=True)
-        for score in ("loss", "accuracy"):
-            own = [count(true, score, each) for each in groups]
-            lines.append([f"{rule}, {score}", count(dealt, score, DEALT), *own])
-    names = [
-        "rule, score",
-        "dealt samples",
-        "`known_neither`",
-        "the other known data sets",
-        "unseen federations",
+    """Return the answers of ``clients_differ``: on dealt samples, and where clients differ by construction."""
+    true, dealt = of(rows, "differ"), of(rows, "differ", dealt=True)
+    groups = {
+        "`known_neither`": [ALIKE],
+        "the other known data sets": [name for name in KNOWN if name != ALIKE],
+        "unseen federations": CONFIRMED,
+    }
+    lines = [
+        {"score": score, "dealt samples": count(dealt, score, DEALT)}
+        | {title: count(true, score, own) for title, own in groups.items()}
+        for score in ("loss", "accuracy")
     ]
-    return markdown(pd.DataFrame(lines, columns=names))
+    return markdown(pd.DataFrame(lines))
 
 
 def score(rows: pd.DataFrame, name: str, seed: int, arm: str) -> float:
@@ -171,31 +175,35 @@ def picture(rows: pd.DataFrame) -> Figure:
     return figure
 
 
+def said(rows: pd.DataFrame, name: str) -> str:
+    """Return the verdict of ``clients_differ`` on a federation, in loss."""
+    return str(of(rows, "differ")[name, 0, 0]["verdict, loss"])
+
+
 def plans(rows: pd.DataFrame, name: str) -> list[float]:
     """Return the scores of all, head local, first half local and nothing."""
-    local = ends(3 if name.startswith("mlp") else 5)
-    return [score(rows, name, 0, arm) for arm in ("all", *local, "nothing")]
+    return [score(rows, name, 0, arm) for arm in ("all", *ends(name), "nothing")]
 
 
-def confirmation(rows: pd.DataFrame) -> str:
+def natural(rows: pd.DataFrame) -> str:
+    """Return verdicts and plans of the natural federations that are done."""
+    return confirmation(rows, NATURAL)
+
+
+def confirmation(rows: pd.DataFrame, names: Sequence[str] = CONFIRMED) -> str:
     """Return verdicts and plans of the unseen federations that are done."""
     lines = []
-    verdicts = [of(rows, arm) for arm in RULES.values()]
-    for name in CONFIRMED:
-        said = [
-            each.get((name, 0, 0), {}).get("verdict, loss", "–") for each in verdicts
-        ]
-        if said != ["–", "–"]:
-            lines.append([name, *said, *numbers(plans(rows, name), ".1f")])
-    names = [
+    for name, _, _ in [key for key in of(rows, "differ") if key[0] in names]:
+        lines.append([name, said(rows, name), *numbers(plans(rows, name), ".1f")])
+    columns = [
         "federation",
-        *RULES,
+        "clients_differ",
         "all",
         "head local",
         "first half local",
         "nothing",
     ]
-    return markdown(pd.DataFrame(lines, columns=names))
+    return markdown(pd.DataFrame(lines, columns=columns))
 
 
 def sizes(rows: pd.DataFrame) -> str:
@@ -215,33 +223,18 @@ def seen(rows: pd.DataFrame) -> str:
     table = pd.DataFrame({name: each for (name, *_), each in found.items()})
     words = table.map(lambda cell: cell[0])
     words["seconds"] = numbers(table.map(lambda cell: cell[1]).mean(axis=1), ".1f")
-    for rule, arm in RULES.items():
-        said = [of(rows, arm)[name, 0, 0]["verdict, loss"] for name in table]
-        words.loc[rule] = [*said, "–"]
+    words.loc["clients_differ"] = [*(said(rows, name) for name in table), "–"]
     return markdown(words.reset_index(names="command"))
 
 
-def claim(found: dict[str, Any]) -> str:
-    """Return the end that references claim, or "" where the interval contains their middle."""
-    if "ratio" not in found:
-        return ""
-    value, error = found["ratio"]
-    labels, inputs = found["ratio labels"][0], found["ratio permuted"][0]
-    middle = (labels + inputs) / 2
-    if not labels > inputs or not abs(value - middle) > 1.96 * error:
-        return ""
-    return "head" if value > middle else "before"
-
-
 def named(found: dict[str, Any]) -> dict[str, str]:
-    """Return each signal, and the end that it names; empty if it names none."""
+    """Return each signal, and the end that it names."""
     ends = {"always the head": "head"}
     for signal in SIGNALS:
         *before, head = found[signal]
         ends[signal] = "head" if head > max(before) else "before"
     right, chance = found["inputs differ"]
     ends["classifier of the client"] = "before" if right > 1.5 * chance else "head"
-    ends["`layer_tuning` against references"] = claim(found)
     return ends
 
 
@@ -256,19 +249,17 @@ def signals(rows: pd.DataFrame) -> str:
     for signal in next(iter(profiles.values())):
         right, loss = [], []
         for name, said in profiles.items():
-            if said[signal]:
-                at_head = said[signal] == "head"
-                right.append((name.split()[2] in AT_HEAD) == at_head)
-                _, head, first, _ = plans(rows, name)
-                loss.append((head if at_head else first) - max(head, first))
-        mean = "–" if not loss else f"{np.mean(loss):.1f}"
-        counts = f"{len(loss)} of {len(profiles)}", sum(right), loss.count(0)
-        lines.append([signal, *counts, mean])
+            at_head = said[signal] == "head"
+            right.append((name.split()[2] in AT_HEAD) == at_head)
+            _, head, first, _ = plans(rows, name)
+            loss.append((head if at_head else first) - max(head, first))
+        counts = len(loss), sum(right), loss.count(0)
+        lines.append([signal, *counts, f"{np.mean(loss):.1f}"])
     names = [
         "signal",
-        "names an end",
-        "of these the kind",
-        "of these the better end",
+        "federations",
+        "names the kind",
+        "names the better end",
         "points below the better end",
     ]
     return markdown(pd.DataFrame(lines, columns=names))
@@ -281,7 +272,17 @@ def hours(rows: pd.DataFrame) -> str:
 
 TABLES = {
     each.__name__: each
-    for each in (whether, sizes, seen, truth, algorithms, confirmation, signals, hours)
+    for each in (
+        whether,
+        sizes,
+        seen,
+        truth,
+        algorithms,
+        confirmation,
+        natural,
+        signals,
+        hours,
+    )
 }
 
 

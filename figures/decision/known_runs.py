@@ -31,7 +31,7 @@ from diagnostics.tuning import differ as whether
 from diagnostics.tuning.copies import SAMPLES, Tuner
 from figures.decision.known_signals import commands, inputs_differ, signals
 from figures.recipe import where
-from fl_core.data.federated import FederatedData, Split, gather
+from fl_core.data.federated import ClientData, FederatedData, Split, gather
 from fl_core.data.named.known import KINDS, coded_labels, permuted_inputs
 from fl_core.data.partitions import SPLITS, Partition
 from fl_core.data.sources import Source
@@ -46,11 +46,14 @@ RATES, TUNING, SEEDS, DRAWS = (0.001, 0.003, 0.01, 0.03), 90, tuple(range(10)), 
 FIRST_UNSEEN, TEST, PROFILED = 30_000, 300, 20
 SIZES = {240: (6, 240, 100, 40), 60: (12, 60, 40, 80)}
 """Training samples of a client: clients, training and validation samples of each, rounds."""
-NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
-    "mlp": ("mlp", {}),
-    "cnn": ("fmnist_cnn", {"width": 0.125}),
-    "resnet": ("resnet8", {}),
+NETWORKS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "mlp": ("mlp", {}, 3),
+    "cnn": ("fmnist_cnn", {"width": 0.125}, 5),
+    "resnet": ("resnet8", {}, 5),
+    "heart": ("heart_mlp", {}, 4),
+    "words": ("text_transformer", {"width": 128}, 4),
 }
+"""Model, its options, and its count of layers."""
 KNOWN = tuple(f"known_{kind}" for kind in KINDS)
 SMALLER = (20, 30, 40, 60, 80, 120, 160)
 """Training and validation samples of a client of smaller known data sets."""
@@ -81,6 +84,17 @@ CONFIRMED = (
     "resnet cifar10 turned 60 10",
 )
 """The federations of the confirmation: network, source, what differs, training samples a client, classes."""
+NATURAL = (
+    "heart heart natural 240 5",
+    "words airline_tweets natural 240 3",
+    "mlp airline_tweets natural 240 3",
+    "cnn pacs natural 240 7",
+    "cnn pacs natural 60 7",
+    "cnn fed_isic natural 240 4",
+    "cnn fed_isic natural 60 4",
+    "resnet pacs natural 240 7",
+)
+"""Federations of which the answer is not known."""
 FURTHER = (
     "mlp fashion labels 240 10",
     "mlp fashion turned 240 10",
@@ -110,12 +124,12 @@ def jobs() -> Iterator[Job]:
         yield from (Job(name, "rate", TUNING, 0, lr) for lr in RATES)
     yield from truths(SEEDS[:5])
     for name in (*CONFIRMED[:8], *FURTHER):
-        yield from (Job(name, arm, 0) for arm in ("whether", *ends(3)))
+        yield from (Job(name, arm, 0) for arm in ("whether", *ends(name)))
     for draw, name in itertools.product(range(1, DRAWS + 1), DEALT):
         yield Job(name, "whether", 0, draw)
     yield from truths(SEEDS[5:])
     for name in CONFIRMED[8:]:
-        yield from (Job(name, arm, 0) for arm in ("whether", *ends(5)))
+        yield from (Job(name, arm, 0) for arm in ("whether", *ends(name)))
     yield from differences()
 
 
@@ -133,6 +147,9 @@ def differences() -> Iterator[Job]:
     for name, seed in itertools.product((KNOWN[0], KNOWN[3]), SEEDS):
         yield from (Job(name, f"size {size}", seed) for size in SMALLER)
     yield from (Job(name, "commands", 0) for name in KNOWN)
+    for name in NATURAL:
+        arms = ("whether", "differ", *ends(name))
+        yield from (Job(name, arm, 0) for arm in arms)
 
 
 def truths(seeds: Sequence[int]) -> Iterator[Job]:
@@ -150,8 +167,9 @@ def subsets(layers: int) -> list[str]:
     return list(dict.fromkeys(" ".join(map(str, each)) for each in found))
 
 
-def ends(layers: int) -> list[str]:
-    """Return the two arms of the decision: the head local, and the first half of the rest local."""
+def ends(name: str) -> list[str]:
+    """Return a federation's two arms of the decision: the head local, and the first half of the rest local."""
+    layers = NETWORKS[name.split()[0]][2]
     return [str(layers - 1), " ".join(map(str, range(layers // 2)))]
 
 
@@ -193,6 +211,8 @@ def federation(name: str) -> tuple[FederatedData, str, int]:
     """Return the samples of a federation of the confirmation, its network and its rounds."""
     network, source, kind, size, count = name.split()
     clients, train, validation, rounds = SIZES[int(size)]
+    if kind == "natural":
+        return natural(source, network, train), network, rounds
     x, y = pictures(source)
     classes = int(count)
     y = y if classes == 10 else (y < 5).astype(int)
@@ -227,6 +247,30 @@ def federation(name: str) -> tuple[FederatedData, str, int]:
     )
     dealt = Partition("known", {}, 0, indices, len(made.y), made.digest)
     return gather(made, dealt), network, rounds
+
+
+def natural(source: str, network: str, train: int) -> FederatedData:
+    """Return a named data set by its natural clients, each with that many training samples if it has them.
+
+    An MLP on texts gets counts of words, hashed to 512 columns.
+    """
+    config = fl.RunConfig(dataset=source, clients=None)
+    data = smaller(fl.assemble(config).data, train + train // 4, 0)
+    if network != "mlp":
+        return data
+
+    def counted(split: Split) -> Split:
+        words = torch.nn.functional.one_hot(split.x % 512, 512).sum(1)
+        return replace(split, x=words.float())
+
+    clients = [
+        ClientData(each.name, *(counted(each.split(name)) for name in SPLITS))
+        for each in data.clients
+    ]
+    digest = f"{data.digest} counts"
+    return replace(
+        data, clients=tuple(clients), shape=(512,), words=None, digest=digest
+    )
 
 
 def smaller(data: FederatedData, size: int, seed: int) -> FederatedData:
@@ -264,7 +308,7 @@ def task_of(job: Job, lr: float) -> Task:
         }
     else:
         data, network, rounds = federation(job.federation)
-        model, options = NETWORKS[network]
+        model, options, _ = NETWORKS[network]
         how |= {
             "model": model,
             "model_options": options,
