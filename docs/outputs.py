@@ -13,7 +13,6 @@ import os
 import re
 import resource
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -31,8 +30,6 @@ FILE = re.compile(r"```python\n# (?P<name>\w+\.py)\n(?P<text>.*?)```", re.DOTALL
 TIMES = re.compile(r"<!-- seconds -->\n.*?<!-- end -->", re.DOTALL)
 HOME = "/home/me"
 """How pages show the folder in which the commands run."""
-FILES = ("fl_core/data/named/heart.csv",)
-"""What lies in the folder in which the commands run."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +54,9 @@ def steps(text: str) -> list[Step]:
 
 
 def folder(path: Path, text: str = "") -> Path:
-    """Put the files that pages name, and the files that this page writes, into a folder."""
+    """Put the files that this page writes into a folder."""
     for file in FILE.finditer(text):
         (path / file["name"]).write_text(file["text"], encoding="utf-8")
-    for name in FILES:
-        shutil.copyfile(ROOT / name, path / Path(name).name)
     return path
 
 

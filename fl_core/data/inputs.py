@@ -19,7 +19,7 @@ from fl_core.data.described import WORDS, features
 from fl_core.data.federated import FederatedData
 from fl_core.data.opened import files_of, open_table
 from fl_core.data.preprocessing import Preprocessing
-from fl_core.data.registry import near_path
+from fl_core.data.registry import path_of
 from fl_core.data.sources import Source, encode
 from fl_core.data.spelling import DataFault, Names, Place, located, row_of_array
 from fl_core.errors import (
@@ -180,13 +180,9 @@ class Inputs:
         return f"Write new samples as training samples were: {some}."
 
     def _samples_of(self, new: Any, ids: Sequence[str] | None) -> Samples:
-        path = Path(new) if isinstance(new, (str, Path)) else None
+        path = path_of(new) if isinstance(new, (str, Path)) else None
         kind = "memory"
         if path is not None:
-            if not path.exists():
-                raise UsageError(
-                    f"new samples must be a file or a folder; got {path}, which does not exist. {near_path(path)}"
-                )
             files_of(path)
             kind = "folder" if path.is_dir() else path.suffix.lower()
             known = [".npz"] if self.words is None else [".jsonl"]

@@ -237,8 +237,7 @@ def path_of(dataset: Location) -> Path:
         folders = sorted(each.name for each in Path().glob("[!.]*") if each.is_dir())
         check_known("dataset or path", name, [*sorted(DATASETS), *folders])
     raise UsageError(
-        f"dataset must be a file or a folder; got {path}, which does not exist. {near_path(path)} "
-        "Or take a name of fedlayers list datasets."
+        f"data must be a file or a folder; got {path}, which does not exist. {near_path(path)}"
     )
 
 
