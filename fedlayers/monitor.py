@@ -7,9 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diagnostics.measure import diagnose
+from diagnostics.request import chosen_metrics
 from diagnostics.through_time import MAP
 from fl_core import tree
-from fl_core.errors import UsageError, about, at_least, check_known, check_value
+from fl_core.errors import (
+    UsageError,
+    about,
+    at_least,
+    check_known,
+    check_type,
+    check_value,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,14 +64,11 @@ class Monitor:
         out: Path | str | None = None,
         **options: Any,
     ) -> None:
-        if not isinstance(data, Mapping) or not data:
-            raise UsageError(
-                f"data must be {{client: samples}}; got {type(data).__name__}. Name each client."
-            )
-        self.data, self.metrics = dict(data), metrics
+        check_type("data", data, dict, "Name each client.")
         check_value("every", every, at_least(1))
-        self.every = every
-        self.out = out
+        chosen_metrics(metrics)
+        self.data, self.metrics = dict(data), metrics
+        self.every, self.out = every, out
         self.report: Report | None = None
         self._options = options.pop("options", {})
         self._how = {"progress": False, "samples": samples, **options}
@@ -79,14 +84,17 @@ class Monitor:
             round: counts from 1. It must grow.
 
         Raises:
-            UsageError: as :func:`fl.diagnose <diagnostics.measure.diagnose>`, the round was measured before, or the
-                models have other layers than before.
+            UsageError: the round was measured before, the models have other layers than before, or as
+                :func:`fl.diagnose <diagnostics.measure.diagnose>`.
         """
+        check_type("models", models, dict, "Name each client.")
+        check_type("round", round, int)
         if round % self.every:
             return None
-        if self.report is not None and round <= self.report.frame["round"].max():
+        last = -1 if self.report is None else self.report.frame["round"].max()
+        if round <= last:
             raise UsageError(
-                f"round must grow; got {round} after {self.report.frame['round'].max():.0f}. Count the rounds from 1."
+                f"round must grow; got {round} after {last:.0f}. Count the rounds from 1."
             )
         for client in models:
             check_known("client", client, self.data)
@@ -111,9 +119,6 @@ class Monitor:
         """Keep a copy of a client's model. The last client of a round starts the measurement.
 
         So every client of the data must come in each measured round. Use :meth:`step` where some do not.
-
-        Raises:
-            UsageError: as :meth:`step`, or an unknown client.
         """
         check_known("client", client, self.data)
         if round % self.every:
@@ -138,62 +143,51 @@ class Monitor:
     # --- in the loops of others ---
 
     def trainer_callback(self, client: str, round: int | None = None) -> Any:
-        """Return a callback for a client's ``transformers.Trainer``.
-
-        Args:
-            round: this training's. Default: each epoch is a round.
-        """
+        """Return a callback for a client's ``transformers.Trainer``. Without ``round`` each epoch is one."""
         from transformers import TrainerCallback
 
         def at_end(args: Any, state: Any, control: Any, **how: Any) -> None:
-            number = int(state.epoch + 0.5) if round is None else round
-            self.add(client, how["model"], number)
+            self.add(client, how["model"], round or int(state.epoch + 0.5))
 
         callback = TrainerCallback()
-        event = "on_epoch_end" if round is None else "on_train_end"
-        setattr(callback, event, at_end)
+        setattr(callback, "on_train_end" if round else "on_epoch_end", at_end)
         return callback
 
     def lightning_callback(self, client: str, round: int | None = None) -> Any:
-        """Return a callback for a client's ``lightning.Trainer``.
-
-        Args:
-            round: this training's. Default: each epoch is a round.
-        """
+        """Return a callback for a client's ``lightning.Trainer``. Without ``round`` each epoch is one."""
         from lightning.pytorch import Callback
 
         def at_end(trainer: Any, module: nn.Module) -> None:
-            number = trainer.current_epoch + 1 if round is None else round
-            self.add(client, module, number)
+            self.add(client, module, round or trainer.current_epoch + 1)
 
         callback = Callback()
-        event = "on_train_epoch_end" if round is None else "on_train_end"
-        setattr(callback, event, at_end)
+        setattr(callback, "on_train_end" if round else "on_train_epoch_end", at_end)
         return callback
 
     def watch(self, strategy: Any, model: nn.Module) -> Any:
-        """Let a Flower strategy measure what its clients send, and return it.
+        """Let a strategy of ``flwr.serverapp.strategy`` measure what its clients send, and return it.
 
         A client's reply has its tensors by name, and the metric :data:`PARTITION`. Tensors that do not travel are
         those of ``model``.
-
-        Args:
-            strategy: of ``flwr.serverapp.strategy``.
-            model: a module of the clients' kind.
         """
         aggregate = strategy.aggregate_train
 
         def measured(server_round: int, replies: Iterable[Any]) -> Any:
             replies = list(replies)
             models: dict[str, nn.Module] = {}
-            for reply in replies:
-                if not reply.has_content():
-                    continue
-                (arrays,) = reply.content.array_records.values()
-                (metrics,) = reply.content.metric_records.values()
-                sent = tree.copied(model)
-                sent.load_state_dict(arrays.to_torch_state_dict(), strict=False)
-                models[list(self.data)[int(metrics[PARTITION])]] = sent
+            for content in (each.content for each in replies if each.has_content()):
+                (arrays,) = content.array_records.values()
+                (metrics,) = content.metric_records.values()
+                number = metrics.get(PARTITION)
+                if number not in range(len(self.data)):
+                    raise UsageError(
+                        f"a reply must have the metric {PARTITION}, from 0 to {len(self.data) - 1}; got {number}."
+                    )
+                client = list(self.data)[number]
+                sent = models[client] = tree.copied(model)
+                tensors = arrays.to_torch_state_dict()
+                with about(f"client {client!r}"):
+                    tree.load(sent, tensors, tensors)
             if models:
                 self.step(models, server_round)
             return aggregate(server_round, replies)

@@ -51,12 +51,10 @@ class Check(Command):
     def main(self, line: str) -> Any:
         from fl_core.data import opened, tables
         from fl_core.data.partitions import make
-        from fl_core.data.registry import DATASETS, path_of
+        from fl_core.data.registry import path_of
         from fl_core.display import aligned
 
-        path = Path(self.data)
-        if opened.is_table(path) or self.data not in DATASETS:
-            path = path_of(self.data)
+        path = path_of(self.data)
         if not opened.is_table(path):
             raise UsageError(
                 f"DATA must be a table or a folder of tables; got {self.data!r}. "
@@ -65,7 +63,7 @@ class Check(Command):
 
         found = tables.find_faults(path, self.keys.data)
         if found.source is None:
-            raise found if len(found.faults) > 1 else found.faults[0]
+            raise found.error
         for note in found.notes:
             warn(note)
         if found.faults:
@@ -82,12 +80,16 @@ class Check(Command):
             sizes.append(
                 f"{len(source.classes)} {'classes' if source.task == CLASSIFICATION else 'labels'}"
             )
-        print(f"{path}: {', '.join(sizes)}")
         works = f"fedlayers run {with_flags(found.settings, FLAGS)}"
-        print(f"This works: {works}")
-        print(source.table.text(len(source.table.columns)))
         shown = counts.iloc[:MOST_CLIENTS, :MOST_CLASSES]
-        print("", *aligned([["client", *shown], *shown.itertuples()]), sep="\n")
+        print(
+            f"{path}: {', '.join(sizes)}",
+            f"This works: {works}",
+            source.table.text(len(source.table.columns)),
+            "",
+            *aligned([["client", *shown], *shown.itertuples()]),
+            sep="\n",
+        )
         if shown.size < counts.size:
             print(f"... of {len(counts):,} clients and {counts.shape[1]:,} classes")
         if source.owner is None:

@@ -85,6 +85,7 @@ class Findings(UsageError):
         lines: a heading, and the faults.
         settings: as the caller types them.
         notes: warnings of reading with these settings.
+        error: the only fault, or all of them.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Findings(UsageError):
             given = {"dataset": str(data), **given}
         self.source, self.faults, self.reading = source, faults, reading
         self.settings, self.notes = spelled(**given), notes
+        self.error = faults[0] if len(faults) == 1 else self
         name = data if isinstance(data, Path) else "data"
         self.lines = [
             f"{name} must be read with other settings; got {plural(len(faults), 'fault')}:",
@@ -143,7 +145,7 @@ def read_table(
     """
     found = find_faults(data, reading, name)
     if found.source is None or found.faults:
-        raise found if len(found.faults) > 1 else found.faults[0]
+        raise found.error
     for note in found.notes:
         warn(note)
     return found.source

@@ -290,7 +290,7 @@ def test_a_switch_says_yes_by_itself_and_yes_or_no_by_a_word(words, kept):
         ("diagnose --dataset heart --by-position", "goes with --models"),
         ("select nowhere.jsonl", "nowhere.jsonl"),
         ("list metric", "mean 'metrics'?"),
-        ("check heart", "DATA must be a table"),
+        ("check heart", "must be a file or a folder; got heart"),
         ("compare --algorithms local fedavgg", "mean 'fedavg'?"),
         ("compare --algorithms fedprox --option mu=1", "--option ALGORITHM.mu=..."),
         ("compare --algorithms local fedavg --plan auto", "local, fedavg"),

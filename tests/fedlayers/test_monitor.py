@@ -33,7 +33,7 @@ def trained():
             x, y = data[name]
             nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
-        found[round] = {name: deepcopy(model) for name, model in models.items()}
+        found[round] = deepcopy(models)
     return found, data
 
 
@@ -60,20 +60,22 @@ def by_lightning(monitor, found):
             monitor.lightning_callback(name).on_train_epoch_end(at, models[name])
 
 
-def by_flower(monitor, found):
+def by_replies(monitor, models, round):
+    """Watch a strategy of Flower that receives these clients' models. Return what it aggregates."""
     flwr = pytest.importorskip("flwr.app", reason="flwr is not installed")
-    seen = []
-    strategy = SimpleNamespace(aggregate_train=lambda *given: seen.append(given))
-    monitor.watch(strategy, network())
+    strategy = SimpleNamespace(aggregate_train=lambda round, replies: replies)
+    replies = [SimpleNamespace(has_content=lambda: False)]
+    for number, model in models.items():
+        arrays = flwr.ArrayRecord(model.state_dict())
+        metrics = flwr.MetricRecord({"partition-id": number, "num-examples": 30})
+        content = flwr.RecordDict({"arrays": arrays, "metrics": metrics})
+        replies.append(SimpleNamespace(has_content=lambda: True, content=content))
+    return monitor.watch(strategy, network()).aggregate_train(round, iter(replies))
+
+
+def by_flower(monitor, found):
     for round, models in found.items():
-        replies = [SimpleNamespace(has_content=lambda: False)]
-        for number, model in enumerate(models.values()):
-            arrays = flwr.ArrayRecord(model.state_dict())
-            number = flwr.MetricRecord({"partition-id": number, "num-examples": 30})
-            content = flwr.RecordDict({"arrays": arrays, "metrics": number})
-            replies.append(SimpleNamespace(has_content=lambda: True, content=content))
-        strategy.aggregate_train(round, iter(replies))
-    assert [len(replies) for _, replies in seen] == [3] * 4
+        assert len(by_replies(monitor, dict(enumerate(models.values())), round)) == 3
 
 
 def test_clients_that_took_no_part_have_no_rows():
@@ -108,23 +110,17 @@ def test_every_loop_gives_the_rows_of_a_measurement_through_time(loop, tmp_path)
 @pytest.mark.parametrize(
     ("act", "said"),
     [
-        (
-            lambda monitor, models: monitor.step(models, 2),
-            "round must grow; got 2 after 2",
-        ),
-        (
-            lambda monitor, models: monitor.step(
-                dict.fromkeys(CLIENTS, network(width=9)), 4
-            ),
-            "the same layers in all rounds",
-        ),
-        (
-            lambda monitor, models: monitor.step(dict.fromkeys(CLIENTS, network(5)), 4),
-            "round 4: client 'north'",
-        ),
-        (lambda monitor, models: monitor.add("nord", network(), 4), "north"),
-        (lambda *_: fl.Monitor([1]), "data must be"),
-        (lambda *_: fl.Monitor({"a": 1}).layer_map(), "must have measured a round"),
+        (lambda watch, of: watch.step(of(), 2), "round must grow; got 2 after 2"),
+        (lambda watch, of: watch.step(of(width=9), 4), "the same layers in all rounds"),
+        (lambda watch, of: watch.step(of(5), 4), "round 4: client 'north'"),
+        (lambda watch, of: watch.step([network()], 4), "models must"),
+        (lambda watch, of: watch.add("nord", network(), 4), "north"),
+        (lambda watch, of: by_replies(watch, {7: network()}, 4), "0 to 1; got 7"),
+        (lambda watch, of: by_replies(watch, {1: network(5)}, 4), "south.*same shape"),
+        (lambda watch, of: by_replies(watch, {1: nn.Bilinear(1, 1, 1)}, 4), "south"),
+        (lambda watch, of: fl.Monitor([1]), "data must be"),
+        (lambda watch, of: fl.Monitor({"a": 1}, "grad_nrm"), "unknown metric"),
+        (lambda watch, of: fl.Monitor({"a": 1}).layer_map(), "have measured a round"),
     ],
 )
 def test_what_cannot_be_measured_is_one_line(act, said):
@@ -132,5 +128,8 @@ def test_what_cannot_be_measured_is_one_line(act, said):
     monitor = fl.Monitor(data, "grad_norm", every=2)
     monitor.step(found[2], 2)
     with pytest.raises(fl.UsageError, match=said) as error:
-        act(monitor, found[2])
+        act(
+            monitor,
+            lambda *sizes, **how: dict.fromkeys(CLIENTS, network(*sizes, **how)),
+        )
     assert "\n" not in str(error.value)
