@@ -58,7 +58,7 @@ class Check(Command):
         if not opened.is_table(path):
             raise UsageError(
                 f"DATA must be a table or a folder of tables; got {self.data!r}. "
-                f"{opened.unpacked(path) or 'Images and arrays need no check: use run.'}"
+                f"{opened.unpacked(path)} Images and arrays need no check: use run."
             )
 
         found = tables.find_faults(path, self.keys.data)

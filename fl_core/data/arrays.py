@@ -226,14 +226,10 @@ def check_flat(values: Array | pd.Categorical) -> None:
     """
     if values.ndim == 1 and values.size:
         return
-    way = ""
-    if values.ndim == 2 and values.shape[1] > 1:
-        way = "Train a model for each column, or take task multilabel for labels of 0 and 1."
-        numeric = values.dtype.kind in "buif"
-        if numeric and (np.sort(values)[:, :-1] == 0).all():
-            way = "Write y.argmax(axis=1)."
-    rule = "there must be one value for each sample"
-    raise DataFault(f"{rule}; got shape {list(values.shape)}.", way)
+    raise DataFault(
+        f"there must be one value for each sample; got shape {list(values.shape)}.",
+        "Write y.argmax(axis=1) for one-hot labels, or take task multilabel for several labels.",
+    )
 
 
 def check_codes(values: Integers, names: Sequence[str]) -> None:

@@ -138,13 +138,8 @@ class FederatedData(Displayed):
             UsageError: there is no such class, or there are not two.
         """
         if self.n_classes != 2 or self.task != CLASSIFICATION:
-            what = (
-                f"{self.n_classes} classes"
-                if self.task == CLASSIFICATION
-                else f"the task {self.task}"
-            )
             raise UsageError(
-                f"positive must be left out without two classes; got {name!r}. {self.name} has {what}."
+                f"positive must be left out without two classes; got {name!r} for {self.name}. Leave it out."
             )
         return replace(self, chosen=check_known("positive class", name, self.classes))
 

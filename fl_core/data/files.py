@@ -75,7 +75,7 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
         return read_npz(path, reading.may_be_missing, reading.task)
     raise UsageError(
         f"{path}: a dataset must be an .npz, .csv, .tsv, .parquet or .jsonl file, or a folder of images or of one "
-        f"table per client. {opened.unpacked(path)}".rstrip()
+        f"table per client. {opened.unpacked(path)}"
     )
 
 
@@ -410,7 +410,7 @@ def list_images(path: Path) -> pd.DataFrame:
         got = f"{flat[0]} and {deep[0]}" if flat else "none"
         raise UsageError(
             f"{path} must have tables, or one layout of images, class/* or client/class/* ({', '.join(IMAGES)}); "
-            f"got {got}. {opened.unpacked(path)}".rstrip()
+            f"got {got}. {opened.unpacked(path)}"
         )
     rows = [
         ("" if flat else composed(file.parts[-3]), composed(file.parts[-2]), file)

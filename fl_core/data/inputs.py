@@ -341,11 +341,9 @@ class Inputs:
     def _describe(self) -> str:
         if self.words is not None:
             return "texts"
+        if self.columns:
+            return f"rows of {len(self.columns)} columns ({listing(self.columns)})"
         if self.images:
-            channels, height, width = self.shape
-            size = f"[n, {height}, {width}{', 3' if channels == 3 else ''}]"
-            return f"{'gray' if channels == 1 else 'colour'} images, uint8 {size}"
-        if len(self.shape) == 1:
-            named = f" ({listing(self.columns)})" if self.columns else ""
-            return f"rows of {len(self.columns) or self.shape[0]} {'values' if self._words else 'numbers'}{named}"
-        return f"floating-point samples [n, {', '.join(map(str, self.shape))}]"
+            channels, *size = self.shape
+            return f"uint8 images of height and width {size}, with channels {channels}"
+        return f"numbers [n, {', '.join(map(str, self.shape))}]"

@@ -213,15 +213,10 @@ def is_table(path: Path) -> bool:
 
 
 def unpacked(path: Path) -> str:
-    """Return what makes a table of a file or folder of another kind, or an empty text."""
-    if any(file.suffix.lower() in TABLES for file in path.glob("[!.]*/[!.]*")):
+    """Return what makes a table of a file or folder of another kind."""
+    if path.is_dir():
         return "Put tables into the folder itself, one for each client."
-    ways = {
-        ".gz": f"Unpack it first: gunzip {path}.",
-        ".zip": "Unpack it first.",
-        ".txt": "Rename a table of commas to .csv, and one of tabs to .tsv.",
-    }
-    return ways.get(path.suffix.lower(), "")
+    return "Unpack an archive first, and rename a text of commas to .csv."
 
 
 def files_of(path: Path) -> list[Path]:

@@ -193,20 +193,11 @@ class Source:
             scaled = replace(self, mean=mean, std=std, table=table)
             return scaled.with_methods("none", impute)
         asked = replace(self, scale=scale, impute=impute)
-        alone = self.words is None and self.layout is None
-        if asked.prepares and not (alone and self.x.ndim == 2):
-            what = (
-                f"samples of shape {list(self.shape)}"
-                if alone
-                else "texts or several inputs"
-            )
+        table = self.words is None and self.layout is None and self.x.ndim == 2
+        if asked.prepares and not (table and self.preprocessing is None):
+            what = "its fixed scaling" if table else "no table of numbers"
             raise UsageError(
-                f"scale and impute must be left out except for tables of numbers; {self.name} holds {what}. "
-                "Leave them out."
-            )
-        if asked.prepares and self.preprocessing is not None:
-            raise UsageError(
-                f"scale and impute must be left out for {self.name} with its fixed scaling. Leave them out."
+                f"scale and impute must be none for {self.name}; got data with {what}. Leave them out."
             )
         return asked
 
@@ -332,8 +323,6 @@ class Source:
             raise UsageError(
                 f"max_samples must be from 1 to {len(self)}, the samples of {self.name}; got {samples!r}."
             )
-        if samples == len(self):
-            return np.arange(samples)
         by_class = not self.shuffled and self.task == CLASSIFICATION
         keys = (self.owner, self.is_train, self.y if by_class else None)
         known = [each for each in keys if each is not None]

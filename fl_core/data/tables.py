@@ -201,9 +201,8 @@ class _Table:
         """
         names = self.head()
         how = self.reading
-        texts = [*(how.word_columns or ()), *(how.date_columns or ())]
-        texts += [how.client_column, how.text_column]
-        texts += [how.group_column] if how.group_column else []
+        texts: list[Any] = [*(how.word_columns or ()), *(how.date_columns or ())]
+        texts += [how.client_column, how.text_column, how.group_column]
         self.opened.read(texts if how.predicts_numbers else [*texts, *how.labels])
         named = [k for k in (*how.labels, how.text_column) if k in self.taken]
         others = {*self.opened.header} - {self.opened.client}
@@ -324,7 +323,7 @@ class _Table:
         if "text" in self.taken.values():
             how.check_unasked(f"{path} holds texts", "columns", "exclude_columns")
             return []
-        for key in ("columns", "exclude_columns", "word_columns", "date_columns"):
+        for key in LISTS[:4]:
             for name in getattr(how, key) or ():
                 role = self.taken.get(name, "")
                 if role and not (key in LISTS[2:4] and role == "label"):

@@ -280,14 +280,14 @@ def test_samples_unlike_those_of_training_are_refused(tmp_path):
     bytes_ = np.zeros((2, 8, 8), dtype=np.uint8)
     for inputs, new, message in (
         ("heart", tmp_path / "nothing.csv", r"nothing\.csv"),
-        ("heart", ("a.txt", ""), r"10 numbers.*age.*\.csv.*\.npz.*a\.txt"),
+        ("heart", ("a.txt", ""), r"10 columns.*age.*\.csv.*\.npz.*a\.txt"),
         ("heart", ("a.csv", f"{HEAD}\n{ROW[:-1]}inf\n"), "'oldpeak', line 2.*inf"),
         ("heart", ("a.npz", "no zip"), r"a\.npz.*readable"),
-        ("heart", np.zeros((4, 9)), r"10 numbers.*float64.*\[4, 9\]"),
+        ("heart", np.zeros((4, 9)), r"10 columns.*float64.*\[4, 9\]"),
         ("heart", ["a text"], "must be numbers"),
-        ("gray", bytes_[:, None] / 1.0, r"gray.*\[n, 8, 8\]"),
+        ("gray", bytes_[:, None] / 1.0, r"uint8 images of height and width \[8, 8\]"),
         ("gray", tmp_path, "images.*none"),
-        ("floats", bytes_, r"floating-point.*\[n, 1, 8, 8\]"),
+        ("floats", bytes_, r"numbers \[n, 1, 8, 8\]"),
         ("numbers", ("a.csv", "a,b\n1,2\n"), "3 columns.*2"),
         ("texts", np.zeros((2, 8)), "texts"),
         ("named", ("a.csv", "age,dosis\n1,2\n"), "'dose'.*'dosis'"),

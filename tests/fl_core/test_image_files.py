@@ -118,7 +118,11 @@ def test_folders_of_splits_are_no_clients_and_other_files_are_counted(tmp_path, 
             (tmp_path / part / kind).mkdir(parents=True)
             for k in range(count):
                 shade = np.full((8, 8, 3), k, dtype=np.uint8)
-                Image.fromarray(shade).save(tmp_path / part / kind / f"{k}.{suffix}")
+                Image.fromarray(shade).save(
+                    tmp_path / part / kind / f"{k}.{suffix}",
+                    save_all=suffix != "bmp",
+                    append_images=[Image.fromarray(255 - shade)],
+                )
     (tmp_path / "__MACOSX").mkdir()
     (tmp_path / "notes.txt").write_text("notes")
     with pytest.warns(UserWarning, match="splits") as caught:
@@ -127,6 +131,9 @@ def test_folders_of_splits_are_no_clients_and_other_files_are_counted(tmp_path, 
     assert "notes.txt" in said
     assert (source.owner, source.classes) == (None, ("cat", "dog"))
     assert (~source.is_train).sum() == 12
+    assert source.x.max() < 40
+    frames = "" if suffix == "bmp" else "64 animated, of which the first frame"
+    assert source.table.columns[0].odd == frames
     for part in ("train", "test"):
         (tmp_path / "flat" / part).mkdir(parents=True)
         Image.fromarray(shade).save(tmp_path / "flat" / part / "0.png")

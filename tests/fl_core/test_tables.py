@@ -54,9 +54,9 @@ def test_what_cannot_be_read_so_is_refused(tmp_path):
     np.savez(tmp_path / "b.npz", x=np.zeros((9, 4, 4), np.uint8), y=np.arange(9) % 3)
     lines = [f"a b,{k % 2}\n" for k in range(9)]
     (tmp_path / "t.csv").write_text("text,label\n" + "".join(lines))
-    for name, holds in (("b.npz", r"samples of shape \[1, 4, 4\]"), ("t.csv", "texts")):
+    for name in ("b.npz", "t.csv"):
         for how in ({"scale": "standard"}, {"impute": "mean"}):
-            with refuses(rf"scale.*{holds}"):
+            with refuses("scale.*no table of numbers"):
                 data.load(tmp_path / name, **how)
 
 
