@@ -193,9 +193,9 @@ class Source:
             scaled = replace(self, mean=mean, std=std, table=table)
             return scaled.with_methods("none", impute)
         asked = replace(self, scale=scale, impute=impute)
-        table = self.words is None and self.layout is None and self.x.ndim == 2
-        if asked.prepares and not (table and self.preprocessing is None):
-            what = "its fixed scaling" if table else "no table of numbers"
+        rows = self.words is None and self.layout is None and self.x.ndim == 2
+        if asked.prepares and not (rows and self.preprocessing is None):
+            what = "its fixed scaling" if rows else "no table of numbers"
             raise UsageError(
                 f"scale and impute must be none for {self.name}; got data with {what}. Leave them out."
             )
