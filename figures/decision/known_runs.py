@@ -29,7 +29,7 @@ import fedlayers as fl
 from diagnostics.null import null_data
 from diagnostics.tuning import differ as whether
 from diagnostics.tuning.copies import SAMPLES, Tuner
-from figures.decision.known_signals import commands, inputs_differ, signals
+from figures.decision.known_signals import chosen, commands, inputs_differ, signals
 from figures.recipe import where
 from fl_core.data.federated import ClientData, FederatedData, Split, gather
 from fl_core.data.named.known import KINDS, coded_labels, permuted_inputs
@@ -55,6 +55,8 @@ NETWORKS: dict[str, tuple[str, dict[str, Any], int]] = {
 }
 """Model, its options, and its count of layers."""
 KNOWN = tuple(f"known_{kind}" for kind in KINDS)
+CHOSEN = (*KNOWN, "coded_digits")
+"""Data sets on which decisions are held against the truth."""
 SMALLER = (20, 30, 40, 60, 80, 120, 160)
 """Training and validation samples of a client of smaller known data sets."""
 CONFIRMED = (
@@ -150,11 +152,20 @@ def differences() -> Iterator[Job]:
     for name in NATURAL:
         arms = ("whether", "differ", *ends(name))
         yield from (Job(name, arm, 0) for arm in arms)
+    yield from decisions()
 
 
-def truths(seeds: Sequence[int]) -> Iterator[Job]:
+def decisions() -> Iterator[Job]:
+    """Yield the decisions of ``choose``, the truth of their last data set, and decisions on few samples."""
+    for seed in SEEDS:
+        yield from (Job(name, "choose", seed) for name in CHOSEN)
+        yield Job("known_inputs", "choose 60", seed)
+    yield from truths(SEEDS, CHOSEN[-1:])
+
+
+def truths(seeds: Sequence[int], names: Sequence[str] = KNOWN) -> Iterator[Job]:
     """Yield the jobs of the known data sets."""
-    for seed, name in itertools.product(seeds, KNOWN):
+    for seed, name in itertools.product(seeds, names):
         yield from (Job(name, arm, seed) for arm in ("whether", *subsets(3)))
 
 
@@ -181,9 +192,9 @@ def pictures(source: str) -> tuple[Any, Any]:
     root = Path(os.environ["FEDLAYERS_DATA_ROOT"])
     if source == "cifar10":
         file = np.load(root / "cifar10.npz")
-        return file["x_train"][FIRST_UNSEEN:], file["y_train"][FIRST_UNSEEN:].astype(
-            int
-        )
+        order = np.random.default_rng(0).permutation(len(file["y_train"]))
+        unseen = order[FIRST_UNSEEN:]  # the file has one class after the other
+        return file["x_train"][unseen], file["y_train"][unseen].astype(int)
     kind = {"mnist": "MNIST", "fashion": "FashionMNIST"}[source]
     data = getattr(torchvision.datasets, kind)(root)
     return data.data.numpy()[FIRST_UNSEEN:], data.targets.numpy()[FIRST_UNSEEN:]
@@ -221,12 +232,14 @@ def federation(name: str) -> tuple[FederatedData, str, int]:
     if kind == "shares":
         shares = draw.dirichlet(np.full(classes, 0.2), clients)
     pools = [draw.permutation(np.flatnonzero(y == k)) for k in range(classes)]
-    while True:
+    for _ in range(DRAWS):
         drawn = [draw.choice(classes, train + validation + TEST, p=p) for p in shares]
         wanted = np.bincount(np.concatenate(drawn), minlength=classes)
         if all(n <= len(pool) for n, pool in zip(wanted, pools, strict=True)):
             break
         shares = draw.dirichlet(np.full(classes, 0.2), clients)  # too few of a class
+    else:
+        raise ValueError(f"{name} must have pictures of each class; got too few.")
     taken = [0] * classes
     xs, ys, indices, at = [], [], {}, 0
     for client, label in enumerate(drawn):
@@ -296,11 +309,11 @@ def task_of(job: Job, lr: float) -> Task:
         "lr": lr,
         "keep_optimizer": False,
     }
-    if job.federation in KNOWN:
+    if job.federation in CHOSEN:
         task = fl.assemble(fl.RunConfig(dataset=job.federation, **how))
         data, config = task.data, task.config
-        if job.arm.startswith("size"):
-            data = smaller(data, int(job.arm[5:]), job.seed)
+        if job.arm.startswith(("size", "choose ")):
+            data = smaller(data, int(job.arm.split()[1]), job.seed)
         how |= {
             "model": "mlp",
             "rounds": config.federation.rounds,
@@ -382,7 +395,11 @@ def measured(job: Job, lr: float) -> dict[str, Any]:
     """Do a job."""
     if job.arm == "commands":
         return commands(job.federation, job.seed)
+    if job.arm == "choose":
+        return chosen(dataset=job.federation, seed=job.seed)
     task = task_of(job, lr)
+    if job.arm.startswith("choose"):
+        return chosen(data=task.data, model="mlp", seed=job.seed, rounds=40, lr=lr)
     layers = range(len(task.layers))
     if job.arm == "profile":
         own = {"samples": SAMPLES, "starts": trained(task, [])}

@@ -59,6 +59,19 @@ def commands(name: str, seed: int) -> dict[str, tuple[str, float]]:
     return found
 
 
+def chosen(**asked: Any) -> dict[str, Any]:
+    """Return the decision of ``choose``, the accuracy of its model on test samples, and its price in runs."""
+    with TemporaryDirectory() as folder:
+        choice = fl.choose(**asked, out=folder, progress=False)
+    return {
+        "named": choice.winner.name if choice.winner else "",
+        "left": choice.inference.remaining,
+        "arms": [arm.name for arm in choice.arms],
+        "test": float(choice.clients["accuracy"].mean()),
+        "price": choice.measured.full_runs,
+    }
+
+
 def signals(given: dict[str, Any], layers: Sequence[Layer]) -> dict[str, list[float]]:
     """Return each signal's value of every layer. The layer with the largest is the one that it names.
 
