@@ -61,12 +61,11 @@ class Groups:
             found = f"silhouette {self.silhouette:.2f}; shuffled federation {count} has {most:.2f}"
             return f"No groups of clients are shown by the updates of {self.layer} ({found})."
         found = f"silhouette {self.silhouette:.2f}; {count} shuffled federations have at most {most:.2f}"
-        lines = [f"Groups of clients by the updates of {self.layer} ({found}):"]
-        for group in sorted(set(self.of.values())):
-            lines.append(
-                f"  {group}  {listing(name for name, own in self.of.items() if own == group)}"
-            )
-        return "\n".join(lines)
+        groups = [
+            listing(name for name, own in self.of.items() if own == group)
+            for group in sorted(set(self.of.values()))
+        ]
+        return f"Clients form groups by the updates of {self.layer} ({found}): {'; '.join(groups)}."
 
 
 def best_grouping(similarity: NDArray[np.float64]) -> tuple[NDArray[np.int64], float]:

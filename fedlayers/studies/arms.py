@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_core.algorithms.base import ALGORITHMS, find
-from fl_core.errors import UsageError, as_list, check_known, listing
+from fl_core.errors import UsageError, as_list, check_known
 from fl_core.layers import PARTS, Layer
 from fl_core.plan import CANDIDATE, Evidence, LayerPlan, frozen_in
 from fl_core.registry import is_outside
@@ -72,18 +72,6 @@ class Arm:
         shared = [name in self.plan.shared for name in self.plan.trainable]
         return "all" if all(shared) else "" if any(shared) else "nothing"
 
-    @property
-    def words(self) -> str:
-        """The arm in words."""
-        if self.plan is None:
-            return f"{self.algorithm}, as it is"
-        shared, local = trained_layers(self.plan)
-        if not shared:
-            return "share nothing: every client trains alone"
-        if not local:
-            return "share every layer"
-        return f"federate {listing(shared)}; keep {listing(local)} local"
-
 
 def trained_layers(plan: LayerPlan) -> tuple[list[str], list[str]]:
     """Return the layers that train, as people read them: the shared ones, and the local ones."""
@@ -97,6 +85,8 @@ def _without_first_half(names: Names) -> Names:
 
     >>> _without_first_half(("fc1", "fc2", "fc3")), _without_first_half(("stem", "s.0.a", "s.0.b", "s.1.a", "fc"))
     (('fc2', 'fc3'), ('s.1.a', 'fc'))
+    >>> _without_first_half(("a.lora_A", "a.lora_B", "b.lora_A", "b.lora_B", "c.lora_A", "c.lora_B", "fc"))
+    ('c.lora_A', 'c.lora_B', 'fc')
     """
     blocks = [_BLOCK.match(name) for name in names[:-1]]
     of_layer = [
@@ -111,8 +101,8 @@ def _without_first_half(names: Names) -> Names:
     return (*kept, *names[-1:])
 
 
-_BLOCK = re.compile(r"^(.*?\.)?\d+(?=\.)")
-"""A block within a layer's name, such as ``encoder.layer.3`` in ``encoder.layer.3.output``."""
+_BLOCK = re.compile(r"^(.*?\.)?\d+(?=\.)|^.*(?=\.lora_[AB]$)")
+"""A block within a layer's name, such as ``encoder.layer.3`` in ``encoder.layer.3.output``, or an adapter's layer."""
 
 
 def ends_of(layers: Sequence[Layer], thorough: bool = False) -> Names:
@@ -162,8 +152,7 @@ def arms_of(
         same = arms.setdefault((arm.algorithm, arm.plan and arm.plan.digest), arm)
         if same is not arm and distinct:
             raise UsageError(
-                f"arms must differ; got {same.name!r} and {name!r}, which both are: {arm.words}. "
-                "Leave one out."
+                f"arms must differ; got {same.name!r} and {name!r}, which share the same layers. Leave one out."
             )
     if len(names) < 2:
         raise UsageError(

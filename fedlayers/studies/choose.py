@@ -48,7 +48,7 @@ from fedlayers.studies.jobs import (
     task_kind,
 )
 from fedlayers.studies.model_files import store_models
-from fedlayers.studies.race import Decided, Race, Trained, decide, standings
+from fedlayers.studies.race import Decided, Trained, decide, standings
 from fl_core import __version__, tree
 from fl_core.config import RunConfig, RunKeys, with_own
 from fl_core.errors import listing
@@ -140,11 +140,10 @@ def choose(
         if known := in_words(skew_of(race.task)):
             tell(known)
         found = decide(race, place, tell)
-        choice = recommend(race, found, baselines, tell)
+        choice = recommend(found, baselines, tell)
         trained = {job.path: job for job in (*race.probes, *found.jobs)}
-        own_epochs = sum(one.price for one in found.runs)
         spent = measured_cost(
-            race.task, [*trained.values()], place.side_by_side, own_epochs
+            race.task, [*trained.values()], place.side_by_side, found.price
         )
     spent = replace(spent, seconds=time.monotonic() - began)
     cost = costs[spent.runs > costs[0].runs]
@@ -211,8 +210,9 @@ REFUSED = "refused: above base rate"
 UNSHOWN = "base rate not beaten"
 
 
-def recommend(race: Race, found: Decided, with_baselines: bool, tell: Tell) -> Choice:
+def recommend(found: Decided, with_baselines: bool, tell: Tell) -> Choice:
     """Return the recommendation of a decision whose runs are finished."""
+    race = found.race
     tell("judging the runs on validation samples")
     stands = standings(found.jobs, found.failed)
     main, by = stands.main, race.benches[race.seeds[0]].selecting

@@ -322,6 +322,10 @@ def _own(arm: Arm) -> str:
     return f", then {plural(arm.epochs, 'epoch')} of its own"
 
 
+WAYS = {"grouped": "sharing all layers in each group of clients"}
+"""Algorithms without a plan, in words."""
+
+
 def way(arm: Arm) -> str:
     """Return an arm as a way of training."""
     if arm.extreme == "nothing":
@@ -329,7 +333,7 @@ def way(arm: Arm) -> str:
     if arm.extreme == "all":
         return f"sharing all layers{_own(arm)}"
     if arm.plan is None:
-        return f"{arm.algorithm}{_own(arm)}"
+        return WAYS.get(arm.algorithm, arm.algorithm) + _own(arm)
     shared, _ = trained_layers(arm.plan)
     return f"sharing {_layers(shared)}{_own(arm)}"
 

@@ -1,4 +1,4 @@
-"""What is known before training: the label skew of the clients, what it meant elsewhere, and what a race would cost."""
+"""What is known before training: the label skew of the clients, and what a race would cost."""
 
 from __future__ import annotations
 
@@ -56,14 +56,6 @@ from fl_core.statistics import UNKNOWN, Interval
 from fl_core.storage import format_bytes, sha
 from fl_core.training import evaluate
 from fl_core.training.phases import Training
-
-BANDS = (
-    (0.17, "low", "11 of 12 such federations gained at most 1.1 points"),
-    (0.35, "middle", "6 of 9 such federations gained at most 1.3 points"),
-    (math.inf, "high", "8 of 8 such federations gained at least 1.1 points"),
-)
-"""The skew below which a band ends, its name, and the gains of the best cut (``figures.decision.finished``)."""
-
 
 DEALS = 200
 """How often groups are dealt to clients at random."""
@@ -125,20 +117,13 @@ def skew_of(task: Task) -> Interval:
 
 
 def in_words(skew: Interval) -> str:
-    """Return what a label skew meant in other federations; empty without one."""
+    """Return a label skew, and what it cannot tell; empty without one."""
     if math.isnan(skew.value):
         return ""
-    ends = f"[{skew.low:.2f}, {skew.high:.2f}]"
-    found = f"Label skew beyond chance: {skew.value:.2f} {ends}, "
-    if skew.low > 0:
-        name, known = next(
-            (name, known) for end, name, known in BANDS if skew.value < end
-        )
-        found += f"{name}. On tables and small images {known} of macro-F1 over sharing every layer, by the best cut."
-    else:
-        found += "not shown."
+    shown = "" if skew.low > 0 else ", not shown"
     return (
-        f"{found} It cannot see clients that mean different things by one label, or whose inputs differ. "
+        f"Label skew beyond chance, 0 to 1: {skew.value:.2f} [{skew.low:.2f}, {skew.high:.2f}]{shown}. "
+        "It cannot see clients that mean different things by one label, or whose inputs differ. "
         "A run can: fl.diagnose(result, metrics=['clients_differ'])."
     )
 
@@ -243,8 +228,7 @@ def planned(
     began = time.perf_counter()
     jobs = jobs_of(racing, config, seeds, out / "arms", **own)
     tasks: dict[str, Task] = {}
-    benches = {seeds[0]: Bench(task)}
-    check_scored(benches[seeds[0]])
+    benches: dict[int, Bench] = {}
     check_same_data(out / "arms", task)
     for job, each in zip(jobs, assembled(jobs, task), strict=True):
         tasks.setdefault(job.arm, each)
@@ -310,7 +294,7 @@ class Cost:
 def cost_in_words(alike: Cost, differ: Cost) -> str:
     """Return the estimated cost of a decision if clients do not differ, and if they do."""
     found = f"{alike.text()} of training."
-    more = f" If clients differ: {differ.text()}."
+    more = f" If clients differ: {differ.text()}; more if they form groups."
     return found + more * (differ != alike)
 
 

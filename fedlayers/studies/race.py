@@ -16,6 +16,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from diagnostics.groups import LEAST_CLIENTS, Groups, client_groups
 from diagnostics.tuning.copies import EPOCHS, Held
 from diagnostics.tuning.differ import (
     DIFFER,
@@ -31,11 +32,18 @@ from fedlayers.backends.local import Backend
 from fedlayers.studies.arms import Arm, arm_of
 from fedlayers.studies.comparison import headline, scores_of
 from fedlayers.studies.harmless import DIGITS, VALIDATION, Bench, Predictor
-from fedlayers.studies.jobs import Tell, TrainingJob, jobs_of, train
+from fedlayers.studies.jobs import Tell, TrainingJob, assembled, jobs_of, train
 from fl_core import rows
 from fl_core.algorithms.base import find
 from fl_core.config import STOPPING_INTERVAL, Own, RunConfig, is_file, resolve
-from fl_core.errors import NonFiniteError, RunError, UsageError, listing
+from fl_core.errors import (
+    DivergedError,
+    NonFiniteError,
+    RunError,
+    UsageError,
+    listing,
+)
+from fl_core.plan import LayerPlan
 from fl_core.records import store
 from fl_core.rows import (
     CLASSIFICATION,
@@ -61,6 +69,8 @@ LOWER = 0.3
 """The rate at which an arm that diverged trains again, times the others'."""
 THIRD = 1 / 3
 """The rate of own epochs, times the run's. FedAvg also tries its own rate."""
+DRAWS = 19
+"""Shuffled federations beside which groups of clients must stand out: chance shows some in 1 of 20 decisions."""
 PLAN_ALGORITHM = "fedper"
 """The algorithm that uses the cuts if the configuration's uses no plan."""
 
@@ -378,19 +388,31 @@ class Decided:
         failed: why a run has no result.
         rates: the learning rates that were tried, if any.
         differences: of each seed, where the policy asked.
+        groups: of clients by their first updates, where clients differ.
     """
 
+    race: Race
     runs: list[Trained] = field(default_factory=list)
     jobs: list[TrainingJob] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     rates: Rates | None = None
     differences: list[Difference] = field(default_factory=list)
+    groups: Groups | None = None
 
     @property
     def said(self) -> list[str]:
-        """Return a line for each verdict on whether clients differ, with the evidence of its first seed."""
+        """Return a line for each verdict on whether clients differ, with its first seed's evidence; and the groups."""
         first = {each.verdict: each for each in reversed(self.differences)}
-        return [each.text() for each in first.values()]
+        lines = [each.text() for each in first.values()]
+        if self.groups is not None and self.groups.significant:
+            lines.append(self.groups.text())
+        return lines
+
+    @property
+    def price(self) -> int:
+        """Return the epochs of all clients that were trained beside the runs."""
+        draws = 0 if self.groups is None else 1 + len(self.groups.nulls)
+        return draws + sum(one.price for one in self.runs)
 
     def of(self, arm: str) -> dict[int, Trained]:
         """Return an arm's run in each seed."""
@@ -404,14 +426,14 @@ def decide(race: Race, place: Backend, tell: Tell) -> Decided:
     2. Every client alone, from the initial model and at the better rate.
     3. Own epochs after each run: 0, 1, 2 or 4, at a third of its rate, and for FedAvg also at its rate.
     4. Whether clients differ. If it is not shown in any seed, the decision ends here.
-    5. The two ends of the network as local layers.
+    5. The two ends of the network as local layers; and one run a group, where the clients form groups.
 
     Arms that are named by hand replace steps 1, 2, 4 and 5.
 
     Raises:
         RunError: every arm failed.
     """
-    found = Decided()
+    found = Decided(race)
     if race.probes:
         found.rates = _best_rate(race, place, tell)
     first = [arm.name for arm in race.arms if arm.name not in race.ends]
@@ -427,7 +449,11 @@ def decide(race: Race, place: Backend, tell: Tell) -> Decided:
         for line in found.said:
             tell(line)
         if {each.verdict for each in found.differences} != {NOT_SHOWN}:
-            _train_arms(race, race.ends, found, place, tell)
+            try:
+                found.race = with_groups(race, found)
+            except (DivergedError, UsageError) as error:
+                tell(f"whether clients form groups is unknown: {error}")
+            _train_arms(found.race, found.race.ends, found, place, tell)
     if not found.runs:
         why = next(iter(found.failed.values()))
         raise RunError(f"every arm failed, the first with: {why}")
@@ -490,6 +516,21 @@ def _train_arms(
             failed[job.name] = str(error)
     found.jobs += jobs
     found.failed |= failed
+
+
+def with_groups(race: Race, found: Decided) -> Race:
+    """Return the decision with an arm that trains one model a group of clients, if the clients form groups."""
+    task = race.task
+    if len(task.data.clients) < LEAST_CLIENTS:
+        return race
+    first = LayerPlan(task.layers, ()).trainable[0]
+    groups = found.groups = client_groups(task, first, DRAWS)
+    if not groups.significant:
+        return race
+    arm = Arm("groups", "grouped", options={"groups": [*groups.of.values()]})
+    race = replace(race, arms=(*race.arms, arm), ends=(*race.ends, arm.name))
+    [race.tasks[arm.name], *_] = assembled(race.jobs_at(None, [arm.name]), task)
+    return race
 
 
 def difference(shared: Trained, alone: Trained, bench: Bench) -> Difference:

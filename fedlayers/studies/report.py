@@ -13,6 +13,7 @@ from diagnostics import plots
 from diagnostics.plots.page import Page, figure_of
 from fedlayers.studies.choice import Answers, Choice
 from fedlayers.studies.comparison import Comparison
+from fedlayers.studies.first_screen import capital
 from fl_core import __version__
 from fl_core.config import OWN
 from fl_core.data.partitions.base import SPLITS
@@ -94,8 +95,6 @@ def write_page(
         f"next to this page: {files}",
         f"fedlayers {__version__}; data `{task.data.digest[:16]}`",
     ]
-    if choice.plan is not None:
-        facts.append(f"`plan.json`: `{choice.plan.digest[:16]}`, by a race")
     if command:
         facts.append(f"command: `{command}`")
     shared = [one.job.path for one in choice.runs if one.arm == "all"]
@@ -146,28 +145,13 @@ def _add_clients(page: Page, out: Path, choice: Choice) -> None:
 
 def _add_race(page: Page, out: Path, choice: Choice, lead: Answers) -> None:
     """Add the section on the certainty of the decision: the arms, their differences, and the cost of the race."""
-    main = choice.main
-    seeds = choice.standing.judged["seed"].nunique()
     page.table(choice.sure(), choice.legend)
     if lead.lines:
         page.points(map(printable, lead.lines))
-    page.text(
-        f"Candidates with the same data, start and batches were trained for at most "
-        f"{plural(choice.until, 'round')} with {plural(seeds, 'seed')} each."
+    caption = (
+        f"{capital(label_of(choice.main))} on validation samples while the arms race."
     )
-    caption = f"{label_of(main)} on validation samples while the arms race."
-    picture = draw_race(choice)
-    _add(page, out, "race", picture, caption[0].upper() + caption[1:])
-    with page.fold("All runs"):
-        page.table(choice.standing.judged, "Each run, after its own epochs.")
-    if len(choice.of_seed) > 1:
-        leaders = {seed: job.arm for seed, job in choice.of_seed.items()}
-        table = pd.DataFrame({"arm": leaders.values(), "seeds": map(str, leaders)})
-        table = table.groupby("arm", sort=False)["seeds"].agg(listing).reset_index()
-        page.table(
-            table,
-            "The choice of each seed's own race. In a study its runs are `own_race`.",
-        )
+    _add(page, out, "race", draw_race(choice), caption)
     if choice.rates is not None:
         page.text(choice.rates.text())
 
@@ -279,7 +263,6 @@ GLOSSARY = {
     "AUROC": "The probability that a sample of the class gets a higher number than another one. Guessing has 0.5.",
     "calibrated": "Of the samples with a predicted probability of 30 %, 30 % are of that class.",
     "client": "A participant with its own data, such as a hospital. Its samples stay with it.",
-    "confidence interval": "See interval.",
     "federate": "To train together: clients send parts of their models and get the average back.",
     "interval": "The range in which the true value lies in 95 of 100 such studies.",
     "layer": "A part of the model. Samples pass the layers one by one.",
@@ -287,23 +270,20 @@ GLOSSARY = {
     "macro-F1": "The mean of each class's F1, which counts missed and false predictions. Rare classes count fully.",
     "base rate": "The share of each class among a client's training samples. Predicting it needs no model.",
     "plan": "The list of layers that clients share. The other layers stay with each client.",
-    "point": "The difference between 60 % and 61 %.",
     "race": "A trial of several arms on the same data, judged on validation samples.",
-    "ROC": "The true positive rate against the false positive rate, over all thresholds of the probability.",
     "round": "One exchange: clients train, send what they share, and get the average back.",
     "seed": "The number of a repetition. Another seed draws other splits, starts and batches.",
     "test sample": "A sample that no training and no choice has seen.",
     "validation sample": "A sample that is not trained on and that choices are judged by.",
 }
 """Terms of a report, for readers from other fields."""
-_PURPOSES = {"train": "training", "validation": "validation", "test": "testing"}
 
 
 def overview(task: Task, choice: Choice) -> list[str]:
     """Return the lines on the question: the model, the clients, their samples, and what the answer cost."""
     clients = task.data.clients
     total = ", ".join(
-        f"{sum(len(client.split(split)) for client in clients):,} for {_PURPOSES[split]}"
+        f"{sum(len(client.split(split)) for client in clients):,} {split}"
         for split in SPLITS
     )
     smallest = min(clients, key=lambda client: len(client.train))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated, Literal
 
 import torch
@@ -22,7 +23,7 @@ from fl_core.algorithms import (
     register,
 )
 from fl_core.algorithms.averaging import OwnModel, ProximalTerm, ServerMade
-from fl_core.errors import INSIDE, Count, Positive, Share
+from fl_core.errors import INSIDE, Count, Positive, Share, UsageError
 from fl_core.layers import Layer
 
 AGGREGATION_WEIGHT = "aggregation_weight"
@@ -42,12 +43,10 @@ class Mixing(ServerMade):
     @property
     def units(self) -> tuple[Layer, ...]:
         """Return the groups of tensors that have aggregation weights of their own. Default: the whole model."""
-        names = [(layer.parameters, layer.buffers) for layer in self.task_info.layers]
-        parameters, buffers = (
-            tuple(n for group in kind for n in group)
-            for kind in zip(*names, strict=True)
-        )
-        return (Layer("", parameters, buffers),)
+        layers = self.task_info.layers
+        parameters = chain.from_iterable(layer.parameters for layer in layers)
+        buffers = chain.from_iterable(layer.buffers for layer in layers)
+        return (Layer("", tuple(parameters), tuple(buffers)),)
 
     def trained(self, server: State, client: int, unit: Layer) -> Tree:
         """Return the trained parameters of a client's unit. Frozen parameters are the same everywhere and left out."""
@@ -132,6 +131,41 @@ def _slot(client: int) -> str:
     return f"client/{client}"
 
 
+@register
+class Grouped(Mixing):
+    """FedAvg in each group of clients: a client receives the weighted mean of its group's last models.
+
+    With one group, and all clients in every round, it is FedAvg. With a group for each client it is training alone.
+
+    - ``groups``: the number of each client's group, in the order of clients. The default is one group.
+
+    Raises:
+        UsageError: not a group for each client.
+    """
+
+    name = "grouped"
+    paper = "McMahan et al. 2017, in each group"
+    travels = "a mean of its group down, its model up"
+
+    @dataclass(frozen=True)
+    class Config:
+        groups: tuple[Count, ...] = ()
+
+    def setup(self) -> None:
+        count = len(self.task_info.clients)
+        self.groups = torch.tensor(self.config.groups or [1] * count)
+        if len(self.groups) != count:
+            raise UsageError(
+                f"groups must be one for each of {count} clients; got {len(self.groups)}."
+            )
+
+    def weights(self, server: State, client: int, rnd: Round) -> Tensor:
+        info = self.task_info
+        sizes = torch.tensor([*map(info.weight, info.clients)], dtype=torch.float64)
+        row = sizes * (self.groups == self.groups[client])
+        return (row / row.sum())[None]
+
+
 class Keeping(OwnModel, Mixing):
     """Base of algorithms that mix whole models while clients keep their own model between rounds."""
 
@@ -166,6 +200,7 @@ class FedAMP(ProximalTerm, Keeping):
     name = "fedamp"
     paper = "Huang et al. 2021"
     trains = "all, with a pull to the mixture"
+    limited = True
 
     @dataclass(frozen=True)
     class Config:
@@ -205,16 +240,10 @@ class FedAMP(ProximalTerm, Keeping):
 
     def _alpha(self, index: int) -> float:
         """Return a round's step size alpha_k, limited so that no client's weight on itself is negative."""
-        return min(
-            self._scheduled_step_size(index),
-            self.config.sigma / max(1, len(self.task_info.clients) - 1),
-        )
-
-    def _scheduled_step_size(self, index: int) -> float:
-        """Return a round's step size alpha_k from its schedule, without the limit."""
-        return float(
-            self.config.alpha * self.config.decay ** (index // self.config.decay_every)
-        )
+        config = self.config
+        step = float(config.alpha * config.decay ** (index // config.decay_every))
+        others = max(1, len(self.task_info.clients) - 1)
+        return min(step, config.sigma / others) if self.limited else step
 
     def _parameters(self, server: State, client: int) -> Tree:
         return self.trained(server, client, self.units[0])
@@ -236,15 +265,13 @@ class HeurFedAMP(FedAMP):
     """
 
     name = "heurfedamp"
+    limited = False
 
     @dataclass(frozen=True)
     class Config(FedAMP.Config):
         sigma: Positive = 25.0
         start: Literal["own", "cloud"] = "cloud"
         self_weight: Share | None = None
-
-    def _alpha(self, index: int) -> float:
-        return self._scheduled_step_size(index)
 
     def weights(self, server: State, client: int, rnd: Round) -> Tensor:
         count = len(self.task_info.clients)
@@ -259,11 +286,7 @@ class HeurFedAMP(FedAMP):
             ]
             scores = self.config.sigma * torch.tensor(alike, dtype=torch.float64)
             scores[client] = -math.inf
-            row = (
-                (1 - itself) * scores.softmax(0)
-                if count > 1
-                else torch.zeros(1, dtype=torch.float64)
-            )
+            row = (1 - itself) * scores.softmax(0)
             row[client] = itself if count > 1 else 1.0
         return row[None]
 

@@ -69,7 +69,6 @@ def test_a_plan_file_and_an_algorithm_are_arms(tmp_path):
     mine, ditto = arms_of([str(tmp_path / "mine.json"), "ditto"], LAYERS)
     assert mine.plan is not None
     assert mine.plan.shared == ("b", "d")
-    assert mine.words == "federate b, d; keep a, c, e local"
     assert (ditto.algorithm, ditto.plan) == ("ditto", None)
 
 

@@ -136,6 +136,22 @@ def test_one_layer_less_or_more_is_playerfl_with_that_plan(variant, by):
     assert ours.server() == run(setting, "playerfl", plan).server()
 
 
+def test_groups_are_fedavg_at_one_end_and_local_training_at_the_other():
+    """A client that is its own group trains alone, whatever the others do."""
+    one, apart = (
+        play(algorithm="grouped", model="drop", options={"groups": each}, **ADAMW)
+        for each in ((), (2, 1, 1, 1))
+    )
+    together, alone = (
+        play(algorithm=name, model="drop", **ADAMW) for name in ("fedavg", "local")
+    )
+    assert one.evaluated() == together.evaluated()
+    for ours, theirs in zip(apart.evaluated(), alone.evaluated(), strict=True):
+        assert ours[0] == theirs[0]
+        assert len({*ours[1:]}) == 1
+    assert ours[1] not in theirs
+
+
 def test_fedavg_of_one_client_is_local_training():
     one = {"data": federation(sizes=(45,)), "model": "drop", **ADAMW}
     ours, theirs = (play(algorithm=name, **one) for name in ("fedavg", "local"))
