@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from diagnostics.plots.drawing import COLOURS, style
 from diagnostics.tuning.differ import DIFFER, TOO_FEW
 from figures.decision.known_plans import algorithms
 from figures.decision.known_runs import (
+    CHOSEN,
     CONFIRMED,
     DEALT,
     KNOWN,
@@ -29,6 +31,7 @@ from figures.decision.known_runs import (
     ROWS,
     SMALLER,
     ends,
+    subsets,
 )
 from figures.page import markdown, numbers
 from fl_core.statistics import mean_interval
@@ -135,6 +138,38 @@ def truth(rows: pd.DataFrame) -> str:
         )
     names = ["federation", *ARMS, "head minus before, 95 %", "seeds"]
     return markdown(pd.DataFrame(lines, columns=names))
+
+
+def decisions(rows: pd.DataFrame) -> str:
+    """Return what ``choose`` named, its accuracy on test samples, and the best arm of the truth, means over seeds."""
+    lines = []
+    for name, arm in (*product(CHOSEN, ["choose"]), ("known_inputs", "choose 60")):
+        found = {
+            seed: each for (own, seed, _), each in of(rows, arm).items() if own == name
+        }
+        if not found:
+            continue
+        named = pd.Series([each["named"] for each in found.values()]).value_counts()
+        own = 100 * np.mean([each["test"] for each in found.values()])
+        prices = [each["price"] for each in found.values()]
+        each_arm = ["all", "nothing", *subsets(3)]
+        truth = {
+            local: np.mean([score(rows, name, seed, local) for seed in found])
+            for local in each_arm
+        }
+        best = np.nan if arm != "choose" else max(truth.values())
+        lines.append(
+            {
+                "federation": f"`{name}`"
+                + arm.replace("choose", ", at").removesuffix(", at"),
+                "named, of seeds": ", ".join(f"`{k}` {n}" for k, n in named.items()),
+                "accuracy": f"{own:.1f}",
+                "best of the truth": numbers([best], ".1f")[0],
+                "undecided": sum(len(each["left"]) > 1 for each in found.values()),
+                "runs": f"{np.mean(prices):.1f}",
+            }
+        )
+    return markdown(pd.DataFrame(lines))
 
 
 def picture(rows: pd.DataFrame) -> Figure:
@@ -277,6 +312,7 @@ TABLES = {
         sizes,
         seen,
         truth,
+        decisions,
         algorithms,
         confirmation,
         natural,
