@@ -10,13 +10,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pandas as pd
 import torch
 from torch import Tensor
 
-from diagnostics.groups import LEAST_CLIENTS, Groups, client_groups
 from diagnostics.tuning.copies import EPOCHS, Held
 from diagnostics.tuning.differ import (
     DIFFER,
@@ -37,7 +36,6 @@ from fl_core import rows
 from fl_core.algorithms.base import find
 from fl_core.config import STOPPING_INTERVAL, Own, RunConfig, is_file, resolve
 from fl_core.errors import (
-    DivergedError,
     NonFiniteError,
     RunError,
     UsageError,
@@ -56,6 +54,9 @@ from fl_core.rows import (
 )
 from fl_core.run.task import Task
 from fl_core.statistics import Estimate
+
+if TYPE_CHECKING:
+    from diagnostics.groups import Groups
 
 DEFAULT_EVALUATIONS = 20
 """Default number of evaluations of a race's runs."""
@@ -451,7 +452,7 @@ def decide(race: Race, place: Backend, tell: Tell) -> Decided:
         if {each.verdict for each in found.differences} != {NOT_SHOWN}:
             try:
                 found.race = with_groups(race, found)
-            except (DivergedError, UsageError) as error:
+            except (RunError, UsageError) as error:
                 tell(f"whether clients form groups is unknown: {error}")
             _train_arms(found.race, found.race.ends, found, place, tell)
     if not found.runs:
@@ -520,6 +521,8 @@ def _train_arms(
 
 def with_groups(race: Race, found: Decided) -> Race:
     """Return the decision with an arm that trains one model a group of clients, if the clients form groups."""
+    from diagnostics.groups import LEAST_CLIENTS, client_groups  # imports scikit-learn
+
     task = race.task
     if len(task.data.clients) < LEAST_CLIENTS:
         return race

@@ -258,14 +258,12 @@ def draw_comparison(comparison: Comparison) -> dict[str, Figure]:
 # --- the first page --------------------------------------------------------------------------------------------
 
 GLOSSARY = {
-    "accuracy": "The share of samples whose class is predicted right.",
     "arm": "One way to share layers that takes part in a race.",
     "AUROC": "The probability that a sample of the class gets a higher number than another one. Guessing has 0.5.",
     "calibrated": "Of the samples with a predicted probability of 30 %, 30 % are of that class.",
     "client": "A participant with its own data, such as a hospital. Its samples stay with it.",
     "federate": "To train together: clients send parts of their models and get the average back.",
     "interval": "The range in which the true value lies in 95 of 100 such studies.",
-    "layer": "A part of the model. Samples pass the layers one by one.",
     "loss": "For classes the log loss of calibrated predictions, else that of training. Lower is better.",
     "macro-F1": "The mean of each class's F1, which counts missed and false predictions. Rare classes count fully.",
     "base rate": "The share of each class among a client's training samples. Predicting it needs no model.",

@@ -160,7 +160,8 @@ def decisions() -> Iterator[Job]:
     for seed in SEEDS:
         yield from (Job(name, "choose", seed) for name in CHOSEN)
         yield Job("known_inputs", "choose 60", seed)
-    yield from truths(SEEDS, CHOSEN[-1:])
+    for job in truths(SEEDS, CHOSEN[-1:]):
+        yield job._replace(lr=RATES[2])  # the data set's own
 
 
 def truths(seeds: Sequence[int], names: Sequence[str] = KNOWN) -> Iterator[Job]:
@@ -307,7 +308,7 @@ def task_of(job: Job, lr: float) -> Task:
         "algorithm": "fedper",
         "seed": job.seed,
         "lr": lr,
-        "keep_optimizer": False,
+        "keep_optimizer": job.federation == CHOSEN[-1],  # as the data set has it
     }
     if job.federation in CHOSEN:
         task = fl.assemble(fl.RunConfig(dataset=job.federation, **how))
