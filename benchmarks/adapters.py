@@ -34,11 +34,13 @@ from fl_core.data import FederatedData
 from fl_core.errors import RunError, UsageError
 
 VARIABLE = "PFLLIB"
+"""The environment variable that names a checkout of PFLlib, which is on no package index."""
 UNUSED = (
     "auto_break", "batch_num_per_client", "client_drop_rate", "dlg_eval", "dlg_gap", "few_shot",
     "fine_tuning_epoch_new", "goal", "learning_rate_decay", "learning_rate_decay_gamma", "num_new_clients",
     "random_join_ratio", "save_folder_name", "send_slow_rate", "time_select", "top_cnt", "train_slow_rate",
 )  # fmt: skip
+"""PFLlib's arguments that no benchmark uses."""
 
 
 def checkout() -> Path:

@@ -175,15 +175,16 @@ class Monitor:
         def measured(server_round: int, replies: Iterable[Any]) -> Any:
             replies = list(replies)
             models: dict[str, nn.Module] = {}
+            names = dict(enumerate(self.data))
             for content in (each.content for each in replies if each.has_content()):
                 (arrays,) = content.array_records.values()
                 (metrics,) = content.metric_records.values()
                 number = metrics.get(PARTITION)
-                if number not in range(len(self.data)):
+                if number not in names:
                     raise UsageError(
-                        f"a reply must have the metric {PARTITION}, from 0 to {len(self.data) - 1}; got {number}."
+                        f"a reply must have the metric {PARTITION}, from 0 to {len(names) - 1}; got {number}."
                     )
-                client = list(self.data)[number]
+                client = names[number]
                 sent = models[client] = tree.copied(model)
                 tensors = arrays.to_torch_state_dict()
                 with about(f"client {client!r}"):

@@ -526,8 +526,9 @@ def with_groups(race: Race, found: Decided) -> Race:
     task = race.task
     if len(task.data.clients) < LEAST_CLIENTS:
         return race
-    first = LayerPlan(task.layers, ()).trainable[0]
-    groups = found.groups = client_groups(task, first, DRAWS)
+    groups = found.groups = client_groups(
+        task, LayerPlan(task.layers, ()).trainable[0], DRAWS
+    )
     if not groups.significant:
         return race
     arm = Arm("groups", "grouped", options={"groups": [*groups.of.values()]})

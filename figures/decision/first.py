@@ -41,10 +41,13 @@ def sided(values: pd.Series) -> Interval:
     return mean_interval(values.to_numpy(float), level=0.9)
 
 
-def verdict(mode: str, gap: Interval) -> str:
-    """Return whether the policy is shown to be not worse, by the registered margins."""
+def verdict(mode: str, gap: Interval, tables: int) -> str:
+    """Return whether the policy is shown to be not worse, by the registered margins; a mode that goes on has none."""
     if mode == "auroc":
         return "secondary"
+    every = paired("value", "default").shape[0]  # this mode is complete
+    if tables < every:
+        return f"open, {tables} of {every} tables"
     if mode == "default":
         holds, fails = gap.high < MARGINS["loss"], gap.low > MARGINS["loss"]
     else:
@@ -72,7 +75,7 @@ def table() -> str:
                 "mode, score": f"{mode}, {SCORES[mode]}",
                 "tables": len(values),
                 "policy minus comparator": ends,
-                "verdict": verdict(mode, gap),
+                "verdict": verdict(mode, gap, len(values)),
                 "runs, policy": f"{price['policy']:.1f}",
                 "comparator": f"{price['comparator']:.1f}",
                 "clients that lose, %": f"{harmed.value:.1f}, at most {harmed.high:.1f}",

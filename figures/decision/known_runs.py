@@ -44,6 +44,8 @@ from fl_core.training.phases import Training
 ROWS = Path(__file__).with_name("known.parquet")
 RATES, TUNING, SEEDS, DRAWS = (0.001, 0.003, 0.01, 0.03), 90, tuple(range(10)), 10
 FIRST_UNSEEN, TEST, PROFILED = 30_000, 300, 20
+ATTEMPTS = 10
+"""Draws of class shares until there are pictures enough."""
 SIZES = {240: (6, 240, 100, 40), 60: (12, 60, 40, 80)}
 """Training samples of a client: clients, training and validation samples of each, rounds."""
 NETWORKS: dict[str, tuple[str, dict[str, Any], int]] = {
@@ -233,7 +235,7 @@ def federation(name: str) -> tuple[FederatedData, str, int]:
     if kind == "shares":
         shares = draw.dirichlet(np.full(classes, 0.2), clients)
     pools = [draw.permutation(np.flatnonzero(y == k)) for k in range(classes)]
-    for _ in range(DRAWS):
+    for _ in range(ATTEMPTS):
         drawn = [draw.choice(classes, train + validation + TEST, p=p) for p in shares]
         wanted = np.bincount(np.concatenate(drawn), minlength=classes)
         if all(n <= len(pool) for n, pool in zip(wanted, pools, strict=True)):

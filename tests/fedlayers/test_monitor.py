@@ -67,7 +67,7 @@ def by_replies(monitor, models, round):
     replies = [SimpleNamespace(has_content=lambda: False)]
     for number, model in models.items():
         arrays = flwr.ArrayRecord(model.state_dict())
-        metrics = flwr.MetricRecord({"partition-id": number, "num-examples": 30})
+        metrics = flwr.MetricRecord({"partition-id": float(number), "num-examples": 30})
         content = flwr.RecordDict({"arrays": arrays, "metrics": metrics})
         replies.append(SimpleNamespace(has_content=lambda: True, content=content))
     return monitor.watch(strategy, network()).aggregate_train(round, iter(replies))
@@ -93,13 +93,7 @@ def test_every_loop_gives_the_rows_of_a_measurement_through_time(loop, tmp_path)
     before = [deepcopy(model.state_dict()) for model in found[2].values()]
     monitor = fl.Monitor(data, every=2, out=tmp_path / "rows.jsonl")
     loop(monitor, found)
-    wanted = fl.through_time(
-        found,
-        None,
-        data,
-        rounds=ROUNDS,
-        samples=256,
-    )
+    wanted = fl.through_time(found, None, data, rounds=ROUNDS, samples=256)
     pd.testing.assert_frame_equal(monitor.report.frame, wanted.frame)
     stored = fl.Report.read(tmp_path / "rows.jsonl")
     assert stored.frame["value"].equals(wanted.frame["value"])

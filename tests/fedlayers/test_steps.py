@@ -88,8 +88,7 @@ def test_two_rates_train_on_and_the_ends_follow_where_clients_differ(decided):
         assert choice.measured.full_runs <= 3.9
         assert choice.cost.n_bytes == choice.measured.n_bytes
         return
-    for_groups = 2.2  # a run, its own epochs and 20 rounds
-    assert choice.measured.full_runs <= 6.3 + for_groups
+    assert choice.measured.full_runs <= 8.5  # 6.3, and a run and 20 rounds for groups
     assert choice.winner.name != "all" or choice.winner.epochs
     groups = choice.arms[-1]
     assert (groups.name, groups.options) == ("groups", {"groups": [1, 2, 1, 2]})
