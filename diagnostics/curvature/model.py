@@ -11,7 +11,7 @@ E u_n u_n^T = A_n A_n^T, so that E u_n^T H u_n = tr(A_n^T H A_n).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -171,16 +171,14 @@ def curvature(
     ]
 
 
-def differentiable_once(gradient: Tensor | None) -> bool:
-    """Return True if a gradient's graph ends at a custom function that is differentiable only once.
+def differentiable_once(gradients: Iterable[Tensor | None]) -> bool:
+    """Return True if the graph of some gradient ends at a custom function that is differentiable only once.
 
     Differentiating such a gradient with respect to chosen tensors raises no error. It leaves out whatever is behind the
-    cut.
+    cut. The gradients' common graph is read once.
     """
-    root = None if gradient is None else gradient.grad_fn
-    return root is not None and any(
-        node.name() == "torch::autograd::Error" for node in nodes(root)
-    )
+    roots = [g.grad_fn for g in gradients if g is not None and g.grad_fn is not None]
+    return any(node.name() == "torch::autograd::Error" for node in nodes(*roots))
 
 
 def no_second_derivative(error: RuntimeError) -> str:
@@ -567,23 +565,25 @@ def _draw_shared(
 ) -> Draw:
     """Return draws [n, g, out, L] for a convolution or a linear module.
 
-    A weight [out, i] per group is applied to patches [n, g, i, L], and a bias per channel.
+    A weight [out, i] per group is applied to patches [n, g, i, L], and a bias per channel. Where i > L, the patches'
+    triangular factor [L, L] takes their place. It has the same covariance and needs fewer signs.
     """
     n, groups, inner, length = shape
     piece = max(1, LARGEST // (groups * inner * max(length, out)))
+    pieces = [slice(start, start + piece) for start in range(0, n, piece)]
+    factors: dict[int, Tensor] = {}
+    if weight and length < inner:
+        factors = {rows.start: torch.linalg.qr(patches(rows), "r").R for rows in pieces}
 
     def by_signs(generator: torch.Generator) -> Tensor:
-        parts = []
-        for start in range(0, n, piece):
-            rows = slice(start, min(start + piece, n))
-            size = (rows.stop - start, groups, out)
-            u = like.new_zeros(*size, length)
-            if weight:
-                u = rademacher(like.new_empty(*size, inner), generator) @ patches(rows)
-            parts.append(
-                u + rademacher(like.new_empty(*size, 1), generator) if bias else u
-            )
-        return torch.cat(parts)
+        u = like.new_zeros(n, groups, out, length)
+        for rows in pieces if weight else ():
+            mixed = factors[rows.start] if factors else patches(rows)
+            signs = mixed.new_empty(len(mixed), groups, out, mixed.shape[2])
+            u[rows] = rademacher(signs, generator) @ mixed
+        if bias:
+            u += rademacher(like.new_empty(n, groups, out, 1), generator)
+        return u
 
     return by_signs
 

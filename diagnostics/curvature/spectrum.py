@@ -85,9 +85,7 @@ class BlockHessian:
             gradients = torch.autograd.grad(
                 losses.sum(), self._block, create_graph=True, allow_unused=True
             )
-            if index == 0 and any(
-                differentiable_once(gradient) for gradient in gradients
-            ):
+            if index == 0 and differentiable_once(gradients):
                 raise NoProduct(CUT)
             self.n_samples += len(y)
             yield list(gradients)

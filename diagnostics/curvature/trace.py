@@ -71,8 +71,8 @@ from .model import (
 Estimates = dict[str, tuple[float, float]]
 """Layer to (value, standard error)."""
 
-PARTS = 8
-"""Batches of a pair at least, where all samples of a batch share their signs."""
+PARTS, LEAST = 8, 16
+"""Batches of a pair, and samples of each at least, where all samples of a batch share their signs."""
 
 
 def sampled_traces(
@@ -110,8 +110,10 @@ def sampled_traces(
     paths = {owner(name): layer_of[name] for name in own}
     whose = [*paths.values(), *(layer_of[name] for name in weights)]
     pair = full_batch(data) if weights and not run.model.training else None
-    if pair is not None and _are_apart(run, *next(batches(pair, CHECKED, run.model))):
-        batch = min(batch, -(-len(pair[1]) // PARTS))
+    if pair is not None:
+        part = max(LEAST, -(-len(pair[1]) // PARTS))
+        if part < batch and _are_apart(run, *next(batches(pair, CHECKED, run.model))):
+            batch = part
     generator = torch_generator(run.seed, "hessian probes", *layers)
     values, variances = dict.fromkeys(layers, 0.0), dict.fromkeys(layers, 0.0)
     n = 0
@@ -124,11 +126,8 @@ def sampled_traces(
         gradients = torch.autograd.grad(
             losses.sum(), targets, create_graph=True, allow_unused=True
         )
-        cut = {
-            w for w, g in zip(whose, gradients, strict=True) if differentiable_once(g)
-        }
         try:
-            if cut:
+            if index == 0 and differentiable_once(gradients):
                 raise NoProduct(CUT)
             draws = [
                 draw_of(
@@ -159,7 +158,14 @@ def sampled_traces(
         except NoProduct as reason:
             if len(layers) == 1:
                 return {}, dict.fromkeys(layers, str(reason))
-            return _each_alone(run, data, layers, shared, batch, probes)
+            found: Estimates = {}
+            failures: dict[str, str] = {}
+            for name, group in layers.items():  # some may have a second derivative
+                alone = {name: group}
+                one, failed = sampled_traces(run, data, alone, shared, batch, probes)
+                found |= one
+                failures |= failed
+            return found, failures
         for layer, some in drawn.items():
             each = torch.stack(some)
             values[layer] += float(each.mean(0).sum())
@@ -178,24 +184,6 @@ def _are_apart(run: Differentiable, x: Tensor, y: Tensor) -> bool:
     alone = [run.forward(x[k : k + 1], y[k : k + 1], 0)[1] for k in range(len(y))]
     tolerance = math.sqrt(torch.finfo(together.dtype).eps)
     return torch.allclose(together, torch.cat(alone), rtol=tolerance, atol=tolerance)
-
-
-def _each_alone(
-    run: Differentiable,
-    data: Data,
-    layers: Mapping[str, Sequence[str]],
-    shared: Collection[str],
-    batch: int,
-    probes: int,
-) -> tuple[Estimates, dict[str, str]]:
-    """Estimate the layers one by one, where some have no second derivative."""
-    found: Estimates = {}
-    failures: dict[str, str] = {}
-    for layer, names in layers.items():
-        one, failed = sampled_traces(run, data, {layer: names}, shared, batch, probes)
-        found |= one
-        failures |= failed
-    return found, failures
 
 
 @torch.no_grad()

@@ -135,9 +135,7 @@ def by_batch(
         for layer, group in layers.items():
             if layer in failures:
                 continue
-            if index == 0 and any(
-                differentiable_once(gradient[name]) for name in group
-            ):
+            if index == 0 and differentiable_once(gradient[name] for name in group):
                 failures[layer] = CUT
                 continue
             try:

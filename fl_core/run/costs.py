@@ -383,11 +383,11 @@ def _owners(model: nn.Module, layers: Sequence[Layer]) -> dict[str, str]:
     return {**{path: layer for path, layer in direct.items() if path}, **single}
 
 
-def nodes(root: Node) -> list[Node]:
-    """Return every node of an autograd graph that the root depends on, each after its inputs. The root comes last."""
+def nodes(*roots: Node) -> list[Node]:
+    """Return every node of an autograd graph that the roots depend on, each after its inputs. A single root is last."""
     order: list[Node] = []
     seen: set[Node] = set()
-    stack: list[tuple[Node, bool]] = [(root, False)]
+    stack = [(root, False) for root in roots]
     while stack:
         node, expanded = stack.pop()
         if expanded:
