@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -210,7 +211,14 @@ def fit_outputs(
                     loss = request.loss
                     if loss is None:  # a model of a run knows its own
                         loss = getattr(model, "training_loss", None)
-                    criterion = fit_loss(loss, model, output, first[1], *how)
+                    criterion = fit_loss(
+                        loss,
+                        model,
+                        output,
+                        first[1],
+                        partial(_outputs, model, first[0][:1]),
+                        *how,
+                    )
                 fit = adapted(model, output, criterion)
                 model = known.setdefault(id(model), fit)
                 z = _check_loss(

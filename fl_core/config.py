@@ -157,6 +157,8 @@ class TrainingConfig:
     """Options of the loss. If it is the dataset's own, omitted options are the dataset's."""
     class_weights: str = "none"
     """Class weights in the loss: none, balanced, or one number per class, such as 1,5."""
+    precision: Annotated[str, OneOf("precision", ("float32", "bf16"))] = "float32"
+    """Arithmetic of training passes: float32, or bf16 under torch's autocast. Weights and scores stay float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,6 +267,7 @@ class Keys(TypedDict, total=False):
     loss: str | Callable[..., Any] | None
     loss_options: dict[str, Any] | None
     class_weights: str
+    precision: str
     algorithm: str | type[Any]
     rule: str
     threshold: float

@@ -82,6 +82,11 @@ class Layout:
             return parts, {}
         return (), dict(zip(self.keys, parts, strict=True))
 
+    def join(self, output: Any) -> Tensor:
+        """Return several outputs side by side, [n, width]."""
+        parts = [output[key] for key in self.keys or range(len(self.shapes))]
+        return torch.cat([part.reshape(len(part), -1) for part in parts], 1)
+
 
 class PackedShape(tuple[int, ...]):
     """The shape (width,) of a sample of several inputs, side by side.
@@ -234,11 +239,14 @@ def with_loss(model: Any, loss: Any) -> Any:
 
 
 def output_of(output: Any, model: nn.Module) -> Tensor:
-    """Return a model's output: a tensor, ``.logits``, or the first tensor of a tuple.
+    """Return a model's output: a tensor, ``.logits``, or the first tensor of a tuple; joined if its loss takes several.
 
     Raises:
         UsageError: it is none of these, such as a dict of several tensors without ``logits``.
     """
+    form = model.form if isinstance(model, Adapter) else None
+    if isinstance(form, Layout):
+        return form.join(output)
     logits, got = getattr(output, "logits", None), type(output).__name__
     if isinstance(output, Mapping):
         logits = output.get("logits", logits)
@@ -267,7 +275,8 @@ def pass_notes(model: nn.Module, x: Tensor) -> list[str]:
             f"{listing(hidden, 4)} holds modules that are never trained, sent or measured: use nn.ModuleList or "
             "nn.ModuleDict instead of a list or dict"
         )
-    if isinstance(output, tuple | list) and not hasattr(output, "logits"):
+    joined = isinstance(getattr(model, "form", None), Layout)
+    if isinstance(output, tuple | list) and not (joined or hasattr(output, "logits")):
         tensors = [part for part in output if isinstance(part, Tensor)]
     if len(tensors) > 1:
         notes.append(
@@ -305,15 +314,16 @@ class Adapter(nn.Module):
     """A mixin of a copy of a model that shares its tensors, modules and hooks."""
 
     layout: Layout | None
-    class_axis: int | None
+    form: int | Layout | None
+    """The axis of the classes, or how the outputs that one loss takes lie side by side."""
     patched: Callable[..., Any] | None = None
     """A ``forward`` that was set on the module itself, as hooks of libraries do."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output as [n, outputs]; classes come last within a position."""
         output = self.raw(x)
-        if self.class_axis is not None:
-            output = output.movedim(self.class_axis, -1)
+        if isinstance(self.form, int):
+            output = output.movedim(self.form, -1)
         return output.reshape(len(output), -1)
 
     def raw(self, x: Tensor) -> Tensor:
@@ -337,11 +347,13 @@ class Adapter(nn.Module):
         return forward(*args, **named)
 
     def __reduce__(self) -> Any:
-        return adapt, (original(self), self.layout, self.class_axis)
+        return adapt, (original(self), self.layout, self.form)
 
 
 def adapt(
-    model: nn.Module, layout: Layout | None = None, class_axis: int | None = None
+    model: nn.Module,
+    layout: Layout | None = None,
+    form: int | Layout | None = None,
 ) -> Any:
     """Return the model as one that takes packed inputs and returns [n, outputs].
 
@@ -360,12 +372,12 @@ def adapt(
     kind = type(model)
     if isinstance(model, Adapter):
         layout = layout or model.layout
-        class_axis = model.class_axis if class_axis is None else class_axis
+        form = model.form if form is None else form
     else:
         inside = {"__doc__": kind.__doc__, "__module__": kind.__module__}
         adapted.__class__ = type(kind.__name__, (Adapter, kind), inside)
         adapted.patched = vars(adapted).pop("forward", None)
-    adapted.layout, adapted.class_axis = layout, class_axis
+    adapted.layout, adapted.form = layout, form
     return adapted
 
 
@@ -374,7 +386,7 @@ def original(model: Any) -> Any:
     if not isinstance(model, Adapter):
         return model
     own: Any = object.__new__(type(model).__bases__[1])
-    added = ("layout", "class_axis", "patched")
+    added = ("layout", "form", "patched")
     own.__dict__.update((k, v) for k, v in vars(model).items() if k not in added)
     if model.patched is not None:
         own.forward = model.patched

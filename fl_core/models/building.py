@@ -307,6 +307,8 @@ def outputs_of(model: nn.Module, shape: tuple[int, ...]) -> int | None:
         with torch.no_grad(), torch_seeded(0):
             own = copied(plain(model)).cpu().eval()
             output = adapt(own, getattr(shape, "layout", None))(example(shape))
+    except UsageError:  # several outputs, which its own loss takes
+        return 1
     except Exception:  # of any kind: check_fit names it
         return None
     return output.shape[1]

@@ -123,8 +123,7 @@ class Prompted(nn.Module):
         features = features.detach() if severed else features
         if task == "classify":
             return self.head(self.transform(features, self._tokens("prompts")))
-        if self.projection is None:
-            raise ValueError(f"task must be one with a projection; got {task!r}.")
+        assert self.projection is not None
         features = (
             features
             if self.direct

@@ -6,8 +6,10 @@ that no state dict has. So they are in no layer, no message and no checkpoint, a
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
 
@@ -51,6 +53,7 @@ class Lora:
             ``+``.
         alpha: an update is alpha / r times B A. None means r.
         dropout: share of an adapter's inputs that training drops, from 0 to below 1.
+        rates: factors of the learning rate of the factors, such as ``lora_B:16`` (LoRA+; Hayou et al. 2024).
     """
 
     r: Count = 8
@@ -58,25 +61,42 @@ class Lora:
     alpha: Positive | None = None
     dropout: Annotated[float, BELOW_1] = 0.0
     rank_pattern: tuple[str, ...] = ()
+    rates: tuple[str, ...] = ()
 
-    def ranks(self) -> dict[str, int]:
-        """Return the other ranks by the end of a module path."""
-        found = {}
-        for entry in self.rank_pattern:
-            target, _, rank = entry.rpartition(":")
-            if not (target and rank.isdigit() and int(rank)):
-                raise UsageError(
-                    f"rank_pattern of adapt must be TARGET:RANK; got {entry!r}. Write rank_pattern=query:4+value:8."
-                )
-            found[target] = int(rank)
-        return found
+    def __post_init__(self) -> None:
+        numbers_of("rank_pattern", self.rank_pattern, int)
+        for name, _ in self.factors:
+            check_known("factor of rates", name, PARTS)
+
+    @property
+    def factors(self) -> tuple[tuple[str, float], ...]:
+        """Return the factors of the learning rate by the part of a tensor's name."""
+        return tuple(numbers_of("rates", self.rates, float).items())
+
+
+def numbers_of(key: str, entries: Iterable[str], kind: Any) -> dict[str, Any]:
+    """Return the numbers of entries ``name:number`` of a key by name.
+
+    >>> numbers_of("rates", ["lora_B:16"], float)
+    {'lora_B': 16.0}
+    """
+    found: dict[str, Any] = {}
+    for entry in entries:
+        name, _, number = entry.rpartition(":")
+        with suppress(ValueError):
+            found[name] = kind(number)
+        if not name or not 0 < found.get(name, 0) < math.inf:
+            raise UsageError(
+                f"{key} of adapt must be NAME:NUMBER, above 0; got {entry!r}. Write {key}=NAME:4+OTHER:8."
+            )
+    return found
 
 
 def parse(text: str) -> Lora:
     """Read what ``--adapt`` asks for.
 
     >>> parse("lora:r=4,targets=attn.qkv+attn.proj")
-    Lora(r=4, targets=('attn.qkv', 'attn.proj'), alpha=None, dropout=0.0, rank_pattern=())
+    Lora(r=4, targets=('attn.qkv', 'attn.proj'), alpha=None, dropout=0.0, rank_pattern=(), rates=())
 
     Raises:
         UsageError: another method than lora, an unknown or repeated key, or a value out of range.
@@ -91,7 +111,7 @@ def parse(text: str) -> Lora:
             raise UsageError(
                 f"{key} of adapt must be given once; got {text!r}. Separate targets by +."
             )
-        several = key in ("targets", "rank_pattern")
+        several = key in ("targets", "rank_pattern", "rates")
         values[key] = value.split("+") if several else value
     adapters: Lora = read_options("adapt", Lora, values)
     return adapters
@@ -132,21 +152,42 @@ def with_adapters(
 
 
 def adapt(model: nn.Module, lora: Lora, head: str, seed: int) -> nn.Module:
-    """Add adapters to a model. Only they and the layer at the path ``head``, the classifier, train then.
+    """Let peft add adapters, drawn from the seed. Only they and the classifier, at ``head``, train then.
 
     Raises:
         UsageError: peft is not installed, or a target is no linear layer.
     """
-    alpha = lora.r if lora.alpha is None else lora.alpha
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise UsageError(
+            "peft must be installed for low-rank adapters. Run pip install 'fedlayers[lora]', or train without them: "
+            "leave adapt out, or set options={'lora_targets': 'none'}."
+        ) from error
+    if any(".lora_A." in name for name, _ in model.named_parameters()):
+        raise UsageError(
+            "lora_targets must be none with adapt, which adapts the model. Add options={'lora_targets': 'none'}."
+        )
     paths = _target_paths(model, lora, head)
-    ranks = lora.ranks()
+    ranks = numbers_of("rank_pattern", lora.rank_pattern, int)
+    ends = sorted({end for path in paths for end in _ends(path)})
     for target in ranks:
-        ends = {end for path in paths for end in _ends(path)}
-        check_known("target of rank_pattern", target, sorted(ends))
-    patterns: dict[str, Any] = {"rank_pattern": ranks}
-    if lora.alpha is None:
-        patterns["alpha_pattern"] = ranks
-    adapted = inject(model, paths, lora.r, alpha, lora.dropout, seed, **patterns)
+        check_known("target of rank_pattern", target, ends)
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer):
+            # its fused pass in evaluation would use the weights without adapters
+            module.activation_relu_or_gelu = 0
+    config: Any = LoraConfig(
+        r=lora.r,
+        lora_alpha=lora.alpha or lora.r,
+        lora_dropout=lora.dropout,
+        # a list would also take longer paths with these ends
+        target_modules="|".join(re.escape(path) for path in paths),
+        rank_pattern=ranks,
+        alpha_pattern={} if lora.alpha else ranks,
+    )
+    with torch_seeded(seed_of(seed, "adapters")):
+        adapted: nn.Module = inject_adapter_in_model(config, model)
     for parameter in adapted.get_submodule(head).parameters():
         parameter.requires_grad_(True)
     return adapted
@@ -233,13 +274,10 @@ def left_out(model: nn.Module) -> list[str]:
 
 
 def _in_attention(model: nn.Module, path: str) -> bool:
-    parents = path.split(".")[:-1]
-    around = (
-        model.get_submodule(".".join(parents[: k + 1])) for k in range(len(parents))
-    )
     return any(
         re.search("attention|attn", type(module).__name__, re.IGNORECASE)
-        for module in around
+        for name, module in model.named_modules()
+        if name and path.startswith(f"{name}.")
     )
 
 
@@ -292,49 +330,3 @@ def merged(model: nn.Module) -> nn.Module:
             getattr(module, "frozen_base", ())
         )
     return model
-
-
-# --- peft ----------------------------------------------------------------------------------------------------------
-
-
-def inject(
-    model: nn.Module,
-    paths: Iterable[str],
-    rank: int,
-    alpha: float,
-    dropout: float,
-    seed: int,
-    **patterns: Mapping[str, float],
-) -> nn.Module:
-    """Let peft put adapters around the modules at these paths, drawn from the run's seed. Only they train then.
-
-    Args:
-        patterns: ``rank_pattern`` and ``alpha_pattern``, as peft takes them.
-    """
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError as error:
-        raise UsageError(
-            "peft must be installed for low-rank adapters. Run pip install 'fedlayers[lora]', or train without them: "
-            "leave adapt out, or set options={'lora_targets': 'none'}."
-        ) from error
-    if any(".lora_A." in name for name, _ in model.named_parameters()):
-        raise UsageError(
-            "lora_targets must be none with adapt, which adapts the model. Add options={'lora_targets': 'none'}."
-        )
-    for module in model.modules():
-        if isinstance(module, nn.TransformerEncoderLayer):
-            module.activation_relu_or_gelu = (
-                0  # its fused pass in evaluation would use the weights without adapters
-            )
-    config: Any = LoraConfig(
-        r=rank,
-        lora_alpha=alpha,
-        lora_dropout=dropout,
-        # a list would also take longer paths with these ends
-        target_modules="|".join(re.escape(path) for path in paths),
-        **patterns,
-    )
-    with torch_seeded(seed_of(seed, "adapters")):
-        adapted: nn.Module = inject_adapter_in_model(config, model)
-    return adapted

@@ -24,7 +24,7 @@ from fl_core.rounds.clients import (
     Serial,
 )
 from fl_core.training import loop
-from fl_core.training.loop import GATHERED, MOMENTUM, Entries, batch_slices
+from fl_core.training.loop import MOMENTUM, Entries, batch_slices
 from fl_core.training.losses import Loss
 from fl_core.training.phases import Training
 from fl_core.training.workspace import chain, has_hooks
@@ -32,6 +32,7 @@ from fl_core.tree import Tree
 
 TOGETHER = 50
 """Clients that are trained together. More bring no gain."""
+GATHERED = 1 << 26  # bytes of several clients' batches that are gathered at once
 LARGEST = 100_000
 """Parameters of a model from which training one by one is faster on a CPU."""
 

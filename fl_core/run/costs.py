@@ -50,17 +50,6 @@ def _attention(
     )
 
 
-def _trilinear(
-    a: Tensor, b: Tensor, c: Tensor, *added: list[int], **_: object
-) -> int:  # fmt: skip
-    """Count the products of a bilinear layer, one for each pair of inputs and each output."""
-    shapes = [list(each.shape) for each in (a, b, c)]
-    for shape, places in zip(shapes, added, strict=False):
-        for place in sorted(places):
-            shape.insert(place, 1)
-    return 2 * prod(map(max, zip(*shapes, strict=True)))
-
-
 FUSED = (
     "flash_attention",
     "flash_attention_for_cpu",
@@ -74,7 +63,6 @@ FORMULAS: dict[str, Any] = {
         ("aten.dot", "aten.vdot", "aten.mv"), lambda a, b, **_: 2 * a.numel()
     ),
     "aten.convolution_backward": _convolution_backward,
-    "aten._trilinear": _trilinear,
     **{f"aten._scaled_dot_product_{kind}": _attention for kind in FUSED},
     **{
         f"aten._scaled_dot_product_{kind}_backward": lambda grad, *given, **_: (

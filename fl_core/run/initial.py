@@ -9,14 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from fl_core import tree
-from fl_core.algorithms.base import find
 from fl_core.errors import UsageError, listing
 from fl_core.models import weights
 from fl_core.models.building import batch_norms
 from fl_core.models.extended import head_path
 from fl_core.plan import LayerPlan
 from fl_core.records import store
-from fl_core.registry import is_outside
 from fl_core.tree import Tree
 
 
@@ -76,22 +74,19 @@ def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None, bool, list[str]]:
     """Return a run's last common model, its vocabulary, whether clients kept running statistics, and their layers."""
     run = store.Run(path)
     config = run.config
-    whole = _has_global_model(run)
+    whole = bool((run.rows()[1]["model"] == "global").any())
     plan = run.plan()
     if config.get("adapt") is not None:
         raise UsageError(
             f"init must be a run without adapters; got {path}. Export its model, and name that file."
         )
-    planned = (
-        find(config["algorithm"], config["options"]).uses_plan and plan is not None
-    )
     which = (
         "last"
         if run.stopping_rule() is None
         else run.best_round("global" if whole else None)
     )
     server = run.checkpoint(which, lazy=True).server.trees
-    if not (whole or planned) or "model" not in server:
+    if not (whole or plan) or "model" not in server:
         raise UsageError(
             "init must be a run with a global model or with shared layers, such as one of fedavg or fedper; "
             f"got {path}, a run of {config['algorithm']}. Choose another run."
@@ -102,17 +97,6 @@ def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None, bool, list[str]]:
     shared = LayerPlan.from_json(plan)
     local = [layer.name for layer in shared.layers if layer.name not in shared.shared]
     return dict(server["model"]), config.get("words"), kept, local
-
-
-def _has_global_model(run: store.Run) -> bool:
-    """Return whether a run's clients evaluate a global model. For the user's own algorithm its rows show it."""
-    name = run.config["algorithm"]
-    options = run.config["options"]
-    if any(
-        isinstance(each, str) and is_outside(each) for each in (name, *options.values())
-    ):
-        return bool((run.rows()[1]["model"] == "global").any())
-    return find(name, options).evaluates == "global"
 
 
 def _keep_classifier(

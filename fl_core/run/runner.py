@@ -147,7 +147,7 @@ def run(
     used = _used(instruments, task)
     plan_selection_of(task, used).check(task.algorithm(task.plan))
     _measuring(task, used)
-    check_device(task.config.execution.device)
+    check_device(task.config.execution.device, task.config.training.precision)
     if out is not None:
         writing.check_free(Path(out))
     how = Execution(**execution)
@@ -179,6 +179,7 @@ def run(
         "data": data.digest,
         "source": data.source_digest,
         "model": header["checkpoint"],
+        "loss": task.criterion.name,
     }
     for key, value in stored.items():
         try:
@@ -236,7 +237,7 @@ def resume(
         used = _used(instruments, task)
         if not run.rounds:  # later the plan has been chosen
             plan_selection_of(task, used).check(task.algorithm(task.plan))
-        check_device(task.config.execution.device)
+        check_device(task.config.execution.device, task.config.training.precision)
         changed: list[str] = []
 
         def accept(found: store.Checkpoint | None) -> None:
@@ -263,12 +264,15 @@ def resume(
         return _execute(task, used, writer, how, done, code)
 
 
-def check_device(name: str) -> None:
-    """Raise a UsageError unless PyTorch can use this device here."""
+def check_device(name: str, precision: str = "float32") -> None:
+    """Raise a UsageError unless PyTorch can use this device here, in this precision."""
+    kind = name.partition(":")[0]
     try:
         torch.empty(0, device=name)
+        can = torch.amp.is_autocast_available(kind)
+        can &= kind != "cuda" or torch.cuda.is_bf16_supported(False)
     except (RuntimeError, AssertionError) as error:
-        if name.partition(":")[0] not in DEVICES:
+        if kind not in DEVICES:
             raise UsageError(
                 f"device must be one of {listing(DEVICES)}, as torch names them; got {name!r}. Write device='cuda' for "
                 "a graphics card."
@@ -276,6 +280,10 @@ def check_device(name: str) -> None:
         raise UsageError(
             f"device must be one that works here; got {name!r} ({str(error).splitlines()[0]}). Use device='cpu'."
         ) from error
+    if precision == "bf16" and not can:
+        raise UsageError(
+            f"precision must be one that the device has; got bf16 on {name!r}. Use precision='float32'."
+        )
 
 
 def _execute(

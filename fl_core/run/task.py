@@ -35,9 +35,8 @@ from fl_core.data.federated import client_notes, notes
 from fl_core.data.partitions import SPLITS
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.roles import by_name
-from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, listing, warn
-from fl_core.layers import Layer, layers_of, sizes
+from fl_core.layers import Layer, layers_of
 from fl_core.models import lora
 from fl_core.models.adapter import OWN_LOSS, with_loss
 from fl_core.models.building import (
@@ -64,7 +63,6 @@ from fl_core.rows import (
 )
 from fl_core.run import initial
 from fl_core.run.layer_mapping import extend
-from fl_core.storage import format_bytes
 from fl_core.training import losses
 from fl_core.training.border import fit_module
 from fl_core.training.losses import Loss
@@ -72,12 +70,9 @@ from fl_core.training.phases import Training
 from fl_core.training.workspace import memory_format
 from fl_core.tree import Tree
 
-CLIENT_BYTES, NOTED_BYTES = 10_000, 100_000_000
-"""The rows of a client in a round in which it is scored, and the rows of a run that are said before it."""
-
 
 @dataclass(repr=False)
-class Task(Displayed):
+class Task:
     """The objects that a configuration names: data, model, layers, criterion, and the algorithm's arguments.
 
     ``own`` are the data and the model from Python that it was made of.
@@ -96,16 +91,6 @@ class Task(Displayed):
     )
     said: tuple[str, ...] = ()
 
-    def summary(self) -> Summary:
-        """Return the data, the algorithm and the model, with the size of each layer."""
-        lead = (
-            f"{self.config.federation.algorithm} on {self.data.name}: {len(self.data.clients)} clients, "
-            f"{type(self.model).__name__} of {len(self.layers)} layers"
-        )
-        layers = {} if self.plan is None else self.plan.by_layer()
-        rows = list(sizes(self.layers, self.model).items())
-        return Summary(lead, ["layer", "parameters"], rows, layers)
-
     def algorithm(self, plan: LayerPlan | None) -> Algorithm:
         """Return the configured algorithm with the plan that it derives from the given one."""
         name = self.config.federation.algorithm
@@ -119,11 +104,12 @@ class Task(Displayed):
 
     def client_runner(self, observers: Mapping[str, Any] | None = None) -> ClientRunner:
         """Return a runner of the task's clients."""
-        config = self.config
+        config, adapt = self.config, self.config.model.adapt
+        rates = lora.parse(adapt).factors if adapt else ()
         return ClientRunner(
             self.model,
             self.data,
-            Training.of(config.training),
+            replace(Training.of(config.training), rates=rates),
             self.criterion,
             self.layers,
             observers or {},
@@ -156,7 +142,6 @@ class Task(Displayed):
         own = [
             *(() if algorithm.plan is None else algorithm.plan.notes()),
             *algorithm.notes(),
-            *self._many_rows(),
         ]
         if self.data.elsewhere:
             return [*self.said, *own]
@@ -166,18 +151,6 @@ class Task(Displayed):
             *client_notes(self.data),
         ]
         return [*self.said, *own, *others]
-
-    def _many_rows(self) -> list[str]:
-        """Return a note if the scores of all clients take much of a disk."""
-        every = int(self.config.execution.eval_every or 1)
-        scored = int(self.config.federation.rounds or 1) // every
-        size = CLIENT_BYTES * len(self.data.clients) * scored
-        if size <= NOTED_BYTES:
-            return []
-        return [
-            f"the rows will take about {format_bytes(size)}: {len(self.data.clients)} clients are scored in {scored} "
-            "rounds. Raise eval_every."
-        ]
 
     def _chosen_elsewhere(self) -> list[str]:
         """Return notes if the given plan was measured on other samples, or chosen at another learning rate."""
@@ -519,12 +492,12 @@ def _task_info(
 def _with_stack(config: RunConfig, criterion: Loss, model: nn.Module) -> RunConfig:
     """Return the configuration with on or off for auto: whether clients train in one batched pass."""
     stack = config.execution.stack
-    if (
-        criterion.couples or config.training.loss == OWN
-    ):  # which a sum of single samples' losses does not allow
+    precision = config.training.precision
+    # which a sum of single samples' losses does not allow
+    if criterion.couples or config.training.loss == OWN or precision == "bf16":
         if stack == "on":
             raise UsageError(
-                f"stack must be auto or off for loss {criterion.name!r}; got on."
+                f"stack must be auto or off for loss {criterion.name!r} in {precision}; got on."
             )
         stack = "off"
     stacked = stacks(model, config.execution.device, stack)

@@ -6,6 +6,7 @@ Runs and diagnoses ask here. :mod:`fl_core.models.adapter` says what inputs may 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_core.errors import UsageError, about
-from fl_core.models.adapter import IGNORED, adapt, output_of
+from fl_core.models.adapter import IGNORED, Layout, adapt, output_of, pack
 from fl_core.models.building import fitting
 from fl_core.rows import CLASSIFICATION, OWN, POSITIONS, REGRESSION
 from fl_core.seeds import torch_seeded
@@ -45,6 +46,7 @@ class FittedLoss(Loss):
         kind: the task: of :data:`fl_core.rows.TASKS`, or labels at positions, or an own loss.
         ignored: the label of positions that do not count.
         next_tokens: whether the output at a token is compared with the next label.
+        joined: how several outputs lie side by side, which a callable takes as a dict or tuple.
     """
 
     base: Any
@@ -53,6 +55,7 @@ class FittedLoss(Loss):
     kind: str = REGRESSION
     ignored: int = IGNORED
     next_tokens: bool = False
+    joined: Layout | None = None
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -123,6 +126,9 @@ class FittedLoss(Loss):
         if self.axis is not None:
             axis = 1 if isinstance(self.base, _COUPLED) else self.axis
             return z.reshape(*y.shape, self.classes).movedim(-1, axis)
+        if self.joined is not None:
+            parts, named = self.joined.unpack(z, z.dtype)
+            return named or parts
         return z.reshape(len(z), *self.shape)
 
     def check_batch(self, z: Tensor, y: Tensor) -> None:
@@ -178,11 +184,33 @@ def class_axis_of(output: Tensor, y: Tensor, given: int | None = None) -> int:
     )
 
 
+def _joined(output: Any, single: Callable[[], Any]) -> Layout | None:
+    """Return how several outputs lie side by side; None for one tensor, or a model's logits.
+
+    Args:
+        single: gives the output of one sample. A part of another size then, such as similarities [n, n], is left out.
+    """
+    named = isinstance(output, Mapping)
+    if hasattr(output, "logits") or not isinstance(output, Mapping | tuple | list):
+        return None
+    parts, alone = dict(output if named else enumerate(output)), single()
+    kept = {
+        key: part
+        for key, part in parts.items()
+        if isinstance(part, Tensor) and part.is_floating_point() and part.ndim
+        if part.shape[1:] == alone[key].shape[1:]
+    }
+    if "logits" in kept or len(kept) < (2 if named else max(2, len(parts))):
+        return None
+    return pack(kept if named else [*kept.values()])[1]
+
+
 def fit_loss(
     loss: Any,
     model: nn.Module,
     output: Any,
     y: Tensor,
+    single: Callable[[], Any],
     class_axis: int | None = None,
     ignored: int = IGNORED,
 ) -> Loss:
@@ -193,6 +221,7 @@ def fit_loss(
     Args:
         loss: a name, a loss of :mod:`fl_core.training.losses`, a torch module or a callable.
         output: of the first samples, in the model's own form.
+        single: gives that of the first sample alone.
 
     Raises:
         UsageError: outputs and labels do not fit, or the loss is none of these.
@@ -205,6 +234,9 @@ def fit_loss(
     if isinstance(loss, FittedLoss):
         return loss
     own = not named and not isinstance(loss, Loss)
+    if own and not hasattr(loss, "reduction") and (joined := _joined(output, single)):
+        width = sum(map(prod, joined.shapes))
+        return FittedLoss(loss, (width,), kind=OWN, joined=joined)
     output = output_of(output, model)
     plain_numbers = output.is_floating_point() and output.layout == torch.strided
     if not plain_numbers or not output.ndim or len(output) != len(y):
@@ -249,10 +281,10 @@ def adapted(model: nn.Module, output: Any, loss: Loss) -> Any:
     Args:
         output: of a few samples, in the model's own form.
     """
-    axis = loss.axis if isinstance(loss, FittedLoss) else None
-    if isinstance(output, Tensor) and output.ndim == 2 and axis is None:
+    form = loss.joined or loss.axis if isinstance(loss, FittedLoss) else None
+    if isinstance(output, Tensor) and output.ndim == 2 and form is None:
         return model
-    return adapt(model, None, axis)
+    return adapt(model, None, form)
 
 
 def fit_module(
@@ -272,7 +304,7 @@ def fit_module(
     x, y = split.x[:2], split.y[:2]
     with fitting(made, x), in_mode(made, False), torch.no_grad(), torch_seeded(0):
         output = made.own(x)
-        loss = fit_loss(loss, made, output, y)
+        loss = fit_loss(loss, made, output, y, lambda: made.own(x[:1]))
         z = adapted(made, output, loss)(x)
     with about(f"loss {loss.name}", Exception, way="Correct or name another."):
         loss.check_batch(z, y)

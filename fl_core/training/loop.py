@@ -22,7 +22,14 @@ from fl_core.errors import (
     check_known,
 )
 from fl_core.layers import Layer, tensor_in_layer
-from fl_core.training.phases import Batch, Context, Observer, Phase, Training
+from fl_core.training.phases import (
+    Batch,
+    Context,
+    Group,
+    Observer,
+    Phase,
+    Training,
+)
 from fl_core.tree import Tree, copy_to_cpu
 
 if TYPE_CHECKING:
@@ -66,9 +73,7 @@ def to_tree(entries: Mapping[str, Tree], phase: Phase) -> Tree:
     )
 
 
-def read(
-    optimizer: torch.optim.Optimizer, names: Sequence[str], params: Sequence[Tensor]
-) -> Entries:
+def read(optimizer: torch.optim.Optimizer, params: Tree) -> Entries:
     """The optimiser's own state of these tensors, not copied."""
     return {
         name: {
@@ -76,24 +81,21 @@ def read(
             for key, value in optimizer.state[param].items()
             if isinstance(value, Tensor)
         }
-        for name, param in zip(names, params, strict=True)
+        for name, param in params.items()
     }
 
 
 def restore(
-    optimizer: torch.optim.Optimizer,
-    names: Sequence[str],
-    params: Sequence[Tensor],
-    entries: Mapping[str, Tree],
+    optimizer: torch.optim.Optimizer, params: Tree, entries: Mapping[str, Tree]
 ) -> None:
     """Put copies of the entries into a new optimiser of these tensors. Tensors without an entry begin fresh."""
-    for name, param in zip(names, params, strict=True):
+    for name, param in params.items():
         for key, value in entries.get(name, {}).items():
             optimizer.state[param][key] = _like(value, param)
     if any(
         MOMENTUM in state for state in optimizer.state.values()
     ):  # then a fused step wants one for each,
-        for param in params:  # also for what trains for the first time
+        for param in params.values():  # also for what trains for the first time
             optimizer.state[param].setdefault(MOMENTUM, torch.zeros_like(param))
 
 
@@ -106,9 +108,6 @@ def _like(value: Tensor, param: Tensor) -> Tensor:
     if value.shape != param.shape:
         return value.to(param.device, copy=True)
     return torch.empty_like(param, dtype=value.dtype, requires_grad=False).copy_(value)
-
-
-GATHERED = 1 << 26  # bytes of a client's data that may be copied in each epoch's order
 
 
 def train(
@@ -152,7 +151,6 @@ def train(
         ]()
         for name in phase.observe
     }
-    objective = _scalar(loss, f"{ctx.location(phase.name)}: {phase.loss}")
     x = workspace.place(split.x)
     y = split.y.to(workspace.device)
     draws = seeds.torch_generator(seed, "batches", *parts)
@@ -164,21 +162,20 @@ def train(
         workspace.trains(phase.train - frozen) as names,
         seeds.torch_seeded(seeds.seed_of(seed, "modules", *parts)),
     ):
-        params: list[Tensor] = [workspace.params[name] for name in names]
+        params = {name: workspace.params[name] for name in names}
         if params and phase.epochs and slices:
-            by_name = dict(zip(names, params, strict=True))
             settings = phase.settings(training)
-            optimizer = settings.build(_parameter_groups(phase, by_name, settings.lr))
-            restore(optimizer, names, params, entries_of(kept or {}, phase))
+            optimizer = settings.build(_parameter_groups(phase, params, settings))
+            restore(optimizer, params, entries_of(kept or {}, phase))
             steps = Steps(
-                by_name,
+                params,
                 workspace,
                 optimizer,
                 training,
                 settings,
                 phase,
                 ctx,
-                objective,
+                loss,
                 (x, y),
                 seed,
                 list(watching.values()),
@@ -194,11 +191,9 @@ def train(
                     steps.taken += 1
                 left = max(0, left - len(slices))
                 steps.observers.clear()  # they see the first epoch
-            total = steps.loss
-            samples = steps.samples
-            taken = steps.taken
+            total, samples, taken = steps.loss, steps.samples, steps.taken
             if training.keep_optimizer:
-                state = to_tree(read(optimizer, names, params), phase)
+                state = to_tree(read(optimizer, params), phase)
     result = workspace.read()
     bad = tree.first_nonfinite(tree.select(result, phase.train), before=source)
     if bad is not None:
@@ -222,25 +217,6 @@ def train(
     return result, state
 
 
-def _scalar(loss: Callable[..., object], name: str) -> Callable[..., Tensor]:
-    """The loss unchanged, with an error if its value is not one number."""
-
-    def objective(*args: object) -> Tensor:
-        value = loss(*args)
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            shown = (
-                f"a tensor of shape {list(value.shape)}"
-                if isinstance(value, Tensor)
-                else repr(value)
-            )
-            raise UsageError(
-                f"{name} must return a tensor of one number, for the whole batch; got {shown}."
-            )
-        return value
-
-    return objective
-
-
 def _batches(
     data: tuple[Tensor, Tensor, Tensor | None],
     slices: list[slice],
@@ -249,29 +225,21 @@ def _batches(
     """One epoch of samples, labels and further values per sample, in a new random order."""
     x, y, extra = data
     order = torch.randperm(len(y), generator=draws).to(y.device)
-    x_at, y_at, extra_at = (
-        _in_order(values, order) for values in (x, y, y if extra is None else extra)
-    )
     for part in slices:
-        yield x_at(part), y_at(part), None if extra is None else extra_at(part)
+        rows = order[part]
+        yield x[rows], y[rows], None if extra is None else extra[rows]
 
 
-def _in_order(values: Tensor, order: Tensor) -> Callable[[slice], Tensor]:
-    """A function from slices of the order to batches. Small data are ordered at once, for speed."""
-    if values.nbytes > GATHERED:
-        return lambda part: values[order[part]]
-    ordered = values[order]
-    return lambda part: ordered[part]
-
-
-def _parameter_groups(phase: Phase, params: Tree, usual: float) -> list[dict[str, Any]]:
-    """Return the phase's groups of parameters, with that of the rest, for an optimiser with this usual rate."""
+def _parameter_groups(
+    phase: Phase, params: Tree, settings: Training
+) -> list[dict[str, Any]]:
+    """Return the phase's groups of parameters, with that of the rest, for an optimiser with these settings."""
     rest, groups = dict(params), list[dict[str, Any]]()
-    for group in phase.groups:
-        lr = usual / group.lr_divisor if group.lr is None else group.lr
-        own = [rest.pop(name) for name in sorted(group.train & rest.keys())]
-        groups.append({"params": own, "lr": lr})
-    groups.append({"params": list(rest.values())})
+    for group in (*phase.groups, Group(frozenset(params))):
+        lr = settings.lr / group.lr_divisor if group.lr is None else group.lr
+        for part, factor in (*settings.rates, ("", 1.0)):
+            own = [rest.pop(n) for n in sorted(group.train & rest.keys()) if part in n]
+            groups.append({"params": own, "lr": lr * factor})
     return [group for group in groups if group["params"]]
 
 
@@ -315,7 +283,7 @@ class Steps:
     settings: Training
     phase: Phase
     ctx: Context
-    objective: Callable[..., Tensor]
+    objective: Callable[..., object]
     data: Batch
     seed: int
     observers: list[Observer]
@@ -344,26 +312,27 @@ class Steps:
         Raises:
             NonFiniteError: the loss is NaN or infinite. The error names the layer of the largest weight.
         """
-        loss = self.objective(self.workspace.params, batch, self.ctx)
+        lower = self.training.precision == "bf16"
+        with torch.autocast(self.workspace.device.type, torch.bfloat16, enabled=lower):
+            loss = self.objective(self.workspace.params, batch, self.ctx)
         params = list(self.params.values())
         for param in params:
             param.grad = None
-        if not loss.requires_grad:
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
             raise UsageError(
-                f"{self.ctx.location(self.phase.name)}: {self.phase.loss} must depend on a parameter that trains; "
-                "got a constant. Compute it from params, with gradients."
+                f"{self.ctx.location(self.phase.name)}: {self.phase.loss} must return a tensor of one number, for the "
+                f"whole batch, that depends on what trains; got {loss!r:.80}. Compute it from params, with gradients."
             )
         # lays gradients out in memory as the parameters are, unlike autograd.grad
         loss.backward(inputs=params)
-        grads = tuple(param.grad for param in params)
+        reached = {
+            name: param.grad
+            for name, param in self.params.items()
+            if param.grad is not None
+        }
         for param in params:
             param.grad = None
         value, size = loss.item(), len(batch[1])
-        reached = {
-            name: grad
-            for name, grad in zip(self.params, grads, strict=True)
-            if grad is not None
-        }
         if not math.isfinite(value):
             raise NonFiniteError(
                 f"{self.ctx.location(self.phase.name)}: the loss of step {self.taken + 1} is {value}. "
@@ -415,8 +384,9 @@ class Steps:
             copy: changed in place; the same tensors in every step, among others perhaps. grads: along which it goes.
         """
         if name not in self._copies:
-            tensors = [copy[key] for key in self.params]
-            self._copies[name] = self.settings.build(tensors)
+            tensors = {key: copy[key] for key in self.params}
+            groups = _parameter_groups(self.phase, tensors, self.settings)
+            self._copies[name] = self.settings.build(groups)
         for key in self.params:
             copy[key].grad = grads.get(key)
         self._copies[name].step()

@@ -51,6 +51,8 @@ class Training:
             run's default is yes for adam and adamw, whose second moments need more steps than a round has, and no for
             sgd, with momentum too, as FedAvg has it. What is kept is one to three times what the client trains, in
             memory and in every checkpoint (:mod:`fl_core.training.loop`); fine-tuning always begins anew.
+        precision: ``bf16`` computes a step's forward pass and loss under torch's autocast. All else is float32.
+        rates: parts of tensors' names, such as ``lora_B``, with the factors of their learning rates.
     """
 
     epochs: int = 1
@@ -62,6 +64,8 @@ class Training:
     amsgrad: bool = False
     max_grad_norm: float | None = None
     keep_optimizer: bool = False
+    precision: str = "float32"
+    rates: tuple[tuple[str, float], ...] = ()
 
     @classmethod
     def of(cls, config: TrainingConfig) -> Training:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -52,7 +51,6 @@ class Workspace:
         model: nn.Module,
         device: str | torch.device = "cpu",
         memory: str | None = None,
-        keep_frozen: bool = True,
     ) -> None:
         self.memory = memory or memory_format(model)
         self.model = tree.copied(model).to(device)
@@ -79,9 +77,8 @@ class Workspace:
         self.submodel: frozenset[str] | None = (
             None  # names of the tensors that are present; None = all
         )
-        self.keep_frozen = keep_frozen
         self._outputs = FrozenPrefixCache()
-        self._cut = Cut((), ())
+        self._rest = nn.Sequential()
         self._ahead: tuple[Tensor, Tensor] | None = None
         self._head: nn.Module | None = None
         self.couples = normalises_batches(self.model, training=True)  # samples
@@ -151,9 +148,15 @@ class Workspace:
         """
         if params is self.params:
             if self._ahead is not None and x is self._ahead[0] and not options:
-                return self._cut.logits(self._ahead[1])
-            return self.model(x, **options)
-        return self._call(params, x, options)
+                found = self._rest(self._ahead[1])
+            else:
+                found = self.model(x, **options)
+        else:
+            found = self._call(params, x, options)
+        if torch.is_autocast_enabled(self.device.type):
+            several = isinstance(found, tuple)
+            return tuple(map(Tensor.float, found)) if several else found.float()
+        return found
 
     def _call(self, params: Tree, x: Tensor, options: dict[str, Any]) -> Any:
         names = self.params.keys()
@@ -172,11 +175,11 @@ class Workspace:
         Args:
             samples, x: the client's own tensor of samples [n, *shape], and the result of :meth:`place` for it.
         """
-        where = cut(self.model) if self.keep_frozen else None
-        if where is None:
+        parts = cut(self.model)
+        if parts is None:
             return None
-        self._cut = where
-        return self._outputs.outputs(client, where, samples, x)
+        first, self._rest = parts
+        return self._outputs.outputs(client, first, samples, x)
 
     def continue_from(self, x: Tensor, outputs: Tensor) -> None:
         """Start later forward passes over this ``x`` from the frozen layers' outputs."""
@@ -257,27 +260,7 @@ _QUIET_IN_EVALUATION = (nn.BatchNorm1d, nn.BatchNorm2d, nn.Dropout, nn.Dropout2d
 _WORK = (nn.Linear, nn.Conv1d, nn.Conv2d)
 
 
-@dataclass(frozen=True)
-class Cut:
-    """A chain of modules in two parts.
-
-    The outputs of ``first`` are the same in every epoch, but not always those of ``rest``.
-    """
-
-    first: tuple[nn.Module, ...]
-    rest: tuple[nn.Module, ...]
-
-    def outputs(self, x: Tensor) -> Tensor:
-        """Return the outputs of the first part for samples [n, *shape]."""
-        with torch.no_grad():
-            return torch.cat([_through(self.first, part) for part in x.split(CHUNK)])
-
-    def logits(self, outputs: Tensor) -> Tensor:
-        """Return logits [b, C] from outputs of the first part [b, ...]."""
-        return _through(self.rest, outputs)
-
-
-def cut(model: nn.Module) -> Cut | None:
+def cut(model: nn.Module) -> tuple[nn.Sequential, nn.Sequential] | None:
     """Split a model after the layers whose outputs stay the same, or return None if there is no gain or no certainty.
 
     The model must be an ``nn.Sequential`` without hooks. It may contain further ones. Then each module's input is the
@@ -297,7 +280,7 @@ def cut(model: nn.Module) -> Cut | None:
     first = parts[:count]
     if not any(type(module) in _WORK for module in first):
         return None
-    return Cut(tuple(first), tuple(parts[count:]))
+    return nn.Sequential(*first), nn.Sequential(*parts[count:])
 
 
 class FrozenPrefixCache:
@@ -307,12 +290,12 @@ class FrozenPrefixCache:
     """
 
     def __init__(self) -> None:
-        self._modules: tuple[nn.Module, ...] = ()
+        self._modules: list[nn.Module] = []
         self._weights: list[Tensor] = []
         self._kept: OrderedDict[int, tuple[Tensor, Tensor]] = OrderedDict()
 
     def outputs(
-        self, client: int, where: Cut, samples: Tensor, x: Tensor
+        self, client: int, first: nn.Sequential, samples: Tensor, x: Tensor
     ) -> Tensor | None:
         """Return the first part's outputs for a client's samples, from the cache if nothing has changed.
 
@@ -323,26 +306,28 @@ class FrozenPrefixCache:
         Returns:
             The outputs [n, ...], or None if they have more than :data:`KEPT` bytes.
         """
-        weights = [
-            tensor
-            for module in where.first
-            for tensor in (*module.parameters(), *module.buffers())
-        ]
-        if where.first != self._modules or not all(
+        modules, weights = [*first], [*first.parameters(), *first.buffers()]
+        if modules != self._modules or not all(
             map(torch.equal, self._weights, weights)
         ):
             self._kept.clear()
-            self._modules = where.first
+            self._modules = modules
             self._weights = [tensor.detach().clone() for tensor in weights]
         seen, outputs = self._kept.pop(client, (None, None))
         if outputs is None or seen is not samples:
-            if where.outputs(x[:1]).nbytes * len(x) > KEPT:
+            if in_chunks(first, x[:1]).nbytes * len(x) > KEPT:
                 return None
-            outputs = where.outputs(x)
+            outputs = in_chunks(first, x)
         self._kept[client] = samples, outputs
         while sum(each.nbytes for _, each in self._kept.values()) > KEPT:
             self._kept.popitem(last=False)
         return outputs
+
+
+def in_chunks(first: nn.Sequential, x: Tensor) -> Tensor:
+    """Return the first part's outputs for samples [n, *shape]."""
+    with torch.no_grad():
+        return torch.cat([first(part) for part in x.split(CHUNK)])
 
 
 def chain(module: nn.Module) -> list[nn.Module] | None:
@@ -374,9 +359,3 @@ def _is_fixed(module: nn.Module) -> bool:
         )
         return not module.training and not uses_batch
     return type(module) in _SAMPLEWISE
-
-
-def _through(modules: Iterable[nn.Module], x: Tensor) -> Tensor:
-    for module in modules:
-        x = module(x)
-    return x

@@ -183,7 +183,13 @@ def test_weights_that_do_not_fit_change_nothing():
     np.savez("arrays.npz", a=np.ones((2, 3)))
     with zipfile.ZipFile("plain.pt", "w") as file:
         file.writestr("notes.txt", "x")
+    torch.save({"epoch": 3, "state_dict": {}}, "nested.pt")
+    noise = ("noise.safetensors", "noise.pt", "empty.pt")
+    for name in noise:
+        Path(name).write_bytes(b"" if name == "empty.pt" else b"not weights at all")
     for name, words in (
+        *((name, "file of weights") for name in noise),
+        ("nested.pt", "tensors by name; got none"),
         ("less.pt", "lacks bias"),
         ("other.pt", r"\[2, 3\].*\[2, 4\]"),
         ("vast.pt", "more elements than"),

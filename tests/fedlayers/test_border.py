@@ -35,8 +35,17 @@ class Listed(nn.Linear):
         return super().forward(torch.cat(parts, 1))
 
 
-def plainly(output, y):
-    return F.cross_entropy(output, y)
+class Several(nn.Linear):
+    """Two outputs, and the likeness of the samples of a batch."""
+
+    def forward(self, x):
+        a, b = super().forward(x).tensor_split(2, 1)
+        return {"a": a, "b": b, "alike": a @ a.T}
+
+
+class Pair(Several):
+    def forward(self, x):
+        return tuple([*super().forward(x).values()][:2])
 
 
 def each(output, y):
@@ -46,6 +55,12 @@ def each(output, y):
 def half(output, y):
     """The loss of each sample, of some of its outputs."""
     return (output[:, :2] - y).square().mean(1)
+
+
+def both(output, y):
+    """The loss of each sample, of two outputs by name or by position."""
+    a, b, *_ = output.values() if isinstance(output, dict) else output
+    return each(a, y) + b.square().sum(1)
 
 
 def positions(output, y):
@@ -77,10 +92,6 @@ def labels(*shape, classes=3):
     return lambda x: torch.randint(classes, (N, *shape))
 
 
-def copied(x):
-    return x.clone()
-
-
 def masked(x):
     return x.masked_fill(torch.arange(6) < 3, IGNORED)
 
@@ -89,26 +100,24 @@ def pixels():
     return nn.Conv2d(2, 3, 3, padding=1)
 
 
-def picture():
-    return rows(2, 6, 6)
-
-
 def bce(z, y):
     return F.binary_cross_entropy_with_logits(z[:, 0], y.reshape(-1).float())
 
 
 LOGITS = nn.BCEWithLogitsLoss()
 KINDS = {  # module, inputs, labels, loss, reference
-    "next tokens": (TinyForCausalLM, ids, copied, None, next_tokens),
+    "next tokens": (TinyForCausalLM, ids, torch.clone, None, next_tokens),
     "ignored positions": (Language, ids, masked, None, positions),
     "a torch loss": (Language, ids, masked, nn.CrossEntropyLoss(), positions),
-    "a callable": (table(3), rows, labels(), each, plainly),
-    "other outputs": (table(4), rows, lambda x: rows(2), half, lambda z, y: half(z, y).mean()),
-    "pixels": (pixels, picture, labels(6, 6), None, positions),
+    "a callable": (table(3), rows, labels(), each, each),
+    "other outputs": (table(4), rows, lambda x: rows(2), half, half),
+    "outputs by name": (lambda: Several(5, 4), rows, labels(classes=2), both, both),
+    "outputs by position": (lambda: Pair(5, 4), rows, labels(classes=2), both, both),
+    "pixels": (pixels, lambda: rows(2, 6, 6), labels(6, 6), None, positions),
     "numbers": (table(4), rows, lambda x: rows(4), None, F.mse_loss),
     "logits of integers": (table(1), rows, labels(classes=2), LOGITS, bce),
     "floats in a column": (table(1), rows, lambda x: torch.randint(2, (N, 1)).float(), "bce", bce),
-    "a list": (lambda: Listed(7, 3), lambda: (rows(), rows(2)), labels(), None, plainly),
+    "a list": (lambda: Listed(7, 3), lambda: (rows(), rows(2)), labels(), None, each),
 }  # fmt: skip
 
 
@@ -139,7 +148,8 @@ def test_what_is_measured_also_trains(kind):
             x = (list(x.float().split((5, 2), 1)),)
         output = own(*x) if isinstance(x, tuple) else own(x)
         mine = found.loc[("personal", client.name)]
-        assert mine["loss"] == pytest.approx(float(KINDS[kind][4](output, y)), rel=1e-5)
+        plain = float(KINDS[kind][4](output, y).mean())
+        assert mine["loss"] == pytest.approx(plain, rel=1e-5)
         if kind == "ignored positions":
             counts = y != IGNORED
             guesses, truth = output.argmax(-1)[counts], y[counts]
@@ -155,7 +165,7 @@ def test_what_is_measured_also_trains(kind):
     assert (again.frame["status"] == "ok").all()
 
 
-@pytest.mark.parametrize("kind", ["other outputs", "pixels"])
+@pytest.mark.parametrize("kind", ["outputs by name", "pixels"])
 def test_every_command_takes_them_and_a_loss_is_needed_again(kind, tmp_path):
     data, model, how = made(kind)
     given = {"data": data, "model": model, **how}
@@ -166,13 +176,10 @@ def test_every_command_takes_them_and_a_loss_is_needed_again(kind, tmp_path):
     if how:
         with refuses("loss from Python must be passed"):
             fl.resume(tmp_path / "run", data=data, model=model)
+        given["loss"] = lambda z, y: 2 * both(z, y)
         with refuses("other code of its loss"):
-            fl.resume(
-                tmp_path / "run",
-                data=data,
-                model=model,
-                loss=lambda z, y: 2 * half(z, y),
-            )
+            fl.resume(tmp_path / "run", **given)
+        given |= how
     else:
         with refuses("a module of your own"):
             fl.run(data=data, model="mlp")
@@ -186,10 +193,9 @@ def test_every_command_takes_them_and_a_loss_is_needed_again(kind, tmp_path):
     series = fl.through_time(*measured, own_model=model, model="global", **how)
     assert (series.frame["status"] == "ok").all()
     keys |= {"seeds": [0]}
-    both = ["fedavg", "local"]
-    compared = fl.compare(algorithms=both, **given, **keys, out=tmp_path / "two")
-    assert set(compared.table["algorithm"]) == set(both)
-    arms = ["all", "nothing"]
+    names, arms = ["fedavg", "local"], ["all", "nothing"]
+    compared = fl.compare(algorithms=names, **given, **keys, out=tmp_path / "two")
+    assert set(compared.table["algorithm"]) == set(names)
     choice = fl.choose(
         **given, **keys, arms=arms, tune_rates=0, out=tmp_path / "choice"
     )

@@ -54,7 +54,7 @@ def sites(algorithm="fedavg", model=None, **changes):
             task.layers,
             {},
         )
-        client_runner.workspace.keep_frozen = False
+        client_runner.workspace.frozen_outputs = lambda *_: None
         runs.append(kind(client_runner))
         runs[-1].use(task.algorithm(task.plan))
     return runs[0], runs[1], task

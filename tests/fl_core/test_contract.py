@@ -218,7 +218,7 @@ WRONG = {
     "names must be tensors.*fc9": {"shared": lambda *_: ["fc9"]},
     "shared must return a set.*None": {"shared": lambda *_: None},
     "uses_plan = True": {"shared": lambda self, *_: self.plan.body_tensors},
-    "must depend on a parameter": {"loss": lambda *_: torch.ones(())},
+    "depends on what trains": {"loss": lambda *_: torch.ones(())},
     "a forward pass must get all": {
         "loss": lambda self, params, batch, ctx: ctx.forward({}, batch[0]).sum()
     },

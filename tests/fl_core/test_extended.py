@@ -45,7 +45,6 @@ def test_a_feature_attends_as_in_pytorchs_attention(heads, prompts):
     torch.testing.assert_close(ours(features, given), wanted[:, 0], rtol=0, atol=1e-12)
     found = ours.attention(features, given)
     torch.testing.assert_close(found, weights[:, :, 0], rtol=0, atol=1e-12)
-    torch.testing.assert_close(found.sum(-1), torch.ones(7, heads, dtype=torch.float64))
 
 
 TABLE_10 = {  # FedPFT, for 100 classes: extractor, attention, classifier, projection
@@ -72,5 +71,3 @@ def test_parts_are_as_large_as_in_the_papers_table(name):
     )
     assert built.prompts.shape[0] == 10
     assert built.contrast_prompts.shape[0] == 20
-    trainable = sum(p.numel() for p in built.body.parameters())
-    assert trainable == {"resnet8": 1_232_704, "resnet10": 4_905_792}[name]

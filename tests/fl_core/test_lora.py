@@ -64,12 +64,8 @@ def test_an_export_is_the_trained_model_with_grouped_convolutions(
             tmp_path / "run",
             **given,
         )
-    made, x = (
-        fl.export(tmp_path / "run", tmp_path / "m.safetensors", **given).model(
-            model=net
-        ),
-        TOY.clients[0].test.x,
-    )
+    exported = fl.export(tmp_path / "run", tmp_path / "m.safetensors", **given)
+    made, x = exported.model(model=net), TOY.clients[0].test.x
     trained = fl.load_models(tmp_path / "run", which="global", **given)[0]["a"]
     torch.testing.assert_close(
         evaluate.predict(made, x), evaluate.predict(trained, x), rtol=0, atol=1e-5
@@ -128,23 +124,52 @@ def test_a_model_of_peft_has_its_factors_as_layers_and_sends_what_trains():
         assert type(result.models["a"]) is type(model)
 
 
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_the_factors_have_own_rates_in_each_precision(precision, monkeypatch):
+    """B begins at zero. So the first step is along its gradient alone, and the classifier's is the usual one."""
+    one_step = {"rounds": 1, "batch_size": 99, "precision": precision}
+    seen = set()
+
+    def run_with(adapt):
+        config = ADAPTED.with_keys(adapt=adapt, **one_step)
+        return run(config, data=TOY, model=network("plain")).server.trees["model"]
+
+    def note(_module, _args, output):
+        seen.add((torch.is_grad_enabled(), output.dtype))
+
+    with nn.modules.module.register_module_forward_hook(note):
+        usual, fast = run_with("lora:r=2"), run_with("lora:r=2,rates=lora_B:16")
+    lower = torch.bfloat16 if precision == "bf16" else torch.float32
+    assert (True, lower) in seen
+    assert {dtype for grad, dtype in seen if not grad} == {torch.float32}
+    for name, tensor in usual.items():
+        assert tensor.dtype == torch.float32
+        times = 16 if "lora_B" in name else 1
+        torch.testing.assert_close(fast[name], times * tensor, rtol=1e-5, atol=1e-7)
+    monkeypatch.setattr(torch.amp, "is_autocast_available", lambda kind: False)
+    if precision == "bf16":
+        with pytest.raises(UsageError, match="precision must be one that the device"):
+            run_with("lora:r=2")
+        config, net = CONFIG.with_keys(precision="bf16", stack="on"), network("plain")
+        with pytest.raises(UsageError, match="stack must be auto or off"):
+            assemble(config, data=TOY, model=net)
+
+
 def test_ranks_differ_by_target_and_what_gets_no_adapter_is_named():
-    adapted = {"targets": "fc1+fc2", "rank_pattern": "fc2:1"}
-    text = ",".join(f"{key}={value}" for key, value in adapted.items())
-    task = assemble(
-        ADAPTED.with_keys(adapt=f"lora:r=2,{text}"), data=TOY, model=network("plain")
-    )
+    config = ADAPTED.with_keys(adapt="lora:r=2,targets=fc1+fc2,rank_pattern=fc2:1")
+    task = assemble(config, data=TOY, model=network("plain"))
     shapes = {
         n: t.shape for n, t in tree.named_tensors(task.model).items() if "lora_A" in n
     }
     assert [shape[0] for shape in shapes.values()] == [2, 1]
-    for wrong in ("fc9:1", "fc2", "fc2:0"):
-        with pytest.raises(UsageError, match="rank_pattern"):
-            assemble(
-                ADAPTED.with_keys(adapt=f"lora:rank_pattern={wrong}"),
-                data=TOY,
-                model=network("plain"),
-            )
+    for key, entries in (
+        ("rank_pattern", ("fc9:1", "fc2", "fc2:0")),
+        ("rates", ("lora_C:2", "lora_B", "lora_B:0")),
+    ):
+        for entry in entries:
+            config = ADAPTED.with_keys(adapt=f"lora:{key}={entry}")
+            with pytest.raises(UsageError, match=key):
+                assemble(config, data=TOY, model=network("plain"))
     attention = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)
     model = nn.Sequential(nn.Flatten(1, 2), attention, nn.Flatten(), nn.Linear(36, 3))
     said = assemble(ADAPTED, data=TOY, model=model).notes()

@@ -17,9 +17,8 @@ def test_sgd_on_b_is_sgd_on_the_weights_if_a_is_the_identity():
     fits = {name: m for name, m in adapted.named_modules() if isinstance(m, nn.Linear)}
     ranks = {name: module.in_features for name, module in fits.items()}
     assert len(set(ranks.values())) > 1
-    adapted = lora.inject(
-        adapted, fits, 1, 1, 0.0, seed=0, rank_pattern=ranks, alpha_pattern=ranks
-    )
+    pattern = tuple(f"{name}:{rank}" for name, rank in ranks.items())
+    adapted = lora.adapt(adapted, lora.Lora(1, rank_pattern=pattern), "", seed=0)
     for name, parameter in plain.named_parameters():
         parameter.requires_grad_(name.endswith("weight"))
     for name, parameter in adapted.named_parameters():
