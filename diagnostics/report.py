@@ -49,6 +49,9 @@ class Report(Displayed):
     table: pd.DataFrame
     header: dict[str, Any]
 
+    def __post_init__(self) -> None:
+        self.table.attrs["labels"] = self.labels  # for pictures of a frame alone
+
     @cached_property
     def frame(self) -> pd.DataFrame:
         """The rows of the measurement itself."""
@@ -125,8 +128,7 @@ class Report(Displayed):
         """
         self._rows(metric)
         tables = [last_round(table) for table in (self.frame, self.nulls) if len(table)]
-        table = pd.concat(tables, ignore_index=True).replace({"layer": self.labels})
-        return plots.metric(table, metric, ax)
+        return plots.metric(pd.concat(tables, ignore_index=True), metric, ax)
 
     def write(self, path: Path | str) -> None:
         """Write header and rows to a file of JSON lines."""

@@ -142,7 +142,7 @@ def panels(
 
 
 def of_metric(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Return the rows of one metric, without rows of nulls (:mod:`diagnostics.null`).
+    """Return the rows of one metric, without rows of nulls (:mod:`diagnostics.null`), their layers labelled.
 
     Raises:
         UsageError: the frame has none. The message lists its metrics.
@@ -150,8 +150,13 @@ def of_metric(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
     if frame.empty:
         raise UsageError(f"rows must have {metric}; got none. Measure it first.")
     check_known("metric", metric, frame["metric"].unique())
-    rows = frame[frame["metric"] == metric]
+    rows = labelled(frame[frame["metric"] == metric])
     return rows[~of_null(rows)]
+
+
+def labelled(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return rows with the layers' names as people read them (``0 Linear``), where their report knew them."""
+    return rows.replace({"layer": rows.attrs.get("labels", {})})
 
 
 def of_variant(

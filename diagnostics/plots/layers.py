@@ -30,6 +30,7 @@ from .drawing import (
     check_single,
     client_style,
     heat,
+    labelled,
     legend,
     missing_notes,
     name_ticks,
@@ -189,7 +190,7 @@ def _null_curves(
     """
     kind = metric_or_placeholder(metric)
     curves: dict[str, list[pd.Series]] = {}
-    for null, draws in nulls_in(frame[frame["metric"] == metric]).items():
+    for null, draws in nulls_in(labelled(frame[frame["metric"] == metric])).items():
         for draw in draws:
             lacking = variant is not None and variant not in set(draw["variant"])
             rows = of_variant(draw, None if lacking else variant, kind.variants)
@@ -247,6 +248,7 @@ def cka_matrices(
         rows = rows[rows["variant"].str.startswith(f"{PAIRS} ")]
         titles = rows["client"] + " (down), " + rows["client_b"]
         others = rows["variant"].str.removeprefix(f"{PAIRS} ")
+        others = others.replace(rows.attrs.get("labels", {}))
         both = rows.assign(pair=titles, other=others)
         (title, down, across), side = ("pair", "layer", "other"), 2.6
         names = list(both[down].unique())

@@ -311,6 +311,7 @@ class Plot(Command):
 
         from diagnostics import plots
         from diagnostics.plots.page import album, figure_of
+        from diagnostics.report import Report
         from fedlayers.studies.report import save
         from fl_core.plan import LayerPlan
         from fl_core.records.store import ROWS, Run
@@ -329,10 +330,11 @@ class Plot(Command):
             folder = Folder(self.path)  # which follows no link
             if folder.has("config.json"):
                 header, frame = Run(self.path).rows()
-            elif self.path.is_dir():
-                header, frame = read(folder.file(ROWS))
             else:
-                header, frame = read(self.path)
+                path = folder.file(ROWS) if self.path.is_dir() else self.path
+                header, frame = read(path)
+            if "layers" in header:  # their names as people read them
+                frame = Report(frame, header).table
             data = str(header.get("data", ""))
             pictures = album(frame, self.metrics)
         for name, draw in pictures.items():

@@ -287,7 +287,7 @@ def overview(task: Task, choice: Choice) -> list[str]:
     smallest = min(clients, key=lambda client: len(client.train))
     lines = {
         "The question": "Should these clients train one model together, train alone, or share some layers of it? The "
-        f"model has {len(task.layers)} layers: {listing(layer.name for layer in task.layers)}.",
+        f"model has {len(task.layers)} layers: {listing(layer.label for layer in task.layers)}.",
         "Who took part": f"{plural(len(clients), 'client')}: {listing(in_order([c.name for c in clients]))}.",
         "How many samples": f"{total}. The smallest client, {smallest.name}, has {len(smallest.train):,} for training.",
         "Time and traffic": f"{choice.cost_line} {_traffic(task, choice.plan)}".strip(),
