@@ -61,12 +61,14 @@ class Predictor:
             missing.
         models: those of a linear model, by client.
         losses: by split, what :meth:`Bench.losses` has computed.
+        draws: by split and score, a jackknife's values (:meth:`Bench.difference`).
     """
 
     name: str
     outputs: Mapping[str, Outputs]
     models: Mapping[str, nn.Module] = field(default_factory=dict)
     losses: dict[str, Outputs] = field(default_factory=dict, repr=False)
+    draws: dict[Any, pd.DataFrame] = field(default_factory=dict, repr=False)
 
 
 class Loaded(NamedTuple):
@@ -301,39 +303,44 @@ class Bench:
         if score == "loss":
             losses = torch.cat([*self.losses(one, split).values()])
             return samples.assign(value=losses.numpy())
+        if (split, score) in one.draws:
+            return one.draws[split, score]
         parts = []
         for client, own in samples.groupby("client", sort=False):
             outputs, y = one.outputs[split][client], self.labels[split][client]
-            whole = self._value(outputs, y, score)
+            whole = self._scores(outputs, y)[score]
             block = pd.factorize(own["group"])[0] % BLOCKS
             count = block.max() + 1
             values = np.full(count, whole)
             for left in range(count if count > 1 else 0):
                 kept = torch.from_numpy(block != left)
-                without = self._value(outputs[kept], y[kept], score)
+                without = self._scores(outputs[kept], y[kept])[score]
                 if not math.isnan(without):
                     values[left] = count * whole - (count - 1) * without
             weight = self.sizes[str(client)] / count
             table = {"client": client, "group": np.arange(count), "weight": weight}
             parts.append(pd.DataFrame({**table, "value": values}).dropna())
         found = pd.concat(parts, ignore_index=True)
-        return found.assign(group=nested_groups(part["group"] for part in parts))
+        found = found.assign(group=nested_groups(part["group"] for part in parts))
+        return one.draws.setdefault((split, score), found)
 
     # --- scores ---
 
     def by_client(self, one: Predictor, split: str = TEST) -> pd.DataFrame:
         """Return the scores of each client (line), NaN where its samples give none. The loss is calibrated."""
-        criterion, data = self.task.criterion.of_logits(), self.task.data
         found = {}
         for client, losses in self.losses(one, split).items():
-            own, y = one.outputs[split][client].float(), self.labels[split][client]
-            scores = evaluate.scores(
-                own, y, criterion, data.positive_index, data.absent
-            )
+            y = self.labels[split][client]
+            scores = self._scores(one.outputs[split][client], y)
             weights = self._weights(client, y)
             scores["loss"] = float((weights * losses).sum() / weights.sum())
             found[client] = scores
         return pd.DataFrame.from_dict(found, orient="index", dtype=float)
+
+    def _scores(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
+        data, criterion = self.task.data, self.task.criterion.of_logits()
+        known = data.positive_index, data.absent
+        return evaluate.scores(outputs.float(), y, criterion, *known)
 
     def scores(self, one: Predictor, split: str = TEST) -> dict[str, float]:
         """Return a predictor's scores, means over clients that have them by training samples."""
@@ -406,18 +413,3 @@ class Bench:
             worse, better = shown & (values > 0), shown & (values < 0)
             line["gain"] = LOSES if worse.any() else GAINS if better[-1:].any() else ""
         return pd.DataFrame(lines)
-
-    def _value(self, outputs: Tensor, y: Tensor, score: str) -> float:
-        """Return one score; macro-F1 by itself, since a bootstrap asks for it often."""
-        data = self.task.data
-        if score != "macro_f1":
-            criterion = self.task.criterion.of_logits()
-            known = (data.positive_index, data.absent)
-            return evaluate.scores(outputs.float(), y, criterion, *known)[score]
-        classes = outputs.shape[1]
-        table = torch.bincount(y * classes + outputs.argmax(1), minlength=classes**2)
-        counts = table.reshape(classes, classes)
-        involved = counts.sum(0) + counts.sum(1)
-        present = involved > 0
-        present[data.absent] = False
-        return float((2 * counts.diagonal()[present] / involved[present]).mean())
