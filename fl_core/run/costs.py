@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from fl_core import models, tree
 from fl_core.algorithms.base import Algorithm, Round
@@ -58,7 +57,6 @@ FUSED = (
     "fused_attention_overrideable",
 )
 FORMULAS: dict[str, Any] = {
-    **{str(operation): formula for operation, formula in flop_registry.items()},
     **dict.fromkeys(
         ("aten.dot", "aten.vdot", "aten.mv"), lambda a, b, **_: 2 * a.numel()
     ),
@@ -72,7 +70,7 @@ FORMULAS: dict[str, Any] = {
     },
     "flex_attention_backward": lambda *given, **_: 2 * _attention(*given),
 }
-"""Operation -> its FLOPs from its arguments: PyTorch's formulas, and those that it lacks or gets wrong."""
+"""Operation -> its FLOPs from its arguments, where PyTorch has no formula or a wrong one."""
 PRODUCTS = re.compile(
     r"(mm|mv|dot|qr|matmul|conv(?!ert)\w*|linear|attention|rnn|lstm|gru|linalg|solve|cholesky|eigh?"
     r"|trilinear|euclidean)(_|$)"
@@ -80,7 +78,7 @@ PRODUCTS = re.compile(
 """Words in names of operations that contain matrix products."""
 POINTWISE = re.compile(r"thnn_|_norm$|_cross$|_diagonal$|_check_errors$")
 """Operations among those that contain none."""
-VISIBLE = ("aten", "prim", "prims", "profiler")
+VISIBLE = ("aten.", "prim.", "prims.", "profiler.")
 """Namespaces of PyTorch itself. An operation of another one may contain anything."""
 
 
@@ -98,7 +96,10 @@ class FlopCounter(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
+        from torch.utils.flop_counter import flop_registry  # imports Triton
+
         super().__init__()
+        self.formulas = {str(op): f for op, f in flop_registry.items()} | FORMULAS
         self.total = 0.0
         self.unknown: set[str] = set()
 
@@ -112,15 +113,16 @@ class FlopCounter(TorchDispatchMode):
         kwargs = kwargs or {}
         packet = getattr(func, "overloadpacket", None)
         name = str(packet or func).rstrip("_")  # in place or not
-        if packet is not None and name not in FORMULAS:
+        formula = self.formulas.get(name)
+        if packet and not formula:
             with self:
                 parts = func.decompose(*args, **kwargs)
                 if parts is not NotImplemented:
                     return parts
         out = func(*args, **kwargs)
-        if name in FORMULAS:
-            self.total += FORMULAS[name](*args, **kwargs, out_val=out)
-        elif name.partition(".")[0] not in VISIBLE or (
+        if formula:
+            self.total += formula(*args, **kwargs, out_val=out)
+        elif not name.startswith(VISIBLE) or (
             PRODUCTS.search(name) and not POINTWISE.search(name)
         ):
             self.unknown.add(name)
