@@ -30,6 +30,7 @@ from fl_core.tree import preserve_state
 from .gradients import one_pass
 from .inputs import client_models, fit_outputs
 from .measurement import (
+    SPENT,
     ClientModel,
     Data,
     Measurement,
@@ -63,6 +64,8 @@ def measure_models(
         request.check(every)  # of all metrics, before the first one takes its time
         how = {name: getattr(request, name) for name in ("batch", "seed", "mode")}
         how["tell"] = say if request.progress else no_progress
+        if request.budget is not None:
+            how["until"] = time.monotonic() + request.budget
         shared = Measurement(subjects, every, criterion, **how)
         measured = _measure_all(request, shared, n_models)
     columns = {"seed": request.seed, **(request.context or {})}
@@ -142,7 +145,7 @@ def _common_layers(
 
 def _measure_all(request: Request, shared: Measurement, n_models: int) -> list[Row]:
     """Return the rows of all metrics, in the order of the request."""
-    subjects, every, start = shared.subjects, shared.layers, time.monotonic()
+    subjects, every = shared.subjects, shared.layers
     names = [layer.name for layer in every]
     wanted = {layer.name for layer in request.layers_to_report(every)}
     reasons = {m.name: m.why_not(shared.loss.task) for m in request.metrics}
@@ -175,9 +178,8 @@ def _measure_all(request: Request, shared: Measurement, n_models: int) -> list[R
             )
             measured += one_pass(together, list(readers.values()))
         for metric in alone:
-            if request.budget is not None and time.monotonic() - start > request.budget:
-                spent = f"left out: the budget of {request.budget:g} s was spent"
-                reasons[metric.name] = spent
+            if time.monotonic() > shared.until:
+                reasons[metric.name] = SPENT
                 continue
             # a single model has no pair, however many clients it is measured on
             whom = subjects[:n_models] if metric.pairs else subjects

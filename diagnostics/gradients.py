@@ -18,7 +18,8 @@ from fl_core.tree import set_mode
 from .curvature.exact import CHECKED, check_formulas
 from .curvature.model import (
     Differentiable,
-    LossNotFinite,
+    NoLoss,
+    are_coupled,
     owner,
     parameter_name,
     record_calls,
@@ -386,7 +387,7 @@ def gradient_noise(
                     _choose_ways(found, run, x[:CHECKED], y[:CHECKED], names)
                 _add_batch(found, run, x, y, index, n)
                 n += len(y)
-        except LossNotFinite:
+        except NoLoss:
             found.fault = f"the loss of client {subject.client!r} is not finite"
     return found
 
@@ -396,7 +397,7 @@ def _choose_ways(
 ) -> None:
     """Choose for each tensor how its norms are found, on a few samples."""
     _, graph, doubts = check_formulas(run, x, y, names)
-    coupled = bool(doubts) and _are_coupled(run, x, y)
+    coupled = bool(doubts) and are_coupled(run, x, y)
     for name in names:
         if name not in graph:
             continue
@@ -404,22 +405,6 @@ def _choose_ways(
         found.ways[name] = "single" if name in doubts else "ghost"
         if name in doubts and coupled:
             found.faults[name] = COUPLED
-
-
-def _are_coupled(run: Differentiable, x: Tensor, y: Tensor) -> bool:
-    """Return True if losses depend on other samples: on their input, or for tokens on outputs of modules."""
-    leaf = x.detach().clone()
-    leaf.requires_grad_(leaf.is_floating_point())
-    paths = [path for path, module in run.model.named_modules() if path]
-    with record_calls(run.model, paths, len(x), passes=1) as taps:
-        # times one: the network may change its input in place, which a leaf would refuse
-        _, losses = run.forward(leaf * 1, y, 0)
-    targets: list[Any] = [tap.edge for tap in taps.values() if tap is not None]
-    targets += [leaf] if leaf.requires_grad else []
-    half = -(-len(x) // 2)
-    found = torch.autograd.grad(losses[:half].sum(), targets, allow_unused=True)
-    reach = found[-1:] if leaf.requires_grad else found
-    return any(bool(each[half:].any()) for each in reach if each is not None)
 
 
 def _add_batch(

@@ -105,7 +105,8 @@ def diagnose(
         batch: samples at a time. A loader keeps its own batches.
         seed: seed of all random draws. Default: 0, or the run's.
         samples: maximum number of samples of each client. Default: all.
-        budget: seconds, after which no further metric begins. Its rows say so.
+        budget: seconds, after which no further metric begins. Its rows say so. Metrics of curvature end within: their
+            values stand as they are, with their errors, and the column n_samples has the samples that were reached.
         null: names of :data:`diagnostics.null.NULLS`, or :class:`~diagnostics.null.Nulls`. The same is measured again
             on each null, for the report's ``nulls``. :func:`~diagnostics.select.select` compares them. Data of a
             metric's option ``test`` are shuffled too. A probe is not.

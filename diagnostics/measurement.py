@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -181,6 +183,9 @@ TENSORS = ("weights", "all")
 Tensors = Annotated[str, OneOf("choice of tensors", TENSORS)]
 """The type of an option that is one of :data:`TENSORS`."""
 
+SPENT = "left out: the budget was spent"
+"""The status of what the budget did not reach."""
+
 Tick = Callable[[str], None]
 """Called with a client's name when that client is done."""
 
@@ -222,6 +227,7 @@ class Measurement:
         resamples: number of resamples of each client's batches to add (:mod:`diagnostics.null`).
         tick: function to call with a client's name when that client is done. It moves the progress bar.
         tell: function to call with a line for the user before the work.
+        until: the time at which the budget ends, as of ``time.monotonic``.
     """
 
     subjects: Sequence[ClientModel]
@@ -233,6 +239,18 @@ class Measurement:
     resamples: int = 0
     tick: Tick = no_progress
     tell: Tick = no_progress
+    until: float = math.inf
+
+    def turns(self, options: Any) -> Iterator[tuple[ClientModel, dict[str, Any]]]:
+        """Yield each client with its options and settings. It has an equal share of the rest of the budget."""
+        for place, subject in enumerate(self.subjects):
+            now = time.monotonic()
+            settings = vars(options) | {
+                name: getattr(self, name) for name in ("loss", "batch", "seed", "mode")
+            }
+            settings["until"] = now + (self.until - now) / (len(self.subjects) - place)
+            yield subject, settings
+            self.tick(subject.client)
 
 
 def row_or_reason(metric: str, value: float | None, why: str, **columns: Any) -> Row:

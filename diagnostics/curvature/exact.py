@@ -23,9 +23,10 @@ from fl_core.run.costs import Node, nodes
 from fl_core.seeds import torch_generator
 from fl_core.training.losses import CrossEntropy, Loss
 
-from ..measurement import Batch, Data, batches
+from ..measurement import Batch, Data
 from .model import (
     Differentiable,
+    Estimates,
     Tap,
     formula_of,
     owner,
@@ -279,8 +280,8 @@ def exact_traces(
     layers: Mapping[str, Sequence[str]],
     batch: int,
     n_classes: int,
-) -> dict[str, float]:
-    """Return the exact trace of each layer accepted by :func:`decide`.
+) -> Estimates:
+    """Return the exact trace of each layer accepted by :func:`decide`, over the batches that the budget allows.
 
     Args:
         layers: name of a layer -> its parameters.
@@ -289,7 +290,7 @@ def exact_traces(
     paths = list(dict.fromkeys(map(owner, layer_of)))
     totals: dict[str, Tensor] = {}
     n = 0
-    for index, (x, y) in enumerate(batches(data, batch, run.model)):
+    for index, x, y in run.batches(data, batch):
         with record_calls(
             run.model, paths, len(x), passes=max(1, n_classes - 1)
         ) as taps:
@@ -308,7 +309,7 @@ def exact_traces(
             usable_taps,
             logits,
         )  # this batch's graph, before the next one's is built
-    return {layer: float(totals.get(layer, 0.0)) / n for layer in layers}
+    return {layer: (float(totals.get(layer, 0.0)) / n, 0.0, 0, n) for layer in layers}
 
 
 def _check_formulas(

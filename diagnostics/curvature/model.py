@@ -11,6 +11,8 @@ E u_n u_n^T = A_n A_n^T, so that E u_n^T H u_n = tr(A_n^T H A_n).
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -31,7 +33,7 @@ from fl_core.seeds import seed_of
 from fl_core.training.losses import Loss
 from fl_core.tree import Hook, with_hooks
 
-from ..measurement import call_with
+from ..measurement import SPENT, Data, batches, call_with
 
 CUT = "no second derivative: an operation on the way is marked as differentiable once"
 
@@ -40,11 +42,12 @@ class NoProduct(RuntimeError):
     """Raised if there is no product with a layer's block of the Hessian. The reason becomes a status."""
 
 
-class LossNotFinite(Exception):
-    """Raised if the loss of some sample is NaN or infinite. It becomes a status."""
+class NoLoss(Exception):
+    """Raised if a sample's loss is NaN or infinite, or if there is no time for any. It becomes a status."""
 
-    def __init__(self) -> None:
-        super().__init__("the loss is not finite")
+
+Estimates = dict[str, tuple[float, float, int, int]]
+"""Layer to its value, the standard error, and the numbers of random vectors (0 = exact) and samples."""
 
 
 class Differentiable:
@@ -55,10 +58,16 @@ class Differentiable:
     Attributes:
         parameters: by exact name, in the type of the computation. All require gradients, frozen ones too.
         buffers: copies, by exact name.
+        until: the time at which the budget ends, as of ``time.monotonic``.
     """
 
     def __init__(
-        self, model: nn.Module, loss: Loss, dtype: torch.dtype | None, seed: int
+        self,
+        model: nn.Module,
+        loss: Loss,
+        dtype: torch.dtype | None,
+        seed: int,
+        until: float = math.inf,
     ) -> None:
         def cast(tensor: Tensor) -> Tensor:
             return (
@@ -68,6 +77,7 @@ class Differentiable:
             )
 
         self.model, self.loss, self.dtype, self.seed = model, loss, dtype, seed
+        self.until = until
         self.parameters = {name: cast(p) for name, p in model.named_parameters()}
         for parameter in self.parameters.values():
             parameter.requires_grad_(parameter.is_floating_point())
@@ -88,14 +98,26 @@ class Differentiable:
 
         Raises:
             UsageError: as :meth:`fl_core.training.losses.Loss.check_batch`.
-            LossNotFinite: a sample's loss is NaN or infinite.
+            NoLoss: a sample's loss is NaN or infinite.
         """
         logits = self(x, index)
         self.loss.check_batch(logits, y)
         losses = self.loss.per_sample(logits, y)
         if not bool(torch.isfinite(losses).all()):
-            raise LossNotFinite
+            raise NoLoss("the loss is not finite")
         return logits, losses
+
+    def batches(self, data: Data, batch: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Yield the number, x and y of each batch until the budget ends.
+
+        Raises:
+            NoLoss: it ends before the first batch.
+        """
+        for index, (x, y) in enumerate(batches(data, batch, self.model)):
+            if time.monotonic() < self.until:
+                yield index, x, y
+            elif not index:
+                raise NoLoss(SPENT)
 
 
 @contextmanager
@@ -269,6 +291,22 @@ def usable(taps: Mapping[str, Tap | None], index: int) -> dict[str, Tap]:
     return recorded
 
 
+def are_coupled(run: Differentiable, x: Tensor, y: Tensor) -> bool:
+    """Return True if losses depend on other samples: on their input, or for tokens on outputs of modules."""
+    leaf = x.detach().clone()
+    leaf.requires_grad_(leaf.is_floating_point())
+    paths = [path for path, module in run.model.named_modules() if path]
+    with record_calls(run.model, paths, len(x), passes=1) as taps:
+        # times one: the network may change its input in place, which a leaf would refuse
+        _, losses = run.forward(leaf * 1, y, 0)
+    targets: list[Any] = [tap.edge for tap in taps.values() if tap is not None]
+    targets += [leaf] if leaf.requires_grad else []
+    half = -(-len(x) // 2)
+    found = torch.autograd.grad(losses[:half].sum(), targets, allow_unused=True)
+    reach = found[-1:] if leaf.requires_grad else found
+    return any(bool(each[half:].any()) for each in reach if each is not None)
+
+
 def squares(
     logits: Tensor, cotangent: Tensor, taps: Mapping[str, Tap]
 ) -> dict[str, Tensor]:
@@ -305,65 +343,41 @@ def rademacher(like: Tensor, generator: torch.Generator) -> Tensor:
     return bits.to(like.device).to(like.dtype).mul_(2).sub_(1).reshape(like.shape)
 
 
-def _linear(module: Any, a: Tensor, passes: int) -> Norms | None:
-    if a.ndim < 2:
+Patches = Callable[[slice], Tensor]
+"""From some samples to the inputs [n, groups, i, L] that one weight [out, i] of each group meets at L positions."""
+
+
+def _shared(module: Any, a: Tensor, passes: int) -> Norms | None:
+    """Return squared norms for a weight that all positions share: of a convolution, or of a linear module."""
+    if a.ndim < 2 or (a.ndim != 2 + len(getattr(module, "kernel_size", a.shape[2:]))):
         return None  # a single sample without a batch dimension
-    n, size = len(a), a.shape[-1]
-    if a.ndim == 2:
-        squares = a.square().sum(1)
+    patches, shape, out, _ = patches_of(module, a)
+    product = _outer_norm(patches, shape, out, passes)
 
-        def plain(delta: Tensor) -> dict[str, Tensor]:
-            own = delta.square().sum(1)
-            return {"weight": own * squares, "bias": own}
-
-        return plain
-    tokens = a.reshape(n, 1, -1, size).transpose(2, 3)
-    product = _outer_norm(
-        lambda rows: tokens[rows], tuple(tokens.shape), module.out_features, passes
-    )
-
-    def with_tokens(delta: Tensor) -> dict[str, Tensor]:
-        delta = delta.reshape(n, -1, module.out_features)
+    def norms(delta: Tensor) -> dict[str, Tensor]:
+        if isinstance(module, nn.Linear):
+            delta = delta.reshape(len(a), -1, out).mT
+        delta = delta.reshape(len(a), shape[1], out, -1)
         return {
-            "weight": product(delta.unsqueeze(1).transpose(2, 3)),
-            "bias": delta.sum(1).square().sum(1),
+            "weight": product(delta),
+            "bias": delta.sum(3).square().sum((1, 2)),
         }
 
-    return with_tokens
-
-
-def _conv(module: Any, a: Tensor, passes: int) -> Norms | None:
-    groups = module.groups
-    if a.ndim != len(module.kernel_size) + 2:
-        return None  # a single sample without a batch dimension
-    n, (patches, _) = len(a), patches_of(module, a)
-    one = patches(slice(0, 1)).shape
-    product = _outer_norm(
-        patches,
-        (n, *one[1:]),
-        module.out_channels // groups,
-        passes,
-    )
-
-    def conv(delta: Tensor) -> dict[str, Tensor]:
-        delta = delta.reshape(n, module.out_channels, -1)
-        return {
-            "weight": product(
-                delta.reshape(n, groups, module.out_channels // groups, -1)
-            ),
-            "bias": delta.sum(2).square().sum(1),
-        }
-
-    return conv
+    return norms
 
 
 def patches_of(
     module: Any, a: Tensor
-) -> tuple[Callable[[slice], Tensor], tuple[int, ...]]:
-    """Return a convolution's input patches and the shape of its output grid.
-
-    The patches are a function from a slice of the samples to [n, groups, i, L].
-    """
+) -> tuple[Patches, tuple[int, ...], int, tuple[int, ...]]:
+    """Return the patches of a module's input, their shape, the outputs of a group, and the shape of the positions."""
+    if isinstance(module, nn.Linear):
+        tokens = a.reshape(len(a), 1, -1, a.shape[-1]).mT
+        return (
+            lambda rows: tokens[rows],
+            tokens.shape,
+            module.out_features,
+            a.shape[1:-1],
+        )
     spatial = len(module.kernel_size)
     # "same", circular, reflecting or replicating, too
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
@@ -381,18 +395,18 @@ def patches_of(
 
     def patches(rows: slice) -> Tensor:
         windows = windows_of(rows)
-        grid = windows.permute(
+        positions = windows.permute(
             0, 1, *range(2 + spatial, 2 + 2 * spatial), *range(2, 2 + spatial)
         )
-        return grid.reshape(
-            len(grid), module.groups, -1, windows.shape[2 : 2 + spatial].numel()
-        )
+        return positions.reshape(len(positions), module.groups, -1, grid.numel())
 
-    return patches, tuple(windows_of(slice(0, 1)).shape[2 : 2 + spatial])
+    grid = windows_of(slice(0, 1)).shape[2 : 2 + spatial]
+    shape = len(a), *patches(slice(0, 1)).shape[1:]
+    return patches, shape, module.out_channels // module.groups, grid
 
 
 def _outer_norm(
-    patches: Callable[[slice], Tensor],
+    patches: Patches,
     shape: tuple[int, ...],
     out: int,
     passes: int,
@@ -491,8 +505,7 @@ _NORMS = (
     nn.GroupNorm,
 )
 _FORMULAS: dict[type[nn.Module], _Build] = {
-    nn.Linear: _linear,
-    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _conv),
+    **dict.fromkeys((nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d), _shared),
     **dict.fromkeys(_NORMS, _norm),
     nn.Embedding: _embedding,
 }
@@ -521,69 +534,39 @@ def draw_of(module: nn.Module, a: Tensor, weight: bool, bias: bool) -> Draw:
     a = a.detach()
     if isinstance(module, nn.Embedding):
         return _draw_embedding(module, a)
-    if isinstance(module, nn.Linear):
-        if a.ndim > 2:
-            tokens = a.reshape(len(a), 1, -1, a.shape[-1]).transpose(2, 3)
-            draw = _draw_shared(
-                lambda rows: tokens[rows],
-                tuple(tokens.shape),
-                module.out_features,
-                weight,
-                bias,
-                a,
-            )
-            return lambda g: (
-                draw(g)
-                .squeeze(1)
-                .transpose(1, 2)
-                .reshape(*a.shape[:-1], module.out_features)
-            )
-        size = (a.square().sum(1, keepdim=True) * weight + bias).sqrt()
-        return lambda g: size * rademacher(a.new_empty(len(a), module.out_features), g)
-    if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
-        patches, grid = patches_of(module, a)
-        one = patches(slice(0, 1)).shape
-        draw = _draw_shared(
-            patches,
-            (len(a), *one[1:]),
-            module.out_channels // module.groups,
-            weight,
-            bias,
-            a,
-        )
-        return lambda g: draw(g).reshape(len(a), module.out_channels, *grid)
+    if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        return _draw_shared(module, a, weight, bias)
     return _draw_scaled(module, a, weight, bias)
 
 
-def _draw_shared(
-    patches: Callable[[slice], Tensor],
-    shape: tuple[int, ...],
-    out: int,
-    weight: bool,
-    bias: bool,
-    like: Tensor,
-) -> Draw:
-    """Return draws [n, g, out, L] for a convolution or a linear module.
+def _draw_shared(module: nn.Module, a: Tensor, weight: bool, bias: bool) -> Draw:
+    """Return draws for a weight that all positions share, and for a bias, which is the weight of a constant entry.
 
-    A weight [out, i] per group is applied to patches [n, g, i, L], and a bias per channel. Where i > L, the patches'
-    triangular factor [L, L] takes their place. It has the same covariance and needs fewer signs.
+    Where a patch has more entries than there are positions, the patches' triangular factor [L, L] takes their place. It
+    has the same covariance and needs fewer signs.
     """
-    n, groups, inner, length = shape
+    patches, (n, groups, inner, length), out, grid = patches_of(module, a)
     piece = max(1, LARGEST // (groups * inner * max(length, out)))
     pieces = [slice(start, start + piece) for start in range(0, n, piece)]
-    factors: dict[int, Tensor] = {}
-    if weight and length < inner:
-        factors = {rows.start: torch.linalg.qr(patches(rows), "r").R for rows in pieces}
+
+    def covering(rows: slice) -> Tensor:
+        parts = [patches(rows)] if weight else []
+        if bias:
+            parts.append(torch.ones_like(patches(rows)[:, :, :1]))
+        mixed = torch.cat(parts, 2)
+        return torch.linalg.qr(mixed, "r").R if mixed.shape[2] > length else mixed
+
+    factors = [covering(rows) for rows in pieces] if length < inner else []
 
     def by_signs(generator: torch.Generator) -> Tensor:
-        u = like.new_zeros(n, groups, out, length)
-        for rows in pieces if weight else ():
-            mixed = factors[rows.start] if factors else patches(rows)
+        parts = []
+        for mixed in factors or map(covering, pieces):
             signs = mixed.new_empty(len(mixed), groups, out, mixed.shape[2])
-            u[rows] = rademacher(signs, generator) @ mixed
-        if bias:
-            u += rademacher(like.new_empty(n, groups, out, 1), generator)
-        return u
+            parts.append(rademacher(signs, generator) @ mixed)
+        u = torch.cat(parts)
+        if isinstance(module, nn.Linear):
+            return u.mT.reshape(n, *grid, out)
+        return u.reshape(n, groups * out, *grid)
 
     return by_signs
 

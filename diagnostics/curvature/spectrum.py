@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any
 
-import numpy as np
 import torch
-from scipy.sparse.linalg import ArpackError, ArpackNoConvergence, LinearOperator, eigsh
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
 
 from fl_core.layers import Layer
-from fl_core.seeds import numpy_generator
+from fl_core.seeds import torch_generator
 from fl_core.training.losses import Loss
 from fl_core.tree import set_mode
 
 from ..measurement import Data, batches, why_unreadable
-from .exact import verdicts
 from .model import (
     CUT,
     Differentiable,
-    LossNotFinite,
+    NoLoss,
     NoProduct,
     curvature,
     differentiable_once,
     twice_differentiable,
 )
 
-DENSE = 40
-"""Parameters up to which a block is written out whole."""
-RESTARTS = 300
-"""Restarts of the Lanczos method, after which an eigenvalue counts as not found."""
-
-Vector = Any  # numpy float64 [n]
+STEPS = 100
+"""Products with a block, after which its largest values stand as they are, with their residuals."""
+FEWEST = 20
+"""Products at least with a block that has an invariant subspace, such as one of zeros."""
 
 
 @dataclass(frozen=True)
@@ -43,78 +39,89 @@ class SpectrumResult:
 
     Attributes:
         eigenvalues: in descending order. They may be negative.
-        errors: the norm of each residual H v - lambda v. An eigenvalue of H lies within this distance. 0.0 if the block
-            was written out.
-        estimator: ``"dense"`` or for instance ``"lanczos(tol=0.001), error = residual"``.
+        errors: the norm of each residual H v - lambda v. An eigenvalue of H lies within this distance.
+        estimator: for instance ``"lanczos(tol=0.001), error = residual"``.
         n_params, n_samples: parameters of the layer, samples of the data.
         status: ``"ok"``, or why there are no values.
     """
 
     layer: str
-    eigenvalues: tuple[float, ...]
-    errors: tuple[float, ...]
+    eigenvalues: list[float]
+    errors: list[float]
     estimator: str
     n_params: int
     n_samples: int
     status: str = "ok"
 
 
-class BlockHessian:
-    """One layer's block of the mean loss's Hessian as a linear operator on float64 vectors.
+class Lanczos:
+    """A search for the largest eigenvalues of a symmetric matrix, by its products with orthonormal vectors.
 
-    The graph of a single batch is kept between products. Several batches are differentiated again for each product.
+    Attributes:
+        basis: the vectors. The product with the last comes next. They are gone when done.
+        values, errors: the largest eigenvalues until now, and the norms of their residuals.
+        done: whether the values are precise, or the vectors as many as allowed.
     """
 
     def __init__(
-        self, run: Differentiable, data: Data, names: Sequence[str], batch: int
+        self, size: int, k: int, tol: float, like: Tensor, generator: torch.Generator
     ) -> None:
-        self._run, self._data, self._batch = run, data, batch
-        self._block = [run.parameters[name] for name in names]
-        self.size = sum(tensor.numel() for tensor in self._block)
-        self.n_samples = 0
-        self._kept: list[list[Tensor | None]] | None = None
-        if len(list(islice(batches(data, batch, run.model), 2))) == 1:
-            self._kept = list(self._gradients())
+        self._k, self._tol, self._generator = k, tol, generator
+        self._least, self.done = k + 1, False
+        self.basis = self._images = like.new_zeros(0, size)
+        self.values = self.errors = like.new_zeros(0)
+        self._extend()
 
-    def _gradients(self) -> Any:
-        self.n_samples = 0
-        for index, (x, y) in enumerate(
-            batches(self._data, self._batch, self._run.model)
-        ):
-            _, losses = self._run.forward(x, y, index)
-            gradients = torch.autograd.grad(
-                losses.sum(), self._block, create_graph=True, allow_unused=True
-            )
-            if index == 0 and differentiable_once(gradients):
-                raise NoProduct(CUT)
-            self.n_samples += len(y)
-            yield list(gradients)
+    def _extend(self, vector: Tensor | None = None) -> None:
+        """Add the part of a vector, by default of a random one, that is orthogonal to the basis."""
+        if vector is None:
+            drawn = torch.randn(self.basis.shape[1], generator=self._generator)
+            vector = drawn.to(self.basis)
+        for _ in range(2):  # the second time removes what rounding has left
+            vector = vector - (self.basis @ vector) @ self.basis
+            vector = vector / torch.linalg.vector_norm(vector)
+        self.basis = torch.cat([self.basis, vector.unsqueeze(0)])
 
-    def __call__(self, vector: Vector) -> Vector:
-        """Return the product H v of the block with a vector v.
+    def add(self, product: Tensor) -> None:
+        """Receive the product with the last vector. The basis grows by the largest residual."""
+        self._images = torch.cat([self._images, product.unsqueeze(0)])
+        matrix = (self.basis @ self._images.T).double()
+        every, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
+        self.values = every[-self._k :].flip(0)
+        top = vectors[:, -self._k :].flip(1).T.to(product)
+        residuals = top @ self._images - self.values.to(product).unsqueeze(1) * (
+            top @ self.basis
+        )
+        self.errors = torch.linalg.vector_norm(residuals, dim=1).double()
+        gaps = (self.values.unsqueeze(1) - every).abs()
+        gaps[gaps == 0] = math.inf
+        scale = every.abs().max()
+        off = torch.minimum(self.errors, self.errors**2 / gaps.amin(1))
+        precise = off <= self._tol * self.values.abs().clamp_min(scale / 1000)
+        count, size = self.basis.shape
+        most = min(STEPS, size)
+        least = min(self._least, most) if precise.all() else most
+        self.done = count >= least
+        if self.done:
+            del self.basis, self._images
+        elif self.errors.max() > 10 * torch.finfo(product.dtype).eps * scale:
+            self._extend(residuals[self.errors.argmax()])
+        else:  # an invariant subspace
+            self._least = FEWEST
+            self._extend()
 
-        Raises:
-            NoProduct: an operation cannot be differentiated twice, or an entry of H v is not finite.
-        """
-        parts = torch.from_numpy(
-            np.asarray(vector, dtype=np.float64).reshape(-1)
-        ).split([t.numel() for t in self._block])
-        v = [
-            part.to(tensor).reshape(tensor.shape)
-            for part, tensor in zip(parts, self._block, strict=True)
-        ]
-        total = torch.zeros(self.size, dtype=torch.float64)
-        for gradients in self._kept or self._gradients():
-            product = curvature(gradients, v, self._block)
-            total += torch.cat([part.reshape(-1) for part in product]).double().cpu()
-        if not bool(torch.isfinite(total).all()):
-            raise NoProduct("a product with the Hessian is not finite")
-        return total.numpy() / self.n_samples
 
-    def dense(self) -> Vector:
-        """Return the block as a matrix [n, n], symmetric, float64."""
-        matrix = np.stack([self(unit) for unit in np.eye(self.size)])
-        return (matrix + matrix.T) / 2
+def _gradients(
+    run: Differentiable, data: Data, batch: int
+) -> Iterator[dict[str, Tensor | None]]:
+    """Yield the gradients of each batch's summed loss. They keep their graph."""
+    tensors = {name: t for name, t in run.parameters.items() if t.requires_grad}
+    for index, (x, y) in enumerate(batches(data, batch, run.model)):
+        _, losses = run.forward(x, y, index)
+        gradients = torch.autograd.grad(
+            losses.sum(), [*tensors.values()], create_graph=True, allow_unused=True
+        )
+        yield dict(zip(tensors, gradients, strict=True))
 
 
 def hessian_spectrum(
@@ -129,76 +136,100 @@ def hessian_spectrum(
     seed: int = 0,
     mode: str = "eval",
     dtype: torch.dtype | None = None,
+    until: float = math.inf,
 ) -> list[SpectrumResult]:
     """Return the ``k`` algebraically largest eigenvalues of each layer's block, over weights and biases.
 
-    A small block has fewer. The method is implicitly restarted Lanczos (ARPACK) on Hessian-vector products, as in
-    curvlinops. Blocks of up to :data:`DENSE` parameters are written out. The products are exact, so only the method's
-    own tolerance is approximate.
+    A small block has fewer. The method is Lanczos's, with full orthogonalisation, on Hessian-vector products. All
+    layers take their steps together, so that each batch is differentiated once for all of them. A layer ends with the
+    product after which its values are precise enough.
 
     Args:
-        tol: relative accuracy at which the Lanczos method stops.
+        tol: relative accuracy at which the method stops. It is r^2 / gap for a residual r and the gap to the next
+            value, but r at most.
         batch, seed, mode, dtype, layers, loss: as in :func:`~diagnostics.curvature.trace.hessian_trace`. The seed
             sets the first Lanczos vector and dropout. A single batch is faster than several, because its graph is kept.
+        until: the time at which the budget ends, as of ``time.monotonic``. The values then stand as they are, with
+            their residuals.
 
     Raises:
         UsageError: as in :func:`~.trace.hessian_trace`.
     """
     run = Differentiable(model, loss, dtype, seed)
+    blocks: dict[str, dict[str, Tensor]] = {}
+    searches: dict[str, Lanczos] = {}
+    failures: dict[str, str] = {}
     with set_mode(model, mode), twice_differentiable(model), torch.enable_grad():
-        n = sum(len(y) for _, y in batches(data, batch))
-        results = []
-        reached, lost = set(), ""
+        sizes = [len(y) for _, y in batches(data, batch, model)]
         try:
-            first = next(batches(data, batch, run.model))
-            reached = set(verdicts(run.forward(*first, 0)[0], run.parameters))
-        except LossNotFinite as error:
-            lost = str(error)
-        for layer in layers:
-            names = [name for name in layer.parameters if name in reached]
-            found: tuple[Any, Any, str] = (), (), ""
-            status = lost or "ok"
-            try:
-                if names:
-                    block = BlockHessian(run, data, names, batch)
-                    found = _largest(block, k, tol, seed, layer.name)
-                elif not lost:
-                    status = why_unreadable(layer, "all", False)
-            except NoProduct as error:
-                status = f"layer {layer.name!r}: {error}"
-            except LossNotFinite as error:
-                status = str(error)
-            size = run.size(layer)
-            results.append(SpectrumResult(layer.name, *found, size, n, status))
-        return results
-
-
-def _largest(
-    block: BlockHessian, k: int, tol: float, seed: int, layer: str
-) -> tuple[tuple[float, ...], tuple[float, ...], str]:
-    if block.size <= max(DENSE, k + 1):
-        values = np.linalg.eigvalsh(block.dense())[::-1][:k]
-        return tuple(map(float, values)), (0.0,) * len(values), "dense"
-    start = numpy_generator(seed, "lanczos", layer).standard_normal(block.size)
-    how = f"lanczos(tol={tol:g}), error = residual"
-    if not block(
-        start
-    ).any():  # a block of zeros, on which the method has nothing to start from
-        return (0.0,) * k, (0.0,) * k, how
-    operator = LinearOperator((block.size, block.size), matvec=block, dtype=np.float64)
-    try:
-        values, vectors = eigsh(
-            operator, k=k, which="LA", tol=tol, v0=start, maxiter=RESTARTS
+            first = next(_gradients(run, data, batch))
+            for layer in layers:
+                own = [e for e in layer.parameters if first.get(e) is not None]
+                if not own:
+                    failures[layer.name] = why_unreadable(layer, "all", False)
+                elif differentiable_once(first[name] for name in own):
+                    failures[layer.name] = CUT
+                else:
+                    block = blocks[layer.name] = {e: run.parameters[e] for e in own}
+                    size = sum(tensor.numel() for tensor in block.values())
+                    generator = torch_generator(seed, "lanczos", layer.name)
+                    like = block[own[0]]
+                    searches[layer.name] = Lanczos(size, k, tol, like, generator)
+            kept = [first] if len(sizes) == 1 else None
+            del first
+            # of a graph that is kept, one layer after another, for the memory
+            groups = [[name] for name in searches] if kept else [[*searches]]
+            for place, group in enumerate(groups):
+                now = time.monotonic()
+                ends = now + (until - now) / (len(groups) - place)
+                left = {name: searches[name] for name in group}
+                while left and time.monotonic() < ends:
+                    products = {name: 0 * each.basis[-1] for name, each in left.items()}
+                    for gradients in kept or _gradients(run, data, batch):
+                        for name, product in products.items():
+                            tensors = [*blocks[name].values()]
+                            parts = (
+                                left[name].basis[-1].split([t.numel() for t in tensors])
+                            )
+                            v = [
+                                p.view_as(t)
+                                for p, t in zip(parts, tensors, strict=True)
+                            ]
+                            own_gradients = [gradients[e] for e in blocks[name]]
+                            try:
+                                found = curvature(own_gradients, v, tensors)
+                            except NoProduct as error:
+                                failures[name] = str(error)
+                            else:
+                                product += parameters_to_vector(found)
+                    for name, product in products.items():
+                        if not bool(product.isfinite().all()):
+                            failures[name] = "a product with the Hessian is not finite"
+                        elif name not in failures:
+                            left[name].add(product / sum(sizes))
+                    left = {
+                        name: each
+                        for name, each in left.items()
+                        if not each.done and name not in failures
+                    }
+        except NoLoss as error:
+            failures = {layer.name: str(error) for layer in layers}
+    results = []
+    for layer in layers:
+        status, search = failures.get(layer.name, "ok"), searches.get(layer.name)
+        values, errors, how = [], [], ""
+        if search and status == "ok":
+            values, errors = search.values.tolist(), search.errors.tolist()
+            how = f"lanczos(tol={tol:g}), error = residual"
+        results.append(
+            SpectrumResult(
+                layer.name,
+                values,
+                errors,
+                how,
+                run.size(layer),
+                sum(sizes),
+                status,
+            )
         )
-    except ArpackNoConvergence as error:
-        raise NoProduct(
-            f"the Lanczos method found {len(error.eigenvalues)} of {k} eigenvalues"
-        ) from error
-    except ArpackError as error:
-        raise NoProduct(f"the Lanczos method failed: {error}") from error
-    order = np.argsort(values)[::-1]
-    errors = [
-        float(np.linalg.norm(block(vectors[:, i]) - values[i] * vectors[:, i]))
-        for i in order
-    ]
-    return tuple(float(values[i]) for i in order), tuple(errors), how
+    return results

