@@ -46,10 +46,12 @@ class RunResult(Displayed):
     Attributes:
         engine: the engine with its last state, for everything else.
         path: the run directory; None if nothing was kept on disk.
+        model: your own, as it was given.
     """
 
     engine: Engine
     path: Path | None = None
+    model: Any = None
 
     def __fspath__(self) -> str:
         """Return the run directory, for functions that take one.
@@ -105,11 +107,9 @@ class RunResult(Displayed):
         Raises:
             UsageError: a client holds a part of a model.
         """
-        module, found, best = (
-            self.engine.clients.client_runner.workspace.model,
-            {},
-            self._best(),
-        )
+        found, best = {}, self._best()
+        client_runner = self.engine.clients.client_runner
+        module = client_runner.workspace.model
         for number, name in enumerate(self.engine.names):
             trees = (
                 self.engine.models(number)
@@ -126,7 +126,7 @@ class RunResult(Displayed):
             found[name] = restore.with_labels(
                 original(model.eval()),
                 self.engine.data.classes,
-                self.engine.clients.client_runner.criterion,
+                client_runner.criterion,
             )
         return found
 
@@ -158,12 +158,8 @@ class RunResult(Displayed):
     def own(self) -> dict[str, Any]:
         """Return your own data and model of a stored run. Its directory does not hold them."""
         own = {} if self.path is None else Run(self.path).config["own"]
-        found: dict[str, Any] = {}
-        if "data" in own:
-            found["data"] = self.engine.data
-        if "model" in own:
-            found["model"] = original(self.engine.clients.client_runner.workspace.model)
-        return found
+        given = {"data": self.engine.data, "model": self.model}
+        return {name: part for name, part in given.items() if name in own}
 
     def layer_map(self, width: float = 16.0, **how: Any) -> Figure:
         """Measure the layers after the stored rounds, and draw them (:func:`diagnostics.plots.layer_map`).

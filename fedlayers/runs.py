@@ -103,7 +103,7 @@ def run(
             log=[*log, LiveRun(picture)] if picture else log,
             trained_by=trained_by,
         )
-    return RunResult(engine, None if out is None else Path(out))
+    return RunResult(engine, None if out is None else Path(out), own["model"])
 
 
 def _clients_on(place: str, config: RunConfig) -> MakesExecutor | None:
@@ -159,7 +159,7 @@ def resume(
             trained_by=trained_by,
             **options,
         )
-    return RunResult(engine, Path(out))
+    return RunResult(engine, Path(out), options.get("model"))
 
 
 def default_instruments() -> Instruments:

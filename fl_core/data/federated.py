@@ -337,8 +337,10 @@ def notes(data: FederatedData, alone: bool = False) -> list[str]:
             )
     found += _of_classes(data)
     largest, place = 0.0, ""
+    kinds = getattr(getattr(data.shape, "layout", None), "dtypes", ())
+    scales = all(kind.is_floating_point for kind in kinds)  # unlike ids of tokens
     for x in (client.train.x for client in data.clients):
-        if x.is_floating_point() and x.numel():
+        if scales and x.is_floating_point() and x.numel():
             sizes = torch.maximum(x.amax(0), -x.amin(0)).flatten()
             if float(sizes.max()) > largest:
                 largest, k = float(sizes.max()), int(sizes.argmax())
@@ -351,7 +353,7 @@ def notes(data: FederatedData, alone: bool = False) -> list[str]:
         )
     if data.words is not None:
         ids = torch.cat([client.validation.x.flatten() for client in data.clients])
-        unknown, known = ((ids == UNKNOWN).sum(), (ids >= len(SPECIAL)).sum())
+        unknown, known = (ids == UNKNOWN).sum(), (ids >= len(SPECIAL)).sum()
         share = float(unknown / (unknown + known).clamp(min=1))
         if share > NOTED:
             found.append(
@@ -389,7 +391,7 @@ def client_notes(data: FederatedData) -> list[str]:
         else:
             found += [f"client {name!r} has {what}" for name in names]
     if data.task == REGRESSION and not getattr(data.preprocessing, "target", ()):
-        spread = float(torch.cat(list(ys.values())).double().std())
+        spread = float(torch.cat([*ys.values()]).double().std())
         if not 1 / SPREAD <= spread <= SPREAD:
             found.append(
                 f"the training targets' standard deviation is {spread:.3g}: scale them to about 1, which learning "

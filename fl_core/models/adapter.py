@@ -244,7 +244,7 @@ def output_of(output: Any, model: nn.Module) -> Tensor:
     Raises:
         UsageError: it is none of these, such as a dict of several tensors without ``logits``.
     """
-    form = model.form if isinstance(model, Adapter) else None
+    form = getattr(model, "form", None)
     if isinstance(form, Layout):
         return form.join(output)
     logits, got = getattr(output, "logits", None), type(output).__name__

@@ -64,7 +64,6 @@ class Lora:
     rates: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        numbers_of("rank_pattern", self.rank_pattern, int)
         for name, _ in self.factors:
             check_known("factor of rates", name, PARTS)
 

@@ -107,7 +107,7 @@ def _like(value: Tensor, param: Tensor) -> Tensor:
     """A copy on the parameter's device, in its memory layout if it has the same shape."""
     if value.shape != param.shape:
         return value.to(param.device, copy=True)
-    return torch.empty_like(param, dtype=value.dtype, requires_grad=False).copy_(value)
+    return torch.empty_like(param, dtype=value.dtype).copy_(value)
 
 
 def train(

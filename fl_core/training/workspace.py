@@ -74,9 +74,8 @@ class Workspace:
             if buffer is not None and id(buffer) in own
         ]
         self.params: Tree = dict(self.model.named_parameters())
-        self.submodel: frozenset[str] | None = (
-            None  # names of the tensors that are present; None = all
-        )
+        # names of the tensors that are present; None = all
+        self.submodel: frozenset[str] | None = None
         self._outputs = FrozenPrefixCache()
         self._rest = nn.Sequential()
         self._ahead: tuple[Tensor, Tensor] | None = None
@@ -146,13 +145,12 @@ class Workspace:
         Args:
             options: keywords of an extended model's forward pass, which then defines the result.
         """
-        if params is self.params:
-            if self._ahead is not None and x is self._ahead[0] and not options:
-                found = self._rest(self._ahead[1])
-            else:
-                found = self.model(x, **options)
-        else:
+        if params is not self.params:
             found = self._call(params, x, options)
+        elif self._ahead is not None and x is self._ahead[0] and not options:
+            found = self._rest(self._ahead[1])
+        else:
+            found = self.model(x, **options)
         if torch.is_autocast_enabled(self.device.type):
             several = isinstance(found, tuple)
             return tuple(map(Tensor.float, found)) if several else found.float()
@@ -183,7 +181,7 @@ class Workspace:
 
     def continue_from(self, x: Tensor, outputs: Tensor) -> None:
         """Start later forward passes over this ``x`` from the frozen layers' outputs."""
-        self._ahead = (x, outputs)
+        self._ahead = x, outputs
 
     def infer(self, params: Tree, x: Tensor, **options: Any) -> Tensor:
         """Return logits [n, C] under a whole tree, in evaluation mode without gradients, also during training.

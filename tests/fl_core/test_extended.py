@@ -26,18 +26,13 @@ def numbers(*shape, seed=1):
 @pytest.mark.parametrize("heads", [1, 2, 3])
 @pytest.mark.parametrize("prompts", [0, 1, 5])
 def test_a_feature_attends_as_in_pytorchs_attention(heads, prompts):
-    ours, theirs = (
-        transform(heads),
-        nn.MultiheadAttention(D, heads, batch_first=True).double(),
-    )
+    ours = transform(heads)
+    theirs = nn.MultiheadAttention(D, heads, batch_first=True).double()
+    parts = ours.query, ours.key, ours.value
     features, tokens = numbers(7, D), numbers(prompts, D, seed=2)
     with torch.no_grad():
-        theirs.in_proj_weight.copy_(
-            torch.cat([m.weight for m in (ours.query, ours.key, ours.value)])
-        )
-        theirs.in_proj_bias.copy_(
-            torch.cat([m.bias for m in (ours.query, ours.key, ours.value)])
-        )
+        theirs.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
+        theirs.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
         theirs.out_proj.load_state_dict(ours.out.state_dict())
     z = torch.cat([features[:, None], tokens.expand(7, -1, -1)], 1)
     wanted, weights = theirs(z, z, z, average_attn_weights=False)

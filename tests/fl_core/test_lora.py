@@ -11,7 +11,6 @@ from fl_core import models, tree
 from fl_core.errors import UsageError
 from fl_core.layers import sizes
 from fl_core.plan import LayerPlan
-from fl_core.rounds.recorder import Recorder
 from fl_core.run.runner import assemble, run
 from fl_core.training import evaluate
 from tests.conftest import BLOCKS, CONFIG, TOY, every_other, network
@@ -22,13 +21,19 @@ pytestmark = pytest.mark.skipif(
 ADAPTED = CONFIG.with_keys(adapt="lora:r=2", stack="off")
 
 
-def test_the_base_stays_with_its_statistics_and_is_counted_once():
-    engine, start = run(ADAPTED, data=TOY, model=network("norm")), network("norm")
-    base = tree.frozen_base(engine.clients.client_runner.workspace.model)
+def test_the_base_stays_with_its_statistics_and_is_counted_once(tmp_path):
+    """It is not stored. So a model with another one is refused."""
+    start, model = network("norm"), network("norm")
+    result = fl.run(ADAPTED, tmp_path / "run", data=TOY, model=model)
+    base = tree.frozen_base(result.engine.clients.client_runner.workspace.model)
     for name, tensor in base.items():
         assert torch.equal(start.state_dict()[name.replace(".base_layer", "")], tensor)
-    rows = engine.listener(Recorder).frame()
+    rows = result.to_frame()
     assert [*rows[rows.metric == "bytes_base"].value] == [tree.n_bytes(base)]
+    assert fl.diagnose(result, metrics="grad_norm").values("grad_norm").all(axis=None)
+    nn.init.ones_(model.fc1.weight)
+    with pytest.raises(UsageError, match="other weights"):
+        fl.diagnose(result, metrics="grad_norm")
 
 
 def test_adapters_of_a_fused_layer_count_in_evaluation():
@@ -127,11 +132,12 @@ def test_a_model_of_peft_has_its_factors_as_layers_and_sends_what_trains():
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_the_factors_have_own_rates_in_each_precision(precision, monkeypatch):
     """B begins at zero. So the first step is along its gradient alone, and the classifier's is the usual one."""
-    one_step = {"rounds": 1, "batch_size": 99, "precision": precision}
     seen = set()
 
     def run_with(adapt):
-        config = ADAPTED.with_keys(adapt=adapt, **one_step)
+        config = ADAPTED.with_keys(
+            adapt=adapt, precision=precision, rounds=1, batch_size=99
+        )
         return run(config, data=TOY, model=network("plain")).server.trees["model"]
 
     def note(_module, _args, output):

@@ -6,7 +6,6 @@ from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from diagnostics.measure import instruments
@@ -125,10 +124,6 @@ OUTPUTS = {
     "softmax": ([LAST, nn.Softmax(1)], "sum to 1"),
     "sigmoid": ([LAST, nn.Sigmoid()], "logits"),
     "one sigmoid": ([nn.Linear(36, 1), nn.Sigmoid()], "logits"),
-    "dropout": (
-        [LAST, Wired(lambda m, x: F.dropout(x))],
-        "two passes of the model in evaluation mode differ",
-    ),
     "state": ([LAST, Wired(grown)], "in training mode with one seed"),
     "detached": (
         [nn.Linear(36, 6), Wired(lambda m, x: x.detach()), nn.Linear(6, 3)],

@@ -80,8 +80,6 @@ def test_it_trains_as_a_plain_loop_and_sends_what_trains(way):
     result = fl.run(config, **given)
     task = assemble(config, **given)
     model, clients = original(task.model).eval(), task.data.clients
-    blocks = [layer.name for layer in task.layers if layer.name.endswith(".0")]
-    assert bool(blocks) == (adapt is None)
     trained = {k: p for k, p in model.named_parameters() if p.requires_grad}
     sent = trained if result.plan is None else trained.keys() & result.plan.body_tensors
     assert (len(sent) == len(trained)) == (algorithm == "fedavg")
