@@ -6,9 +6,9 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import pandas as pd
@@ -30,7 +30,7 @@ from fl_core.rows import (
 from fl_core.run.own_code import code_in
 from fl_core.run.restore import load_rounds
 from fl_core.run.task import Task
-from fl_core.statistics import Estimate, Interval
+from fl_core.statistics import Estimate
 from fl_core.training import evaluate
 from fl_core.training.losses import ClassWeighted
 from fl_core.training.phases import Training
@@ -60,15 +60,29 @@ class Predictor:
         outputs: by split, validation or test, its outputs on each client's samples. Clients without samples are
             missing.
         models: those of a linear model, by client.
-        losses: by split, what :meth:`Bench.losses` has computed.
-        draws: by split and score, a jackknife's values (:meth:`Bench.difference`).
+        known: what a bench has computed of it (:func:`once`).
     """
 
     name: str
     outputs: Mapping[str, Outputs]
     models: Mapping[str, nn.Module] = field(default_factory=dict)
-    losses: dict[str, Outputs] = field(default_factory=dict, repr=False)
-    draws: dict[Any, pd.DataFrame] = field(default_factory=dict, repr=False)
+    known: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def once(method: Method) -> Method:
+    """Compute a bench's answer on a predictor once. The predictor keeps it."""
+
+    @wraps(method)
+    def known(bench: Bench, one: Predictor, *of: str) -> Any:
+        key = method.__name__, *of
+        if key not in one.known:
+            one.known[key] = method(bench, one, *of)
+        return one.known[key]
+
+    return cast(Method, known)
 
 
 class Loaded(NamedTuple):
@@ -241,13 +255,12 @@ class Bench:
         base = [self.bases[name].expand(len(labels[name]), -1) for name in names]
         return outputs, torch.cat([labels[name] for name in names]), torch.cat(base)
 
+    @once
     def losses(self, one: Predictor, split: str) -> Outputs:
         """Return the loss of each sample by client.
 
         On validation the calibration is cross-fitted: each half of the federation's samples has that of the other.
         """
-        if split in one.losses:
-            return one.losses[split]
         outputs, y, base = self._joined(one, split)
         if self.kind not in PROBABLE:
             y = y.double() if y.is_floating_point() else y
@@ -262,8 +275,7 @@ class Bench:
             found = evaluate.log_losses(hot, y)
         sizes = [len(own) for own in self.labels[split].values()]
         by_client = found.double().split(sizes)
-        one.losses[split] = dict(zip(self.labels[split], by_client, strict=True))
-        return one.losses[split]
+        return dict(zip(self.labels[split], by_client, strict=True))
 
     def _weights(self, client: str, y: Tensor) -> Tensor:
         """Return the weights of a client's samples, which add up to its number of training samples."""
@@ -288,10 +300,7 @@ class Bench:
         scores = [self.scores(each, split)[score] for each in (one, other)]
         return found._replace(value=scores[0] - scores[1])
 
-    def above(self, one: Predictor, other: Predictor, split: str) -> Interval:
-        """Return how much higher the first one's loss is, with its interval."""
-        return self.difference(one, other, split).interval()
-
+    @once
     def _draws(self, one: Predictor, split: str, score: str) -> pd.DataFrame:
         """Return values whose mean by client and weight is a score: a line each, with client, group and weight.
 
@@ -303,8 +312,6 @@ class Bench:
         if score == "loss":
             losses = torch.cat([*self.losses(one, split).values()])
             return samples.assign(value=losses.numpy())
-        if (split, score) in one.draws:
-            return one.draws[split, score]
         parts = []
         for client, own in samples.groupby("client", sort=False):
             outputs, y = one.outputs[split][client], self.labels[split][client]
@@ -321,11 +328,11 @@ class Bench:
             table = {"client": client, "group": np.arange(count), "weight": weight}
             parts.append(pd.DataFrame({**table, "value": values}).dropna())
         found = pd.concat(parts, ignore_index=True)
-        found = found.assign(group=nested_groups(part["group"] for part in parts))
-        return one.draws.setdefault((split, score), found)
+        return found.assign(group=nested_groups(part["group"] for part in parts))
 
     # --- scores ---
 
+    @once
     def by_client(self, one: Predictor, split: str = TEST) -> pd.DataFrame:
         """Return the scores of each client (line), NaN where its samples give none. The loss is calibrated."""
         found = {}
@@ -356,7 +363,7 @@ class Bench:
         minus the loss, or the score that selects.
         """
         scores = {**self.scores(one, VALIDATION), "score": self.worth(one)}
-        above = self.above(one, self.base_rate, VALIDATION)
+        above = self.difference(one, self.base_rate, VALIDATION).interval()
         return scores | dict(zip(("above", "low", "high"), above, strict=True))
 
     def worth(self, one: Predictor) -> float:

@@ -38,9 +38,8 @@ def predictor_of(name, bench, losses):
     split = dict(zip(bench.bases, torch.from_numpy(losses), strict=True))
     outputs = {client: torch.zeros(len(own), 2) for client, own in split.items()}
     both = (VALIDATION, TEST)
-    return Predictor(
-        name, dict.fromkeys(both, outputs), losses=dict.fromkeys(both, split)
-    )
+    known = {("losses", each): split for each in both}
+    return Predictor(name, dict.fromkeys(both, outputs), known=known)
 
 
 def losses_of(draw, samples, group, means):
@@ -95,7 +94,10 @@ def claims_of(bench, draw, samples, group, means=(0.0,) * 5, seeds=1, frames=Fal
         "an arm is worse": race.differences["excluded"].any(),
         "an arm differs from the base rate": (beside["p_value"] <= 0.05).any(),
         "a client gains or loses": (gains != "").any(),
-        "a baseline is better": bench.above(model, compared["base_rate"], TEST).low > 0,
+        "a baseline is better": bench.difference(model, compared["base_rate"], TEST)
+        .interval()
+        .low
+        > 0,
     }
 
 

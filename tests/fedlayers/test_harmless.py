@@ -70,26 +70,24 @@ def test_the_base_rate_is_each_clients_smoothed_share_and_is_fitted_as_a_model(b
 def test_noise_is_above_the_base_rate_and_the_truth_below(bench):
     draw = torch.Generator().manual_seed(0)
     base = bench.base_rate
-
-    def noise(client, x):
-        return 5 * torch.randn(len(x), 2, generator=draw)
-
-    loud = bench.predictor("noise", noise)
-    assert bench.above(loud, base, VALIDATION).value > 0
-    assert bench.above(base, base, VALIDATION).value == 0
+    loud = bench.predictor(
+        "noise", lambda _, x: 5 * torch.randn(len(x), 2, generator=draw)
+    )
+    assert bench.difference(loud, base, VALIDATION).value > 0
+    assert bench.difference(base, base, VALIDATION).value == 0
     best = {one.name: one for one in predictors(bench)}["linear_pooled"]
-    assert bench.above(best, base, TEST).high < 0
+    assert bench.difference(best, base, TEST).interval().high < 0
 
 
 def test_the_temperature_is_cross_fitted(bench):
     """Each half of the federation's samples has the temperature of the other half, also with a sample a client."""
     one = bench.predictor("one", lambda client, x: x[:, :2].double())
     found = torch.cat([*bench.losses(one, VALIDATION).values()])
-    names = list(bench.labels[VALIDATION])
-    outputs = torch.cat([one.outputs[VALIDATION][name] for name in names])
-    y = torch.cat([bench.labels[VALIDATION][name] for name in names])
-    sizes = [len(bench.labels[VALIDATION][name]) for name in names]
-    base = torch.stack([bench.bases[name] for name in names])
+    labels = bench.labels[VALIDATION]
+    outputs = torch.cat([*one.outputs[VALIDATION].values()])
+    y = torch.cat([*labels.values()])
+    sizes = [len(own) for own in labels.values()]
+    base = torch.stack([bench.bases[name] for name in labels])
     base = base.repeat_interleave(torch.tensor(sizes), dim=0)
     for half in (0, 1):
         temperature, weight = bench.calibration(one, 1 - half)
