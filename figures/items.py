@@ -307,8 +307,12 @@ def redraw(item: Item, path: Path, out: Path) -> Drawing:
         # wrapped, so that the text is no wider than the picture and moves no panel of it
         verdict = (drawing.lead or opening(drawing.findings)).replace("**", "")
         text = f"{verdict} {caption}".strip()
-        shown = beneath(text, int(drawing.figure.get_figwidth() * 19.5))
-        drawing.figure.supxlabel(shown, fontsize=7, color="0.3", ha="left", x=0.01)
+        figure, width = drawing.figure, int(drawing.figure.get_figwidth() * 19.5)
+        look: dict[str, Any] = {"fontsize": 7, "color": "0.3", "ha": "left", "x": 0.01}
+        shown = figure.supxlabel(beneath(text, width), **look)
+        while shown.get_window_extent().width > 0.98 * figure.bbox.width:
+            width -= 2
+            shown.set_text(beneath(text, width))
         save_png(drawing.figure, out / f"{item.name}.png")
         plt.close(drawing.figure)
     table = csv_bytes(drawing.table, float_format="%.6g")
