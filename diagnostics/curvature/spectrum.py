@@ -68,7 +68,8 @@ class Lanczos:
     ) -> None:
         self._k, self._tol, self._generator = k, tol, generator
         self._least, self.done = k + 1, False
-        self.basis = self._images = like.new_zeros(0, size)
+        self.basis = like.new_zeros(0, size)
+        self._projected = like.new_zeros(1, 0, dtype=torch.float64)
         self.values = self.errors = like.new_zeros(0)
         self._extend()
 
@@ -83,29 +84,31 @@ class Lanczos:
         self.basis = torch.cat([self.basis, vector.unsqueeze(0)])
 
     def add(self, product: Tensor) -> None:
-        """Receive the product with the last vector. The basis grows by the largest residual."""
-        self._images = torch.cat([self._images, product.unsqueeze(0)])
-        matrix = (self.basis @ self._images.T).double()
-        every, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
-        self.values = every[-self._k :].flip(0)
-        top = vectors[:, -self._k :].flip(1).T.to(product)
-        residuals = top @ self._images - self.values.to(product).unsqueeze(1) * (
-            top @ self.basis
-        )
-        self.errors = torch.linalg.vector_norm(residuals, dim=1).double()
+        """Receive the product with the last vector. What is orthogonal to the basis is the next."""
+        column = self.basis @ product
+        rest = product - column @ self.basis
+        norm = torch.linalg.vector_norm(rest)
+        # the products in the coordinates of the basis and of the rest
+        projected = nn.functional.pad(self._projected, (0, 1, 0, 1))
+        projected[:-1, -1], projected[-1, -1] = column, norm
+        self._projected, square = projected, projected[:-1]
+        every, vectors = torch.linalg.eigh(square)  # reads the lower triangle
+        self.values, top = every[-self._k :].flip(0), vectors[:, -self._k :].flip(1)
+        residuals = projected @ top
+        residuals[:-1] -= top * self.values
+        self.errors = torch.linalg.vector_norm(residuals, dim=0)
         gaps = (self.values.unsqueeze(1) - every).abs()
         gaps[gaps == 0] = math.inf
         scale = every.abs().max()
         off = torch.minimum(self.errors, self.errors**2 / gaps.amin(1))
         precise = off <= self._tol * self.values.abs().clamp_min(scale / 1000)
         count, size = self.basis.shape
-        most = min(STEPS, size)
-        least = min(self._least, most) if precise.all() else most
-        self.done = count >= least
+        enough = count >= self._least and bool(precise.all())
+        self.done = enough or count >= min(STEPS, size)
         if self.done:
-            del self.basis, self._images
-        elif self.errors.max() > 10 * torch.finfo(product.dtype).eps * scale:
-            self._extend(residuals[self.errors.argmax()])
+            del self.basis
+        elif norm > 10 * torch.finfo(product.dtype).eps * scale:
+            self._extend(rest)
         else:  # an invariant subspace
             self._least = FEWEST
             self._extend()
@@ -173,8 +176,9 @@ def hessian_spectrum(
                     block = blocks[layer.name] = {e: run.parameters[e] for e in own}
                     size = sum(tensor.numel() for tensor in block.values())
                     generator = torch_generator(seed, "lanczos", layer.name)
-                    like = block[own[0]]
-                    searches[layer.name] = Lanczos(size, k, tol, like, generator)
+                    searches[layer.name] = Lanczos(
+                        size, k, tol, block[own[0]], generator
+                    )
             kept = [first] if len(sizes) == 1 else None
             del first
             # of a graph that is kept, one layer after another, for the memory
@@ -195,9 +199,10 @@ def hessian_spectrum(
                                 p.view_as(t)
                                 for p, t in zip(parts, tensors, strict=True)
                             ]
-                            own_gradients = [gradients[e] for e in blocks[name]]
                             try:
-                                found = curvature(own_gradients, v, tensors)
+                                found = curvature(
+                                    [gradients[e] for e in blocks[name]], v, tensors
+                                )
                             except NoProduct as error:
                                 failures[name] = str(error)
                             else:
@@ -216,9 +221,10 @@ def hessian_spectrum(
             failures = {layer.name: str(error) for layer in layers}
     results = []
     for layer in layers:
-        status, search = failures.get(layer.name, "ok"), searches.get(layer.name)
+        status = failures.get(layer.name, "ok")
         values, errors, how = [], [], ""
-        if search and status == "ok":
+        if status == "ok":
+            search = searches[layer.name]
             values, errors = search.values.tolist(), search.errors.tolist()
             how = f"lanczos(tol={tol:g}), error = residual"
         results.append(

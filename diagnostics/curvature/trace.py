@@ -114,8 +114,10 @@ def sampled_traces(
     pair = full_batch(data) if weights and not run.model.training else None
     if pair is not None:
         part = max(LEAST, -(-len(pair[1]) // PARTS))
-        if not are_coupled(run, *next(batches(pair, CHECKED, run.model))):
-            batch = min(batch, part)
+        if part < batch and not are_coupled(
+            run, *next(batches(pair, CHECKED, run.model))
+        ):
+            batch = part
     generator = torch_generator(run.seed, "hessian probes", *layers)
     values, variances = dict.fromkeys(layers, 0.0), dict.fromkeys(layers, 0.0)
     n, fewest = 0, probes
