@@ -119,7 +119,7 @@ def _gradients(
 ) -> Iterator[dict[str, Tensor | None]]:
     """Yield the gradients of each batch's summed loss. They keep their graph."""
     tensors = {name: t for name, t in run.parameters.items() if t.requires_grad}
-    for index, (x, y) in enumerate(batches(data, batch, run.model)):
+    for index, x, y in run.batches(data, batch):
         _, losses = run.forward(x, y, index)
         gradients = torch.autograd.grad(
             losses.sum(), [*tensors.values()], create_graph=True, allow_unused=True

@@ -1,0 +1,147 @@
+"""Count what metrics of curvature cost, in gradients of all parameters on the same samples.
+
+``python -m benchmarks.curvature STATE`` adds rows to ``results/curvature.csv``. STATE names the code, such as a commit.
+Rows that the table has are not measured again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import torch
+import tyro
+from torch import Tensor, nn
+
+from benchmarks.measurements import network
+from benchmarks.pairs import RESULTS
+from diagnostics.measure import diagnose
+from fl_core.run.costs import count_flops
+
+PATH = RESULTS / "curvature.csv"
+SAMPLES, PIXELS, CLASSES, FEATURES, STEPS = 16, 64, 10, 24, 12
+TIMM = ("vit_tiny_patch16_224", "resnet10t", "mobilenetv3_small_050")
+OWN = ("mlp_tanh", "cnn_gelu", "encoder")
+WAYS: dict[str, tuple[str, dict[str, Any], float | None]] = {
+    "3 probes": ("hessian_trace", {"probes": 3}, None),
+    "trace": ("hessian_trace", {}, None),
+    "budget of 1 s": ("hessian_trace", {"probes": 1000}, 1.0),
+    "spectrum": ("hessian_spectrum", {}, None),
+    "spectrum, budget of 1 s": ("hessian_spectrum", {}, 1.0),
+}
+"""Name -> metric, its options and its budget in seconds."""
+
+
+class Encoder(nn.Module):
+    """A transformer of two blocks on sequences, with a head on the mean of its outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, 64)
+        block = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+        self.blocks = nn.TransformerEncoder(block, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(64, CLASSES)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head(self.blocks(self.first(x)).mean(1))
+
+
+def build(name: str) -> tuple[nn.Module, Tensor]:
+    """Return a network with random weights, in eval mode, and random samples."""
+    torch.manual_seed(0)
+    if name in TIMM:
+        import timm
+
+        size = {"img_size": PIXELS} if name.startswith("vit") else {}
+        model: nn.Module = timm.create_model(name, num_classes=CLASSES, **size)
+        shape: tuple[int, ...] = (3, PIXELS, PIXELS)
+    elif name == "encoder":
+        model, shape = Encoder(), (STEPS, FEATURES)
+    elif name == "cnn_gelu":
+        model, shape = network(nn.GELU), (1, 28, 28)
+    else:
+        parts = [nn.Linear(FEATURES, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()]
+        model, shape = nn.Sequential(*parts, nn.Linear(64, CLASSES)), (FEATURES,)
+    return model.eval(), torch.randn(SAMPLES, *shape)
+
+
+def seconds_of(work: Callable[[], object], times: int) -> float:
+    """Return the least processor seconds of some calls."""
+    seconds = []
+    for _ in range(times):
+        start = time.process_time()
+        work()
+        seconds.append(time.process_time() - start)
+    return min(seconds)
+
+
+def measured(name: str, way: str) -> dict[str, Any]:
+    """Return what a metric costs on a network, and the share of its values that exceed their error."""
+    metric, options, budget = WAYS[way]
+    model, x = build(name)
+    y = torch.arange(SAMPLES) % CLASSES
+    frames: list[pd.DataFrame] = []
+
+    def gradient() -> None:
+        loss = nn.functional.cross_entropy(model(x), y)
+        torch.autograd.grad(loss, [*model.parameters()], allow_unused=True)
+
+    def work() -> None:
+        how: dict[str, Any] = {"options": {metric: options}, "budget": budget}
+        frames.append(diagnose(model, (x, y), metric, progress=False, **how).frame)
+
+    gradient()
+    one, seconds = seconds_of(gradient, 5), seconds_of(work, 1)
+    with count_flops(model) as counter:
+        gradient()
+        flops = counter.total
+    gradients = float("nan")  # with a budget, counting would change what is done
+    if budget is None:
+        with count_flops(model) as counter:
+            work()
+            gradients = counter.total / flops
+    frame = frames[0][frames[0]["variant"] != "per_parameter"]
+    clear = frame["value"].abs() > frame["stderr"]
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "layers": frame["layer"].nunique(),
+        "gradients": gradients,
+        "seconds": seconds,
+        "times_one_gradient": seconds / one,
+        "values": int(frame["value"].notna().sum()),
+        "above_error": clear.mean(),
+    }
+
+
+def main(
+    state: tyro.conf.Positional[str],
+    networks: tuple[str, ...] = (*OWN, *TIMM),
+    ways: tuple[str, ...] = tuple(WAYS),
+) -> None:
+    """Measure metrics on networks, and write each row when it is there.
+
+    Args:
+        state: of the code, such as a commit.
+        networks: names of networks.
+        ways: what is measured, of :data:`WAYS`.
+    """
+    torch.set_num_threads(1)
+    rows = pd.read_csv(PATH).to_dict("records") if PATH.exists() else []
+    known = {(row["way"], row["network"], row["state"]) for row in rows}
+    for way in ways:
+        measured(OWN[0], way)  # the first call imports and allocates
+        for name in networks:
+            key = (way, name, state)
+            if key in known:
+                continue
+            row = dict(zip(("way", "network", "state"), key, strict=True))
+            rows.append(row | measured(name, way))
+            print(rows[-1], flush=True)
+            frame = pd.DataFrame(rows).sort_values(["way", "network"], kind="stable")
+            frame.round(3).to_csv(PATH, index=False)
+
+
+if __name__ == "__main__":
+    tyro.cli(main, prog="python -m benchmarks.curvature")
