@@ -186,10 +186,13 @@ def own_parts(
     model = options.pop("own_model", None)
     if model is not None and not isinstance(loss, str):
         model = with_loss(model, loss)
-    given = {"data": data, "model": model}
-    given["allow_code"] = options.pop("allow_code", None)
+    given = {
+        "data": data,
+        "model": model,
+        "allow_code": options.pop("allow_code", None),
+    }
     found = {name: part for name, part in given.items() if part is not None}
-    return {**getattr(models, "own", {}), **found}
+    return getattr(models, "own", {}) | found
 
 
 def diagnose_features(

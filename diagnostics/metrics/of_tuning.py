@@ -13,6 +13,7 @@ from fl_core import tree
 from fl_core.data.federated import Split
 from fl_core.errors import NonFiniteError
 from fl_core.layers import Layer
+from fl_core.models.adapter import PackedShape
 from fl_core.models.building import batch_norms
 from fl_core.rows import CLASSIFICATION, Row, row
 from fl_core.run.costs import training_flops
@@ -201,11 +202,13 @@ def layer_tuning(measurement: Measurement, options: LayerTuning) -> list[Row]:
     whole = _attempt(lambda: profile.of(every(measurement.layers)))
     found = {ALL: whole}
     for layer in measurement.layers:
-        tune = partial(profile.of, frozenset(layer.tensors))
-        found[layer.name] = _reason(tuner, layer) or _attempt(tune)
+        found[layer.name] = _reason(tuner, layer) or _attempt(
+            partial(profile.of, frozenset(layer.tensors))
+        )
     if batch_norms(tuner.workspace.model):
-        statistics = tuner.with_new_statistics()[None]
-        found[STATISTICS] = _attempt(lambda: profile.chosen(statistics))
+        found[STATISTICS] = _attempt(
+            partial(profile.chosen, tuner.with_new_statistics()[None])
+        )
     shown = ""
     if not isinstance(whole, str):
         said = verdict(compared(**arguments), "loss")
@@ -279,17 +282,17 @@ def price(measurement: Measurement, options: LayerTuning, tuner: Tuner) -> float
 
     Forward passes of frozen first layers are counted although a chain of modules keeps their outputs.
     """
-    shape = tuple(tuner.train[0][0].shape[1:])
+    x = tuner.train[0][0]
+    shape = PackedShape(x.shape[1:])
+    shape.samples = x
     flops = partial(training_flops, tuner.workspace, shape)
-    whole = every(measurement.layers)
-    samples = sum(len(y) for _, _, y in tuner.train)
+    whole = flops(every(measurement.layers))
     tuned = sum(
         flops(frozenset(layer.tensors))
         for layer in measurement.layers
         if not _reason(tuner, layer)
     )
     epochs = 3 * max(GRID) if options.grid else max(EPOCHS)
-    compared = 2 * max(EPOCHS) * flops(whole)
+    work = epochs * (tuned + whole) + 2 * max(EPOCHS) * whole
     trained = options.rounds * sum(s.n_train for s in measurement.subjects)
-    work = epochs * (tuned + flops(whole)) + compared
-    return samples * work / (trained * flops(whole))
+    return sum(len(y) for _, _, y in tuner.train) * work / (trained * whole)

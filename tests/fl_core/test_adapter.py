@@ -116,6 +116,7 @@ def test_a_run_of_several_inputs_is_stored_and_measured(tmp_path):
         run(pair, "mlp")
     with refuses("Pass out="):
         fl.diagnose(run(data, network(), clients=None), model="personal")
+    assert fl.diagnose(result, metrics="layer_tuning")
     with refuses(r"fl\.tsne"):
         fl.diagnose(result, metrics="tsne")
 

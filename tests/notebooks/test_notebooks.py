@@ -118,7 +118,7 @@ def test_what_to_try_next_names_what_there_is(name):
 
 def test_the_site_names_every_notebook():
     index = (execute.HERE.parent / "docs/index.md").read_text(encoding="utf-8")
-    assert len(execute.names()) == 9
+    assert len(execute.names()) == 10
     for name in execute.names():
         assert f"notebooks/{name}.ipynb" in index
 

