@@ -6,6 +6,7 @@ python -m figures.decision.first
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -16,6 +17,8 @@ from figures.page import markdown
 from fl_core.statistics import Interval, mean_interval
 
 PAGE = Path(__file__).parents[2] / "docs/results/share_first.md"
+ALONE = re.compile(r"nothing-lr([\d.e-]+)-\d")
+RATES = {True: "the policy's is higher", False: "equal or lower"}
 SCORES = {"default": "loss", "macro_f1": "macro-F1, points", "auroc": "AUROC, points"}
 
 
@@ -84,11 +87,27 @@ def table() -> str:
     return markdown(pd.DataFrame(lines))
 
 
+def by_rate() -> str:
+    """Return the loss of the default mode's pairs, by which commit trains alone, as all its arms, at a higher rate."""
+    own = decisions().query("mode == 'default'")
+    alone = own["runs"].map(lambda names: next(filter(ALONE.match, names)))
+    own["rate"] = alone.str.extract(ALONE, expand=False).astype(float)
+    wide = own.pivot(
+        index=["table", "seed"], columns="commit", values=["rate", "value"]
+    ).dropna()
+    gap = wide["value"]["policy"] - wide["value"]["comparator"]
+    higher = (wide["rate"]["policy"] > wide["rate"]["comparator"]).map(RATES)
+    found = gap.groupby(higher).agg(["size", "mean"]).reindex([*RATES.values()])
+    heads = {"size": "pairs", "mean": "policy minus comparator, nats, mean"}
+    return markdown(found.round(4).rename(columns=heads).reset_index(names="rate"))
+
+
 def written(page: str) -> str:
     """Return the page with its table made from the rows."""
     hours = decisions()["seconds"].sum() / 3600
     made = {
         "first": table(),
+        "rates": by_rate(),
         "hours": f"{len(decisions())} decisions, {hours:.2f} core-hours.",
     }
     return BLOCK.sub(lambda m: f"{m[1]}{made[m[2]].rstrip()}\n{m[3]}", page)
