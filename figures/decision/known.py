@@ -282,19 +282,22 @@ def signals(rows: pd.DataFrame) -> str:
         if name not in KNOWN
     }
     for signal in next(iter(profiles.values())):
-        right, loss = [], []
+        right, loss, deep = [], [], []
         for name, said in profiles.items():
             at_head = said[signal] == "head"
             right.append((name.split()[2] in AT_HEAD) == at_head)
             _, head, first, _ = plans(rows, name)
             loss.append((head if at_head else first) - max(head, first))
+            deep += loss[-1:] * name.startswith("resnet")
         counts = len(loss), sum(right), loss.count(0)
-        lines.append([signal, *counts, f"{np.mean(loss):.1f}"])
+        of_deep = f"{deep.count(0)} of {len(deep)}"
+        lines.append([signal, *counts, of_deep, f"{np.mean(loss):.1f}"])
     names = [
         "signal",
         "federations",
         "names the kind",
         "names the better end",
+        "of residual networks",
         "points below the better end",
     ]
     return markdown(pd.DataFrame(lines, columns=names))
