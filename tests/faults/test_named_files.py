@@ -64,7 +64,7 @@ def test_every_key_is_judged():
     unread |= {"thousands", "client_column", "label_column", "text_column", "adapt"}
     unread |= {"group_column", "class_weights", "device", "monitor"}
     words = {"batchnorm", "layer_granularity", "optimizer", "loss"}
-    words |= {"client_weights", "stack"}
+    words |= {"client_weights", "stack", "precision"}
     assert free == judged | unread | words
 
 

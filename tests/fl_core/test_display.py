@@ -20,7 +20,6 @@ def shown(tmp_path_factory):
     config = fl.RunConfig(algorithm="fedper", rounds=1, eval_every=1)
     out, two = tmp_path_factory.mktemp("shown"), ("half", "all")
     race = fl.choose(config, out, arms=two, baselines=False)
-    task = runner.assemble(config)
     result = fl.run(config, out=out / "own")
     few = {"fedavg": {"lr": 0.1}}, {"fedavg": 0.5}, {"fedavg": 2}
     tuned = fl.Tuned(*few, "macro_f1", "heart", 1, (0,), "")
@@ -31,7 +30,7 @@ def shown(tmp_path_factory):
     frame = result.to_frame().assign(algorithm="fedper", seed=0)
     made = fl.Predictions(tuple(map(str, range(50))), ("no", "yes"), torch.zeros(50, 2))
     return [
-        *(config, task, task.data, result, result.plan, report),
+        *(config, runner.assemble(config).data, result, result.plan, report),
         *(Comparison(frame), ALGORITHMS, race, fl.hint(config, arms=two), made),
         *(file, tuned, crossed),
     ]
@@ -43,7 +42,7 @@ def test_every_kind_is_short_as_text_and_plain_in_a_notebook(
     public = [getattr(fl, name) for name in fl.__all__]
     kinds = [x for x in public if isinstance(x, type) and issubclass(x, Displayed)]
     assert not [x for x in kinds if not any(isinstance(each, x) for each in shown)]
-    assert len(kinds) >= 9  # with Task and Registry, which have no public name
+    assert len(kinds) >= 9  # with Registry, which has no public name
     for each in shown:
         assert 1 <= len(repr(each).splitlines()) <= LINES, type(each)
         page = each._repr_html_()
