@@ -71,18 +71,16 @@ def tweets(path: str, folder: str, model: Any) -> dict[str, tuple[Any, Tensor]]:
 
 
 def tables(choice: Any, report: pd.DataFrame, costs: pd.DataFrame) -> dict[str, str]:
-    """Return the tables of the page by name: the arms, whether clients differ, and what each layer absorbs."""
+    """Return the tables of the page by name: the arms, and whether clients differ."""
     arms, sent = choice.sure(), {"nothing": 0}
     for run in choice.runs:
         if run.job.plan is not None:
             sent[run.job.arm] = fl.plan_cost(run.job.plan, costs)["bytes_up"]
     arms["bytes a round"] = arms["arm"].map(sent).map("{:,.0f}".format)
     arms = arms[arms["arm"].isin(ARMS)].drop(columns="note")
-    columns = ["variant", "value", "stderr", "status"]
-    differ = report.loc[report["metric"] == "clients_differ", columns]
-    shares = report[report["variant"] == "share"][["layer", *columns[1:]]]
-    texts = {"arms": arms, "differ": differ.round(2), "profile": shares.round(2)}
-    return {name: markdown(frame.astype(str)) for name, frame in texts.items()}
+    differ = report[["variant", "value", "stderr", "status"]].round(3)
+    frames = {"arms": arms, "differ": differ.astype(object).fillna("")}
+    return {name: markdown(frame.astype(str)) for name, frame in frames.items()}
 
 
 def write(texts: dict[str, str]) -> None:
@@ -105,7 +103,7 @@ def main(folder: str, path: str, out: str) -> None:
     given = {"data": data, "model": LastBlocks(encoder), **CONFIG}
     choice = fl.choose(out=f"{out}/choice", arms=list(ARMS), tune_rates=0, **given)
     shared = fl.run(algorithm="fedavg", out=f"{out}/shared", **given)
-    report = fl.diagnose(shared, metrics=["clients_differ", "layer_tuning"])
+    report = fl.diagnose(shared, metrics="clients_differ")
     costs = fl.diagnose(shared, metrics="layer_cost")
     write(tables(choice, report.frame, costs.frame))
     print(choice, f"{time.process_time():.0f} s of a processor", sep="\n")
