@@ -288,7 +288,8 @@ def signals(rows: pd.DataFrame) -> str:
             right.append((name.split()[2] in AT_HEAD) == at_head)
             _, head, first, _ = plans(rows, name)
             loss.append((head if at_head else first) - max(head, first))
-            deep += loss[-1:] * name.startswith("resnet")
+            if name.startswith("resnet"):
+                deep.append(loss[-1])
         counts = len(loss), sum(right), loss.count(0)
         of_deep = f"{deep.count(0)} of {len(deep)}"
         lines.append([signal, *counts, of_deep, f"{np.mean(loss):.1f}"])
