@@ -46,7 +46,7 @@ RATES, TUNING, SEEDS, DRAWS = (0.001, 0.003, 0.01, 0.03), 90, tuple(range(10)), 
 FIRST_UNSEEN, TEST, PROFILED = 30_000, 300, 20
 ATTEMPTS = 10
 """Draws of class shares until there are pictures enough."""
-SIZES = {240: (6, 240, 100, 40), 60: (12, 60, 40, 80)}
+SIZES = {240: (6, 240, 100, 40), 120: (6, 120, 50, 60), 60: (12, 60, 40, 80)}
 """Training samples of a client: clients, training and validation samples of each, rounds."""
 NETWORKS: dict[str, tuple[str, dict[str, Any], int]] = {
     "mlp": ("mlp", {}, 3),
@@ -107,6 +107,11 @@ FURTHER = (
     "mlp fashion contrast 240 10",
     "mlp fashion shares 60 10",
 )
+CONVOLUTIONAL = tuple(
+    f"cnn fashion {kind} 120 10"
+    for kind in ("labels", "shares", "turned", "inverted", "permuted", "neither")
+)
+"""Federations of which every cut of a convolutional network is trained."""
 DEALT = (*CONFIRMED[:8], *KNOWN, *FURTHER)
 CONTRASTS = ((1.0, 0.0), (0.5, 0.0), (0.3, 0.35), (0.6, 0.4), (0.25, 0.7), (0.8, 0.1))
 """Factor of the contrast and brightness added, by client."""
@@ -155,6 +160,9 @@ def differences() -> Iterator[Job]:
         arms = ("whether", "differ", *ends(name))
         yield from (Job(name, arm, 0) for arm in arms)
     yield from decisions()
+    for name in CONVOLUTIONAL:
+        yield from (Job(name, "rate", TUNING, 0, lr) for lr in RATES)
+    yield from truths(SEEDS[:3], CONVOLUTIONAL)
 
 
 def decisions() -> Iterator[Job]:
@@ -167,9 +175,10 @@ def decisions() -> Iterator[Job]:
 
 
 def truths(seeds: Sequence[int], names: Sequence[str] = KNOWN) -> Iterator[Job]:
-    """Yield the jobs of the known data sets."""
+    """Yield the runs of every plan of a known federation."""
     for seed, name in itertools.product(seeds, names):
-        yield from (Job(name, arm, seed) for arm in ("whether", *subsets(3)))
+        layers = NETWORKS[name.split()[0]][2] if name in CONVOLUTIONAL else 3
+        yield from (Job(name, arm, seed) for arm in ("whether", *subsets(layers)))
 
 
 def subsets(layers: int) -> list[str]:
@@ -221,8 +230,8 @@ def changed(x: Any, y: Any, kind: str, client: int, classes: int) -> tuple[Any, 
     return x, y
 
 
-def federation(name: str) -> tuple[FederatedData, str, int]:
-    """Return the samples of a federation of the confirmation, its network and its rounds."""
+def federation(name: str, seed: int = 0) -> tuple[FederatedData, str, int]:
+    """Return the samples of a federation, drawn by its name and a seed, its network and its rounds."""
     network, source, kind, size, count = name.split()
     clients, train, validation, rounds = SIZES[int(size)]
     if kind == "natural":
@@ -230,7 +239,7 @@ def federation(name: str) -> tuple[FederatedData, str, int]:
     x, y = pictures(source)
     classes = int(count)
     y = y if classes == 10 else (y < 5).astype(int)
-    draw = np.random.default_rng(zlib.crc32(name.encode()))
+    draw = np.random.default_rng(zlib.crc32(name.encode()) + seed)
     shares = np.full((clients, classes), 1 / classes)
     if kind == "shares":
         shares = draw.dirichlet(np.full(classes, 0.2), clients)
@@ -323,7 +332,7 @@ def task_of(job: Job, lr: float) -> Task:
             "batch_size": config.training.batch_size,
         }
     else:
-        data, network, rounds = federation(job.federation)
+        data, network, rounds = federation(job.federation, job.seed)
         model, options, _ = NETWORKS[network]
         how |= {
             "model": model,
