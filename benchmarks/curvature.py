@@ -27,6 +27,7 @@ OWN = ("mlp_tanh", "cnn_gelu", "encoder")
 WAYS: dict[str, tuple[str, dict[str, Any], float | None]] = {
     "3 probes": ("hessian_trace", {"probes": 3}, None),
     "trace": ("hessian_trace", {}, None),
+    "ggn": ("ggn_trace", {}, None),
     "budget of 1 s": ("hessian_trace", {"probes": 1000}, 1.0),
     "spectrum": ("hessian_spectrum", {}, None),
     "spectrum, budget of 1 s": ("hessian_spectrum", {}, 1.0),

@@ -21,8 +21,8 @@ from .curvature.model import (
     NoLoss,
     are_coupled,
     owner,
-    parameter_name,
     record_calls,
+    squared_norms,
 )
 from .measurement import (
     ClientModel,
@@ -422,10 +422,7 @@ def _add_batch(
     gradients: tuple[Any, ...] = ()
     if targets:
         gradients = torch.autograd.grad(losses.sum(), targets, allow_unused=True)
-    norms: dict[str, Tensor] = {}
-    for (path, tap), delta in zip(taps.items(), gradients, strict=False):
-        own = {} if delta is None else tap.norms(delta)
-        norms |= {parameter_name(path, local): value for local, value in own.items()}
+    norms = squared_norms(dict(zip(taps, gradients, strict=False)), taps)
     for name, gradient in zip(ghosts, gradients[len(taps) :], strict=True):
         if gradient is not None and name in norms:
             found.add(name, norms[name], gradient)

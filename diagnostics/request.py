@@ -161,7 +161,6 @@ _HINTS = get_type_hints(Request)
 ELSEWHERE = {
     "tsne": "Call fl.tsne(models, data).",
     "fisher": "Use grad_noise, the covariance of the samples' gradients.",
-    "ggn": "Use hessian_trace, which also has the network's own curvature.",
 }
 """What takes the place of words that are no metrics."""
 

@@ -40,8 +40,8 @@ SCALES = {**IMAGES, "clients": 3, "max_samples": 600, "model": "timm:resnet18"}
 KEYS = {"images": IMAGES, "tables": {"dataset": "heart"}, "scales": SCALES}
 """The configuration of each run, by key, as its command has it."""
 RUNS = {run: RunConfig(**keys) for run, keys in KEYS.items()}
-WHERE = {"hessian_spectrum": "tables", "bn_scale": "scales"}
-"""Metrics that are not measured on the images: their cost there, and normalisations, which that network has not."""
+WHERE = {"ggn_trace": "tables", "hessian_spectrum": "tables", "bn_scale": "scales"}
+"""Metrics that are not measured on the images: for their cost, as equal to another there, or for want of norms."""
 WHOLE = "layer_cost"
 """The metric that is drawn in all its variants, each of which has a unit."""
 
@@ -65,8 +65,12 @@ class Entry(NamedTuple):
 
 
 def metrics_of(run: str) -> list[str]:
-    """Return the metrics that are measured in a run."""
-    return [metric for metric in METRICS if WHERE.get(metric, "images") == run]
+    """Return the metrics that are measured in a run. Those of the shared model need more rounds than one."""
+    return [
+        name
+        for name in METRICS
+        if not METRICS[name].shared and WHERE.get(name, "images") == run
+    ]
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
@@ -127,7 +131,7 @@ def entries(header: Mapping[str, Any], frame: pd.DataFrame) -> list[Entry]:
     Raises:
         UsageError: a metric has no rows.
     """
-    drawn = {metric for metric in METRICS if not METRICS[metric].shared}
+    drawn = {name for run in RUNS for name in metrics_of(run)}
     if lacking := drawn - set(frame["metric"]):
         raise UsageError(
             f"{NAME} must have rows of {listing(sorted(lacking))}; got none. Make them: {STUDY.command}"
@@ -215,7 +219,7 @@ def redraw(path: Path, out: Path | None = None) -> Path:
 def _page(shown: list[Entry], where: str) -> str:
     lead = (
         "# Gallery\n\nOne picture of each diagnostic, from real data. Most show Fashion-MNIST with four clients and "
-        "their models after the first local training. The spectrum uses the four hospitals of the "
+        "their models after the first local training. Spectrum and Gauss-Newton trace use the four hospitals of the "
         "heart-disease data. The scales of normalisations are those of a ResNet-18. Below each picture are its "
         "meaning and the commands that make it. `python -m figures gallery` draws all pictures again from the "
         f"stored rows. With `--train` it measures first ({BUDGET}). That needs Fashion-MNIST below "

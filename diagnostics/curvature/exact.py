@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,20 +23,21 @@ from fl_core.run.costs import Node, nodes
 from fl_core.seeds import torch_generator
 from fl_core.training.losses import CrossEntropy, Loss
 
-from ..measurement import Batch, Data
+from ..measurement import Batch
 from .model import (
     Differentiable,
-    Estimates,
     Tap,
     formula_of,
     owner,
+    rademacher,
     record_calls,
     squares,
-    usable,
 )
 
 WIDEST = 256
 """Outputs of a sample up to which an exact trace is computed: it takes as many passes."""
+NARROW = 33
+"""The same for the Gauss-Newton matrix, whose estimates take 8 to 32 passes."""
 
 # Piecewise linear in all their inputs at once; named as autograd's nodes are, without "Backward0".
 _ARITHMETIC = "Add Sub Rsub Neg Sum Mean Cumsum Abs Maximum Minimum Max Min Amax Amin Sort Topk Where MaskedFill"
@@ -213,10 +214,16 @@ class Verdict:
     n_classes: int
 
 
-def decide(run: Differentiable, first: Batch, layers: Sequence[Layer]) -> Verdict:
+def decide(
+    run: Differentiable,
+    first: Batch,
+    layers: Sequence[Layer],
+    gauss_newton: bool = False,
+) -> Verdict:
     """Decide for each layer whether its trace is exact.
 
-    The graph shows where the logits are linear, and a few samples whether a layer's formula holds.
+    The graph shows where the logits are linear, and a few samples whether a layer's formula holds. The trace of the
+    Gauss-Newton matrix needs the formula alone.
     """
     x, y = first[0][:CHECKED], first[1][:CHECKED]
     names = [name for layer in layers for name in layer.parameters]
@@ -235,18 +242,22 @@ def decide(run: Differentiable, first: Batch, layers: Sequence[Layer]) -> Verdic
     def first_obstacle(layer: Layer, why: Mapping[str, str]) -> str:
         return next(filter(None, (why.get(name, "") for name in layer.parameters)), "")
 
-    obstacles = {layer.name: first_obstacle(layer, bent) for layer in layers}
-    width = logits.shape[1]
-    if width > WIDEST and not isinstance(run.loss, CrossEntropy):
-        wide = f"{width} outputs a sample: an exact value takes as many passes"
-        obstacles = {name: why or wide for name, why in obstacles.items()}
     coupled = {layer.name: first_obstacle(layer, mixed) for layer in layers}
     if len(x) < 2:
         coupled = {
             name: why or "one sample alone cannot show that samples do not mix"
             for name, why in coupled.items()
         }
-    return Verdict(frozenset(graph), obstacles, coupled, logits.shape[1])
+    obstacles = {layer.name: first_obstacle(layer, bent) for layer in layers}
+    width, most = logits.shape[1], WIDEST
+    if gauss_newton:
+        obstacles, most = coupled, NARROW
+    elif isinstance(run.loss, CrossEntropy):
+        most = width
+    if width > most:
+        wide = f"{width} outputs a sample: an exact value takes as many passes"
+        obstacles = {name: why or wide for name, why in obstacles.items()}
+    return Verdict(frozenset(graph), obstacles, coupled, width)
 
 
 def check_formulas(
@@ -274,42 +285,38 @@ def check_formulas(
     return logits, graph, doubts | _check_formulas(run, logits, known, taps)
 
 
-def exact_traces(
-    run: Differentiable,
-    data: Data,
-    layers: Mapping[str, Sequence[str]],
-    batch: int,
-    n_classes: int,
-) -> Estimates:
-    """Return the exact trace of each layer accepted by :func:`decide`, over the batches that the budget allows.
+def exact_terms(
+    loss: Loss, logits: Tensor, y: Tensor, taps: Mapping[str, Tap]
+) -> Iterator[dict[str, Tensor]]:
+    """Yield terms [n] of each parameter of the tapped modules, which add up to the trace of its Gauss-Newton block."""
+    s, signs = factors(loss, logits, y)
+    for k in range(s.shape[1] if taps else 0):
+        found = squares(logits, s[:, k].to(logits.dtype), taps)
+        yield {name: signs[:, k] * norms.double() for name, norms in found.items()}
 
-    Args:
-        layers: name of a layer -> its parameters.
+
+def gauss_newton_terms(
+    loss: Loss,
+    logits: Tensor,
+    y: Tensor,
+    taps: Mapping[str, Tap],
+    tensors: Mapping[str, Tensor],
+    generator: torch.Generator,
+) -> Iterator[dict[str, Tensor]]:
+    """Yield random draws whose mean is the trace of the Gauss-Newton block, of each parameter.
+
+    With signs r_n of the factors S_n of :func:`factors`, E ||J_n^T S_n r_n||^2 = tr J_n^T S_n S_n^T J_n. Parameters of
+    tapped modules have a term of each sample, [n]. Those of ``tensors`` add up the samples before they square.
     """
-    layer_of = {name: layer for layer, names in layers.items() for name in names}
-    paths = list(dict.fromkeys(map(owner, layer_of)))
-    totals: dict[str, Tensor] = {}
-    n = 0
-    for index, x, y in run.batches(data, batch):
-        with record_calls(
-            run.model, paths, len(x), passes=max(1, n_classes - 1)
-        ) as taps:
-            logits, _ = run.forward(x, y, index)
-        usable_taps = usable(taps, index)
-        s, signs = factors(run.loss, logits, y)
-        s = s.to(logits.dtype)
-        for k in range(s.shape[1] if usable_taps else 0):
-            for name, squared_norms in squares(logits, s[:, k], usable_taps).items():
-                if name in layer_of:
-                    term = (signs[:, k] * squared_norms.double()).sum()
-                    totals[layer_of[name]] = totals.get(layer_of[name], 0) + term
-        n += len(y)
-        del (
-            taps,
-            usable_taps,
-            logits,
-        )  # this batch's graph, before the next one's is built
-    return {layer: (float(totals.get(layer, 0.0)) / n, 0.0, 0, n) for layer in layers}
+    s, signs = factors(loss, logits, y)
+    while True:
+        draw, found = rademacher(signs, generator), dict[str, Tensor]()
+        for sign in signs.unique():
+            chosen = (draw * (signs == sign)).unsqueeze(1) @ s
+            cotangent = chosen.squeeze(1).to(logits.dtype)
+            for name, norms in squares(logits, cotangent, taps, tensors).items():
+                found[name] = found.get(name, 0.0) + sign * norms.double()
+        yield found
 
 
 def _check_formulas(

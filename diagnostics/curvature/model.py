@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -308,19 +309,35 @@ def are_coupled(run: Differentiable, x: Tensor, y: Tensor) -> bool:
 
 
 def squares(
-    logits: Tensor, cotangent: Tensor, taps: Mapping[str, Tap]
+    logits: Tensor,
+    cotangent: Tensor,
+    taps: Mapping[str, Tap],
+    tensors: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> dict[str, Tensor]:
-    """Return per sample, [n], the squared norm of every tapped parameter's gradient of sum(cotangent * logits)."""
-    edges = [tap.edge for tap in taps.values()]
-    deltas = torch.autograd.grad(
-        logits, edges, cotangent, retain_graph=True, allow_unused=True
+    """Return squared norms of gradients of sum(cotangent * logits).
+
+    They are those of each sample, [n], for every parameter of the tapped modules, and one of each of the ``tensors``.
+    """
+    targets: list[Any] = [tap.edge for tap in taps.values()]
+    targets += tensors.values()
+    gradients = torch.autograd.grad(
+        logits, targets, cotangent, retain_graph=True, allow_unused=True
     )
-    return {
-        parameter_name(path, local): values
-        for (path, tap), delta in zip(taps.items(), deltas, strict=True)
-        if delta is not None
-        for local, values in tap.norms(delta).items()
-    }
+    return squared_norms(dict(zip([*taps, *tensors], gradients, strict=True)), taps)
+
+
+def squared_norms(
+    gradients: Mapping[str, Tensor | None], taps: Mapping[str, Tap]
+) -> dict[str, Tensor]:
+    """Return squared norms, from gradients at the outputs of tapped modules, by path, and of tensors, by name."""
+    found = {}
+    for key, gradient in gradients.items():
+        if gradient is not None and key in taps:
+            for local, norms in taps[key].norms(gradient).items():
+                found[parameter_name(key, local)] = norms
+        elif gradient is not None:
+            found[key] = gradient.square().sum()
+    return found
 
 
 # --- formulas of modules ---------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ numerical check that its formula holds.
 
 Hessian traces by the package PyHessian, to cross-check this package's own.
 
-It receives a layer as a module of its own, with the layer's parameters only, and the mean loss. It never
-receives the model itself. The probes are drawn and averaged in a way that gives a standard error. This module works
+It receives a copy of the model, in which all other layers are frozen, and the mean loss. It never receives the model
+itself. The probes are drawn and averaged in a way that gives a standard error. This module works
 around the following faults:
 
 * PyHessian 0.1 stops by a rule that does not measure its error. It stops after two probes if the trace is negative.
@@ -35,22 +35,22 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer
 from fl_core.seeds import seed_of, torch_generator
 from fl_core.training.losses import Loss
-from fl_core.tree import set_mode
+from fl_core.tree import copied, set_mode
 
-from ..measurement import Data, batches, call_with, full_batch, why_unreadable
-from .exact import CHECKED, Verdict, decide, exact_traces
+from ..measurement import Data, batches, full_batch, why_unreadable
+from .exact import CHECKED, Verdict, decide, exact_terms, gauss_newton_terms
 from .model import (
     CUT,
     Differentiable,
@@ -67,6 +67,7 @@ from .model import (
     parameter_name,
     rademacher,
     record_calls,
+    squared_norms,
     twice_differentiable,
     usable,
 )
@@ -75,16 +76,17 @@ PARTS, LEAST = 8, 16
 """Batches of a pair, and samples of each at least, where all samples of a batch share their signs."""
 
 
-def sampled_traces(
+def layer_traces(
     run: Differentiable,
     data: Data,
     layers: Mapping[str, Sequence[str]],
     shared: Collection[str],
     batch: int,
+    kind: str,
     probes: int,
     error: float,
 ) -> Estimates:
-    """Estimate traces of all layers by one Hessian-vector product a probe, with signs that are independent.
+    """Return the trace of all layers: exact, or the mean of random probes of all of them at once.
 
     A layer's output z_n = A_n theta + c_n is linear in its own parameters. So the block of the mean loss is 1/N sum_n
     A_n^T H_n A_n, with H_n the Hessian of sample n's loss in z_n. This holds for any later layers. Its trace is
@@ -98,19 +100,22 @@ def sampled_traces(
     product costs as much as half the network.
 
     Args:
+        layers: name of a layer -> its parameters.
         shared: layers whose signs lie in the weights.
-        probes: number of probes at most, and at least 2: the errors come from the differences between them.
+        kind: ``"exact"`` (see :func:`.exact.exact_terms`), ``"ggn"`` for probes of the Gauss-Newton matrix (see
+            :func:`.exact.gauss_newton_terms`), or ``"hessian"`` for probes of the Hessian.
+        probes: number of probes at most, and at least 2: the errors come from the differences between them. If exact,
+            the number of passes.
         error: relative standard error of a batch at which no further probe is drawn.
 
     Raises:
         NoProduct: a layer has no product with its block.
     """
-    names = [name for group in layers.values() for name in group]
     layer_of = {name: layer for layer, group in layers.items() for name in group}
-    own = [name for name in names if layer_of[name] not in shared]
-    weights = [name for name in names if layer_of[name] in shared]
+    own = [name for name in layer_of if layer_of[name] not in shared]
+    weights = [name for name in layer_of if layer_of[name] in shared]
     paths = {owner(name): layer_of[name] for name in own}
-    whose = [*paths.values(), *(layer_of[name] for name in weights)]
+    layer_of |= paths
     pair = full_batch(data) if weights and not run.model.training else None
     if pair is not None:
         part = max(LEAST, -(-len(pair[1]) // PARTS))
@@ -122,105 +127,110 @@ def sampled_traces(
     values, variances = dict.fromkeys(layers, 0.0), dict.fromkeys(layers, 0.0)
     n, fewest = 0, probes
     total = sum(len(y) for _, y in batches(data, batch))
+    passes = 1 if kind == "hessian" else probes
     for index, x, y in run.batches(data, batch):
         now = time.monotonic()
         ends = now + (run.until - now) * len(y) / (total - n)
-        with record_calls(run.model, [*paths], len(x), passes=1) as recorded:
-            _, losses = run.forward(x, y, index)
+        with record_calls(run.model, [*paths], len(x), passes) as recorded:
+            logits, losses = run.forward(x, y, index)
         taps = usable(recorded, index)
-        targets: list[Any] = [taps[path].edge for path in paths]
-        targets += [run.parameters[name] for name in weights]
-        gradients = torch.autograd.grad(
-            losses.sum(), targets, create_graph=True, allow_unused=True
-        )
-        if index == 0 and differentiable_once(gradients):
-            raise NoProduct(CUT)
-        draws = [
-            draw_of(
-                run.model.get_submodule(path),
-                taps[path].a,
-                parameter_name(path, "weight") in own,
-                parameter_name(path, "bias") in own,
-            )
-            for path in paths
-        ]
-        draws += [partial(rademacher, run.parameters[name]) for name in weights]
-        named = {path: taps[path] for path in paths}  # not in the order of calls
-        sizes = _gradient_sizes(named, gradients, whose)
+        tensors = {name: run.parameters[name] for name in weights}
+        if kind == "exact":
+            terms = exact_terms(run.loss, logits, y, taps)
+        elif kind == "ggn":
+            terms = gauss_newton_terms(run.loss, logits, y, taps, tensors, generator)
+        else:
+            terms = _hessian_terms(run, losses, taps, tensors, own, layer_of, generator)
         zero = torch.zeros((), dtype=torch.float64)
         means, squares = dict.fromkeys(layers, zero), dict.fromkeys(layers, zero)
-        found: dict[str, tuple[float, float]] = {}
-        for count in range(1, probes + 1):
-            u = [
-                draw(generator) / sizes[layer]
-                for draw, layer in zip(draws, whose, strict=True)
-            ]
-            terms = dict.fromkeys(layers, zero)
-            products = curvature(gradients, u, targets)
-            for k, (layer, a, b) in enumerate(zip(whose, u, products, strict=True)):
-                each = (a * b).double() * sizes[layer] ** 2
-                each = each.flatten(1).sum(1) if k < len(paths) else each.sum()
-                terms[layer] = terms[layer].to(each.device) + each
-            for layer, term in terms.items():  # their running means and squares
-                off = term - means[layer]
+        found: dict[str, tuple[float, float]] = dict.fromkeys(layers, (0.0, 0.0))
+        count = 0
+        for count, term in enumerate(islice(terms, probes), 1):
+            sums = dict.fromkeys(layers, zero)
+            for name, each in term.items():
+                if name in layer_of:
+                    layer = layer_of[name]
+                    sums[layer] = sums[layer].to(each.device) + each
+            for layer, value in sums.items():  # their running means and squares
+                off = value - means[layer]
                 means[layer] = means[layer] + off / count
-                squares[layer] = squares[layer] + off * (term - means[layer])
+                squares[layer] = squares[layer] + off * (value - means[layer])
                 spread = float(squares[layer].sum()) / count / max(count - 1, 1)
                 found[layer] = float(means[layer].sum()), spread
             small = all(v <= (error * mean) ** 2 for mean, v in found.values())
             late = count > 1 and time.monotonic() > ends
-            if late or (small and count >= FEWEST):
+            if kind != "exact" and (late or (small and count >= FEWEST)):
                 break
         for layer, (mean, spread) in found.items():
-            values[layer] += mean
-            variances[layer] += spread
+            exact = kind == "exact"
+            values[layer] += mean * count if exact else mean
+            variances[layer] += 0 if exact else spread
         n, fewest = n + len(y), min(fewest, count)
-        del losses, gradients, recorded, taps, targets  # the graph, before the next one
+        del losses, logits, recorded, taps, terms  # before the next graph
     return {
         layer: (values[layer] / n, math.sqrt(variances[layer]) / n, fewest, n)
         for layer in layers
     }
 
 
-@torch.no_grad()
-def _gradient_sizes(
-    taps: Mapping[str, Tap], gradients: Sequence[Tensor | None], layers: Sequence[str]
-) -> dict[str, float]:
-    """Return the length of each layer's gradients, over samples where they are known; 1 for a layer without any."""
-    squares = dict.fromkeys(layers, 0.0)
-    norms = [tap.norms for tap in taps.values()]
-    for k, (layer, gradient) in enumerate(zip(layers, gradients, strict=True)):
-        if gradient is not None and k < len(norms):
-            squares[layer] += sum(float(v.sum()) for v in norms[k](gradient).values())
-        elif gradient is not None:
-            squares[layer] += float(gradient.square().sum())
-    return {layer: math.sqrt(square) or 1.0 for layer, square in squares.items()}
+def _hessian_terms(
+    run: Differentiable,
+    losses: Tensor,
+    taps: Mapping[str, Tap],
+    tensors: Mapping[str, Tensor],
+    own: Collection[str],
+    layer_of: Mapping[str, str],
+    generator: torch.Generator,
+) -> Iterator[dict[str, Tensor]]:
+    """Yield probes: u_n^T H_n u_n [n] of each tapped module, and v^T H v of each tensor.
+
+    Args:
+        own: the parameters of tapped modules that are perturbed.
+        layer_of: the layer of each module and tensor.
+
+    Raises:
+        NoProduct: see :func:`layer_traces`.
+    """
+    targets: list[Any] = [tap.edge for tap in taps.values()]
+    targets += tensors.values()
+    gradients = torch.autograd.grad(
+        losses.sum(), targets, create_graph=True, allow_unused=True
+    )
+    if differentiable_once(gradients):
+        raise NoProduct(CUT)
+    draws = [
+        draw_of(
+            run.model.get_submodule(path),
+            tap.a,
+            parameter_name(path, "weight") in own,
+            parameter_name(path, "bias") in own,
+        )
+        for path, tap in taps.items()
+    ]
+    draws += [partial(rademacher, tensor) for tensor in tensors.values()]
+    keys = [*taps, *tensors]
+    whose = [layer_of[key] for key in keys]
+    norms = dict.fromkeys(whose, 0.0)
+    with torch.no_grad():
+        named = dict(zip(keys, gradients, strict=True))
+        for name, each in squared_norms(named, taps).items():
+            if name in layer_of:
+                norms[layer_of[name]] += float(each.sum())
+    sizes = {layer: math.sqrt(norm) or 1.0 for layer, norm in norms.items()}
+    while True:
+        u = [
+            draw(generator) / sizes[layer]
+            for draw, layer in zip(draws, whose, strict=True)
+        ]
+        products = curvature(gradients, u, targets)
+        found = {}
+        for key, layer, a, b in zip(keys, whose, u, products, strict=True):
+            each = (a * b).double() * sizes[layer] ** 2
+            found[key] = each.flatten(1).sum(1) if key in taps else each.sum()
+        yield found
 
 
 BACKENDS = ("fedlayers", "pyhessian")
-
-
-class _Block(nn.Module):
-    """A module with only one layer's parameters. The rest of the model is constant."""
-
-    def __init__(self, run: Differentiable, names: Sequence[str]) -> None:
-        super().__init__()
-        self._run, self._names = run, tuple(names)
-        self._rest = {
-            name: p.detach() for name, p in run.parameters.items()
-        } | run.buffers
-        for position, name in enumerate(names):
-            self.register_parameter(
-                f"p{position}", nn.Parameter(run.parameters[name].detach())
-            )
-
-    def forward(self, x: Tensor) -> Tensor:
-        own = {
-            name: getattr(self, f"p{position}")
-            for position, name in enumerate(self._names)
-        }
-        logits: Tensor = call_with(self._run.model, {**self._rest, **own}, x)
-        return logits
 
 
 def by_pyhessian(
@@ -238,7 +248,9 @@ def by_pyhessian(
     """
     from pyhessian import hessian
 
-    block = _Block(run, names)
+    block = copied(run.model).to(run.dtype)
+    for name, parameter in block.named_parameters():
+        parameter.requires_grad_(name in names)
     source = [
         (x.to(run.dtype) if run.dtype and x.is_floating_point() else x, y)
         for x, y in batches(data, batch, run.model)
@@ -257,8 +269,7 @@ def by_pyhessian(
             f"pyhessian gives no value for layer {layer!r}: {reason}"
         ) from error
     finally:
-        for parameter in block.parameters():
-            parameter.grad = None  # a gradient with a graph that leads back to it
+        block.zero_grad()  # gradients with a graph that leads back to them
     estimates = torch.tensor(drawn, dtype=torch.float64)
     stderr = float(estimates.std()) / math.sqrt(probes)
     return float(estimates.mean()), stderr, probes, sum(len(y) for _, y in source)
@@ -297,16 +308,6 @@ class TraceResult:
     status: str = "ok"
     note: str = ""
 
-    @property
-    def per_parameter(self) -> float:
-        """The trace divided by the number of parameters: the mean curvature along a coordinate."""
-        return self.trace / self.n_params if self.n_params else math.nan
-
-    @property
-    def stderr_per_parameter(self) -> float:
-        """Standard error of :attr:`per_parameter`."""
-        return self.stderr / self.n_params if self.n_params else math.nan
-
 
 def hessian_trace(
     model: nn.Module,
@@ -322,8 +323,9 @@ def hessian_trace(
     dtype: torch.dtype | None = None,
     backend: str = "fedlayers",
     until: float = math.inf,
+    gauss_newton: bool = False,
 ) -> list[TraceResult]:
-    """Return the Hessian trace of each layer, in the order of ``layers``.
+    """Return the trace of each layer's block of the Hessian, or of the Gauss-Newton matrix, in the order of ``layers``.
 
     The model is left as it was. Frozen parameters are measured too. Some results have no value, and their status gives
     the reason:
@@ -354,6 +356,8 @@ def hessian_trace(
             with weight-space probes in eval mode.
         until: the time at which the budget ends, as of ``time.monotonic``. Then no further batch or probe begins.
             Two probes of the first batch are drawn if it began in time. Results state what they are based on.
+        gauss_newton: take the Gauss-Newton matrix (1/N) sum_n J_n^T (d2 loss_n / df_n^2) J_n. Its trace is exact
+            wherever samples do not mix, for few outputs. No layer needs a second derivative.
 
     Raises:
         UsageError: labels are not class indices, the model does not return logits [n, C], or data cannot be read.
@@ -362,19 +366,19 @@ def hessian_trace(
     ways: dict[str, Way] = {}
     groups: dict[str, dict[str, list[str]]] = {}
     values: Estimates = {}
-    failures: dict[str, str] = {}
     with set_mode(model, mode), twice_differentiable(model), torch.enable_grad():
         n = sum(len(y) for _, y in batches(data, batch))
         size = sum(tensor.numel() for tensor in run.parameters.values())
-        usual, error = MOST_PROBES, 0.0 if probes else ERROR
-        if backend == "fedlayers" and not model.training:
-            usual = min(MOST_PROBES, max(2, ENTRIES // (n * size)))
-        probes = probes or usual
+        error = 0.0 if probes else ERROR
+        probes = probes or max(2, min(MOST_PROBES, ENTRIES // (n * size)))
         try:
-            verdict = decide(run, next(batches(data, batch, model)), layers)
+            first = next(batches(data, batch, model))
+            verdict = decide(run, first, layers, gauss_newton)
             for layer in layers:
                 ways[layer.name] = way = _way(verdict, layer, estimator, backend)
-                kind = "sampled" if way.how in ("activation", "hutchinson") else way.how
+                kind = way.how
+                if kind in ("activation", "hutchinson"):
+                    kind = "ggn" if gauss_newton else "hessian"
                 if way.status == "ok":
                     names = [n for n in layer.parameters if n in verdict.reached]
                     groups.setdefault(kind, {})[layer.name] = names
@@ -383,58 +387,43 @@ def hessian_trace(
             while todo:  # the layers of one way are measured together
                 kind, group = todo.pop(0)
                 try:
-                    if kind == "exact":
-                        values |= exact_traces(
-                            run, data, group, batch, verdict.n_classes
-                        )
-                    elif kind == "sampled":
-                        values |= sampled_traces(
-                            run, data, group, shared, batch, probes, error
-                        )
-                    else:
+                    if kind == "pyhessian":
                         for name, block in group.items():
                             values[name] = by_pyhessian(
                                 run, data, name, block, batch, probes
                             )
+                    else:
+                        passes = verdict.n_classes if kind == "exact" else probes
+                        values |= layer_traces(
+                            run, data, group, shared, batch, kind, passes, error
+                        )
                 except NoProduct as reason:  # of some layer
                     if len(group) == 1:
-                        failures |= dict.fromkeys(group, str(reason))
+                        ways |= dict.fromkeys(group, Way(status=str(reason)))
                     else:
                         todo += [(kind, {name: block}) for name, block in group.items()]
         except NoLoss as reason:
-            failures |= {e.name: str(reason) for e in layers if e.name not in values}
+            left = [layer.name for layer in layers if layer.name not in values]
+            ways |= dict.fromkeys(left, Way(status=str(reason)))
         except RuntimeError as reason:  # of the loss itself
-            failures = {e.name: no_second_derivative(reason) for e in layers}
+            way = Way(status=no_second_derivative(reason))
+            ways = {layer.name: way for layer in layers}
     results = []
     for layer in layers:
-        way = ways.get(layer.name, Way())
+        how, note, status = ways[layer.name]
         value, stderr, drawn, of = values.get(layer.name, (math.nan, math.nan, 0, n))
-        status = failures.get(layer.name, way.status)
         if status == "ok" and not (math.isfinite(value) and math.isfinite(stderr)):
             status = f"the trace of layer {layer.name!r} is not finite"
         if status != "ok":
-            value, stderr, drawn, way = math.nan, math.nan, 0, Way(note=way.note)
-        how = way.how + (f"(probes={drawn})" if drawn else "")
+            value, stderr, how = math.nan, math.nan, ""
+        elif how != "exact":
+            how += f"(probes={drawn})"
         results.append(
             TraceResult(
-                layer.name, value, stderr, how, run.size(layer), of, status, way.note
+                layer.name, value, stderr, how, run.size(layer), of, status, note
             )
         )
     return results
-
-
-def check_way(estimator: str, backend: str, mode: str) -> None:
-    """Refuse an unknown method for the trace (see :func:`hessian_trace`)."""
-    check_known("estimator", estimator, ESTIMATORS)
-    if check_known("backend", backend, BACKENDS) != "fedlayers":
-        if estimator not in ("auto", "hutchinson"):
-            raise UsageError(
-                f"estimator must be one of weight-space probes with backend {backend!r}; got {estimator!r}."
-            )
-        if mode != "eval":
-            raise UsageError(
-                f"mode must be 'eval' with backend {backend!r}; got {mode!r}. Use backend 'fedlayers'."
-            )
 
 
 class Way(NamedTuple):
@@ -442,7 +431,7 @@ class Way(NamedTuple):
 
     Attributes:
         how: the estimator's name; empty without a value.
-        note: why no exact value is taken, or ``"as asked"``.
+        note: why no exact value is taken. Empty if an estimate was asked for.
         status: why there is no value.
     """
 
@@ -456,12 +445,12 @@ def _way(verdict: Verdict, layer: Layer, estimator: str, backend: str) -> Way:
     if not any(name in verdict.reached for name in layer.parameters):
         return Way(note=bent, status=why_unreadable(layer, "all", False))
     if backend != "fedlayers":
-        return Way(backend, "as asked")
+        return Way(backend)
     if estimator == "hutchinson":
-        return Way(estimator, "as asked")
+        return Way(estimator)
     if estimator == "activation":
         why = f"no estimate in the space of its outputs: {coupled}"
-        return Way("", coupled, why) if coupled else Way(estimator, "as asked")
+        return Way("", coupled, why) if coupled else Way(estimator)
     if not bent:
         return Way("exact")
     if estimator == "exact":

@@ -45,6 +45,7 @@ DEFAULT = ("grad_variance", "hessian_trace", "cka", "federation_sensitivity")
 METRIC_ALIASES = {
     "hessian_eigensum": "hessian_trace",
     "eigenvalues": "hessian_spectrum",
+    "ggn": "ggn_trace",
     "probe": "linear_probe",
     "sensitivity": "federation_sensitivity",
 }

@@ -11,12 +11,12 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from fl_core.errors import ABOVE_0, at_least, warn
+from fl_core.errors import ABOVE_0, OneOf, UsageError, at_least, warn
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
 
 from ..curvature import spectrum, trace
-from ..curvature.trace import check_way
+from ..curvature.trace import BACKENDS, ESTIMATORS
 from ..gradients import (
     EpochMeter,
     Noise,
@@ -364,7 +364,51 @@ UNIT = "loss/weight^2"
 
 
 @dataclass(frozen=True)
-class HessianTrace:
+class GaussNewtonTrace:
+    """The options of the Gauss-Newton trace.
+
+    Attributes:
+        estimator, probes, dtype: as of :func:`diagnostics.curvature.trace.hessian_trace`.
+
+    Raises:
+        UsageError: a choice is unknown, or there are too few probes for a standard error.
+    """
+
+    estimator: Annotated[str, OneOf("estimator", ESTIMATORS)] = "auto"
+    probes: Annotated[int | None, at_least(2)] = None
+    dtype: torch.dtype | None = None
+
+
+@metric(
+    price="middle",
+    description="trace of a layer's block of the Gauss-Newton matrix: the loss's curvature without the network's own",
+    direction="higher = the loss curves more upwards in the layer's weights and biases; never below 0",
+    how=(
+        "exact for up to 33 outputs of a sample, one backward pass for each; otherwise, and where samples mix or "
+        "weights are tied, 8 to 32 random probes, one pass each, with the standard error"
+    ),
+    variants=("per_parameter", "absolute"),
+    separable=True,
+    look={"label": "Gauss-Newton trace", "meaning": "higher = sharper", "log": True},
+)
+def ggn_trace(measurement: Measurement, options: GaussNewtonTrace) -> list[Row]:
+    """Return two rows a client and layer: the trace of the layer's Gauss-Newton block, per parameter and undivided.
+
+    The matrix is (1/N) sum_n J_n^T (d2 loss_n / df_n^2) J_n, for the logits f_n and their derivatives J_n in the
+    layer's weights and biases (Schraudolph 2002). It leaves out the curvature of the network itself. The trace is at
+    least 0 if the loss is convex in the logits, as all but the focal losses are. With cross-entropy it is the trace of
+    the Fisher information. Where ``hessian_trace`` is exact, both are equal.
+
+    Memory: the activations of ``batch`` samples.
+
+    Raises:
+        UsageError: as in :func:`diagnostics.curvature.trace.hessian_trace`.
+    """
+    return _trace_rows(measurement, options, "ggn_trace", gauss_newton=True)
+
+
+@dataclass(frozen=True)
+class HessianTrace(GaussNewtonTrace):
     """The options of the Hessian trace.
 
     Attributes:
@@ -374,14 +418,20 @@ class HessianTrace:
         UsageError: a choice is unknown, or there are too few probes for a standard error.
     """
 
-    estimator: str = "auto"
-    probes: Annotated[int | None, at_least(2)] = None
-    dtype: torch.dtype | None = None
-    backend: str = "fedlayers"
+    backend: Annotated[str, OneOf("backend", BACKENDS)] = "fedlayers"
 
     def check(self, measurement: Measurement) -> None:
         """Refuse what does not go together, and a mode that the backend does not support."""
-        check_way(self.estimator, self.backend, measurement.mode)
+        if self.backend == "fedlayers":
+            return
+        if self.estimator not in ("auto", "hutchinson"):
+            raise UsageError(
+                f"estimator must be one of weight-space probes with backend {self.backend!r}; got {self.estimator!r}."
+            )
+        if measurement.mode != "eval":
+            raise UsageError(
+                f"mode must be 'eval' with backend {self.backend!r}; got {measurement.mode!r}. Use backend 'fedlayers'."
+            )
 
 
 @metric(
@@ -391,8 +441,8 @@ class HessianTrace:
     how=(
         "exact where the network is piecewise linear downstream, decided layer by layer; elsewhere "
         "Hutchinson's estimate with its standard error. Layers without an exact value, as those before "
-        "attention or a smooth activation, take 2 to 32 Hessian-vector products together, fewer for large models. "
-        '`backend="pyhessian"` cross-checks'
+        "attention or a smooth activation, take 2 to 32 Hessian-vector products together, fewer for large models; "
+        'the Gauss-Newton trace is less noisy there. `backend="pyhessian"` cross-checks'
     ),
     variants=("per_parameter", "absolute"),
     separable=True,
@@ -401,7 +451,8 @@ class HessianTrace:
 def hessian_trace(measurement: Measurement, options: HessianTrace) -> list[Row]:
     """Return two rows a client and layer: the trace of the layer's Hessian block, per parameter and undivided.
 
-    Both are signed. PLayer-FL's Eq. A.2 is divided by the number of parameters, as its section 5.1 says.
+    Both are signed. PLayer-FL's Eq. A.2 is divided by the number of parameters, as its section 5.1 says. Estimates of
+    deep networks can be smaller than their errors. :func:`ggn_trace` is then the value to take.
 
     Memory: the activations of ``batch`` samples and the graph of their derivatives. The model's device holds one
     client's samples at a time.
@@ -409,35 +460,41 @@ def hessian_trace(measurement: Measurement, options: HessianTrace) -> list[Row]:
     Raises:
         UsageError: as in :func:`diagnostics.curvature.trace.hessian_trace`.
     """
+    return _trace_rows(measurement, options, "hessian_trace")
+
+
+def _trace_rows(
+    measurement: Measurement, options: Any, name: str, **settings: Any
+) -> list[Row]:
     rows, unclear, count = [], 0, 0
     for subject, how in measurement.turns(options):
         results = trace.hessian_trace(
-            subject.model, subject.data, measurement.layers, **how
+            subject.model, subject.data, measurement.layers, **how, **settings
         )
         unclear += sum(result.stderr > abs(result.trace) for result in results)
         count += len(results)
         for result in results:
-            note = (
-                "" if result.note in ("", "as asked") else f"; not exact: {result.note}"
-            )
-            about: dict[str, Any] = {
-                "status": result.status, "client": subject.client, "layer": result.layer, "unit": UNIT,
-                "n_params": result.n_params, "n_samples": result.n_samples, "n_train": subject.n_train,
-                "estimator": result.estimator + note * (result.status == "ok"),
-            }  # fmt: skip
-            for variant, value, error in (
-                ("per_parameter", result.per_parameter, result.stderr_per_parameter),
-                ("absolute", result.trace, result.stderr),
+            columns = _columns(subject, result)
+            if result.note and result.status == "ok":
+                columns["estimator"] += f"; not exact: {result.note}"
+            for variant, share in (
+                ("per_parameter", result.n_params or 1),
+                ("absolute", 1),
             ):
-                rows.append(
-                    row("hessian_trace", value, variant=variant, stderr=error, **about)
-                )
+                value, columns["stderr"] = result.trace / share, result.stderr / share
+                rows.append(row(name, value, variant=variant, **columns))
     if unclear:
         warn(
-            f"hessian_trace is smaller than its standard error in {unclear} of {count} values. More probes lower "
-            "it and take longer, as options={'hessian_trace': {'probes': 64}}."
+            f"{name} is smaller than its standard error in {unclear} of {count} values. The metric ggn_trace is less "
+            f"noisy. More probes take longer, as options={{{name!r}: {{'probes': 64}}}}."
         )
     return rows
+
+
+def _columns(subject: ClientModel, result: Any) -> dict[str, Any]:
+    names = ("layer", "n_params", "n_samples", "estimator", "status")
+    columns = {name: getattr(result, name) for name in names}
+    return columns | {"client": subject.client, "n_train": subject.n_train, "unit": UNIT}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -460,7 +517,7 @@ class HessianSpectrum:
     price="dear",
     description="largest eigenvalues of a layer's block of the loss's Hessian",
     direction="higher = the loss curves more upwards along the sharpest direction of the layer's weights and biases",
-    how=("by Lanczos, each with its residual"),
+    how="by Lanczos, each with its residual",
     variants=("top1", "top2", "top3"),
     separable=True,
     look={
@@ -486,29 +543,13 @@ def hessian_spectrum(measurement: Measurement, options: HessianSpectrum) -> list
         results = spectrum.hessian_spectrum(
             subject.model, subject.data, measurement.layers, **how
         )
-        for rank in range(options.k):
-            for result in results:
-                count, value, error = len(result.eigenvalues), None, None
-                why = "" if result.status == "ok" else result.status
-                if rank < count:
-                    value, error = result.eigenvalues[rank], result.errors[rank]
-                elif not why:
-                    small = f"layer {result.layer!r} has {count} eigenvalues"
-                    why = SPENT if count < result.n_params else small
-                rows.append(
-                    row_or_reason(
-                        "hessian_spectrum",
-                        value,
-                        why,
-                        client=subject.client,
-                        layer=result.layer,
-                        variant=f"top{rank + 1}",
-                        stderr=error,
-                        estimator=result.estimator,
-                        unit=UNIT,
-                        n_params=result.n_params,
-                        n_samples=result.n_samples,
-                        n_train=subject.n_train,
-                    )
-                )
+        for rank, result in itertools.product(range(options.k), results):
+            columns = _columns(subject, result) | {"variant": f"top{rank + 1}"}
+            value, count = None, len(result.eigenvalues)
+            if rank < count:
+                value, columns["stderr"] = result.eigenvalues[rank], result.errors[rank]
+            elif result.status == "ok":
+                small = f"layer {result.layer!r} has {count} eigenvalues"
+                columns["status"] = SPENT if count < result.n_params else small
+            rows.append(row("hessian_spectrum", value, **columns))
     return rows

@@ -61,22 +61,24 @@ def loose(model):
     return [Layer(o, tuple(names), output=o) for o, names in found.items()]
 
 
-def block(
-    model,
-    data,
-    names,
-    loss=CE,
-):
-    """Return the dense Hessian block of the mean loss in the named parameters together."""
+def block(model, data, names, loss=CE, gauss_newton=False):
+    """Return the dense Hessian block of the mean loss in the named parameters together.
+
+    With ``gauss_newton`` the network is replaced by its linear approximation.
+    """
     own = {n: p.detach() for n, p in model.named_parameters()}
     own |= {n: b.detach().clone() for n, b in model.named_buffers()}
 
     def of(vector):
         parts = vector.split([own[n].numel() for n in names])
         new = {n: v.reshape(own[n].shape) for n, v in zip(names, parts, strict=True)}
-        return loss(functional_call(model, {**own, **new}, (data[0],)), data[1])
+        return functional_call(model, {**own, **new}, (data[0],))
 
     mkldnn = torch.backends.mkldnn.flags(enabled=False, allow_tf32=None)
     with mkldnn, sdpa_kernel(SDPBackend.MATH):
         flat = torch.cat([own[n].reshape(-1) for n in names])
-        return torch.autograd.functional.hessian(of, flat)
+        if gauss_newton:
+            start, slope = of(flat), torch.autograd.functional.jacobian(of, flat)
+            of = lambda vector: start + slope @ (vector - flat)  # noqa: E731
+        both = lambda vector: loss(of(vector), data[1])  # noqa: E731
+        return torch.autograd.functional.hessian(both, flat)

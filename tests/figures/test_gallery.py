@@ -35,7 +35,7 @@ def test_the_committed_page_and_pictures_are_of_the_stored_rows(tmp_path):
 
 def test_each_picture_says_its_direction_and_how_it_is_made():
     entries = {entry.name: entry for entry in gallery.entries(*STORED)}
-    assert set(METRICS) < set(entries)
+    assert set(METRICS) - set(entries) == {"clients_differ", "layer_tuning"}
     for name, entry in entries.items():
         assert entry.says.endswith("."), name
         says = entry.says.casefold()
