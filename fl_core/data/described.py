@@ -202,8 +202,9 @@ def feature(opened: Opened, name: str, how: Reading) -> Feature:
             said = other_reading(own, form)
             if said:
                 odd = f"{part.where.name}: {said}" if opened.client else said
-        cells = np.concatenate(values)
-        if np.fmax.reduce(np.abs(cells), initial=0) > np.finfo(np.float32).max:
+        cells = values[0] if len(values) == 1 else np.concatenate(values)
+        ends = [end.reduce(cells, initial=0.0) for end in (np.fmin, np.fmax)]
+        if max(map(abs, ends)) > np.finfo(np.float32).max:
             with np.errstate(over="ignore"):
                 beyond = np.isinf(cells.astype(np.float32))
             refuse_where(beyond, cells, "the value must be a finite float32")
@@ -325,9 +326,9 @@ def describe(
         first = cells[int(np.argmin(lacking))]
         example = date_text(first) if taken_as == DATE else cell_text(first).strip()
     if isinstance(cells, np.ndarray):
-        known = cells[~lacking]
+        known = cells[~lacking] if lacking.any() else cells
         single = not len(known) or known.min() == known.max()
-        two = bool(((known == 0) | (known == 1)).all())
+        two = all(np.isin(part, (0, 1)).all() for part in (known[:SAMPLE], known))
         if not single:
             more = _far(known, date_text if taken_as == DATE else "{:g}".format)
     else:
@@ -401,24 +402,25 @@ def unlike_clients(cells: Cells, owner: Integers, names: Sequence[str]) -> str:
     >>> unlike_clients(values, np.repeat([0, 1], 20), ("a", "b"))
     "no value at 'a' (1 to 1.49) is in the range of the others: another unit?"
     """
-    known, clients = ~lacks_value(cells), len(names)
-    enough = np.bincount(owner[known], minlength=clients) >= KNOWN
+    clients = len(names)
     if isinstance(cells, np.ndarray):
-        low, high = np.full((2, clients), np.nan)
-        np.fmin.at(low, owner, cells)
-        np.fmax.at(high, owner, cells)
-        kept = np.flatnonzero(enough & (high > low))
-        low, high = low[kept], high[kept]
-        if len(kept) < 2:
-            return ""
-        below = (low == low.min()) & (high < np.partition(low, 1)[1])
-        above = (high == high.max()) & (low > np.partition(high, -2)[-2])
-        apart = np.flatnonzero(below | above)
-        if not len(apart):
+        some = slice(None, None, len(owner) // SAMPLE or 1)
+        for rows in (some, slice(None)):
+            kept, low, high = _ranges(cells[rows], owner[rows], clients)
+            if len(kept) < 2:
+                continue
+            below = (low == low.min()) & (high < np.partition(low, 1)[1])
+            above = (high == high.max()) & (low > np.partition(high, -2)[-2])
+            apart = np.flatnonzero(below | above)
+            if len(kept) == clients and not len(apart):
+                return ""  # more rows only widen the ranges
+        if len(kept) < 2 or not len(apart):
             return ""
         k = apart[0]
         where = f"{names[kept[k]]!r} ({low[k]:.3g} to {high[k]:.3g})"
         return f"no value at {where} is in the range of the others: another unit?"
+    known = ~lacks_value(cells)
+    enough = np.bincount(owner[known], minlength=clients) >= KNOWN
     words = cells.categories
     pairs = owner[known] * len(words) + cells.codes[known]
     counts = np.bincount(pairs, minlength=clients * len(words))
@@ -429,3 +431,15 @@ def unlike_clients(cells: Cells, owner: Integers, names: Sequence[str]) -> str:
     k = int(np.argmax(alone))
     own = listing(map(repr, words[has[k]]), 3)
     return f"{names[k]!r} shares no word with the others: {own}"
+
+
+def _ranges(
+    cells: Floats, owner: Integers, clients: int
+) -> tuple[Integers, Floats, Floats]:
+    """Return the clients with some different numbers, and the ends of their ranges."""
+    low, high = np.full((2, clients), np.nan)
+    np.fmin.at(low, owner, cells)
+    np.fmax.at(high, owner, cells)
+    counts = np.bincount(owner[~np.isnan(cells)], minlength=clients)
+    kept = np.flatnonzero((counts >= KNOWN) & (high > low))
+    return kept, low[kept], high[kept]
