@@ -20,15 +20,13 @@ from fl_core.data.cells import Array, refuse_where
 from fl_core.data.columns import (
     IMAGES,
     PLAIN,
-    STANDARD,
     Reading,
     images_in,
 )
 from fl_core.data.described import Column, ColumnTable
-from fl_core.data.sources import LENGTH, Source, check_lengths, source_of_parts
+from fl_core.data.sources import Source, check_lengths, source_of_parts
 from fl_core.data.spelling import DataFault, Names, composed, located
 from fl_core.errors import UsageError, about, check_known, listing, spelled, warn
-from fl_core.models.tokens import SPECIAL, TokenShape
 from fl_core.rows import CLASSIFICATION
 
 OWNER_KEYS = ("client", "domain", "center")
@@ -60,7 +58,9 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
     Raises:
         UsageError: some content does not fit. The message names the file, array or column, and the first bad row.
     """
-    _check_size(path)
+    for file in opened.files_of(path) or [path]:
+        if not file.is_dir():
+            storage.check_size(file, file.stat().st_size)
     if opened.is_table(path):
         reading.check_unasked(f"{path} has no images", "image_size")
         return tables.read_table(path, reading)
@@ -77,47 +77,6 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
         f"{path}: a dataset must be an .npz, .csv, .tsv, .parquet or .jsonl file, or a folder of images or of one "
         f"table per client. {opened.unpacked(path)}"
     )
-
-
-def _check_size(path: Path) -> None:
-    for file in opened.files_of(path) or [path]:
-        if not file.is_dir():
-            storage.check_size(file, file.stat().st_size)
-
-
-def peek(path: Path, reading: Reading = PLAIN) -> tuple[tuple[int, ...], bool, str]:
-    """Return the shape of a sample, whether there are natural clients, and the scaling, from names and headers alone.
-
-    These do not show the number of token ids of a text.
-
-    Raises:
-        UsageError: the path is not one of the kinds that :func:`read` takes.
-    """
-    _check_size(path)
-    scale = "none"
-    if opened.is_table(path):
-        features, owned = tables.peek(path, reading)
-        shape: tuple[int, ...] = TokenShape((LENGTH,), len(SPECIAL))
-        if features:
-            shape, scale = (len(features),), STANDARD
-        return shape, owned, scale
-    if path.is_dir():
-        found = list_images(path)
-        images = [_header(file) for file in found["file"]]
-        side = reading.image_size
-        width, height = (side, side) if side else images[0].size
-        channels = 1 if _all_gray(images) else 3
-        return (channels, height, width), any(found["client"]), scale
-    there = headers(path) if path.suffix.lower() == ".npz" else {}
-    part = next((k for k in ("", "_train") if {f"x{k}", f"y{k}"} <= there.keys()), None)
-    if part is None:
-        source = read(path, reading)
-        return source.shape, source.owner is not None, scale
-    size, kind = there[f"x{part}"]
-    with located(f"{path}, x"):
-        x = arrays.features(np.zeros((1, *size[1:]), kind))
-    source = Source(str(path), x, np.zeros(1), ())
-    return source.shape, not there.keys().isdisjoint(OWNER_KEYS), scale
 
 
 def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> Source:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,13 +26,14 @@ from fl_core import seeds
 from fl_core.data import arrays, files, tables
 from fl_core.data.columns import PLAIN, STANDARD, WRITTEN, Reading
 from fl_core.data.federated import FederatedData, gather
+from fl_core.data.opened import files_of
 from fl_core.data.partitions import PARTITIONS, Partition, make
 from fl_core.data.partitions.base import options_of
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.registry import DATASETS, Location, Recipe, general, path_of
 from fl_core.data.sources import OWN_NAME, Source, check_lengths, source_of_parts
 from fl_core.data.spelling import Names, first_duplicate, located
-from fl_core.errors import UsageError, about, as_list, check_known, listing
+from fl_core.errors import UsageError, about, as_list, check_known, listing, warn
 from fl_core.models.adapter import (
     ARRAYS,
     IGNORED,
@@ -144,8 +147,10 @@ def opened(
         how.check_plain(str(dataset))
         source, defaults = _open(str(dataset), data_root, download, how.task)
     else:
-        source = files.read(path_of(dataset), how)
+        source, notes = _read(dataset, how)
         defaults = recipe(source)
+        for note in notes:
+            warn(note)
     source = source.with_methods(how.scale or defaults.scale, how.impute)
     if max_samples is None:  # a file may hold fewer samples than the published pool
         max_samples = min(defaults.max_samples or len(source), len(source))
@@ -159,7 +164,7 @@ def recipe(
     download: bool = False,
     **reading: Any,
 ) -> Recipe:
-    """Return a dataset's default settings. For a path they are general ones, from names and headers alone.
+    """Return a dataset's default settings. For a path they are general ones, by its samples' form.
 
     Your own function is called for it unless its decorator gives a recipe. This needs ``data_root`` and ``download``.
     ``reading`` is as in :func:`load`.
@@ -176,8 +181,31 @@ def recipe(
     if _is_named(dataset):
         own = DATASETS[str(dataset)].recipe
         return own or _open(str(dataset), data_root, download, how.task)[1]
-    shape, has_clients, scale = files.peek(path_of(dataset), how)
-    return general(shape, has_clients, how.task, scale=scale)
+    return recipe(_read(dataset, how)[0])
+
+
+def _read(dataset: Location, how: Reading) -> tuple[Source, list[str]]:
+    """Return the samples of a path, and the notes of reading them.
+
+    The last ones are kept until the settings or a file's time or size change: a study has many runs on one file.
+    """
+    path, how = path_of(dataset), replace(how, scale=None)
+    parts = sorted(path.rglob("*")) if path.is_dir() else files_of(path) or [path]
+    key = repr(how)
+    for file in filter(Path.is_file, parts):
+        state = file.stat()
+        key += f"{file.absolute()}, {state.st_mtime_ns}, {state.st_size}"
+    if key not in _READ:
+        with warnings.catch_warnings(record=True) as notes:
+            warnings.simplefilter("always")
+            source = files.read(path, how)
+        _READ.clear()
+        _READ[key] = source, list(dict.fromkeys(str(note.message) for note in notes))
+    source, said = _READ[key]
+    return replace(source, name=str(path)), said
+
+
+_READ: dict[str, tuple[Source, list[str]]] = {}
 
 
 def _open(

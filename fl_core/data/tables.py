@@ -151,19 +151,6 @@ def read_table(
     return found.source
 
 
-def peek(path: Path, reading: Reading) -> tuple[list[str], bool]:
-    """Return the names of a table's features, and whether a column names the clients, from its header alone.
-
-    Raises:
-        UsageError: all faults of the table, if one is seen in its header.
-    """
-    table = _Table(path, reading)
-    names = table.head()
-    if table.faults:
-        read_table(path, reading)
-    return names, reading.client_column in table.opened.header
-
-
 class _Table:
     """One reading of a table. Each fault changes the settings for what comes after it, and is kept.
 
@@ -182,8 +169,8 @@ class _Table:
         self.features: dict[str, Feature] = {}
         self.odd: dict[str, str] = {}
 
-    def head(self) -> list[str]:
-        """Open the table, give its columns their roles, and return the names of its features.
+    def read(self, name: str) -> Source | None:
+        """Return the data, or None if a fault has no certain repair.
 
         Raises:
             UsageError: a fault without which nothing else can be said.
@@ -191,15 +178,7 @@ class _Table:
         self.opened = open_table(self.data, self.reading)
         for fault in self.opened.faults:
             self.ask(fault)
-        return self._roles()
-
-    def read(self, name: str) -> Source | None:
-        """Return the data, or None if a fault has no certain repair.
-
-        Raises:
-            UsageError: a fault without which nothing else can be said.
-        """
-        names = self.head()
+        self._roles()
         how = self.reading
         texts: list[Any] = [*(how.word_columns or ()), *(how.date_columns or ())]
         texts += [how.client_column, how.text_column, how.group_column]

@@ -55,6 +55,12 @@ def test_a_column_of_clients_beside_files_of_clients_is_refused(wards):
     assert [client.name for client in found.clients] == ["ward_0", "ward_1", "ward_2"]
 
 
+def test_a_note_is_repeated_by_each_load(wards):
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="left out: readme.txt"):
+            data.load(wards)
+
+
 def test_the_command_takes_files_and_the_run_resumes(wards, capsys):
     out = wards.parent / "run"
     files = [str(path) for path in sorted(wards.glob("*.csv"))]
@@ -81,10 +87,9 @@ def test_files_that_are_no_clients_are_refused(wards, monkeypatch, dataset, mess
     monkeypatch.chdir(wards.parent)
     (wards / "t.xlsx").write_bytes(b"PK")
     written(Path("ward_1.csv"), frame())
-    for read in (data.load, data.recipe):
-        with refuses(message) as refused:
-            read(dataset)
-        assert "\n" not in str(refused.value)
+    with refuses(message) as refused:
+        data.load(dataset)
+    assert "\n" not in str(refused.value)
 
 
 def test_frames_by_client_are_refused_with_the_call_that_joins_them():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from fedlayers.cli.options import parse
-from fl_core.data import load, roles, tables
+from fl_core.data import load, recipe, roles, tables
 from fl_core.data.columns import PLAIN, Reading
 from fl_core.data.loading import as_data
 
@@ -156,6 +156,14 @@ def test_a_table_is_opened_and_parsed_once(tmp_path, monkeypatch):
     assert counts == {"opened": 1, "parsed": 1}
     assert len(found.faults) == 6
     assert found.source.columns == ("v", "day", "w")
+    keys = found.reading.changed
+    assert recipe(path, **keys).partition == "natural"
+    load(path, **keys)
+    assert counts == {"opened": 2, "parsed": 2}
+    with path.open("ab") as file:
+        file.write("\n1;jä;7,5;2024-01-09;3".encode("latin-1"))
+    assert load(path, **keys).partition.n_samples == 61
+    assert counts == {"opened": 3, "parsed": 3}
 
 
 def test_clients_are_compared_in_the_table():
