@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fl_core.errors import UsageError, about
+from fl_core.errors import UsageError, about, listing, warn
 from fl_core.models.adapter import IGNORED, Layout, adapt, output_of, pack
 from fl_core.models.building import fitting
 from fl_core.rows import CLASSIFICATION, OWN, POSITIONS, REGRESSION
@@ -188,7 +188,8 @@ def _joined(output: Any, single: Callable[[], Any]) -> Layout | None:
     """Return how several outputs lie side by side; None for one tensor, or a model's logits.
 
     Args:
-        single: gives the output of one sample. A part of another size then, such as similarities [n, n], is left out.
+        single: gives the output of one sample. A part of another size then, such as similarities [n, n], is left out,
+            with a warning.
     """
     named = isinstance(output, Mapping)
     if hasattr(output, "logits") or not isinstance(output, Mapping | tuple | list):
@@ -202,6 +203,10 @@ def _joined(output: Any, single: Callable[[], Any]) -> Layout | None:
     }
     if "logits" in kept or len(kept) < (2 if named else max(2, len(parts))):
         return None
+    if left := parts.keys() - kept.keys():
+        warn(
+            f"the loss takes {listing(kept)}, and not {listing(sorted(left))}: not numbers of one shape for each sample"
+        )
     return pack(kept if named else [*kept.values()])[1]
 
 

@@ -155,7 +155,7 @@ class Extra(nn.Module):
 
 def test_which_of_several_outputs_counts_is_said():
     diagnose = partial(fl.diagnose, metrics="grad_norm")
-    for use in (lambda model, data: run(data, model), diagnose):
+    for use in (lambda model, data, **how: run(data, model, **how), diagnose):
         with pytest.warns(UserWarning, match=r"2 tensors: the first, \[3\]"):
             use(Extra(), (X, Y))
         use(Extra(("logits", "z")), (X, Y))
@@ -165,6 +165,14 @@ def test_which_of_several_outputs_counts_is_said():
             )
         with refuses("got a dict of out, z"):
             use(Extra(("out", "z")), (X, Y))
+        with pytest.warns(UserWarning, match="takes a, b, and not alike"):
+            use(
+                Wired(towers, f=nn.Linear(2, 3)), (X, Y), loss=lambda z, y: z["a"][:, 0]
+            )
+
+
+def towers(m, x):
+    return {"a": m.f(x), "b": m.f(-x), "alike": m.f(x) @ m.f(-x).T}
 
 
 def test_parts_of_a_table_that_do_not_belong_together_are_refused():
