@@ -27,11 +27,20 @@ from fl_core.errors import (
     warn,
 )
 from fl_core.models import weights
+from fl_core.run.initial import copy_into
+from fl_core.seeds import torch_seeded
 from fl_core.tree import copied, plain
 
 from .measurement import one_line
 
-SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".tar")
+SUFFIXES = {".pt", ".pth", ".bin", ".ckpt", ".tar", ".pkl", ".npz", ".safetensors"}
+WHOLE = ("model.safetensors", "pytorch_model.bin")
+INDEX = ".index.json"
+"""Files of a folder of transformers, and the end of the name of one that lists several."""
+WRAPPED = re.compile(
+    r"(?<=\.)_(orig_mod|fsdp_wrapped_module|checkpoint_wrapped_module)\."
+)
+"""What compiling, sharding and checkpointing add inside the names of tensors."""
 
 
 def load_weights(
@@ -66,34 +75,27 @@ def load_weights(
         )
     target = into.state_dict(keep_vars=True)
     if path.is_dir():
-        found, config = _folder(path)
+        found, config = _folder(path, key)
         if config is not None:
             found = _with_adapters(into, found, config, path)
+        elif hasattr(into, "base_model_prefix") and not target.keys() <= found.keys():
+            found = _as_transformers(into, found, path)
     elif path.is_file() and path.suffix == ".npz":
         found = _arrays(path, target, by_position)
     else:
         found = weights.read(path, key)
-    fitting = _fit(found, target, path)
-    with torch.no_grad():
-        for name, tensor in target.items():
-            tensor.copy_(fitting[name])
+    copy_into(into, _fit(found, target, path), str(path))
     return into
 
 
 def folder_kind(path: Path | str) -> str:
     """Return what a folder is that is no run, or ""."""
     path = Path(path)
-    for name, kind in (
-        ("adapter_config.json", "a folder of peft"),
-        ("model.safetensors", "a folder of transformers"),
-        ("model.safetensors.index.json", "a folder of transformers"),
-        ("pytorch_model.bin", "a folder of transformers"),
-    ):
-        if (path / name).is_file():
-            return kind
+    for name in ("adapter_config.json", *WHOLE):
+        if (path / name).is_file() or (path / f"{name}{INDEX}").is_file():
+            return "a folder of transformers or peft"
     kinds = {entry.suffix for entry in path.glob("*")}
-    only = kinds and kinds <= {*SUFFIXES, ".safetensors", ".npz", ".pkl"}
-    return "a folder of weights" if only else ""
+    return "a folder of weights" if kinds and kinds <= SUFFIXES else ""
 
 
 def load_clients(
@@ -145,26 +147,27 @@ def load_clients(
 # --- other files -----------------------------------------------------------------------
 
 
-def _folder(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
+def _folder(path: Path, key: str) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
     """Return the tensors of a folder of transformers or peft, and the configuration of its adapters, if any."""
     folder = storage.Folder(path)
     if folder.has("adapter_config.json"):
         name = "adapter_model.safetensors"
         found = folder.file(name if folder.has(name) else "adapter_model.bin")
-        return weights.read(found), _json(folder, "adapter_config.json")
-    index = "model.safetensors.index.json"
-    if folder.has(index):
-        names = _json(folder, index).get("weight_map")
-        if not isinstance(names, dict):
-            raise UsageError(f"{path}/{index} must have a weight_map; got none.")
-        parts = [
-            weights.read(folder.file(name))
-            for name in sorted({*map(str, names.values())})
-        ]
+        return weights.read(found, key), _json(folder, "adapter_config.json")
+    for name in WHOLE:
+        names, index = [name], f"{name}{INDEX}"
+        if folder.has(index):
+            where = _json(folder, index).get("weight_map")
+            if not isinstance(where, dict):
+                raise UsageError(f"{path}/{index} must have a weight_map; got none.")
+            names = sorted({*map(str, where.values())})
+        elif not folder.has(name):
+            continue
+        others = {each.name for each in path.iterdir() if each.suffix in SUFFIXES}
+        if left := sorted(others.difference(names)):
+            warn(f"{path}: not read: {listing(map(printable, left), 4)}")
+        parts = [weights.read(folder.file(each), key) for each in names]
         return {name: t for part in parts for name, t in part.items()}, None
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        if folder.has(name):
-            return weights.read(folder.file(name)), None
     way = "Name a file."
     if folder.has(".metadata"):
         way = "Convert its shards by torch.distributed.checkpoint.format_utils.dcp_to_torch_save."
@@ -183,34 +186,31 @@ def _json(folder: storage.Folder, name: str) -> dict[str, Any]:
     return found
 
 
+def _as_transformers(
+    into: Any, found: dict[str, Tensor], path: Path
+) -> dict[str, Tensor]:
+    """Return the tensors by the module's names, which transformers changes where it stores and loads them."""
+    with one_line(f"{path} must fit the module"), torch_seeded(0):
+        made, told = type(into).from_pretrained(
+            None, config=into.config, state_dict=found, output_loading_info=True
+        )
+    known = {
+        n: t for n, t in made.state_dict().items() if n not in told["missing_keys"]
+    }
+    return dict.fromkeys(told["unexpected_keys"], torch.empty(0)) | known
+
+
 # --- adapters of peft ------------------------------------------------------------------
 
 _ADAPTER = re.compile(
     r"^base_model\.model\.(.+?)\.((lora_|ia3_)\w+)(\.weight|\.bias)?$"
 )
 """The names of a folder's adapters: a module's path, and a part of the adapter."""
-_HOW = (
-    "lora_alpha",
-    "alpha_pattern",
-    "use_rslora",
-    "use_dora",
-    "fan_in_fan_out",
-    "lora_bias",
-    "feedforward_modules",
-)
-"""Keys of a folder's configuration that say what its adapters compute. Targets and ranks are those of the tensors."""
-_IDLE = (
-    *("auto_mapping", "base_model_name_or_path", "bias", "exclude_modules"),
-    *("inference_mode", "init_lora_weights", "init_ia3_weights", "layers_pattern"),
-    *(
-        "layers_to_transform",
-        "lora_dropout",
-        "modules_to_save",
-        "peft_type",
-        "revision",
-    ),
-    *("peft_version", "r", "rank_pattern", "target_modules", "task_type"),
-)
+_HOW = "lora_alpha alpha_pattern r rank_pattern use_rslora use_dora fan_in_fan_out lora_bias feedforward_modules"
+"""Keys of a folder's configuration that say what its adapters compute. Targets are those of the tensors."""
+_IDLE = """auto_mapping base_model_name_or_path bias exclude_modules inference_mode init_lora_weights
+init_ia3_weights layers_pattern layers_to_transform lora_dropout modules_to_save peft_type revision peft_version
+target_modules task_type"""
 """Keys that the loaded tensors already answer."""
 
 
@@ -233,7 +233,7 @@ def _with_adapters(
     adapters = {name: t for name, t in found.items() if own or _ADAPTER.match(name)}
     if own:
         mine = vars(next(iter(own.values())))
-        for key in ("r", *_HOW):
+        for key in _HOW.split():
             given, known = config.get(key) or None, mine.get(key) or None
             if isinstance(known, set):
                 given, known = sorted(given or ()), sorted(known)
@@ -274,16 +274,15 @@ def _check_config(config: Mapping[str, Any], where: str, peft: Any) -> None:
         raise UsageError(
             f"peft_type of {where} must be LORA or IA3; got {printable(str(kind))!r}. Merge it where it was trained."
         )
-    for name in ("r", "lora_alpha"):
-        check_value(f"{name} of {where}", config.get(name) or 1, ABOVE_0)
     usual = {
         each.name: each.default
         for each in fields(peft.LoraConfig if kind == "LORA" else peft.IA3Config)
     }
+    known = f"{_HOW} {_IDLE}".split()
     others = [
         key
         for key, value in config.items()
-        if value and key not in (*_HOW, *_IDLE) and value != usual.get(key)
+        if value and key not in known and value != usual.get(key)
     ]
     start = config.get("init_lora_weights", True)
     if not isinstance(start, bool) and start != "gaussian":
@@ -299,6 +298,11 @@ def _check_config(config: Mapping[str, Any], where: str, peft: Any) -> None:
             f"{where} must describe adapters by known keys and module paths; got {printable(what)}. Merge them where "
             "they were trained."
         )
+    numbers = {"r": config.get("r") or 1, "lora_alpha": config.get("lora_alpha") or 1}
+    for pattern in patterns:
+        numbers |= pattern
+    for name, number in numbers.items():
+        check_value(f"{name} of {where}", number, ABOVE_0)
 
 
 def _wrapped(
@@ -308,38 +312,31 @@ def _wrapped(
     where: str,
     peft: Any,
 ) -> Any:
-    """Return a copy of the module with adapters at the paths and with the ranks of the tensors."""
+    """Return a copy of the module with adapters at the paths of the tensors."""
     modules = dict(into.named_modules())
-    ranks: dict[str, int] = {}
-    told = {config.get("r") or 8, *(config.get("rank_pattern") or {}).values()}
-    for name, tensor in adapters.items():
-        fit = _ADAPTER.match(name)
-        assert fit is not None
-        path, part = fit[1], fit[2]
-        module = modules.get(path)
-        if module is None or not isinstance(getattr(module, "weight", None), Tensor):
+    weights_of = [id(p) for _, p in into.named_parameters(remove_duplicate=False)]
+    paths = {}
+    for name in adapters:
+        path = _ADAPTER.sub(r"\1", name)
+        weight = getattr(modules.get(path), "weight", None)
+        if not isinstance(weight, Tensor) or weights_of.count(id(weight)) != 1:
             raise UsageError(
-                f"adapters of {where} must fit linear layers of the module; {name!r} does not. Build the model that "
-                "they were trained on."
+                f"adapters of {where} must fit linear layers of the module that share no weight; {name!r} does not. "
+                "Build the model that they were trained on, or load them into a module of peft."
             )
-        rank = tensor.shape[1] if part == "lora_embedding_B" else tensor.shape[0]
-        if part in ("lora_A", "lora_embedding_A"):
-            ranks[path] = rank
-            if rank not in told or rank > max(module.weight.shape):
-                raise UsageError(
-                    f"r of {where} must be the rank of {name!r}; got {rank}."
-                )
-        ranks.setdefault(path, 1)
-    how = {key: config[key] for key in _HOW if config.get(key)}
-    ends = how.pop("feedforward_modules", [])
+        paths[path] = max(weight.shape)
+    how = {key: config[key] for key in _HOW.split() if config.get(key)}
+    ranks = [how.get("r", 1), *how.get("rank_pattern", {}).values()]
+    if max(ranks) > max(paths.values(), default=0):
+        raise UsageError(
+            f"r of {where} must be at most the width of a layer; got {max(ranks)}."
+        )
+    ends = tuple(f".{end}" for end in how.pop("feedforward_modules", []))
     if config.get("peft_type") == "IA3":
-        forward = [
-            path for path in ranks if f".{path}".endswith(tuple(f".{e}" for e in ends))
-        ]
-        made: Any = peft.IA3Config(target_modules=[*ranks], feedforward_modules=forward)
+        forward = [path for path in paths if f".{path}".endswith(ends)]
+        made: Any = peft.IA3Config(target_modules=[*paths], feedforward_modules=forward)
     else:
-        exact = {f"^{re.escape(path)}": rank for path, rank in ranks.items()}
-        made = peft.LoraConfig(r=1, target_modules=[*ranks], rank_pattern=exact, **how)
+        made = peft.LoraConfig(target_modules=[*paths], **how)
     with one_line(f"adapters of {where} must fit the module"):
         return peft.get_peft_model(copied(into), made)
 
@@ -375,26 +372,17 @@ def _arrays(
     return dict(zip(names, map(torch.as_tensor, arrays), strict=True))
 
 
-def _prefixes(found: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> list[str]:
-    """Return the beginnings of the file's names before those of the module, the shortest first."""
-    ends = list(target)[:3]
-    starts = {
-        name.removesuffix(end)
-        for name in found
-        for end in ends
-        if name.endswith(f".{end}")
-    }
-    return sorted(starts, key=lambda start: (len(start), start))
-
-
 def _fit(
     found: Mapping[str, Tensor], target: Mapping[str, Tensor], path: Path
 ) -> dict[str, Tensor]:
     """Return the tensors by the module's names, without what wrappers add to names."""
-    found = {name.replace("._orig_mod.", "."): tensor for name, tensor in found.items()}
+    found = {WRAPPED.sub("", name): tensor for name, tensor in found.items()}
+    starts = {""}
+    for end in list(target)[:3]:
+        starts |= {n.removesuffix(end) for n in found if n.endswith(f".{end}")}
     counts = {
-        prefix: sum(f"{prefix}{name}" in found for name in target)
-        for prefix in ("", *_prefixes(found, target))
+        start: sum(f"{start}{name}" in found for name in target)
+        for start in sorted(starts, key=lambda start: (len(start), start))
     }
     stripped = max(counts, key=lambda prefix: counts[prefix])
     equal = [
@@ -406,33 +394,25 @@ def _fit(
             f"{listing(map(repr, equal))}. Name one by key=."
         )
     best = {
-        name.removeprefix(stripped): tensor
-        for name, tensor in found.items()
-        if name.startswith(stripped)
+        name: found[f"{stripped}{name}"]
+        for name in target
+        if f"{stripped}{name}" in found
     }
-    known = {id(tensor): name for name, tensor in target.items() if name in best}
-    for (
-        name,
-        tensor,
-    ) in target.items():  # a tied tensor may be stored under another name
-        if name not in best and id(tensor) in known:
-            best[name] = best[known[id(tensor)]]
-    missing = [name for name in target if name not in best]
+    held = {id(tensor) for name, tensor in target.items() if name in best}
+    missing = [name for name, tensor in target.items() if id(tensor) not in held]
     if missing:
         raise UsageError(
             f"{path} must have all tensors of the module; it lacks {listing(missing, 4)}, "
-            f"and has {listing(sorted(best), 4)}. Build the model that was trained."
+            f"and has {listing(sorted(found), 4)}. Build the model that was trained."
         )
-    for name, tensor in target.items():
-        if best[name].shape != tensor.shape:
+    for name, tensor in best.items():
+        if tensor.itemsize < min(2, target[name].itemsize):
             raise UsageError(
-                f"{path}: {name!r} must be {list(tensor.shape)} as in the module; got "
-                f"{list(best[name].shape)}."
+                f"{path}: {name!r} must be numbers of 16 bits or more; got {tensor.dtype}. Store it dequantised."
             )
     notes = [f"stripped {stripped!r} from names"] if stripped else []
-    extra = [n for n in found if n.removeprefix(stripped) not in target]
-    if extra:
-        notes.append(f"left out {listing(extra, 4)}")
+    if extra := found.keys() - {f"{stripped}{name}" for name in best}:
+        notes.append(f"left out {listing(sorted(extra), 4)}")
     if notes:
         warn(f"{path}: {'; '.join(notes)}")
     return best

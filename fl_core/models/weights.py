@@ -122,7 +122,16 @@ def read(path: Path, key: str = "") -> dict[str, Tensor]:
         raise UsageError(
             f"{path} must be a file of weights that can be read: {why}. Save its state_dict() again."
         ) from error
-    return {printable(name): tensor for name, tensor in found.items()}
+    start = f"{key}." if key else ""
+    part = {
+        printable(name.removeprefix(start)): tensor
+        for name, tensor in found.items()
+        if name.startswith(start)
+    }
+    if key and not part:
+        starts = {name.partition(".")[0] for name in found if "." in name}
+        check_known(f"key of {path}", key, starts)
+    return part
 
 
 def _safetensors(path: Path) -> dict[str, Tensor]:
@@ -322,54 +331,50 @@ def _fill(target: Any, items: list[Any]) -> None:
 def _weights(stored: Any, key: str = "") -> dict[str, _Strided]:
     """Return the tensors of a module, or of a state dict within the dictionaries around it.
 
+    Names begin with the key of the dictionary that was meant.
+
     Raises:
         ValueError: there are none, too many, or some that are not dense.
     """
-    if key:
-        names = stored if isinstance(stored, dict) else {}
-        start = f"{key}."
-        flat = {n[len(start) :]: v for n, v in names.items() if n.startswith(start)}
-        stored = flat or names[check_known("key of the file", key, names)]
+    start = ""
     for _ in WRAPPERS:
-        inside = [
-            each
-            for each in WRAPPERS
-            if isinstance(stored, dict) and isinstance(stored.get(each), dict | Stub)
-        ]
-        if inside:
-            others = [n for n, v in stored.items() if n != inside[0] and _is_state(v)]
-            if others:
-                warn(
-                    f"the weights under {inside[0]!r} are read, and not "
-                    f"{listing(map(printable, others), 4)}: key= names another"
-                )
-            stored = stored[inside[0]]
+        parts = stored if isinstance(stored, dict) else {}
+        states = [name for name, value in parts.items() if _is_state(value)]
+        alone = () if key or len(states) > 1 or _is_state(stored) else states
+        names = (key, *WRAPPERS, *alone)
+        opened = next((n for n in names if isinstance(parts.get(n), dict | Stub)), "")
+        if not opened:
+            break
+        others = [name for name in states if name != opened]
+        if others and opened != key:
+            warn(
+                f"the weights under {opened!r} are read, and not "
+                f"{listing(map(printable, others), 4)}: key= names another"
+            )
+        stored = parts[opened]
+        start = f"{key}." if opened == key else start
     found: dict[str, _Strided] = {}
-    visits, todo = 0, [("", stored)]
+    visits, todo = 0, [(start, stored)]
     while todo:
         prefix, module = todo.pop()
-        for table, skipped in _tables(module):
-            visits += len(table) + len(skipped)
+        for table in _tables(module):
+            visits += len(table)
             if visits > VISITS:
                 raise ValueError(f"it has more than {VISITS:,} modules and tensors")
             for name, value in table.items():
                 name = prefix + name
                 if len(name) > LONGEST:
                     raise ValueError(f"a name has more than {LONGEST:,} characters")
-                if isinstance(value, _Strided) and name not in skipped:
+                if isinstance(value, _Strided):
                     found[name] = value
                 elif isinstance(value, Stub) and value.name.startswith(_REBUILD):
                     raise ValueError(f"its tensor {name!r} must be dense numbers")
                 elif isinstance(value, Stub) and isinstance(module, Stub):
                     todo.append((f"{name}.", value))
     if not found:
-        keys = list(stored) if isinstance(stored, dict) else [type(stored).__name__]
-        way = ""
-        if isinstance(stored, dict) and any(map(_is_state, stored.values())):
-            way = ". Name one of them by key="
-        raise ValueError(
-            f"it has no tensors by name; got {listing(keys, 6) or 'none'}{way}"
-        )
+        got = listing(parts or [type(stored).__name__], 6)
+        way = ". Name one of them by key=" if states else ""
+        raise ValueError(f"it has no tensors by name; got {got}{way}")
     return found
 
 
@@ -378,18 +383,14 @@ def _is_state(value: Any) -> bool:
     return any(isinstance(each, _Strided) for each in found)
 
 
-def _tables(module: Any) -> list[tuple[dict[str, Any], list[Any]]]:
-    """Return the tables of a state dict or module, each with the names of buffers that are not stored."""
+def _tables(module: Any) -> list[dict[str, Any]]:
+    """Return the tables of a state dict or of a module."""
     if isinstance(module, dict):
-        return [(module, [])]
+        return [module]
     state = module.state if isinstance(module, Stub) else None
-    if not isinstance(state, dict):
-        return []
-    passing = state.get("_non_persistent_buffers_set")
-    skipped = {"_buffers": passing if isinstance(passing, list) else []}
-    names = ("_parameters", "_buffers", "_modules")
-    tables = [(state.get(name), skipped.get(name, [])) for name in names]
-    return [(table, names) for table, names in tables if isinstance(table, dict)]
+    own = state if isinstance(state, dict) else {}
+    tables = [own.get(name) for name in ("_parameters", "_buffers", "_modules")]
+    return [table for table in tables if isinstance(table, dict)]
 
 
 def _filled(

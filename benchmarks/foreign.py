@@ -1,0 +1,186 @@
+"""Checkpoints as other projects store them, and networks of timm: right, refused, silent, or a raw error.
+
+``python -m benchmarks.foreign`` builds the families of foreign.json offline and loads each as a user does. Then it
+measures networks of timm by the default metrics. It adds to results/foreign.csv what is not there.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import nn
+
+import fedlayers as fl
+from benchmarks.pairs import RESULTS
+from fl_core.models import build
+from fl_core.tree import first_tensor
+
+TABLE = RESULTS / "foreign.csv"
+DATA = json.loads(Path(__file__).with_suffix(".json").read_text())
+"""Each family's network, the function below that stores it, and options of that function."""
+FAMILIES: dict[str, Any] = DATA["families"]
+
+
+def network(kind: str) -> Any:
+    """Return a small fresh network of a class of transformers, or of timm. Half precision loses nothing of it."""
+    import timm
+    import transformers
+
+    torch.manual_seed(0)
+    built, sizes = getattr(transformers, kind, None), DATA["sizes"]
+    if kind == "CLIPModel":
+        sizes = {"text_config": sizes, "vision_config": sizes}
+    if built is None:
+        net = timm.create_model(kind, num_classes=3, channels=(8,) * 4)
+    else:
+        net = built(built.config_class(**sizes))
+    return net.half().float().eval()
+
+
+def fresh(net: nn.Module) -> nn.Module:
+    """Return a copy with other weights."""
+    made = copy.deepcopy(net)
+    for tensor in made.state_dict().values():
+        tensor.add_(1)
+    return made
+
+
+# --- ways to store a network: each returns what the user fills, and the right one ------
+
+
+def in_folder(
+    net: Any,
+    path: Path,
+    stored: str = "",
+    into: str = "",
+    to: str = "float",
+    beside: str = "other",
+    **how: Any,
+) -> Any:
+    """Store it, or only its body, as transformers does, next to another file."""
+    getattr(getattr(net, stored, net), to)().save_pretrained(path, **how)
+    torch.save({}, path / beside)
+    return getattr(fresh(net.float()), into, fresh(net)), getattr(net, into, net)
+
+
+def in_parts(net: Any, path: Path, new: str = "", old: str = "") -> Any:
+    """Store it in a file of torch with an index, as transformers once did, under old names."""
+    path.mkdir()
+    state = {name.replace(new, old): t for name, t in net.state_dict().items()}
+    torch.save(state, path / "part.bin")
+    index = {"weight_map": dict.fromkeys(state, "part.bin")}
+    (path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    return fresh(net), net
+
+
+def in_file(
+    net: Any,
+    path: Path,
+    under: str = "",
+    start: str = "",
+    within: str = "",
+    without: str = "-",
+    to: str = "clone",
+    other: str = "",
+    more: Any = (),
+    beside: str = "",
+) -> Any:
+    """Store it by torch.save, under a key and other names, and next to another state."""
+    state = {
+        start + name.replace("r1.0.", f"r1.0.{within}"): getattr(tensor, to)()
+        for name, tensor in net.state_dict().items()
+        if without not in name
+    }
+    others = {name: tensor + 1 for name, tensor in net.state_dict().items()}
+    if other:
+        state |= {other + name: tensor for name, tensor in others.items()}
+    content = {under: state, **dict(more)} if under else state
+    if beside:
+        content[beside] = others
+    torch.save(content, path)
+    return fresh(net), net
+
+
+def by_peft(
+    net: Any, path: Path, kind: str = "Lora", wrapped: bool = False, **how: Any
+) -> Any:
+    """Store trained adapters of peft. The right network is that of its own loader."""
+    import peft
+
+    config = getattr(peft, f"{kind}Config")(**how)
+    tuned = peft.get_peft_model(copy.deepcopy(net), config)
+    for parameter in tuned.parameters():
+        parameter.data += parameter.requires_grad * torch.randn_like(parameter) / 4
+    tuned.save_pretrained(path)
+    right = peft.PeftModel.from_pretrained(copy.deepcopy(net), path)
+    return peft.get_peft_model(net, config) if wrapped else net, right
+
+
+# --- what comes of them ----------------------------------------------------------------
+
+
+def outcome_of(act: Callable[[], Any]) -> tuple[str, str]:
+    """Return whether a call ends, is refused, or fails by a raw error, and the message."""
+    try:
+        act()
+    except fl.UsageError as error:
+        return "refused", str(error)
+    except Exception as error:
+        return "raw error", repr(error)
+    return "right", ""
+
+
+def load(family: str) -> tuple[str, str]:
+    """Return whether a family's checkpoint loads as right, and what is said of it.
+
+    A load is silent if the outputs differ from the right ones by more than 1e-5.
+    """
+    line = FAMILIES[family]
+    how, net = dict(line.get("options", {})), network(line["network"])
+    words, images = torch.randint(3, 60, (2, 5)), torch.randn(2, 3, 8, 8)
+    given = {"input_ids": words, "decoder_input_ids": words, "pixel_values": images}
+    key, taken = how.pop("key", ""), inspect.signature(net.forward).parameters
+    inputs = {name: given.get(name, images) for name in taken.keys() & {"x", *given}}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "stored"
+        into, right = globals()[line["store"]](net, path, **how)
+        with warnings.catch_warnings(record=True, action="always") as notes:
+            outcome, said = outcome_of(
+                lambda: fl.load_weights(path, into=into, key=key)
+            )
+    with torch.no_grad():
+        pair: Any = [first_tensor(each.eval()(**inputs)) for each in (into, right)]
+    if outcome == "right" and (pair[0] - pair[1]).abs().max() > 1e-5:
+        outcome = "silent"
+    own = [str(each.message) for each in notes if each.category is UserWarning]
+    return outcome, "; ".join([said, *own]).strip("; ").replace(str(path), "PATH")
+
+
+def measure(name: str) -> tuple[str, str]:
+    """Return whether a fresh network of timm passes through the default metrics."""
+    x, y = torch.randn(3, 3, 64, 64), torch.arange(3)
+    network = build(f"timm:{name}", x.shape[1:], 3)
+    return outcome_of(lambda: fl.diagnose(network, {"a": (x, y), "b": (x, y)}))
+
+
+def main() -> None:
+    """Add what the table lacks, a row at a time."""
+    table = pd.read_csv(TABLE, index_col="family")
+    acts = dict.fromkeys(FAMILIES, load) | dict.fromkeys(DATA["networks"], measure)
+    for family, act in acts.items():
+        if family not in table.index:
+            table.loc[family] = act(family)
+            table.to_csv(TABLE)
+
+
+if __name__ == "__main__":
+    main()
