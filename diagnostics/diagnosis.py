@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import fl_core
-from diagnostics.request import Request
+from diagnostics.request import NETWORK, Request
 from fl_core import rows, tree
 from fl_core.data.federated import digest_of
 from fl_core.errors import (
@@ -59,6 +59,8 @@ def measure_models(
     with preserve_state(*unique.values()):
         subjects, criterion = fit_outputs(subjects, request)
         every = request.layering or _common_layers(subjects, request)
+        if request.layers == (NETWORK,):
+            every = request.layers_to_report(every)
         if not request.across_models:
             LayerPlan(tuple(every), ()).check_fits(subjects[0].model)
         request.check(every)  # of all metrics, before the first one takes its time

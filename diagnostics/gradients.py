@@ -396,7 +396,7 @@ def _choose_ways(
     found: Noise, run: Differentiable, x: Tensor, y: Tensor, names: Iterable[str]
 ) -> None:
     """Choose for each tensor how its norms are found, on a few samples."""
-    _, graph, doubts = check_formulas(run, x, y, names)
+    _, graph, _, doubts = check_formulas(run, x, y, names)
     coupled = bool(doubts) and are_coupled(run, x, y)
     for name in names:
         if name not in graph:

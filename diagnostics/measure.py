@@ -101,7 +101,8 @@ def diagnose(
         loss: a name of :data:`fl_core.training.losses.LOSSES` (cross_entropy, focal, player_focal, bce, mse, mae,
             huber, cox, multilabel_bce), a torch loss, or a callable ``loss(output, y)`` that returns the loss of each
             sample. Always the mean over samples is measured. Default: cross_entropy, and mse for numbers.
-        layers: exact names of the layers to report. Default: all layers of the model.
+        layers: exact names of the layers to report. Default: all layers of the model. ``"network"`` alone is the whole
+            network as one layer, with one trace and one spectrum.
         batch: samples at a time. A loader keeps its own batches.
         seed: seed of all random draws. Default: 0, or the run's.
         samples: maximum number of samples of each client. Default: all.

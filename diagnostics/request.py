@@ -21,6 +21,8 @@ from fl_core.errors import (
 from fl_core.layers import Layer
 from fl_core.models.adapter import IGNORED
 
+NETWORK = "network"
+"""The name of the whole network as one layer."""
 CONTEXT = ("run", "algorithm", "seed", "round", "model", "split")
 """Columns that only the caller knows."""
 
@@ -114,7 +116,11 @@ class Request:
         return {m.name: m.settings(**self.options[m.name]) for m in self.metrics}
 
     def layers_to_report(self, every: Sequence[Layer]) -> list[Layer]:
-        """Return the layers to report, out of all."""
+        """Return the layers to report, out of all. The name :data:`NETWORK` alone joins all to one."""
+        if self.layers == (NETWORK,):
+            parameters = [name for layer in every for name in layer.parameters]
+            buffers = [name for layer in every for name in layer.buffers]
+            return [Layer(NETWORK, tuple(parameters), tuple(buffers))]
         names = [layer.name for layer in every]
         for name in self.layers or ():
             check_known("layer", name, names)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -71,61 +71,25 @@ _BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
 _NAME = re.compile(r"(\w+?)Backward\d+")
 
 
-def verdicts(logits: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return for each parameter that reaches the logits "" or the operation that is not piecewise linear.
-
-    The value is "" if the logits are piecewise linear in the parameter. A parameter without a path to the logits is
-    absent. The verdict errs on one side only: an operation counts as nonlinear unless it is known to be piecewise
-    linear. So does a parameter that is used more than once (tied).
-    """
-
-    def bends(node: Node, reach: list[int]) -> tuple[int, str]:
-        return _nonlinear(
-            node, reach
-        ), f"{_readable(node)} on the way to the logits is not piecewise linear in it"
-
-    return _find_faults(logits, parameters, bends)
-
-
-def unsupported_parameters(
+def verdicts(
     logits: Tensor, parameters: Mapping[str, Tensor]
-) -> dict[str, str]:
-    """Return the parameters that cannot be treated sample by sample at their module's output, with reasons.
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return for each parameter that reaches the logits why they are not piecewise linear in it, and why samples mix.
 
-    Such a parameter is used more than once (tied), or feeds a batch normalisation by the batch's own statistics. Other
-    ways to mix the samples of a batch are not seen here.
+    A text is empty if there is no reason. Each errs on one side only. An operation counts as nonlinear unless it is
+    known to be piecewise linear. A parameter that is used more than once (tied) has both reasons. Samples mix behind a
+    batch normalisation by the batch's own statistics. Other ways to mix them are not seen here.
     """
-
-    def mixes(node: Node, reach: list[int]) -> tuple[int, str]:
-        over_batch = (
-            _kind(node) in _BATCH_NORMS
-            and getattr(node, "_saved_training", True) is not False
-        )
-        return (
-            reach[0] if over_batch else 0
-        ), "batch normalisation in train mode ties the samples of a batch"
-
-    return {
-        name: why
-        for name, why in _find_faults(logits, parameters, mixes).items()
-        if why
-    }
-
-
-def _find_faults(
-    logits: Tensor,
-    parameters: Mapping[str, Tensor],
-    fault: Callable[[Node, list[int]], tuple[int, str]],
-) -> dict[str, str]:
-    """Return for each parameter that reaches the logits the first faulty operation on its way, or ""."""
     if logits.grad_fn is None:
-        return {}
+        return {}, {}
     bits = {
         id(tensor): 1 << position for position, tensor in enumerate(parameters.values())
     }
     depends: dict[Node, int] = {}
     uses: Counter[Node] = Counter()
-    blame: dict[int, str] = {}  # parameters (a bit set), why; earliest operation first
+    # parameters (a bit set), why; earliest operation first
+    bent: dict[int, str] = {}
+    mixed: dict[int, str] = {}
     for node in nodes(logits.grad_fn):
         inputs = [node_in for node_in, _ in node.next_functions]
         uses.update(node_in for node_in in inputs if node_in is not None)
@@ -133,18 +97,33 @@ def _find_faults(
         leaf = getattr(node, "variable", None)
         depends[node] = bits.get(id(leaf), 0) if leaf is not None else _union(reach)
         if leaf is None:
-            at_fault, why = fault(node, reach)
-            if at_fault:
-                blame.setdefault(at_fault, why)
+            why = f"{_readable(node)} on the way to the logits is not piecewise linear in it"
+            bent.setdefault(_nonlinear(node, reach), why)
+            if _kind(node) in _BATCH_NORMS and not _is_fixed(node):
+                why = "batch normalisation in train mode ties the samples of a batch"
+                mixed.setdefault(reach[0], why)
     for node, count in uses.items():
         if count > 1 and hasattr(node, "variable"):
-            blame.setdefault(depends[node], "it is used more than once")
-    reached = depends[logits.grad_fn]
-    return {
-        name: next((why for bent, why in blame.items() if bent & bits[id(tensor)]), "")
+            for blame in (bent, mixed):
+                blame.setdefault(depends[node], "it is used more than once")
+    reached = {
+        name: bits[id(tensor)]
         for name, tensor in parameters.items()
-        if reached & bits[id(tensor)]
+        if depends[logits.grad_fn] & bits[id(tensor)]
     }
+
+    def first(blame: Mapping[int, str]) -> dict[str, str]:
+        return {
+            name: next((why for mask, why in blame.items() if mask & bit), "")
+            for name, bit in reached.items()
+        }
+
+    return first(bent), first(mixed)
+
+
+def _is_fixed(node: Node) -> bool:
+    """Return whether a batch normalisation uses stored statistics."""
+    return getattr(node, "_saved_training", True) is False
 
 
 def _nonlinear(node: Node, reach: list[int]) -> int:
@@ -157,8 +136,7 @@ def _nonlinear(node: Node, reach: list[int]) -> int:
     if name in _JOINTLY:
         return 0
     if name in _BATCH_NORMS:
-        fixed = getattr(node, "_saved_training", True) is False
-        return (reach[0] & reach[1]) if fixed else _others(reach, (1, 2))
+        return (reach[0] & reach[1]) if _is_fixed(node) else _others(reach, (1, 2))
     if name in _PRODUCTS:
         first, second = (
             reach[i] if i < len(reach) else 0 for i in _PRODUCTS[name]
@@ -227,20 +205,15 @@ def decide(
     """
     x, y = first[0][:CHECKED], first[1][:CHECKED]
     names = [name for layer in layers for name in layer.parameters]
-    logits, graph, doubts = check_formulas(run, x, y, names)
-    names = [name for name in names if name in graph]
-    bent = {
-        name: f"{name}: {graph[name]}" if graph[name] else doubts.get(name, "")
-        for name in names
-    }
-    tied = unsupported_parameters(logits, run.parameters)
-    mixed = {
-        name: f"{name}: {tied[name]}" if name in tied else doubts.get(name, "")
-        for name in names
-    }
+    logits, bent, mixed, doubts = check_formulas(run, x, y, names)
 
-    def first_obstacle(layer: Layer, why: Mapping[str, str]) -> str:
-        return next(filter(None, (why.get(name, "") for name in layer.parameters)), "")
+    def first_obstacle(layer: Layer, reasons: Mapping[str, str]) -> str:
+        for name in layer.parameters:
+            if why := reasons.get(name):
+                return f"{name}: {why}"
+            if name in doubts:
+                return doubts[name]
+        return ""
 
     coupled = {layer.name: first_obstacle(layer, mixed) for layer in layers}
     if len(x) < 2:
@@ -257,32 +230,33 @@ def decide(
     if width > most:
         wide = f"{width} outputs a sample: an exact value takes as many passes"
         obstacles = {name: why or wide for name, why in obstacles.items()}
-    return Verdict(frozenset(graph), obstacles, coupled, width)
+    return Verdict(frozenset(bent), obstacles, coupled, width)
 
 
 def check_formulas(
     run: Differentiable, x: Tensor, y: Tensor, names: Iterable[str]
-) -> tuple[Tensor, dict[str, str], dict[str, str]]:
+) -> tuple[Tensor, dict[str, str], dict[str, str], dict[str, str]]:
     """Check on a few samples which tensors have a formula for squared per-sample gradients that holds.
 
     Returns:
-        The logits; the :func:`verdicts`; tensor -> why it has no such formula, without those that have one.
+        The logits; both :func:`verdicts`; tensor -> why it has no such formula, without those that have one.
     """
     modules = dict(run.model.named_modules(remove_duplicate=False))
     owners = dict.fromkeys(map(owner, names))
     paths = [path for path in owners if formula_of(modules[path])]
     with record_calls(run.model, paths, len(x), passes=1) as recorded:
         logits, _ = run.forward(x, y, 0)
-    graph = verdicts(logits, run.parameters)
+    bent, mixed = verdicts(logits, run.parameters)
     taps = {path: tap for path, tap in recorded.items() if tap is not None}
-    names = [name for name in names if name in graph]
+    names = [name for name in names if name in bent]
     doubts = {
         name: f"{name}: no formula for per-sample gradients in this use of {type(modules[owner(name)]).__name__}"
         for name in names
         if owner(name) not in taps
     }
     known = [name for name in names if name not in doubts]
-    return logits, graph, doubts | _check_formulas(run, logits, known, taps)
+    doubts |= _check_formulas(run, logits, known, taps)
+    return logits, bent, mixed, doubts
 
 
 def exact_terms(

@@ -92,7 +92,8 @@ class Differentiable:
         """Return the model's output for batch number ``index``. The number also seeds the model's random draws."""
         torch.manual_seed(seed_of(self.seed, "curvature masks", index))
         x = x.to(self.dtype) if self.dtype and x.is_floating_point() else x
-        return call_with(self.model, {**self.parameters, **self.buffers}, x)
+        with _WeightNormFromParts():
+            return call_with(self.model, {**self.parameters, **self.buffers}, x)
 
     def forward(self, x: Tensor, y: Tensor, index: int) -> tuple[Tensor, Tensor]:
         """Return logits [n, C] and each sample's loss [n].
@@ -123,13 +124,9 @@ class Differentiable:
 
 @contextmanager
 def twice_differentiable(model: nn.Module) -> Iterator[None]:
-    """Use only kernels with right second derivatives, without TF32.
-
-    Fused attention and recurrence have none. Weight normalisation has a wrong one, so that its parts are used.
-    """
+    """Use only kernels with second derivatives, without TF32. Fused attention and recurrence have none."""
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     with ExitStack() as stack:
-        stack.enter_context(_WeightNormFromParts())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(
             torch.backends.cudnn.flags(enabled=not recurrent, allow_tf32=False)
@@ -142,10 +139,7 @@ def twice_differentiable(model: nn.Module) -> Iterator[None]:
 
 
 class _WeightNormFromParts(TorchFunctionMode):
-    """Computes g v / ||v|| by operations of its own.
-
-    Torch's backward pass takes ||v|| for a constant.
-    """
+    """Computes g v / ||v|| by operations of its own. Torch's second derivative takes ||v|| for a constant."""
 
     def __torch_function__(
         self,

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
@@ -40,6 +41,7 @@ class SpectrumResult:
     Attributes:
         eigenvalues: in descending order. They may be negative.
         errors: the norm of each residual H v - lambda v. An eigenvalue of H lies within this distance.
+        weights: of the eigenvalues in the spectral density that the first, random vector gives.
         estimator: for instance ``"lanczos(tol=0.001), error = residual"``.
         n_params, n_samples: parameters of the layer, samples of the data.
         status: ``"ok"``, or why there are no values.
@@ -48,6 +50,7 @@ class SpectrumResult:
     layer: str
     eigenvalues: list[float]
     errors: list[float]
+    weights: list[float]
     estimator: str
     n_params: int
     n_samples: int
@@ -60,58 +63,69 @@ class Lanczos:
     Attributes:
         basis: the vectors. The product with the last comes next. They are gone when done.
         values, errors: the largest eigenvalues until now, and the norms of their residuals.
+        weights: the squared parts of the first vector along their eigenvectors.
         done: whether the values are precise, or the vectors as many as allowed.
     """
 
     def __init__(
-        self, size: int, k: int, tol: float, like: Tensor, generator: torch.Generator
+        self,
+        size: int,
+        k: int,
+        tol: float,
+        steps: int,
+        like: Tensor,
+        generator: torch.Generator,
     ) -> None:
-        self._k, self._tol, self._generator = k, tol, generator
+        self._k, self._tol, self._steps, self._generator = k, tol, steps, generator
         self._least, self.done = k + 1, False
         self.basis = like.new_zeros(0, size)
-        self._projected = like.new_zeros(1, 0, dtype=torch.float64)
-        self.values = self.errors = like.new_zeros(0)
-        self._extend()
+        self._projected = np.zeros((1, 0))
+        self.values = self.errors = self.weights = np.zeros(0)
+        self._extend(self._random())
 
-    def _extend(self, vector: Tensor | None = None) -> None:
-        """Add the part of a vector, by default of a random one, that is orthogonal to the basis."""
-        if vector is None:
-            drawn = torch.randn(self.basis.shape[1], generator=self._generator)
-            vector = drawn.to(self.basis)
-        for _ in range(2):  # the second time removes what rounding has left
-            vector = vector - (self.basis @ vector) @ self.basis
-            vector = vector / torch.linalg.vector_norm(vector)
+    def _random(self) -> Tensor:
+        drawn = torch.randn(self.basis.shape[1], generator=self._generator)
+        return self._orthogonal(drawn.to(self.basis))
+
+    def _orthogonal(self, vector: Tensor) -> Tensor:
+        return vector - (self.basis @ vector) @ self.basis
+
+    def _extend(self, vector: Tensor) -> None:
+        """Add a vector that is orthogonal to the basis, but for rounding."""
+        vector = self._orthogonal(vector)
+        vector = vector / torch.linalg.vector_norm(vector)
         self.basis = torch.cat([self.basis, vector.unsqueeze(0)])
 
     def add(self, product: Tensor) -> None:
         """Receive the product with the last vector. What is orthogonal to the basis is the next."""
         column = self.basis @ product
         rest = product - column @ self.basis
-        norm = torch.linalg.vector_norm(rest)
+        norm = float(torch.linalg.vector_norm(rest))
         # the products in the coordinates of the basis and of the rest
-        projected = nn.functional.pad(self._projected, (0, 1, 0, 1))
-        projected[:-1, -1], projected[-1, -1] = column, norm
-        self._projected, square = projected, projected[:-1]
-        every, vectors = torch.linalg.eigh(square)  # reads the lower triangle
-        self.values, top = every[-self._k :].flip(0), vectors[:, -self._k :].flip(1)
+        projected = np.pad(self._projected, (0, 1))
+        projected[:-1, -1], projected[-1, -1] = column.cpu(), norm
+        self._projected = projected
+        every, vectors = np.linalg.eigh(projected[:-1])  # reads the lower triangle
+        self.values, top = every[-self._k :][::-1], vectors[:, -self._k :][:, ::-1]
+        self.weights = top[0] ** 2
         residuals = projected @ top
         residuals[:-1] -= top * self.values
-        self.errors = torch.linalg.vector_norm(residuals, dim=0)
-        gaps = (self.values.unsqueeze(1) - every).abs()
+        self.errors = np.linalg.norm(residuals, axis=0)
+        gaps = np.abs(self.values[:, None] - every)
         gaps[gaps == 0] = math.inf
-        scale = every.abs().max()
-        off = torch.minimum(self.errors, self.errors**2 / gaps.amin(1))
-        precise = off <= self._tol * self.values.abs().clamp_min(scale / 1000)
+        scale = np.abs(every).max()
+        off = np.minimum(self.errors, self.errors**2 / gaps.min(1))
+        precise = off <= self._tol * np.maximum(np.abs(self.values), scale / 1000)
         count, size = self.basis.shape
-        enough = count >= self._least and bool(precise.all())
-        self.done = enough or count >= min(STEPS, size)
+        enough = count >= self._least and precise.all()
+        self.done = enough or count >= min(self._steps, size)
         if self.done:
             del self.basis
         elif norm > 10 * torch.finfo(product.dtype).eps * scale:
             self._extend(rest)
         else:  # an invariant subspace
             self._least = FEWEST
-            self._extend()
+            self._extend(self._random())
 
 
 def _gradients(
@@ -135,6 +149,7 @@ def hessian_spectrum(
     loss: Loss,
     k: int = 3,
     tol: float = 1e-3,
+    steps: int = STEPS,
     batch: int = 256,
     seed: int = 0,
     mode: str = "eval",
@@ -150,6 +165,7 @@ def hessian_spectrum(
     Args:
         tol: relative accuracy at which the method stops. It is r^2 / gap for a residual r and the gap to the next
             value, but r at most.
+        steps: products with a block at most.
         batch, seed, mode, dtype, layers, loss: as in :func:`~diagnostics.curvature.trace.hessian_trace`. The seed
             sets the first Lanczos vector and dropout. A single batch is faster than several, because its graph is kept.
         until: the time at which the budget ends, as of ``time.monotonic``. The values then stand as they are, with
@@ -177,7 +193,7 @@ def hessian_spectrum(
                     size = sum(tensor.numel() for tensor in block.values())
                     generator = torch_generator(seed, "lanczos", layer.name)
                     searches[layer.name] = Lanczos(
-                        size, k, tol, block[own[0]], generator
+                        size, k, tol, steps, block[own[0]], generator
                     )
             kept = [first] if len(sizes) == 1 else None
             del first
@@ -222,20 +238,14 @@ def hessian_spectrum(
     results = []
     for layer in layers:
         status = failures.get(layer.name, "ok")
-        values, errors, how = [], [], ""
+        numbers, how = [np.zeros(0)] * 3, ""
         if status == "ok":
             search = searches[layer.name]
-            values, errors = search.values.tolist(), search.errors.tolist()
+            numbers = [search.values, search.errors, search.weights]
             how = f"lanczos(tol={tol:g}), error = residual"
+        values, errors, weights = (each.tolist() for each in numbers)
+        size, n = run.size(layer), sum(sizes)
         results.append(
-            SpectrumResult(
-                layer.name,
-                values,
-                errors,
-                how,
-                run.size(layer),
-                sum(sizes),
-                status,
-            )
+            SpectrumResult(layer.name, values, errors, weights, how, size, n, status)
         )
     return results

@@ -221,7 +221,7 @@ def _norms(
     """Return what :func:`released` does, and why other layers have no value."""
     first = next(batches(data, batch, run.model))
     try:
-        reached = verdicts(run.forward(*first, 0)[0], run.parameters)
+        reached, _ = verdicts(run.forward(*first, 0)[0], run.parameters)
         groups = {
             layer.name: [name for name in layer.weights if name in reached]
             for layer in layers
