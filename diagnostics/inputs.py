@@ -16,7 +16,6 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
-from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset, IterableDataset
 
 from fl_core import tree
@@ -76,16 +75,7 @@ def check_module(model: Any) -> None:
         if isinstance(model, type) and issubclass(model, nn.Module):
             what, way = f"the class {name}", f"{name}(...)"
         raise UsageError(f"a model must be a torch module; got {what}. Pass {way}.")
-    kind = type(model).__name__
-    for name, parameter in model.named_parameters():
-        if is_lazy(parameter) or parameter.is_meta:
-            raise UsageError(
-                f"parameter {name!r} of {kind} must have a shape and numbers; got none yet. Call the model once, or "
-                "load its weights."
-            )
     check_real(model)
-    with one_line(f"{kind} must be a module of Python code"), set_mode(model, "eval"):
-        pass  # which exported modules refuse
 
 
 @contextmanager

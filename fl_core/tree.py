@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from fl_core.errors import UsageError, check_known, listing
 
@@ -384,9 +383,7 @@ def _remember(model: nn.Module) -> Callable[[], None]:
         {name: dict(getattr(module, name)) for name in _HOOKS} for module in modules
     ]
     buffers = [dict(module._buffers) for module in modules]
-    parameters = [
-        parameter for parameter in model.parameters() if not is_lazy(parameter)
-    ]
+    parameters = list(model.parameters())
     flags = [parameter.requires_grad for parameter in parameters]
     grads = [parameter.grad for parameter in parameters]
     tensors = [
@@ -514,8 +511,6 @@ def copied(model: Module) -> Module:
         way = "Leave files, locks and generators out of it."
         if "graph leaves" in str(error):
             way = "Use weight_norm of torch.nn.utils.parametrizations, and store no outputs."
-        if "uninitialized" in str(error):
-            way = "Call it once on a sample."
         raise UsageError(
             f"{type(model).__name__} must be a module that copy.deepcopy can copy; got {error!r}. {way}"
         ) from error

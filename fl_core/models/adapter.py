@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fl_core.errors import UsageError, listing
 from fl_core.tree import first_tensor
@@ -34,16 +35,23 @@ ARRAYS = (Tensor, np.ndarray, pd.DataFrame, pd.Series)
 
 
 def check_real(model: nn.Module) -> None:
-    """Refuse complex parameters, and modules without Python code.
+    """Refuse complex parameters, tensors without numbers, and modules without Python code.
 
     Raises:
-        UsageError: the message names the parameter, or the module.
+        UsageError: the message names the tensor, or the module.
     """
     for path, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
+        exported = isinstance(module, torch.fx.GraphModule) and "train" in vars(module)
+        if exported or isinstance(module, torch.jit.ScriptModule):
             raise UsageError(
                 f"a model must be a module of Python code; got a {type(module).__name__} at {path!r}. "
-                "Pass the module that was scripted or traced."
+                "Pass the module that was scripted, traced or exported."
+            )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor) or tensor.is_meta:
+            raise UsageError(
+                f"{name!r} of {type(model).__name__} must have a shape and numbers; got none yet. Call the model "
+                "once, or load its weights."
             )
     for name, parameter in model.named_parameters():
         if parameter.is_complex():
@@ -298,13 +306,18 @@ def _unregistered(model: nn.Module) -> list[str]:
     found = []
     for path, module in model.named_modules():
         for key, value in vars(module).items():
-            parts = value.values() if isinstance(value, dict) else value
-            if key[:1] == "_" or not isinstance(value, dict | list | tuple):
-                continue
-            held = [each for each in parts if isinstance(each, nn.Module)]
+            held = [] if key[:1] == "_" else _modules_in(value)
             if any(id(p) not in known for each in held for p in each.parameters()):
                 found.append(f"{path}.{key}".lstrip("."))
     return found
+
+
+def _modules_in(value: Any) -> Iterator[nn.Module]:
+    if isinstance(value, nn.Module):
+        yield value
+    if isinstance(value, dict | list | tuple):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _modules_in(part)
 
 
 _MORE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

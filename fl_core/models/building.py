@@ -160,8 +160,10 @@ def build(
     make_dense(model)
     model.train()
     trial &= own is not None or label not in MODELS.own or isinstance(shape, TokenShape)
-    if trial or _has_lazy_layers(model):
+    lazy = any(map(is_lazy, (*model.parameters(), *model.buffers())))
+    if trial or lazy:
         model = check_fit(label, model, shape, n_classes)
+    check_real(model)
     return model
 
 
@@ -188,13 +190,9 @@ def copy_user_model(
     own.train()
     if isinstance(shape, PackedShape):
         own = adapt(own, shape.layout)
-    if trial or _has_lazy_layers(own):
+    if trial:
         own = check_fit(type(own).__name__, own, shape, n_classes)
     return own
-
-
-def _has_lazy_layers(model: nn.Module) -> bool:
-    return any(map(is_lazy, (*model.parameters(), *model.buffers())))
 
 
 def example(shape: tuple[int, ...], n: int = 2) -> Tensor:

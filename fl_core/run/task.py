@@ -38,7 +38,7 @@ from fl_core.data.roles import by_name
 from fl_core.errors import UsageError, listing, warn
 from fl_core.layers import Layer, layers_of
 from fl_core.models import lora
-from fl_core.models.adapter import OWN_LOSS, with_loss
+from fl_core.models.adapter import OWN_LOSS, check_real, with_loss
 from fl_core.models.building import (
     PRETRAINED,
     batch_norms,
@@ -325,6 +325,7 @@ def load(
 
 def _as_in_torch(data: FederatedData, module: nn.Module) -> FederatedData:
     """Return data from Python with integers as token ids if the user's module takes them, and labels as indices."""
+    check_real(module)
     outputs = models.outputs_of(module, data.shape)
     if outputs is None and data.integers:
         data = data.with_token_ids()

@@ -53,8 +53,10 @@ def looked_up(m, x):
 
 
 def nets():
-    listed = Wired(lambda m, x: m.out(m.parts[0](x)), out=nn.Linear(6, 3))
-    listed.parts = [nn.Linear(4, 6)]
+    listed = Wired(lambda m, x: m.out(m.parts[0]["a"](x)), out=nn.Linear(6, 3))
+    listed.parts = [{"a": nn.Linear(4, 6)}]
+    exported = torch.export.export(net(), (X[:2],)).module()
+    unused = Wired(lambda m, x: m.out(x), out=nn.Linear(4, 3), lazy=nn.LazyLinear(3))
     table = nn.Embedding(9, 5, sparse=True)
     return {
         "sparse": (Wired(looked_up, table=table, head=nn.Linear(5, 3)), None, ""),
@@ -64,10 +66,13 @@ def nets():
             fl.UsageError,
             "at '0'",
         ),
+        "exported": (exported, fl.UsageError, "a GraphModule at ''"),
+        "lazy": (unused, fl.UsageError, "'lazy.weight' .* once"),
+        "meta": (net().to("meta"), fl.UsageError, "'0.weight' .* numbers"),
     }
 
 
-@pytest.mark.parametrize("kind", ["sparse", "listed", "scripted"])
+@pytest.mark.parametrize("kind", nets())
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", None])
 def test_odd_modules_give_a_value_or_one_line(kind, optimizer):
     model, wanted, words = nets()[kind]
