@@ -28,7 +28,7 @@ from fl_core.errors import (
     validate,
 )
 from fl_core.registry import Registry
-from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
+from fl_core.rows import CLASSIFICATION
 from fl_core.storage import parsed_json
 
 if TYPE_CHECKING:
@@ -474,13 +474,6 @@ def _places(tensor: torch.Tensor) -> Integers:
     return tensor.cpu().numpy()
 
 
-_PREDICTED = {
-    REGRESSION: "numbers",
-    SURVIVAL: "times of events",
-    MULTILABEL: "several labels",
-}
-
-
 def make(
     source: Source,
     kind: str,
@@ -526,8 +519,8 @@ def make(
     partitioning = member(**chosen)
     if member.by_class and source.task != CLASSIFICATION:
         raise UsageError(
-            f"partition {kind!r} must have classes; got {_PREDICTED.get(source.task, source.task)} to predict "
-            f"in {source.name}. Use one of {those_with('by_class', False)}."
+            f"partition {kind!r} must have classes; got {source.name} for task "
+            f"{source.task}. Use one of {those_with('by_class', False)}."
         )
     if source.groups is not None and not member.groups:
         raise UsageError(
