@@ -130,10 +130,6 @@ class Reading:
             twice = first_duplicate(names)
             if twice:
                 raise UsageError(f"{key} must be distinct names; got {twice!r} twice.")
-        if self.columns is not None and self.exclude_columns is not None:
-            raise UsageError(
-                "columns and exclude_columns must not be given together. Use one of them."
-            )
         for role in ROLES:
             object.__setattr__(self, role, composed(getattr(self, role)))
         if self.decimal == self.thousands:
@@ -187,9 +183,6 @@ class Reading:
             if isinstance(value, list):
                 value = list(dict.fromkeys([*(getattr(self, key) or ()), *value]))
             keys[key] = value
-        if self.columns is not None:
-            out = keys.pop("exclude_columns", ())
-            keys["columns"] = [name for name in self.columns if name not in out]
         return replace(self, **keys)
 
     @property
