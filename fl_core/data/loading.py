@@ -88,7 +88,7 @@ def load(
         max_samples: size of the pool that is partitioned, the first in file order (see :meth:`Source.first`).
         seed: of the partition.
         splits: shares of train, validation and test. None means the partition's, usually 0.64, 0.16, 0.20.
-        indices: a stored partition to use again. Other arguments must agree with it, and its seed is used.
+        indices: a stored partition to use again, in place of its arguments and the seed.
         preprocessing: stored fitted numbers to use again.
         reading: fields of :class:`fl_core.data.columns.Reading`, such as ``client_column``, ``exclude_columns`` and
             ``scale``.
@@ -98,24 +98,18 @@ def load(
         RunError: a download failed.
     """
     source, defaults = opened(dataset, data_root, download, max_samples, **reading)
-    options = {
+    options: dict[str, Any] = {
         "alpha": alpha,
         "classes_per_client": classes_per_client,
         "samples_per_client": samples_per_client,
         "dominance": dominance,
     }
     if indices is not None:
-        has = {**indices.params, "partition": indices.kind}
-        asked: dict[str, object] = {
-            "partition": partition,
-            "clients": clients,
-            **options,
-        }
-        asked["splits"] = None if splits is None else list(splits)
+        asked = options | {"partition": partition, "clients": clients, "splits": splits}
         for name, value in asked.items():
-            if value is not None and value != has.get(name):
+            if value is not None:
                 raise UsageError(
-                    f"{name} must agree with the stored partition, which has {has.get(name)}; got {value}."
+                    f"{name} must be left out with a stored partition; got {value}."
                 )
         return gather(source, indices, preprocessing)
     kind = partition or defaults.partition

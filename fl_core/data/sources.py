@@ -324,12 +324,9 @@ class Source:
                 f"max_samples must be from 1 to {len(self)}, the samples of {self.name}; got {samples!r}."
             )
         by_class = not self.shuffled and self.task == CLASSIFICATION
-        keys = (self.owner, self.is_train, self.y if by_class else None)
-        known = [each for each in keys if each is not None]
-        frame = pd.DataFrame(dict(enumerate(known)))
-        if frame.empty:
-            return np.arange(samples)
-        groups = frame.groupby(list(frame))
+        classes = self.y if by_class else np.zeros(len(self))
+        keys = (self.owner, self.is_train, classes)
+        groups = pd.Series(classes).groupby([each for each in keys if each is not None])
         quota, rest = np.divmod(groups.size().to_numpy() * samples, len(self))
         quota[np.argsort(-rest, kind="stable")[: samples - quota.sum()]] += 1
         return np.flatnonzero(groups.cumcount() < quota[groups.ngroup()])
