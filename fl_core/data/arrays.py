@@ -153,7 +153,7 @@ def owners(
         check_flat(values)
         cells = texts_of(values)
         rule, way = (
-            "the client's name must not be empty",
+            "the client's name must not be empty or a mark such as NA",
             "Fill the cell, or remove the row.",
         )
         refuse_where(lacks_value(cells), cells, rule, way)
@@ -398,8 +398,7 @@ def events(y: Array) -> NDArray[np.float32]:
             "Count them from a later start, or in another unit.",
         )
     rule = "events must be 1, or 0 where the sample was censored"
-    coded = len({*event}) < 10  # a column of times has more values
-    way = "Make other codes 1 and 0." if coded else "The time comes first."
+    way = "Make other codes 1 and 0, and name the time first."
     refuse_where(~np.isin(event, (0, 1)), y, rule, way)
     if not event.any():
         raise DataFault(

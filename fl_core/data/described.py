@@ -245,7 +245,7 @@ def mixed(name: str, opened: Opened, cells: Cells, how: Reading) -> Feature:
             return _dated(opened, cells)._replace(fault=said)
         except DataFault:
             out = "Leave the column out", {"exclude_columns": [name]}
-            later = "Or write 2024-12-31, and read them as numbers", said.repair
+            later = "Write 2024-12-31, and read them as numbers", said.repair
             asked = DataFault(said.rule, out, later, *said.ways[1:])
             return Feature(LEFT_OUT, cells, "", asked)
     fits = np.array([given.fits(word) or is_number(word) for word in words], dtype=bool)
@@ -256,23 +256,25 @@ def mixed(name: str, opened: Opened, cells: Cells, how: Reading) -> Feature:
         odd = f"{plural(int(numeric.sum()), 'cell')} of numbers" if share else ""
         return _worded(name, cells, odd)
     kept = Feature(LEFT_OUT, cells)
-    first = None
+    ways: list[Way] = []
+    if share < DECIDED:
+        worded = _worded(name, cells)
+        if not worded.fault:
+            kept = worded
+            ways.append(("Keep all as words", {"word_columns": [name]}))
     stray = sorted({word.strip() for word in words[~fits]} - {""})
-    if share >= DECIDED:
-        if len(stray) <= STRAY and not any(map(str.isdigit, "".join(stray))):
+    if len(stray) <= STRAY and not any(map(str.isdigit, "".join(stray))):
+        if not ways:
             values = np.full(len(cells), np.nan)
             values[numeric] = numbers(taken(cells, numeric), given)
             kept = Feature(NUMBER, values)
-            first = "Take it as missing", {"missing": stray}
-    else:
-        kept = _worded(name, cells)
-        first = "Keep all as words", {"word_columns": [name]}
+        ways.append(("Take it as missing", {"missing": stray}))
+    ways.append(correct(name))
     try:
         numbers(cells, given)
     except DataFault as fault:
-        if kept.fault or "decimal" in fault.rule:
-            kept, first = Feature(LEFT_OUT, cells), None
-        ways = [correct(name)] if first is None else [first, correct(name)]
+        if "decimal" in fault.rule:
+            kept, ways = Feature(LEFT_OUT, cells), ways[-1:]
         kept = kept._replace(fault=DataFault(fault.rule, *ways, row=fault.row))
     return kept
 
@@ -290,7 +292,7 @@ def _worded(name: str, cells: pd.Categorical, odd: str = "") -> Feature:
     asked = DataFault(
         f"there must be numbers, or words that come again ({MOST_WORDS} at most); got {count:,} different words.",
         ("Leave them out", {"exclude_columns": [name]}),
-        ("Or read these texts alone", {"text_column": name}),
+        ("Read these texts alone", {"text_column": name}),
     )
     return Feature(LEFT_OUT, cells, "", asked)
 
@@ -328,7 +330,7 @@ def describe(
     if isinstance(cells, np.ndarray):
         known = cells[~lacking] if lacking.any() else cells
         single = not len(known) or known.min() == known.max()
-        two = all(np.isin(part, (0, 1)).all() for part in (known[:SAMPLE], known))
+        two = bool(np.isin(known, (0, 1)).all())
         if not single:
             more = _far(known, date_text if taken_as == DATE else "{:g}".format)
     else:

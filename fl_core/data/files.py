@@ -235,8 +235,10 @@ def read_images(path: Path, size: int | None = None) -> Source:
         source = replace(source, owner=owner, owner_names=clients)
     if any(found["split"]):
         source = replace(source, is_train=(found["split"] != "test").to_numpy())
+        named = {file.parents[1].name.lower() for file in files}
+        splits = sorted(named, key=SPLIT_FOLDERS.index)
         warn(
-            f"{path}: folders named {listing(sorted({file.parents[1].name for file in files}))} are splits and no "
+            f"{path}: folders named {listing(splits)} are splits and no "
             "clients. The last one is the test set, and the others are divided into training and validation"
         )
     opened.warn_of_others(path, {*files})
@@ -244,7 +246,8 @@ def read_images(path: Path, size: int | None = None) -> Source:
 
 
 SPLIT_FOLDERS = (
-    *("train", "training", "dev", "val", "valid", "validation", "test", "testing"),
+    *("train", "training", "dev", "val", "valid", "validation", "validate"),
+    *("holdout", "eval", "test", "testing"),
 )
 """Names of folders that are splits. The last one of those that are there is the test set."""
 
@@ -377,12 +380,14 @@ def list_images(path: Path) -> pd.DataFrame:
     ]
     frame = pd.DataFrame(rows, columns=["client", "label", "file"]).assign(split="")
     named = {each.lower() for each in frame["label" if flat else "client"]}
-    if named <= {*SPLIT_FOLDERS} and named & {"train", "training"}:
-        if flat:
-            raise UsageError(
-                f"{path} must have a folder for each class; got the splits {listing(sorted(named))}. "
-                "Sort each split's images into folders of classes."
-            )
+    splits = named & {*SPLIT_FOLDERS}
+    whole = splits == named and bool(named & {"train", "training"})
+    if splits and whole == bool(flat):
+        raise UsageError(
+            f"{path} must have folders of classes, within clients or within splits such as train and test; "
+            f"got {listing(sorted(named))}. Sort the images into classes, or rename what is no split."
+        )
+    if whole:
         last = max(named, key=SPLIT_FOLDERS.index)
         test = frame["client"].str.lower() == last
         frame["split"] = np.where(test & (len(named) > 1), "test", "train")

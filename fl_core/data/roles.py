@@ -26,7 +26,7 @@ _COUNTED = (
     "sample|specimen"
 )
 """What a table has rows of."""
-_NUMBERED = "no|nr|num|number|nummer|index|idx|code|key"
+_NUMBERED = "no|nr|nbr|num|number|nummer|index|idx|code|key"
 """Words after these, or alone, that make a column of numbers for rows."""
 _IDENTIFIER = re.compile(
     rf"(.*_)?(ids?|oid|identifier|mrn|ssn|barcode|({_COUNTED}|item|stay|visit|encounter|admission|hadm|event)s?id)(_.*)?"
@@ -38,8 +38,8 @@ _NUMBER = re.compile(rf"(.*_)?(|#|unnamed|{_NUMBERED}|.*(number|nummer))")
 
 
 _LIKELY = {
-    "label_column": "label lable outcome target class diagnosis died death dead mortality survived event disease "
-    "status result response readmitted grade stage num y",
+    "label_column": "label lable outcome target class diagnosis species died death dead mortality survived readmitted",
+    "label_name": "event disease status result response grade stage num y",
     "client_column": "client hospital site center centre clinic ward institution icu unit practice region country "
     "state city user writer group facility location",
     "time_column": "time duration followup futime tte",
@@ -47,7 +47,10 @@ _LIKELY = {
     "text_column": "text note notes report sentence comment message tweet",
     "group_column": "patient subject person participant family",
 }
-"""Words in the names of columns that often have a role."""
+"""Words in the names of columns that often have a role. Those of ``label_name`` are a label alone: ``marital-status``
+is none."""
+_BESIDE = {"id", "name", "code"}
+"""Words next to the word of a role that do not change it."""
 
 
 def likely_columns(role: str, asked: str, header: Sequence[str]) -> list[str]:
@@ -62,21 +65,32 @@ def likely_columns(role: str, asked: str, header: Sequence[str]) -> list[str]:
     """
     near = difflib.get_close_matches(asked, header, n=1, cutoff=0.7)
     named = by_name(role, header)
-    ends = [header[-1], header[0]] if role == "label_column" else []
-    ends = [name for name in ends if name not in by_name("client_column", header)]
-    return list(dict.fromkeys([*near, *named, *ends]))[:3]
+    if role == "label_column":
+        named += by_name("label_name", header, alone=True)
+        others = by_name("client_column", header, alone=True)
+        others += filter(is_named_as_identifier, header)
+        named += [name for name in (header[-1], header[0]) if name not in others]
+    return list(dict.fromkeys([*near, *named]))[:3]
 
 
-def by_name(role: str, header: Sequence[str]) -> list[str]:
-    """Return the columns whose names say a role, in the order of the words that say it."""
-    found = {name: _words(name) for name in header}
-    words = {
-        name: {*own, *(word.removesuffix("s") for word in own)}
-        for name, own in found.items()
-    }
-    return [
-        name for word in _LIKELY[role].split() for name in header if word in words[name]
-    ]
+def by_name(role: str, header: Sequence[str], alone: bool = False) -> list[str]:
+    """Return the columns whose names say a role, in the order of the words that say it.
+
+    >>> header = ["time_in_hospital", "Hospital_ID"]
+    >>> by_name("client_column", header), by_name("client_column", header, alone=True)
+    (['time_in_hospital', 'Hospital_ID'], ['Hospital_ID'])
+
+    Args:
+        alone: whether the name may have no other words.
+    """
+    found = []
+    for word in _LIKELY[role].split():
+        for name in header:
+            words = {*_words(name)}
+            own = words & {word, f"{word}s"}
+            if own and not (alone and words - own - _BESIDE):
+                found.append(name)
+    return found
 
 
 def survival_columns(header: Sequence[str]) -> tuple[str, str]:

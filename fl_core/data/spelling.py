@@ -185,7 +185,7 @@ def suspicion(cells: Iterable[str], name: str = "") -> DataFault | None:
     distinct = {cell.strip() for cell in cells} - {""}
     rule = f"cells must be numbers or words; got {listing(map(repr, sorted(distinct)), 3)}, "
     most = max(len(distinct) / 2, DIFFERENT - 1)
-    keep = "Or keep the words", {"word_columns": [name]}
+    keep = "Keep the words", {"word_columns": [name]}
     out: dict[str, Any] = {"exclude_columns": [name]}
     if sum(1 for word in distinct if _DATE.fullmatch(word)) > most:
         dated = "Read them as numbers", {"date_columns": [name]}
@@ -261,13 +261,14 @@ class DataFault(UsageError):
 
     Attributes:
         rule: what is wrong.
-        ways: what to do, each a sentence with its settings. The first one is proposed.
+        ways: what to do, each a sentence with its settings. The first one is proposed. The others are said after "Or".
         row: where, or None.
     """
 
     def __init__(self, rule: str, *ways: str | Way, row: int | None = None) -> None:
         pairs = [(way, {}) if isinstance(way, str) else way for way in ways]
         said = [f"{say}: {spelled(**keys)}." if keys else say for say, keys in pairs]
+        said[1:] = [f"Or {say[0].lower()}{say[1:]}" for say in said[1:]]
         super().__init__(" ".join(filter(None, [rule, *said])))
         self.rule, self.ways, self.row = rule, pairs, row
 

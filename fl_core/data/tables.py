@@ -72,7 +72,7 @@ FORMS = {
 """What to write in label columns that hold words, by task."""
 
 
-LEAVE = "Or leave it out; its rows may then lie in training and test alike"
+LEAVE = "Leave it out; its rows may then lie in training and test alike"
 
 
 class Findings(UsageError):
@@ -184,12 +184,12 @@ class _Table:
         texts += [how.client_column, how.text_column, how.group_column]
         self.opened.read(texts if how.predicts_numbers else [*texts, *how.labels])
         named = [k for k in (*how.labels, how.text_column) if k in self.taken]
-        others = {*self.opened.header} - {self.opened.client}
         for part in self.opened.parts:
             lacking = [repr(name) for name in named if name not in part.header]
             if lacking:
                 way = "Add or rename the column."
-                if not others - {*part.header} < others:
+                others = [each.header for each in self.opened.parts if each is not part]
+                if {*part.header}.isdisjoint(chain(*others)):
                     way = "It shares no column with them: move it out of the folder."
                 raise UsageError(
                     f"{part.where} must have the label and the text of the other files; got no "
@@ -213,7 +213,8 @@ class _Table:
             self.taken[group] = "group"
             with self._checked(group):
                 cells = self._texts_of(group)
-                refuse_where(lacks_value(cells), cells, "each row must have a group")
+                rule, way = "each row must have a group", "Fill the cell."
+                refuse_where(lacks_value(cells), cells, rule, way)
                 groups = roles.by_clients(cells, self.source.owner)
                 self.source = replace(self.source, groups=groups)
         self._gaps()
@@ -347,13 +348,14 @@ class _Table:
                 if how.task == SURVIVAL and all(pair):
                     likely = [BETWEEN.join(pair)]
             also = {}
-            clients = roles.by_name("client_column", header)
+            clients = roles.by_name("client_column", header, alone=True)
             if key != "client_column" and clients and how.client_column not in header:
                 also["client_column"] = clients[0]
             named: list[str | Way] = [
-                ("Or" if k else "Name it", {key: each, **also})
-                for k, each in enumerate(likely)
+                ("Name it", {key: each, **also}) for each in likely
             ]
+            if key == "label_column" and all(pair) and how.task == CLASSIFICATION:
+                named.append(_survival(pair))
             if not named:
                 named.append(f"Name it: {spelled(**{key: 'NAME'})}.")
             yield DataFault(rule, *named)
@@ -394,7 +396,7 @@ class _Table:
             ways: list[str | Way] = [("Leave them out", {"drop_missing_labels": True})]
             rare = own.mean() < RARE
             if marks and how.task == CLASSIFICATION:
-                ways.append((f"Or keep {some} as a class", {"word_columns": [name]}))
+                ways.append((f"Keep {some} as a class", {"word_columns": [name]}))
                 if not rare and {mark.lower() for mark in marks} == {"none"}:
                     ways.reverse()
                     rare = True
@@ -496,7 +498,7 @@ class _Table:
                 elif not outer:
                     ways.insert(0, ("Name the column whose rows belong together.", {}))
             rule = f"features must say something about a new sample; got {got}."
-            faults[name] = DataFault(rule, *ways, ("Or allow it", {"keep_ids": True}))
+            faults[name] = DataFault(rule, *ways, ("Allow it", {"keep_ids": True}))
         self.ask_all(faults)
 
     def _identifies(self, name: str, cells: Cells) -> bool:
@@ -543,20 +545,14 @@ class _Table:
                 del features[name], holes[name]
         faults: dict[str, DataFault] = {}
         for name, lacking in holes.items():
-            out = {"exclude_columns": [name]}
-            ways: list[Way] = [("Leave the column out", out)]
-            if features[name].kind == WORDS:
+            column, whole = features[name], lacking.all()
+            if column.kind == WORDS or (how.may_be_missing and not whole):
                 continue
-            if lacking.all():
-                features[name] = features[name]._replace(kind=LEFT_OUT)
-            elif how.may_be_missing:
-                continue
+            ways: list[Way] = [("Leave the column out", {"exclude_columns": [name]})]
+            if whole:
+                features[name] = column._replace(kind=LEFT_OUT)
             else:
-                filled = {"impute": "median"}
-                ways = [
-                    ("Fill empty cells, such as", filled),
-                    ("Or leave the column out", out),
-                ]
+                ways.insert(0, ("Fill empty cells, such as", {"impute": "median"}))
             rule = "the value must not be missing"
             faults[name] = fault_where(lacking, "none", rule, *ways)
         self.ask_all(faults)
@@ -640,13 +636,13 @@ def check_classes(opened: Opened, name: str, how: Reading) -> None:
     numeric = [word for word in words if is_number(word)]
     keep: Way = "Keep each as a class", {"word_columns": [name]}
     if 0 < len(numeric) < len(words):
-        asked = mixed(name, opened, cells, how).fault
-        if asked:
-            said, first = asked.ways[0]
-            way: Way = (said, first) if "missing" in first else ("Correct it.", {})
-            ways = [keep] if "word_columns" in first else [way, keep]
-            raise DataFault(asked.rule, *ways, row=asked.row)
-        return
+        rule = f"labels must be numbers or words; got {numeric[0]!r} among words."
+        asked = mixed(name, opened, cells, how).fault or DataFault(rule, keep)
+        missing: list[Any] = [way for way in asked.ways if "missing" in way[1]]
+        ways = [*(missing or ["Correct it."]), keep]
+        if "word_columns" in asked.repair:
+            ways = [keep, *missing]
+        raise DataFault(asked.rule, *ways, row=asked.row)
     if numeric:
         whole = numbers(cells)
         arrays.whole_numbers(whole[~np.isnan(whole)], arrays.PREDICT)
@@ -664,6 +660,11 @@ def check_classes(opened: Opened, name: str, how: Reading) -> None:
     rule = f"classes must be few; got {len(words):,} different {kind}."
     if not doubtful:
         raise DataFault(rule, ("Name another label, or keep each", keep[1]))
-    survival = {"task": SURVIVAL, "label_column": f"{time},{event}"}
-    ways = [("Predict the time until an event", survival), arrays.PREDICT, keep]
+    ways = [_survival((time, event)), arrays.PREDICT, keep]
     raise DataFault(rule, *ways[not timed :])
+
+
+def _survival(pair: Sequence[str]) -> Way:
+    """Return the way to predict a time until an event."""
+    keys = {"task": SURVIVAL, "label_column": BETWEEN.join(pair)}
+    return "Predict the time until an event", keys

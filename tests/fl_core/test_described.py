@@ -1,5 +1,6 @@
 """A table is opened once, and what is proposed reads it as it is shown."""
 
+import re
 import shlex
 import warnings
 from pathlib import Path
@@ -40,33 +41,29 @@ ODD = {  # new columns, the settings that must be proposed, and the number of cl
     "some labels are missing": ({"label": sparse(words("0", "1"), "#N/A", 0.02)}, DROPPED),
     "many labels are missing": ({"label": sparse(words("0", "1"), "", 0.2)}, None),
     "a typing mistake in a label": ({"label": sparse(words("0", "1"), "l", 0.01)}, {*DROPPED, "missing"}),
+    "a number among words as labels": ({"label": sparse(words("x", "y"), "7", 0.02)}, {"word_columns"}, 3),
     "codes 007 and 7": ({"label": words("007", "7", "8")}, {"label_numbers"}),
     "a number as label": ({"label": NUMBERS["v0"] * 7}, {"task"}, 0),
     "counts as label": ({"label": DRAW.integers(0, 40, N)}, {"task"}, 0),
     "many words as label": ({"label": [f"word {k}x" for k in range(N)]}, {"word_columns"}, N),
-    "words and numbers": ({"ward": words("1", "2", "3", "ICU", "ER")}, {"word_columns"}),
     "one word among numbers": ({"dose": sparse(NUMBERS["v0"], "unknown", 0.02)}, {"missing", "impute"}),
+    "many marks among numbers": ({"dose": sparse(NUMBERS["v0"], "-", 0.1)}, {"missing", "impute"}),
     "a limit among numbers": ({"dose": sparse(NUMBERS["v0"], "<5", 0.02)}, {"exclude_columns"}),
     "one number among words": ({"dose": sparse(words("low", "high"), "3", 0.02)}, set()),
     "numbers with units": ({"dose": [f"{k} mg" for k in range(N)]}, {"exclude_columns"}),
     "decimal commas": ({"dose": [f"{k * 7 % 50},{k % 10}" for k in range(N)]}, {"decimal"}),
     "two readings": ({"dose": [f"{k},{k % 900 + 100}" for k in range(N)]}, {"exclude_columns"}),
-    "holes": ({"dose": sparse(NUMBERS["v0"], np.nan, 0.1)}, {"impute"}),
     "nothing in it": ({"dose": np.nan}, {"exclude_columns"}),
-    "dates": ({"day": DAYS.strftime("%Y-%m-%d")}, {"date_columns"}),
     "German dates": ({"day": DAYS.strftime("%d.%m.%Y")}, {"date_columns"}),
     "dates in two forms": (
         {"day": [f"{day:%d.%m.%Y}" if day.day % 2 else f"{day:%Y/%m/%d}" for day in DAYS]},
         {"exclude_columns"}),
-    "a record number": ({"record_id": DRAW.permutation(N)}, {"exclude_columns"}),
     "an index": ({"": np.cumsum(DRAW.integers(1, 9, N))}, {"exclude_columns"}),
     "a count of rows by any name": ({"order": np.arange(N)}, {"exclude_columns"}),
-    "patients": ({"patient": PATIENT}, {"group_column"}),
     "patients by their labels": (
         {"eid": EID, "label": DRAW.integers(0, 2, 40)[PATIENT]}, {"group_column"}),
     "patients by their values": ({"eid": EID, **NEAR}, {"group_column"}),
     "patients and visits": ({"patient": PATIENT, "visit_id": np.arange(N) // 2}, None, 0),
-    "texts": ({"note": [f"the {k}. day" for k in range(N)]}, {"exclude_columns"}),
     "above 2**53": ({"big": 2**60 + np.arange(N)}, {"exclude_columns"}),
     "names with hyphens": (
         {"-x": sparse(words("1", "b"), "c", 0.1), "--y": DAYS.strftime("%Y-%m-%d")},
@@ -114,6 +111,74 @@ def test_a_proposal_reads_the_table_as_it_was_shown(tmp_path, odd):
     assert not again.faults
     assert again.source.digest == source.digest
     assert str(again.source.table) == str(source.table)
+
+
+PUBLIC = """iris sepal_length:n sepal_width:n petal_length:n petal_width:n species=3
+wine class=3 alcohol:n malic_acid:n ash:n magnesium:i phenols:n hue:n proline:i
+tumours id:k diagnosis=2 radius_mean:n texture_mean:n perimeter_mean:n area_mean:n
+Titanic PassengerId:k Survived=2 Pclass:c Name:t Sex:w Age:h SibSp:c Ticket:t Fare:n Embarked:q
+adult age:i workclass:q education:w education-num:c marital-status:w race:w hours-per-week:i native-country:w income=2
+Pima Pregnancies:c Glucose:i BloodPressure:i BMI:n DiabetesPedigreeFunction:n Age:i Outcome=2
+failure age:i anaemia:b diabetes:b platelets:n serum_sodium:i sex:b time:i DEATH_EVENT=2
+Cleveland age:i sex:b cp:c chol:i fbs:b restecg:c thalach:i oldpeak:n ca:q thal:q num=5
+stroke id:k gender:w age:n heart_disease:b ever_married:w bmi:h smoking_status:w stroke=2
+bank age:i job:w default:w balance:i housing:w month:w duration:i poutcome:w y=2
+German status:w duration:i history:w amount:i savings:w foreign:w class=2
+mushroom class=2 cap-shape:w cap-color:w odor:w stalk-root:q habitat:w
+car buying:w maint:w doors:x persons:x lug_boot:w safety:w class=4
+penguins species=3 island:w bill_length_mm:h body_mass_g:h sex:q year:c
+churn customerID:t gender:w SeniorCitizen:b tenure:i MonthlyCharges:n TotalCharges:h Churn=2
+thyroid age:i sex:q sick:w TSH:h T3:h referral_source:w class=3
+hepatitis Class=2 AGE:i SEX:b STEROID:q BILIRUBIN:h PROTIME:h
+readmission encounter_id:k patient_nbr:p race:q time_in_hospital:c num_medications:i diag_1:w insulin:w readmitted=3
+kidney id:k age:h bp:h al:c rbc:q hemo:h classification=2
+Parkinson name:t MDVP:n Jitter:n Shimmer:n HNR:n status=2 RPDE:n DFA:n
+liver Age:i Gender:w Total_Bilirubin:n Albumin:h Dataset=2
+sepsis patient_id:p hour:i HR:h O2Sat:h Temp:h Gender:b SepsisLabel=2
+cervix Age:i partners:q Smokes:q STDs:q Biopsy=2
+abalone Sex:w Length:n Diameter:n Height:n Whole_weight:n Rings=28
+cars mpg:n cylinders:c horsepower:h weight:i model_year:i origin=3
+loan Loan_ID:t Gender:q Dependents:x ApplicantIncome:i LoanAmount:h Property_Area:w Loan_Status=2
+spam free:n money:n george:n capital_run_length:i spam=2
+centres hospital:C patient:p age:i lactate:h sofa:i admitted:d died=2
+default ID:k LIMIT_BAL:i SEX:b EDUCATION:c PAY_0:c BILL_AMT1:i default=2
+weather Date:d MinTemp:h Rainfall:h WindDir:q RainToday:q RainTomorrow=2"""
+"""The shapes of 30 public tables: a name, and each column with its kind or its number of classes."""
+KINDS = {
+    "n": NUMBERS["v0"],
+    "i": DRAW.integers(0, 400, N),
+    "c": DRAW.integers(1, 6, N),
+    "b": DRAW.integers(0, 2, N),
+    "w": words("x", "y", "z"),
+    "x": words("2", "3", "5more"),
+    "q": sparse(words("x", "y"), "?", 0.05),
+    "h": sparse(NUMBERS["v1"], "", 0.1),
+    "d": DAYS.strftime("%Y-%m-%d"),
+    "k": DRAW.permutation(N),
+    "t": [f"no {k}, of {k}" for k in range(N)],
+    "p": PATIENT + 1000,
+    "C": PATIENT % 2,
+}
+
+
+@pytest.mark.parametrize("shape", PUBLIC.splitlines())
+def test_public_tables_are_read_by_their_proposals(tmp_path, shape):
+    """The label, its classes, all rows, the clients and the groups are those of the file."""
+    columns, roles = {}, {}
+    for name, sign, kind in re.findall(r"(\S+)([:=])(\w+)", shape):
+        roles[kind if sign == ":" else "label"] = name
+        columns[name] = KINDS[kind] if sign == ":" else DRAW.integers(0, int(kind), N)
+    path = tmp_path / "t.csv"
+    pd.DataFrame(columns).to_csv(path, index=False)
+    found = tables.find_faults(path, PLAIN)
+    reading, source = found.reading, found.source
+    assert (reading.label_column, len(source)) == (roles["label"], N)
+    classes = np.unique(columns[roles["label"]])
+    assert len(source.classes) == len(classes) % 28  # so many are numbers
+    assert source.owner_names == (("0", "1") if "C" in roles else ())
+    assert reading.group_column == roles.get("p")
+    again = tables.find_faults(path, reading)
+    assert (again.faults, again.source.digest) == ([], source.digest)
 
 
 @pytest.mark.parametrize("names", [["-x", "a b", "it's"], ["--y=1"], ["z"]])

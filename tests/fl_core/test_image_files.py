@@ -132,5 +132,8 @@ def test_folders_of_splits_are_no_clients_and_other_files_are_counted(tmp_path, 
     for part in ("train", "test"):
         (tmp_path / "flat" / part).mkdir(parents=True)
         Image.fromarray(shade).save(tmp_path / "flat" / part / "0.png")
-    with refuses("a folder for each class"):
+    with refuses("got test, train"):
         files.read(tmp_path / "flat")
+    (tmp_path / "test").rename(tmp_path / "bern")
+    with refuses("got bern, flat, train, val"):
+        files.read(tmp_path)
