@@ -146,7 +146,9 @@ def curve_of(
         )
     of_clients = _one_measurement(of_clients)
     paired = bool((of_clients["client_b"] != "").any())
-    apart = _distance_function(metric, pairs or {})
+    kind = metric_or_placeholder(metric)
+    if metric not in METRICS:
+        kind = replace(kind, distance=(pairs or {}).get(metric) == "distance")
     used = [layer for layer in layers if layer.used and not layer.is_frozen]
     if len(used) < 2:
         raise UsageError(
@@ -160,7 +162,7 @@ def curve_of(
         who = (client, other) if other else (client,)
         rows = {row["layer"]: row for row in part.to_dict("records")}
         found = [_value(rows.get(layer.name), layer, client, metric) for layer in used]
-        measured[who] = [apart(value) if other else value for value in found]
+        measured[who] = [kind.to_distance(v) if other else v for v in found]
         by_layer = part.set_index("layer").loc[list(names)]
         errors[who] = by_layer["stderr"].astype(float).fillna(0.0).tolist()
     clients, weights = {}, {}
@@ -265,18 +267,6 @@ def _value(
         raise RunError(message)
     raise UsageError(
         f"{message}. Group it with another layer, or name the shared layers (rule 'manual')."
-    )
-
-
-def _distance_function(
-    metric: str, pairs: Mapping[str, str]
-) -> Callable[[float], float]:
-    """Return the function from a metric's value for a pair of clients to their distance."""
-    kind = metric_or_placeholder(metric)
-    return (
-        kind.to_distance
-        if metric in METRICS
-        else replace(kind, distance=pairs.get(metric) == "distance").to_distance
     )
 
 

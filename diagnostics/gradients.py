@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Protocol
 
@@ -384,27 +384,20 @@ def gradient_noise(
         try:
             for index, (x, y) in enumerate(batches(data, measurement.batch, model)):
                 if index == 0:
-                    _choose_ways(found, run, x[:CHECKED], y[:CHECKED], names)
+                    few = x[:CHECKED], y[:CHECKED]
+                    _, graph, _, doubts = check_formulas(run, *few, names)
+                    coupled = bool(doubts) and are_coupled(run, *few)
+                    for name in names:
+                        if name in graph:
+                            found.sizes[name] = run.parameters[name].numel()
+                            found.ways[name] = "single" if name in doubts else "ghost"
+                        if name in doubts and coupled:
+                            found.faults[name] = COUPLED
                 _add_batch(found, run, x, y, index, n)
                 n += len(y)
         except NoLoss:
             found.fault = f"the loss of client {subject.client!r} is not finite"
     return found
-
-
-def _choose_ways(
-    found: Noise, run: Differentiable, x: Tensor, y: Tensor, names: Iterable[str]
-) -> None:
-    """Choose for each tensor how its norms are found, on a few samples."""
-    _, graph, _, doubts = check_formulas(run, x, y, names)
-    coupled = bool(doubts) and are_coupled(run, x, y)
-    for name in names:
-        if name not in graph:
-            continue
-        found.sizes[name] = run.parameters[name].numel()
-        found.ways[name] = "single" if name in doubts else "ghost"
-        if name in doubts and coupled:
-            found.faults[name] = COUPLED
 
 
 def _add_batch(

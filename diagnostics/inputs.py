@@ -161,7 +161,10 @@ def client_models(
         found, _ = read[id(own)]
         n = n_train[check_known("client in n_train", name, n_train)] if n_train else 0
         check_value(f"n_train of {name}", n, at_least(0))
-        groups = _groups(own, samples, seed)
+        groups = getattr(own, "groups", None)
+        if groups is not None:
+            pair = torch.as_tensor(groups), own.y
+            groups = _first_samples(pair, samples, seed)[0].numpy()
         subjects.append(ClientModel(name, model, found, n, groups))
     layouts = {layout for _, layout in read.values()}
     if len(layouts) > 1:
@@ -338,14 +341,6 @@ def _indices(y: Any, names: Sequence[str]) -> Tensor:
         for v in np.unique(values)
     }
     return torch.tensor([index[str(v)] for v in values.flat]).reshape(values.shape)
-
-
-def _groups(data: Any, samples: int | None, seed: int) -> np.ndarray | None:
-    """Return what each sample of one client belongs to, for the samples of :func:`_read`."""
-    groups = getattr(data, "groups", None)
-    if groups is None:
-        return None
-    return _first_samples((torch.as_tensor(groups), data.y), samples, seed)[0].numpy()
 
 
 def _joined(

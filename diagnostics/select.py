@@ -166,13 +166,11 @@ def ratios(values: Sequence[float]) -> list[float]:
     return [after / before for before, after in pairwise(values)]
 
 
-def _no_ratio(values: Sequence[float], threshold: float) -> str:
-    return "" if max(ratios(values)) > threshold else f"no ratio exceeds {threshold:g}"
-
-
 @rule(
     summary="share the layers before the first jump S_{l+1}/S_l above the threshold (PLayer-FL)",
-    lacks=_no_ratio,
+    lacks=lambda values, threshold: (
+        "" if max(ratios(values)) > threshold else f"no ratio exceeds {threshold:g}"
+    ),
 )
 def sensitivity_ratio(values: Sequence[float], threshold: float = THRESHOLD) -> int:
     """Return l* = min {l : S_{l+1} / S_l > t}, the number of layers shared (PLayer-FL, Eq. 3).

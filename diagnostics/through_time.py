@@ -229,7 +229,10 @@ def _with_null(
 
     def on(data: FederatedData) -> tuple[Report, Report]:
         at = replace(task, data=data, model=common)
-        unseen = replace(at, data=of_validation(data))
+        # a client's own training samples shaped the model: at them, gradients of clients that do not differ agree
+        # less than those of samples dealt at random, and the null would not hold
+        held = tuple(replace(each, train=each.validation) for each in data.clients)
+        unseen = replace(at, data=replace(data, clients=held))
         fixed = _joined(
             diagnose_models(unseen, models, [GRADIENTS], context=context, **how),
             diagnose_models(at, models, [PROBE], context=context, **how),
@@ -243,16 +246,6 @@ def _with_null(
         nulls.append(mark_null(fixed.frame, NULL, draw, kept=True))
         nulls.append(mark_null(moved.frame, NULL, draw))
     return report.with_rows(*nulls)
-
-
-def of_validation(data: FederatedData) -> FederatedData:
-    """Return the federation with each client's validation samples in place of its training samples.
-
-    A client's own training samples shaped the model. So at them, gradients of clients that do not differ agree less
-    than those of samples dealt at random, and the null would not hold.
-    """
-    clients = (replace(each, train=each.validation) for each in data.clients)
-    return replace(data, clients=tuple(clients))
 
 
 def _joined(first: Report, second: Report) -> Report:

@@ -451,10 +451,6 @@ def _outer_norm(
     return direct
 
 
-def _norm(module: object, a: Tensor, passes: int) -> Norms:
-    return _scale_and_shift(*normalised_input(module, a))
-
-
 def normalised_input(module: Any, a: Tensor) -> tuple[Tensor, Collection[int]]:
     """Return the input that a normalisation multiplies by its weight, and the dimensions of that weight."""
     if isinstance(module, nn.LayerNorm):
@@ -477,11 +473,9 @@ def _last(module: Any, a: Tensor) -> Collection[int]:
     return range(a.ndim - len(module.normalized_shape), a.ndim)
 
 
-def _scale_and_shift(values: Tensor, keep: Collection[int]) -> Norms:
-    """Return squared norms for values * weight + bias.
-
-    The weight and the bias extend over the dimensions ``keep``.
-    """
+def _norm(module: object, a: Tensor, passes: int) -> Norms:
+    """Return squared norms for normalised values times a weight, plus a bias."""
+    values, keep = normalised_input(module, a)
     over = [dim for dim in range(1, values.ndim) if dim not in keep]
 
     def squares(gradient: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parameters_to_vector
 
 from fl_core.layers import Layer
 from fl_core.seeds import torch_generator
@@ -124,7 +123,7 @@ class Lanczos:
         elif norm > 10 * torch.finfo(product.dtype).eps * scale:
             self._extend(rest)
         else:  # an invariant subspace
-            self._least = FEWEST
+            self._least = max(self._least, FEWEST)
             self._extend(self._random())
 
 
@@ -149,7 +148,7 @@ def hessian_spectrum(
     loss: Loss,
     k: int = 3,
     tol: float = 1e-3,
-    steps: int = STEPS,
+    density: bool = False,
     batch: int = 256,
     seed: int = 0,
     mode: str = "eval",
@@ -165,7 +164,9 @@ def hessian_spectrum(
     Args:
         tol: relative accuracy at which the method stops. It is r^2 / gap for a residual r and the gap to the next
             value, but r at most.
-        steps: products with a block at most.
+        density: take ``k`` steps and return all values of the Lanczos matrix, whatever their errors. With their weights
+            they are a spectral density: the mean of f over all eigenvalues is about sum_i weight_i f(value_i)
+            (stochastic Lanczos quadrature, Ghorbani et al. 2019). Other seeds give independent estimates.
         batch, seed, mode, dtype, layers, loss: as in :func:`~diagnostics.curvature.trace.hessian_trace`. The seed
             sets the first Lanczos vector and dropout. A single batch is faster than several, because its graph is kept.
         until: the time at which the budget ends, as of ``time.monotonic``. The values then stand as they are, with
@@ -175,6 +176,7 @@ def hessian_spectrum(
         UsageError: as in :func:`~.trace.hessian_trace`.
     """
     run = Differentiable(model, loss, dtype, seed)
+    steps = k if density else max(k, STEPS)
     blocks: dict[str, dict[str, Tensor]] = {}
     searches: dict[str, Lanczos] = {}
     failures: dict[str, str] = {}
@@ -222,7 +224,7 @@ def hessian_spectrum(
                             except NoProduct as error:
                                 failures[name] = str(error)
                             else:
-                                product += parameters_to_vector(found)
+                                product += torch.cat([h.flatten() for h in found])
                     for name, product in products.items():
                         if not bool(product.isfinite().all()):
                             failures[name] = "a product with the Hessian is not finite"

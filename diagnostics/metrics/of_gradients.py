@@ -503,6 +503,8 @@ class HessianSpectrum:
 
     Attributes:
         k, tol, dtype: as in :func:`diagnostics.curvature.spectrum.hessian_spectrum`.
+        density: add rows of weights, for :func:`fl.plots.spectral_density <diagnostics.plots.layers.spectral_density>`.
+            Take 40 to 100 for ``k`` then.
 
     Raises:
         UsageError: there is less than 1 eigenvalue, or the tolerance is not above 0.
@@ -511,6 +513,7 @@ class HessianSpectrum:
     k: Annotated[int, at_least(1)] = 3
     tol: Annotated[float, ABOVE_0] = 1e-3
     dtype: torch.dtype | None = None
+    density: bool = False
 
 
 @metric(
@@ -528,6 +531,8 @@ class HessianSpectrum:
 )
 def hessian_spectrum(measurement: Measurement, options: HessianSpectrum) -> list[Row]:
     """Return ``k`` rows a client and layer, variants ``top1`` to ``topk``: the largest eigenvalues of the block.
+
+    With the option ``density`` they are those of a Lanczos matrix, and ``weight1`` to ``weightk`` their weights.
 
     They are signed and in descending order. The column ``stderr`` holds the norm of the residual, a bound of the error.
 
@@ -552,4 +557,7 @@ def hessian_spectrum(measurement: Measurement, options: HessianSpectrum) -> list
                 small = f"layer {result.layer!r} has {count} eigenvalues"
                 columns["status"] = SPENT if count < result.n_params else small
             rows.append(row("hessian_spectrum", value, **columns))
+            if options.density and rank < count:
+                columns |= {"variant": f"weight{rank + 1}", "unit": "", "stderr": None}
+                rows.append(row("hessian_spectrum", result.weights[rank], **columns))
     return rows

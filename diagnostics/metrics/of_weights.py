@@ -180,21 +180,18 @@ def update_magnitude(
     if origin is None:
         raise NoValue("the common start is not known; give it as the option start")
     params = tree.named_tensors(model)
-    _check_start(origin, {name: params[name] for name in tensors_of(layer, tensors)})
+    for name in tensors_of(layer, tensors):
+        check_known("tensor of the start", name, origin)
+        shape, given = tuple(params[name].shape), tuple(origin[name].shape)
+        if given != shape:
+            raise UsageError(
+                f"{name!r} of the start must be {shape}, as in the model; got {given}."
+            )
     w = vector_of(params, layer, tensors)
     w0 = vector_of(origin, layer, tensors).to(w.device)
     moved, base = float((w - w0).norm()), float(w0.norm())
     zero = NoValue(f"the weights of layer {layer.name!r} were zero at the start")
     return {"relative_l2": moved / base if base else zero, "l2": moved}
-
-
-def _check_start(start: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> None:
-    for name, tensor in params.items():
-        check_known("tensor of the start", name, start)
-        if start[name].shape != tensor.shape:
-            raise UsageError(
-                f"{name!r} of the start must be {tuple(tensor.shape)}, as in the model; got {tuple(start[name].shape)}."
-            )
 
 
 @metric(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         cka_matrices as cka_matrices,
         costs as costs,
         metric as metric,
+        spectral_density as spectral_density,
         tsne as tsne,
         tsne_panels as tsne_panels,
     )

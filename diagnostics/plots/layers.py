@@ -348,6 +348,32 @@ def costs(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
     return axes
 
 
+def spectral_density(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """Draw the density of a Hessian's eigenvalues: how many lie in each of 50 ranges, a line a client.
+
+    Args:
+        frame: rows of ``hessian_spectrum``, measured with its option ``density``.
+
+    Raises:
+        UsageError: there are no such rows, or they are of several layers.
+    """
+    rows = of_metric(frame, "hessian_spectrum").dropna(subset="value")
+    weights = rows["variant"].str.startswith("weight")
+    if not weights.any():
+        raise UsageError(
+            "rows of hessian_spectrum must have weights; got none. Measure with its option density=True."
+        )
+    count = (rows["value"] * rows["n_params"])[weights]
+    values = rows[~weights].assign(count=count.to_numpy())
+    check_single(values, ["client", "variant"])
+    how: dict[str, Any] = {"bins": 50, "element": "step", "fill": False}
+    with canvas(ax) as axes:
+        sns.histplot(values, x="value", weights="count", hue="client", ax=axes, **how)
+        axes.set(yscale="log", ylim=(0.1, None), ylabel="number of eigenvalues")
+        axes.set_xlabel("eigenvalue of the Hessian [loss/weight²]")
+    return axes
+
+
 def tsne(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
     """Draw samples embedded in a plane: colour = class, marker = client.
 

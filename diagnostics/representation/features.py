@@ -120,7 +120,13 @@ def collect(
         tensor = first_tensor(given)
         if tensor is None:
             return
-        tensor, again[path] = tensor.detach(), _fault(tensor, size)
+        tensor, again[path] = tensor.detach(), ""
+        if tensor.ndim == 0 or len(tensor) != size:
+            again[path] = (
+                f"shape {tuple(tensor.shape)} for {size} samples, which must come first"
+            )
+        elif not tensor.numel():
+            again[path] = "no features"
         if again[path]:
             return
         z = arrange(modules[path], tensor)
@@ -150,7 +156,10 @@ def collect(
             chosen = np.sort(drawn[:samples])
         layout, labels = None, []
         for x, y in as_taken(_select(held, chosen), model):
-            layout = layout or _layout(model, x[:1])
+            if layout is None:  # pooling is several times as fast so on a CPU
+                fast = not model.training and x.device.type == "cpu"
+                last = fast and memory_format(model, x[:1]) == "channels_last"
+                layout = torch.channels_last if last else torch.preserve_format
             seen.clear()
             again.clear()
             size = len(y)
@@ -168,20 +177,6 @@ def collect(
                     own.append(z)
     joined = {path: torch.cat(own) for path, own in parts.items() if path not in faults}
     return Features(joined, torch.cat(labels).numpy(), chosen, faults)
-
-
-def _fault(z: Tensor, n: int) -> str:
-    """Return why an output of ``n`` samples gives no features, or ""."""
-    if z.ndim == 0 or len(z) != n:
-        return f"shape {tuple(z.shape)} for {n} samples, which must come first"
-    return "" if z.numel() else "no features"
-
-
-def _layout(model: nn.Module, x: Tensor) -> torch.memory_format:
-    """Return the layout of images: pooling is several times as fast in channels last on a CPU."""
-    fast = not model.training and x.device.type == "cpu"
-    last = fast and memory_format(model, x) == "channels_last"
-    return torch.channels_last if last else torch.preserve_format
 
 
 def features_of(

@@ -260,14 +260,6 @@ class Measure:
         return float(self.value(a.T @ b))
 
 
-def _unit_norm(own: Tensor, rows: int, noise: float) -> Tensor:
-    return torch.linalg.matrix_norm(own).rsqrt()
-
-
-def _as_it_is(own: Tensor, rows: int, noise: float) -> Tensor:
-    return own.new_ones(())
-
-
 def _whitening_map(
     own: Tensor, rows: int, noise: float, *, variance: float | None = None
 ) -> Tensor:
@@ -292,17 +284,19 @@ def _whitening_map(
     return vectors[:, :rank] * values[:rank].rsqrt()
 
 
-def _angle(product: Tensor) -> Tensor:
-    return torch.linalg.svdvals(product).sum().clamp(max=1).arccos()
-
-
 def _mean_correlation(product: Tensor) -> Tensor:
     return torch.linalg.svdvals(product).clamp(max=1).mean()
 
 
-LINEAR_CKA = Measure(_unit_norm, lambda product: product.square().sum())
+LINEAR_CKA = Measure(
+    lambda own, rows, noise: torch.linalg.matrix_norm(own).rsqrt(),
+    lambda product: product.square().sum(),
+)
 """Linear CKA where samples x positions are the rows, and Gram matrices would be too large."""
-PROCRUSTES = Measure(_as_it_is, _angle)
+PROCRUSTES = Measure(
+    lambda own, rows, noise: own.new_ones(()),
+    lambda product: torch.linalg.svdvals(product).sum().clamp(max=1).arccos(),
+)
 """The orthogonal Procrustes angle in radians: 0 means same and pi / 2 unrelated.
 
 The angle remains after the best rotation. It is arccos(||X^T Y||_* / (||X||_F ||Y||_F)) with columns centred (Williams

@@ -17,8 +17,6 @@ from tests.conftest import refuses
 from tests.diagnostics.dense import CE, FOCAL, block, images, loose, mlp, pair, tokens
 from tests.networks import Wired
 
-LOSSES = [CE, build("focal"), FOCAL, build("focal", gamma=0.5, alpha=[0.2, 1.0, 3.0])]
-
 
 @pytest.fixture(autouse=True)
 def _double():
@@ -302,11 +300,11 @@ def test_samples_that_a_batch_mixes_couple_the_layers_before():
         assert abs(found.trace - truth) <= room
 
 
-@pytest.mark.parametrize("name", ["leaky", "residual, batch norm"])
-def test_every_loss(name):
-    for loss, scale in zip(LOSSES, (0.1, 3.0, 2.0, 6.0), strict=True):
-        build_model, (x, y) = EXACT[name]
-        model = build_model().eval()
+def test_every_loss():
+    weighted = build("focal", gamma=0.5, alpha=[0.2, 1.0, 3.0])
+    losses = {CE: 0.1, build("focal"): 3.0, FOCAL: 2.0, weighted: 6.0}
+    for loss, scale in losses.items():
+        model, (x, y) = residual().eval(), pair(7, 2, 4, 4)
         with torch.no_grad():  # with a large scale some samples are confidently wrong
             gain = scale / model(x).std()
             for parameter in [*model.parameters()][-2:]:
@@ -315,7 +313,6 @@ def test_every_loss(name):
 
 
 CONVOLUTIONS = {
-    "grouped": nn.Conv2d(4, 6, 3, groups=2, padding=1),
     "strided": nn.Conv2d(4, 3, (3, 2), stride=(2, 3), padding=(1, 2)),
     "dilated": nn.Conv2d(4, 3, 2, dilation=(2, 3), bias=False),
     "same": nn.Conv2d(4, 3, (2, 3), padding="same", dilation=2),
@@ -384,6 +381,7 @@ def test_what_has_no_value_says_why():
         ),
         (mlp(nn.GELU), {"estimator": "exact"}, exact),
         (once, {}, {"0.0": "no second derivative: ", "3": "ok"}),
+        (once, {"gauss_newton": True}, {"0.0": "ok", "3": "ok"}),
         (spoiled, {}, lost),
     ):
         found = measure(model, PLAIN, **how)
@@ -414,10 +412,6 @@ def test_activation_where_samples_mix_has_no_value():
     asked = measure(model, data, mode="train", estimator="activation", batch=4)
     assert "batch normalisation" in asked["0"].status
     assert asked["1"].status == asked["3"].status == "ok"
-    auto = measure(model, data, mode="train", batch=4)
-    assert auto["0"].estimator == "hutchinson(probes=32)"
-    assert auto["1"].estimator == "activation(probes=32)"
-    assert "activation" in measure(model, data)["0"].estimator
     alone = measure(mlp(nn.GELU), pair(1, 4))["0"]
     assert alone.estimator == "hutchinson(probes=32)"
     assert "one sample" in alone.note

@@ -9,6 +9,7 @@ from curvlinops import HessianLinearOperator
 from scipy.sparse.linalg import eigsh
 from torch import nn
 
+from diagnostics import plots
 from diagnostics.curvature.spectrum import hessian_spectrum
 from diagnostics.measure import diagnose
 from tests.diagnostics.dense import CE, block, images, loose, mlp, pair, tokens
@@ -49,10 +50,27 @@ def test_the_whole_network_is_one_block_as_in_curvlinops():
     options = {"hessian_spectrum": {"k": 2, "tol": 1e-8}}
     how = {"layers": "network", "options": options}
     ours = diagnose(model, data, "hessian_spectrum", **how).frame["value"]
-    parameters = [*model.parameters()]
-    operator = HessianLinearOperator(model, nn.CrossEntropyLoss(), parameters, [data])
+    how = [*model.parameters()], [data]
+    operator = HessianLinearOperator(model, nn.CrossEntropyLoss(), *how)
     theirs = eigsh(operator.to_scipy(), k=2, which="LA", return_eigenvectors=False)
     assert list(ours) == pytest.approx(theirs[::-1], rel=1e-6)
+
+
+def test_a_spectral_density_has_the_moments_of_all_eigenvalues():
+    model, data = mlp(nn.Tanh), pair(9, 4)
+    truth = np.linalg.eigvalsh(block(model, data, [*model.state_dict()]))
+    options = {"hessian_spectrum": {"k": 12, "density": True}}
+    how = {"metrics": "hessian_spectrum", "layers": "network", "options": options}
+    moments = []
+    for seed in range(12):
+        frame = diagnose(model, data, seed=seed, **how).frame
+        value, weight = frame["value"].to_numpy().reshape(-1, 2).T
+        assert weight.sum() == pytest.approx(1)
+        moments.append([weight @ value, weight @ value**2])
+    off = np.mean(moments, axis=0) - [truth.mean(), np.mean(truth**2)]
+    assert (np.abs(off) <= 4 * np.std(moments, axis=0) / 12**0.5).all()
+    (line,) = plots.spectral_density(frame).lines
+    assert 1 < max(line.get_ydata()) <= len(truth)
 
 
 def test_train_mode_is_one_batch_s_own_hessian():
@@ -73,12 +91,12 @@ def test_degenerate_layers():
     dead, _, head = hessian_spectrum(model, data, loose(model), loss=CE)
     assert dead.eigenvalues == [0.0] * 3
     assert head.eigenvalues[0] > 0
-    tiny = nn.Sequential(nn.Linear(4, 1, bias=False), nn.Linear(1, 2, bias=False))
-    two = (data[0].float(), data[1] % 2)
-    report = diagnose(tiny, two, "hessian_spectrum")
+    many = {"hessian_spectrum": {"k": 140}}
+    wide = nn.Sequential(nn.Linear(4, 30), nn.ReLU(), nn.Linear(30, 1)).double()
+    report = diagnose(wide, (data[0], data[0][:, 0]), "hessian_spectrum", options=many)
     status = report.frame.set_index(["layer", "variant"])["status"]
-    assert status["1", "top3"] == "layer '1' has 2 eigenvalues"
-    assert status["0", "top3"] == "ok"
+    assert status["2", "top32"] == "layer '2' has 31 eigenvalues"
+    assert status["2", "top31"] == status["0", "top140"] == "ok"
     with torch.no_grad():
         model.get_parameter("2.bias")[0] = math.nan
     (lost,) = {r.status for r in hessian_spectrum(model, data, loose(model), loss=CE)}
