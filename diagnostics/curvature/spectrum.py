@@ -246,8 +246,6 @@ def hessian_spectrum(
             numbers = [search.values, search.errors, search.weights]
             how = f"lanczos(tol={tol:g}), error = residual"
         values, errors, weights = (each.tolist() for each in numbers)
-        size, n = run.size(layer), sum(sizes)
-        results.append(
-            SpectrumResult(layer.name, values, errors, weights, how, size, n, status)
-        )
+        made = layer.name, values, errors, weights, how, run.size(layer), sum(sizes)
+        results.append(SpectrumResult(*made, status))
     return results

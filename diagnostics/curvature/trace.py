@@ -372,8 +372,9 @@ def hessian_trace(
         error = 0.0 if probes else ERROR
         probes = probes or max(2, min(MOST_PROBES, ENTRIES // (n * size)))
         try:
-            first = next(batches(data, batch, model))
-            verdict = decide(run, first, layers, gauss_newton)
+            verdict = decide(
+                run, next(batches(data, batch, model)), layers, gauss_newton
+            )
             for layer in layers:
                 ways[layer.name] = way = _way(verdict, layer, estimator, backend)
                 kind = way.how

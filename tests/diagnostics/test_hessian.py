@@ -180,7 +180,6 @@ EXACT = {
         ),
         pair(7, 4, 5, 2),
     ),
-    "frozen norms": (lambda: before_norm(nn.BatchNorm1d(5, affine=False)), PLAIN),
     "no gradients": (
         lambda: wired(lambda m, x: m.head(torch.no_grad()(m.unused)(x)), "unused"),
         PLAIN,
@@ -230,14 +229,6 @@ VERDICTS = {
     "time first": (
         lambda: wired(time_first, "body"),
         pair(7, 5, 4),
-        {"head"},
-        "body",
-    ),
-    "sample by sample": (
-        lambda: wired(
-            lambda m, x: m.head(torch.stack([m.body(each) for each in x])), "body"
-        ),
-        pair(3, 4),
         {"head"},
         "body",
     ),
