@@ -17,7 +17,8 @@ from fl_core import rows, tree
 from fl_core.errors import UsageError, about, as_list, check_known, check_type, listing
 from fl_core.layers import Layer, layers_of
 from fl_core.models import example
-from fl_core.models.adapter import adapt, tensor, with_loss
+from fl_core.models.adapter import adapt, tensor
+from fl_core.models.building import with_loss
 from fl_core.run import runner
 from fl_core.run.restore import load_models
 from fl_core.run.runner import Instruments, Task

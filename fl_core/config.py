@@ -454,7 +454,7 @@ def with_own(
         UsageError: a key is unknown, or the data or the model are nothing of this kind.
     """
     if not isinstance(loss := keys.get("loss"), str | None):
-        from fl_core.models.adapter import with_loss
+        from fl_core.models.building import with_loss
 
         model, keys["loss"] = with_loss(model, loss), OWN
     config = (config or RunConfig()).with_keys(**keys)

@@ -229,23 +229,6 @@ def is_batch(data: Any) -> bool:
     return isinstance(labels, Tensor | np.ndarray)
 
 
-def with_loss(model: Any, loss: Any) -> Any:
-    """Return a copy of the user's module with a loss from Python, which is no part of its state; itself without a loss.
-
-    Raises:
-        UsageError: it is no module.
-    """
-    if loss is None:
-        return model
-    if not isinstance(model, nn.Module):
-        raise UsageError(
-            f"a loss from Python must have a module of your own; got {model!r}. Pass model=."
-        )
-    made = copy.copy(model)
-    vars(made)[OWN_LOSS] = loss
-    return made
-
-
 def output_of(output: Any, model: nn.Module) -> Tensor:
     """Return a model's output: a tensor, ``.logits``, or the first tensor of a tuple; joined if its loss takes several.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import re
@@ -14,9 +15,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fl_core.errors import UsageError, check_known, check_options, check_values, listing
+from fl_core.errors import (
+    UsageError,
+    check_known,
+    check_options,
+    check_values,
+    listing,
+)
 from fl_core.models import weights
-from fl_core.models.adapter import CLOSE, PackedShape, adapt, check_real, pass_notes
+from fl_core.models.adapter import (
+    CLOSE,
+    OWN_LOSS,
+    PackedShape,
+    adapt,
+    check_real,
+    pass_notes,
+)
 from fl_core.models.tokens import START, TokenShape
 from fl_core.registry import Registry, import_object, is_outside, parameters_of
 from fl_core.rows import CLASSIFICATION, MULTILABEL
@@ -132,7 +146,7 @@ def build(
         raise UsageError(
             f"data of several inputs must have a model of your own; got {name!r}."
         )
-    if isinstance(n_classes, bool) or not isinstance(n_classes, int) or n_classes < 1:
+    if type(n_classes) is not int or n_classes < 1:
         raise UsageError(f"n_classes must be at least 1; got {n_classes!r}.")
     own, label = (
         (None, name)
@@ -167,8 +181,26 @@ def build(
     return model
 
 
+def with_loss(model: Any, loss: Any) -> Any:
+    """Return the model with a loss from Python, which is no part of its state; itself without a loss.
+
+    A module is copied. A name, or a callable, becomes a callable that builds it.
+
+    Raises:
+        UsageError: there is no model.
+    """
+    if loss is None:
+        return model
+    if model is None:
+        raise UsageError("a loss from Python must have a model; got none. Pass model=.")
+    module = isinstance(model, nn.Module)
+    made = copy.copy(model) if module else functools.partial(build, model)
+    vars(made)[OWN_LOSS] = loss
+    return made
+
+
 def copy_user_model(
-    model: nn.Module | Builder,
+    model: Any,
     shape: tuple[int, ...],
     n_classes: int,
     *,
@@ -182,6 +214,8 @@ def copy_user_model(
         built: ``seed`` and ``options`` of :func:`build`, for a callable.
     """
     if not isinstance(model, nn.Module):
+        if hasattr(model, OWN_LOSS):
+            (model,) = model.args
         return build(model, shape, n_classes, trial=trial, **built)
     check_real(model)
     own = copied(plain(model)).cpu()
@@ -214,10 +248,7 @@ def example(shape: tuple[int, ...], n: int = 2) -> Tensor:
 
 def _check_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     shape = shape if isinstance(shape, TokenShape | PackedShape) else tuple(shape)
-    if not shape or not all(
-        isinstance(side, int) and not isinstance(side, bool) and side > 0
-        for side in shape
-    ):
+    if not shape or not all(type(side) is int and side > 0 for side in shape):
         raise UsageError(
             f"the shape of a sample must be integers above 0; got {shape}."
         )
@@ -375,12 +406,11 @@ def normalises_batches(model: nn.Module, training: bool) -> bool:
 
     It then refuses a single sample.
     """
-    norms = [
-        module
+    return any(
+        training or module.running_mean is None
         for module in model.modules()
         if isinstance(module, nn.modules.batchnorm._BatchNorm)
-    ]
-    return any(training or module.running_mean is None for module in norms)
+    )
 
 
 def tensors_of(path: str, module: nn.Module) -> frozenset[str]:

@@ -38,15 +38,16 @@ from fl_core.data.roles import by_name
 from fl_core.errors import UsageError, listing, warn
 from fl_core.layers import Layer, layers_of
 from fl_core.models import lora
-from fl_core.models.adapter import OWN_LOSS, check_real, with_loss
+from fl_core.models.adapter import OWN_LOSS, check_real
 from fl_core.models.building import (
-    PRETRAINED,
     batch_norms,
     drop_statistics,
     normalises_batches,
     statistics_of,
     tensors_of,
     wants_weights,
+    with_loss,
+    without_weights,
 )
 from fl_core.models.extended import paths_of_blocks
 from fl_core.plan import LayerPlan
@@ -226,6 +227,15 @@ def assemble(
             f"your model trains on the dataset {data.name!r}, the default: pass data= or dataset= for other data"
         )
     criterion, given = _criterion(config, data, own["model"]), own["model"]
+    if config.training.loss == OWN:
+        given = models.copy_user_model(
+            given,
+            data.shape,
+            data.n_classes or 1,
+            seed=config.execution.seed,
+            options=config.model.model_options,
+            trial=False,
+        )
     if isinstance(given, nn.Module):
         given, criterion = fit_module(given, data, criterion)
         if criterion.task != data.task:
@@ -241,14 +251,11 @@ def assemble(
         model, models.example(data.shape), by=config.model.layer_granularity
     )
     model, plain_layers = _adapt(config, data, model, plain_layers, said)
-    built = None
+    built, layers, personal = None, plain_layers, frozenset[str]()
     if extends_model(algorithm):
         built = extend(config, data, model, criterion)
-    layers, personal = plain_layers, frozenset[str]()
-    if built is not None:
-        model = built.model
+        model, personal = built.model, built.personal
         layers = built.layers(layers)
-        personal = built.personal
     if not any(parameter.requires_grad for parameter in model.parameters()):
         said.append(
             "all parameters of the model are frozen, so nothing trains: call requires_grad_(True) on some of them"
@@ -363,8 +370,8 @@ def build(
             own, data.shape, outputs, seed=seed, options=options
         )
     else:
-        if pretrained and start is not None:  # a copy of them
-            options = {key: v for key, v in options.items() if key != PRETRAINED}
+        if start is not None:  # a copy of them
+            options = without_weights(named, options)
         model = models.build(named, data.shape, outputs, seed=seed, options=options)
     if start is not None:
         initial.copy_into(model, start, "the run's start.safetensors")

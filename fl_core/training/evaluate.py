@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_core import tree
-from fl_core.errors import NonFiniteError, UsageError, at_least, check_value
+from fl_core.errors import NonFiniteError, UsageError
 from fl_core.rows import (
     CLASSIFICATION,
     MULTILABEL,
@@ -263,21 +262,17 @@ def _of_labels(logits: Array, positive: Array) -> dict[str, float]:
     return dict(zip(("macro_auroc", "macro_auprc"), map(float, means), strict=True))
 
 
-def predict(model: Callable[[Tensor], Tensor], x: Tensor, batch: int = 1024) -> Tensor:
+def predict(model: nn.Module, x: Tensor, batch: int = 1024) -> Tensor:
     """Logits [n, C] of all samples [n, *shape], in batches and without gradients, on the device of the samples.
 
-    A module predicts in evaluation mode and gets its modes back; a plain callable is called as it is.
+    The module predicts in evaluation mode and gets its modes back.
 
     Raises:
-        UsageError: no samples, or a batch size below 1.
+        UsageError: there are no samples.
     """
     if len(x) == 0:
         raise UsageError("there must be samples to predict; got none.")
-    check_value("batch", batch, at_least(1))
-    with (
-        torch.no_grad(),
-        in_mode(model, False) if isinstance(model, nn.Module) else nullcontext(),
-    ):
+    with torch.no_grad(), in_mode(model, False):
         return torch.cat([model(part) for part in x.split(batch)])
 
 

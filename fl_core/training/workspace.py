@@ -351,9 +351,5 @@ def _is_fixed(module: nn.Module) -> bool:
     if any(param.requires_grad for param in module.parameters()):
         return False
     if type(module) in _QUIET_IN_EVALUATION:
-        uses_batch = (
-            isinstance(module, nn.modules.batchnorm._BatchNorm)
-            and module.running_mean is None
-        )
-        return not module.training and not uses_batch
+        return not module.training and not normalises_batches(module, False)
     return type(module) in _SAMPLEWISE

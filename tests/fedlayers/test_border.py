@@ -165,6 +165,21 @@ def test_what_is_measured_also_trains(kind):
     assert (again.frame["status"] == "ok").all()
 
 
+def test_an_own_loss_trains_a_named_model_as_a_named_loss_does():
+    x, y = torch.randn(40, 6), torch.arange(40) % 3
+    given = {"data": {"a": (x, y), "b": (x, y)}, "model": "mlp", "rounds": 1}
+
+    def own(z, y):
+        return F.cross_entropy(z, y, reduction="none")
+
+    found = [
+        fl.run(**given, **QUIET, loss=loss).models["a"].state_dict()
+        for loss in ("cross_entropy", own, torch.nn.CrossEntropyLoss())
+    ]
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0])
+
+
 @pytest.mark.parametrize("kind", ["outputs by name", "pixels"])
 def test_every_command_takes_them_and_a_loss_is_needed_again(kind, tmp_path):
     data, model, how = made(kind)
@@ -183,6 +198,8 @@ def test_every_command_takes_them_and_a_loss_is_needed_again(kind, tmp_path):
     else:
         with refuses("a module of your own"):
             fl.run(data=data, model="mlp")
+        with refuses("must have a model"):
+            fl.run(data=data, loss=both)
         with refuses("one input and one label"):
             fl.export(tmp_path / "run", tmp_path / "a.safetensors", **given)
     again = fl.resume(tmp_path / "run", **given)
