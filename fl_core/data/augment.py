@@ -16,6 +16,8 @@ from torch.nn.functional import grid_sample
 from fl_core.errors import UsageError
 
 GREY = (0.2989, 0.587, 0.114)  # of ITU-R 601, as in torchvision
+AREA, GREYED, JITTER = (0.2, 1.0), 0.2, 0.4
+"""MoCo's shares of the area, its probability of grey, and its strength of colours."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +26,9 @@ class MoCoViews:
 
     The steps are in this order:
 
-    1. Crop a random share ``scale`` of the area, with an aspect ratio between 3/4 and 4/3, and resize it (bilinear).
-    2. Turn to grey with probability ``grey``.
-    3. Change brightness, contrast, saturation and hue by up to ``jitter``, in a random order.
+    1. Crop a share of the area in :data:`AREA`, with an aspect ratio between 3/4 and 4/3, and resize it (bilinear).
+    2. Turn to grey with probability :data:`GREYED`.
+    3. Change brightness, contrast, saturation and hue by up to :data:`JITTER`, in a random order.
     4. Mirror with probability 1/2.
 
     Colour operations need pixels between 0 and 1. So normalisation by ``mean`` and ``std`` is undone before and
@@ -35,14 +37,10 @@ class MoCoViews:
 
     Attributes:
         mean, std: one number for each channel, or empty.
-        scale, grey, jitter: as above.
     """
 
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    scale: tuple[float, float] = (0.2, 1.0)
-    grey: float = 0.2
-    jitter: float = 0.4
 
     def __call__(self, images: Tensor, draw: torch.Generator) -> Tensor:
         """Return one view of each image, [n, C, H, W].
@@ -55,9 +53,9 @@ class MoCoViews:
                 f"samples must be images [n, channels, height, width] for views; got shape {tuple(images.shape)}."
             )
         n, channels, height, width = images.shape
-        boxes = crop_boxes(n, height, width, self.scale, draw)
-        greyed = torch.rand(n, generator=draw) < self.grey
-        strengths = self.jitter * (2 * torch.rand(n, 4, generator=draw) - 1)
+        boxes = crop_boxes(n, height, width, AREA, draw)
+        greyed = torch.rand(n, generator=draw) < GREYED
+        strengths = JITTER * (2 * torch.rand(n, 4, generator=draw) - 1)
         order = torch.rand(n, 4, generator=draw).argsort(1)
         mirrored = torch.rand(n, generator=draw) < 0.5
         x = crop_resize(images, boxes.to(images.device), mirrored.to(images.device))
