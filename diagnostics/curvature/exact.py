@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,9 +24,10 @@ from fl_core.run.costs import Node, nodes
 from fl_core.seeds import torch_generator
 from fl_core.training.losses import CrossEntropy, Loss
 
-from ..measurement import Batch
+from ..measurement import SPENT, Batch
 from .model import (
     Differentiable,
+    NoLoss,
     Tap,
     formula_of,
     owner,
@@ -238,8 +240,14 @@ def check_formulas(
 ) -> tuple[Tensor, dict[str, str], dict[str, str], dict[str, str]]:
     """Check on a few samples which tensors have a formula for squared per-sample gradients that holds.
 
+    The formula must agree with autograd for single samples. It must also give zero for the other samples. A layer that
+    mixes the samples of a batch fails here.
+
     Returns:
         The logits; both :func:`verdicts`; tensor -> why it has no such formula, without those that have one.
+
+    Raises:
+        NoLoss: the budget ends before the check.
     """
     modules = dict(run.model.named_modules(remove_duplicate=False))
     owners = dict.fromkeys(map(owner, names))
@@ -254,8 +262,38 @@ def check_formulas(
         for name in names
         if owner(name) not in taps
     }
-    known = [name for name in names if name not in doubts]
-    doubts |= _check_formulas(run, logits, known, taps)
+    known = {name: run.parameters[name] for name in names if name not in doubts}
+    taps = {path: taps[path] for path in dict.fromkeys(map(owner, known))}
+    # a correct formula differs by rounding alone
+    tolerance = math.sqrt(torch.finfo(logits.dtype).eps)
+    generator = torch_generator(run.seed, "formula check")
+    u = torch.randn(logits.shape, generator=generator).to(logits)
+    for sample in range(min(2, len(logits)) if known else 0):
+        if time.monotonic() > run.until:
+            raise NoLoss(SPENT)
+        alone = torch.zeros_like(u)
+        alone[sample] = u[sample]
+        gradients = torch.autograd.grad(
+            logits, [*known.values()], alone, retain_graph=True
+        )
+        claimed = squares(logits, alone, taps)
+        size = {
+            name: gradient.square().sum()
+            for name, gradient in zip(known, gradients, strict=True)
+        }
+        for name in known:
+            own = torch.zeros_like(u[:, 0])
+            own[sample] = size[name]
+            # beside its module's other parameters: a bias that softmax does not feel has rounding for its gradient
+            scale = sum(
+                value for other, value in size.items() if owner(other) == owner(name)
+            )
+            if name not in claimed or not bool(
+                ((claimed[name] - own).abs() <= tolerance * scale).all()
+            ):
+                doubts[name] = (
+                    f"{name}: the formula for its per-sample gradients does not hold"
+                )
     return logits, bent, mixed, doubts
 
 
@@ -291,49 +329,6 @@ def gauss_newton_terms(
             for name, norms in squares(logits, cotangent, taps, tensors).items():
                 found[name] = found.get(name, 0.0) + sign * norms.double()
         yield found
-
-
-def _check_formulas(
-    run: Differentiable, logits: Tensor, names: Sequence[str], taps: Mapping[str, Tap]
-) -> dict[str, str]:
-    """Return the parameters whose formula for squared per-sample gradients fails a numerical test, with reasons.
-
-    The formula must agree with autograd for single samples. It must also give zero for the other samples. A layer that
-    mixes the samples of a batch fails here. A correct formula differs by rounding alone. The tolerance is the square
-    root of the type's resolution.
-    """
-    doubts: dict[str, str] = {}
-    if not names:
-        return doubts
-    tensors = [run.parameters[name] for name in names]
-    taps = {path: taps[path] for path in dict.fromkeys(map(owner, names))}
-    tolerance = math.sqrt(torch.finfo(logits.dtype).eps)
-    u = torch.randn(
-        logits.shape, generator=torch_generator(run.seed, "formula check")
-    ).to(logits)
-    for sample in range(min(2, len(logits))):
-        alone = torch.zeros_like(u)
-        alone[sample] = u[sample]
-        gradients = torch.autograd.grad(logits, tensors, alone, retain_graph=True)
-        claimed = squares(logits, alone, taps)
-        size = {
-            name: gradient.square().sum()
-            for name, gradient in zip(names, gradients, strict=True)
-        }
-        for name in names:
-            own = torch.zeros_like(u[:, 0])
-            own[sample] = size[name]
-            # beside its module's other parameters: a bias that softmax does not feel has rounding for its gradient
-            scale = sum(
-                value for other, value in size.items() if owner(other) == owner(name)
-            )
-            if name not in claimed or not bool(
-                ((claimed[name] - own).abs() <= tolerance * scale).all()
-            ):
-                doubts[name] = (
-                    f"{name}: the formula for its per-sample gradients does not hold"
-                )
-    return doubts
 
 
 # --- the Hessian of the loss in the logits ---------------------------------------------------------------------
