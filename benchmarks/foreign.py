@@ -17,17 +17,17 @@ from typing import Any
 
 import pandas as pd
 import torch
-from torch import nn
 
 import fedlayers as fl
 from benchmarks.pairs import RESULTS
+from diagnostics.metrics.base import DEFAULT
 from fl_core.models import build
 from fl_core.tree import first_tensor
 
 TABLE = RESULTS / "foreign.csv"
 DATA = json.loads(Path(__file__).with_suffix(".json").read_text())
 """Each family's network, the function below that stores it, and options of that function."""
-FAMILIES: dict[str, Any] = DATA["families"]
+FAMILIES = DATA["families"]
 
 
 def network(kind: str) -> Any:
@@ -46,7 +46,7 @@ def network(kind: str) -> Any:
     return net.half().float().eval()
 
 
-def fresh(net: nn.Module) -> nn.Module:
+def fresh(net: Any) -> Any:
     """Return a copy with other weights."""
     made = copy.deepcopy(net)
     for tensor in made.state_dict().values():
@@ -166,10 +166,13 @@ def load(family: str) -> tuple[str, str]:
 
 
 def measure(name: str) -> tuple[str, str]:
-    """Return whether a fresh network of timm passes through the default metrics."""
-    x, y = torch.randn(3, 3, 64, 64), torch.arange(3)
-    network = build(f"timm:{name}", x.shape[1:], 3)
-    return outcome_of(lambda: fl.diagnose(network, {"a": (x, y), "b": (x, y)}))
+    """Return whether a fresh network of timm passes through the default metrics, curvature for 20 seconds."""
+    side = DATA["networks"][name]
+    network = build(f"timm:{name}", (3, side, side), 3)
+    data = dict.fromkeys("ab", (torch.randn(2, 3, side, side), torch.arange(2)))
+    return outcome_of(
+        lambda: [fl.diagnose(network, data, each, budget=20) for each in DEFAULT]
+    )
 
 
 def main() -> None:
