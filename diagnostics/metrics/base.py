@@ -180,10 +180,6 @@ class Metric:
             return f"not applicable: it needs a loss of each sample alone; got {task}"
         return ""
 
-    def to_distance(self, value: Any) -> Any:
-        """Return the distance of two clients from their value: value for a distance, 1 - value for a similarity."""
-        return value if self.distance else 1 - value
-
     def settings(self, **options: Any) -> Any:
         """Return the options as an object of the metric's own type, checked.
 

@@ -145,15 +145,6 @@ class UpdateMagnitude(WeightOptions):
 
     start: Mapping[str, Tensor] | nn.Module | None = None
 
-    @property
-    def origin(self) -> Mapping[str, Tensor] | None:
-        """The initial weights, by exact name."""
-        return (
-            tree.named_tensors(self.start)
-            if isinstance(self.start, nn.Module)
-            else self.start
-        )
-
 
 @layer_metric(
     description="how far a layer's weights have moved from the common start",
@@ -176,7 +167,9 @@ def update_magnitude(
     Raises:
         UsageError: the start lacks a tensor or has one of another shape.
     """
-    origin, tensors = options.origin, options.tensors
+    origin, tensors = options.start, options.tensors
+    if isinstance(origin, nn.Module):
+        origin = tree.named_tensors(origin)
     if origin is None:
         raise NoValue("the common start is not known; give it as the option start")
     params = tree.named_tensors(model)

@@ -189,17 +189,12 @@ def _below(path: Path) -> list[Path]:
     return found
 
 
-def _size(path: Path) -> float:
-    """Return the size of a folder's files in MB."""
-    files = (each for each in path.rglob("*") if each.is_file())
-    return sum(each.lstat().st_size for each in files) / 1e6
-
-
 def _describe(path: Path, below: Path) -> dict[str, str]:
     """Return the columns of a run: its algorithm, its rounds, and its test scores after the last evaluation."""
     from fl_core.records.store import Run
 
-    line = {"run": str(path.relative_to(below)), "MB": f"{_size(path):.1f}"}
+    size = sum(each.lstat().st_size for each in path.rglob("*") if each.is_file())
+    line = {"run": str(path.relative_to(below)), "MB": f"{size / 1e6:.1f}"}
     try:
         run = Run(path)
         config, rounds = run.config, run.rounds

@@ -224,7 +224,11 @@ def planned(
     if not by_hand and not thorough:
         ends = tuple(arm.name for arm in racing if arm.name not in FIRST)
     if out is None:
-        out = folder_of(task, arms=arms, seeds=seeds, rates=tune_rates, all=thorough)
+        keys = {k: v for k, v in task.config.to_json().items() if k not in FREE}
+        asked = {"arms": arms, "seeds": seeds, "rates": tune_rates, "all": thorough}
+        about = json.dumps({**keys, **task.header(""), **asked}, default=str)
+        # equal questions have the same folder
+        out = Path("out") / f"choose-{sha(about.encode())[:8]}"
     began = time.perf_counter()
     jobs = jobs_of(racing, config, seeds, out / "arms", **own)
     tasks: dict[str, Task] = {}
@@ -247,13 +251,6 @@ def planned(
     begun = [job for lr in rates for job in race.jobs_at(lr, names)]
     list(assembled([job for job in begun if job.path.exists()], task))  # checks them
     return replace(race, probes=probes)
-
-
-def folder_of(task: Task, **asked: Any) -> Path:
-    """Return the folder of a question that names none, below ``out``: equal questions have the same."""
-    keys = {k: v for k, v in task.config.to_json().items() if k not in FREE}
-    about = {**keys, **task.header(""), **asked}
-    return Path("out") / f"choose-{sha(json.dumps(about, default=str).encode())[:8]}"
 
 
 # --- cost ------------------------------------------------------------------------------------------------------

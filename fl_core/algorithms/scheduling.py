@@ -68,27 +68,25 @@ class FedLAMA(Algorithm):
 
     def due_layers(self, server: State, rnd: Round) -> list[str]:
         """Return the names of the layers that are averaged at the end of this round."""
-        intervals = server.meta.get(INTERVALS, {})
         done = rnd.index + 1
-        every = [
-            (layer.name, intervals.get(layer.name, self.config.tau))
-            for layer in self.task_info.layers
-        ]
         return [
             name
-            for name, interval in every
+            for name, interval in self.intervals(server).items()
             if done % interval == 0 or done == self.task_info.rounds
         ]
 
+    def intervals(self, server: State) -> dict[str, int]:
+        """Return the rounds between two averages of each layer, as chosen last."""
+        chosen = server.meta.get(INTERVALS, {})
+        return {
+            layer.name: chosen.get(layer.name, self.config.tau)
+            for layer in self.task_info.layers
+        }
+
     def observations(self, server: State, rnd: Round) -> Iterator[Observation]:
         """Record ``averaging_interval``: the rounds between two averages of each layer, as chosen last."""
-        intervals = server.meta.get(INTERVALS, {})
-        for layer in self.task_info.layers:
-            yield Observation(
-                "averaging_interval",
-                intervals.get(layer.name, self.config.tau),
-                layer=layer.name,
-            )
+        for name, interval in self.intervals(server).items():
+            yield Observation("averaging_interval", interval, layer=name)
 
     def of_layers(self, names: Iterable[str]) -> frozenset[str]:
         """Return the names of all tensors of the given layers."""
@@ -154,7 +152,7 @@ class FedLAMA(Algorithm):
 
     def _note(self, server: State, due: Sequence[str], trees: Sequence[Tree]) -> None:
         noted = server.meta.setdefault(DISCREPANCY, {})
-        intervals = server.meta.get(INTERVALS, {})
+        intervals = self.intervals(server)
         for layer in self.task_info.layers:
             names = [name for name in self._trained(layer) if name in trees[0]]
             if layer.name in due and names:
@@ -162,10 +160,8 @@ class FedLAMA(Algorithm):
                 apart = sum(
                     tree.distance(tree.select(each, names), mean) ** 2 for each in trees
                 ) / len(trees)
-                interval = intervals.get(layer.name, self.config.tau)
-                noted[layer.name] = apart / (
-                    interval * sum(mean[name].numel() for name in names)
-                )
+                size = sum(mean[name].numel() for name in names)
+                noted[layer.name] = apart / (intervals[layer.name] * size)
 
     def _adjust(self, server: State) -> None:
         noted: Mapping[str, float] = server.meta[DISCREPANCY]

@@ -245,7 +245,16 @@ def assemble(
             f"labels at positions must have a module of your own; got {config.model.model}. Pass model=, or "
             "task='multilabel' for labels of 0 and 1."
         )
-    _check_outputs(algorithm, criterion, data.n_classes)
+    if algorithm.needs_logits:
+        if criterion.task not in (CLASSIFICATION, REGRESSION):
+            raise UsageError(
+                f"{algorithm.name} must have classes; got task {criterion.task}. Use another algorithm."
+            )
+        if criterion.outputs(data.n_classes) != data.n_classes:
+            raise UsageError(
+                f"{algorithm.name}: the loss must have one output for each class; got {criterion.name!r}, "
+                "with one output."
+            )
     model, start = build(config, given, data, criterion, start, said)
     plain_layers = layers_of(
         model, models.example(data.shape), by=config.model.layer_granularity
@@ -546,18 +555,6 @@ def _criterion(config: RunConfig, data: FederatedData, model: object) -> Any:
 
 
 # --- checks ----------------------------------------------------------------------------------------------------
-
-
-def _check_outputs(algorithm: type[Algorithm], criterion: Loss, n_classes: int) -> None:
-    """Check that a model has more than a single output if its algorithm compares the logits of classes."""
-    if algorithm.needs_logits and criterion.task not in (CLASSIFICATION, REGRESSION):
-        raise UsageError(
-            f"{algorithm.name} must have classes; got task {criterion.task}. Use another algorithm."
-        )
-    if algorithm.needs_logits and criterion.outputs(n_classes) != n_classes:
-        raise UsageError(
-            f"{algorithm.name}: the loss must have one output for each class; got {criterion.name!r}, with one output."
-        )
 
 
 def _made_up(config: RunConfig, own: object, data: FederatedData) -> list[str]:
