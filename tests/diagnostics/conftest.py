@@ -1,13 +1,5 @@
-"""What tests of pictures share."""
+"""Pictures of these tests are drawn without a screen."""
 
 import matplotlib as mpl
-import matplotlib.pyplot as plt
-import pytest
 
-
-@pytest.fixture
-def closed():
-    """Pictures are drawn without a screen, and closed after the test."""
-    mpl.use("Agg")
-    yield
-    plt.close("all")
+mpl.use("Agg")

@@ -4,6 +4,8 @@ from html.parser import HTMLParser
 from itertools import combinations, product
 
 import numpy as np
+import torch
+from torch import nn
 
 from diagnostics.representation.embedding import Pool
 from fl_core import rows as schema
@@ -62,6 +64,24 @@ def results():
                 at |= {"client": client, "n_train": n, **run}
                 found.append(schema.row("macro_f1", value, **at))
     return schema.frame(found)
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 40), nn.ReLU(), nn.Linear(40, 3))
+
+
+def pair(n=30, seed=0):
+    """Samples of three classes, and their labels."""
+    g = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % 3
+    return torch.randn(n, 4, generator=g) + 1.2 * nn.functional.one_hot(y, 4), y
+
+
+def doubles(n=20, seed=1):
+    """Samples in float64 with labels at random."""
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 4, generator=g).double(), torch.randint(3, (n,), generator=g)
 
 
 def parted(n=60, d=8):

@@ -19,9 +19,6 @@ from tests.conftest import refuses
 LAYERS = ["0", "2"]
 
 
-pytestmark = pytest.mark.usefixtures("closed")
-
-
 def network(seed=0):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3))

@@ -204,7 +204,6 @@ def tasks(*names, **changes):
     }
 
 
-@pytest.mark.usefixtures("closed")
 def test_picture_of_steps_holds_every_round_and_the_sums():
     table = cost_steps(tasks("fedavg", "vanilla"))
     axes = plots.cost_steps(table)

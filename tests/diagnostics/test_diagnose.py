@@ -5,7 +5,6 @@ import gc
 import json
 from types import SimpleNamespace
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -31,7 +30,6 @@ from tests.conftest import every_other, refuses
 from tests.diagnostics.calls import call
 from tests.networks import Wired, snapshot
 
-mpl.use("agg")
 C = 3
 ALL = tuple(name for name in METRICS if not METRICS[name].shared)
 """Without those that train copies of a run's shared model: test_tuning has them."""
@@ -403,7 +401,6 @@ def test_a_layer_that_is_not_finite_says_so_wherever_it_is_read():
     for name, words in (("select", "not finite"), ("tsne", "client 'b': not finite")):
         with pytest.raises((RunError, UsageError), match=words):
             FUNCTIONS[name](models, data)
-    plt.close("all")
 
 
 class Rewritten(nn.Module):

@@ -1,6 +1,5 @@
 """Clients' features in a plane: what is pooled, the same picture every time, the numbers beside it, what is drawn."""
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -17,22 +16,8 @@ from diagnostics.representation.embedding import (
     pool,
 )
 from tests.conftest import refuses
-from tests.diagnostics.made import parted
+from tests.diagnostics.made import net, pair, parted
 from tests.networks import Wired
-
-mpl.use("agg")
-C = 3
-
-
-def net(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, C))
-
-
-def pair(n=30, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    y = torch.arange(n) % C
-    return 0.2 * torch.randn(n, 4, generator=g) + 3.0 * nn.functional.one_hot(y, 4), y
 
 
 def test_the_pool_holds_each_client_s_features_by_its_own_model():
@@ -61,15 +46,15 @@ def test_the_pool_holds_each_client_s_features_by_its_own_model():
 def test_the_input_of_a_layer_is_that_of_its_first_module():
     """A normalisation belongs to the layer before it, and takes that layer's output. A list is never called."""
     torch.manual_seed(0)
-    norms = nn.BatchNorm1d(5), nn.BatchNorm1d(C)
-    parts = [nn.Linear(4, 5), norms[0], nn.ReLU(), nn.Linear(5, C), norms[1]]
+    norms = nn.BatchNorm1d(5), nn.BatchNorm1d(3)
+    parts = [nn.Linear(4, 5), norms[0], nn.ReLU(), nn.Linear(5, 3), norms[1]]
     model, (x, y) = nn.Sequential(*parts).eval(), pair()
     body = nn.ModuleList([nn.Linear(4, 5), nn.Linear(5, 6)])
     listed = Wired(
         lambda m, x: m.head(m.body[1](m.body[0](x + m.token))),
         token=nn.Parameter(torch.ones(4)),
         body=body,
-        head=nn.Linear(6, C),
+        head=nn.Linear(6, 3),
         layer_groups=("body",),
     )
     for net_, layer, how, expected in (
@@ -115,7 +100,6 @@ def test_colour_is_class_marker_is_client_and_centres_are_large():
     }
     assert [name for name in keys if len(name) == 1] == ["p", "q", "r", "a", "b"]
     assert [keys[name] for name in "ab"] == list(MARKERS[:2])
-    plt.close("all")
 
 
 def test_the_perplexity_fits_the_number_of_samples_and_is_said():
@@ -136,7 +120,6 @@ def test_the_perplexity_fits_the_number_of_samples_and_is_said():
     ):
         with refuses(words):
             embed(parted(60 if how else 3), **how)
-    plt.close("all")
 
 
 def test_panels_share_colours_and_markers_and_take_given_axes():
@@ -150,4 +133,3 @@ def test_panels_share_colours_and_markers_and_take_given_axes():
     assert shown == [set(COLOURS[:3]), set(COLOURS[1:3])]
     with refuses(r"at least 2.*1"):
         plots.tsne_panels(frames, [own[0]])
-    plt.close("all")

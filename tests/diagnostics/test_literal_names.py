@@ -9,8 +9,6 @@ from diagnostics import plots
 from diagnostics.plots.page import figure_of
 from tests.diagnostics.made import decision, diagnosis, results
 
-pytestmark = pytest.mark.usefixtures("closed")
-
 
 def named(text):
     """A name that no formula can be."""

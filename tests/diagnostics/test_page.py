@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import re
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -19,11 +18,9 @@ from tests.diagnostics.made import Tree
 
 @pytest.fixture
 def figure():
-    mpl.use("Agg")
     drawn, ax = plt.subplots(figsize=(3, 2))
     ax.plot([1, 2, 3])
-    yield drawn
-    plt.close("all")
+    return drawn
 
 
 @pytest.fixture

@@ -13,8 +13,6 @@ from diagnostics.plots.maps import FEDERATED, LOCAL
 from fl_core.errors import UsageError
 from tests.diagnostics.made import HOSPITALS, LAYERS, decision, diagnosis, results
 
-pytestmark = pytest.mark.usefixtures("closed")
-
 
 def lines(ax):
     """The drawn values of each named line."""

@@ -15,19 +15,9 @@ from diagnostics.measure import diagnose
 from diagnostics.representation.features import collect, folds_of
 from diagnostics.representation.probes import accuracy_error, logistic
 from fl_core.data.federated import Split
+from tests.diagnostics.made import net, pair
 
 C = 3
-
-
-def net(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(4, 40), nn.ReLU(), nn.Linear(40, C))
-
-
-def pair(n=30, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    y = torch.arange(n) % C
-    return torch.randn(n, 4, generator=g) + 1.2 * nn.functional.one_hot(y, 4), y
 
 
 def report(metric="linear_probe", models=None, data=None, **options):

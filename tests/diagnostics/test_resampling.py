@@ -21,6 +21,7 @@ from fl_core.layers import Layer, layers_of
 from fl_core.rows import frame, row
 from fl_core.training import losses
 from tests.diagnostics.calls import one_pass as measure
+from tests.diagnostics.made import doubles as pair
 
 CE = losses.build("cross_entropy")
 C = 3
@@ -29,11 +30,6 @@ C = 3
 def net(seed=0):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, C)).double()
-
-
-def pair(n, seed=1):
-    g = torch.Generator().manual_seed(seed)
-    return torch.randn(n, 4, generator=g).double(), torch.randint(C, (n,), generator=g)
 
 
 def values(found, variant):

@@ -16,6 +16,7 @@ from fl_core.layers import Layer, layers_of
 from fl_core.training import losses
 from tests.conftest import refuses
 from tests.diagnostics.calls import federation_sensitivity
+from tests.diagnostics.made import doubles as pair
 from tests.networks import Wired
 
 CE = losses.build("cross_entropy")
@@ -32,11 +33,6 @@ def net(seed=0):
         nn.Tanh(),
         nn.Linear(5, C),
     ).double()
-
-
-def pair(n=20, seed=1):
-    g = torch.Generator().manual_seed(seed)
-    return torch.randn(n, 4, generator=g).double(), torch.randint(C, (n,), generator=g)
 
 
 def gradients(model, x, y):

@@ -149,7 +149,6 @@ def test_local_layers_are_shaded_and_zeros_are_hatched(tmp_path):
     assert [sum(bool(p.get_hatch()) for p in ax.patches) for ax in axes] == [0, 3, 0]
     assert all(len([p for p in ax.patches if not p.get_hatch()]) == 1 for ax in axes)
     assert "no band" in axes[0].figure.texts[-1].get_text()
-    plt.close("all")
 
 
 def test_clients_that_share_all_layers_have_a_null(tmp_path):

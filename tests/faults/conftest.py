@@ -1,10 +1,24 @@
-"""What tests of faults share: a command that fails."""
+"""What tests of faults share: a run that nothing disturbed, and a command that fails."""
 
 import pytest
 
 from fedlayers.cli import app as cli
+from fl_core.config import RunConfig
+from fl_core.run import runner
+from tests.faults.injected import contents
 
 SMALL = ("--rounds", "3", "--epochs", "1", "--checkpoint-every", "1", "--out", "run")
+CONFIG = RunConfig(
+    algorithm="fedper", rounds=3, epochs=1, checkpoint_every=1, eval_every=2
+)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory):
+    """The files of a run that nothing disturbed."""
+    path = tmp_path_factory.mktemp("undisturbed") / "run"
+    runner.run(CONFIG, path)
+    return contents(path)
 
 
 @pytest.fixture

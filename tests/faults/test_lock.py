@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from fl_core.config import RunConfig
 from fl_core.errors import BusyError, RunError
 from fl_core.records import writing
 from fl_core.records.store import Run
 from fl_core.run import runner
 from tests.conftest import refuses
+from tests.faults.conftest import CONFIG
 from tests.faults.injected import BEGUN, contents
 
 ROOT = Path(__file__).parents[2]
-CONFIG = RunConfig(algorithm="fedper", rounds=3, epochs=1, checkpoint_every=1)
 
 
 def run_until_told(out):
@@ -65,13 +64,9 @@ def refused_as_busy(out, pid):
     assert contents(out) == before
 
 
-def undisturbed(tmp_path):
-    out = tmp_path / "undisturbed" / "run"
-    runner.run(CONFIG, out, progress=False)
-    return contents(out)
-
-
-def test_a_second_writer_waits_for_no_one_and_can_go_on_after_a_kill(other, tmp_path):
+def test_a_second_writer_waits_for_no_one_and_can_go_on_after_a_kill(
+    other, tmp_path, undisturbed
+):
     out = tmp_path / "run"
     refused_as_busy(out, other.pid)
     assert Run(out).rounds == [1, 2]  # reading is free
@@ -79,7 +74,7 @@ def test_a_second_writer_waits_for_no_one_and_can_go_on_after_a_kill(other, tmp_
     other.kill()
     assert other.wait() == -signal.SIGKILL
     runner.resume(out)
-    assert contents(out) == undisturbed(tmp_path)
+    assert contents(out) == undisturbed
 
 
 def test_a_lock_file_without_a_holder_locks_nothing(tmp_path):
@@ -92,7 +87,7 @@ def test_a_lock_file_without_a_holder_locks_nothing(tmp_path):
     Run(out).verify()
 
 
-def test_a_lock_is_released_by_a_run_that_fails(tmp_path, monkeypatch):
+def test_a_lock_is_released_by_a_run_that_fails(tmp_path, monkeypatch, undisturbed):
     from fl_core.rounds.engine import Engine
 
     def failing(self):
@@ -103,7 +98,7 @@ def test_a_lock_is_released_by_a_run_that_fails(tmp_path, monkeypatch):
         with pytest.raises(RunError, match="on fire"):
             runner.run(CONFIG, tmp_path / "run")
     runner.resume(tmp_path / "run")
-    assert contents(tmp_path / "run") == undisturbed(tmp_path)
+    assert contents(tmp_path / "run") == undisturbed
 
 
 def test_of_two_that_begin_at_once_one_is_refused(tmp_path):

@@ -15,24 +15,11 @@ import torch
 
 from fedlayers.cli import app as cli
 from fl_core import storage
-from fl_core.config import RunConfig
 from fl_core.records.store import Run
 from fl_core.rounds.engine import Engine
 from fl_core.run import runner
-from tests.faults.conftest import SMALL
+from tests.faults.conftest import CONFIG, SMALL
 from tests.faults.injected import FailingOS, contents
-
-CONFIG = RunConfig(
-    algorithm="fedper", rounds=3, epochs=1, checkpoint_every=1, eval_every=2
-)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    """The files of a run that nothing disturbed."""
-    path = tmp_path_factory.mktemp("undisturbed") / "run"
-    runner.run(CONFIG, path)
-    return contents(path)
 
 
 @pytest.mark.parametrize("how", ["backwards", "to and fro", "standing still"])
