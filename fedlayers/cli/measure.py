@@ -20,9 +20,6 @@ from fl_core.storage import check_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from torch import nn
-
-    from fl_core.run.task import Task
 
 
 NEEDS = {
@@ -175,10 +172,19 @@ class Diagnose(OfRun):
             if self.models is None:
                 report = measure.diagnose_task(task, metrics, **how)
             else:
-                number, stored = self._stored_models(self.models, task)
+                from diagnostics.load_weights import load_clients
+
+                found = load_clients(
+                    self.models,
+                    self.pattern,
+                    lambda: copy.deepcopy(task.model),
+                    by_position=self.by_position,
+                )
+                number = int(self.round) if self.round.isdigit() else max(found)
+                check_known("round of --models", str(number), map(str, found))
                 context = {"round": number, "model": "local", "run": self.models.name}
                 report = measure.diagnose_models(
-                    task, stored, metrics, context=context, **how
+                    task, found[number], metrics, context=context, **how
                 )
         rows = self.out / ROWS
         if rows.exists():
@@ -200,22 +206,6 @@ class Diagnose(OfRun):
         print(f"{title}\n\n{report.text(list(chosen))}\n")
         print(*notes, f"rows: {rows}", sep="\n")
         return {"notes": notes, "rows": records(report.frame)}
-
-    def _stored_models(
-        self, folder: Path, task: Task
-    ) -> tuple[int, dict[str, nn.Module]]:
-        """Return the models of a folder, and their round."""
-        from diagnostics.load_weights import load_clients
-
-        found = load_clients(
-            folder,
-            self.pattern,
-            lambda: copy.deepcopy(task.model),
-            by_position=self.by_position,
-        )
-        number = int(self.round) if self.round.isdigit() else max(found)
-        check_known("round of --models", str(number), map(str, found))
-        return number, found[number]
 
 
 class Select(Command):

@@ -168,7 +168,8 @@ def arm_of(name: str | LayerPlan, layers: tuple[Layer, ...], algorithm: str) -> 
         return Arm(f"plan_{plan.digest[:6]}", algorithm, plan)
     name = OLD.get(name, name)
     over, _, cut = name.rpartition(":")
-    if over and _is_cut(cut):
+    known = cut in CUTS or cut in OLD or cut in PARTS or cut.endswith(".json")
+    if over and (known or _COUNTED.fullmatch(cut)):
         cut = OLD.get(cut, cut)
         return Arm(name, over, _plan(cut, layers, over))
     if name in ALGORITHMS or is_outside(name):
@@ -217,8 +218,3 @@ def _checked(plan: LayerPlan, layers: Sequence[Layer]) -> LayerPlan:
     """Return a plan that fits, without own epochs: they are chosen again."""
     plan.check_tensors(tensor for layer in layers for tensor in layer.tensors)
     return plan.with_shared(plan.shared, detail={})
-
-
-def _is_cut(text: str) -> bool:
-    named = text in CUTS or text in OLD or text in PARTS or text.endswith(".json")
-    return named or _COUNTED.fullmatch(text) is not None

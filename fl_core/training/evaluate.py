@@ -103,9 +103,14 @@ def scores(
         return {"loss": value, **_of_positions(outputs, loss.labels(y), loss)}
     logits = loss.logits(outputs).double().numpy()
     if loss.task == REGRESSION:
+        target = y.double().numpy()
+        errors = logits.reshape(y.shape) - target
+        spread = float(((target - target.mean(axis=0)) ** 2).sum())
         return {
             "loss": value,
-            **_of_numbers(logits.reshape(y.shape), y.double().numpy()),
+            "mse": float((errors**2).mean()),
+            "mae": float(np.abs(errors).mean()),
+            "r2": 1 - float((errors**2).sum()) / spread if spread > 0 else math.nan,
         }
     if loss.task == MULTILABEL:
         return {"loss": value, **_of_labels(logits, y.numpy() > 0)}
@@ -202,17 +207,6 @@ def _areas(
     precision = (positive * (reached / (place + 1))).sum(axis=1) / total
     area = (~positive * (above + reached)).sum(axis=1) / (2 * total * (n - total))
     return float(area.mean()), float(precision.mean())
-
-
-def _of_numbers(predicted: Array, target: Array) -> dict[str, float]:
-    errors = predicted - target
-    spread = float(((target - target.mean(axis=0)) ** 2).sum())
-    r2 = 1 - float((errors**2).sum()) / spread if spread > 0 else math.nan
-    return {
-        "mse": float((errors**2).mean()),
-        "mae": float(np.abs(errors).mean()),
-        "r2": r2,
-    }
 
 
 def _of_positions(outputs: Tensor, y: Tensor, loss: FittedLoss) -> dict[str, float]:
