@@ -5,33 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pytest
 
 import fedlayers as fl
-from fedlayers.cli import app as cli
 from fl_core.data.named.small import COLUMNS
 
 
-@pytest.fixture
-def terminal(tmp_path, monkeypatch, capsys):
-    """Runs a command line in a folder of its own; gives what it said, or the line with which it was refused."""
-    monkeypatch.chdir(tmp_path)
-
-    def say(line, code=0):
-        capsys.readouterr()
-        try:
-            cli.main(line.split())
-            left = 0
-        except SystemExit as end:
-            left = end.code or 0
-        out, err = capsys.readouterr()
-        assert left == code, err
-        return err.splitlines()[-1] if code else out
-
-    return say
-
-
-def test_a_choice_gives_models_to_all_clients_without_its_tables(terminal):
+def test_a_choice_gives_models_to_all_clients_without_its_tables(fedlayers):
     """The folder of models predicts a folder of tables, each client by its own model."""
     wards = Path("wards")
     wards.mkdir()
@@ -43,10 +22,10 @@ def test_a_choice_gives_models_to_all_clients_without_its_tables(terminal):
             wards / f"{name}.csv", index=False
         )
     race = "--label-column died --rounds 2 --lr 0.01 --arms nothing all --out out"
-    terminal(f"choose --dataset wards {race}")
+    fedlayers(f"choose --dataset wards {race}")
     wards.rename("new")
-    terminal("export out --baseline linear_own --out simple")
-    assert terminal("predict simple --data new").startswith("120 predictions")
+    fedlayers("export out --baseline linear_own --out simple")
+    assert fedlayers("predict simple --data new").startswith("120 predictions")
     said = pd.read_csv("predictions.csv")
     assert said.groupby("client")["sample"].count().to_dict() == {
         "north": 60,
@@ -59,23 +38,23 @@ def test_a_choice_gives_models_to_all_clients_without_its_tables(terminal):
     assert (pd.Series(own.labels) == truth).mean() > 0.9
     stored = json.loads(Path("out/choice.json").read_text())
     if stored["run"]:
-        terminal("export out --client north --out north.safetensors")
+        fedlayers("export out --client north --out north.safetensors")
     else:
-        assert "--baseline linear_own" in terminal("export out --out own", code=2)
+        assert "--baseline linear_own" in fedlayers.refused("export out --out own")
     for line, message in (
         ("export out --baseline boosting_own --out b", "known: linear_own"),
         ("export out --baseline linear_own --round 1 --out b", "round must be left"),
         ("export out --baseline linear_own --out b.safetensors", "--client"),
         ("export simple --baseline linear_own --out b", "fedlayers choose"),
-        ("predict simple/north.safetensors --data new", "got 'south 1'"),
-        ("predict simple --data new/north.csv", "must be a folder"),
+        ("predict simple/north.safetensors --data new --out said.csv", "got 'south 1'"),
+        ("predict simple --data new/north.csv --out said.csv", "must be a folder"),
     ):
-        assert message in terminal(line, code=2), line
+        assert message in fedlayers.refused(line), line
 
 
-def test_a_model_leaves_its_run_and_labels_new_rows(terminal):
-    terminal("run --algorithm fedper --rounds 1 --out run")
-    assert "va.safetensors.json" in terminal(
+def test_a_model_leaves_its_run_and_labels_new_rows(fedlayers):
+    fedlayers("run --algorithm fedper --rounds 1 --out run")
+    assert "va.safetensors.json" in fedlayers(
         "export run --client va --out va.safetensors"
     )
     heads = list(COLUMNS)
@@ -83,7 +62,7 @@ def test_a_model_leaves_its_run_and_labels_new_rows(terminal):
         "new.csv", index=False
     )
     for scores, columns in (("probability", 7), ("logit", 7), ("none", 2)):
-        assert "2 predictions: said.csv" in terminal(
+        assert "2 predictions: said.csv" in fedlayers(
             f"predict va.safetensors --data new.csv --scores {scores} --out said.csv"
         )
         said = pd.read_csv("said.csv", dtype={"predicted": str})
@@ -106,5 +85,5 @@ def test_a_model_leaves_its_run_and_labels_new_rows(terminal):
         ),
         ("predict run --data new.csv", "run must have exported models"),
     ):
-        assert message in terminal(line, code=2), line
+        assert message in fedlayers.refused(line), line
     assert Path("new.csv").read_text().startswith("age,sex")

@@ -5,13 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.fedlayers import command
 from tests.fl_core.made import frame, written
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def changed(value):
@@ -46,18 +40,11 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize(("table", "words", "answers"), ANSWERS)
-def test_an_answer_is_one_line_that_says_what_to_do(
-    table,
-    words,
-    answers,
-    capsys,
-):
+def test_an_answer_is_one_line_that_says_what_to_do(fedlayers, table, words, answers):
     path = written(Path("t.csv"), table).absolute()
     data = f"--dataset {path}"
-    with pytest.raises(SystemExit, match="2"):
-        command(f"run --rounds 1 {words if HEART in words else f'{data} {words}'}")
-    text = capsys.readouterr().err
-    assert text.count("\n") == 1
+    asked = words if HEART in words else f"{data} {words}"
+    text = fedlayers.refused("run --rounds 1", asked)
     assert str(path) not in text, "a path below the working folder is relative"
     for answer in answers:
         assert answer in text

@@ -15,6 +15,7 @@ from fl_core.records.store import Run
 from fl_core.run import runner
 from fl_core.run.own_code import digest_of
 from fl_core.run.restore import load_models
+from tests.faults.injected import contents
 
 HELPERS = "RATE = 0.5\n\ndef act():\n    return nn.ReLU()\n"
 SOURCE = """
@@ -120,17 +121,13 @@ def test_a_run_does_not_go_on_with_edited_code(imported, capsys):
     imported()
     runner.run(NAMED, "run", progress=False, until=1)
     imported("nn.ReLU()", "nn.Tanh()")
-    before = {
-        path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()
-    }
+    before = contents(Path("run"), ())
     with pytest.raises(SystemExit):
         main(["resume", "run", "--allow-code", "mine:Net"])
     said = capsys.readouterr().err.strip()
     assert "other code of its layers, model" in said
     assert "--allow-changed-code" in said
-    assert before == {
-        path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()
-    }
+    assert before == contents(Path("run"), ())
     with pytest.warns(UserWarning, match="other code of its layers, model"):
         load_models("run", which="global", allow_code="mine:Net")
     main(["resume", "run", "--allow-code", "mine:Net", "--allow-changed-code"])
