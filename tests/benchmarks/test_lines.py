@@ -15,6 +15,7 @@ from benchmarks import lines
             9,
         ),
         ('TEXT = """two\nlines"""\n', 3),
+        ("f'{f\"{1}\"} {2:{3}}' + f(x)\n", 6),
     ],
 )
 def test_tokens_of_code_are_counted(source, count):
