@@ -190,16 +190,14 @@ def features_of(
 
     See :func:`collect`.
     """
-    how = measurement
-    data = subject.data if data is None else data
     return collect(
         subject.model,
         paths,
-        data,
+        subject.data if data is None else data,
         samples=samples,
-        batch=how.batch,
-        seed=how.seed,
-        mode=how.mode,
+        batch=measurement.batch,
+        seed=measurement.seed,
+        mode=measurement.mode,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from fl_core.errors import NonFiniteError
 from fl_core.layers import Layer
 from fl_core.rows import CLASSIFICATION
+from fl_core.seeds import numpy_generator
 from fl_core.statistics import Estimate, halves, stratified_mean
 
 from .copies import EPOCHS, Array, Mask, Tuner, crosswise
@@ -19,6 +21,7 @@ from .copies import EPOCHS, Array, Mask, Tuner, crosswise
 GRID = (*EPOCHS, 8)
 BY_CLIENT = 8
 """The clients from which the error of a share is one over clients."""
+RESAMPLES = 1000
 
 
 def every(layers: Sequence[Layer]) -> frozenset[str]:
@@ -87,16 +90,23 @@ class Profile:
         return stratified_mean(values, held.weight, held.group, held.client)
 
     def share(self, part: Gain, whole: Gain) -> Estimate:
-        """Return the ratio of two mean gains, with its standard error by the delta method.
+        """Return the ratio of two mean gains. Its error is a quarter of the width of a bootstrap's middle 95 %.
 
-        From 8 clients on they are drawn, too: the error is one over clients.
+        A draw weighs groups within clients, from 8 clients on it weighs clients, by exponential numbers (Rubin 1981).
         """
-        held = self.tuner.held
-        below = self.mean(whole.nats).value
-        ratio = self.mean(part.nats).value / below
-        rest = (part.nats - ratio * whole.nats) / below
+        held, draws = self.tuner.held, numpy_generator(self.tuner.seed, "share")
+        unit, stratum = held.group, np.unique(held.client, return_inverse=True)[1]
         if len(self.tuner.train) >= BY_CLIENT:
-            found = stratified_mean(rest, held.weight, held.client)
-        else:
-            found = self.mean(rest)
-        return found._replace(value=ratio)
+            unit, stratum = stratum, np.zeros_like(stratum)
+        units, unit = np.unique(unit, return_inverse=True)
+        shares, ratios = np.bincount(stratum, held.weight), []
+        for _ in range(RESAMPLES):
+            weight = held.weight * draws.exponential(size=len(units))[unit]
+            parts, wholes = (
+                np.bincount(stratum, weight * each.nats) for each in (part, whole)
+            )
+            drawn = shares / np.bincount(stratum, weight)
+            ratios.append((drawn @ parts) / (drawn @ wholes))
+        low, high = np.quantile(ratios, (0.025, 0.975))
+        ratio = self.mean(part.nats).value / self.mean(whole.nats).value
+        return Estimate(ratio, float(high - low) / 4 or math.nan, math.nan)

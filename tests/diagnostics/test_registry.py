@@ -74,7 +74,6 @@ OWN = '''
 from dataclasses import dataclass
 
 from diagnostics.measurement import Measurement
-from diagnostics.select import rule
 from diagnostics.metrics.base import metric
 from fl_core.errors import UsageError
 from fl_core.rows import row
@@ -112,31 +111,6 @@ def loudness(measurement: Measurement, options: Loudness):
                             n_train=subject.n_train))
         measurement.tick(subject.client)
     return rows
-
-
-def gap(measurement):
-    """How far two clients are apart, without a decorator."""
-    a, b = measurement.subjects[:2]
-    return [
-        row("gap", 0.1 * place, client=a.client, client_b=b.client, layer=layer.name)
-        for place, layer in enumerate(measurement.layers, 1)
-    ]
-
-
-@metric(description="a distance that no other process knows", direction="0 = same", pairs=True, distance=True)
-def far(measurement):
-    return [{**r, "metric": "far"} for r in gap(measurement)]
-
-
-@rule(summary="share half of the layers")
-def half(values):
-    """Half of the layers, at least one."""
-    return max(len(values) // 2, 1)
-
-
-def all_of_them(values, threshold):
-    """Share every layer in use."""
-    return len(values)
 
 
 def none(values):

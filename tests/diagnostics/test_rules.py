@@ -119,10 +119,3 @@ def test_resamples_of_measurement_errors():
     assert found["of"] == "measurement errors"
     assert likely(found["cuts"]["l1"], probability)
     assert found["agreement"] == found["cuts"]["l2"]
-    both = curve(
-        {"a": [1.0, 1.2, 5.0, 25.0], "b": [1.0, 1.2, 5.0, 25.0]}, stderr={"a": 0.05}
-    )
-    assert (
-        stability(both, RULES["sensitivity_ratio"].cut, 1.25, 2, 0)["of"]
-        == "clients and measurement errors"
-    )

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections import Counter
 from dataclasses import asdict
 from itertools import pairwise
 
@@ -205,17 +204,13 @@ def test_by_hand():
 
 @pytest.mark.parametrize("rule", DECIDE)
 def test_what_a_rule_says_of_clients_and_thresholds(rule):
-    """Votes are the rule on one client. Of two clients a resample holds one, the other, or both (1/4, 1/4, 1/2)."""
+    """Votes are the rule on one client."""
     plan = select(measured(rows_of(seed=9)), rule, threshold=1.7)
-    why, found, expected = plan.why, plan.why.detail["stability"], Counter()
+    why = plan.why
     for client, values in SENSITIVITIES.items():
         alone = select(measured(rows_of({client: values}, seed=9)), rule, threshold=1.7)
         assert why.votes[client] == alone.shared[-1]
         assert alone.why.detail["stability"]["status"].startswith("one client")
-        expected[alone.shared[-1]] += 0.25
-    expected[plan.shared[-1]] += 0.5
-    assert found["cuts"] == pytest.approx(dict(expected), abs=0.1)
-    assert found["agreement"] == found["cuts"][plan.shared[-1]]
     assert LayerPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
     assert why.threshold == (None if rule == KNEE else 1.7)
     assert plan.cut == RULES[rule].cut(COMBINED, 1.7)

@@ -1,6 +1,7 @@
 """Copies of a shared model that clients tune, and what is said of their differences."""
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from diagnostics.metrics.base import METRICS
 from diagnostics.plots.maps import panels_of
 from diagnostics.tuning.copies import Held, Tuner, crosswise
 from diagnostics.tuning.differ import OWN, gains, neighbours, verdict
+from diagnostics.tuning.profile import Gain, Profile
 from fl_core import seeds, tree
 from fl_core.data.federated import Split
 from fl_core.layers import layers_of
@@ -255,6 +257,25 @@ def test_a_run_says_whether_its_clients_differ(kind, differs, tmp_path, capsys):
         assert panel.values.loc[10].tolist() == drawn.tolist()
         later = report.frame[report.frame["variant"] == "fall"]["value"]
         assert later.tolist() == rows[rows["variant"] == "fall"]["value"].tolist()
+
+
+@pytest.mark.parametrize("clients", [3, 9])
+def test_the_error_of_a_share_is_that_of_a_plain_bootstrap(clients):
+    """Draws take groups of each client; from eight clients on they take clients."""
+    draw = np.random.default_rng(0)
+    whole = draw.normal(1 + np.arange(clients)[:, None, None] / 4, 1, (clients, 12, 2))
+    part = draw.normal(0.5 * whole, 1)
+    each = np.arange(whole.size)
+    held = Held(torch.zeros(0), each // 24, np.ones(len(each)), each // 2)
+    tuner = SimpleNamespace(held=held, seed=0, training=TRAINING, train=[0] * clients)
+    found = Profile(tuner).share(*(Gain(gain.ravel(), each) for gain in (part, whole)))
+    ratios = []
+    for _ in range(1500):
+        rows = np.arange(clients)[:, None], draw.integers(12, size=(clients, 12))
+        rows = draw.integers(clients, size=clients) if clients > 7 else rows
+        ratios.append(part[rows].mean() / whole[rows].mean())
+    low, high = np.quantile(ratios, (0.025, 0.975))
+    assert found.error == pytest.approx((high - low) / 4, rel=0.12)
 
 
 def test_a_choice_is_scored_on_the_half_that_it_never_saw():
