@@ -98,10 +98,11 @@ class Monitor:
             )
         for client in models:
             check_known("client", client, self.data)
+        models = {client: models[client] for client in self.data if client in models}
         data = {client: self.data[client] for client in models}
-        options = {**self._options, "context": {"round": round}}
+        how = self._how | {"options": self._options | {"context": {"round": round}}}
         with about(f"round {round}"):
-            found = diagnose(models, data, self.metrics, options=options, **self._how)
+            found = diagnose(models, data, self.metrics, **how)
         if self.report is None:
             self.report = found
         elif found.header["bytes"] != self.report.header["bytes"]:

@@ -247,8 +247,7 @@ def planned(
     probes = [job for lr in rates for job in race.jobs_at(lr, ["all"], seeds[:1])]
     for job, each in zip(probes, assembled(probes, task), strict=True):
         tasks.setdefault(job.arm, each)
-    names = [arm.name for arm in racing]
-    begun = [job for lr in rates for job in race.jobs_at(lr, names)]
+    begun = [job for lr in rates for job in race.jobs_at(lr, [*tasks])]
     list(assembled([job for job in begun if job.path.exists()], task))  # checks them
     return replace(race, probes=probes)
 
@@ -342,7 +341,8 @@ def estimate_cost(
         own_epochs: of all clients after the runs, which no other run trains beside.
         step: the seconds of a step; timed by default.
     """
-    config = tasks[jobs[0].arm].config
+    first = tasks[jobs[0].arm]
+    config = first.config
     full = int(config.federation.rounds or 1)
     most = sum(job.until or full for job in jobs)
     waits = int(config.federation.patience or 0) * int(config.execution.eval_every or 1)
@@ -353,9 +353,9 @@ def estimate_cost(
     together = sum(map(operator.mul, ends, steps)) / _side_by_side(len(jobs), workers)
     epoch = sum(
         math.ceil(n / Training.of(config.training).batch_size)
-        for n in tasks[jobs[0].arm].data.weights
+        for n in first.data.weights
     )
-    step = step or seconds_a_step(tasks[jobs[0].arm])
+    step = step or seconds_a_step(first)
     seconds = step * (together + own_epochs * epoch)
     n_bytes = sum(map(operator.mul, ends, moved))
     whole = sum(ends) + own_epochs / max(1, int(config.training.epochs or 1))

@@ -27,18 +27,14 @@ STUDIES = {
 }
 HEART = fl.RunConfig(dataset="heart", algorithm="fedper", rounds=1)
 REFUSED = [
-    ("choose compare study tune", {"seeds": ()}, "seeds .*one"),
-    ("choose study", {"arms": []}, "arms .*one"),
     ("compare tune", {"seeds": (1, 1)}, "seeds .*1 twice"),
     ("choose compare", {"backend": "x"}, "backend .*'x'"),
     ("choose compare tune", {"score": "f1"}, "score .*'f1'"),
     ("choose tune", {"score": "c_index"}, "score of .*known: .*auroc"),
     ("choose study", {"config": HEART.with_keys(plan="auto")}, "plan"),
-    ("compare study tune", {"algorithms": ()}, "algorithms .*one"),
     ("compare tune", {"algorithms": ["fedprox"] * 2}, "fedprox .*twice"),
     ("compare study tune", {"options": {"fedrpox": {}}}, "'fedprox'"),
     ("compare", {"plan": {"fedper": None}}, "plan .*LayerPlan"),
-    ("compare study", {"algorithms": ["playrfl"]}, "mean 'playerfl'"),
     ("study", {"options": {"fedavg": {"mu": 1}}}, "fedavg must have no options"),
     ("study", {"config": HEART.with_keys(model="cifar_cnn")}, "cifar_cnn"),
     ("choose", {"config": HEART.with_keys(monitor="r2")}, "classification 'r2'"),

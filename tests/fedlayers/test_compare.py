@@ -263,15 +263,13 @@ def test_table_and_rows_are_those_of_the_runs(compared):
 
 
 def test_the_runs_of_a_seed_start_alike(compared):
+    starts = set()
     for seed in (0, 1):
-        headers = [
-            store.Run(compared / "runs" / f"{name}-{seed}").rows()[0] for name in NAMES
-        ]
-        assert len({(header["data"], header["checkpoint"]) for header in headers}) == 1
-    first, second = (
-        store.Run(compared / "runs" / f"fedrep-{seed}").rows()[0] for seed in (0, 1)
-    )
-    assert first["checkpoint"] != second["checkpoint"]
+        runs = [store.Run(compared / "runs" / f"{name}-{seed}") for name in NAMES]
+        headers = [run.rows()[0] for run in runs]
+        (start,) = {(header["data"], header["checkpoint"]) for header in headers}
+        starts.add(start)
+    assert len(starts) == 2
 
 
 def test_a_second_call_reads_what_is_finished(compared):
