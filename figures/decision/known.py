@@ -25,11 +25,14 @@ from figures.decision.known_plans import algorithms
 from figures.decision.known_runs import (
     CHOSEN,
     CONFIRMED,
+    CONVOLUTIONAL,
     DEALT,
     KNOWN,
     NATURAL,
     ROWS,
     SMALLER,
+    at_chance,
+    depth,
     ends,
     subsets,
 )
@@ -98,46 +101,50 @@ def score(rows: pd.DataFrame, name: str, seed: int, arm: str) -> float:
     return 100 * float(found.get("test", np.nan))
 
 
-ARMS = {
-    "all": ["all"],
-    "before": ["0", "0 1"],
-    "head": ["2", "1 2"],
-    "nothing": ["nothing"],
-}
-"""The local layers of each kind of plan, by number."""
+def arms(layers: int) -> dict[str, list[str]]:
+    """Return the local layers of each kind of plan, by number: the first ones, or the last ones."""
+    cuts = subsets(layers)
+    return {
+        "all": ["all"],
+        "before": [cut for cut in cuts if cut.startswith("0")],
+        "head": [cut for cut in cuts if cut.endswith(str(layers - 1))],
+        "nothing": ["nothing"],
+    }
 
 
 def plans_of(rows: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Return the accuracy of each kind of plan on a known data set (column), a line for each seed.
+    """Return the accuracy of each kind of plan on a known federation (column), a line for each seed.
 
     Of the plans of a kind it is the one with the best mean.
     """
-    seeds = sorted({seed for own, seed, _ in of(rows, "1 2") if own == name})
+    shared = of(rows, "whether")
+    runs = [key for key in of(rows, "1") if key[0] == name]
+    seeds = [key[1] for key in runs if not at_chance(shared[key])]
     found = {}
-    for kind, own in ARMS.items():
+    for kind, own in arms(depth(name)).items():
         table = pd.DataFrame(
             {arm: [score(rows, name, seed, arm) for seed in seeds] for arm in own}
         )
-        found[kind] = table[table.mean().idxmax()]
+        found[kind] = table[max(own, key=table.mean().get)]
     return pd.DataFrame(found)
 
 
 def truth(rows: pd.DataFrame) -> str:
-    """Return the accuracy of each kind of plan on the known data sets, means over seeds."""
+    """Return the accuracy of each kind of plan on known federations, means over seeds, and the better end."""
     lines = []
-    for name in KNOWN:
+    for name in (*KNOWN, *CONVOLUTIONAL):
         table = plans_of(rows, name)
-        gap = mean_interval(table["head"] - table["before"])
+        gap, low, high = mean_interval(table["head"] - table["before"])
         lines.append(
-            [
-                f"`{name}`",
-                *numbers(table.mean(), ".1f"),
-                f"{gap[0]:.1f} [{gap[1]:.1f}, {gap[2]:.1f}]",
-                str(len(table)),
-            ]
+            {
+                "federation": f"`{name}`",
+                **dict(zip(table, numbers(table.mean(), ".1f"), strict=True)),
+                "head minus before, 95 %": f"{gap:.1f} [{low:.1f}, {high:.1f}]",
+                "better end": "head" if low > 0 else "before" if high < 0 else "level",
+                "seeds": len(table),
+            }
         )
-    names = ["federation", *ARMS, "head minus before, 95 %", "seeds"]
-    return markdown(pd.DataFrame(lines, columns=names))
+    return markdown(pd.DataFrame(lines))
 
 
 def decisions(rows: pd.DataFrame) -> str:
@@ -152,10 +159,9 @@ def decisions(rows: pd.DataFrame) -> str:
         named = pd.Series([each["named"] for each in found.values()]).value_counts()
         own = 100 * np.mean([each["test"] for each in found.values()])
         prices = [each["price"] for each in found.values()]
-        each_arm = ["all", "nothing", *subsets(3)]
         truth = {
             local: np.mean([score(rows, name, seed, local) for seed in found])
-            for local in each_arm
+            for local in ("all", "nothing", *subsets(3))
         }
         best = np.nan if arm != "choose" else max(truth.values())
         lines.append(
@@ -202,7 +208,7 @@ def picture(rows: pd.DataFrame) -> Figure:
                 ends = [[mean - low], [high - mean]]
                 below.errorbar([k], [mean], ends, fmt="o", color=COLOURS[1], capsize=2)
             below.set_xticks(
-                range(len(ARMS)),
+                range(table.shape[1]),
                 ["all\nshared", "first\nlocal", "head\nlocal", "all\nlocal"],
             )
         axes[0, 0].set_ylabel("tuning it alone\nrecovers, nats")

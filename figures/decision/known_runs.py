@@ -112,6 +112,8 @@ CONVOLUTIONAL = tuple(
     for kind in ("labels", "shares", "turned", "inverted", "permuted", "neither")
 )
 """Federations of which every cut of a convolutional network is trained."""
+CHANCE = 0.99 * np.log(10)
+"""The validation loss from which a network has learned nothing of ten classes."""
 DEALT = (*CONFIRMED[:8], *KNOWN, *FURTHER)
 CONTRASTS = ((1.0, 0.0), (0.5, 0.0), (0.3, 0.35), (0.6, 0.4), (0.25, 0.7), (0.8, 0.1))
 """Factor of the contrast and brightness added, by client."""
@@ -162,7 +164,7 @@ def differences() -> Iterator[Job]:
     yield from decisions()
     for name in CONVOLUTIONAL:
         yield from (Job(name, "rate", TUNING, 0, lr) for lr in RATES)
-    yield from truths(SEEDS[:3], CONVOLUTIONAL)
+    yield from truths(SEEDS[:5], CONVOLUTIONAL)
 
 
 def decisions() -> Iterator[Job]:
@@ -177,8 +179,12 @@ def decisions() -> Iterator[Job]:
 def truths(seeds: Sequence[int], names: Sequence[str] = KNOWN) -> Iterator[Job]:
     """Yield the runs of every plan of a known federation."""
     for seed, name in itertools.product(seeds, names):
-        layers = NETWORKS[name.split()[0]][2] if name in CONVOLUTIONAL else 3
-        yield from (Job(name, arm, seed) for arm in ("whether", *subsets(layers)))
+        yield from (Job(name, arm, seed) for arm in ("whether", *subsets(depth(name))))
+
+
+def depth(name: str) -> int:
+    """Return the count of layers of a federation's network."""
+    return NETWORKS.get(name.split()[0], NETWORKS["mlp"])[2]
 
 
 def subsets(layers: int) -> list[str]:
@@ -192,7 +198,7 @@ def subsets(layers: int) -> list[str]:
 
 def ends(name: str) -> list[str]:
     """Return a federation's two arms of the decision: the head local, and the first half of the rest local."""
-    layers = NETWORKS[name.split()[0]][2]
+    layers = depth(name)
     return [str(layers - 1), " ".join(map(str, range(layers // 2)))]
 
 
@@ -444,6 +450,12 @@ def rate(rows: pd.DataFrame, name: str) -> float:
     return float(its.loc[found.idxmin(), "lr"])
 
 
+def at_chance(found: dict[str, Any]) -> bool:
+    """Return whether neither sharing all layers nor training alone learns anything, so that no plan is compared."""
+    arms = ("all", "nothing")
+    return min(found.get(arm, {}).get("validation", 0) for arm in arms) > CHANCE
+
+
 def main(hours: float = 24.0, arm: str = "") -> None:
     """Do the jobs without a row.
 
@@ -458,7 +470,10 @@ def main(hours: float = 24.0, arm: str = "") -> None:
         for r in rows.itertuples()
     }
     for job in jobs():
+        its = where(rows, federation=job.federation, arm="whether", seed=job.seed)
         if tuple(job) in done or not job.arm.startswith(arm):
+            continue
+        if any(at_chance(json.loads(found)) for found in its["found"]):
             continue
         if rows["seconds"].sum() > 3600 * hours:
             return
