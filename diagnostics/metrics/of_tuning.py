@@ -175,7 +175,7 @@ def layer_tuning(measurement: Measurement, options: LayerTuning) -> list[Row]:
     - *Rows*: ``fall`` in nats and ``gain`` in points of accuracy by client and layer, and of the network; those of
       ``all`` layers and of ``statistics`` (no weight trains, batch statistics are taken again) have no layer; ``share``
       is G(S) / G(all), G the mean by training samples, where a difference is shown. Its error is a quarter of the
-      width of a bootstrap's middle 95 %: samples (groups) are drawn within clients, from 8 clients on clients.
+      width of a bootstrap's middle 95 %. That draws samples (groups) within clients, or from 8 clients on the clients.
     - *Shown*: where ``clients_differ`` says so of own epochs, in loss. Its null is exact, unlike that of dealt samples,
       which the shared model has not seen as such.
     - ``price``: floating-point operations over those of one run that shares all layers. It is printed before.

@@ -352,7 +352,8 @@ def spectral_density(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
     """Draw the density of a Hessian's eigenvalues: how many lie in each of 50 ranges, a line a client.
 
     Args:
-        frame: rows of ``hessian_spectrum``, measured with its option ``density``.
+        frame: rows of ``hessian_spectrum``, measured with its options ``density=True`` and ``k=60``. With a small ``k``
+            there are few values, and the picture shows only these.
 
     Raises:
         UsageError: there are no such rows, or they are of several layers.
@@ -361,7 +362,7 @@ def spectral_density(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
     weights = rows["variant"].str.startswith("weight")
     if not weights.any():
         raise UsageError(
-            "rows of hessian_spectrum must have weights; got none. Measure with its option density=True."
+            "rows of hessian_spectrum must have weights; got none. Measure with its options density=True and k=60."
         )
     count = (rows["value"] * rows["n_params"])[weights]
     values = rows[~weights].assign(count=count.to_numpy())

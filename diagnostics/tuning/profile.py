@@ -92,7 +92,8 @@ class Profile:
     def share(self, part: Gain, whole: Gain) -> Estimate:
         """Return the ratio of two mean gains. Its error is a quarter of the width of a bootstrap's middle 95 %.
 
-        A draw weighs groups within clients, from 8 clients on it weighs clients, by exponential numbers (Rubin 1981).
+        Each draw has exponential weights (Rubin 1981): of the groups within each client, or from 8 clients on of the
+        clients.
         """
         held, draws = self.tuner.held, numpy_generator(self.tuner.seed, "share")
         unit, stratum = held.group, np.unique(held.client, return_inverse=True)[1]

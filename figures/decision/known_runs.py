@@ -470,9 +470,9 @@ def main(hours: float = 24.0, arm: str = "") -> None:
         for r in rows.itertuples()
     }
     for job in jobs():
-        its = where(rows, federation=job.federation, arm="whether", seed=job.seed)
         if tuple(job) in done or not job.arm.startswith(arm):
             continue
+        its = where(rows, federation=job.federation, arm="whether", seed=job.seed)
         if any(at_chance(json.loads(found)) for found in its["found"]):
             continue
         if rows["seconds"].sum() > 3600 * hours:
