@@ -28,9 +28,7 @@ from figures.decision.known_runs import (
     CONVOLUTIONAL,
     DEALT,
     KNOWN,
-    NATURAL,
     ROWS,
-    SMALLER,
     at_chance,
     depth,
     ends,
@@ -52,6 +50,8 @@ SIGNALS = (
     "gradient conflict",
 )
 ALIKE = "known_neither"
+SMALLER = (20, 30, 40, 60, 80, 120, 160)
+"""Training and validation samples of a client of smaller known data sets."""
 
 
 def read() -> pd.DataFrame:
@@ -228,7 +228,8 @@ def plans(rows: pd.DataFrame, name: str) -> list[float]:
 
 def natural(rows: pd.DataFrame) -> str:
     """Return verdicts and plans of the natural federations that are done."""
-    return confirmation(rows, NATURAL)
+    names = [name for name in rows["federation"] if "natural" in name]
+    return confirmation(rows, names)
 
 
 def confirmation(rows: pd.DataFrame, names: Sequence[str] = CONFIRMED) -> str:

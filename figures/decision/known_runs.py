@@ -2,20 +2,21 @@
 
     python -m figures.decision.known_runs [--hours 2]
 
-``REGISTERED_KNOWN.md`` says what is asked. A job is one row of ``known.parquet``. They begin in the order of
-:func:`jobs`. A job with a row is skipped, so a stopped call goes on. One core does one job after the other.
+``REGISTERED_KNOWN.md`` says what is asked, and ``REGISTERED_ADAPTERS.md`` of adapters. A job is one row of
+``known.parquet``. They begin in the order of :func:`jobs`. A job with a row is skipped, so a stopped call goes on.
+One core does one job after the other. Commit 38f55f44 is the last with the code of natural federations, of smaller
+samples and of what each command says. Their rows stay.
 The data lie below ``FEDLAYERS_DATA_ROOT``.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
-import os
 import time
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,10 +29,12 @@ import tyro
 import fedlayers as fl
 from diagnostics.null import null_data
 from diagnostics.tuning import differ as whether
-from diagnostics.tuning.copies import SAMPLES, Tuner
-from figures.decision.known_signals import chosen, commands, inputs_differ, signals
+from diagnostics.tuning.copies import EPOCHS, SAMPLES, Tuner
+from diagnostics.tuning.profile import every
+from figures.decision import known_tweets as tweets
+from figures.decision.known_signals import chosen, inputs_differ, parts, signals
 from figures.recipe import where
-from fl_core.data.federated import ClientData, FederatedData, Split, gather
+from fl_core.data.federated import FederatedData, gather
 from fl_core.data.named.known import KINDS, coded_labels, permuted_inputs
 from fl_core.data.partitions import SPLITS, Partition
 from fl_core.data.sources import Source
@@ -46,7 +49,12 @@ RATES, TUNING, SEEDS, DRAWS = (0.001, 0.003, 0.01, 0.03), 90, tuple(range(10)), 
 FIRST_UNSEEN, TEST, PROFILED = 30_000, 300, 20
 ATTEMPTS = 10
 """Draws of class shares until there are pictures enough."""
-SIZES = {240: (6, 240, 100, 40), 120: (6, 120, 50, 60), 60: (12, 60, 40, 80)}
+SIZES = {
+    240: (6, 240, 100, 40),
+    120: (6, 120, 50, 60),
+    64: (6, 64, 60, 10),
+    60: (12, 60, 40, 80),
+}
 """Training samples of a client: clients, training and validation samples of each, rounds."""
 NETWORKS: dict[str, tuple[str, dict[str, Any], int]] = {
     "mlp": ("mlp", {}, 3),
@@ -54,13 +62,12 @@ NETWORKS: dict[str, tuple[str, dict[str, Any], int]] = {
     "resnet": ("resnet8", {}, 5),
     "heart": ("heart_mlp", {}, 4),
     "words": ("text_transformer", {"width": 128}, 4),
+    "lora": (f"{tweets.__name__}:{tweets.last_blocks.__name__}", {}, 9),
 }
 """Model, its options, and its count of layers."""
 KNOWN = tuple(f"known_{kind}" for kind in KINDS)
 CHOSEN = (*KNOWN, "coded_digits")
 """Data sets on which decisions are held against the truth."""
-SMALLER = (20, 30, 40, 60, 80, 120, 160)
-"""Training and validation samples of a client of smaller known data sets."""
 CONFIRMED = (
     "mlp mnist labels 240 10",
     "mlp mnist labels 60 10",
@@ -88,17 +95,6 @@ CONFIRMED = (
     "resnet cifar10 turned 60 10",
 )
 """The federations of the confirmation: network, source, what differs, training samples a client, classes."""
-NATURAL = (
-    "heart heart natural 240 5",
-    "words airline_tweets natural 240 3",
-    "mlp airline_tweets natural 240 3",
-    "cnn pacs natural 240 7",
-    "cnn pacs natural 60 7",
-    "cnn fed_isic natural 240 4",
-    "cnn fed_isic natural 60 4",
-    "resnet pacs natural 240 7",
-)
-"""Federations of which the answer is not known."""
 FURTHER = (
     "mlp fashion labels 240 10",
     "mlp fashion turned 240 10",
@@ -112,6 +108,11 @@ CONVOLUTIONAL = tuple(
     for kind in ("labels", "shares", "turned", "inverted", "permuted", "neither")
 )
 """Federations of which every cut of a convolutional network is trained."""
+ADAPTED = tuple(
+    f"lora airline_tweets {kind} 64 3"
+    for kind in ("neither", "labels", "words", "shares")
+)
+"""Federations of a pretrained encoder with adapters. The first one has the rate of all."""
 CHANCE = 0.99 * np.log(10)
 """The validation loss from which a network has learned nothing of ten classes."""
 DEALT = (*CONFIRMED[:8], *KNOWN, *FURTHER)
@@ -155,23 +156,20 @@ def differences() -> Iterator[Job]:
         yield Job(name, "differ", seed)
     yield from (Job(name, "differ", 0) for name in CONFIRMED[8:])
     yield from (Job(name, "profile", 0) for name in (*KNOWN, *CONFIRMED[8:]))
-    for name, seed in itertools.product((KNOWN[0], KNOWN[3]), SEEDS):
-        yield from (Job(name, f"size {size}", seed) for size in SMALLER)
-    yield from (Job(name, "commands", 0) for name in KNOWN)
-    for name in NATURAL:
-        arms = ("whether", "differ", *ends(name))
-        yield from (Job(name, arm, 0) for arm in arms)
     yield from decisions()
     for name in CONVOLUTIONAL:
         yield from (Job(name, "rate", TUNING, 0, lr) for lr in RATES)
     yield from truths(SEEDS[:5], CONVOLUTIONAL)
+    yield from (Job(ADAPTED[0], "rate", TUNING, 0, lr) for lr in RATES[1:3])
+    for seed, name in itertools.product(SEEDS[:2], ADAPTED):
+        arms = ("whether", *ends(name), "profile")
+        yield from (Job(name, arm, seed) for arm in arms)
 
 
 def decisions() -> Iterator[Job]:
-    """Yield the decisions of ``choose``, the truth of their last data set, and decisions on few samples."""
-    for seed in SEEDS:
-        yield from (Job(name, "choose", seed) for name in CHOSEN)
-        yield Job("known_inputs", "choose 60", seed)
+    """Yield the decisions of ``choose``, and the truth of their last data set."""
+    for seed, name in itertools.product(SEEDS, CHOSEN):
+        yield Job(name, "choose", seed)
     for job in truths(SEEDS, CHOSEN[-1:]):
         yield job._replace(lr=RATES[2])  # the data set's own
 
@@ -207,14 +205,15 @@ def ends(name: str) -> list[str]:
 
 def pictures(source: str) -> tuple[Any, Any]:
     """Return pictures uint8 [n, H, W] or [n, H, W, 3] that no threshold saw, and their labels."""
-    root = Path(os.environ["FEDLAYERS_DATA_ROOT"])
+    if source == "airline_tweets":
+        return tweets.tweets()
     if source == "cifar10":
-        file = np.load(root / "cifar10.npz")
+        file = np.load(tweets.place("cifar10.npz"))
         order = np.random.default_rng(0).permutation(len(file["y_train"]))
         unseen = order[FIRST_UNSEEN:]  # the file has one class after the other
         return file["x_train"][unseen], file["y_train"][unseen].astype(int)
     kind = {"mnist": "MNIST", "fashion": "FashionMNIST"}[source]
-    data = getattr(torchvision.datasets, kind)(root)
+    data = getattr(torchvision.datasets, kind)(tweets.place(""))
     return data.data.numpy()[FIRST_UNSEEN:], data.targets.numpy()[FIRST_UNSEEN:]
 
 
@@ -233,18 +232,19 @@ def changed(x: Any, y: Any, kind: str, client: int, classes: int) -> tuple[Any, 
     elif kind == "contrast":
         factor, added = CONTRASTS[client % len(CONTRASTS)]
         x = np.clip(x * factor + 255 * added, 0, 255).astype(np.uint8)
+    elif kind == "words":
+        x = tweets.coded_words(x, client) if client % 2 else x
     return x, y
 
 
+@functools.lru_cache(maxsize=1)
 def federation(name: str, seed: int = 0) -> tuple[FederatedData, str, int]:
     """Return the samples of a federation, drawn by its name and a seed, its network and its rounds."""
     network, source, kind, size, count = name.split()
     clients, train, validation, rounds = SIZES[int(size)]
-    if kind == "natural":
-        return natural(source, network, train), network, rounds
     x, y = pictures(source)
     classes = int(count)
-    y = y if classes == 10 else (y < 5).astype(int)
+    y = (y < 5).astype(int) if classes == 2 else y
     draw = np.random.default_rng(zlib.crc32(name.encode()) + seed)
     shares = np.full((clients, classes), 1 / classes)
     if kind == "shares":
@@ -273,50 +273,12 @@ def federation(name: str, seed: int = 0) -> tuple[FederatedData, str, int]:
         parts = [at + np.arange(a, b) for a, b in itertools.pairwise(ends)]
         indices[f"client {client + 1}"] = dict(zip(SPLITS, parts, strict=True))
         at += len(label)
-    made = Source(
-        name, np.concatenate(xs), np.concatenate(ys), tuple(map(str, range(classes)))
-    )
+    samples = np.concatenate(xs)
+    if network == "lora":
+        samples = tweets.states(samples)
+    made = Source(name, samples, np.concatenate(ys), tuple(map(str, range(classes))))
     dealt = Partition("known", {}, 0, indices, len(made.y), made.digest)
     return gather(made, dealt), network, rounds
-
-
-def natural(source: str, network: str, train: int) -> FederatedData:
-    """Return a named data set by its natural clients, each with that many training samples if it has them.
-
-    An MLP on texts gets counts of words, hashed to 512 columns.
-    """
-    config = fl.RunConfig(dataset=source, clients=None)
-    data = smaller(fl.assemble(config).data, train + train // 4, 0)
-    if network != "mlp":
-        return data
-
-    def counted(split: Split) -> Split:
-        words = torch.nn.functional.one_hot(split.x % 512, 512).sum(1)
-        return replace(split, x=words.float())
-
-    clients = [
-        ClientData(each.name, *(counted(each.split(name)) for name in SPLITS))
-        for each in data.clients
-    ]
-    digest = f"{data.digest} counts"
-    return replace(
-        data, clients=tuple(clients), shape=(512,), words=None, digest=digest
-    )
-
-
-def smaller(data: FederatedData, size: int, seed: int) -> FederatedData:
-    """Return a federation with fewer samples a client, drawn by the seed; a fifth of them validates."""
-    draw = np.random.default_rng(seed)
-    counts = {"train": size - size // 5, "validation": size // 5}
-    clients = []
-    for each in data.clients:
-        parts: Any = {}
-        for name, count in counts.items():
-            split = each.split(name)
-            own = draw.permutation(len(split))[:count]
-            parts[name] = Split(split.x[own], split.y[own])
-        clients.append(replace(each, **parts))
-    return replace(data, clients=tuple(clients), digest=f"{data.digest} {size} {seed}")
 
 
 def task_of(job: Job, lr: float) -> Task:
@@ -330,8 +292,6 @@ def task_of(job: Job, lr: float) -> Task:
     if job.federation in CHOSEN:
         task = fl.assemble(fl.RunConfig(dataset=job.federation, **how))
         data, config = task.data, task.config
-        if job.arm.startswith(("size", "choose ")):
-            data = smaller(data, int(job.arm.split()[1]), job.seed)
         how |= {
             "model": "mlp",
             "rounds": config.federation.rounds,
@@ -344,10 +304,11 @@ def task_of(job: Job, lr: float) -> Task:
             "model": model,
             "model_options": options,
             "rounds": rounds,
-            "batch_size": 32,
+            "batch_size": 16 if network == "lora" else 32,
+            "adapt": tweets.ADAPT if network == "lora" else None,
         }
     if job.arm == "profile":
-        how["rounds"] = PROFILED
+        how["rounds"] = min(how["rounds"], PROFILED)
     how["eval_every"] = how["checkpoint_every"] = how["rounds"]
     if job.draw:
         data = null_data(data, "clients", job.seed, job.draw)
@@ -382,46 +343,43 @@ def setting(task: Task, split: str) -> dict[str, Any]:
     }
 
 
-def own_epochs(task: Task, starts: list[Any], split: str) -> tuple[Tuner, torch.Tensor]:
-    """Return the outputs after 0, 1, 2 and 4 own epochs at a third of the rate and at the rate, [7, n, C]."""
-    tuning = Tuner(**setting(task, split), starts=starts)
-    lr = tuning.training.lr
-    every = frozenset(name for layer in task.layers for name in layer.tensors)
-    tuned = [tuning.outputs(every, rate) for rate in (lr / 3, lr)]
-    return tuning, torch.cat([tuning.start[None], *tuned])
-
-
 def scored(task: Task, starts: list[Any]) -> dict[str, float]:
-    """Return an arm's scores: own epochs are chosen by validation loss, accuracy and loss are of test samples."""
-    tuning, outputs = own_epochs(task, starts, "validation")
+    """Return an arm's scores: own epochs are chosen by validation loss, accuracy and loss are of test samples.
+
+    They are 0, 1, 2 or 4 at a third of the rate or at the rate.
+    """
+    tuning, tests = (
+        Tuner(**setting(task, split), starts=starts) for split in ("validation", "test")
+    )
+    rates = tuning.training.lr / 3, tuning.training.lr
+    tuned = [tuning.outputs(every(task.layers), rate) for rate in rates]
+    outputs = torch.cat([tuning.start[None], *tuned])
     losses = tuning.held.losses(task.criterion, outputs) @ tuning.held.weight
-    tests, on_test = own_epochs(task, starts, "test")
-    right = tests.held.right(on_test) @ tests.held.weight
-    loss = tests.held.losses(task.criterion, on_test) @ tests.held.weight
     best = int(losses.argmin())
+    after = tests.start
+    if best:
+        rate, epochs = [*itertools.product(rates, EPOCHS)][best - 1]
+        after = tests.outputs(every(task.layers), rate, (epochs,))[0]
+    held = tests.held
     return {
         "validation": losses[best],
         "own": best,
-        "test": right[best],
-        "loss": loss[best],
+        "test": held.right(after) @ held.weight,
+        "loss": held.losses(task.criterion, after) @ held.weight,
         "plain_validation": losses[0],
-        "plain_test": right[0],
+        "plain_test": held.right(tests.start) @ held.weight,
     }
 
 
 def measured(job: Job, lr: float) -> dict[str, Any]:
     """Do a job."""
-    if job.arm == "commands":
-        return commands(job.federation, job.seed)
     if job.arm == "choose":
         return chosen(dataset=job.federation, seed=job.seed)
     task = task_of(job, lr)
-    if job.arm.startswith("choose"):
-        return chosen(data=task.data, model="mlp", seed=job.seed, rounds=40, lr=lr)
     layers = range(len(task.layers))
     if job.arm == "profile":
         own = {"samples": SAMPLES, "starts": trained(task, [])}
-        signs = signals(setting(task, "validation") | own, task.layers)
+        signs = signals(setting(task, "validation") | own, parts(task.layers))
         return signs | {"inputs differ": inputs_differ(task.data)}
     if job.arm == "rate":
         return scored(task, trained(task, []))
@@ -433,17 +391,17 @@ def measured(job: Job, lr: float) -> dict[str, Any]:
     found: dict[str, Any] = {
         f"{what}, {score}": each[:2] for (what, score), each in gains.items()
     }
-    if job.arm != "whether":
-        return found | {
-            f"verdict, {score}": whether.verdict(gains, score)
-            for score in ("loss", "accuracy")
-        }
-    return found | {"all": scored(task, shared), "nothing": scored(task, alone)}
+    for score in ("loss", "accuracy"):
+        found[f"verdict, {score}"] = whether.verdict(gains, score)
+    if job.arm == "whether":
+        found |= {"all": scored(task, shared), "nothing": scored(task, alone)}
+    return found
 
 
 def rate(rows: pd.DataFrame, name: str) -> float:
     """Return the rate of a federation: the one of FedAvg with the lowest validation loss, or the registered one."""
-    its = where(rows, federation=name, arm="rate")
+    tuned = ADAPTED[0] if name in ADAPTED else name
+    its = where(rows, federation=tuned, arm="rate")
     if its.empty:
         return RATES[1]
     found = its["found"].map(lambda text: json.loads(text).get("validation", np.inf))
@@ -456,12 +414,12 @@ def at_chance(found: dict[str, Any]) -> bool:
     return min(found.get(arm, {}).get("validation", 0) for arm in arms) > CHANCE
 
 
-def main(hours: float = 24.0, arm: str = "") -> None:
+def main(hours: float = 24.0, name: str = "") -> None:
     """Do the jobs without a row.
 
     Args:
         hours: hours of processor time after which no further job begins, all calls together.
-        arm: how the names of the arms begin whose jobs are done.
+        name: how the names of the federations begin whose jobs are done.
     """
     torch.set_num_threads(1)
     rows = pd.read_parquet(ROWS)
@@ -470,7 +428,7 @@ def main(hours: float = 24.0, arm: str = "") -> None:
         for r in rows.itertuples()
     }
     for job in jobs():
-        if tuple(job) in done or not job.arm.startswith(arm):
+        if tuple(job) in done or not job.federation.startswith(name):
             continue
         its = where(rows, federation=job.federation, arm="whether", seed=job.seed)
         if any(at_chance(json.loads(found)) for found in its["found"]):

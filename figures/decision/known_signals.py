@@ -1,8 +1,8 @@
-"""What each command says of a known data set, and what signals say of each layer, all read from one shared model."""
+"""The decision on a known data set, and what signals say of each layer, all read from one shared model."""
 
 from __future__ import annotations
 
-import time
+import itertools
 from collections.abc import Sequence
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,51 +12,10 @@ import torch
 from sklearn.ensemble import ExtraTreesClassifier
 
 import fedlayers as fl
-from diagnostics.measure import diagnose_task
-from diagnostics.plots.maps import panels_of
 from diagnostics.tuning.copies import Tuner
 from diagnostics.tuning.profile import Profile, every
-from figures.recipe import where
 from fl_core.data.federated import FederatedData
 from fl_core.layers import Layer
-
-
-def commands(name: str, seed: int) -> dict[str, tuple[str, float]]:
-    """Return what each command says of a known data set, with its seconds of processor time."""
-    found: dict[str, tuple[str, float]] = {}
-    seconds = [time.process_time()]
-    asked: dict[str, Any] = {"dataset": name, "seed": seed}
-
-    def note(command: str, words: str) -> None:
-        seconds.append(time.process_time())
-        found[command] = words, seconds[-1] - seconds[-2]
-
-    with TemporaryDirectory() as folder:
-        note("hint", "shown" if fl.hint(**asked).skew.low > 0 else "not shown")
-        task = fl.assemble(fl.RunConfig(**asked))
-        plan = fl.select(diagnose_task(task, ["federation_sensitivity"]))
-        note("sensitivity_ratio", f"share {', '.join(plan.shared)}")
-        scores = []
-        for algorithm, model in (("fedavg", "global"), ("local", "local")):
-            out = f"{folder}/{algorithm}"
-            run = fl.run(
-                **asked, algorithm=algorithm, out=out, rounds=10, progress=False
-            )
-            at = {"metric": "accuracy", "split": "validation", "model": model}
-            rows = where(run.to_frame(), round=10, **at)["value"]
-            scores.append(100 * rows.mean())
-        note(
-            "lead of training alone at round 10", f"{scores[1] - scores[0]:+.0f} points"
-        )
-        swap = fl.diagnose(f"{folder}/fedavg", metrics="layer_swap", round=5)
-        note("layer_swap", str(swap.values("layer_swap").mean(axis=1).idxmax()))
-        report = fl.through_time(f"{folder}/fedavg", rounds=[2, 10])
-        panels = panels_of(report.layers, report.table)
-        outside = sum(panel.outside.to_numpy().any() for panel in panels)
-        note("layer map", f"{outside} of {len(panels)} panels")
-        choice = fl.choose(**asked, out=f"{folder}/choice", progress=False)
-        note("choose", choice.recommended[0].arm)
-    return found
 
 
 def chosen(**asked: Any) -> dict[str, Any]:
@@ -72,6 +31,15 @@ def chosen(**asked: Any) -> dict[str, Any]:
     }
 
 
+def parts(layers: Sequence[Layer]) -> list[Layer]:
+    """Return the layers of a profile. Adapters of one block are one."""
+    named = itertools.groupby(layers, lambda layer: layer.name.partition(".")[0])
+    return [
+        Layer(name, tuple(itertools.chain.from_iterable(each.tensors for each in own)))
+        for name, own in named
+    ]
+
+
 def signals(given: dict[str, Any], layers: Sequence[Layer]) -> dict[str, list[float]]:
     """Return each signal's value of every layer. The layer with the largest is the one that it names.
 
@@ -85,9 +53,10 @@ def signals(given: dict[str, Any], layers: Sequence[Layer]) -> dict[str, list[fl
     def fall(names: frozenset[str]) -> float:
         return profile.mean(profile.of(names).nats).value
 
+    of_all = fall(whole)
     found = {
         "layer_tuning": [fall(part) for part in parts],
-        "all but one layer tuned": [fall(whole) - fall(whole - part) for part in parts],
+        "all but one layer tuned": [of_all - fall(whole - part) for part in parts],
     }
     tuner.workspace.load(given["starts"][0])
     start = {n: p.detach().clone() for n, p in tuner.workspace.params.items()}
