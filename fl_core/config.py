@@ -596,6 +596,11 @@ def evaluation_interval(rounds: int, participation: float, epochs: int) -> int:
     a local epoch of all clients. A forward pass takes a third of a training step's time. The two splits together have
     half of training's samples. The round's locally trained models are scored as well. The interval is at most a third
     of the rounds, rounded up.
+
+    >>> evaluation_interval(1000, 0.1, 1), evaluation_interval(400, 0.1, 1), evaluation_interval(3, 0.01, 1)
+    (50, 29, 1)
+    >>> [evaluation_interval(rounds, 1.0, epochs) for rounds, epochs in ((40, 1), (40, 5), (8, 1), (40, 0))]
+    [5, 2, 3, 2]
     """
     cost = (
         0.25 * (1 + participation) / (participation * epochs) if epochs else 0.0

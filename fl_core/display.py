@@ -149,8 +149,10 @@ def in_order(names: Iterable[str]) -> list[str]:
 
     >>> in_order(["ward_1", "ward_10", "ward_2"])
     ['ward_1', 'ward_2', 'ward_10']
-    >>> in_order(["south", "north"])
-    ['south', 'north']
+    >>> in_order(["10", "9", "a"]), in_order(["a", "a10b2", "a10b9", "a9"])
+    (['9', '10', 'a'], ['a', 'a9', 'a10b2', 'a10b9'])
+    >>> in_order(["south", "north"]), in_order(["s²", "s१"]), in_order([])
+    (['south', 'north'], ['s²', 's१'], [])
     """
     given = list(names)
     return sorted(given, key=natural) if given == sorted(given) else given

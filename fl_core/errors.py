@@ -47,7 +47,11 @@ class UsageError(ValueError):
 
 
 class RunError(RuntimeError):
-    """A failure while running a valid request. Exit code 1."""
+    """A failure while running a valid request. Exit code 1.
+
+    >>> [issubclass(kind, RunError) for kind in (NonFiniteError, CorruptError, BusyError, UsageError)]
+    [True, True, True, False]
+    """
 
 
 class DivergedError(RunError):
@@ -98,7 +102,11 @@ def warn(text: str) -> None:
 
 
 def listing(names: Iterable[str], most: int = 12) -> str:
-    """Join names with commas, at most ``most`` of them, followed by the number of the others."""
+    """Join names with commas, at most ``most`` of them, followed by the number of the others.
+
+    >>> listing("abc", 3), listing("abcd", 3), listing("")
+    ('a, b, c', 'a, b, c and 1 more', '')
+    """
     names = list(names)
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest

@@ -56,8 +56,20 @@ def row(metric: str, value: float | None, *, status: str = "ok", **columns: Any)
 
     >>> row("weight_norm", 0.7, client="north", layer="fc1")["status"]
     'ok'
-    >>> row("weight_norm", None, status="the layer has no weights", client="north", layer="pool")["value"] is None
+    >>> row("weight_norm", math.inf, status="the layer has no weights", client="north", layer="pool")["value"] is None
     True
+    >>> row("loss", math.nan)
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: loss: the value must be finite with status 'ok'; got nan. Give a status that says why.
+    >>> row("loss", 1.0, status="diverged")
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: loss: the value must be left out with status 'diverged'; got 1.0.
+    >>> row("loss", 1.0, clientt="a")
+    Traceback (most recent call last):
+        ...
+    KeyError: "columns must be in the schema of rows; got ['clientt']."
 
     Raises:
         KeyError: a column is not in the schema.
@@ -270,7 +282,6 @@ class Score:
         share: whether it is between 0 and 1 and shown in percent.
         task: of :data:`TASKS`. The loss, of :data:`OWN`, is of all.
         missing: the reason if it has no value.
-        chance: its value for predictions that ignore the samples; NaN if it depends on the classes.
         range: its least and greatest value, if it is not a share.
     """
 
@@ -279,7 +290,6 @@ class Score:
     share: bool
     task: str
     missing: str = ""
-    chance: float = math.nan
     range: tuple[float, float] = (-math.inf, math.inf)
 
     @property
@@ -310,7 +320,6 @@ TABLE: dict[str, Score] = {
         False,
         REGRESSION,
         "the targets do not vary among the samples",
-        0.0,
         (-math.inf, 1.0),
     ),
     "c_index": Score(
@@ -319,7 +328,6 @@ TABLE: dict[str, Score] = {
         False,
         SURVIVAL,
         "no pair of samples can be compared",
-        0.5,
         (0.0, 1.0),
     ),
     "position_accuracy": Score(
@@ -329,7 +337,7 @@ TABLE: dict[str, Score] = {
         "perplexity", False, False, POSITIONS, _NO_POSITION, range=(1.0, math.inf)
     ),
     "mean_iou": Score("mean IoU", True, True, POSITIONS, _NO_POSITION),
-    "macro_auroc": Score("macro-AUROC", True, True, MULTILABEL, _ONE_VALUE, 0.5),
+    "macro_auroc": Score("macro-AUROC", True, True, MULTILABEL, _ONE_VALUE),
     "macro_auprc": Score("macro-AUPRC", True, True, MULTILABEL, _ONE_VALUE),
 }
 

@@ -358,6 +358,14 @@ def incentive(
     does not count. The result is NaN if any value is missing. Series must have the same clients in their index, in any
     order.
 
+    >>> personal, local = pd.Series({"a": 1.0, "b": 5.0}), pd.Series({"b": 2.0, "a": 2.0})
+    >>> incentive(personal, local, 0 * local, True)
+    0.5
+    >>> incentive(personal, local.drop("a"), local, True)
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: ...same clients...
+
     Raises:
         UsageError: there are no values, or the clients differ.
     """

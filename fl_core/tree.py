@@ -318,7 +318,15 @@ def _add(sums: Tree, key: str, value: Tensor) -> None:
 
 
 def mean(trees: Iterable[Mapping[str, Tensor]], weights: Iterable[float]) -> Tree:
-    """Return the weighted mean of trees (see :class:`Mean`)."""
+    """Return the weighted mean of trees (see :class:`Mean`). The largest of integers counts, in any order.
+
+    >>> few, many = {"n": torch.tensor([3, 9]), "m": torch.tensor([True, False])}, {"n": torch.tensor([8, 2])}
+    >>> [mean(each, [1, 9])["n"].tolist() for each in ((few, many), (many, few))], mean([few], [2])["m"].tolist()
+    ([[8, 9], [8, 9]], [True, False])
+
+    Raises:
+        UsageError: a weight is not above 0 and finite.
+    """
     accumulator = Mean()
     for tree, weight in zip(trees, weights, strict=True):
         accumulator.add(tree, weight)

@@ -30,7 +30,9 @@ from fedlayers.backends.local import (
     Sent,
     WorkerPool,
     answer_job,
+    changed_files,
     check_backend,
+    write_files,
 )
 from fl_core import __version__
 from fl_core.algorithms.base import Algorithm
@@ -42,6 +44,7 @@ from fl_core.rounds.clients import (
     MakesExecutor,
 )
 from fl_core.rounds.workers import answer_of, in_order
+from fl_core.storage import Folder
 
 PERIOD = 1.0
 """Seconds between checks for new files and events."""
@@ -84,8 +87,9 @@ class Cluster(WorkerPool[int]):
     def begin(self, work: Job) -> int:
         sent: dict[str, str] = {}
         with ExitStack() as held:
-            held.enter_context(work.held())
-            parcels = list(work.outgoing(sent))
+            work.path.mkdir(parents=True, exist_ok=True)
+            held.enter_context(Folder(work.path).locked())  # keeps other writers out
+            parcels = list(changed_files(work.path, sent, over=True))
             task = self._ray.remote(num_cpus=1, num_gpus=work.gpus, max_retries=0)(
                 _on_node
             )
@@ -163,7 +167,7 @@ def _on_node(
         path.mkdir()
         mine = work.sent_to(path)
         for parcel in parcels:
-            mine.accept(parcel)
+            write_files(path, parcel)
         found: list[Answer] = []
         trains = threading.Thread(
             target=lambda: found.append(answer_job(mine)), daemon=True
@@ -171,8 +175,8 @@ def _on_node(
         trains.start()
         while trains.is_alive():
             trains.join(PERIOD)
-            yield from mine.incoming(sent, over=False)
-        yield from mine.incoming(sent, over=True)
+            yield from changed_files(path, sent, over=False)
+        yield from changed_files(path, sent, over=True)
     yield found[0]
 
 

@@ -20,12 +20,7 @@ from collections.abc import (
     MutableMapping,
     Sequence,
 )
-from contextlib import (
-    AbstractContextManager,
-    ExitStack,
-    closing,
-    suppress,
-)
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -81,20 +76,8 @@ class Job(Protocol):
     def carry_out(self) -> object:
         """Do the work, and return its value."""
 
-    def held(self) -> AbstractContextManager[None]:
-        """Keep other writers out of its directory while it runs elsewhere."""
-
-    def outgoing(self, sent: Sent) -> Iterator[FileBatch]:
-        """Yield the files that another machine needs."""
-
     def sent_to(self, path: Path | None) -> Job:
         """Return the same job for another machine, with its directory there if one is given."""
-
-    def incoming(self, sent: Sent, over: bool) -> Iterator[FileBatch]:
-        """Yield the files that are new on the other machine."""
-
-    def accept(self, parcel: FileBatch) -> None:
-        """Write files from another machine to its directory."""
 
 
 class Result(NamedTuple):
@@ -285,7 +268,7 @@ class WorkerPool(Backend, Generic[H]):
                 for event in self.events(running):
                     work = running[event.handle]
                     if event.parcel is not None:
-                        work.accept(event.parcel)
+                        write_files(work.path, event.parcel)
                         continue
                     del running[event.handle]
                     self.end(event.handle)

@@ -422,6 +422,9 @@ def pairs(flag: str, arguments: Sequence[str]) -> dict[str, Any]:
 
     A value is JSON if it parses as JSON, and a list if it has commas.
 
+    >>> pairs("option", ["a=1", "b=true", "c=64,32", "d=x", "e="])
+    {'a': 1, 'b': True, 'c': [64, 32], 'd': 'x', 'e': ''}
+
     Raises:
         UsageError: an argument without ``=``.
     """

@@ -29,8 +29,6 @@ FIRST = ("all", "nothing")
 """The arms with which a decision begins: FedAvg, and training alone."""
 ENDS = ("head_local", "first_half_local")
 """The arms that follow where clients differ. With adapters ``lora_A`` takes the place of the first."""
-OLD = {"all_but_last": "head_local"}
-"""Names of earlier versions, which this version still reads."""
 FROZEN = ("fedbabu", {"finetune_epochs": 0})
 """The algorithm of ``frozen_K``: layers that are not shared keep their initial values."""
 _COUNTED = re.compile(r"(first|last|frozen)_([0-9]+)")
@@ -144,6 +142,17 @@ def arms_of(
     nothing ()
     head_local ('conv1', 'conv2', 'fc1')
     first_half_local ('fc1', 'fc2')
+    >>> for arm in arms_of(("half", "first_3", "last_2", "frozen_1", "fedrep:half", "ditto"), layers):
+    ...     print(arm.algorithm, arm.plan and arm.plan.shared)
+    fedper ('conv1', 'conv2')
+    fedper ('conv1', 'conv2', 'fc1')
+    fedper ('fc1', 'fc2')
+    fedbabu ('conv2', 'fc1', 'fc2')
+    fedrep ('conv1', 'conv2')
+    ditto None
+    >>> adapted = [Layer(name, (name,)) for name in ("a.lora_A", "a.lora_B", "b.lora_A", "b.lora_B", "head")]
+    >>> [arm.plan.shared for arm in arms_of(("lora_A", "fedrep:lora_B"), adapted)]
+    [('a.lora_A', 'b.lora_A'), ('a.lora_B', 'b.lora_B')]
     """
     names = as_list("arms", names)
     arms: dict[Any, Arm] = {}
@@ -166,11 +175,9 @@ def arm_of(name: str | LayerPlan, layers: tuple[Layer, ...], algorithm: str) -> 
     if isinstance(name, LayerPlan):
         plan = _checked(name, layers)
         return Arm(f"plan_{plan.digest[:6]}", algorithm, plan)
-    name = OLD.get(name, name)
     over, _, cut = name.rpartition(":")
-    known = cut in CUTS or cut in OLD or cut in PARTS or cut.endswith(".json")
+    known = cut in CUTS or cut in PARTS or cut.endswith(".json")
     if over and (known or _COUNTED.fullmatch(cut)):
-        cut = OLD.get(cut, cut)
         return Arm(name, over, _plan(cut, layers, over))
     if name in ALGORITHMS or is_outside(name):
         return Arm(name, name, None)

@@ -15,10 +15,18 @@ import numpy as np
 import pandas as pd
 
 from fedlayers.studies.arms import Arm
-from fedlayers.studies.first_screen import Facts, bracket, first_screen
+from fedlayers.studies.first_screen import (
+    DECIDED,
+    NOTHING,
+    UNDECIDED,
+    UNSHOWN,
+    Facts,
+    Inference,
+    bracket,
+    first_screen,
+)
 from fedlayers.studies.harmless import BASE_RATE, DIGITS, Bench, Predictor
 from fedlayers.studies.hint import NO_COST, Cost, format_seconds
-from fedlayers.studies.inference import DECIDED, NOTHING, UNDECIDED, UNSHOWN, Inference
 from fedlayers.studies.race import Rates, Standing, Trained
 from fl_core import __version__, statistics
 from fl_core.config import RunConfig

@@ -243,9 +243,10 @@ def recommend(found: Decided, with_baselines: bool, tell: Tell) -> Choice:
         ]
     )
     inference = infer(judged, sampled, refused, by, overlap, better)
-    of_arm = {arm.name: found.of(arm.name) for arm in race.arms}
-    led = of_arm.get(inference.leader, {})
-    best = max(led.values(), key=lambda one: one.scores["score"], default=None)
+    of_arm: dict[str, Trained] = {}  # the best run of each
+    for one in sorted(found.runs, key=lambda one: -one.scores["score"]):
+        of_arm.setdefault(one.arm, one)
+    best = of_arm.get(inference.leader)
     bench = race.benches[race.seeds[0] if best is None else best.seed]
     model = None if best is None else best.model
     notes = found.said
@@ -254,9 +255,9 @@ def recommend(found: Decided, with_baselines: bool, tell: Tell) -> Choice:
         tell("fitting the baselines")
         others = list(predictors(bench, notes.append))
     alone, fallback = None, None
-    for name, runs in of_arm.items():
-        if race.arm(name).extreme == "nothing" and best and best.seed in runs:
-            alone = runs[best.seed] if name != inference.leader else None
+    for arm in race.arms:
+        if arm.extreme == "nothing" and best is not None and arm.name != best.arm:
+            alone = found.of(arm.name).get(best.seed)
     clients = pd.DataFrame()
     if model is not None and model.outputs[TEST]:
         notes += _left_out(bench, model, main)
@@ -272,8 +273,13 @@ def recommend(found: Decided, with_baselines: bool, tell: Tell) -> Choice:
     rival = None if alone is None else alone.model
     facts = facts_of(bench, model, rival, others, clients)
     store_models(race.out, bench, best, others, alone, fallback)
-    arms = tuple(_with_own_epochs(arm, of_arm[arm.name]) for arm in race.arms)
-    arms = tuple(arm for arm in arms if arm.name in set(judged["arm"]))
+    arms = tuple(
+        replace(arm, epochs=of_arm[arm.name].epochs, rate=of_arm[arm.name].rate)
+        if arm.name in of_arm
+        else arm
+        for arm in race.arms
+        if arm.name in set(judged["arm"])
+    )
     cheapest = min(
         inference.remaining,
         key=lambda name: bytes_a_round(race.tasks[name]),
@@ -312,14 +318,6 @@ def _judged(
     ).T.reindex(columns=columns)
     kept = stands.drop(columns=columns, errors="ignore")
     return kept.merge(scores.astype(float), how="left", left_on="run", right_index=True)
-
-
-def _with_own_epochs(arm: Any, runs: Mapping[int, Trained]) -> Any:
-    """Return an arm with the own epochs of its best run."""
-    if not runs:
-        return arm
-    best = max(runs.values(), key=lambda one: one.scores["score"])
-    return replace(arm, epochs=best.epochs, rate=best.rate)
 
 
 def _fallback(bench: Bench, model: Predictor, alone: Trained) -> Fallback | None:

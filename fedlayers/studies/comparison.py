@@ -101,22 +101,23 @@ class Comparison(Displayed):
             final[lacking & final["metric"].isin([*_scores_to_show(there), self.score])]
         )
         self.scores = scores_of(final)
-        blocks = self._blocks(self.score).drop(index=list(NAIVE), errors="ignore")
+        blocks = self._blocks.drop(index=list(NAIVE), errors="ignore")
         try:
             ranks = statistics.ranks(blocks, higher_is_better=SCORES[self.score])
         except UsageError as error:  # the other columns are still valid
             ranks, self.unranked = pd.Series(dtype=float), str(error)
         self.table = self._table(ranks)
 
-    def _blocks(self, metric: str) -> pd.DataFrame:
-        """Return a metric's scores as a table algorithms x seeds."""
-        chosen = self.scores[self.scores["metric"] == metric]
+    @property
+    def _blocks(self) -> pd.DataFrame:
+        """Return the scores that rank as a table algorithms x seeds."""
+        chosen = self.scores[self.scores["metric"] == self.score]
         return chosen.pivot(index="algorithm", columns="seed", values="value").loc[
             chosen["algorithm"].unique()
         ]
 
     def _table(self, ranks: pd.Series) -> pd.DataFrame:
-        there = set(self.scores["metric"])
+        there, known = set(self.scores["metric"]), set(self.clients["algorithm"])
         order = dict.fromkeys((*_scores_to_show(there), *SCORES))
         lines = []
         for name, part in self.scores.groupby("algorithm", sort=False):
@@ -128,27 +129,22 @@ class Comparison(Displayed):
                 if len(values):
                     found = statistics.mean_interval(values)
                 line |= found.columns(metric)
-            line["fairness"] = statistics.fairness(self._of(str(name), self.score))
-            line["incentive"] = self._incentive(str(name))
+            own = self._of(name)
+            line["fairness"] = statistics.fairness(own)
+            line["incentive"] = math.nan
+            if name not in BASELINES and set(BASELINES) <= known:
+                local, fedavg = map(self._of, BASELINES)
+                higher = SCORES[self.score]
+                line["incentive"] = statistics.incentive(own, local, fedavg, higher)
             line["rank"] = ranks.get(name, np.nan)
             if self.positive:
                 line["positive"] = self.positive
             lines.append(line)
         return pd.DataFrame(lines)
 
-    def _of(self, algorithm: str, metric: str) -> pd.Series:
-        chosen = (self.clients["algorithm"] == algorithm) & (
-            self.clients["metric"] == metric
-        )
-        return self.clients[chosen].set_index("client")["value"]
-
-    def _incentive(self, name: str) -> float:
-        if name in BASELINES or not set(BASELINES) <= set(self.clients["algorithm"]):
-            return float("nan")
-        local, fedavg = (self._of(base, self.score) for base in BASELINES)
-        return statistics.incentive(
-            self._of(name, self.score), local, fedavg, SCORES[self.score]
-        )
+    def _of(self, algorithm: object) -> pd.Series:
+        table = self.clients[self.clients["metric"] == self.score]
+        return table[table["algorithm"] == algorithm].set_index("client")["value"]
 
     def gains(self, chosen: str, others: Sequence[str] = ()) -> pd.DataFrame:
         """Return by how much an algorithm is better than others, as of :func:`paired`; below 0 it is worse.
@@ -159,7 +155,7 @@ class Comparison(Displayed):
         Raises:
             UsageError: the algorithm is not in this comparison.
         """
-        blocks = self._blocks(self.score)
+        blocks = self._blocks
         check_known("algorithm of this comparison", chosen, blocks.index)
         there = [name for name in others or blocks.index if name in blocks.index]
         pairs = [(chosen, name) for name in there if name != chosen]
@@ -196,7 +192,7 @@ class Comparison(Displayed):
 
     def shown(self) -> pd.DataFrame:
         """Return the table as text, with each algorithm's difference to the best one in the score that ranks."""
-        score, blocks = self.score, self._blocks(self.score)
+        score, blocks = self.score, self._blocks
         means = blocks.mean(axis=1)
         best = means.idxmax() if SCORES[score] else means.idxmin()
         others = [name for name in blocks.index if name != best]

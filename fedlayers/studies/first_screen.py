@@ -22,10 +22,10 @@ from fedlayers.studies.harmless import (
     Bench,
     Predictor,
 )
-from fedlayers.studies.inference import Inference
 from fl_core.errors import listing, plural
 from fl_core.rows import (
     CLASSIFICATION,
+    MAIN,
     MULTILABEL,
     SCORES,
     SURVIVAL,
@@ -41,6 +41,41 @@ NAMED = 3
 NOTHING_BETTER = "Nothing here is better than the base rate."
 NONE_SHOWN = "No network is shown to be better than the base rate."
 KINDS = {"linear": "a linear model", "boosting": "gradient boosting"}
+
+DECIDED, UNDECIDED = "decided", "undecided"
+UNSHOWN = "no arm shown to be better than the base rate"
+NOTHING = "nothing better than the base rate"
+
+
+@dataclass(frozen=True)
+class Inference:
+    """The evidence of a race on its leading arm.
+
+    Attributes:
+        verdict: decided: every other arm is significantly worse than the leader, or refused. undecided: some arms show
+            no significant difference from the leader, or have no final score. :data:`UNSHOWN`: no arm has a
+            significantly lower loss than the base rate. :data:`NOTHING`: every arm has a significantly higher one.
+        remaining: the leader, then the arms that are not significantly worse than it.
+        differences: a line for each other arm: leader - arm in the score that ranks, its simultaneous 95 % interval,
+            ``p_value`` (corrected by Holm for all pairs of arms) and ``excluded``.
+        main: the score that ranks, and is compared.
+        seeds: number of seeds. With one, the differences hold for this run only.
+        refused: the arms whose loss is significantly above the base rate's.
+        unfinished: the arms that failed or diverged. They are not excluded.
+    """
+
+    verdict: str
+    remaining: tuple[str, ...]
+    differences: pd.DataFrame
+    main: str = MAIN[CLASSIFICATION]
+    seeds: int = 1
+    refused: tuple[str, ...] = ()
+    unfinished: tuple[str, ...] = ()
+
+    @property
+    def leader(self) -> str:
+        """The arm with the best score."""
+        return self.remaining[0] if self.remaining else ""
 
 
 @dataclass(frozen=True)
@@ -197,11 +232,11 @@ def first_screen(
     """
     by_name = {arm.name: arm for arm in arms}
     leader = by_name.get(race.leader)
-    if leader is None or race.verdict not in ("decided", "undecided"):
+    if leader is None or race.verdict not in (DECIDED, UNDECIDED):
         return " ".join(_of_no_arm(race, leader, facts))
     if facts is not None and facts.simple and not facts.better("simple"):
         return " ".join([*_of_simple(facts, way(leader)), _for_whom(facts)]).strip()
-    if race.verdict == "undecided":
+    if race.verdict == UNDECIDED:
         rest = [by_name[name] for name in (*race.remaining[1:], *race.unfinished)]
         lines = [_undecided(race, leader, rest, by_name.get(cheapest))]
     else:
@@ -209,8 +244,7 @@ def first_screen(
         if race.seeds == 1:
             lines = [f"{lines[0][:-1]}, by one seed."]
     if facts is not None:
-        decided = race.verdict == "decided"
-        lines += [_beside(facts, decided), _for_whom(facts)]
+        lines += [_beside(facts, race.verdict == DECIDED), _for_whom(facts)]
     return " ".join(filter(None, lines))
 
 

@@ -23,16 +23,12 @@ from typing import Any
 from fedlayers.backends.local import (
     RAY,
     Backend,
-    FileBatch,
     InProcessBackend,
     Local,
     Result,
-    Sent,
     WorkerPool,
     carry_out,
-    changed_files,
     check_backend,
-    write_files,
 )
 from fedlayers.run_result import Live, LiveRun
 from fedlayers.runs import default_instruments
@@ -60,7 +56,7 @@ from fl_core.rounds.recorder import Logger
 from fl_core.rounds.workers import check_sendable
 from fl_core.run import own_code, restore, runner
 from fl_core.run.task import Task
-from fl_core.storage import Folder, check_folder, check_no_links
+from fl_core.storage import check_folder, check_no_links
 from fl_core.training.losses import LOSSES
 from fl_core.tree import Tree
 
@@ -149,17 +145,13 @@ class TrainingJob:
             if not self.away:
                 self._train()
                 return
+            here, root = self, self.config.data.data_root
+            if root and not Path(root).is_dir():  # that of another machine
+                root = os.environ.get(ROOT_VARIABLE, root)
+                here = replace(self, config=self.config.with_keys(data_root=root))
             node = f"on node {socket.gethostname()}"
             with about(node), about(node, OSError, RunError):
-                self._with_root()._train()
-
-    def _with_root(self) -> TrainingJob:
-        """Return the run with this machine's data root, if that of its configuration is another machine's."""
-        root = self.config.data.data_root
-        if not (self.away and root) or Path(root).is_dir():
-            return self
-        here = os.environ.get(ROOT_VARIABLE, root)
-        return replace(self, config=self.config.with_keys(data_root=here))
+                here._train()
 
     def _train(self) -> None:
         seconds = (
@@ -235,29 +227,6 @@ class TrainingJob:
         return replace(
             self, config=self.resolved, away=True
         )  # its paths do not depend on the folder one is in
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Keep other writers out of its folder while it runs elsewhere.
-
-        Raises:
-            BusyError: another process writes there.
-        """
-        self.path.mkdir(parents=True, exist_ok=True)
-        with Folder(self.path).locked():
-            yield
-
-    def outgoing(self, sent: Sent) -> Iterator[FileBatch]:
-        """Yield the files that another machine needs to resume the job."""
-        return changed_files(self.path, sent, over=True)
-
-    def incoming(self, sent: Sent, over: bool) -> Iterator[FileBatch]:
-        """Yield new files from its folder on the other machine. Called repeatedly."""
-        return changed_files(self.path, sent, over)
-
-    def accept(self, parcel: FileBatch) -> None:
-        """Write files from another machine to its folder."""
-        write_files(self.path, parcel)
 
 
 @lru_cache(maxsize=1)
@@ -408,16 +377,14 @@ def open_backend(
             "backend trains whole runs side by side, each in one process. Leave workers out."
         )
     else:
-        found = closing(_backend(backend))
+        found = closing(_named(backend) if backend else InProcessBackend())
     picture = Live() if live else nullcontext()
     with found as place, picture as place.live:
         place.progress = progress
         yield place
 
 
-def _backend(name: str) -> Backend:
-    if not name:
-        return InProcessBackend()
+def _named(name: str) -> Backend:
     check_backend(name)
     kind, _, rest = name.partition(":")
     if kind == RAY:

@@ -151,7 +151,13 @@ def _add_race(page: Page, out: Path, choice: Choice, lead: Answers) -> None:
     caption = (
         f"{capital(label_of(choice.main))} on validation samples while the arms race."
     )
-    _add(page, out, "race", draw_race(choice), caption)
+    frames = [
+        store.Run(one.job.path).rows()[1].assign(algorithm=one.arm)
+        for one in choice.runs
+    ]
+    frame = pd.concat(frames, ignore_index=True)
+    picture = figure_of(plots.learning(frame, choice.main, split="validation"))
+    _add(page, out, "race", picture, caption)
     if choice.rates is not None:
         page.text(choice.rates.text())
 
@@ -235,16 +241,6 @@ def draw_clients(clients: pd.DataFrame) -> Figure:
     return figure
 
 
-def draw_race(choice: Choice) -> Figure:
-    """Draw each arm's main score on validation samples over the rounds, with a band over the seeds."""
-    frames = [
-        store.Run(one.job.path).rows()[1].assign(algorithm=one.arm)
-        for one in choice.runs
-    ]
-    frame = pd.concat(frames, ignore_index=True)
-    return figure_of(plots.learning(frame, choice.main, split="validation"))
-
-
 def draw_comparison(comparison: Comparison) -> dict[str, Figure]:
     """Draw a comparison's pictures by name: scores with intervals, clients, and learning curves."""
     frame, score = comparison.frame, comparison.score
@@ -290,15 +286,16 @@ def overview(task: Task, choice: Choice) -> list[str]:
         f"model has {len(task.layers)} layers: {listing(layer.label for layer in task.layers)}.",
         "Who took part": f"{plural(len(clients), 'client')}: {listing(in_order([c.name for c in clients]))}.",
         "How many samples": f"{total}. The smallest client, {smallest.name}, has {len(smallest.train):,} for training.",
-        "Time and traffic": f"{choice.cost_line} {_traffic(task, choice.plan)}".strip(),
+        "Time and traffic": choice.cost_line,
     }
+    if choice.plan is not None:
+        sizes = layer_bytes(task.layers, task.model)
+        shared, every = (
+            sum(sizes[name] for name in choice.plan.shared),
+            sum(sizes.values()),
+        )
+        share = f" ({100 * shared / every:.0f} %)" if every else ""
+        lines["Time and traffic"] += (
+            f" By this plan a client sends {format_bytes(shared)} of {format_bytes(every)}{share} in a round."
+        )
     return [f"**{what}:** {printable(said)}" for what, said in lines.items()]
-
-
-def _traffic(task: Task, plan: LayerPlan | None) -> str:
-    if plan is None:
-        return ""
-    sizes = layer_bytes(task.layers, task.model)
-    shared, every = sum(sizes[name] for name in plan.shared), sum(sizes.values())
-    share = f" ({100 * shared / every:.0f} %)" if every else ""
-    return f"By this plan a client sends {format_bytes(shared)} of {format_bytes(every)}{share} in a round."

@@ -296,6 +296,13 @@ def labels(y: Array, names: Sequence[str] | None = None) -> tuple[Integers, Name
     Without ``names`` the classes are the distinct labels in ascending order. Their names are the labels' text. Labels
     may be text, see :func:`written_classes`. If ``names`` are given, each label must be one of them.
 
+    >>> [labels(np.array([-1, 1, -1], dtype=kind))[1] for kind in (int, float, str)]
+    [('-1', '1'), ('-1', '1'), ('-1', '1')]
+    >>> labels(np.array(["0", "1", "-1"]))
+    Traceback (most recent call last):
+        ...
+    fl_core.data.spelling.DataFault: labels must not be -1 unless all are -1 or 1; got -1, 0, 1. Remove samples ...
+
     Raises:
         DataFault: a label is not a whole number or has no name, or there are fewer than two classes with samples.
     """

@@ -153,8 +153,22 @@ def dates(cells: pd.Categorical) -> Floats:
 
     >>> dates(pd.Categorical(["1970-01-02", "", "1970-01-01T12:00"])).tolist()
     [1.0, nan, 0.5]
+    >>> for cells in ("2.1.1970 13.1.1970", "1/13/1970 1/2/1970", "06:00 18:00", "02JAN1970 13Feb1970"):
+    ...     dates(pd.Categorical(cells.split())).tolist()
+    [1.0, 12.0]
+    [12.0, 1.0]
+    [0.25, 0.75]
+    [1.0, 43.0]
     >>> dates(pd.Categorical(["3 days", "2 days 06:00:00"])).tolist()
     [3.0, 2.25]
+    >>> dates(pd.Categorical(["2024-01-01", "soon"]))
+    Traceback (most recent call last):
+        ...
+    fl_core.data.spelling.DataFault: dates must have one form; got 'soon'. Write 2024-12-31.
+    >>> dates(pd.Categorical(["1/2/2024", "3/4/2024"]))
+    Traceback (most recent call last):
+        ...
+    fl_core.data.spelling.DataFault: dates must not be day/month or month/day alike; got '1/2/2024'. Write 2024-12-31.
 
     Raises:
         DataFault: names the first cell that is no date, or cells that fit two forms.

@@ -306,11 +306,7 @@ class Source:
         return replace(self, **taken)
 
     def first(self, samples: int) -> Source:
-        """Return the source with its first ``samples`` samples, see :meth:`first_indices`."""
-        return self if samples == len(self) else self.take(self.first_indices(samples))
-
-    def first_indices(self, samples: int) -> Integers:
-        """Return the ascending positions of ``samples`` samples, with fair shares of all groups.
+        """Return the source with its first ``samples`` samples, with fair shares of all groups.
 
         Groups are the natural clients, the two sides of an official test set, and the classes. A ``shuffled`` file has
         no groups by class. Each group contributes its first samples, in proportion to its size. Otherwise a file sorted
@@ -323,13 +319,16 @@ class Source:
             raise UsageError(
                 f"max_samples must be from 1 to {len(self)}, the samples of {self.name}; got {samples!r}."
             )
+        if samples == len(self):
+            return self
         by_class = not self.shuffled and self.task == CLASSIFICATION
         classes = self.y if by_class else np.zeros(len(self))
         keys = (self.owner, self.is_train, classes)
         groups = pd.Series(classes).groupby([each for each in keys if each is not None])
         quota, rest = np.divmod(groups.size().to_numpy() * samples, len(self))
         quota[np.argsort(-rest, kind="stable")[: samples - quota.sum()]] += 1
-        return np.flatnonzero(groups.cumcount() < quota[groups.ngroup()])
+        chosen = groups.cumcount() < quota[groups.ngroup()]
+        return self.take(np.flatnonzero(chosen))
 
 
 # --- samples of several parts ----------------------------------------------------------------------------------

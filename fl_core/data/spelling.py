@@ -156,6 +156,8 @@ def other_reading(cells: Any, given: NumberFormat) -> str:
     >>> import pandas as pd
     >>> other_reading(pd.Categorical(["1,250", "2,500"]), NumberFormat(","))
     "'1,250' is read as 1.25"
+    >>> other_reading(pd.Categorical(["0150", "300", "1200"]), PLAIN_NUMBERS)
+    "'0150' is read as 150"
     """
     categories = getattr(cells, "categories", None)  # of text in a table
     if categories is None:

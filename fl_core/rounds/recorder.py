@@ -230,7 +230,12 @@ NAMED_BY = ("metric", "variant", "model", "split", "client", "client_b", "layer"
 
 
 def numbers_of(rows: Sequence[Row]) -> dict[int, dict[str, float]]:
-    """Return each round's numbers by name, such as ``macro_f1/personal/test/va``. Missing values are left out."""
+    """Return each round's numbers by name, such as ``macro_f1/personal/test/va``. Missing values are left out.
+
+    >>> values = 0.5, None, math.nan
+    >>> numbers_of([{"metric": "cka", "layer": "fc1", "round": k, "value": v} for k, v in enumerate(values)])
+    {0: {'cka/fc1': 0.5}}
+    """
     found: dict[int, dict[str, float]] = {}
     for row in rows:
         name = "/".join(str(row[key]) for key in NAMED_BY if row.get(key))

@@ -40,7 +40,7 @@ from fl_core.models.building import TRIAL, drop_statistics, without_weights
 from fl_core.records import store
 from fl_core.rows import MULTILABEL, USED
 from fl_core.run import own_code, restore
-from fl_core.run.layer_mapping import wrapped
+from fl_core.run.initial import wrapped
 from fl_core.run.task import Task
 from fl_core.storage import (
     Folder,

@@ -1,21 +1,280 @@
-"""Initial weights from a file, or from the global model or the shared layers of another run."""
+"""A run's model: what an algorithm adds to it, how layers and plans map to that, and initial weights from elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fl_core import tree
-from fl_core.errors import UsageError, listing
+from fl_core import models, tree
+from fl_core.algorithms.base import Algorithm, find, read_config
+from fl_core.config import RunConfig
+from fl_core.data import FederatedData
+from fl_core.errors import UsageError, check_known, listing
+from fl_core.layers import (
+    Layer,
+    frozen_of,
+    frozen_tensors,
+    is_inside,
+    layers_of,
+)
 from fl_core.models import weights
-from fl_core.models.building import batch_norms
+from fl_core.models.building import batch_norms, drop_statistics
 from fl_core.models.extended import head_path
 from fl_core.plan import LayerPlan
 from fl_core.records import store
+from fl_core.training.losses import Loss
 from fl_core.tree import Tree
+
+SHARED, PERSONAL = "shared", "personal"
+WRAPPED = ".base_layer"
+"""The end of the path of a module that peft wraps. The wrapper gives its representation."""
+
+
+class BaseModel:
+    """The tensors and modules of a model by name, recorded before an algorithm extends it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.tensors = tree.named_tensors(model)
+        self.modules: dict[str, nn.Module] = dict(model.named_modules())
+
+
+class ExtendedModel:
+    """Maps the layers and plans of a base model to the model that an algorithm built from it.
+
+    A tensor of the base model stays in its layer, whatever its new name. A new tensor inside a module that already had
+    tensors joins that module's layer, such as an adapter around its weight. Every other new tensor is in a new layer.
+    Each path in ``added_modules`` is one such layer and states whether it is shared or personal.
+
+    Args:
+        cuts: whether the algorithm may have removed tensors of the base model, and with them whole layers.
+
+    Attributes:
+        added: the new layers.
+        personal: names of the tensors among them that never travel.
+
+    Raises:
+        TypeError: a tensor of the base model is gone without permission, or a new one is under no path of
+            ``added_modules``. This is an error of the algorithm, not of its user.
+    """
+
+    def __init__(
+        self,
+        plain: BaseModel,
+        model: nn.Module,
+        adds: Mapping[str, str],
+        example: Tensor,
+        by: str,
+        cuts: bool = False,
+    ) -> None:
+        self.model = model
+        self.tensors = tree.named_tensors(model)
+        self._parameters = {name for name, _ in model.named_parameters()}
+        now = {id(tensor): name for name, tensor in self.tensors.items()}
+        for name, tensor in plain.tensors.items():
+            if id(tensor) not in now and not cuts:
+                raise TypeError(
+                    f"a wrapped model must keep the original tensors; got another {name!r}."
+                )
+        self.names = {
+            name: now[id(tensor)]
+            for name, tensor in plain.tensors.items()
+            if id(tensor) in now
+        }
+        self._frozen = frozen_tensors(model)
+        self.added: tuple[Layer, ...] = ()
+        self.personal: frozenset[str] = frozenset()
+        self._adapters: dict[
+            str, str
+        ] = {}  # new tensor -> an original tensor whose layer it joins
+        self._order: dict[str, int] = {}
+        now_at = {id(module): path for path, module in model.named_modules()}
+        self._paths = {
+            path: now_at.get(id(module), path) for path, module in plain.modules.items()
+        }
+        self._add(plain, adds, layers_of(model, example, by=by))
+
+    def layers(self, plain: Sequence[Layer]) -> tuple[Layer, ...]:
+        """Return the base model's layers with their tensors' new names, and the added layers, by first use."""
+        found = [
+            *(
+                self._carry(layer)
+                for layer in plain
+                if not self.names.keys().isdisjoint(layer.tensors)
+            ),
+            *self.added,
+        ]
+        return tuple(
+            sorted(
+                found,
+                key=lambda layer: min(self._order[name] for name in layer.tensors),
+            )
+        )
+
+    def plan(self, plan: LayerPlan) -> LayerPlan:
+        """Transfer a plan for the base model to the extended one. A plan for the extended model stays unchanged.
+
+        Raises:
+            UsageError: it was made for another model.
+        """
+        planned = {name for layer in plan.layers for name in layer.tensors}
+        if planned == self.tensors.keys():
+            return plan
+        plan.check_tensors(self.names)
+        layers = self.layers(plan.layers)
+        own = tuple(
+            layer.name
+            for layer in self.added
+            if self.personal.isdisjoint(layer.tensors)
+        )
+
+        def placed(values: tuple[float | None, ...]) -> tuple[float | None, ...]:
+            known = dict(zip(plan.names, values, strict=False))
+            return tuple(known.get(layer.name) for layer in layers) if values else ()
+
+        clients = {name: placed(values) for name, values in plan.why.clients.items()}
+        why = replace(plan.why, values=placed(plan.why.values), clients=clients)
+        return LayerPlan(layers, (*plan.shared, *own), why)
+
+    def _add(
+        self, plain: BaseModel, adds: Mapping[str, str], traced: Sequence[Layer]
+    ) -> None:
+        self._order = {
+            name: k for k, layer in enumerate(traced) for name in layer.tensors
+        }
+        used = {name for layer in traced if layer.used for name in layer.tensors}
+        old = set(self.names.values())
+        members: dict[str, list[str]] = {path: [] for path in adds}
+        for name in self.tensors:
+            if name in old:
+                continue
+            path = next((path for path in adds if is_inside(name, path)), None)
+            if path is not None:
+                members[path].append(name)
+            else:
+                self._adapters[name] = self._adapt(name)
+        self.added = tuple(
+            Layer(
+                name=path,
+                parameters=tuple(name for name in names if name in self._parameters),
+                buffers=tuple(name for name in names if name not in self._parameters),
+                output="" if path in self.tensors else path,
+                used=not used.isdisjoint(names),
+            )
+            for path, names in members.items()
+            if names
+        )
+        for layer in self.added:
+            if (
+                check_known(
+                    "place of what is added", adds[layer.name], (SHARED, PERSONAL)
+                )
+                == PERSONAL
+            ):
+                self.personal |= set(layer.tensors)
+
+    def _adapt(self, name: str) -> str:
+        """Return an original tensor of the module around a new tensor: the nearest module that has any."""
+        path = _owner(name)
+        while path:
+            near = [old for old, now in self.names.items() if is_inside(now, path)]
+            if near:
+                first = min(near, key=lambda old: len(_owner(old)))
+                if _owner(first) and all(is_inside(old, _owner(first)) for old in near):
+                    return first
+                break
+            path = _owner(path)
+        raise TypeError(
+            f"added_modules must say whether {name!r} is shared or personal; got nothing."
+        )
+
+    def _carry(self, layer: Layer) -> Layer:
+        joining = sorted(
+            name for name, near in self._adapters.items() if near in layer.tensors
+        )
+        added = [name for name in joining if name in self._parameters]
+        others = (name for name in joining if name not in added)
+        carried = replace(
+            layer,
+            parameters=(*self._now(layer.parameters), *added),
+            buffers=(*self._now(layer.buffers), *others),
+            output=self._output(layer),
+            tables=self._now(layer.tables),
+        )
+        return frozen_of(carried, self._frozen)
+
+    def _now(self, names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(self.names[name] for name in names if name in self.names)
+
+    def _output(self, layer: Layer) -> str:
+        """Return the path of the module that now gives the layer's representation."""
+        held = self._now(
+            name for name in layer.tensors if is_inside(name, layer.output)
+        )
+        path = self._paths[layer.output].removesuffix(WRAPPED) if layer.output else ""
+        return path if all(is_inside(name, path) for name in held) else _owner(held[0])
+
+
+def extend(
+    config: RunConfig, data: FederatedData, model: nn.Module, criterion: Loss
+) -> ExtendedModel:
+    """Add to a model what the configured algorithm adds, and map the layers of the one to those of the other.
+
+    Raises:
+        UsageError: the extended model does not take the data's samples.
+    """
+    algorithm = find(config.federation.algorithm, config.federation.options)
+    outputs = criterion.outputs(data.n_classes)
+    plain = BaseModel(model)
+    model = wrapped(
+        model,
+        algorithm,
+        config.federation.options,
+        config.model.batchnorm,
+        shape=data.shape,
+        n_classes=outputs,
+        seed=config.execution.seed,
+    )
+    built = ExtendedModel(
+        plain,
+        model,
+        algorithm.added_modules,
+        models.example(data.shape),
+        config.model.layer_granularity,
+        cuts=algorithm.removes_layers,
+    )
+    made = f"{type(model).__name__}, built for {algorithm.name},"
+    models.check_fit(made, model, data.shape, outputs)
+    return built
+
+
+def wrapped(
+    model: nn.Module,
+    algorithm: type[Algorithm],
+    options: Mapping[str, Any],
+    batchnorm: str,
+    **how: Any,
+) -> nn.Module:
+    """Return a model with what an algorithm adds to it.
+
+    Args:
+        how: ``shape``, ``n_classes`` and ``seed``, as of :meth:`fl_core.algorithms.base.Algorithm.wrap_model`.
+    """
+    model = algorithm.wrap_model(model, read_config(algorithm, options), **how)
+    if batchnorm == "drop":
+        drop_statistics(model)
+    return model
+
+
+def _owner(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+# --- initial weights from a file, or from the global model or the shared layers of another run -------------------
 
 
 def start(

@@ -246,13 +246,23 @@ def predict(
     images = not path.is_dir() and exported_model.read(path).inputs.images
     if not path.is_dir() and (folder is None or images):
         return exported_model.predict(path, new, **how)
-    models = models_in(path)
+    files = [path]
+    if path.is_dir():
+        found = sorted(path.glob("*.safetensors.json"))
+        files = [each.with_suffix("") for each in found]
+    models = {}  # one file is also a model; without a client it is for all
+    for file in files:
+        models[exported_model.read(file).about["run"]["client"] or ""] = file
+    if not models:
+        raise UsageError(
+            f"{path} must have exported models; got none. Export a choice to it."
+        )
     if folder is None:
         raise UsageError(
             f"new samples must be a folder with a file for each client of {path}; got {new}."
         )
     parts = [each for each in sorted(folder.iterdir()) if each.name[0] != "."]
-    found = {}
+    made = {}
     for part in parts:
         stem = part.stem
         client = next((name for name in models if stem in (name, file_name(name))), "")
@@ -261,24 +271,7 @@ def predict(
                 f"{part} must have the name of a client with a model: {listing(models)}; got {stem!r}. Rename it, or "
                 "predict it alone with one client's model."
             )
-        found[client or stem] = exported_model.predict(models[client], part, **how)
-    if not found:
+        made[client or stem] = exported_model.predict(models[client], part, **how)
+    if not made:
         raise UsageError(f"{folder} must have a file for each client; got none.")
-    return found
-
-
-def models_in(path: Path) -> dict[str, Path]:
-    """Return the exported models in a folder by client. One file is also a model; without a client it is for all."""
-    files = [path]
-    if path.is_dir():
-        files = [
-            each.with_suffix("") for each in sorted(path.glob("*.safetensors.json"))
-        ]
-    found = {}
-    for file in files:
-        found[exported_model.read(file).about["run"]["client"] or ""] = file
-    if not found:
-        raise UsageError(
-            f"{path} must have exported models; got none. Export a choice to it."
-        )
-    return found
+    return made

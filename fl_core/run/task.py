@@ -63,7 +63,6 @@ from fl_core.rows import (
     check_score,
 )
 from fl_core.run import initial
-from fl_core.run.layer_mapping import extend
 from fl_core.training import losses
 from fl_core.training.border import fit_module
 from fl_core.training.losses import Loss
@@ -262,7 +261,7 @@ def assemble(
     model, plain_layers = _adapt(config, data, model, plain_layers, said)
     built, layers, personal = None, plain_layers, frozenset[str]()
     if extends_model(algorithm):
-        built = extend(config, data, model, criterion)
+        built = initial.extend(config, data, model, criterion)
         model, personal = built.model, built.personal
         layers = built.layers(layers)
     if not any(parameter.requires_grad for parameter in model.parameters()):

@@ -327,6 +327,10 @@ def fit(
     >>> found = fit(sure, torch.tensor([1, 0, 0, 0]), torch.ones(4), torch.zeros(2))
     >>> round(found[0], 1)
     8.2
+    >>> misleading = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    >>> temperature, weight = fit(misleading, torch.arange(2), torch.ones(2), misleading)
+    >>> temperature > 1e9, weight  # nothing is left
+    (True, 0.0)
 
     Raises:
         UsageError: there are no samples, or an output is not finite.

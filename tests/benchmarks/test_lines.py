@@ -28,10 +28,3 @@ def test_no_part_has_more_tokens_than_stored():
     assert {
         name: count for name, count in lines.counts().items() if count > limits[name]
     } == {}
-
-
-def test_stored_numbers_only_sink(monkeypatch):
-    """Down to what there is, never below the design, and never up."""
-    monkeypatch.setattr(lines, "DESIGN", {"a": 10, "b": 10, "c": 10})
-    limits = {"a": 20, "b": 20, "c": 20}
-    assert lines.lowered(limits, {"a": 15, "b": 5, "c": 30}) == {"a": 15, "b": 10, "c": 20}  # fmt: skip

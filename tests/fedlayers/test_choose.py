@@ -26,44 +26,6 @@ CONFIG = RunConfig(dataset="heart", rounds=5, eval_every=1)
 SHORT = {"arms": ("nothing", "half", "head_local")}
 
 
-SHARED = {
-    "nothing": "",
-    "half": "ab",
-    "head_local": "abcd",
-    "all_but_last": "abcd",
-    "first_half_local": "cde",
-    "frozen_2": "cde",
-    "all": "abcde",
-    "first_3": "abc",
-    "last_2": "de",
-}
-
-
-@pytest.mark.parametrize(("name", "shared"), [*SHARED.items(), ("fedrep:half", "ab")])
-def test_a_cut_shares_what_its_name_says(name, shared):
-    arm, _ = arms_of([name, "fedavg"], LAYERS)
-    assert arm.plan is not None
-    assert arm.plan.shared == tuple(shared)
-    others = {"fedrep:half": "fedrep", "frozen_2": "fedbabu"}
-    assert arm.algorithm == others.get(name, "fedper")
-
-
-def test_the_factors_of_adapters_are_arms():
-    adapted = tuple(
-        Layer(name, (name,))
-        for name in ("a.lora_A", "a.lora_B", "b.lora_A", "b.lora_B", "head")
-    )
-    one, other = arms_of(["lora_A", "fedrep:lora_B"], adapted)
-    assert one.plan is not None
-    assert other.plan is not None
-    assert (one.plan.shared, other.plan.shared) == (
-        ("a.lora_A", "b.lora_A"),
-        ("a.lora_B", "b.lora_B"),
-    )
-    with refuses("adapt="):
-        arms_of(["lora_A", "nothing"], LAYERS)
-
-
 def test_a_plan_file_and_an_algorithm_are_arms(tmp_path):
     LayerPlan(LAYERS, ("b", "d")).save(tmp_path / "mine.json")
     mine, ditto = arms_of([str(tmp_path / "mine.json"), "ditto"], LAYERS)
@@ -82,6 +44,7 @@ def test_a_plan_file_and_an_algorithm_are_arms(tmp_path):
         (["half", "first_9"], "5 layers"),
         (["half", "fedavg:half"], "fedavg .*plan"),
         (["half", "fedpr:half"], "algorithm 'fedpr'"),
+        (["lora_A", "nothing"], "adapt="),
     ],
 )
 def test_arms_that_cannot_race_are_refused(names, message):

@@ -288,20 +288,6 @@ def test_a_run_with_patience_shows_its_best_rounds(fedlayers):
     assert f"global models: {best}" in fedlayers("verify run")
 
 
-@pytest.mark.parametrize(
-    ("given", "value"),
-    [
-        ("a=1", 1),
-        ("a=true", True),
-        ("a=64,32", [64, 32]),
-        ("a=x", "x"),
-        ("a=", ""),
-    ],
-)
-def test_values_are_read_as_json_where_they_are(given, value):
-    assert options.pairs("option", [given]) == {"a": value}
-
-
 def test_run_records_the_command_as_it_was_typed(finished_runs):
     header, frame = rows.read(finished_runs / "fedavg" / "rows.jsonl")
     assert header["command"].startswith("fedlayers run --algorithm fedavg --rounds 2")

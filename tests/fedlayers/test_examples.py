@@ -38,10 +38,7 @@ SLOW = [f"fedlayers.studies.{name}" for name in ("choose", "study", "tune")]
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW or k % 2 > 0))
-        for k, name in enumerate(shown())
-    ],
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in shown()],
 )
 @pytest.mark.filterwarnings(
     "ignore:client"

@@ -13,8 +13,15 @@ from scipy.special import log_softmax
 
 import fedlayers as fl
 from fedlayers.studies.arms import ENDS, FIRST, arms_of
-from fedlayers.studies.first_screen import Facts, first_screen
-from fedlayers.studies.inference import DECIDED, NOTHING, UNDECIDED, UNSHOWN, Inference
+from fedlayers.studies.first_screen import (
+    DECIDED,
+    NOTHING,
+    UNDECIDED,
+    UNSHOWN,
+    Facts,
+    Inference,
+    first_screen,
+)
 from fl_core.layers import Layer
 from fl_core.statistics import Interval, stratified_mean
 

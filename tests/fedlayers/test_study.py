@@ -10,7 +10,7 @@ import pytest
 
 from fedlayers.studies.baselines import BASELINES
 from fedlayers.studies.comparison import Comparison
-from fedlayers.studies.inference import VERDICTS
+from fedlayers.studies.first_screen import DECIDED, NOTHING, UNDECIDED, UNSHOWN
 from fedlayers.studies.study import CHOSEN, OWN
 from fl_core import rows
 from fl_core.plan import LayerPlan
@@ -57,7 +57,7 @@ def test_study_leaves_report_plan_runs_and_pictures(raced):
 def test_the_recommended_arm_and_each_seeds_own_winner_are_compared(raced):
     """The plan of all seeds together was chosen on some seeds' test samples, so each own winner stands apart."""
     kept = json.loads((raced / "race" / "choice.json").read_text())
-    assert kept["verdict"] in VERDICTS
+    assert kept["verdict"] in (DECIDED, UNDECIDED, UNSHOWN, NOTHING)
     head = (raced / "report.html").read_text().split("<details>")[0]
     assert "What to do next" in head
     frame = rows.read(raced / "comparison" / "rows.jsonl")[1]

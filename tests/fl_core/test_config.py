@@ -112,22 +112,6 @@ def test_what_is_given_stands_also_where_it_is_zero():
     assert found.execution.checkpoint_every == 2
 
 
-def test_the_interval_of_evaluations():
-    """A quarter of the time of training, at least three times and at most twenty, evenly."""
-    for rounds, participation, epochs, interval in (
-        (1000, 0.1, 1, 50),
-        (400, 0.1, 1, 29),
-        (40, 1.0, 1, 5),
-        (40, 1.0, 5, 2),
-        (8, 1.0, 1, 3),
-        (3, 0.01, 1, 1),
-        (40, 1.0, 0, 2),
-    ):
-        given = {"rounds": rounds, "participation": participation, "epochs": epochs}
-        found = resolve(RunConfig(dataset="heart", **given))
-        assert found.execution.eval_every == interval
-
-
 def test_the_options_of_another_optimizer_or_loss_are_not_taken_over():
     recipe = data.recipe("fashion_mnist")
     assert recipe.optimizer == "adamw"

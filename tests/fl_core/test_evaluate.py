@@ -22,7 +22,7 @@ from torch import nn
 from fl_core import statistics, tree
 from fl_core.errors import NonFiniteError, UsageError
 from fl_core.training import losses
-from fl_core.training.evaluate import BINS, fit, predict, scores
+from fl_core.training.evaluate import BINS, predict, scores
 from tests.conftest import refuses
 
 CE = losses.build("cross_entropy")
@@ -171,14 +171,6 @@ def test_mean_interval():
     )
 
 
-def test_incentive_aligns_clients():
-    personal = pd.Series({"a": 1.0, "b": 5.0})
-    local, fedavg = pd.Series({"b": 2.0, "a": 2.0}), pd.Series({"b": 0.0, "a": 0.0})
-    assert statistics.incentive(personal, local, fedavg, True) == 0.5
-    with refuses("same clients"):
-        statistics.incentive(personal, local.drop("a"), fedavg, True)
-
-
 def frame(rows, **names):
     return pd.DataFrame(
         rows,
@@ -221,11 +213,3 @@ def test_bad_requests():
     ):
         with pytest.raises(UsageError):
             call(*arguments)
-
-
-def test_nothing_is_left_of_outputs_that_mislead():
-    """So that a base rate, and a model, can be as good as equal shares."""
-    outputs, y = torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.arange(2)
-    temperature, weight = fit(outputs, y, torch.ones(2), outputs)
-    assert temperature > 1e9
-    assert weight == 0

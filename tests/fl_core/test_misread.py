@@ -9,12 +9,10 @@ import torch
 from fl_core import tree
 from fl_core.config import RunConfig
 from fl_core.data import load
-from fl_core.data.arrays import labels
 from fl_core.data.federated import digest_of
 from fl_core.data.inputs import Inputs
 from fl_core.plan import LayerPlan
 from fl_core.run import runner
-from tests.conftest import refuses
 
 
 def save(path, **arrays):
@@ -42,14 +40,6 @@ def test_pictures_with_channels_last_are_turned_and_said_so(tmp_path, count):
     assert torch.equal(first.clients[0].train.x, data.clients[0].train.x)
     with pytest.warns(UserWarning, match="turned"):
         assert Inputs.from_federation(first).samples(x).x.shape == (40, count, 9, 7)
-
-
-@pytest.mark.parametrize("kind", [int, float, str])
-def test_a_label_of_minus_one_is_no_class_unless_the_other_is_one(kind):
-    assert labels(np.array([-1, 1, -1], dtype=kind))[1] == ("-1", "1")
-    for bad in ([0, 1, -1], [0, -1], [-1, 0, 1, 2]):
-        with refuses(r"labels.*-1"):
-            labels(np.array(bad, dtype=kind))
 
 
 def test_a_plan_that_was_measured_on_other_data_is_noted():

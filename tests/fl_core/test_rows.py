@@ -51,23 +51,6 @@ def test_file_gives_back_what_was_written(tmp_path_factory, many):
     assert [p.name for p in path.parent.iterdir()] == ["rows.jsonl"]
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None])
-def test_no_value_needs_a_reason(value):
-    with pytest.raises(ValueError, match="finite"):
-        rows.row("loss", value)
-    assert rows.row("loss", value, status="diverged")["value"] is None
-
-
-def test_a_value_cannot_carry_a_reason_for_its_absence():
-    with pytest.raises(ValueError, match="'diverged'"):
-        rows.row("loss", 1.0, status="diverged")
-
-
-def test_unknown_column():
-    with pytest.raises(KeyError, match="clientt"):
-        rows.row("loss", 1.0, clientt="a")
-
-
 GOOD = rows.dumps(rows.row("loss", 1.0))
 
 

@@ -12,7 +12,6 @@ from hypothesis import given, strategies as st
 
 from fl_core import data
 from fl_core.data import files
-from fl_core.data.cells import dates
 from fl_core.data.columns import Reading
 from fl_core.data.loading import as_data
 from fl_core.data.sources import Source
@@ -66,11 +65,6 @@ def test_numbers_in_two_spellings_or_with_a_stray_word_are_refused(
         read(tmp_path, plain, labels, task="regression", **signs)
 
 
-def test_a_column_of_codes_says_how_it_is_read(tmp_path):
-    codes = ["0150", "300", "1200"]
-    assert read(tmp_path, codes).table.columns[1].odd == "'0150' is read as 150"
-
-
 @given(
     st.lists(st.integers(-(10**9), 10**9).map(lambda n: n / 100), min_size=1),
     st.sampled_from([".,", ",.", ",'"]),
@@ -91,25 +85,6 @@ def test_only_plain_numbers_are_numbers(tmp_path, cell):
     assert not is_number(cell)
     with refuses("must be a number"):
         read(tmp_path, ["1", cell, "2"])
-
-
-@pytest.mark.parametrize(
-    ("cells", "days"),
-    [
-        (["2.1.1970", "13.1.1970"], [1, 12]),
-        (["1/13/1970", "1/2/1970"], [12, 1]),
-        (["06:00", "18:00"], [0.25, 0.75]),
-        (["02JAN1970", ""], [1, np.nan]),
-    ],
-)
-def test_dates_are_days(cells, days):
-    assert dates(pd.Categorical(cells)) == pytest.approx(days, nan_ok=True)
-
-
-@pytest.mark.parametrize("cells", [["2024-01-01", "soon"], ["1/2/2024", "3/4/2024"]])
-def test_dates_of_no_form_or_of_two_are_refused(cells):
-    with refuses(r"dates must .* Write 2024-12-31"):
-        dates(pd.Categorical(cells))
 
 
 def test_a_last_row_of_sums_is_named(tmp_path):

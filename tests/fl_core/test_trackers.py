@@ -1,6 +1,5 @@
 """Trackers get a run's numbers under the names of its rows, also offline and after a resumption."""
 
-import math
 import sys
 from types import SimpleNamespace
 
@@ -27,11 +26,6 @@ class Fake(SimpleNamespace):
 
     def finish(self):
         self.finished += 1
-
-
-def test_a_missing_value_is_left_out():
-    none, nan = ({"metric": "cka", "round": 1, "value": v} for v in (None, math.nan))
-    assert numbers_of([none, nan]) == {}
 
 
 @pytest.mark.parametrize("name", ["trackio", "wandb"])

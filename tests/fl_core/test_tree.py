@@ -160,18 +160,6 @@ def test_adding_in_place_has_the_bits_of_the_plain_formula(dtype):
         assert tree.digest({name: found[name]}) == tree.digest({name: wanted})
 
 
-@pytest.mark.parametrize("order", [1, -1])
-def test_the_largest_of_integers_counts_in_any_order(order):
-    trees = [
-        {"n": torch.tensor([3, 9]), "m": torch.tensor([True, False])},
-        {"n": torch.tensor([8, 2])},
-    ]
-    found = tree.mean(trees[::order], [1, 9])
-    assert found["n"].tolist() == [8, 9]
-    assert found["n"].dtype == torch.int64
-    assert found["m"].tolist() == [True, False]
-
-
 @pytest.mark.parametrize("weight", [0, -1.0, math.nan, math.inf])
 def test_weights_must_be_positive(weight):
     with refuses("weight"):

@@ -17,10 +17,10 @@ from fedlayers.backends.local import (
 )
 from fedlayers.studies.jobs import TrainingJob, check_stored, open_backend
 from fl_core.config import RunConfig
-from fl_core.errors import BusyError, RunError, UsageError, WorkerError
-from fl_core.records import writing
+from fl_core.errors import RunError, UsageError, WorkerError
 from fl_core.records.store import Run
 from fl_core.run.task import assemble
+from fl_core.storage import Folder
 from tests.conftest import refuses
 from tests.faults.injected import contents
 from tests.fedlayers.backends.works import Toy
@@ -130,15 +130,6 @@ def test_a_comparison_and_a_race_have_the_same_files_as_in_one_process(tmp_path,
         assert Run(tmp_path / "there/runs" / name).verify()[-1].startswith("3 of 3")
 
 
-def test_a_run_that_another_process_writes_is_not_sent(tmp_path):
-    with (
-        writing.create(tmp_path / "run", {}, {}, {}),
-        pytest.raises(BusyError),
-        TrainingJob(tmp_path / "run", CONFIG).held(),
-    ):
-        pass
-
-
 def test_a_job_asks_for_a_graphics_card_if_its_device_is_one(tmp_path):
     jobs = (TrainingJob(tmp_path, CONFIG.with_keys(device=d)) for d in ("cpu", "cuda"))
     assert [job.gpus for job in jobs] == [0, 1]
@@ -182,10 +173,11 @@ def test_a_run_that_arrived_in_part_is_begun_or_goes_on(tmp_path):
             TrainingJob(tmp_path / f"{place}{count}/run", short)
             for place in ("home", "node")
         )
-        with home.held():
-            home.accept(dict([*parcel.items()][:count]))
-        for part in home.outgoing({}):
-            node.accept(part)
+        home.path.mkdir(parents=True)
+        with Folder(home.path).locked():
+            write_files(home.path, dict([*parcel.items()][:count]))
+        for part in changed_files(home.path, {}, over=True):
+            write_files(node.path, part)
         for job in (node, home):
             check_stored(job.path, task)
         home.carry_out()

@@ -13,9 +13,10 @@ import pytest
 
 import fedlayers as fl
 from fedlayers.backends import cluster
-from fedlayers.studies.jobs import open_backend
+from fedlayers.studies.jobs import TrainingJob, open_backend
 from fl_core.config import RunConfig
-from fl_core.errors import RunError, UsageError
+from fl_core.errors import BusyError, RunError, UsageError
+from fl_core.records import writing
 from tests.faults.injected import contents
 
 pytestmark = pytest.mark.filterwarnings("ignore:client", "ignore:node .* is lost")
@@ -155,6 +156,12 @@ def test_what_a_node_cannot_import_is_told(tmp_path, nodes, monkeypatch):
     monkeypatch.setattr(nodes, "get", failing)
     with pytest.raises(RunError, match=r"ModuleNotFoundError: .*'fedlayers'"):
         fl.compare(CONFIG, ["local"], [0], tmp_path, backend="ray")
+
+
+def test_a_run_that_another_process_writes_is_not_sent(tmp_path, nodes):
+    with writing.create(tmp_path / "run", {}, {}, {}), open_backend("ray") as place:
+        (found,) = place.results([TrainingJob(tmp_path / "run", CONFIG)])
+    assert isinstance(found.error, BusyError)
 
 
 def test_a_cluster_that_was_open_before_stays_open(nodes):
