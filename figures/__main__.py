@@ -34,7 +34,7 @@ from fl_core import progress
 from fl_core.errors import RunError, UsageError, listing
 
 TRAINING = ("train", "pack", "seeds", "only", "budget", "device")
-VALUABLE = ("fedpft.longer", "scheduling.heads")
+VALUABLE = ("fedpft.longer",)
 """Studies whose missing runs a GPU makes first: by the lines of the scorecard that they can decide in an hour."""
 
 

@@ -295,25 +295,30 @@ def judged(
     """Judge a claim of one or several parts by :func:`of_parts`.
 
     An order of accuracies, shown in points, fails also where both are level (:func:`_or_level`).
-    Each part is asked of the paper's printed numbers first. A part that they fail is no test. An open part with a
-    printed lead below our error cannot be tested here. If such parts leave the verdict open, they are the evidence.
+    Each part is asked of the paper's printed numbers first. A part that they fail is no test, and the others are
+    judged without it. An open part with a printed lead below our error cannot be tested here. If such parts leave the
+    verdict open, they are the evidence.
     A part whose difference still shrinks decides nothing. If it alone made the verdict, that is the evidence.
 
     Args:
         gaps: the parts' differences by their names; a single part needs none.
         show: how an interval is written.
     """
-    odds = {name: test.odds(gap) for name, gap in gaps.items()}
+    reasons = {name: _no_test(gap, test) for name, gap in gaps.items()}
+    odds = {
+        name: test.odds(gap)
+        for name, gap in gaps.items()
+        if not reasons[name].endswith("test")
+    }
     if show is points and not test.bounds:
         odds = {name: _or_level(each, gaps[name]) for name, each in odds.items()}
-    reasons = {name: _no_test(gap, test) for name, gap in gaps.items()}
-    parts = of_parts(list(odds.values()))
-    failed = [reasons[name].endswith("test") for name in gaps]
-    parts = [None if each else part for part, each in zip(parts, failed, strict=True)]
+    parts = dict(zip(odds, of_parts(list(odds.values())), strict=True))
     told = []
-    for (name, gap), part in zip(gaps.items(), parts, strict=True):
+    for name, gap in gaps.items():
+        part = parts.get(name)
         unsure = gap.few or ("equal" if gap.equal else UNDECIDED)
         word = unsure if part is None else test.words[not part]
+        word = word if name in parts else "no test"
         if part is False and gap.interval.low <= 0 <= gap.interval.high:
             word = "level"
         value = (
@@ -325,17 +330,15 @@ def judged(
     notes = [f"{len(gaps)} parts"] * (len(gaps) > 1) + [
         f"90 % intervals, margin {100 * MARGIN:g} point"
     ] * test.bounds
-    held, moving = joint(parts), [gap.moves for gap in gaps.values()]
-    steady = joint(
-        [None if moves else part for part, moves in zip(parts, moving, strict=True)]
-    )
+    held, moving = joint(list(parts.values())), [gap.moves for gap in gaps.values()]
+    steady = joint([None if gaps[name].moves else part for name, part in parts.items()])
     said = "; ".join(told) + (f" ({', '.join(notes)})" if notes else "")
     apart = "" if steady == held else next(filter(None, moving))
     if held is None and not apart:
         apart = "; ".join(
             f"{name} {reasons[name]}".strip()
-            for (name, _), part in zip(gaps.items(), parts, strict=True)
-            if part is None and reasons[name]
+            for name in gaps
+            if parts.get(name) is None and reasons[name]
         )
     return JointVerdict(said, held, apart)
 

@@ -70,13 +70,9 @@ STUDY = items.register(Item(
 
 
 def joined(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of this study, and from the other study those of pFedLA, Local and FedAvg."""
-    return pd.concat([frame, with_pfedla()], ignore_index=True)
-
-
-def with_pfedla() -> pd.DataFrame:
-    """The stored rows of :mod:`figures.pfedla.overlap`: pFedLA, HeurpFedLA, Local and FedAvg."""
-    return overlap.ITEM.read(overlap.ITEM.path())[1]
+    """The rows of this study, and those of :mod:`figures.pfedla.overlap`: pFedLA, HeurpFedLA, Local and FedAvg."""
+    stored = overlap.ITEM.read(overlap.ITEM.path())[1]
+    return pd.concat([frame, stored], ignore_index=True)
 
 
 def scores(frame: pd.DataFrame) -> pd.DataFrame:
@@ -239,7 +235,7 @@ def _page(values: pd.DataFrame, published: pd.Series, lines: Mapping[str, str]) 
     return f"{table}\n\n{note}"
 
 
-TABLE1 = items.register(
+items.register(
     Item(
         "pfedla.table1",
         "Accuracy of ten methods on CIFAR-10, ten clients (pFedLA, Table 1)",

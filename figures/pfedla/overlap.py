@@ -259,14 +259,14 @@ def _learning(ax: Axes, frame: pd.DataFrame) -> None:
     accuracy = frame[(frame["metric"] == "accuracy") & (frame["model"] != "local")]
     for k, run in enumerate(accuracy["run"].unique()):
         means = accuracy[accuracy["run"] == run].groupby("round")["value"].mean()
-        look: dict[str, Any] = {
-            "color": COLOURS[k],
-            "marker": MARKERS[k],
-            "markersize": 3.5,
-            "markevery": 2,
-        }
         ax.plot(
-            means.index.astype(float), 100 * means, **look, label=names.title(str(run))
+            means.index.astype(float),
+            100 * means,
+            color=COLOURS[k],
+            marker=MARKERS[k],
+            markersize=3.5,
+            markevery=2,
+            label=names.title(str(run)),
         )
         last = where(accuracy, run=run, round=means.index[-1])
         found = statistics.mean_interval(last.groupby("seed")["value"].mean())

@@ -80,12 +80,13 @@ def _draw_periods(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         axes = figure.subplots(1, len(PERIODS), sharey=True)
         for ax, period in zip(axes, PERIODS, strict=True):
             for k, name in enumerate(parts):
-                look: dict[str, Any] = {
-                    "color": COLOURS[k],
-                    "marker": MARKERS[k],
-                    "label": name,
-                }
-                ax.plot(range(len(layers)), means[name].loc[period], **look)
+                ax.plot(
+                    range(len(layers)),
+                    means[name].loc[period],
+                    color=COLOURS[k],
+                    marker=MARKERS[k],
+                    label=name,
+                )
             ax.axhline(
                 1 / len(shared),
                 color=FAINT,

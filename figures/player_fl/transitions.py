@@ -24,7 +24,7 @@ from figures.page import markdown, missing_runs
 from figures.papers import published
 from figures.player_fl.runs import ABSENT, CASES, NETWORKS, STAND_IN
 from figures.recipe import where
-from figures.verdicts import of_parts, of_share
+from figures.verdicts import TOLERANCE, of_parts, of_share
 from fl_core.config import RunConfig
 from fl_core.errors import listing
 from fl_core.run import runner
@@ -340,7 +340,7 @@ def _stable(decided: list[Decisions], far: Mapping[str, str]) -> Finding:
     counts = {}
     for each in near:
         low, high = limits.loc[CASES[each.dataset].printed, ["low", "high"]]
-        asked = np.linspace(low, high, STEPS, endpoint=False)
+        asked = np.linspace(low + TOLERANCE, high - TOLERANCE, STEPS)
         name = f"{CASES[each.dataset].title} from {low:.3g} to {high:.3g}"
         counts[name] = (stable(each, asked.tolist()), each.seeds)
     return Finding(

@@ -67,7 +67,7 @@ BEFORE = ("global", "personal")
 def mixed(models):
     """Return accuracies of pFedLA's runs, (run, round) x seeds: of the last of these models that a run has."""
     frame = pd.concat([rows("algorithms.pfedla_overlap"), rows("pfedla.methods")])
-    own = frame[(frame["metric"] == "accuracy") & frame["model"].isin(models)]
+    own = frame.query("metric == 'accuracy' and model in @models")
     last = own.sort_values("model").groupby(["run", "seed", "round"]).tail(1)
     return last.pivot(index=["run", "round"], columns="seed", values="value")
 
@@ -75,12 +75,9 @@ def mixed(models):
 @cache
 def scheduled(study):
     """Return pooled accuracies of the personal models, or of the global ones of runs without any."""
-    frame = rows(study)
-    own = frame[
-        (frame["metric"] == "accuracy")
-        & (frame["variant"] == "pooled")
-        & (frame["client"] == "")
-    ]
+    own = rows(study).query(
+        "metric == 'accuracy' and variant == 'pooled' and client == ''"
+    )
     best = own[own["model"] == own.groupby("run")["model"].transform("max")]
     return best.pivot(index=["run", "round"], columns="seed", values="value")
 
@@ -120,12 +117,9 @@ LINES |= {line: partial(differences, line) for line in DIFFERENCES}
 
 @covers("pfedla.weights_follow_classes")
 def weights_follow_classes():
-    frame = rows("algorithms.pfedla_overlap", "pfedla")
-    own = frame[
-        (frame["metric"] == "overlap_correlation")
-        & (frame["variant"] == "pearson")
-        & (frame["layer"] == "")
-    ]
+    own = rows("algorithms.pfedla_overlap", "pfedla").query(
+        "metric == 'overlap_correlation' and variant == 'pearson' and layer == ''"
+    )
     table = own.pivot_table(index="round", columns="seed", values="value").sort_index()
     return [interval(table.tail(3).mean(), factor=1, digits=2)]
 
@@ -134,7 +128,7 @@ def weights_follow_classes():
 def itself_most():
     frame = rows("algorithms.pfedla_overlap", "pfedla")
     last = frame[(frame["round"] == frame["round"].max()) & (frame["layer"] != "")]
-    pairs = last[(last["metric"] == "aggregation_weight") & (last["seed"] == 0)]
+    pairs = last.query("metric == 'aggregation_weight' and seed == 0")
     tables = [
         part.pivot(index="client", columns="client_b", values="value")
         for _, part in pairs.groupby("layer")
@@ -204,14 +198,9 @@ TITLES = {
 @cache
 def tuned(dataset):
     """Return macro-F1 of each client's personal model, or of the global one: (seed, client) x methods."""
-    frame = rows("player_fl.tuned", f"{dataset}.*")
-    own = frame[(frame["metric"] == "macro_f1") & (frame["model"] != "local")].copy()
-    alone = frame[
-        (frame["metric"] == "macro_f1") & (frame["run"] == f"{dataset}.local")
-    ]
-    own = pd.concat([own, alone]).assign(
-        method=lambda each: each["run"].str.split(".").str[1]
-    )
+    frame = rows("player_fl.tuned", f"{dataset}.*").query("metric == 'macro_f1'")
+    frame = frame.assign(method=frame["run"].str.split(".").str[1])
+    own = frame.query("model != 'local' or method == 'local'")
     own = (
         own.sort_values("model").groupby(["method", "seed", "client"]).tail(1)
     )  # global < local < personal
@@ -243,18 +232,27 @@ def leads(reference):
     ]
 
 
+@covers("player_fl.fewer_losers")
+def fewer_losers():
+    found = []
+    for data, title in TITLES.items():
+        values = tuned(data)
+        lost = values.lt(values["local"], axis=0).groupby(level="seed").mean()
+        apart = ["local", "playerfl", "playerfl_minus", "playerfl_plus"]
+        others = lost.drop(columns=apart).mean(axis=1)
+        found.append(f"{title} {interval(lost['playerfl'] - others)}")
+    return found
+
+
 LINES["player_fl.above_fedavg"] = partial(leads, "fedavg")
 LINES["player_fl.above_local"] = partial(leads, "local")
 
 
 def layers(metric, variant):
     """Return each seed's curves of Fashion-MNIST after one epoch, layers x clients, over their first layer."""
-    frame = rows("player_fl.layers", "fashion_mnist-first")
-    own = frame[
-        (frame["metric"] == metric)
-        & (frame["variant"] == variant)
-        & (frame["client"] != "")
-    ]
+    own = rows("player_fl.layers", "fashion_mnist-first").query(
+        "metric == @metric and variant == @variant and client != ''"
+    )
     order = list(dict.fromkeys(own["layer"]))
     return {
         int(seed): part.pivot(index="layer", columns="client", values="value")
@@ -302,8 +300,9 @@ CONVOLUTIONS = {
 def representations():
     found = []
     for data, (title, last) in CONVOLUTIONS.items():
-        frame = rows("player_fl.layers", f"{data}-first")
-        own = frame[(frame["metric"] == "cka") & (frame["client_b"] != "")]
+        own = rows("player_fl.layers", f"{data}-first").query(
+            "metric == 'cka' and client_b != ''"
+        )
         swapped = {"client": "client_b", "client_b": "client"}
         both = pd.concat([own, own.rename(columns=swapped)])
         count, seeds, order = 0, both.groupby("seed"), list(own["layer"].unique())
@@ -322,7 +321,7 @@ def correlates():
     frame, found = rows("player_fl.layers", "cifar10-first"), []
     for _, part in frame[frame["client"] != ""].groupby("seed"):
         curves = [
-            part[(part["metric"] == metric) & (part["variant"] == variant)]
+            part.query("metric == @metric and variant == @variant")
             .pivot(index="layer", columns="client", values="value")
             .median(axis=1)
             for metric, variant in (

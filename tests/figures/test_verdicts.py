@@ -164,6 +164,8 @@ def test_what_the_paper_prints_is_asked_first():
     against = judged({"a": between(sure, -0.03)})
     assert (against.held, "fail this test" in against.incomparable) == (None, True)
     assert judged({"a": between(sure, 0.03)}).held is False
+    left = judged({"a": between(sure, 0.03), "b": between(sure, -0.03)}, TRAIL)
+    assert (left.held, "a -5.0 ± 0.2 (no test)" in left.text) == (True, True)
     both = judged({"a": between(sure, 0.03), "b": between(unsure, 0.001)})
     assert (both.held, both.incomparable) == (False, "")
 
