@@ -214,10 +214,9 @@ def recommend(found: Decided, with_baselines: bool, tell: Tell) -> Choice:
     """Return the recommendation of a decision whose runs are finished."""
     race = found.race
     tell("judging the runs on validation samples")
-    stands = standings(found.jobs, found.failed)
+    stands = standings(found.jobs, found.failed, found.runs)
     main, by = stands.main, race.benches[race.seeds[0]].selecting
-    by_run = {one.job.name: one for one in found.runs}
-    judged = _judged(stands.judged, by_run, main)
+    judged = stands.judged
     models = {
         seed: {one.arm: one.model for one in found.runs if one.seed == seed}
         for seed in race.seeds
@@ -288,7 +287,7 @@ def recommend(found: Decided, with_baselines: bool, tell: Tell) -> Choice:
     return Choice(
         next((arm for arm in arms if arm.name == inference.leader), None),
         arms,
-        stands._replace(judged=judged),
+        stands,
         inference,
         best.job.path if best else None,
         race.rounds,
@@ -304,20 +303,6 @@ def recommend(found: Decided, with_baselines: bool, tell: Tell) -> Choice:
         benches=race.benches,
         fallback=fallback,
     )
-
-
-def _judged(
-    stands: pd.DataFrame, by_run: Mapping[str, Trained], main: str
-) -> pd.DataFrame:
-    """Return a line for each run with the scores of its model after its own epochs; NaN for a run that failed."""
-    columns = list(
-        dict.fromkeys((main, "loss", "score", "above", "low", "high", "epochs"))
-    )
-    scores = pd.DataFrame(
-        {name: {**one.scores, "epochs": one.epochs} for name, one in by_run.items()}
-    ).T.reindex(columns=columns)
-    kept = stands.drop(columns=columns, errors="ignore")
-    return kept.merge(scores.astype(float), how="left", left_on="run", right_index=True)
 
 
 def _fallback(bench: Bench, model: Predictor, alone: Trained) -> Fallback | None:

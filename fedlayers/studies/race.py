@@ -197,8 +197,16 @@ def check_scored(bench: Bench) -> None:
         )
 
 
-def standings(jobs: Sequence[TrainingJob], failed: Mapping[str, str]) -> Standing:
-    """Return the runs' scores as their rows have them. ``score`` is minus the sum of ranks by the selecting scores."""
+def standings(
+    jobs: Sequence[TrainingJob],
+    failed: Mapping[str, str],
+    trained: Sequence[Trained] = (),
+) -> Standing:
+    """Return the runs' scores: of their ``trained`` models after own epochs, else as their rows have them.
+
+    Without models ``score`` is minus the sum of ranks by the selecting scores.
+    """
+    of_run = {one.job.name: {**one.scores, "epochs": one.epochs} for one in trained}
     by, main = jobs[0].config.federation.monitor, ""
     best: dict[str, int] = {}
     lines, left_out = [], []
@@ -218,13 +226,15 @@ def standings(jobs: Sequence[TrainingJob], failed: Mapping[str, str]) -> Standin
         final = validation_rows(job.path)
         main = by or main_score(final["metric"].unique())
         values = scores_of(final).set_index("metric")["value"]
-        lines[-1] |= values[[main, "loss"]].to_dict()  # the main one may be the loss
+        lines[-1] |= of_run.get(job.name, values[[main, "loss"]].to_dict())
         of_main = final[final["metric"] == main]
         left_out.append(of_main[rows.without_score(of_main)])
-    judged = pd.DataFrame(lines).astype({"lr": float}).assign(score=0.0)
-    for name in selecting_scores(TABLE[main].task, by):
-        values = judged[name].round(DIGITS).groupby(judged["seed"])
-        judged["score"] -= values.rank(ascending=not SCORES[name])
+    judged = pd.DataFrame(lines).astype({"lr": float})
+    if not trained:
+        judged["score"] = 0.0
+        for name in selecting_scores(TABLE[main].task, by):
+            values = judged[name].round(DIGITS).groupby(judged["seed"])
+            judged["score"] -= values.rank(ascending=not SCORES[name])
     lacking = pd.concat(left_out, ignore_index=True)
     return Standing(main, judged, dict(failed), best, lacking)
 
