@@ -9,7 +9,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Unpack
 
-import numpy as np
 import pandas as pd
 
 from fedlayers.backends.local import Backend, no_progress
@@ -146,7 +145,7 @@ def choose(
             race.task, [*trained.values()], place.side_by_side, found.price
         )
     spent = replace(spent, seconds=time.monotonic() - began)
-    cost = costs[spent.runs > costs[0].runs]
+    cost = costs[sum(spent.runs > each.runs for each in costs[:2])]
     return stored(replace(choice, cost=cost, measured=spent), race.out)
 
 
@@ -307,14 +306,10 @@ def recommend(found: Decided, with_baselines: bool, tell: Tell) -> Choice:
 
 def _fallback(bench: Bench, model: Predictor, alone: Trained) -> Fallback | None:
     """Return training alone for those clients whose validation loss is lower alone; None without any."""
-    samples = bench.samples[VALIDATION]
-    losses = [bench.losses(one, VALIDATION) for one in (model, alone.model)]
-    names = []
-    for client, own in samples.groupby("client", sort=False):
-        weights = own["weight"].to_numpy(float)
-        shared, single = (np.average(each[client], weights=weights) for each in losses)
-        if single < shared:
-            names.append(str(client))
+    shared, single = (
+        bench.by_client(one, VALIDATION)["loss"] for one in (model, alone.model)
+    )
+    names = list(shared.index[single < shared])
     if not names:
         return None
     outputs = {

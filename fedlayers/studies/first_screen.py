@@ -125,12 +125,10 @@ def facts_of(
     if not bench.labels[TEST]:
         return None
     score = bench.selecting
-    sign = 1 if SCORES[score] else -1
     own = [one for one in others if one.name.endswith("_own")]
     found: dict[str, Predictor] = {}
     if own:
-        worth = [sign * bench.scores(one, VALIDATION)[score] for one in own]
-        found["simple"] = own[max(range(len(own)), key=worth.__getitem__)]
+        found["simple"] = max(own, key=bench.worth)
     if alone is not None:
         found["alone"] = alone
     found["base_rate"] = bench.base_rate
@@ -179,11 +177,9 @@ def evidence_of(
     by, lines = found.main, []
     names = list(dict.fromkeys((by, main, "auroc")))
     gaps = found.differences.set_index("arm")
-    known = {arm: None for own in models.values() for arm in own}
-    order = [
-        name for name in (found.leader, *gaps.index, *found.refused) if name in known
-    ]
-    for arm in dict.fromkeys(order):
+    known = {arm for own in models.values() for arm in own}
+    order = (found.leader, *gaps.index, *found.refused)
+    for arm in filter(known.__contains__, order):
         own = [
             benches[seed].scores(each[arm], VALIDATION)
             for seed, each in models.items()
@@ -210,11 +206,7 @@ def evidence_of(
         lines.append({**line, "name": one.name, "note": ""})
     columns = ["name", *names, "difference", "low", "high", "note"]
     table = pd.DataFrame(lines).reindex(columns=columns)
-    return table.dropna(axis=1, how="all").reindex(
-        columns=[
-            each for each in columns if each != "auroc" or table[each].notna().any()
-        ]
-    )
+    return table.drop(columns="auroc") if table["auroc"].isna().all() else table
 
 
 # --- sentences ------------------------------------------------------------------------------------------------

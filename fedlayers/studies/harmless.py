@@ -402,8 +402,8 @@ class Bench:
                 share = statistics.share_interval(int(right.sum()), len(y), effect)
                 line |= share.columns("accuracy")
             weights = samples["weight"].to_numpy(float)
-            for name, each in losses.items():
-                line[name] = float(np.average(each[client].numpy(), weights=weights))
+            for name, one in many.items():
+                line[name] = float(self.by_client(one).loc[client, "loss"])
             lines.append(line)
             paired = [losses[first][client] - losses[name][client] for name in others]
             found.append(

@@ -17,6 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from diagnostics.tuning.copies import EPOCHS, Tuner
+from diagnostics.tuning.differ import GROUPED
 from diagnostics.tuning.profile import every
 from fedlayers.backends.local import no_progress
 from fedlayers.studies.arms import FIRST, Ways, arms_of, ends_of
@@ -31,6 +32,7 @@ from fedlayers.studies.jobs import (
     seeds_of,
 )
 from fedlayers.studies.race import (
+    DRAWS,
     KEPT,
     Race,
     check_scored,
@@ -70,12 +72,12 @@ class Hint(Displayed):
     Attributes:
         skew: the label skew beyond chance, from 0 to 1, with an interval (:func:`skew_of`).
         counts: training samples by client and class.
-        cost: of a decision with the same arguments if clients do not differ, and if they do.
+        cost: of a decision with the same arguments if clients do not differ, if they do, and if they form groups.
     """
 
     skew: Interval
     counts: pd.DataFrame
-    cost: tuple[Cost, Cost]
+    cost: tuple[Cost, Cost, Cost]
 
     def text(self) -> str:
         """Return the sentence on the skew, and the cost."""
@@ -173,7 +175,7 @@ def hint(
     >>> import fedlayers as fl
     >>> found = fl.hint(dataset="heart", rounds=10)
     >>> round(found.skew.value, 2), [each.runs for each in found.cost]
-    (0.31, [2, 4])
+    (0.31, [2, 4, 5])
 
     Args:
         config, data, model, keys: as of :func:`fedlayers.run <fedlayers.runs.run>`.
@@ -287,18 +289,28 @@ class Cost:
         )
 
 
-def cost_in_words(alike: Cost, differ: Cost) -> str:
-    """Return the estimated cost of a decision if clients do not differ, and if they do."""
-    found = f"{alike.text()} of training."
-    more = f" If clients differ: {differ.text()}; more if they form groups."
-    return found + more * (differ != alike)
+def cost_in_words(alike: Cost, differ: Cost, grouped: Cost) -> str:
+    """Return the estimated cost of a decision if clients do not differ, if they do, and if they form groups."""
+    told = f"{alike.text()} of training."
+    if differ != alike:
+        told += f" If clients differ: {differ.text()}"
+        if grouped != differ:
+            told += f"; {grouped.full_runs:.1f} full runs if they form groups"
+        told += "."
+    return told
 
 
 NO_COST = Cost(0, 0, 0.0, 0.0, 0.0)
 
 
-def costs_of(race: Race, side_by_side: int) -> tuple[Cost, Cost]:
-    """Estimate what all runs cost if clients do not differ, and if they do, with a number of runs at a time."""
+def costs_of(race: Race, side_by_side: int) -> tuple[Cost, Cost, Cost]:
+    """Estimate what all runs cost if clients do not differ, if they do, and if they form groups.
+
+    Groups cost a run for each seed with its own epochs, and at most a first round for each shuffled federation.
+
+    Args:
+        side_by_side: runs at a time.
+    """
     lr = race.probes[0].config.training.lr if race.probes else None
     began = time.perf_counter()
     bench, model = race.benches[race.seeds[0]], race.task.model
@@ -322,7 +334,20 @@ def costs_of(race: Race, side_by_side: int) -> tuple[Cost, Cost]:
         return replace(found, seconds=seconds)
 
     names = [arm.name for arm in race.arms]
-    return cost([name for name in names if name not in race.ends]), cost(names)
+    alike, differ = cost([name for name in names if name not in race.ends]), cost(names)
+    grouped, count, clients = differ, len(race.seeds), len(race.task.data.clients)
+    if race.ends and clients >= GROUPED:
+        own = EPOCHS[-1] / max(1, int(race.task.config.training.epochs or 1))
+        more = count + (count * own + 1 + DRAWS) / race.rounds
+        factor = 1 + more / differ.full_runs
+        grouped = Cost(
+            differ.runs + count,
+            differ.rounds + count * race.rounds,
+            differ.full_runs + more,
+            differ.n_bytes * factor,
+            differ.seconds * factor,
+        )
+    return alike, differ, grouped
 
 
 def estimate_cost(

@@ -19,6 +19,7 @@ from torch import Tensor
 from diagnostics.tuning.copies import EPOCHS, Held
 from diagnostics.tuning.differ import (
     DIFFER,
+    GROUPED,
     NOT_SHOWN,
     OTHERS,
     TOO_FEW,
@@ -422,8 +423,9 @@ class Decided:
     @property
     def price(self) -> int:
         """Return the epochs of all clients that were trained beside the runs."""
-        draws = 0 if self.groups is None else 1 + len(self.groups.nulls)
-        return draws + sum(one.price for one in self.runs)
+        rounds = 0 if self.groups is None else 1 + len(self.groups.nulls)
+        epochs = int(self.race.task.config.training.epochs or 1)
+        return rounds * epochs + sum(one.price for one in self.runs)
 
     def of(self, arm: str) -> dict[int, Trained]:
         """Return an arm's run in each seed."""
@@ -531,10 +533,10 @@ def _train_arms(
 
 def with_groups(race: Race, found: Decided) -> Race:
     """Return the decision with an arm that trains one model a group of clients, if the clients form groups."""
-    from diagnostics.groups import LEAST_CLIENTS, client_groups  # imports scikit-learn
+    from diagnostics.groups import client_groups  # imports scikit-learn
 
     task = race.task
-    if len(task.data.clients) < LEAST_CLIENTS:
+    if len(task.data.clients) < GROUPED:
         return race
     groups = found.groups = client_groups(
         task, LayerPlan(task.layers, ()).trainable[0], DRAWS

@@ -88,7 +88,9 @@ def test_two_rates_train_on_and_the_ends_follow_where_clients_differ(decided):
         assert choice.measured.full_runs <= 3.9
         assert choice.cost.n_bytes == choice.measured.n_bytes
         return
-    assert choice.measured.full_runs <= 8.5  # 6.3, and a run and 20 rounds for groups
+    spent = choice.measured.full_runs  # 6.3, and a run and 20 rounds for groups
+    assert spent == pytest.approx(choice.cost.full_runs)
+    assert spent <= 8.5
     assert choice.winner.name != "all" or choice.winner.epochs
     groups = choice.arms[-1]
     assert (groups.name, groups.options) == ("groups", {"groups": [1, 2, 1, 2]})
