@@ -21,8 +21,8 @@ from matplotlib.figure import Figure
 
 from diagnostics.plots.drawing import COLOURS, style
 from diagnostics.tuning.differ import DIFFER, TOO_FEW
-from figures.decision.known_plans import algorithms
 from figures.decision.known_runs import (
+    ADAPTED,
     CHOSEN,
     CONFIRMED,
     CONVOLUTIONAL,
@@ -50,6 +50,7 @@ SIGNALS = (
     "gradient conflict",
 )
 ALIKE = "known_neither"
+PLANS = ("clients_differ", "all", "head local", "first half local", "nothing")
 SMALLER = (20, 30, 40, 60, 80, 120, 160)
 """Training and validation samples of a client of smaller known data sets."""
 
@@ -216,14 +217,33 @@ def picture(rows: pd.DataFrame) -> Figure:
     return figure
 
 
+def algorithms(_: pd.DataFrame) -> str:
+    """Return a line for each data set and algorithm: both plans, and the paired difference over seeds."""
+    lines = []
+    rows = pd.read_parquet(ROWS.with_name("known_plans.parquet"))
+    for (name, algorithm), own in rows.groupby(["data", "algorithm"], sort=False):
+        both = 100 * own.pivot(index="seed", columns="plan", values="value")
+        gap = mean_interval(both["known"] - both["default"])
+        lines.append(
+            {
+                "federation": f"`{name}`",
+                "algorithm": f"`{algorithm}`",
+                "default plan": f"{both['default'].mean():.1f}",
+                "plan of the known answer": f"{both['known'].mean():.1f}",
+                "difference, 95 %": f"{gap[0]:+.1f} [{gap[1]:+.1f}, {gap[2]:+.1f}]",
+            }
+        )
+    return markdown(pd.DataFrame(lines))
+
+
 def said(rows: pd.DataFrame, name: str) -> str:
     """Return the verdict of ``clients_differ`` on a federation, in loss."""
     return str(of(rows, "differ")[name, 0, 0]["verdict, loss"])
 
 
-def plans(rows: pd.DataFrame, name: str) -> list[float]:
+def plans(rows: pd.DataFrame, name: str, seed: int = 0) -> list[float]:
     """Return the scores of all, head local, first half local and nothing."""
-    return [score(rows, name, 0, arm) for arm in ("all", *ends(name), "nothing")]
+    return [score(rows, name, seed, arm) for arm in ("all", *ends(name), "nothing")]
 
 
 def natural(rows: pd.DataFrame) -> str:
@@ -237,15 +257,25 @@ def confirmation(rows: pd.DataFrame, names: Sequence[str] = CONFIRMED) -> str:
     lines = []
     for name, _, _ in [key for key in of(rows, "differ") if key[0] in names]:
         lines.append([name, said(rows, name), *numbers(plans(rows, name), ".1f")])
-    columns = [
-        "federation",
-        "clients_differ",
-        "all",
-        "head local",
-        "first half local",
-        "nothing",
-    ]
-    return markdown(pd.DataFrame(lines, columns=columns))
+    return markdown(pd.DataFrame(lines, columns=["federation", *PLANS]))
+
+
+def adapters(rows: pd.DataFrame) -> str:
+    """Return verdicts and plans of tweets with adapters, and the end that the profile names."""
+    lines = []
+    for (name, seed, _), found in of(rows, "whether").items():
+        if name in ADAPTED:
+            head, first = (of(rows, arm).get((name, seed, 0), {}) for arm in ends(name))
+            *before, last = found["layer_tuning"]
+            says = "head" if last > max(before) else "first half"
+            own = head if says == "head" else first
+            both = min(head, first, key=lambda each: each.get("validation", 0))
+            loss = 100 * (own.get("test", np.nan) - both.get("test", np.nan))
+            scores = numbers(plans(rows, name, seed), ".1f")
+            cells = *scores, says, *numbers([loss], ".1f")
+            lines.append([name.split()[2], seed, found["verdict, loss"], *cells])
+    columns = ["seed", *PLANS, "the profile names", "points against both"]
+    return markdown(pd.DataFrame(lines, columns=["what differs", *columns]))
 
 
 def sizes(rows: pd.DataFrame) -> str:
@@ -327,6 +357,7 @@ TABLES = {
         algorithms,
         confirmation,
         natural,
+        adapters,
         signals,
         hours,
     )

@@ -5,7 +5,7 @@
 ``REGISTERED_KNOWN.md`` says what is asked, and ``REGISTERED_ADAPTERS.md`` of adapters. A job is one row of
 ``known.parquet``. They begin in the order of :func:`jobs`. A job with a row is skipped, so a stopped call goes on.
 One core does one job after the other. Commit 38f55f44 is the last with the code of natural federations, of smaller
-samples and of what each command says. Their rows stay.
+samples, of what each command says and of ``known_plans.parquet``. Their rows stay.
 The data lie below ``FEDLAYERS_DATA_ROOT``.
 """
 
@@ -32,7 +32,7 @@ from diagnostics.tuning import differ as whether
 from diagnostics.tuning.copies import EPOCHS, SAMPLES, Tuner
 from diagnostics.tuning.profile import every
 from figures.decision import known_tweets as tweets
-from figures.decision.known_signals import chosen, inputs_differ, parts, signals
+from figures.decision.known_signals import blocks, chosen, falls, inputs_differ, signals
 from figures.recipe import where
 from fl_core.data.federated import FederatedData, gather
 from fl_core.data.named.small import KINDS, coded_labels, permuted_inputs
@@ -161,9 +161,11 @@ def differences() -> Iterator[Job]:
         yield from (Job(name, "rate", TUNING, 0, lr) for lr in RATES)
     yield from truths(SEEDS[:5], CONVOLUTIONAL)
     yield from (Job(ADAPTED[0], "rate", TUNING, 0, lr) for lr in RATES[1:3])
-    for seed, name in itertools.product(SEEDS[:2], ADAPTED):
-        arms = ("whether", *ends(name), "profile")
-        yield from (Job(name, arm, seed) for arm in arms)
+    for seed in SEEDS[:2]:
+        yield Job(ADAPTED[0], "whether", seed)
+        for name in ADAPTED[1:]:
+            yield from (Job(name, arm, seed) for arm in ("whether", *ends(name)))
+        yield from (Job(ADAPTED[0], arm, seed) for arm in ends(ADAPTED[0]))
 
 
 def decisions() -> Iterator[Job]:
@@ -308,7 +310,7 @@ def task_of(job: Job, lr: float) -> Task:
             "adapt": tweets.ADAPT if network == "lora" else None,
         }
     if job.arm == "profile":
-        how["rounds"] = min(how["rounds"], PROFILED)
+        how["rounds"] = PROFILED
     how["eval_every"] = how["checkpoint_every"] = how["rounds"]
     if job.draw:
         data = null_data(data, "clients", job.seed, job.draw)
@@ -379,7 +381,7 @@ def measured(job: Job, lr: float) -> dict[str, Any]:
     layers = range(len(task.layers))
     if job.arm == "profile":
         own = {"samples": SAMPLES, "starts": trained(task, [])}
-        signs = signals(setting(task, "validation") | own, parts(task.layers))
+        signs = signals(setting(task, "validation") | own, task.layers)
         return signs | {"inputs differ": inputs_differ(task.data)}
     if job.arm == "rate":
         return scored(task, trained(task, []))
@@ -395,6 +397,9 @@ def measured(job: Job, lr: float) -> dict[str, Any]:
         found[f"verdict, {score}"] = whether.verdict(gains, score)
     if job.arm == "whether":
         found |= {"all": scored(task, shared), "nothing": scored(task, alone)}
+    if job.federation in ADAPTED:
+        tuner = Tuner(**given, starts=shared)
+        found["layer_tuning"] = falls(tuner, blocks(task.layers))
     return found
 
 

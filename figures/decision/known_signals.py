@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,13 +30,18 @@ def chosen(**asked: Any) -> dict[str, Any]:
     }
 
 
-def parts(layers: Sequence[Layer]) -> list[Layer]:
-    """Return the layers of a profile. Adapters of one block are one."""
-    named = itertools.groupby(layers, lambda layer: layer.name.partition(".")[0])
-    return [
-        Layer(name, tuple(itertools.chain.from_iterable(each.tensors for each in own)))
-        for name, own in named
-    ]
+def blocks(layers: Sequence[Layer]) -> list[frozenset[str]]:
+    """Return the tensors of each block of adapters, and those of the head."""
+    found: dict[str, list[str]] = {}
+    for layer in layers:
+        found.setdefault(layer.name.partition(".")[0], []).extend(layer.tensors)
+    return [*map(frozenset, found.values())]
+
+
+def falls(tuner: Tuner, parts: Sequence[frozenset[str]]) -> list[float]:
+    """Return how much the loss falls when each part alone is tuned."""
+    profile = Profile(tuner)
+    return [profile.mean(profile.of(part).nats).value for part in parts]
 
 
 def signals(given: dict[str, Any], layers: Sequence[Layer]) -> dict[str, list[float]]:
@@ -48,15 +52,10 @@ def signals(given: dict[str, Any], layers: Sequence[Layer]) -> dict[str, list[fl
     """
     tuner, whole = Tuner(**given), every(layers)
     parts = [frozenset(layer.tensors) for layer in layers]
-    profile = Profile(tuner)
-
-    def fall(names: frozenset[str]) -> float:
-        return profile.mean(profile.of(names).nats).value
-
-    of_all = fall(whole)
+    of_all, *others = falls(tuner, [whole, *(whole - part for part in parts)])
     found = {
-        "layer_tuning": [fall(part) for part in parts],
-        "all but one layer tuned": [of_all - fall(whole - part) for part in parts],
+        "layer_tuning": falls(tuner, parts),
+        "all but one layer tuned": [of_all - other for other in others],
     }
     tuner.workspace.load(given["starts"][0])
     start = {n: p.detach().clone() for n, p in tuner.workspace.params.items()}
