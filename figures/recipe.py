@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -47,12 +48,22 @@ def scored_at_end(config: RunConfig) -> RunConfig:
     )
 
 
-def trained(task: runner.Task) -> tuple[Engine, pd.DataFrame]:
-    """Train a task to its end; returns the run and its rows."""
-    engine = runner.run(
-        task.config, loaded=task.data, instruments=measure.instruments, progress=False
-    )
-    return engine, engine.listener(Recorder).frame()
+def trained(task: runner.Task, out: Path | None = None) -> tuple[Engine, pd.DataFrame]:
+    """Train a task to its end; returns the run and its rows.
+
+    Args:
+        out: folder in which a long run keeps its checkpoints until it ends, and from which it goes on.
+    """
+    how: dict[str, Any] = {"instruments": measure.instruments, "progress": False}
+    if out and out.exists():
+        engine = runner.resume(out, data_root=task.config.data.data_root, **how)
+    else:
+        engine = runner.run(task.config, out, loaded=task.data, **how)
+    if out is None:
+        return engine, engine.listener(Recorder).frame()
+    frame = store.Run(out).rows()[1]
+    shutil.rmtree(out)
+    return engine, frame
 
 
 def paused(

@@ -31,12 +31,15 @@ def spans(
     )
     ax.hlines(heights, low, high, color=COLOURS[k], linewidth=1.4)
     values = [factor * each.value for each in found]
-    look: dict[str, Any] = {
-        "color": COLOURS[k],
-        "marker": MARKERS[k],
-        "markersize": 4.5,
-    }
-    ax.plot(values, heights, linestyle="none", label=label, **look)
+    ax.plot(
+        values,
+        heights,
+        linestyle="none",
+        label=label,
+        color=COLOURS[k],
+        marker=MARKERS[k],
+        markersize=4.5,
+    )
 
 
 def marks(

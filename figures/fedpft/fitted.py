@@ -123,16 +123,19 @@ def _fitted(engine: Engine, task: runner.Task) -> pd.DataFrame:
                 for data in (train, test)
             )
             right = right_after(PROBE, fitted, tested_on, model.head, seed=seed)
-            what: dict[str, Any] = {
-                "variant": kind,
-                "client": client,
-                "layer": layer,
-                "split": "test",
-                "seed": seed,
-                "n_samples": len(tested_on[1]),
-                "n_train": len(fitted[1]),
-            }
-            lines.append(rows.row(PROBE, float(right.double().mean()), **what))
+            lines.append(
+                rows.row(
+                    PROBE,
+                    float(right.double().mean()),
+                    variant=kind,
+                    client=client,
+                    layer=layer,
+                    split="test",
+                    seed=seed,
+                    n_samples=len(tested_on[1]),
+                    n_train=len(fitted[1]),
+                )
+            )
     return pd.concat([table, rows.frame(lines)], ignore_index=True) if lines else table
 
 

@@ -17,7 +17,6 @@ from figures.recipe import labels
 from fl_core import rows, tree
 from fl_core.algorithms.base import Message, Round
 from fl_core.algorithms.pfedla import PFedLA
-from fl_core.config import RunConfig
 from fl_core.run import runner
 
 NAME = "pfedla.costs"
@@ -27,18 +26,18 @@ CALLED = {"mnist": "emnist", "cifar10": "cifar10"}
 """The paper's word for images of that size: its EMNIST has 10 classes, as MNIST has, and so the same network."""
 PARAMETERS = "parameters"
 ROUNDS, CLIENTS = overlap.PAPER_ROUNDS, 10
-BASE = overlap.BASE.with_keys(algorithm="pfedla", rounds=ROUNDS, clients=CLIENTS)
+BASE = overlap.BASE.with_keys(rounds=ROUNDS, clients=CLIENTS)
 
 
-def _runs() -> dict[str, RunConfig]:
-    runs = {}
-    for dataset, units in RETAINED.items():
-        for k in range(len(units) + 1):
-            options: dict[str, Any] = (
-                {"algorithm": "heurpfedla", "options": {"k": k}} if k else {}
-            )
-            runs[f"{dataset}.{k}"] = BASE.with_keys(dataset=dataset, **options)
-    return runs
+RUNS = {
+    f"{dataset}.{k}": BASE.with_keys(
+        dataset=dataset,
+        algorithm="heurpfedla" if k else "pfedla",
+        options={"k": k} if k else {},
+    )
+    for dataset, units in RETAINED.items()
+    for k in range(len(units) + 1)
+}
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
@@ -141,7 +140,7 @@ def _page(table: pd.DataFrame, accuracies: pd.DataFrame) -> str:
 
 
 STUDY = items.register(Item(
-    NAME, "What pFedLA's runs send, by the number of retained layers", _runs(), seeds=1,
+    NAME, "What pFedLA's runs send, by the number of retained layers", RUNS, seeds=1,
     budget="some seconds; nothing is trained", measure=_measure,
 ))  # fmt: skip
 items.register(

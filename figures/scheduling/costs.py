@@ -43,17 +43,15 @@ BASE = RunConfig(
 )  # fmt: skip
 
 
-def _runs() -> dict[str, RunConfig]:
-    runs = {}
-    for dataset in DATASETS:
-        for name in ALGORITHMS:
-            options: dict[str, Any] = (
-                {"unfreeze": UNFREEZE} if name in ("vanilla", "anti") else {}
-            )
-            runs[f"{dataset}.{name}"] = BASE.with_keys(
-                dataset=dataset, algorithm=name, options=options
-            )
-    return runs
+RUNS = {
+    f"{dataset}.{name}": BASE.with_keys(
+        dataset=dataset,
+        algorithm=name,
+        options={"unfreeze": UNFREEZE} if name in ("vanilla", "anti") else {},
+    )
+    for dataset in DATASETS
+    for name in ALGORITHMS
+}
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
@@ -340,7 +338,7 @@ def _draw_rounds(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
 
 
 STUDY = items.register(Item(
-    NAME, "What schedules cost, counted before any training", _runs(), seeds=1,
+    NAME, "What schedules cost, counted before any training", RUNS, seeds=1,
     budget="a minute; nothing is trained", measure=_measure,
 ))  # fmt: skip
 items.register(Item(

@@ -99,6 +99,7 @@ SIZES = {
 The last has the paper's rounds."""
 HEADS_COLUMN = Column("cifar10", 4000, (100, 200, 300), UNFREEZE, 25, (100, 200, 300))
 """Sec. 5.4 has the paper's rounds, for the differences still changed after a fifth of them."""
+FULL_COLUMN = replace(HEADS_COLUMN, pool=50_000)
 THAWED = Column("tiny_imagenet32", 10_000, (250, 275, 300), UNFREEZE, 25, (300,))
 """Sec. 5.3 has the paper's rounds. Twice the images of Table 2 give its clients more to learn from."""
 COLUMNS = {
@@ -183,9 +184,14 @@ def plain(*datasets: str, methods: Sequence[str] = METHODS) -> list[str]:
 
 
 def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
-    """Record all clients' mean accuracy at every evaluation, each client's at the end, and the run's cost."""
-    _, frame = trained(task)
-    named, accuracy = labels(task), tested(frame)
+    """Record all clients' mean accuracy at every evaluation, each client's at the end, and the run's cost.
+
+    A run of the paper's size is kept while it trains, and goes on after an interruption.
+    """
+    named, long = labels(task), task.config.data.clients == FULL.data.clients
+    out = folder / f"{run}-{named['seed']}.run" if long else None
+    _, frame = trained(task, out)
+    accuracy = tested(frame)
     accuracy = accuracy[accuracy["model"] != "local"]
     lines: list[rows.Row] = []
     for (done, model), part in accuracy.groupby(["round", "model"]):
@@ -391,4 +397,12 @@ THAW = items.register(Item(
     THAWING, "Layer scheduling with layers unfrozen earlier and later",
     over_thawing("tiny_imagenet", THAWED, SMALL), seeds=12,
     budget="about five hours of one core; a run takes four to nine minutes", measure=_measure,
+))  # fmt: skip
+items.register(Item(
+    "scheduling.full", f"Anti and FedBABU at the paper's size, {NAMES[WRAPPED]}",
+    {
+        f"{WRAPPED}.{method}": _run(FULL, FULL_COLUMN, method).with_keys(checkpoint_every=25)
+        for method in ("fedbabu", "anti")
+    },
+    seeds=3, budget="about four hours of one core; an interrupted run goes on", measure=_measure,
 ))  # fmt: skip

@@ -14,7 +14,6 @@ from figures.scheduling.runs import (
     STUDY,
     Column,
 )
-from fl_core.rounds.recorder import Recorder
 from fl_core.run import runner
 
 pytestmark = pytest.mark.filterwarnings("ignore:client")
@@ -31,8 +30,10 @@ def test_a_run_is_measured_when_it_is_reported(tmp_path):
     folder, name = tmp_path / item.name, "mnist.vanilla"
     training.train(item, folder, only=["mnist.fedavg", name])
     _, frame = item.read(folder)
-    engine = runner.run(runs[name], instruments=recipe.measure.instruments)
-    whole = engine.listener(Recorder).frame()
+    out = tmp_path / "long.run"
+    runner.run(runs[name], out, instruments=recipe.measure.instruments, until=1)
+    _, whole = recipe.trained(runner.assemble(runs[name]), out)
+    assert not out.exists(), "an interrupted run went on to its end"
     tested = recipe.tested(whole)
     tested = tested[tested["model"] == "personal"]
     pooled, means = scheduling.scores(frame, POOLED), scheduling.scores(frame, MEAN)
