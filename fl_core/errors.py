@@ -314,6 +314,14 @@ def checked(function: Function) -> Function:
     Traceback (most recent call last):
         ...
     fl_core.errors.UsageError: layers must be a list of str; got 3.
+    >>> train(2, out=["run"])
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: out must be a path or str; got list.
+    >>> train()
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: train(): missing a required argument: 'rounds'
 
     Raises:
         UsageError: names the argument, its kinds and its value.

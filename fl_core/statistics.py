@@ -170,6 +170,17 @@ def stratified_mean(
     >>> found = stratified_mean(np.array([1.0, 3.0, 2.0, 2.0]), strata=np.array([0, 0, 1, 1]))
     >>> found.value, found.error, found.free
     (2.0, 0.5, 1.0)
+    >>> values = np.arange(9.0) ** 2
+    >>> alone, joined = np.repeat([1, 2, 3], [5, 3, 1]), np.repeat([1, 2], [5, 4])
+    >>> stratified_mean(values, strata=alone) == stratified_mean(values, strata=joined)
+    True
+
+    Without a spread nothing is claimed: of one value, of equal ones, or of one group.
+
+    >>> some = (np.array([0.2]), None), (np.full(6, 0.1), None), (np.arange(3.0), np.array([7, 7, 7]))
+    >>> found = [stratified_mean(each, groups=groups) for each, groups in some]
+    >>> [(each.error, each.interval().low, each.p_value) for each in found]
+    [(nan, nan, 1.0), (nan, nan, 1.0), (nan, nan, 1.0)]
 
     Args:
         values: a number for each sample.

@@ -364,6 +364,14 @@ def split_trees(tree: Mapping[str, V], names: Iterable[str]) -> dict[str, dict[s
 
     ``names`` lists them all, since empty ones have no keys.
 
+    >>> trees = {"model": {"fc|w": 1, "fc.b": 2}, "head": {}}
+    >>> split_trees(merge_trees(trees), trees) == trees
+    True
+    >>> split_trees(merge_trees(trees), ["head"])
+    Traceback (most recent call last):
+        ...
+    ValueError: its tensor 'model|fc|w' belongs to none of its trees
+
     Raises:
         ValueError: a key begins with none of the names.
     """

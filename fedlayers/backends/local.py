@@ -447,6 +447,17 @@ def check_backend(name: str) -> None:
     Traceback (most recent call last):
         ...
     fl_core.errors.UsageError: backend must be local:N, ray or ray:HOST:PORT; got 'x'. Use local:2 for two processes.
+    >>> for name in ("local", "local:0", "local:x", "ray:", "ray:host", "ray:ray://h:1"):
+    ...     try:
+    ...         check_backend(name)
+    ...     except UsageError as error:
+    ...         print(str(error).partition("; ")[2].partition(".")[0])
+    got 'local'
+    got 'local:0'
+    got 'local:x'
+    got 'ray:'
+    got 'ray:host'
+    got 'ray:ray://h:1'
     """
     kind, colon, rest = name.partition(":")
     if kind == "local" and re.fullmatch("[1-9][0-9]{0,3}", rest):

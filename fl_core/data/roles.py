@@ -122,7 +122,42 @@ def is_identifier(name: str, cells: Cells, owner: Integers | None = None) -> boo
 
     >>> is_identifier("record_id", np.arange(3.0)), is_identifier("record_id", np.ones(2))
     (True, False)
-    >>> is_identifier("lab_nr", np.arange(30.0)), is_identifier("lab_nr", np.arange(30.0) ** 2 % 89)
+    >>> counts, squares = np.arange(1000.0, 1060), np.arange(60.0) ** 2 % 89
+    >>> is_identifier("lab_nr", counts), is_identifier("lab_nr", squares)
+    (True, False)
+
+    Records have such names, and whole numbers or words as values.
+
+    >>> for name in "PatientID patientid id stayId itemid MRN subject Fallnummer Fall-Nr case_no".split():
+    ...     for values in (counts, counts[::-1], np.repeat(counts[:20], 3), np.array([np.nan, *counts])):
+    ...         assert is_identifier(name, values) and is_identifier(name, [f"P{k:.0f}" for k in values])
+    ...     assert not is_identifier(name, counts + 0.5) and not is_identifier(name, counts % 4)
+    >>> is_identifier("id", ["1", "2", "P3"]), is_identifier("id", ["1", "2", "2"])
+    (True, False)
+
+    Others count or measure something.
+
+    >>> for name in ("age", "hypothyroid_years", "Opioid dose", "covid_days", "carotid_stenosis", "Triglycerid"):
+    ...     assert not is_identifier(name, counts)
+    >>> is_identifier("zip_code", np.cumsum(1 + counts % 7)), is_identifier("body_mass_index", counts / 7)
+    (False, False)
+    >>> is_identifier("visit_no", squares % 8 + 1), is_identifier("number_of_visits", squares % 8 + 1)
+    (False, False)
+
+    From 100 rows on, a count of the rows is one by any name.
+
+    >>> draw, rows = np.random.default_rng(0), np.arange(120.0)
+    >>> steps, ages = np.cumsum(draw.integers(1, 50, 120)) / 1, draw.integers(0, 90, 120) / 1
+    >>> numbers = rows + 7000, -3 * rows, draw.permutation(rows), rows - rows % 25 // 24, steps
+    >>> [is_identifier("any name", each) for each in numbers]
+    [True, True, True, True, True]
+    >>> [is_identifier("any name", each) for each in (ages, draw.permutation(rows) / 7, rows // 3)]
+    [False, False, False]
+
+    Each client may number its records.
+
+    >>> owner, numbers = np.repeat([0, 1, 2], 20), np.tile(np.arange(20.0), 3)
+    >>> is_identifier("record_id", numbers, owner), is_identifier("visit_id", np.arange(60.0) % 5, np.arange(60) // 5)
     (True, False)
 
     Args:

@@ -431,6 +431,14 @@ def tokens_of(text: str) -> list[str]:
 
     Tokens are lower case in Unicode's compatibility form. White space only separates them. Each letter of a language
     without spaces, such as Chinese or Thai, is a token.
+
+    >>> for text in ("Don't fly!", "@United  #Fail...", "\ufb01ne \uff21\uff22 Straße", "a_b 3.5\t😀", "好很"):
+    ...     print(*tokens_of(text))
+    don't fly !
+    @united #fail . . .
+    fine ab strasse
+    a_b 3 . 5 😀
+    好 很
     """
     return _TOKEN.findall(unicodedata.normalize("NFKC", text).casefold())
 

@@ -129,6 +129,8 @@ def is_number(cell: str) -> bool:
 
     >>> [is_number(cell) for cell in ("-1.5e3", "10_20", "1,5", "\u22127")]
     [True, False, False, True]
+    >>> [is_number(cell) for cell in ("0x10", "\u0661", "1e", "1 000", "--1")]
+    [False, False, False, False, False]
     """
     return PLAIN_NUMBERS.fits(cell)
 

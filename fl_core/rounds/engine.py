@@ -41,7 +41,13 @@ FINISH, EVALUATE = "finish", "evaluate"
 
 @dataclass
 class Schedule:
-    """The rounds of a run with an evaluation or a checkpoint.
+    """The rounds of a run with an evaluation or a checkpoint. The last round has both.
+
+    >>> schedule = Schedule(rounds=7, participation=1.0, eval_every=3, checkpoint_every=2)
+    >>> [done for done in range(1, 8) if schedule.evaluates(done)]
+    [3, 6, 7]
+    >>> [done for done in range(1, 8) if schedule.saves(done)]
+    [2, 4, 6, 7]
 
     Attributes:
         pause: the round after which the run stops for now, with a checkpoint. None means at the end.

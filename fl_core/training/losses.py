@@ -439,6 +439,15 @@ def balanced_weights(counts: Sequence[int], names: Sequence[str]) -> tuple[float
 
     >>> balanced_weights([90, 10], ["well", "ill"])
     (0.5555555555555556, 5.0)
+    >>> from sklearn.utils import compute_class_weight
+    >>> labels = torch.tensor([0, 1, 2]).repeat_interleave(torch.tensor([50, 7, 3])).numpy()
+    >>> theirs = compute_class_weight("balanced", classes=labels[[0, 50, 57]], y=labels)
+    >>> bool(max(abs(balanced_weights([50, 7, 3], "abc") - theirs)) < 1e-12)
+    True
+    >>> balanced_weights([50, 0, 3], "abc")
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: each class must have a training sample for balanced weights; got none of b. Give ...
 
     Raises:
         UsageError: a class without samples, by name.

@@ -272,14 +272,3 @@ def test_a_value_of_another_kind_is_told_by_the_name_of_its_argument(name):
         with pytest.raises(fl.UsageError, match=f"^{each.name} must be .*; got object"):
             function(**{each.name: object()})
     assert pickle.loads(pickle.dumps(function)) is function
-
-
-@pytest.mark.parametrize("given", [[], ["run"], {}])
-def test_a_list_is_no_single_value(given):
-    with pytest.raises(fl.UsageError, match=r"^out must be .*; got (list|dict)"):
-        fl.run(out=given)
-
-
-def test_python_names_the_function_that_lacks_an_argument():
-    with pytest.raises(fl.UsageError, match=r"^layers_of\(\): .*'model'"):
-        fl.layers_of()

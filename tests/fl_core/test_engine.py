@@ -13,7 +13,7 @@ from fl_core.algorithms import Message, base, registry
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.errors import NonFiniteError
 from fl_core.plan import LayerPlan
-from fl_core.rounds.engine import Schedule, sampled_clients
+from fl_core.rounds.engine import sampled_clients
 from fl_core.rounds.steering import Instruments
 from fl_core.rows import CLASSIFICATION, SHOWN
 from tests.conftest import SIZES, TOY, every_other, network, play
@@ -34,12 +34,6 @@ def test_a_round_samples_that_fraction_of_distinct_clients(
     assert all(0 <= client < count for client in found)
     assert len(found) == max(1, math.floor(fraction * count + 1e-9))
     assert found == sampled_clients(seed, index, count, fraction)
-
-
-def test_the_schedule_never_misses_the_last_round():
-    schedule = Schedule(rounds=7, participation=1.0, eval_every=3, checkpoint_every=2)
-    assert [done for done in range(1, 8) if schedule.evaluates(done)] == [3, 6, 7]
-    assert [done for done in range(1, 8) if schedule.saves(done)] == [2, 4, 6, 7]
 
 
 @pytest.mark.parametrize("name", every_other(ALL, 2, of=3))

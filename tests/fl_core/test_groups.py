@@ -78,20 +78,3 @@ def test_one_stratum_or_one_sample_a_stratum_is_students_test():
         assert wide[1:] == pytest.approx(tuple(expected.confidence_interval(0.9)))
         together = statistics.mean_interval(values, comparisons=6)
         assert found.interval(6) == pytest.approx(together)
-
-
-def test_a_lone_single_draw_joins_the_stratum_with_the_fewest():
-    values = np.random.default_rng(0).normal(size=9)
-    alone, joined = np.repeat([1, 2, 3], [5, 3, 1]), np.repeat([1, 2], [5, 4])
-    found = statistics.stratified_mean(values, strata=alone)
-    assert found == statistics.stratified_mean(values, strata=joined)
-
-
-@pytest.mark.parametrize(
-    ("values", "groups"), [([0.2], [0]), ([0.1] * 6, range(6)), ([1, 2, 3], [7, 7, 7])]
-)
-def test_without_a_spread_there_is_no_claim(values, groups):
-    found = statistics.stratified_mean(np.array(values), groups=np.array(groups))
-    assert math.isnan(found.error)
-    assert math.isnan(found.interval().low)
-    assert found.p_value == 1

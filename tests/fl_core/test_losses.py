@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from sklearn.utils.class_weight import compute_class_weight
 
 from fl_core import config
 from fl_core.rows import CLASSIFICATION
@@ -106,14 +105,6 @@ def test_a_loss_of_one_output_equals_its_formula(loss):
         torch.testing.assert_close(
             F.cross_entropy(loss.logits(z), y, reduction="none"), loss.per_sample(z, y)
         )
-
-
-def test_balanced_weights_are_those_of_scikit_learn():
-    labels = np.repeat([0, 1, 2], [50, 7, 3])
-    expected = compute_class_weight("balanced", classes=np.arange(3), y=labels)
-    assert losses.balanced_weights([50, 7, 3], "abc") == pytest.approx(tuple(expected))
-    with refuses(r"\bb\b"):
-        losses.balanced_weights([50, 0, 3], "abc")
 
 
 @each_loss

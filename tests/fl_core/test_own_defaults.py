@@ -2,7 +2,6 @@
 
 import warnings
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -10,7 +9,6 @@ from fedlayers.cli.app import main
 from fl_core import data
 from fl_core.config import RunConfig, resolve
 from fl_core.data.registry import PATIENCE
-from fl_core.data.roles import is_identifier
 from fl_core.run import runner
 from tests.conftest import refuses
 from tests.fl_core.made import frame, samples, written
@@ -64,76 +62,6 @@ def test_without_enough_validation_samples_only_what_was_asked_for_is_refused(
         runner.assemble(config.with_keys(patience=3))
 
 
-RANDOM, NUMBERS = np.random.default_rng(0), np.arange(120.0)
-UNIQUE, FEW = np.arange(1000.0, 1060), np.arange(60.0) % 4
-VISITS = np.random.default_rng(0).integers(1, 9, 60).astype(float)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "record_id",
-        "PatientID",
-        "patientid",
-        "id",
-        "stayId",
-        "MRN",
-        "subject",
-        "Fallnummer",
-        "Fall-Nr",
-        "person",
-        "case_no",
-    ],
-)
-def test_columns_are_identifiers_by_name_and_values(name):
-    for values in (UNIQUE, UNIQUE[::-1], np.repeat(UNIQUE[:20], 3)):
-        assert is_identifier(name, values)
-        assert is_identifier(name, [f"P{k:.0f}" for k in values])
-    assert is_identifier(name, np.array([np.nan, *UNIQUE]))
-    for values in (FEW, UNIQUE + 0.5):
-        assert not is_identifier(name, values)
-    assert is_identifier(name, ["1", "2", "P3"])
-    assert not is_identifier(name, ["1", "2", "2"])
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "numbers"),
-    [
-        ("lab_nr", UNIQUE, True),
-        ("Unnamed: 0", UNIQUE, True),
-        ("zip_code", np.cumsum(1 + np.arange(60.0) % 7), False),
-        ("platelet_number", UNIQUE**2 % 99991, False),
-        ("visit_no", VISITS, False),
-        ("number_of_visits", VISITS, False),
-        ("age", UNIQUE, False),
-        ("body_mass_index", UNIQUE / 7, False),
-        ("hypothyroid_years", UNIQUE, False),
-        ("Opioid dose", UNIQUE, False),
-        ("covid_days", UNIQUE, False),
-        ("carotid_stenosis", UNIQUE, False),
-        ("Triglycerid", UNIQUE, False),
-        ("itemid", UNIQUE, True),
-        *(
-            ("any name", values, True)
-            for values in (
-                NUMBERS + 7000,
-                np.cumsum(RANDOM.integers(1, 50, 120)).astype(float),
-                -3 * NUMBERS,
-                RANDOM.permutation(NUMBERS),
-                NUMBERS - NUMBERS % 25 // 24,
-            )
-        ),
-        ("ages", RANDOM.integers(0, 90, 120).astype(float), False),
-        ("prices", RANDOM.permutation(NUMBERS) / 7, False),
-        ("visits", NUMBERS // 3, False),
-    ],
-)
-def test_a_number_of_any_name_is_an_identifier_if_it_counts_the_rows(
-    name, values, numbers
-):
-    assert is_identifier(name, values) == numbers
-
-
 @pytest.mark.parametrize(
     ("name", "unique"), [("subject", False), ("Fall-Nr", True), ("lab_nr", True)]
 )
@@ -185,12 +113,3 @@ def test_a_label_that_is_not_there_names_the_likeliest_and_the_flags(
         assert all(each in said for each in likely)
         assert "lab_20" not in said
         assert len(said) < 300 + len(str(path))
-
-
-def test_clients_number_their_records_each_for_itself():
-    numbers, owner = [str(k % 20) for k in range(60)], np.arange(60) // 20
-    assert is_identifier("record_id", numbers, owner)
-    assert is_identifier("record_id", np.array(numbers, dtype=float), owner)
-    assert not is_identifier(
-        "visit_id", [str(k % 5) for k in range(60)], np.arange(60) // 5
-    )

@@ -12,7 +12,6 @@ from fl_core.data.partitions import (
     PARTITIONS,
     SPLITS,
     Partition,
-    check_shares,
     general,
     make,
     split_sizes,
@@ -198,9 +197,6 @@ def test_what_cannot_be_dealt_is_refused():
     ):
         with refuses(message):
             parts_of(**({"labels": LABELS, "clients": case.get("clients", 5)} | case))
-    for shares in ((0.8, 0.2), (0.8, 0.0, 0.2), (0.8, 0.3, 0.2)):
-        with refuses(rf"splits.*{shares[0]}, {shares[1]}"):
-            check_shares(shares)
     for n in range(3):
         with refuses(f"got {n} at 'va'"):
             split_sizes("va", n, (0.64, 0.16, 0.2))

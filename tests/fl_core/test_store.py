@@ -11,7 +11,7 @@ from fl_core import rows, tree
 from fl_core.algorithms.base import State
 from fl_core.records import writing
 from fl_core.records.store import Checkpoint, Run
-from fl_core.storage import Folder, merge_trees, split_trees
+from fl_core.storage import Folder
 from tests.conftest import refuses
 from tests.faults.injected import BEGUN, read_all
 
@@ -265,13 +265,6 @@ def test_checkpoints_are_found_by_their_rounds(begun):
     for which in (1, 3, -1, "5"):
         with refuses(rf"2, 4, 10.*got {which}"):
             run.checkpoint(which)
-
-
-def test_trees_are_parted_by_their_names():
-    trees = {"model": {"fc|w": 1, "fc.b": 2}, "head": {}}
-    assert split_trees(merge_trees(trees), trees) == trees
-    with pytest.raises(ValueError, match=r"'model\|fc\|w'"):
-        split_trees(merge_trees(trees), ["head"])
 
 
 def test_a_tree_whose_name_has_the_separator(begun):

@@ -21,20 +21,6 @@ def write(path, entries=None):
     return path
 
 
-@pytest.mark.parametrize(
-    ("given", "wanted"),
-    [
-        ("Don't fly!", "don't fly !"),
-        ("@United  #Fail...", "@united #fail . . ."),
-        ("ﬁne ＡＢＣ Straße", "fine abc strasse"),
-        ("a_b 3.5\t😀", "a_b 3 . 5 😀"),
-        (" \n", ""),
-    ],
-)
-def test_tokens_of_a_text(given, wanted):
-    assert sources.tokens_of(given) == wanted.split()
-
-
 def test_the_vocabulary_is_of_the_training_samples_alone(tmp_path):
     entries = list(lines())
     entries[7]["text"] *= 9  # more than is read

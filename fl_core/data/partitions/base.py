@@ -258,6 +258,15 @@ def follow(
 def check_shares(splits: Sequence[float]) -> tuple[float, float, float]:
     """Check the shares of train, validation and test, and return them as three positive numbers with sum 1.
 
+    >>> for splits in ((0.8, 0.2), (0.8, 0.0, 0.2), (0.8, 0.3, 0.2)):
+    ...     try:
+    ...         check_shares(splits)
+    ...     except UsageError as error:
+    ...         print(error)
+    splits must be three positive shares (train, validation, test) with sum 1; got [0.8, 0.2].
+    splits must be three positive shares (train, validation, test) with sum 1; got [0.8, 0.0, 0.2].
+    splits must be three positive shares (train, validation, test) with sum 1; got [0.8, 0.3, 0.2].
+
     Raises:
         UsageError: they are not.
     """

@@ -12,7 +12,6 @@ from fedlayers.backends.local import (
     Local,
     carry_out,
     changed_files,
-    check_backend,
     write_files,
 )
 from fedlayers.studies.jobs import TrainingJob, check_stored, open_backend
@@ -192,24 +191,6 @@ def test_what_is_no_file_of_a_run_is_not_written(tmp_path, name):
 
 
 # --- by name ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "locl:2",
-        "local",
-        "local:0",
-        "local:x",
-        "ray:",
-        "ray:host",
-        "ray:ray://h:1",
-        "slurm",
-    ],
-)
-def test_what_is_no_place_is_refused(name):
-    with refuses(r"backend.*local:N.*ray:HOST:PORT"):
-        check_backend(name)
 
 
 def test_places_by_name():
