@@ -256,7 +256,15 @@ def in_csv(value: object) -> Any:
 
 
 def csv_bytes(table: pd.DataFrame, **options: object) -> bytes:
-    """Return a table as a CSV file without its index. The options are those of ``to_csv``."""
+    """Return a table as a CSV file without its index. The options are those of ``to_csv``.
+
+    >>> import pandas as pd
+    >>> table = pd.DataFrame({"class": ["-1", "+1", None], "x": [-0.5, None, 2.0]})
+    >>> csv_bytes(table) == table.to_csv(index=False).encode()
+    True
+    >>> csv_bytes(table, float_format="%.2f").splitlines()[1]
+    b'-1,-0.50'
+    """
     safe = table.set_axis([in_csv(name) for name in table.columns], axis=1)
     safe = safe.apply(
         lambda column: (
@@ -273,6 +281,8 @@ def in_file_name(text: str) -> str:
 
     >>> in_file_name("macro_f1_clients"), in_file_name("../x")
     ('macro_f1_clients', 'x-d6b96a97')
+    >>> [name for name in ("cleveland", "Sao Paulo", "Köln", "prompts.0") if name != in_file_name(name)]
+    []
     """
     kept = re.sub(r"[^\w.,=+ -]", "_", text)[:_LONGEST].lstrip("._- ").rstrip(". ")
     if kept == text:

@@ -140,6 +140,17 @@ def needs_package(package: str, purpose: str, extra: str) -> UsageError:
 def check_known(kind: str, name: str, known: Iterable[str]) -> str:
     """Return ``name`` if it is one of ``known``.
 
+    >>> check_known("algorithm", "ditto", iter(["fedavg", "ditto"]))
+    'ditto'
+    >>> for name, known in (("fedvag", ["fedavg", "ditto"]), ("conv11", ["conv1", "fc1"]), ("DITTO", ["xyz"])):
+    ...     try:
+    ...         check_known("name", name, known)
+    ...     except UsageError as error:
+    ...         print(error)
+    unknown name 'fedvag': did you mean 'fedavg'? known: fedavg, ditto
+    unknown name 'conv11': did you mean 'conv1'? known: conv1, fc1
+    unknown name 'DITTO': known: xyz
+
     Raises:
         UsageError: it is unknown. The message names the kind, the nearest valid name, and the known ones.
     """

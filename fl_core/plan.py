@@ -202,7 +202,14 @@ class LayerPlan(Displayed):
 
     @property
     def cut(self) -> int | None:
-        """Return the number of shared layers if they are the first layers that train, else None."""
+        """Return the number of shared layers if they are the first layers that train, else None.
+
+        >>> layers = (*(Layer(name, (name,)) for name in "abc"), Layer("unused", ("d",), used=False))
+        >>> shared = (), ("a",), ("b", "a"), ("a", "b", "c", "unused"), ("b",), ("a", "c")
+        >>> plans = [LayerPlan(layers, names) for names in shared]
+        >>> [plan.cut for plan in plans], plans[2].shared, plans[2].head == layers[2:]
+        ([0, 1, 2, 3, None, None], ('a', 'b'), True)
+        """
         shared = tuple(name for name in self.trainable if name in self.shared)
         return len(shared) if shared == self.trainable[: len(shared)] else None
 
@@ -266,6 +273,9 @@ class LayerPlan(Displayed):
         >>> from fl_core.layers import Layer
         >>> LayerPlan((Layer("fc1", ("fc1.weight",)), Layer("fc2", ("fc2.weight",))), ()).notes()
         ('the plan, by manual, shares none of the 2 layers that train: every client trains alone',)
+        >>> layers = (*(Layer(name, (name,)) for name in "ab"), Layer("unused", ("c",), used=False))
+        >>> LayerPlan(layers, ("a",)).notes(), LayerPlan(layers, ("a", "b")).notes()
+        ((), ('the plan, by manual, shares all 2 layers that train: no client has layers of its own',))
         """
         notes = []
         if self.is_edited:
@@ -441,7 +451,13 @@ class LayerPlan(Displayed):
 
     @property
     def digest(self) -> str:
-        """Return the SHA-256 of layers, sharing and own epochs, without the other evidence."""
+        """Return the SHA-256 of layers, sharing and own epochs, without the other evidence.
+
+        >>> layers = [Layer(name, (name,)) for name in "abc"]
+        >>> plans = LayerPlan(layers, ("a",)), LayerPlan(layers, ()), LayerPlan(layers[:2], ("a",))
+        >>> len({plan.digest for plan in plans}), plans[0].digest == plans[0].with_shared("a", rule="x").digest
+        (3, True)
+        """
         decided: list[Any] = [
             [layer.name, list(layer.tensors), layer.name in self.shared]
             for layer in self.layers

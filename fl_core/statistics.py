@@ -4,6 +4,13 @@ A missing or non-finite number is never skipped. Results that depend on it are N
 table has one row for each algorithm and one column for each block (a dataset, or a seed). The imports of scipy.stats
 are local: it is slow, and a run goes without.
 
+>>> for gap in (math.nan, math.inf):
+...     values = [1.0, gap, 2.0]
+...     found = combine(values, [1, 0, 1]), fairness(values), incentive([1, 2, 3], values, [0, 0, 0], True)
+...     print(*found, *mean_interval(values))
+nan nan nan nan nan nan
+nan nan nan nan nan nan
+
 Each kind of interval in this project has one home. Use
 
 * :func:`mean_interval` for a mean over seeds, datasets or pairs of runs;

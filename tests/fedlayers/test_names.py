@@ -5,7 +5,6 @@ import io
 import re
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -13,7 +12,7 @@ from matplotlib.figure import Figure
 
 from diagnostics.plots.page import Page
 from figures.page import markdown
-from fl_core.display import csv_bytes, in_csv, in_file_name, printable
+from fl_core.display import csv_bytes, in_csv, in_file_name
 from fl_core.run.exported_model import Predictions
 from tests.diagnostics.made import Tree
 
@@ -77,15 +76,6 @@ def test_a_table_holds_no_formula_after_another_separator(name):
     assert column == ["predicted", *[SPLIT[name]] * 2]
     for line in csv.reader(io.StringIO(text), delimiter=";"):
         assert all(cell.strip(' "')[:1] not in tuple("=@＝＋－＠") for cell in line)
-
-
-def test_numbers_and_plain_names_stay_as_they_are():
-    table = pd.DataFrame({"class": ["-1", "+1", None], "x": [-0.5, np.nan, 2.0]})
-    assert csv_bytes(table) == table.to_csv(index=False).encode()
-    how = {"float_format": "%.2f"}
-    assert csv_bytes(table, **how) == table.to_csv(index=False, **how).encode()
-    for name in ("cleveland", "Sao Paulo", "Köln", "macro_f1_clients", "prompts.0"):
-        assert printable(name) == in_csv(name) == in_file_name(name) == name
 
 
 def test_every_table_is_written_by_the_one_that_escapes():

@@ -6,32 +6,13 @@ from fedlayers.studies.study import (
     AGAINST,
     with_gains,
 )
-from fl_core import rows
+from tests.fedlayers.made import frame_of
 
 
 def comparison(**macro_f1):
-    """One client's scores: macro-F1 as given, a value a seed; accuracy the same, but the base rate's 0.85."""
-    found = [
-        rows.row(
-            metric,
-            value,
-            algorithm=name,
-            seed=seed,
-            round=1,
-            model="m",
-            split="test",
-            client="c",
-            n_train=1,
-        )
-        for name, values in macro_f1.items()
-        for seed, f1 in enumerate(values)
-        for metric, value in (
-            ("macro_f1", f1),
-            ("accuracy", 0.85 if name == "base_rate" else f1),
-            ("loss", 1.0),
-        )
-    ]
-    return Comparison(rows.frame({**each, "model": "personal"} for each in found))
+    """Return one client's scores: macro-F1 as given, a value a seed."""
+    scores = {name: [[value] for value in values] for name, values in macro_f1.items()}
+    return Comparison(frame_of(scores, [1]))
 
 
 GOOD, FAIR, BAD = [0.90, 0.91, 0.89], [0.60, 0.62, 0.61], [0.46, 0.46, 0.46]
@@ -66,7 +47,9 @@ def test_the_gain_is_judged_by_the_comparisons_score():
     """By accuracy FAIR is below the base rate."""
     found = comparison(choose=FAIR, fedavg=BAD, local=BAD, base_rate=BAD)
     assert not combined(found).useless
-    assert combined(Comparison(found.frame, score="accuracy")).useless
+    base = found.frame.eval("algorithm == 'base_rate' and metric == 'accuracy'")
+    frame = found.frame.assign(value=found.frame["value"].mask(base, 0.85))
+    assert combined(Comparison(frame, score="accuracy")).useless
 
 
 def test_a_single_seed_has_no_uncertainty():

@@ -101,5 +101,3 @@ def test_frames_by_client_are_refused_with_the_call_that_joins_them():
     assert as_data(joined).owner_names == ("a", "b")
     with refuses("Name a file or a dataset with dataset="):
         as_data("t.csv", Reading(client_column="ward"))
-    with refuses("got an empty one"):
-        as_data({})

@@ -150,15 +150,6 @@ def test_combine_and_fairness(pairs):
     assert statistics.fairness(values) == pytest.approx(np.var(values), abs=1e-12)
 
 
-def test_a_missing_value_is_not_skipped():
-    for gap in (math.nan, math.inf):
-        x = [1.0, gap, 2.0]
-        assert math.isnan(statistics.combine(x, [1, 0, 1]))
-        assert math.isnan(statistics.fairness(x))
-        assert math.isnan(statistics.incentive([1, 2, 3], x, [0, 0, 0], True))
-        assert all(map(math.isnan, statistics.mean_interval(x)))
-
-
 def test_mean_interval():
     x = [2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0]
     expected = stats.ttest_1samp(x, 0).confidence_interval(0.95)

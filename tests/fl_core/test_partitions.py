@@ -197,9 +197,6 @@ def test_what_cannot_be_dealt_is_refused():
     ):
         with refuses(message):
             parts_of(**({"labels": LABELS, "clients": case.get("clients", 5)} | case))
-    for n in range(3):
-        with refuses(f"got {n} at 'va'"):
-            split_sizes("va", n, (0.64, 0.16, 0.2))
     owned, one_tested = {"owner": domains()}, {"is_train": np.arange(600) != 7}
     small = domains((580, 20))
     uneven = {"labels": np.minimum(LABELS, 9 * (1 - small)), "owner": small}
@@ -225,9 +222,6 @@ def test_what_cannot_be_dealt_is_refused():
     ):
         with refuses(message):
             make(source(**case), kind, **options)
-    for stored in ({}, {"meta": torch.tensor([1, 2], dtype=torch.uint8)}):
-        with refuses("stored partition"):
-            Partition.from_tree(stored)
 
 
 @given(n=st.integers(3, 3000), a=st.floats(0.01, 0.98), b=st.floats(0.01, 0.98))

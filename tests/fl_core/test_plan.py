@@ -61,34 +61,6 @@ def test_body_and_head_divide_the_tensors():
 
 
 @pytest.mark.parametrize(
-    ("shared", "cut"),
-    [
-        ((), 0),
-        (("fc1",), 1),
-        (("fc2", "fc1"), 2),
-        (("fc1", "fc2", "fc10", "unused"), 3),  # an unused layer counts for nothing
-        (("fc2",), None),
-        (("fc1", "fc10"), None),
-    ],
-)
-def test_cut_is_the_length_of_a_prefix(shared, cut):
-    plan = LayerPlan(LAYERS, shared)
-    assert plan.cut == cut
-    assert plan.shared == tuple(name for name in plan.names if name in shared)
-    assert len(plan.body) + len(plan.head) == 4
-
-
-def test_digest_is_of_the_decision_alone():
-    assert PLAN.digest == LayerPlan.prefix(LAYERS, 2).digest
-    others = [
-        PLAN.with_shared(["fc1"]),
-        PLAN.with_shared([]),
-        LayerPlan(LAYERS[:3], ("fc1", "fc2")),
-    ]
-    assert len({PLAN.digest, *(plan.digest for plan in others)}) == 4
-
-
-@pytest.mark.parametrize(
     ("layers", "shared", "message"),
     [
         (LAYERS, ("fc3",), "'fc3'.*'fc2'"),
@@ -249,16 +221,6 @@ def test_an_edited_plan_says_so(changes, tmp_path):
     data = json.loads(path.read_bytes())
     path.write_text(json.dumps({**data, "shared": []}))
     assert LayerPlan.load(path).why.rule == plan.why.rule
-
-
-@pytest.mark.parametrize(
-    ("count", "said"), [(0, "none"), (1, ""), (2, ""), (3, "all 3")]
-)
-def test_a_plan_that_shares_nothing_or_all_is_noted(count, said):
-    """Of the layers that train: one that no forward pass reaches makes no difference."""
-    notes = PLAN.with_first(count).notes()
-    assert len(notes) == bool(said)
-    assert all(said in note and "sensitivity_ratio" in note for note in notes)
 
 
 def test_a_plan_shows_the_sentences_of_its_race():

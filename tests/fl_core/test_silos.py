@@ -70,10 +70,8 @@ def test_what_does_not_fit_is_named():
             {},
             r"'b', y.*got \[2\].*argmax",
         ),
-        ({"a": (torch.zeros(3, 2), torch.zeros(4))}, {}, "'a'.*3 samples.*4 values"),
         (silos() | {"c": (torch.zeros(9, 3), torch.zeros(9))}, {}, r"'c'.*float32"),
         (hole, {}, r"'south', x, row 7.*\[1, 2\].*nan"),
-        (silos(), {"classes": ("a", "b")}, r"\b1\b.*got 4"),
         (silos({"north": 40, "south": 2}), {}, "south"),
     ]
     for given, options, message in cases:

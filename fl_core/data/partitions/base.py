@@ -303,8 +303,14 @@ def check_divisible(
 def split_sizes(name: str, n: int, shares: Sequence[float]) -> list[int]:
     """Return the sizes of a client's splits. The later splits are rounded up, and each has at least 1 sample.
 
-    Sizes are computed from the last split to the second. Each share is of the samples that the later splits leave. For
-    example 46 samples at 64/16/20 % give 28, 8, 10.
+    Sizes are computed from the last split to the second. Each share is of the samples that the later splits leave.
+
+    >>> split_sizes("va", 46, (0.64, 0.16, 0.2)), split_sizes("va", 3, (0.64, 0.16, 0.2))
+    ([28, 8, 10], [1, 1, 1])
+    >>> split_sizes("va", 2, (0.64, 0.16, 0.2))
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: each client must have at least 3 samples, ... got 2 at 'va'. Remove its samples, ...
 
     Raises:
         UsageError: there are fewer samples than splits.
