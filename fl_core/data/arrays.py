@@ -10,23 +10,21 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fl_core.data.cells import (
-    Array,
-    Integers,
-    lacks_value,
-    numbers,
-    refuse_where,
-    texts_of,
-)
-from fl_core.data.spelling import (
     PLAIN_NUMBERS,
+    Array,
     DataFault,
+    Integers,
     Names,
     Place,
     Way,
     composed,
     is_number,
+    lacks_value,
+    numbers,
     place_in,
+    refuse_where,
     row_of_array,
+    texts_of,
 )
 from fl_core.errors import UsageError, check_known, listing, spelled, warn
 from fl_core.rows import CLASSIFICATION, MULTILABEL, POSITIONS, REGRESSION
@@ -301,7 +299,7 @@ def labels(y: Array, names: Sequence[str] | None = None) -> tuple[Integers, Name
     >>> labels(np.array(["0", "1", "-1"]))
     Traceback (most recent call last):
         ...
-    fl_core.data.spelling.DataFault: labels must not be -1 unless all are -1 or 1; got -1, 0, 1. Remove samples ...
+    fl_core.data.cells.DataFault: labels must not be -1 unless all are -1 or 1; got -1, 0, 1. Remove samples ...
 
     Raises:
         DataFault: a label is not a whole number or has no name, or there are fewer than two classes with samples.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from fl_core.data.spelling import (
+from fl_core.data.cells import (
     MISSING,
     Names,
     NumberFormat,

@@ -23,11 +23,18 @@ from fl_core.data.arrays import (
     loses_digits,
     task_of_entries,
 )
-from fl_core.data.cells import Array, Bools, Integers, refuse_where
+from fl_core.data.cells import (
+    Array,
+    Bools,
+    DataFault,
+    Integers,
+    Names,
+    located,
+    refuse_where,
+)
 from fl_core.data.columns import IMAGENET, SCALES
 from fl_core.data.described import ColumnTable
 from fl_core.data.preprocessing import Categories, Preprocessing
-from fl_core.data.spelling import DataFault, Names, located
 from fl_core.errors import UsageError, listing, spelled, warn
 from fl_core.models.tokens import PAD, SPECIAL, START, UNKNOWN, TokenShape
 from fl_core.rows import CLASSIFICATION, REGRESSION, task_of

@@ -15,14 +15,21 @@ import pandas as pd
 
 from fl_core.data import arrays, preprocessing, roles
 from fl_core.data.cells import (
+    SIGNED,
     Array,
     Cells,
+    DataFault,
+    Names,
+    Way,
     cell_text,
     cells_of,
     fault_where,
+    is_number,
     lacks_value,
+    nearly_equal,
     numbers,
     refuse_where,
+    suspicion,
     texts_of,
 )
 from fl_core.data.columns import BETWEEN, LISTS, PLAIN, Reading
@@ -43,15 +50,6 @@ from fl_core.data.described import (
 )
 from fl_core.data.opened import Opened, open_table
 from fl_core.data.sources import Source, encode
-from fl_core.data.spelling import (
-    SIGNED,
-    DataFault,
-    Names,
-    Way,
-    is_number,
-    nearly_equal,
-    suspicion,
-)
 from fl_core.errors import UsageError, check_known, listing, plural, spelled, warn
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 

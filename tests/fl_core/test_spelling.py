@@ -12,10 +12,10 @@ from hypothesis import given, strategies as st
 
 from fl_core import data
 from fl_core.data import files
+from fl_core.data.cells import NumberFormat
 from fl_core.data.columns import Reading
 from fl_core.data.loading import as_data
 from fl_core.data.sources import Source
-from fl_core.data.spelling import NumberFormat
 from tests.conftest import refuses
 
 
