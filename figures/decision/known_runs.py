@@ -113,6 +113,8 @@ ADAPTED = tuple(
     for kind in ("neither", "labels", "words", "shares")
 )
 """Federations of a pretrained encoder with adapters. The first one has the rate of all."""
+FACTOR_A = "1 3 5 7 8"
+"""The local layers where the factors A of all adapters are shared."""
 CHANCE = 0.99 * np.log(10)
 """The validation loss from which a network has learned nothing of ten classes."""
 DEALT = (*CONFIRMED[:8], *KNOWN, *FURTHER)
@@ -161,11 +163,9 @@ def differences() -> Iterator[Job]:
         yield from (Job(name, "rate", TUNING, 0, lr) for lr in RATES)
     yield from truths(SEEDS[:5], CONVOLUTIONAL)
     yield from (Job(ADAPTED[0], "rate", TUNING, 0, lr) for lr in RATES[1:3])
-    for seed in SEEDS[:2]:
-        yield Job(ADAPTED[0], "whether", seed)
-        for name in ADAPTED[1:]:
-            yield from (Job(name, arm, seed) for arm in ("whether", *ends(name)))
-        yield from (Job(ADAPTED[0], arm, seed) for arm in ends(ADAPTED[0]))
+    for seed, name in itertools.product(SEEDS[:2], ADAPTED):
+        for arm in ("whether", *ends(name), FACTOR_A):
+            yield Job(name, arm, seed)
 
 
 def decisions() -> Iterator[Job]:
