@@ -369,7 +369,7 @@ def _findings(frame: pd.DataFrame, means: pd.DataFrame) -> tuple[Finding, ...]:
     over = [
         run
         for (run, client), n in held_most.items()
-        if n > _limit(run, clients.index(client))
+        if n > SAME.get(run, DEPTHS[clients.index(client)])
     ]
     listed = "; ".join(
         f"{title(run)} {', '.join(f'{n:g}' for n in most)}"
@@ -405,10 +405,6 @@ def _learns(curves: pd.DataFrame, apart: str = "") -> tuple[Finding, ...]:
             apart,
         ),
     )
-
-
-def _limit(run: str, client: int) -> int:
-    return SAME[run] if run in SAME else DEPTHS[client]
 
 
 items.register(Item(

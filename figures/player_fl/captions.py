@@ -98,12 +98,11 @@ def page(
     for dataset in shown:
         own = ours.cells.loc[dataset]
         columns[CASES[dataset].title] = [
-            _beside(
-                number(own["value"].get(name, math.nan), digits),
-                printed,
-                name,
-                CASES[dataset].printed,
-                digits,
+            number(own["value"].get(name, math.nan), digits)
+            + (
+                f" ({number(printed.loc[name, CASES[dataset].printed], digits)})"
+                if name in printed.index
+                else ""
             )
             for name in (*table.methods, *BESIDE)
         ]
@@ -179,16 +178,6 @@ def number(value: float, digits: int | None) -> str:
     if not math.isfinite(value):
         return "–"
     return f"{value:.2g}" if digits is None else f"{value:.{digits}f}"
-
-
-def _beside(
-    own: str, printed: pd.DataFrame, method: str, dataset: str, digits: int | None
-) -> str:
-    return (
-        f"{own} ({number(printed.loc[method, dataset], digits)})"
-        if method in printed.index
-        else own
-    )
 
 
 def _random(frame: pd.DataFrame) -> list[str]:

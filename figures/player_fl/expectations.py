@@ -201,14 +201,17 @@ def rises(
             lambda curve: curve.idxmin() == network.last_conv,
             values,
         ),
-        seed_by_seed(network, far, _far, values, sizes),
+        seed_by_seed(
+            network,
+            far,
+            lambda curve: bool(
+                curve["fc1"] >= TEN * curve.min()
+                and curve["fc2"] >= HUNDRED * curve.min()
+            ),
+            values,
+            sizes,
+        ),
     ]
-
-
-def _far(curve: pd.Series) -> bool:
-    return bool(
-        curve["fc1"] >= TEN * curve.min() and curve["fc2"] >= HUNDRED * curve.min()
-    )
 
 
 def grows(curve: pd.Series) -> bool:

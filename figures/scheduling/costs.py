@@ -66,13 +66,15 @@ def _measure(task: runner.Task, run: str, folder: Path) -> pd.DataFrame:
     lines: list[rows.Row] = []
     for layer in task.layers:
         for name in layer.parameters:
-            what: dict[str, Any] = {
-                "layer": layer.name,
-                "variant": name.rpartition(".")[2],
-                "algorithm": named["algorithm"],
-            }
             lines.append(
-                rows.row(PARAMETERS, sizes[name], n_params=sizes[name], **what)
+                rows.row(
+                    PARAMETERS,
+                    sizes[name],
+                    n_params=sizes[name],
+                    layer=layer.name,
+                    variant=name.rpartition(".")[2],
+                    algorithm=named["algorithm"],
+                )
             )
     table = cost_steps({run: paper}).set_index("round")
     for kind, unit in UNITS.items():
