@@ -79,9 +79,9 @@ class on_first_use:  # noqa: N801
         return getattr(importlib.import_module(self._name), name)
 
 
-def refuses(message):
+def refuses(message, kind=UsageError):
     """What is called within must be refused, in words that match."""
-    return pytest.raises(UsageError, match=message)
+    return pytest.raises(kind, match=message)
 
 
 def every_other(names, start=0, of=2):

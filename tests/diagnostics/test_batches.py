@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from diagnostics.measurement import batches
-from fl_core.errors import UsageError
+from tests.conftest import refuses
 
 X = torch.randn(6, 2, 5, generator=torch.Generator().manual_seed(1))
 Y = torch.tensor([0, 1, 2, 0, 1, 2])
@@ -26,5 +26,5 @@ def test_batches_of_a_pair_cover_it_in_order(batch):
     ],
 )
 def test_batches_refuses(data, message):
-    with pytest.raises(UsageError, match=message):
+    with refuses(message):
         list(batches(data, 4))

@@ -16,8 +16,8 @@ from diagnostics.representation.features import (
     scatter_ratio,
     standardise,
 )
-from fl_core.errors import UsageError
 from fl_core.layers import layers_of
+from tests.conftest import refuses
 from tests.diagnostics.calls import separability
 from tests.networks import Wired
 
@@ -83,7 +83,7 @@ def test_what_has_no_features_says_why():
     ):
         with pytest.raises(NoValue, match=words):
             scatter_ratio(x, np.array([0, 1, 0, 1]))
-    with pytest.raises(UsageError, match="module '5'"):
+    with refuses("module '5'"):
         collect(cnn(), ["5"], images())
 
 

@@ -11,11 +11,10 @@ from diagnostics.measure import diagnose, instruments
 from diagnostics.report import explain
 from diagnostics.select import select
 from fl_core import models
-from fl_core.errors import UsageError
 from fl_core.layers import layers_of
 from fl_core.plan import LayerPlan
 from fl_core.run import runner
-from tests.conftest import CONFIG, TOY, network
+from tests.conftest import CONFIG, TOY, network, refuses
 from tests.networks import Wired
 
 
@@ -111,6 +110,6 @@ def test_what_cannot_be_decided_is_refused_first(tmp_path):
         (biased(), "layer 'fc2'"),
         (frozen("fc1", "fc2"), "playerfl.*2 layers.*1"),
     ):
-        with pytest.raises(UsageError, match=words):
+        with refuses(words):
             runner.run(config, path, data=TOY, model=model, **how)
         assert not path.exists()

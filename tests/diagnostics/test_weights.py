@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from diagnostics.measurement import ClientModel
-from fl_core.errors import UsageError
 from fl_core.layers import Layer, layers_of
+from tests.conftest import refuses
 from tests.diagnostics.calls import (
     bn_scale,
     update_magnitude,
@@ -121,7 +121,7 @@ def test_without_a_start_or_with_another_model_s():
     own = net().state_dict()
     other = {**own, "0.weight": torch.zeros(3, 1, 2, 2)}
     for start, words in (({}, "start"), (other, r"'0.weight'.*\(3, 1, 2, 2\)")):
-        with pytest.raises(UsageError, match=words):
+        with refuses(words):
             update_magnitude(subjects(), LAYERS, start=start)
     zero = {name: torch.zeros_like(t) for name, t in own.items()}
     rows = update_magnitude(subjects(net()), LAYERS, start=zero)

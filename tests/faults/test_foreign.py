@@ -92,7 +92,7 @@ def test_a_link_out_of_the_directory_is_not_followed(run, tmp_path, name):
         ):
             (outside / mine).write_bytes(b"mine")
     before = contents(elsewhere, ())
-    with pytest.raises(CorruptError, match=rf"run/{name} .*link"):
+    with refuses(rf"run/{name} .*link", CorruptError):
         resume(run)
     assert contents(elsewhere, ()) == before
     assert (run / name).is_symlink()
@@ -110,7 +110,7 @@ def test_a_link_out_of_the_folder_of_a_study_is_not_followed(tmp_path):
             out = tmp_path / f"{study.__name__} {name.replace('/', ' ')}"
             (out / name).parent.mkdir(parents=True)
             (out / name).symlink_to(elsewhere)
-            with pytest.raises(CorruptError, match=rf"{out}/{name} .*link"):
+            with refuses(rf"{out}/{name} .*link", CorruptError):
                 study(CONFIG, out=out, **own)
     assert list(elsewhere.iterdir()) == []
 
@@ -149,7 +149,7 @@ def test_a_name_leads_nowhere_else(run):
     folder = storage.Folder(run)
     for blob in ("../../outside", "/etc/passwd", ".", "a/../../b", ""):
         for act in (folder.read, folder.remove, folder.has):
-            with pytest.raises(CorruptError, match="below"):
+            with refuses("below", CorruptError):
                 act(f"blobs/{blob}")
 
 
@@ -221,7 +221,7 @@ def test_resume_refuses_another_runs_manifest_and_changes_nothing(
     shutil.copy(other / name, path / name)
     shutil.copytree(other / "blobs", path / "blobs", dirs_exist_ok=True)
     before = contents(path)
-    with pytest.raises(CorruptError, match=str(path)):
+    with refuses(str(path), CorruptError):
         resume(path)
     assert contents(path) == before
 
@@ -267,7 +267,7 @@ def test_rows_and_plans_of_other_versions_are_refused_by_name(run, tmp_path):
 def test_verify_and_reading_follow_none_either(run, tmp_path, name):
     shutil.move(run / name, tmp_path / "elsewhere")
     (run / name).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(CorruptError, match=rf"{name} .*link"):
+    with refuses(rf"{name} .*link", CorruptError):
         recorder.read_pace(run / name) if name == "timing.jsonl" else Run(run).verify()
 
 

@@ -95,7 +95,7 @@ def test_a_lock_is_released_by_a_run_that_fails(tmp_path, monkeypatch, undisturb
 
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "step", failing)
-        with pytest.raises(RunError, match="on fire"):
+        with refuses("on fire", RunError):
             runner.run(CONFIG, tmp_path / "run")
     runner.resume(tmp_path / "run")
     assert contents(tmp_path / "run") == undisturbed

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import fedlayers as fl
-from fl_core.errors import UsageError
 from fl_core.records.store import Run
 from fl_core.rows import (
     MAIN,
@@ -19,6 +18,7 @@ from fl_core.rows import (
     column_of,
     label_of,
 )
+from tests.conftest import refuses
 from tests.fedlayers import command
 from tests.fl_core.made import TASKS, targets
 
@@ -121,7 +121,7 @@ def test_a_race_without_any_main_score_is_refused_before_training(task, tmp_path
     data = {
         name: few(task, seed)["west"] for seed, name in enumerate(("north", "south"))
     }
-    with pytest.raises(UsageError, match=f"{label_of(MAIN[task])} must have a value"):
+    with refuses(f"{label_of(MAIN[task])} must have a value"):
         fl.choose(
             fl.RunConfig(task=task, rounds=2, patience=0),
             tmp_path / "out",

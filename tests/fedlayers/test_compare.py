@@ -327,7 +327,7 @@ def test_a_run_that_fails_ends_the_comparison_and_keeps_the_others(tmp_path):
     for _ in range(
         2
     ):  # starting again fails at the same place, and trains nothing twice
-        with pytest.raises(RunError, match="fedprox, round 1"):
+        with refuses("fedprox, round 1", RunError):
             compare(
                 config, ("fedavg", "fedprox"), (0,), tmp_path, options=options, **QUIET
             )

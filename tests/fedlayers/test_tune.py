@@ -139,7 +139,7 @@ def test_trials_that_fail_are_told_and_never_chosen(tmp_path):
     assert "fedavg, round 1" in table["failed"][1e30]
     assert pd.isna(table["value"][1e30])
     assert "1 of fedavg's" in result.text()
-    with pytest.raises(RunError, match=r"fedavg.*fedavg, round 1"):
+    with refuses(r"fedavg.*fedavg, round 1", RunError):
         fl.tune(CONFIG, ["fedavg"], {"lr": [1e30]}, tmp_path / "all", trials=5)
     assert (tmp_path / "all" / "trials.csv").is_file()
 

@@ -8,12 +8,11 @@ from torch import nn
 
 import fedlayers as fl
 from fl_core import models, tree
-from fl_core.errors import UsageError
 from fl_core.layers import sizes
 from fl_core.plan import LayerPlan
 from fl_core.run.runner import assemble, run
 from fl_core.training import evaluate
-from tests.conftest import BLOCKS, CONFIG, TOY, every_other, network
+from tests.conftest import BLOCKS, CONFIG, TOY, every_other, network, refuses
 
 pytestmark = pytest.mark.skipif(
     find_spec("peft") is None, reason="peft is not installed"
@@ -32,7 +31,7 @@ def test_the_base_stays_with_its_statistics_and_is_counted_once(tmp_path):
     assert [*rows[rows.metric == "bytes_base"].value] == [tree.n_bytes(base)]
     assert fl.diagnose(result, metrics="grad_norm").values("grad_norm").all(axis=None)
     nn.init.ones_(model.fc1.weight)
-    with pytest.raises(UsageError, match="other weights"):
+    with refuses("other weights"):
         fl.diagnose(result, metrics="grad_norm")
 
 
@@ -76,7 +75,7 @@ def test_an_export_is_the_trained_model_with_grouped_convolutions(
         evaluate.predict(made, x), evaluate.predict(trained, x), rtol=0, atol=1e-5
     )
     assert not any(name.startswith("2.") for name in engine.server.trees["model"])
-    with pytest.raises(UsageError, match="unknown target of adapt '2'"):
+    with refuses("unknown target of adapt '2'"):
         assemble(ADAPTED.with_keys(adapt="lora:targets=2"), **given)
 
 
@@ -154,10 +153,10 @@ def test_the_factors_have_own_rates_in_each_precision(precision, monkeypatch):
         torch.testing.assert_close(fast[name], times * tensor, rtol=1e-5, atol=1e-7)
     monkeypatch.setattr(torch.amp, "is_autocast_available", lambda kind: False)
     if precision == "bf16":
-        with pytest.raises(UsageError, match="precision must be one that the device"):
+        with refuses("precision must be one that the device"):
             run_with("lora:r=2")
         config, net = CONFIG.with_keys(precision="bf16", stack="on"), network("plain")
-        with pytest.raises(UsageError, match="stack must be auto or off"):
+        with refuses("stack must be auto or off"):
             assemble(config, data=TOY, model=net)
 
 
@@ -174,7 +173,7 @@ def test_ranks_differ_by_target_and_what_gets_no_adapter_is_named():
     ):
         for entry in entries:
             config = ADAPTED.with_keys(adapt=f"lora:{key}={entry}")
-            with pytest.raises(UsageError, match=key):
+            with refuses(key):
                 assemble(config, data=TOY, model=network("plain"))
     attention = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)
     model = nn.Sequential(nn.Flatten(1, 2), attention, nn.Flatten(), nn.Linear(36, 3))

@@ -11,9 +11,8 @@ from torch import nn
 from diagnostics.measure import instruments
 from fl_core import models
 from fl_core.algorithms import Message, registry
-from fl_core.errors import UsageError
 from fl_core.run import runner
-from tests.conftest import CONFIG, TOY, every_other
+from tests.conftest import CONFIG, TOY, every_other, refuses
 from tests.networks import Wired
 
 
@@ -103,7 +102,7 @@ def test_a_model_that_is_frozen_as_a_whole_is_noted():
 
 def test_the_configuration_of_an_own_model_trains_no_other_model():
     asked = runner.assemble(CONFIG, data=TOY, model=net()).config
-    with pytest.raises(UsageError, match="model 'own' must be given"):
+    with refuses("model 'own' must be given"):
         runner.assemble(asked, data=TOY)
 
 

@@ -8,9 +8,8 @@ from torch import nn
 
 from diagnostics.measure import instruments
 from fl_core.config import RunConfig
-from fl_core.errors import UsageError
 from fl_core.run import runner
-from tests.conftest import BLOCKS, CONFIG, TOY, kind_for, network
+from tests.conftest import BLOCKS, CONFIG, TOY, kind_for, network, refuses
 
 OF_OPTIONS = [
     ("fedavg", {"mu": 1}, "fedavg.*'mu'"),
@@ -64,7 +63,7 @@ OF_DATA = {
 
 
 def refused(config, message, out, **given):
-    with pytest.raises(UsageError, match=message) as caught:
+    with refuses(message) as caught:
         runner.run(config, out, instruments=instruments, **given)
     assert "\n" not in str(caught.value)
     assert not out.exists()

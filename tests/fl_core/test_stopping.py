@@ -11,7 +11,7 @@ from hypothesis import example, given, strategies as st
 from fl_core import tree
 from fl_core.algorithms.base import Round
 from fl_core.config import RunConfig
-from fl_core.errors import CorruptError, UsageError
+from fl_core.errors import CorruptError
 from fl_core.records import store
 from fl_core.records.stopping import (
     BEST_ROUND,
@@ -25,7 +25,7 @@ from fl_core.rounds.engine import EVALUATE
 from fl_core.rounds.recorder import Recorder
 from fl_core.rounds.steering import EarlyStopping, rule_of
 from fl_core.run import exported_model, runner
-from tests.conftest import CONFIG, TOY, every_other
+from tests.conftest import CONFIG, TOY, every_other, refuses
 from tests.faults.injected import forge
 
 NAN = math.nan
@@ -226,7 +226,7 @@ def test_a_best_checkpoint_that_is_gone_or_a_rule_that_was_edited_is_refused(
     shutil.copytree(path, tmp_path / "gone")
     run = store.Run(tmp_path / "gone")
     run.checkpoint_path(rule_of(engine).best["global"]).unlink()
-    with pytest.raises(CorruptError, match="is missing"):
+    with refuses("is missing", CorruptError):
         run.verify()
     shutil.copytree(path, tmp_path / "edited")
     run = store.Run(tmp_path / "edited")
@@ -242,7 +242,7 @@ def test_a_best_checkpoint_that_is_gone_or_a_rule_that_was_edited_is_refused(
             found["states"]["server"]["meta"][STATE] |= wrong
 
         forge(path, change)
-        with pytest.raises(CorruptError, match="is damaged"):
+        with refuses("is damaged", CorruptError):
             runner.resume(tmp_path / "edited", data=TOY)
         path.write_bytes(sound)
 
@@ -253,6 +253,6 @@ def test_a_client_without_the_score_is_named_before_any_round():
     engine = SimpleNamespace(data=SimpleNamespace(clients=[client]))
     scores = {"validation": {"c_index": NAN, "loss": 0.5}}
     reply = ClientReply(0, scores={"global": scores})
-    with pytest.raises(UsageError, match=r"patience.*'a'.*C-index"):
+    with refuses(r"patience.*'a'.*C-index"):
         stopping.on_reply(engine, Round(0, EVALUATE), reply)
     stopping.on_reply(engine, Round(1, EVALUATE), reply)

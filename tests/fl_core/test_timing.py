@@ -5,11 +5,11 @@ import math
 
 import pytest
 
-from fl_core.errors import CorruptError, UsageError
+from fl_core.errors import CorruptError
 from fl_core.rounds import recorder
 from fl_core.rounds.recorder import Timer
 from fl_core.run import runner
-from tests.conftest import CONFIG, TOY, network
+from tests.conftest import CONFIG, TOY, network, refuses
 
 
 def test_a_run_writes_where_its_time_went(tmp_path):
@@ -44,8 +44,8 @@ LINES = [
 
 @pytest.mark.parametrize("line", LINES)
 def test_what_is_no_timing_is_refused(tmp_path, line):
-    with pytest.raises(UsageError, match="does not exist"):
+    with refuses("does not exist"):
         recorder.read_pace(tmp_path / "timing.jsonl")
     (tmp_path / "timing.jsonl").write_text(line + "\n")
-    with pytest.raises(CorruptError, match="line 1"):
+    with refuses("line 1", CorruptError):
         recorder.read_pace(tmp_path / "timing.jsonl")

@@ -8,6 +8,7 @@ import pytest
 import fedlayers as fl
 from fl_core.rounds.recorder import TRACKERS, numbers_of
 from fl_core.run import runner
+from tests.conftest import refuses
 
 RUN = {"dataset": "heart", "algorithm": "fedper", "rounds": 2}
 
@@ -64,6 +65,6 @@ def test_a_tracker_that_is_not_there_stops_before_the_run(name, tmp_path, monkey
     if name in TRACKERS:
         monkeypatch.setitem(sys.modules, name, None)
     said = "did you mean 'trackio'" if name == "trackoi" else f"pip install {name}"
-    with pytest.raises(fl.UsageError, match=said):
+    with refuses(said):
         fl.run(**RUN, out=tmp_path / "run", log=name)
     assert not (tmp_path / "run").exists()

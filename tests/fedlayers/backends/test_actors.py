@@ -14,8 +14,9 @@ import pytest
 import fedlayers as fl
 from fedlayers.backends import cluster as actors
 from fl_core.config import RunConfig
-from fl_core.errors import DivergedError, RunError, UsageError, WorkerError
+from fl_core.errors import DivergedError, RunError, WorkerError
 from fl_core.rounds.recorder import read_pace
+from tests.conftest import refuses
 from tests.faults.injected import contents
 from tests.fedlayers import command
 
@@ -202,14 +203,14 @@ def test_an_error_where_a_client_is_trained_is_raised_here(tmp_path, played):
 
 def test_another_version_is_refused_by_the_nodes_name(tmp_path, played):
     played.version = "0.0.1"
-    with pytest.raises(UsageError, match=r"node far .*0\.0\.1"):
+    with refuses(r"node far .*0\.0\.1"):
         fl.run(CONFIG, backend="ray")
     assert len(played.killed) == 2
 
 
 def test_an_actor_that_cannot_begin_is_told_in_one_line(played):
     played.lacks = "ModuleNotFoundError: No module named 'mine'"
-    with pytest.raises(RunError, match=r"ModuleNotFoundError: .*'mine'"):
+    with refuses(r"ModuleNotFoundError: .*'mine'", RunError):
         fl.run(CONFIG, backend="ray")
     assert len(played.killed) == 2
 

@@ -15,8 +15,9 @@ import fedlayers as fl
 from fedlayers.backends import cluster
 from fedlayers.studies.jobs import TrainingJob, open_backend
 from fl_core.config import RunConfig
-from fl_core.errors import BusyError, RunError, UsageError
+from fl_core.errors import BusyError, RunError
 from fl_core.records import writing
+from tests.conftest import refuses
 from tests.faults.injected import contents
 
 pytestmark = pytest.mark.filterwarnings("ignore:client", "ignore:node .* is lost")
@@ -142,7 +143,7 @@ def test_a_node_of_another_version_is_refused_by_name_and_nothing_goes_on(
     tmp_path, nodes
 ):
     nodes.version = "0.0.1"
-    with pytest.raises(UsageError, match=r"node .* 0\.0\.1"):
+    with refuses(r"node .* 0\.0\.1"):
         fl.compare(CONFIG, ["local", "fedavg"], [0], tmp_path, backend="ray")
     assert not nodes.open
 
@@ -154,7 +155,7 @@ def test_what_a_node_cannot_import_is_told(tmp_path, nodes, monkeypatch):
         raise error
 
     monkeypatch.setattr(nodes, "get", failing)
-    with pytest.raises(RunError, match=r"ModuleNotFoundError: .*'fedlayers'"):
+    with refuses(r"ModuleNotFoundError: .*'fedlayers'", RunError):
         fl.compare(CONFIG, ["local"], [0], tmp_path, backend="ray")
 
 
