@@ -63,21 +63,6 @@ if TYPE_CHECKING:
     from .request import Request
 
 
-def check_module(model: Any) -> None:
-    """Refuse anything but a module whose parameters are real and have a shape.
-
-    Raises:
-        UsageError: the message names the type that was given.
-    """
-    if not isinstance(model, nn.Module):
-        name, way = getattr(model, "__name__", ""), "models first, then data"
-        what = f"{name!r}, a {type(model).__name__}" if name else type(model).__name__
-        if isinstance(model, type) and issubclass(model, nn.Module):
-            what, way = f"the class {name}", f"{name}(...)"
-        raise UsageError(f"a model must be a torch module; got {what}. Pass {way}.")
-    check_real(model)
-
-
 @contextmanager
 def _watch_modules(model: nn.Module, entered: list[tuple[str, Any]]) -> Iterator[None]:
     """Keep in ``entered`` the modules that have begun and not ended, with their inputs."""
@@ -113,7 +98,16 @@ def client_models(
         named or ["models"] * len(own_models), own_models, strict=True
     ):
         with about(who):
-            check_module(model)
+            if not isinstance(model, nn.Module):
+                name, way = getattr(model, "__name__", ""), "models first, then data"
+                kind = type(model).__name__
+                what = f"{name!r}, a {kind}" if name else kind
+                if isinstance(model, type) and issubclass(model, nn.Module):
+                    what, way = f"the class {name}", f"{name}(...)"
+                raise UsageError(
+                    f"a model must be a torch module; got {what}. Pass {way}."
+                )
+            check_real(model)
     if data is None:
         raise UsageError("data must be given with models; got none. Pass pairs (x, y).")
     data_names, own_data = _names_and_items("data", data, _is_one(data))

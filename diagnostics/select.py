@@ -303,11 +303,17 @@ def _cut(
 ) -> LayerPlan:
     """Return the plan of a rule that reads one curve."""
     count = rule.cut(_sound(curve.combined, curve, "combined over clients"), threshold)
-    votes, notes = _votes(curve, rule, threshold)
-    lacking = rule.lacks(curve.combined, threshold) if rule.lacks else ""
-    notes = (
-        [f"{lacking}: all but the last layer are shared", *notes] if lacking else notes
-    )
+    votes: dict[str, str] = {}
+    notes: list[str] = []
+    if rule.lacks and (lacking := rule.lacks(curve.combined, threshold)):
+        notes.append(f"{lacking}: all but the last layer are shared")
+    for client, values in curve.clients.items():
+        try:
+            last = rule.cut(_sound(values, curve, "its own"), threshold)
+        except RunError as error:
+            notes.append(f"client {client!r} has no vote: {error}")
+        else:
+            votes[client] = curve.names[last - 1]
     why = _evidence(why, every, curve, rule)
     detail = {"stability": stability(curve, rule.cut, threshold, count, why.seed or 0)}
     return LayerPlan(
@@ -402,21 +408,6 @@ def _sound(values: Sequence[float], curve: Curve, whose: str) -> Sequence[float]
                 f"layer {name!r} has a {curve.metric} of {value:.4g}, {whose}; ratios need values above 0"
             )
     return values
-
-
-def _votes(
-    curve: Curve, rule: Rule, threshold: float
-) -> tuple[dict[str, str], list[str]]:
-    """Return the last shared layer that each client alone would choose, and reasons for clients without a vote."""
-    votes, notes = {}, []
-    for client, values in curve.clients.items():
-        try:
-            votes[client] = curve.names[
-                rule.cut(_sound(values, curve, "its own"), threshold) - 1
-            ]
-        except RunError as error:
-            notes.append(f"client {client!r} has no vote: {error}")
-    return votes, notes
 
 
 def _evidence(

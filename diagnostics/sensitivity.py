@@ -375,15 +375,17 @@ class Sensitivity:
         reached = dict(
             zip(client.result["layers"], client.result["importance"], strict=True)
         )
-        why = [self._unread(layer, layer.name in reached) for layer in layers]
+        trains = [bool(trainable_names(layer, self.tensors)) for layer in layers]
+        why = [
+            FROZEN
+            if layer.used and tensors_of(layer, self.tensors) and not free
+            else why_unreadable(layer, self.tensors, layer.name in reached)
+            for layer, free in zip(layers, trains, strict=True)
+        ]
         i = np.array([reached.get(layer.name) for layer in layers], dtype=np.float64)
         s = np.full(len(layers), np.nan)
         counted = [k for k, reason in enumerate(why) if not reason]
-        measurable = [
-            k
-            for k, layer in enumerate(layers)
-            if layer.used and trainable_names(layer, self.tensors)
-        ]
+        measurable = [k for k, layer in enumerate(layers) if layer.used and trains[k]]
         s[counted] = cumulative(i[counted])
         broken = ""
         if measurable and measurable[0] not in counted:
@@ -403,14 +405,6 @@ class Sensitivity:
             if broken:
                 s[k], why[k] = np.nan, broken
         return i, s, why
-
-    def _unread(self, layer: Layer, reached: bool) -> str:
-        frozen = (
-            layer.used
-            and tensors_of(layer, self.tensors)
-            and not trainable_names(layer, self.tensors)
-        )
-        return FROZEN if frozen else why_unreadable(layer, self.tensors, reached)
 
     def _row(
         self,

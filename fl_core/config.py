@@ -519,7 +519,12 @@ def resolve(config: RunConfig, data: Any = None, model: Any = None) -> RunConfig
         config = config.with_keys(
             scale=None if config.data.scale == SCALES[0] else config.data.scale
         )
-        _check_undealt(config, data.name)
+        for key, value in config.data.load_options().items():
+            if key not in ("data_root", "download") and value != KEYS[key].default:
+                raise UsageError(
+                    f"{key} must be left out for data from Python; got {key}={value!r} with {data.name!r}, "
+                    "whose samples and clients are fixed."
+                )
         natural = data.partition.kind == "natural"
         recipe = datasets.datasets().get(data.name) or datasets.general(
             data.shape, natural, data.task, stops=False
@@ -619,13 +624,3 @@ def absolute(key: str, path: Path | str) -> str:
     several = key == "dataset" and not Path(path).exists()
     parts = str(path).split(BETWEEN) if several else [path]
     return BETWEEN.join(str(Path(part).absolute()) for part in parts)
-
-
-def _check_undealt(config: RunConfig, name: str) -> None:
-    """Check that options on reading and partitioning are unset for data that are given from Python."""
-    for key, value in config.data.load_options().items():
-        if key not in ("data_root", "download") and value != KEYS[key].default:
-            raise UsageError(
-                f"{key} must be left out for data from Python; got {key}={value!r} with {name!r}, "
-                "whose samples and clients are fixed."
-            )

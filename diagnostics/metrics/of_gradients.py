@@ -40,6 +40,8 @@ from ..sensitivity import Sensitivity
 from .base import Measurement, metric
 
 STATISTICS = ("norm", "mean", "mean_abs")
+LEAST = 10
+"""Steps of a spectral density at least."""
 
 
 @dataclass(frozen=True)
@@ -507,13 +509,20 @@ class HessianSpectrum:
             Take 40 to 100 for ``k`` then.
 
     Raises:
-        UsageError: there is less than 1 eigenvalue, or the tolerance is not above 0.
+        UsageError: there is less than 1 eigenvalue, fewer than 10 for a density, or the tolerance is not above 0.
     """
 
     k: Annotated[int, at_least(1)] = 3
     tol: Annotated[float, ABOVE_0] = 1e-3
     dtype: torch.dtype | None = None
     density: bool = False
+
+    def check(self, measurement: Measurement) -> None:
+        """Refuse a density of a few eigenvalues, which is a picture of spikes."""
+        if self.density and self.k < LEAST:
+            raise UsageError(
+                f"k must be at least {LEAST} for a density; got {self.k}. Pass k=60."
+            )
 
 
 @metric(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,12 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 
 from fl_core import tree
 from fl_core.errors import UsageError, check_known
-from fl_core.layers import Layer
+from fl_core.layers import Layer, sizes
 from fl_core.rows import Row, row
-from fl_core.run.costs import WORK, step_work
+from fl_core.run.costs import WORK, layer_bytes, step_work
 from fl_core.seeds import numpy_generator, seed_of, torch_seeded
 from fl_core.tree import set_mode
 
@@ -211,10 +213,14 @@ def weight_divergence(measurement: Measurement, options: WeightOptions) -> list[
     params = [dict(subject.model.named_parameters()) for subject in subjects]
     for layer in measurement.layers:
         zero = NoValue(f"the weights of layer {layer.name!r} are zero")
-        vectors = [_vector_or_reason(own, layer, options.tensors) for own in params]
-        size = sum(
-            params[0][name].numel() for name in tensors_of(layer, options.tensors)
-        )
+        vectors: list[Tensor | NoValue] = []
+        for own in params:
+            try:
+                vectors.append(vector_of(own, layer, options.tensors).cpu())
+            except NoValue as reason:
+                vectors.append(reason)
+        names = tensors_of(layer, options.tensors)
+        size = sum(params[0][name].numel() for name in names)
         for (a, v), (b, w) in itertools.combinations(
             zip(subjects, vectors, strict=True), 2
         ):
@@ -228,15 +234,6 @@ def weight_divergence(measurement: Measurement, options: WeightOptions) -> list[
                 **of_weights(options.tensors),
             )
     return rows
-
-
-def _vector_or_reason(
-    values: Mapping[str, Tensor], layer: Layer, tensors: str
-) -> Tensor | NoValue:
-    try:
-        return vector_of(values, layer, tensors).cpu()
-    except NoValue as reason:
-        return reason
 
 
 def _distances(
@@ -315,16 +312,14 @@ def layer_cost(measurement: Measurement) -> list[Row]:
                 mode=measurement.mode,
                 seed=seed,
             )
-        tensors = tree.named_tensors(subject.model)
+        counts = sizes(layers, subject.model)
+        stored = layer_bytes(layers, subject.model)
         for layer in layers:
-            n = sum(tensors[name].numel() for name in layer.parameters)
+            n = counts[layer.name]
             common: dict[str, Any] = {"client": subject.client, "layer": layer.name}
             common |= {"n_params": n, "n_train": subject.n_train, "stderr": 0.0}
-            stored = tree.n_bytes(
-                tree.select(tensors, set(layer.tensors) - set(layer.frozen))
-            )
             rows.append(_cost("parameters", n, "count", **common))
-            rows.append(_cost("bytes", stored, "storage", **common))
+            rows.append(_cost("bytes", stored[layer.name], "storage", **common))
             for variant in WORK:
                 way = "flop_counter"
                 if variant == "activation_bytes":
@@ -414,6 +409,10 @@ def _random_rank(m: int, k: int) -> float:
     return float((np.square(factors).sum((1, 2)) / largest**2).mean())
 
 
+TOGETHER = 8
+"""Layers of other clients that one pass holds."""
+
+
 @dataclass(frozen=True)
 class LayerSwap:
     """The options of layer_swap.
@@ -431,7 +430,7 @@ class LayerSwap:
     price="middle",
     description="rise of a client's loss if one layer comes from another client",
     direction="higher = the layer is less exchangeable; 0 = as good as the client's own",
-    how="every other client's layer in turn, and the averaged layer; clients x clients x layers passes",
+    how="every other client's layer, and the averaged layer; at most clients x clients x layers passes",
     variants=("swap", "average", "second_seed"),
     look={"label": "rise of the loss by a swap", "meaning": "0 = exchangeable"},
     needs_all_layers=True,
@@ -443,7 +442,10 @@ def layer_swap(measurement: Measurement, options: LayerSwap) -> list[Row]:
     * ``average``: with the layer's average over all clients, weighted by their samples
     * ``second_seed``: with the layer of B's own second training, if ``second`` is given; the null of both
 
-    Memory: the models, and one batch's activations.
+    Other clients' layers pass together, :data:`TOGETHER` at a time, so that the layers before are computed once for
+    them. A network that ``torch.func.vmap`` cannot take has a pass for each.
+
+    Memory: the models, and :data:`TOGETHER` batches' activations.
 
     Raises:
         UsageError: ``test`` or ``second`` lacks a client.
@@ -457,39 +459,35 @@ def layer_swap(measurement: Measurement, options: LayerSwap) -> list[Row]:
         if options.test is not None:
             check_known("client with test data", subject.client, options.test)
             data = options.test[subject.client]
-        own, n = _loss_with(measurement, subject, data, {})
+        (own,), n = _losses(measurement, subject, data, [{}])
         for layer in measurement.layers:
             used = layer.tensors if layer.used else ()
-            others = [each for j, each in enumerate(trees) if j != k and used]
+            parts = [tree.select(each, used) for each in trees if used]
+            others = parts[:k] + parts[k + 1 :]
             found = {"swap": others, "average": []}
             if others:
-                parts = [tree.select(each, used) for each in trees]
                 found["average"] = [tree.mean(parts, weights)]
             if options.second is not None:
                 check_known("client of the second seed", subject.client, options.second)
-                found["second_seed"] = [tree.state_dict(options.second[subject.client])]
-            for variant, sources in found.items():
-                values = [
-                    _loss_with(measurement, subject, data, tree.select(each, used))[0]
-                    - own
-                    for each in sources
-                ]
+                second = tree.state_dict(options.second[subject.client])
+                found["second_seed"] = [tree.select(second, used)] if used else []
+            sources = [each for group in found.values() for each in group]
+            losses = iter(_losses(measurement, subject, data, sources)[0])
+            for variant, group in found.items():
+                values = [next(losses) - own for _ in group]
                 status = "" if layer.used else "unused in the forward pass"
                 status = status or ("" if values else "needs at least two clients")
                 value = float(np.mean(values)) if values else math.nan
                 if not status and not math.isfinite(value):
                     status = f"the loss with layer {layer.name!r} is not finite"
-                error = (
-                    np.std(values, ddof=1) / len(values) ** 0.5
-                    if len(values) > 1
-                    else None
-                )
+                error = None
+                if len(values) > 1:
+                    error = float(np.std(values, ddof=1)) / len(values) ** 0.5
                 rows.append(
                     row_or_reason(
                         "layer_swap", value, status,
                         client=subject.client, layer=layer.name, variant=variant, unit="loss",
-                        stderr=None if error is None else float(error),
-                        estimator=f"{len(values)} layers", n_samples=n, n_train=subject.n_train,
+                        stderr=error, estimator=f"{len(values)} layers", n_samples=n, n_train=subject.n_train,
                     )
                 )  # fmt: skip
         measurement.tick(subject.client)
@@ -497,17 +495,37 @@ def layer_swap(measurement: Measurement, options: LayerSwap) -> list[Row]:
 
 
 @torch.no_grad()
-def _loss_with(
-    how: Measurement, subject: ClientModel, data: Any, swapped: Mapping[str, Tensor]
-) -> tuple[float, int]:
-    """Return a client's mean loss with some tensors replaced, and the number of samples."""
-    total, n = 0.0, 0
+def _losses(
+    how: Measurement, subject: ClientModel, data: Any, sources: Sequence[tree.Tree]
+) -> tuple[list[float], int]:
+    """Return a client's mean loss with each source's tensors in place of its own, and the number of samples."""
+    totals, n = [0.0] * len(sources), 0
+    if not sources:
+        return totals, n
+    stacked = {
+        name: torch.stack([each[name] for each in sources]) for name in sources[0]
+    }
     seeded = torch_seeded(seed_of(how.seed, "diagnose", "swap"))
-    with set_mode(subject.model, how.mode), seeded:
-        for x, y in batches(data, how.batch, subject.model):
-            tensors = {name: tensor.clone() for name, tensor in swapped.items()}
-            z = call_with(subject.model, tensors, x)
-            how.loss.check_batch(z, y)
-            total += float(how.loss.per_sample(z, y).double().sum())
-            n += len(y)
-    return total / n, n
+    try:
+        with set_mode(subject.model, how.mode), seeded, warnings.catch_warnings():
+            # an operation that passes one after another
+            warnings.filterwarnings("ignore", "There is a performance drop")
+            for x, y in batches(data, how.batch, subject.model):
+
+                def output(tensors: tree.Tree, x: Tensor = x) -> Any:
+                    return call_with(subject.model, tensors, x)
+
+                if len(sources) == 1:
+                    z = [output({name: own[0] for name, own in stacked.items()})]
+                else:
+                    z = vmap(output, randomness="same", chunk_size=TOGETHER)(stacked)
+                for k, each in enumerate(z):
+                    how.loss.check_batch(each, y)
+                    totals[k] += float(how.loss.per_sample(each, y).double().sum())
+                n += len(y)
+    except RuntimeError:
+        if len(sources) == 1:
+            raise
+        alone = [_losses(how, subject, data, [each]) for each in sources]
+        return [own for (own,), _ in alone], alone[0][1]
+    return [total / n for total in totals], n

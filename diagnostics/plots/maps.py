@@ -65,7 +65,10 @@ def plan(plan: LayerPlan, ax: Axes | None = None) -> Axes:
         rows[value] = [(k + 0.5, _short(v), False) for k, v in enumerate(why.values)]
         rows["ratio"] = []
         for k in range(1, len(names)):
-            ratio = _ratio(why.values, k)
+            before = (value for value in reversed(why.values[:k]) if value is not None)
+            low, high, ratio = next(before, None), why.values[k], None
+            if low and high and low > 0 and high > 0:
+                ratio = high / low
             above = (ratio or 0.0) > (why.threshold or math.inf)
             rows["ratio"].append((k, _short(ratio), above))
     if votes:
@@ -119,13 +122,6 @@ def plan(plan: LayerPlan, ax: Axes | None = None) -> Axes:
         axes.set_title("\n".join(title))
         axes.legend(handles=keys, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=3)
     return axes
-
-
-def _ratio(values: Sequence[float | None], k: int) -> float | None:
-    """Return the ratio of a layer's value to the last one before it; None unless both are above 0."""
-    low = next((value for value in reversed(values[:k]) if value is not None), None)
-    high = values[k]
-    return high / low if low and high and low > 0 and high > 0 else None
 
 
 def _short(value: float | None) -> str:

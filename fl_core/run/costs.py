@@ -205,8 +205,8 @@ def layer_bytes(layers: Sequence[Layer], model: nn.Module) -> dict[str, float]:
     live = tree.named_tensors(model)
 
     def size(layer: Layer) -> float:
-        sent = (live[n] for n in layer.tensors if n not in layer.frozen)
-        return float(sum(each.numel() * each.element_size() for each in sent))
+        sent = tree.select(live, set(layer.tensors) - set(layer.frozen))
+        return float(tree.n_bytes(sent))
 
     return {layer.name: size(layer) for layer in layers}
 

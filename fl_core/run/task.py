@@ -214,7 +214,16 @@ def assemble(
     asked, own = with_own(config, data, with_loss(model, loss))
     config = resolve(asked, **own)
     algorithm = find(config.federation.algorithm, config.federation.options)
-    _check_plan_use(config, plan, algorithm.uses_plan)
+    named = config.federation.plan
+    if named is not None and plan is not None:
+        raise UsageError(
+            f"plan must be given once; got an object and plan={named!r}. Choose one."
+        )
+    if (named is not None or plan is not None) and not algorithm.uses_plan:
+        using = sorted(name for name, member in registry().items() if member.uses_plan)
+        raise UsageError(
+            f"algorithm must be one that uses a plan ({listing(using)}); got {config.federation.algorithm}."
+        )
     data = load(config, own["data"], loaded, partition, preprocessing)
     if isinstance(own["model"], nn.Module):
         data = _as_in_torch(data, own["model"])
@@ -395,19 +404,6 @@ def build(
     if config.model.batchnorm == "drop":
         drop_statistics(model)
     return model, start
-
-
-def _check_plan_use(config: RunConfig, plan: LayerPlan | None, uses_plan: bool) -> None:
-    named = config.federation.plan
-    if named is not None and plan is not None:
-        raise UsageError(
-            f"plan must be given once; got an object and plan={named!r}. Choose one."
-        )
-    if (named is not None or plan is not None) and not uses_plan:
-        using = sorted(name for name, member in registry().items() if member.uses_plan)
-        raise UsageError(
-            f"algorithm must be one that uses a plan ({listing(using)}); got {config.federation.algorithm}."
-        )
 
 
 def plan_at(path: str) -> LayerPlan:

@@ -6,7 +6,7 @@ Clients of small perceptrons may train together instead (:mod:`fl_core.rounds.ba
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -91,7 +91,11 @@ def restore(
     """Put copies of the entries into a new optimiser of these tensors. Tensors without an entry begin fresh."""
     for name, param in params.items():
         for key, value in entries.get(name, {}).items():
-            optimizer.state[param][key] = _like(value, param)
+            if value.shape == param.shape:  # in its memory layout
+                own = torch.empty_like(param, dtype=value.dtype).copy_(value)
+            else:
+                own = value.to(param.device, copy=True)
+            optimizer.state[param][key] = own
     if any(
         MOMENTUM in state for state in optimizer.state.values()
     ):  # then a fused step wants one for each,
@@ -101,13 +105,6 @@ def restore(
 
 def _prefix(phase: Phase) -> str:
     return f"{phase.state_key}/{phase.name}/"
-
-
-def _like(value: Tensor, param: Tensor) -> Tensor:
-    """A copy on the parameter's device, in its memory layout if it has the same shape."""
-    if value.shape != param.shape:
-        return value.to(param.device, copy=True)
-    return torch.empty_like(param, dtype=value.dtype).copy_(value)
 
 
 def train(
@@ -184,10 +181,13 @@ def train(
             step = step or Steps.plain
             outputs = workspace.frozen_outputs(ctx.client, split.x, x)
             for _ in range(phase.epochs):
-                for bx, by, ahead in _batches((x, y, outputs), slices[:left], draws):
-                    if ahead is not None:
-                        workspace.continue_from(bx, ahead)
-                    step(steps, (bx, by), ctx)
+                order = torch.randperm(len(y), generator=draws).to(y.device)
+                for part in slices[:left]:
+                    rows = order[part]
+                    batch = x[rows]
+                    if outputs is not None:
+                        workspace.continue_from(batch, outputs[rows])
+                    step(steps, (batch, y[rows]), ctx)
                     steps.taken += 1
                 left = max(0, left - len(slices))
                 steps.observers.clear()  # they see the first epoch
@@ -215,19 +215,6 @@ def train(
         )
     ctx.parts.clear()
     return result, state
-
-
-def _batches(
-    data: tuple[Tensor, Tensor, Tensor | None],
-    slices: list[slice],
-    draws: torch.Generator,
-) -> Iterator[tuple[Tensor, Tensor, Any]]:
-    """One epoch of samples, labels and further values per sample, in a new random order."""
-    x, y, extra = data
-    order = torch.randperm(len(y), generator=draws).to(y.device)
-    for part in slices:
-        rows = order[part]
-        yield x[rows], y[rows], None if extra is None else extra[rows]
 
 
 def _parameter_groups(

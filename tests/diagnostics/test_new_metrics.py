@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from diagnostics.measure import diagnose, diagnose_features
+from fl_core.run.costs import count_flops
 from tests.conftest import every_other, on_first_use, refuses
 
 timm = on_first_use("timm")
@@ -113,6 +114,30 @@ def test_a_swap_is_the_loss_with_the_other_layer():
             )
     same = diagnose(dict.fromkeys("ab", net()), (X, Y), "layer_swap").frame
     assert same["value"].abs().max() < 1e-6
+
+
+class Branching(nn.Sequential):
+    """A chain whose pass depends on values, so that torch.func.vmap refuses it."""
+
+    def forward(self, x):
+        output = super().forward(x)
+        return output if output.sum() < 1e9 else x
+
+
+def test_layers_before_a_swapped_one_are_computed_once():
+    """With K clients and L equal layers, layer k costs k + K (L - k) layers in place of K L."""
+    chains = {n: [nn.Linear(5, 5) for _ in range(8)] for n in "abcd"}
+    one, found = len(X) * 2 * 5**2, []
+    for kind, swaps in (
+        (nn.Sequential, 28 + 4 * 36),
+        (Branching, 28 + 4 * 36 + 4 * 64),
+    ):
+        models = {name: kind(*chain) for name, chain in chains.items()}
+        with count_flops(models["a"]) as counter:
+            frame = diagnose(models, (X, Y), "layer_swap").frame
+        assert counter.total == pytest.approx(4 * (8 + swaps) * one, rel=0.01)
+        found.append(frame["value"].to_numpy())
+    assert found[0] == pytest.approx(found[1], abs=1e-6)
 
 
 def test_saved_features_give_the_values_of_their_models():
