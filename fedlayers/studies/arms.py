@@ -29,6 +29,8 @@ FIRST = ("all", "nothing")
 """The arms with which a decision begins: FedAvg, and training alone."""
 ENDS = ("head_local", "first_half_local")
 """The arms that follow where clients differ. With adapters ``lora_A`` takes the place of the first."""
+OLD = "all_but_last"
+"""The name of ``head_local`` in earlier versions, which this version still reads."""
 FROZEN = ("fedbabu", {"finetune_epochs": 0})
 """The algorithm of ``frozen_K``: layers that are not shared keep their initial values."""
 _COUNTED = re.compile(r"(first|last|frozen)_([0-9]+)")
@@ -150,6 +152,8 @@ def arms_of(
     fedbabu ('conv2', 'fc1', 'fc2')
     fedrep ('conv1', 'conv2')
     ditto None
+    >>> arms_of(("all_but_last", "fedrep:all_but_last"), layers) == arms_of(("head_local", "fedrep:head_local"), layers)
+    True
     >>> adapted = [Layer(name, (name,)) for name in ("a.lora_A", "a.lora_B", "b.lora_A", "b.lora_B", "head")]
     >>> [arm.plan.shared for arm in arms_of(("lora_A", "fedrep:lora_B"), adapted)]
     [('a.lora_A', 'b.lora_A'), ('a.lora_B', 'b.lora_B')]
@@ -175,6 +179,8 @@ def arm_of(name: str | LayerPlan, layers: tuple[Layer, ...], algorithm: str) -> 
     if isinstance(name, LayerPlan):
         plan = _checked(name, layers)
         return Arm(f"plan_{plan.digest[:6]}", algorithm, plan)
+    if name.endswith(OLD):
+        name = name.removesuffix(OLD) + ENDS[0]
     over, _, cut = name.rpartition(":")
     known = cut in CUTS or cut in PARTS or cut.endswith(".json")
     if over and (known or _COUNTED.fullmatch(cut)):
