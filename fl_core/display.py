@@ -61,10 +61,30 @@ class Summary:
         There is no SVG: JupyterLab removes its tags from a notebook that it does not trust yet.
         """
         parts = ["<br>".join(map(in_html, self.lead.split("\n")))]
-        if self.layers:
-            parts.append(_strip(self.layers))
+        boxes = []
+        for (
+            name,
+            shared,
+        ) in self.layers.items():  # a filled box and a bold name, or an outline
+            tag, word, fill = ("b", "shared", 0.35) if shared else ("span", "local", 0)
+            boxes.append(
+                f'<{tag} title="{in_html(name)}: {word}" style="display:inline-block;margin:4px 4px 4px 0;'
+                f'padding:1px 8px;border:1px solid gray;background-color:rgba(128,128,128,{fill})">'
+                f"{in_html(name)}</{tag}>"
+            )
+        if boxes:
+            parts.append(f"<div>{''.join(boxes)}</div>")
         if self.columns:
-            parts.append(_table(self.columns, self.rows))
+            lines = []
+            for tag, row in [
+                ("th", self.columns),
+                *(("td", row) for row in self.rows[:ROWS]),
+            ]:
+                cells = (f"<{tag}>{in_html(_cell(value))}</{tag}>" for value in row)
+                lines.append(f"<tr>{''.join(cells)}</tr>")
+            more = len(self.rows) - ROWS
+            note = f"<div>{more} more rows</div>" if more > 0 else ""
+            parts.append(f"<table>{''.join(lines)}</table>{note}")
         return '<div style="color:inherit">' + "\n".join(parts) + "</div>"
 
 
@@ -94,30 +114,6 @@ def aligned(rows: Sequence[Any]) -> list[str]:
         "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
         for row in cells
     ]
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    head = "".join(f"<th>{in_html(name)}</th>" for name in columns)
-    lines = [f"<tr>{head}</tr>"]
-    for row in rows[:ROWS]:
-        cells = "".join(f"<td>{in_html(_cell(value))}</td>" for value in row)
-        lines.append(f"<tr>{cells}</tr>")
-    more = len(rows) - ROWS
-    note = f"<div>{more} more rows</div>" if more > 0 else ""
-    return f"<table>{''.join(lines)}</table>{note}"
-
-
-def _strip(layers: Mapping[str, bool]) -> str:
-    """Draw a plan from input to output: a filled box and bold name for a shared layer, an outline for a local one."""
-    boxes = []
-    for name, shared in layers.items():
-        tag, word, fill = ("b", "shared", 0.35) if shared else ("span", "local", 0)
-        boxes.append(
-            f'<{tag} title="{in_html(name)}: {word}" style="display:inline-block;margin:4px 4px 4px 0;'
-            f'padding:1px 8px;border:1px solid gray;background-color:rgba(128,128,128,{fill})">'
-            f"{in_html(name)}</{tag}>"
-        )
-    return f"<div>{''.join(boxes)}</div>"
 
 
 MANY = 8

@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from fl_core.data import FederatedData, Partition
 from fl_core.data.federated import ClientData, Split, digest_of
 from fl_core.data.partitions import SPLITS
-from fl_core.data.preprocessing import Preprocessing, width
+from fl_core.data.preprocessing import Preprocessing
 from fl_core.display import printable
 from fl_core.errors import (
     COUNT,
@@ -221,7 +221,7 @@ def common(
     shape = list(facts["shape"])
     made = _preparation(facts, sites)
     if made is not None and any(made.categories):
-        shape = [width(shape[0], made.categories)]
+        shape[0] += sum(map(len, made.categories))
     some = {number for each in sites.values() for number in each["classes"]}
     return {
         **{key: facts[key] for key in KEPT},

@@ -23,14 +23,13 @@ Integers = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Cells: TypeAlias = "pd.Categorical | Floats"
 """A column of text, each word once, or of numbers, NaN where one is missing."""
-_EPOCH, _CLOCK = (pd.Timestamp(day, tz="UTC") for day in ("1970-01-01", "1900-01-01"))
-DATE_FORMS = {
-    "ISO8601": _EPOCH,
-    **dict.fromkeys(("%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y"), _EPOCH),
-    **dict.fromkeys(("%d-%m-%Y", "%m-%d-%Y", "%d-%b-%Y", "%d%b%Y"), _EPOCH),
-    **dict.fromkeys(("%H:%M", "%H:%M:%S"), _CLOCK),
-}
-"""The forms of dates, and the day from which each counts."""
+DATE_FORMS = (
+    *("ISO8601", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y"),
+    *("%d-%m-%Y", "%m-%d-%Y", "%d-%b-%Y", "%d%b%Y"),
+)
+"""The forms of dates."""
+SPANS = {".*day.*": "", "[0-9]+:[0-5][0-9]": ":00", "[0-9]+:[0-5][0-9]:[0-5][0-9]": ""}
+"""The forms of times and durations, and what each lacks."""
 Names = tuple[str, ...]
 """Names in their order."""
 MISSING = (
@@ -38,6 +37,7 @@ MISSING = (
     *("-nan", "1.#qnan", "-1.#qnan", "1.#ind", "-1.#ind"),
 )
 """Contents of a cell without a value, in small letters, for features, labels, clients and groups alike."""
+EXACT = "whole numbers must be at most 2**53 to keep their digits"
 DIFFERENT = 6
 """The number of different numbers from which words with a number in them are suspicious."""
 MINUS = "\u2212"
@@ -51,7 +51,7 @@ _PADDED = re.compile(r"[+-]?0[0-9]+")
 _DATE = re.compile(
     r"(?:[0-9]{4}[-/][0-9]{1,2}[-/][0-9]{1,2}|[0-9]{1,2}([-./])[0-9]{1,2}\1(?:[0-9]{2}){1,2}"
     r"|[0-9]{1,2}[- ]?(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*[- ]?(?:[0-9]{2}){1,2})"
-    r"(?:[ T][0-9]{1,2}:[0-9]{2}.*)?|(?:-?[0-9]+ days?)? ?(?:\+?[0-9]{1,2}:[0-9]{2}(?::[0-9.]+)?)?",
+    r"(?:[ T][0-9]{1,2}:[0-9]{2}.*)?|(?:-?[0-9]+ days?)? ?(?:\+?[0-9]+:[0-9]{2}(?::[0-9.]+)?)?",
     re.IGNORECASE,
 )
 
@@ -357,8 +357,7 @@ def cells_of(
     if pd.api.types.is_numeric_dtype(column) and not text:
         values = column.to_numpy(dtype=np.float64, na_value=np.nan)
         if pd.api.types.is_integer_dtype(kind):
-            rule = "whole numbers must be at most 2**53 to keep their digits"
-            refuse_where(np.abs(values) > 2**53, column.to_numpy(), rule)
+            refuse_where(np.abs(values) > 2**53, column.to_numpy(), EXACT)
         marks = [float(mark) for mark in missing if is_number(mark)]
         marks = [mark for mark in marks if mark == mark]
         return np.where(np.isin(values, marks), np.nan, values) if marks else values
@@ -439,16 +438,16 @@ def lacks_value(cells: Cells) -> Bools:
 def dates(cells: pd.Categorical) -> Floats:
     """Return dates as days since 1970 [n], with NaN where a cell is missing.
 
-    All cells have one form of :data:`DATE_FORMS`. Times alone are parts of a day. A year has four digits. Durations
-    such as ``2 days 06:00:00`` are days, too.
+    All cells have one form of :data:`DATE_FORMS` or :data:`SPANS`. Times alone are parts of a day, and durations such
+    as ``2 days 06:00:00`` or ``54:00`` are days, too. A year has four digits.
 
     >>> dates(pd.Categorical(["1970-01-02", "", "1970-01-01T12:00"])).tolist()
     [1.0, nan, 0.5]
-    >>> for cells in ("2.1.1970 13.1.1970", "1/13/1970 1/2/1970", "06:00 18:00", "02JAN1970 13Feb1970"):
+    >>> for cells in ("2.1.1970 13.1.1970", "1/13/1970 1/2/1970", "06:00 54:00", "02JAN1970 13Feb1970"):
     ...     dates(pd.Categorical(cells.split())).tolist()
     [1.0, 12.0]
     [12.0, 1.0]
-    [0.25, 0.75]
+    [0.25, 2.25]
     [1.0, 43.0]
     >>> dates(pd.Categorical(["3 days", "2 days 06:00:00"])).tolist()
     [3.0, 2.25]
@@ -467,17 +466,18 @@ def dates(cells: pd.Categorical) -> Floats:
     words = pd.Series(cells.categories, dtype=object).str.strip()
     lacking = words == ""
     fits, first, way = [], 0, "Write 2024-12-31."
-    for form in (None, *DATE_FORMS):
-        if form is None:
-            spans = words.where(words.str.contains("day"), "")
-            found = _EPOCH + pd.to_timedelta(spans, errors="coerce")
+    for form in (*SPANS, *DATE_FORMS):
+        if form in SPANS:
+            spans = words.where(words.str.fullmatch(form), "") + SPANS[form]
+            found = pd.to_timedelta(spans, errors="coerce")
         else:
             found = pd.to_datetime(words, format=form, utc=True, errors="coerce")
+            found -= pd.Timestamp("1970-01-01", tz="UTC")
         bad = (found.isna() & ~lacking).to_numpy()[cells.codes]
         if bad.any():
             first = max(first, int(np.argmax(bad)))
             continue
-        days = (found - DATE_FORMS.get(form or "", _EPOCH)) / pd.Timedelta(days=1)
+        days = found / pd.Timedelta(days=1)
         fits.append(days.to_numpy(np.float64, na_value=np.nan)[cells.codes])
     if not fits:
         raise DataFault(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -104,7 +104,7 @@ class Reading:
     """Make words of your own table equal that differ by capitals or blanks."""
     word_columns: list[str] | None = None
     """Columns of your own table whose cells are words as they are written. They may look like numbers, dates or marks
-    of missing cells. A label may be one of them."""
+    of missing cells. A label, a client or a group may be one of them."""
     date_columns: list[str] | None = None
     """Columns of your own table with dates or times, which become numbers of days."""
     group_column: str | None = None
@@ -176,15 +176,6 @@ class Reading:
             return tuple(self.label_column.split(BETWEEN))
         return (self.label_column,)
 
-    def with_settings(self, settings: Mapping[str, Any]) -> Reading:
-        """Return the settings with some others. Names in lists are added to those that are given."""
-        keys: dict[str, Any] = {}
-        for key, value in settings.items():
-            if isinstance(value, list):
-                value = list(dict.fromkeys([*(getattr(self, key) or ()), *value]))
-            keys[key] = value
-        return replace(self, **keys)
-
     @property
     def changed(self) -> dict[str, Any]:
         """Return the settings that are not the default."""
@@ -211,11 +202,6 @@ class Reading:
     def delimiter(self) -> str:
         """Return the single character between cells."""
         return "\t" if self.separator in ("tab", "\\t") else self.separator
-
-    def delimiter_of(self, path: Path) -> str:
-        """Return the character between the cells of a file; a .tsv file has tabs unless another is asked for."""
-        tabs = path.suffix.lower() == ".tsv" and self.separator == SEPARATOR
-        return "\t" if tabs else self.delimiter
 
     @property
     def may_be_missing(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fl_core.data.cells import (
+    EXACT,
     PLAIN_NUMBERS,
     SIGNED,
     Cells,
@@ -52,6 +54,8 @@ DECIDED = 0.95
 """Share of numbers, or of words, from which the others are stray cells."""
 STRAY = 5
 """Different stray words up to which they may be marks of missing cells."""
+_SPAN = re.compile(r".*day|\s*(?:2[4-9]|[3-9][0-9]|[0-9]{3,}):")
+"""The beginning of a duration that is no time of a day."""
 
 
 @dataclass(frozen=True)
@@ -209,6 +213,12 @@ def feature(opened: Opened, name: str, how: Reading) -> Feature:
         return Feature(NUMBER, cells, odd)
     except DataFault as fault:
         asked = DataFault(fault.rule, correct(name), row=fault.row)
+        if fault.rule.startswith(EXACT):
+            worded = _worded(name, texts_of(opened.cells(name, how, True)))
+            if not worded.fault:
+                keep = "Keep each as a word", {"word_columns": [name]}
+                asked = DataFault(fault.rule, keep, correct(name), row=fault.row)
+                return worded._replace(fault=asked)
         return Feature(LEFT_OUT, np.full(len(opened.frame), np.nan), "", asked)
 
 
@@ -226,7 +236,7 @@ def _dated(opened: Opened, cells: Cells) -> Feature:
             if fault.row is not None:
                 fault.row += sum(map(len, days))
             raise
-    spans = any("day" in word for word in texts_of(cells).categories)
+    spans = any(map(_SPAN.match, texts_of(cells).categories))
     return Feature(NUMBER if spans else DATE, np.concatenate(days))
 
 
@@ -329,8 +339,11 @@ def describe(
         known = cells[~lacking] if lacking.any() else cells
         single = not len(known) or known.min() == known.max()
         two = bool(np.isin(known, (0, 1)).all())
-        if not single:
-            more = _far(known, date_text if taken_as == DATE else "{:g}".format)
+        spelt = date_text if taken_as == DATE else "{:g}".format
+        end = None if single else far_end(known, spelt)
+        if end is not None:
+            count = plural(int((known == end).sum()), "cell")
+            more = f"{spelt(end)} far from the others in {count}: missing?"
     else:
         words = [word for word in cells.categories if word.strip()]
         values = {word.strip() for word in words}
@@ -350,8 +363,8 @@ def describe(
     return Column(name, taken_as, inputs, int(lacking.sum()), example, "; ".join(said))
 
 
-def _far(known: Floats, spelt: Callable[[float], str]) -> str:
-    """Return what is said of an end that is far from the other numbers: a mark of a missing one, or a mistake."""
+def far_end(known: Floats, spelt: Callable[[float], str]) -> float | None:
+    """Return the end that is far from the other numbers, a mark of a missing one or a mistake, or None."""
     for end in (known.min(), known.max()):
         marks = not {*cell_text(end)} - {*"-9"} or spelt(end).startswith("9999")
         for values in (known[:SAMPLE], known):  # most are refuted by the first rows
@@ -363,9 +376,8 @@ def _far(known: Floats, spelt: Callable[[float], str]) -> str:
             if not far:
                 break
         if far and span > 0:
-            count = plural(len(known) - len(others), "cell")
-            return f"{spelt(end)} far from the others in {count}: missing?"
-    return ""
+            return float(end)
+    return None
 
 
 def gives_away(cells: Cells, y: NDArray[Any]) -> bool:

@@ -143,7 +143,7 @@ class Inputs:
         """
         found: Inputs = read_as(cls, values, "a model's inputs")
         if (made := found.preprocessing) is not None:
-            columns = preprocessing.width(made.width, made.categories)
+            columns = made.width + sum(map(len, made.categories))
             if made.width and found.shape != (columns,):
                 raise UsageError(
                     f"shape of a table must be [{columns}], its prepared columns; got {list(found.shape)}. "

@@ -38,6 +38,7 @@ from fl_core.data.columns import (
     ENCODING,
     MAC,
     PARQUET,
+    SEPARATOR,
     TABLES,
     WRITTEN,
     Reading,
@@ -299,7 +300,8 @@ def open_table(
                 f"each file must be one client, or a column must name the clients; got both in {path}, "
                 f"column {name!r}."
             )
-            keys = {"client_column": "file", "exclude_columns": [name]}
+            out = [*(reading.exclude_columns or ()), name]
+            keys = {"client_column": "file", "exclude_columns": out}
             found.faults.append(DataFault(rule, ("Leave the column out", keys)))
         if not found.takes:
             found.faults += part.faults
@@ -323,7 +325,8 @@ class Csv:
 
     def __init__(self, path: Path, reading: Reading) -> None:
         self.path, self.reading = path, reading
-        self.delimiter = reading.delimiter_of(path)
+        tabs = path.suffix.lower() == ".tsv" and reading.separator == SEPARATOR
+        self.delimiter = "\t" if tabs else reading.delimiter
         self.data, faults = _decoded(path, reading)
         self.above = self._header_row()
         header = next(self.rows())[1]

@@ -78,11 +78,6 @@ def one_hot(x: NDArray[np.float32], words: Categories) -> NDArray[np.float32]:
     return np.ascontiguousarray(np.concatenate(parts, axis=1))
 
 
-def width(columns: int, words: Collection[Sequence[str]]) -> int:
-    """Return the number of columns after :func:`one_hot`."""
-    return columns + sum(len(each) for each in words)
-
-
 FIXED = "fixed"
 ODD = 0.05
 """Share of a column's new numbers far from the training samples', above which they are reported as odd."""

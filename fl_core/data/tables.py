@@ -17,6 +17,7 @@ from fl_core.data import arrays, preprocessing, roles
 from fl_core.data.cells import (
     SIGNED,
     Array,
+    Bools,
     Cells,
     DataFault,
     Names,
@@ -28,8 +29,8 @@ from fl_core.data.cells import (
     lacks_value,
     nearly_equal,
     numbers,
-    refuse_where,
     suspicion,
+    taken,
     texts_of,
 )
 from fl_core.data.columns import BETWEEN, LISTS, PLAIN, Reading
@@ -42,6 +43,7 @@ from fl_core.data.described import (
     ColumnTable,
     Feature,
     describe,
+    far_end,
     features,
     gives_away,
     mixed,
@@ -204,15 +206,13 @@ class _Table:
         self._add_targets()
         if (client := self.reading.client_column) in self.taken:
             with self._checked(client):
-                owner, clients = arrays.owners(self._texts_of(client))
+                owner, clients = arrays.owners(self._names_of(client, "client"))
                 self.source = replace(self.source, owner=owner, owner_names=clients)
         self._identifiers()
         if group := self.reading.group_column:  # a name at two clients is two groups
             self.taken[group] = "group"
             with self._checked(group):
-                cells = self._texts_of(group)
-                rule, way = "each row must have a group", "Fill the cell."
-                refuse_where(lacks_value(cells), cells, rule, way)
+                cells = self._names_of(group, "group")
                 groups = roles.by_clients(cells, self.source.owner)
                 self.source = replace(self.source, groups=groups)
         self._gaps()
@@ -234,7 +234,7 @@ class _Table:
     def ask(self, fault: DataFault) -> None:
         """Keep a fault, and take the settings that it asks for."""
         self.faults.append(fault)
-        self.reading = self.reading.with_settings(fault.repair)
+        self.reading = replace(self.reading, **fault.repair)
 
     def ask_all(self, faults: Mapping[str, DataFault]) -> None:
         """Ask about columns: each kind of fault once, with its columns and the settings for all of them."""
@@ -270,6 +270,25 @@ class _Table:
     def _texts_of(self, name: str) -> pd.Categorical:
         return texts_of(self.opened.cells(name, self.reading, True))
 
+    def _names_of(self, name: str, what: str) -> pd.Categorical:
+        """Return the names of clients or groups, none of which is missing."""
+        cells = self._texts_of(name)
+        own = lacks_value(cells)
+        some = self._marks(name, own)
+        ways: list[str | Way] = ["Fill the cell, or remove the row."]
+        if some:
+            ways.append((f"Keep {some} as a name", {"word_columns": [name]}))
+        if own.any():
+            rule = f"each row must have a {what}"
+            raise fault_where(own, some or "an empty cell", rule, *ways)
+        return cells
+
+    def _marks(self, name: str, own: Bools) -> str:
+        """Return what is written in cells of a column that have no value."""
+        spelt = texts_of(cells_of(self.opened.frame[name], True, ("",)))
+        marks = {word.strip() for word in spelt[own]} - {""}
+        return listing(map(repr, sorted(marks)), 3)
+
     # --- roles -----------------------------------------------------------------------------------------------------
 
     def _roles(self) -> list[str]:
@@ -304,7 +323,8 @@ class _Table:
         for key in LISTS[:4]:
             for name in getattr(how, key) or ():
                 role = self.taken.get(name, "")
-                if role and not (key in LISTS[2:4] and role == "label"):
+                apart = key in LISTS[:2] or (key == LISTS[3] and role != "label")
+                if role and apart:
                     raise UsageError(
                         f"{path}: {key} must name features; got {name!r}, the {role}."
                     )
@@ -388,14 +408,12 @@ class _Table:
             lacking |= own
             if not own.any() or how.drop_missing_labels:
                 continue
-            spelt = texts_of(cells_of(self.opened.frame[name], True, ("",)))
-            marks = {word.strip() for word in spelt[own]} - {""}
-            some = listing(map(repr, sorted(marks)), 3)
+            some = self._marks(name, own)
             ways: list[str | Way] = [("Leave them out", {"drop_missing_labels": True})]
             rare = own.mean() < RARE
-            if marks and how.task == CLASSIFICATION:
+            if some and how.task == CLASSIFICATION:
                 ways.append((f"Keep {some} as a class", {"word_columns": [name]}))
-                if not rare and {mark.lower() for mark in marks} == {"none"}:
+                if not rare and some.lower() == "'none'":
                     ways.reverse()
                     rare = True
             if not rare:
@@ -643,7 +661,8 @@ def check_classes(opened: Opened, name: str, how: Reading) -> None:
         raise DataFault(asked.rule, *ways, row=asked.row)
     if numeric:
         whole = numbers(cells)
-        arrays.whole_numbers(whole[~np.isnan(whole)], arrays.PREDICT)
+        known = whole[~np.isnan(whole)]
+        arrays.whole_numbers(known, arrays.PREDICT)
         arrays.check_spellings("labels", words, arrays.AS_NUMBERS)
     doubtful = bool(numeric) or suspicion(words) is not None
     single = 2 * (np.bincount(cells.codes) == 1).sum() > len(words)
@@ -653,6 +672,14 @@ def check_classes(opened: Opened, name: str, how: Reading) -> None:
     if not many and (
         len(words) <= FEW_CLASSES or not doubtful or not (timed or single)
     ):
+        end = far_end(known, "{:g}".format) if numeric else None
+        if end is not None:
+            mark = whole == end
+            rule = "labels must be classes, not marks of a missing one"
+            marks = {"missing": [*words_of(taken(cells, mark))]}
+            as_missing: Way = "Take it as missing in all columns", marks
+            way = "Remove the rows."
+            raise fault_where(mark, f"{end:g}", rule, way, as_missing, keep)
         return
     kind = "numbers" if numeric else "words"
     rule = f"classes must be few; got {len(words):,} different {kind}."

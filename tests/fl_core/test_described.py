@@ -14,6 +14,7 @@ from fedlayers.cli.options import parse
 from fl_core.data import load, recipe, roles, tables
 from fl_core.data.columns import PLAIN, Reading
 from fl_core.data.loading import as_data
+from tests.conftest import refuses
 
 N = 200
 DRAW = np.random.default_rng(0)
@@ -65,6 +66,7 @@ ODD = {  # new columns, the settings that must be proposed, and the number of cl
     "patients by their values": ({"eid": EID, **NEAR}, {"group_column"}),
     "patients and visits": ({"patient": PATIENT, "visit_id": np.arange(N) // 2}, None, 0),
     "above 2**53": ({"big": 2**60 + np.arange(N)}, {"exclude_columns"}),
+    "codes above 2**53": ({"big": 2**60 + np.arange(N) % 9}, {"word_columns"}),
     "names with hyphens": (
         {"-x": sparse(words("1", "b"), "c", 0.1), "--y": DAYS.strftime("%Y-%m-%d")},
         {"word_columns", "date_columns"}),
@@ -78,6 +80,7 @@ ODD = {  # new columns, the settings that must be proposed, and the number of cl
     "dates with names of months": ({"day": DAYS.strftime("%d%b%Y")}, {"date_columns"}),
     "years of two digits": ({"day": DAYS.strftime("%d/%m/%y")}, {"exclude_columns"}),
     "durations": ({"stay": [f"{k % 9} days 06:00:00" for k in range(N)]}, {"date_columns"}),
+    "durations above a day": ({"stay": [f"{7 * k % 90}:15:00" for k in range(N)]}, {"date_columns"}),
     "sorted by a measurement": ({"crp": np.sort(DRAW.normal(size=N))}, set()),
     "sorted by an amount": ({"income": np.sort(DRAW.choice(90_000, N))}, {"exclude_columns"}),
 }  # fmt: skip
@@ -111,6 +114,16 @@ def test_a_proposal_reads_the_table_as_it_was_shown(tmp_path, odd):
     assert not again.faults
     assert again.source.digest == source.digest
     assert str(again.source.table) == str(source.table)
+
+
+@pytest.mark.parametrize(("column", "mark"), [("client", "None"), ("label", "-9")])
+def test_a_mark_is_a_name_only_if_it_is_said_to_be_one(column, mark):
+    frame = pd.DataFrame({"client": "1", **NUMBERS, "label": words("0", "1")})
+    frame[column] = words("0", "1", mark)
+    with refuses(rf"word_columns=\['{column}'\]"):
+        tables.read_table(frame)
+    source = tables.read_table(frame, Reading(word_columns=[column]))
+    assert mark in (source.owner_names if column == "client" else source.classes)
 
 
 PUBLIC = """iris sepal_length:n sepal_width:n petal_length:n petal_width:n species=3
