@@ -181,9 +181,9 @@ def layer_tuning(measurement: Measurement, options: LayerTuning) -> list[Row]:
     - ``price``: floating-point operations over those of one run that shares all layers. It is printed before.
 
     It names no plan and claims no end. On federations with known answers the profile did not choose better than
-    training both ends, nor than always keeping the head local, also on residual networks. References of the same
-    network, with planted labels and inputs, claimed an end in 2 of 22 federations, both right, at the price of two more
-    runs and two profiles. So no option makes them.
+    training both ends, nor than always keeping the head local, also on residual networks and with adapters.
+    References of the same network, with planted labels and inputs, claimed an end in 2 of 22 federations, both right,
+    at the price of two more runs and two profiles. So no option makes them.
     """
     how = given(measurement, options)
     if isinstance(how, str):

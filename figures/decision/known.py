@@ -27,6 +27,7 @@ from figures.decision.known_runs import (
     CONFIRMED,
     CONVOLUTIONAL,
     DEALT,
+    FACTOR_A,
     KNOWN,
     ROWS,
     at_chance,
@@ -265,17 +266,18 @@ def adapters(rows: pd.DataFrame) -> str:
     lines = []
     for (name, seed, _), found in of(rows, "whether").items():
         if name in ADAPTED:
-            head, first = (of(rows, arm).get((name, seed, 0), {}) for arm in ends(name))
+            head, first = (of(rows, arm)[name, seed, 0] for arm in ends(name))
             *before, last = found["layer_tuning"]
             says = "head" if last > max(before) else "first half"
             own = head if says == "head" else first
-            both = min(head, first, key=lambda each: each.get("validation", 0))
-            loss = 100 * (own.get("test", np.nan) - both.get("test", np.nan))
-            scores = numbers(plans(rows, name, seed), ".1f")
-            cells = *scores, says, *numbers([loss], ".1f")
+            both = min(head, first, key=lambda each: each["validation"])
+            loss = 100 * (own["test"] - both["test"])
+            scores = [*plans(rows, name, seed), score(rows, name, seed, FACTOR_A), loss]
+            cells = says, *numbers(scores, ".1f")
             lines.append([name.split()[2], seed, found["verdict, loss"], *cells])
-    columns = ["seed", *PLANS, "the profile names", "points against both"]
-    return markdown(pd.DataFrame(lines, columns=["what differs", *columns]))
+    columns = ["what differs", "seed", PLANS[0], "the profile names", *PLANS[1:]]
+    columns += ["lora_A", "named against both"]
+    return markdown(pd.DataFrame(lines, columns=columns))
 
 
 def sizes(rows: pd.DataFrame) -> str:

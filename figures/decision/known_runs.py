@@ -148,16 +148,13 @@ def jobs() -> Iterator[Job]:
 
 
 def differences() -> Iterator[Job]:
-    """Yield the jobs of ``REGISTERED_DIFFERS.md``, small networks first."""
-    small = (*CONFIRMED[:8], *FURTHER)
-    yield from (Job(name, "differ", 0) for name in small)
-    yield from (Job(name, "profile", 0) for name in small)
+    """Yield the jobs of ``REGISTERED_DIFFERS.md``, and what was registered after it."""
+    for name in (*CONFIRMED, *FURTHER, *KNOWN):
+        yield from (Job(name, arm, 0) for arm in ("differ", "profile"))
     for draw, name in itertools.product(range(1, DRAWS + 1), DEALT):
         yield Job(name, "differ", 0, draw)
-    for seed, name in itertools.product(SEEDS, KNOWN):
+    for seed, name in itertools.product(SEEDS[1:], KNOWN):
         yield Job(name, "differ", seed)
-    yield from (Job(name, "differ", 0) for name in CONFIRMED[8:])
-    yield from (Job(name, "profile", 0) for name in (*KNOWN, *CONFIRMED[8:]))
     yield from decisions()
     for name in CONVOLUTIONAL:
         yield from (Job(name, "rate", TUNING, 0, lr) for lr in RATES)

@@ -1,5 +1,6 @@
 """The tables of what each command sees, next to other code that reads the rows."""
 
+import math
 import re
 
 import pandas as pd
@@ -64,6 +65,30 @@ def test_dealt_draws_are_counted_by_the_registered_rule():
             pairs = [each[f"{w}{end}, loss"] for w in ("own epochs", "training alone")]
             called += any(value > 2 * error for value, error in pairs)
         assert told.format(called, len(found)) in page
+
+
+def test_the_registered_questions_on_adapters_are_answered_from_the_rows():
+    rows, page = known.read(), known.PAGE.read_text(encoding="utf-8")
+    head, first = (known.of(rows, arm) for arm in known.ends(known.ADAPTED[0]))
+    right, named, at_head, lost = [], [], [], []
+    for key, found in known.of(rows, "whether").items():
+        if key[0] in known.ADAPTED:
+            alike = key[0] == known.ADAPTED[0]
+            right.append((found["verdict, loss"] == differ.DIFFER) != alike)
+            learned = min(found[arm]["validation"] for arm in ("all", "nothing"))
+            if alike or learned > 0.99 * math.log(3):
+                continue
+            *blocks, last = found["layer_tuning"]
+            ends = head[key], first[key]
+            own, other = ends if last > max(blocks) else ends[::-1]
+            named.append(own["test"] > other["test"])
+            at_head.append(head[key]["test"] > first[key]["test"])
+            both = min(ends, key=lambda each: each["validation"])
+            lost.append(100 * (both["test"] - own["test"]))
+    assert f"right in {sum(right)} of {len(right)} federations" in page
+    assert f"In {sum(named)} of {len(named)} federations, and always" in page
+    assert f"always the head in {sum(at_head)}." in page
+    assert f"{sum(lost) / len(lost):.1f} points against training both" in page
 
 
 def test_the_stored_study_of_depth_is_explained_and_quoted_right():
