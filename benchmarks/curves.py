@@ -95,14 +95,15 @@ def _diagnosis(
     samples: int = 256,
     layers: int = 4,
     probe: int = 256,
+    classes: int = 10,
 ) -> Work:
     shape, generator = (FEATURES,), torch.Generator().manual_seed(0)
     models = [
-        build("mlp", shape, 10, options={"sizes": (WIDTH,) * (layers - 1)}, seed=k)
+        build("mlp", shape, classes, options={"sizes": (WIDTH,) * (layers - 1)}, seed=k)
         for k in range(clients)
     ]
     x = torch.randn(max(samples, probe), *shape, generator=generator)
-    y = torch.arange(len(x)) % 10
+    y = torch.arange(len(x)) % classes
     own, common = (x[:samples], y[:samples]), (x[:probe], y[:probe])
     return lambda: diagnose(
         models, own, metrics, progress=False, options={"probe": common}
@@ -144,8 +145,9 @@ CURVES: dict[str, Curve] = {
         "one step each; replies are mixed as they come, so that none is kept",
     ),
     "round-parameters": Curve(
-        "a round against parameters", "parameters", (50_000, 500_000, 5_000_000, 20_000_000, 86_000_000), _parameters,
-        1, 1, "two clients, one step each of an MLP; every parameter is read and written, and kept some times over",
+        "a round against parameters", "parameters", (500_000, 5_000_000, 20_000_000, 86_000_000, 100_000_000),
+        _parameters, 1, 1,
+        "two clients, one step each of an MLP; every parameter is read and written, and kept some times over",
     ),
     "round-depth": Curve(
         "a round against depth", f"layers of width {WIDTH}", (4, 8, 16, 32, 64), _depth, 1, 1,
@@ -160,6 +162,11 @@ CURVES: dict[str, Curve] = {
         "exact Hessian trace against samples", "samples of a client", (500, 2_000, 8_000, 32_000),
         lambda n, stack: _diagnosis(("hessian_trace",), samples=n), 1, 0,
         "as many passes as classes, a batch at a time",
+    ),
+    "trace-classes": Curve(
+        "exact Hessian trace against classes", "classes", (10, 50, 250, 500),
+        lambda n, stack: _diagnosis(("hessian_trace",), classes=n), 1, 1,
+        "as many passes as classes, with a row of factors for each",
     ),
     "cka-clients": Curve(
         "CKA against clients", "clients, all pairs", (12, 25, 50, 100),
@@ -181,7 +188,8 @@ CURVES: dict[str, Curve] = {
         "every byte of every checkpoint is read, one after the other",
     ),
     "resume-rounds": Curve(
-        "resume and one more round against rounds", "rounds with a checkpoint each", (8, 32, 128, 512), _resume, 1, 1,
+        "resume and one more round against rounds", "rounds with a checkpoint each", (8, 32, 128, 512), _resume,
+        1, 1,
         "every checkpoint's manifest is read, for it says which files are the run's, and the rows are written anew",
     ),
 }  # fmt: skip
