@@ -112,7 +112,7 @@ class ModelConfig:
     """The model and its layers."""
 
     model: str | None = None
-    """Model: a name (see fedlayers list models), timm:NAME, torchvision:NAME or package.module:callable."""
+    """Model: a name (see fedlayers list models), timm:NAME, torchvision:NAME, hf:FOLDER or package.module:callable."""
     model_options: dict[str, Any] = field(default_factory=dict)
     """The model's own options."""
     init: str | None = None
@@ -231,6 +231,7 @@ class Keys(TypedDict, total=False):
     client_column: str
     label_column: str
     text_column: str
+    tokenizer: str | None
     columns: list[str] | None
     exclude_columns: list[str] | None
     separator: str
@@ -334,6 +335,10 @@ class RunConfig(Displayed):
                     f"algorithm must be a name or a class made of fl.Algorithm; got {keys['algorithm']!r}."
                 )
             keys["algorithm"] = known.name_of(keys["algorithm"])
+        library, _, folder = str(keys.get("model")).partition(":")
+        if library == "hf":  # its own tokenizer reads texts
+            folder = absolute("model", folder)
+            keys |= {"model": f"hf:{folder}", "tokenizer": folder}
         for key, value in keys.items():
             check_known("configuration key", key, KEYS)
             way = "Pass data in memory as data=." if key == "dataset" else ""

@@ -38,6 +38,7 @@ from fl_core.errors import (
     BusyError,
     CorruptError,
     UsageError,
+    about,
     check_stored,
     damaged,
 )
@@ -492,12 +493,9 @@ def read_toml(path: Path, most: int) -> dict[str, Any]:
         raise UsageError(
             f"{path} must be a file of TOML; got {found}. Correct its path."
         )
-    try:
+    kinds = (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError)
+    with about(f"{path} must be TOML", kinds, way="Correct the file."):
         return tomllib.loads(read_text(path, most))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(
-            f"{path} must be TOML; got an error: {error}. Correct the file."
-        ) from error
 
 
 def check_unpacked(path: Path | str, packed: int, unpacked: int) -> None:

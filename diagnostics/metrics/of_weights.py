@@ -19,11 +19,12 @@ from fl_core import tree
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer, sizes
 from fl_core.rows import Row, row
-from fl_core.run.costs import WORK, layer_bytes, step_work
+from fl_core.run.costs import layer_bytes
 from fl_core.seeds import numpy_generator, seed_of, torch_seeded
 from fl_core.tree import set_mode
 
 from ..gradients import cosine, entries
+from ..layer_work import WORK, step_work
 from ..measurement import (
     ClientModel,
     Measurement,
@@ -324,7 +325,7 @@ def layer_cost(measurement: Measurement) -> list[Row]:
                 way = "flop_counter"
                 if variant == "activation_bytes":
                     way = "saved_tensors"
-                value = getattr(work, variant).get(layer.name, 0.0) / SAMPLES
+                value = work[variant].get(layer.name, 0.0) / SAMPLES
                 made = _cost(variant, value, way, n_samples=SAMPLES, **common)
                 if not layer.used:
                     lacking = "unused in the forward pass"

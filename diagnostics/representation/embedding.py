@@ -12,7 +12,14 @@ from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
-from fl_core.errors import ABOVE_0, UsageError, at_least, check_known, check_value
+from fl_core.errors import (
+    ABOVE_0,
+    UsageError,
+    about,
+    at_least,
+    check_known,
+    check_value,
+)
 from fl_core.layers import Layer, layers_of
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.tree import set_mode
@@ -72,12 +79,8 @@ def pool(
         path = _first_module(model, chosen, x) if side == "input" else chosen.output
         share = max(samples // len(models), 1)
         found = collect(model, [path], client_data, at=side, samples=share, seed=seed)
-        try:
+        with about(f"{side} of layer {name!r} at client {client!r}", NoValue):
             parts.append(found.at(path))
-        except NoValue as reason:
-            raise UsageError(
-                f"{side} of layer {name!r} at client {client!r}: {reason}"
-            ) from reason
         labels.append(found.y)
         who += [str(client)] * len(found.y)
         places.append(found.sample)

@@ -111,7 +111,7 @@ class Site:
 
     def _own(self, source: Source) -> Source:
         """Return the samples of this site's client, if the data name clients."""
-        if source.layout is not None:
+        if getattr(source.shape, "layout", None):
             raise UsageError("samples over sites must have one input; got several.")
         if source.owner is None:
             return source

@@ -17,7 +17,6 @@ from fedlayers.backends.local import no_progress
 from fedlayers.studies.harmless import BASE_RATE, VALIDATION, Bench, Predictor
 from fl_core import models, rows
 from fl_core.errors import UsageError
-from fl_core.models.adapter import PackedShape
 from fl_core.registry import first_line
 from fl_core.rows import (
     CLASSIFICATION,
@@ -65,7 +64,7 @@ def predictors(
 
     yield bench.base_rate
     data = bench.task.data
-    if isinstance(data.shape, PackedShape) or data.kind:
+    if getattr(data.shape, "layout", None) or data.kind:
         return
     kinds = [_linear]
     if len(data.shape) == 1 and data.words is None and bench.kind != SURVIVAL:

@@ -17,6 +17,7 @@ from fl_core.data.cells import (
 from fl_core.errors import (
     OneOf,
     UsageError,
+    about,
     at_least,
     check_known,
     check_values,
@@ -77,6 +78,8 @@ class Reading:
     """Column with the label in your own file. TIME,EVENT for survival; LABEL,LABEL,... for multilabel."""
     text_column: str = "text"
     """Column with the text in your own file."""
+    tokenizer: str | None = None
+    """Folder of transformers whose tokenizer reads texts. Default: that of a model hf:FOLDER, else words."""
     columns: list[str] | None = None
     """Feature columns of your own table. Default: all."""
     exclude_columns: list[str] | None = None
@@ -140,13 +143,8 @@ class Reading:
             raise UsageError(
                 f"separator must be one character, such as ';', or tab; got {self.separator!r}."
             )
-        try:
+        with about("encoding must be such as utf-8, latin-1 or cp1252", LookupError):
             "".encode(self.encoding)  # also refuses codecs of bytes, such as zlib
-        except LookupError as error:
-            raise UsageError(
-                "encoding must be one that Python knows, such as utf-8, utf-16, latin-1 or cp1252; "
-                f"got {self.encoding!r}."
-            ) from error
         check_values(vars(self), Reading)
         if self.fill_missing_columns and not self.may_be_missing:
             raise UsageError(

@@ -350,13 +350,13 @@ def notes(data: FederatedData, alone: bool = False) -> list[str]:
         found.append(
             f"features are as large as {largest:.3g}{place}: scale them, or training is likely to diverge"
         )
-    if data.words is not None:
+    if len(words := data.words or ()) > 1:
         ids = torch.cat([client.validation.x.flatten() for client in data.clients])
         unknown, known = (ids == UNKNOWN).sum(), (ids >= len(SPECIAL)).sum()
         share = float(unknown / (unknown + known).clamp(min=1))
         if share > NOTED:
             found.append(
-                f"{share:.0%} of the words in validation texts are not among the {len(data.words):,} of training texts"
+                f"{share:.0%} of the words in validation texts are not among the {len(words):,} of training texts"
             )
     keys = {
         split: [hash(row.tobytes()) for client in data.clients for row in client.split(split).x.numpy()]

@@ -40,7 +40,7 @@ from fl_core.errors import (
     warn,
 )
 from fl_core.models.adapter import as_array
-from fl_core.models.tokens import SPECIAL, TokenShape
+from fl_core.models.tokens import SPECIAL, Tokenizer, TokenShape
 from fl_core.rows import CLASSIFICATION
 
 
@@ -73,8 +73,10 @@ class Inputs:
         shape: of one sample; images are (channels, height, width), texts (tokens,).
         images: whether raw samples are uint8 images [n, H, W] or [n, H, W, C], which are scaled to 0..1.
         mean, std: one number for each channel, for the normalisation of images after that. They are empty without it.
-        words: the words of the token ids after the special ones. None means that the samples are not texts.
+        words: the words of the token ids after the special ones, or a tokenizer's digest. None means that the samples
+            are not texts.
         tokens: the number of token ids of rows of integers. 0 for anything else.
+        tokenizer: of a folder of transformers, that reads texts.
         preprocessing: a table's columns in the order of the model's inputs, and the fitted numbers that fill and scale
             it. None means that there is nothing of this.
         reading: the format of tables and texts and the names of their columns.
@@ -88,6 +90,7 @@ class Inputs:
     preprocessing: Preprocessing | None = None
     reading: Reading = PLAIN
     tokens: int = 0
+    tokenizer: Tokenizer | None = None
 
     @classmethod
     def from_federation(cls, data: FederatedData, reading: Reading = PLAIN) -> Inputs:
@@ -101,6 +104,7 @@ class Inputs:
             data.preprocessing,
             reading,
             0 if data.words is not None else getattr(data.shape, "tokens", 0),
+            getattr(data.shape, "tokenizer", None),
         )
 
     @property
@@ -121,6 +125,8 @@ class Inputs:
     @property
     def model_shape(self) -> tuple[int, ...]:
         """Return the shape for building the model. For texts it has the number of tokens."""
+        if self.tokenizer:
+            return TokenShape(self.shape, self.tokenizer.tokens, self.tokenizer)
         tokens = self.tokens
         if self.words is not None:
             tokens = len(SPECIAL) + len(self.words)
@@ -296,10 +302,11 @@ class Inputs:
                 "samples must be texts for this model. Give a list of them, or the path of a .csv or .jsonl file."
             )
         with located(where, place):
-            codes, words = encode(texts, self.shape[0])
-        return self._samples(
-            self._source(codes, words).with_vocabulary(self.words or ())
-        )
+            codes, words = encode(texts, self.shape[0], "", self.tokenizer)
+        source = self._source(codes, words)
+        if not self.tokenizer:
+            source = source.with_vocabulary(self.words or ())
+        return self._samples(source)
 
     def _arrays(
         self, x: Array, where: str, names: Sequence[str] | None = None

@@ -17,7 +17,6 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
     Subset,
-    TensorDataset,
     default_collate,
     default_convert,
 )
@@ -41,6 +40,7 @@ from fl_core.models.adapter import (
     is_batch,
     split_labels,
 )
+from fl_core.models.tokens import FILE
 from fl_core.registry import is_outside, parameters_of
 from fl_core.rows import CLASSIFICATION
 
@@ -186,7 +186,7 @@ def _read(dataset: Location, how: Reading) -> tuple[Source, list[str]]:
     path, how = path_of(dataset), replace(how, scale=None)
     parts = sorted(path.rglob("*")) if path.is_dir() else files_of(path) or [path]
     key = repr(how)
-    for file in filter(Path.is_file, parts):
+    for file in filter(Path.is_file, [*parts, Path(how.tokenizer or "", FILE)]):
         state = file.stat()
         key += f"{file.absolute()}, {state.st_mtime_ns}, {state.st_size}"
     if key not in _READ:
@@ -420,8 +420,6 @@ def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
         plain = default_collate, default_convert
         if loader.collate_fn not in plain:
             return _collated(loader, samples, where)
-    if isinstance(samples, TensorDataset) and len(samples.tensors) == 2:
-        return samples.tensors[0], samples.tensors[1]
     rows = not isinstance(samples, (*ARRAYS, str)) and hasattr(samples, "__getitem__")
     if not isinstance(samples, Dataset) and not (rows and len(samples)):
         raise UsageError(
@@ -433,76 +431,64 @@ def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
         raise UsageError(
             f"{where}: a Dataset must hold pairs (x, y). Give x and y of each sample."
         )
-    if all(isinstance(each, Mapping) for each in found):
-        return split_labels(_stacked(found, where))
-    pairs = all(isinstance(each, tuple | list) and len(each) == 2 for each in found)
-    if not pairs or isinstance(found[0][0], Mapping | tuple):
-        return split_labels(default_collate(found))
-    x, y = ([np.asarray(each[part]) for each in found] for part in (0, 1))
-    if len({(each.shape, each.dtype) for each in x}) > 1:
-        raise UsageError(
-            f"{where}: all samples must have one shape and type. Resize them first."
-        )
-    return np.stack(x), np.stack(y)
+    return _stacked(found, where)
 
 
-def _stacked(rows: Sequence[Mapping[str, Any]], where: str) -> dict[str, Any]:
-    """Return samples as one batch dict. Token sequences of several lengths are padded, as their mask shows."""
-    keys, parts = rows[0].keys(), {}
+def _stacked(rows: Sequence[Any], where: str) -> tuple[Any, Any]:
+    """Return inputs and labels of samples. Token sequences of several lengths are padded, as their mask shows."""
+    samples: list[dict[Any, Any]] = []
     for row in rows:
-        if row.keys() != keys:
+        if isinstance(row, Mapping) and LABELS not in row and "label" in row:
+            row = {LABELS if key == "label" else key: row[key] for key in row}
+        x, y = split_labels(row)
+        parts = x if isinstance(x, Mapping | tuple) else (x,)
+        named = parts if isinstance(parts, Mapping) else dict(enumerate(parts))
+        samples.append({**named, LABELS: y})
+        if samples[-1].keys() != samples[0].keys():
             raise UsageError(
-                f"{where}: all samples must have the keys {listing(keys)}; got {listing(row)}."
+                f"{where}: all samples must have the keys {listing(map(str, samples[0]))}; got "
+                f"{listing(map(str, samples[-1]))}."
             )
-    for key in keys:
-        part = [np.asarray(row[key]) for row in rows]
-        if part[0].dtype.kind not in "biuf":
+    found = {}
+    for key in samples[0]:
+        part = [np.asarray(sample[key]) for sample in samples]
+        if key != LABELS and part[0].dtype.kind not in "biuf":
             raise UsageError(
                 f"{where}: samples must be numbers; got words or objects for {key}. Tokenise "
                 "texts, and remove columns that the model does not take."
             )
-        name = LABELS if key == "label" and LABELS not in keys else key
         if len({each.shape for each in part}) > 1:
-            if part[0].ndim != 1 or "attention_mask" not in keys:
+            if part[0].ndim != 1 or "attention_mask" not in samples[0]:
                 raise UsageError(
-                    f"{where}: all samples must have one shape; got several for {key}. Pad them, or add "
-                    "an attention_mask."
+                    f"{where}: all samples must have one shape; got several for {key}. Resize or pad them, or "
+                    "add an attention_mask."
                 )
-            fill = IGNORED if name == LABELS else 0
+            fill = IGNORED if key == LABELS else 0
             size = max(map(len, part))
             part = [np.pad(each, (0, size - len(each)), constant_values=fill) for each in part]  # fmt: skip
-        parts[name] = np.stack(part)
-    return parts
+        found[key] = np.stack(part)
+    y = found.pop(LABELS)
+    if isinstance(x, Mapping):
+        return found, y
+    return tuple(found.values()) if isinstance(x, tuple) else found[0], y
 
 
 def _collated(loader: DataLoader[Any], samples: Any, where: str) -> tuple[Any, Any]:
     """Return all samples of a loader as one batch of its own ``collate_fn``, which draws from a fixed seed."""
     found = [samples[k] for k in range(len(samples))]
-    try:
-        with seeds.torch_seeded(0):
-            if loader.batch_sampler is None:  # it gets one sample at a time
-                batch = default_collate([loader.collate_fn(each) for each in found])
-            else:
-                batch = loader.collate_fn(found)
-        x, y = split_labels(batch)
-        parts = list(x.values()) if isinstance(x, Mapping) else [x]
-        for part in (*(x if isinstance(x, tuple) else parts), y):
-            if len(part) != len(found):
-                raise ValueError(f"{len(part)} entries in a part")
-    except Exception as error:
-        raise UsageError(
-            f"{where}: collate_fn must make one batch of all {len(found)} samples; got {error!r}. Stack them, or "
-            "give a Dataset."
-        ) from error
+    what = f"{where}: collate_fn must make one batch of all {len(found)} samples"
+    way = "Stack them, or give a Dataset."
+    with about(what, Exception, way=way), seeds.torch_seeded(0):
+        x, y = split_labels(loader.collate_fn(found))
+        if len(y) != len(found):
+            raise ValueError(f"{len(y)} labels")
     return x, y
 
 
 def _dataset_of(loader: DataLoader[Any], where: str) -> Dataset[Any]:
     """Return the samples of a loader as a dataset, in an order that does not depend on chance."""
     batches: Any = loader.batch_sampler
-    sampler = (
-        loader.sampler if batches is None else getattr(batches, "sampler", batches)
-    )
+    sampler = getattr(batches, "sampler", batches or loader.sampler)
     plain = type(sampler) in (SequentialSampler, RandomSampler)
     drawn = getattr(sampler, "replacement", False)
     if plain and not drawn and len(sampler) == len(loader.dataset):  # type: ignore[arg-type]

@@ -556,12 +556,9 @@ def _json_lines(path: Path, reading: Reading) -> Part:
         for number, line in enumerate(io.BytesIO(data), 1):
             if not line.strip():
                 continue
-            try:
+            what = f"{path}, line {number} must be JSON"
+            with about(what, ValueError, way="Correct the line."):
                 entry = storage.parsed_json(line.decode())
-            except ValueError as error:
-                raise UsageError(
-                    f"{path}, line {number} must be JSON: {error}. Correct the line."
-                ) from error
             if not isinstance(entry, dict):
                 raise UsageError(
                     f"{path}, line {number} must be an object of keys and values; got {type(entry).__name__}."

@@ -35,8 +35,16 @@ from fl_core.data.cells import (
 from fl_core.data.columns import IMAGENET, SCALES
 from fl_core.data.described import ColumnTable
 from fl_core.data.preprocessing import Categories, Preprocessing
-from fl_core.errors import UsageError, listing, spelled, warn
-from fl_core.models.tokens import PAD, SPECIAL, START, UNKNOWN, TokenShape
+from fl_core.errors import UsageError, about, listing, spelled, warn
+from fl_core.models.tokens import (
+    LENGTH,
+    PAD,
+    SPECIAL,
+    START,
+    UNKNOWN,
+    Tokenizer,
+    TokenShape,
+)
 from fl_core.rows import CLASSIFICATION, REGRESSION, task_of
 
 if (
@@ -52,17 +60,14 @@ EXAMPLES = 8
 """Samples of several inputs that serve as an example of them."""
 LEAST_COUNT, MOST_WORDS = 2, 10_000
 """The minimum count of a word in a vocabulary, and the maximum number of its words."""
-LENGTH = 64
-"""Tokens of a sample, with the start token first. Longer texts are cut and shorter ones padded."""
 
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0002ffff"
 """Letters of languages without spaces: Thai, Lao, Burmese, Khmer, Japanese and Chinese."""
-_SIGN = re.compile(f"[{_UNSPACED}]")
 _TOKEN = re.compile(
     rf"[{_UNSPACED}]|[#@]?[^\W{_UNSPACED}]+(?:['’][^\W{_UNSPACED}]+)*|[^\w\s]"
 )
 NOTED = 0.1
-"""Share of tokens that are lost or unknown, or of texts without spaces, from which a warning says so."""
+"""Share of texts that are cut, or of words that are unknown, from which a warning says so."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +77,7 @@ class Source:
     Attributes:
         name: registry name or path.
         x: uint8 images [n, H, W] or [n, H, W, C], which :meth:`tensor` scales; or float32 [n, ...], not scaled; or a
-            table, float64 or float32 [n, d]; or int64 codes [n, length] of ``words``.
+            table, float64 or float32 [n, d]; or int64 codes [n, length] of ``words``, or a tokenizer's ids.
         y: class indices, int64 [n]; targets, float32 [n]; times and events, float32 [n, 2]; or labels of 0 and 1,
             float32 [n, C]. Targets that float32 would merge are float64.
         classes: names of the classes or labels. If empty, ``y`` holds targets, or times and events.
@@ -82,7 +87,9 @@ class Source:
         groups: what each sample belongs to, such as a patient, int64 [n], or None. A group is of one client, and its
             samples are in one split.
         mean, std: one number for each channel, applied to images scaled to 0..1. Empty means no normalisation.
-        words: the words of the codes from ``len(SPECIAL)`` on, or None if the samples are not texts.
+        words: the words of the codes from ``len(SPECIAL)`` on, or the digest of a tokenizer that has read texts. None
+            if the samples are not texts.
+        tokenizer: of a folder of transformers, that has read texts.
         shuffled: whether the order in the file has no meaning, so that the first samples are a fair pool.
         columns: names of a table's features, if it has a header.
         scale, impute: what :meth:`fit` does with a table's numbers. Missing ones are NaN until then.
@@ -107,6 +114,7 @@ class Source:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     words: Names | None = None
+    tokenizer: Tokenizer | None = None
     shuffled: bool = False
     columns: Names = ()
     scale: str = "none"
@@ -161,6 +169,8 @@ class Source:
     @property
     def shape(self) -> tuple[int, ...]:
         """Return the shape of a sample from :meth:`tensor`: (C, H, W) for images, a :class:`TokenShape` for texts."""
+        if self.tokenizer:
+            return TokenShape(self.x.shape[1:], self.tokenizer.tokens, self.tokenizer)
         if self.words is not None:
             return TokenShape(self.x.shape[1:], len(SPECIAL) + len(self.words))
         if self.layout is not None:
@@ -192,15 +202,9 @@ class Source:
                     f"scale imagenet must have colour images without their own scaling; got {self.name}. Leave it out."
                 )
             mean, std = IMAGENET
-            columns = list(self.table.columns)
-            for k, each in enumerate(columns):
-                if each.name == "image":
-                    columns[k] = replace(each, taken_as="pixels scaled as ImageNet")
-            table = ColumnTable(tuple(columns))
-            scaled = replace(self, mean=mean, std=std, table=table)
-            return scaled.with_methods("none", impute)
+            return replace(self, mean=mean, std=std).with_methods("none", impute)
         asked = replace(self, scale=scale, impute=impute)
-        rows = self.words is None and self.layout is None and self.x.ndim == 2
+        rows = type(self.shape) is tuple and self.x.ndim == 2
         if asked.prepares and not (rows and self.preprocessing is None):
             what = "its fixed scaling" if rows else "no table of numbers"
             raise UsageError(
@@ -254,7 +258,7 @@ class Source:
         at least :data:`LEAST_COUNT` times in these samples. At most :data:`MOST_WORDS` words are kept, by falling
         frequency and then in alphabetical order. Rarer words train the row of the unknown word.
         """
-        if self.words is not None:
+        if self.words is not None and not self.tokenizer:
             first, x = len(SPECIAL), self.x[train].reshape(-1)
             counts = np.bincount(x, minlength=first + len(self.words))[first:]
             # words are sorted, so ties stay in alphabetical order
@@ -359,7 +363,7 @@ def source_of_parts(
     Raises:
         UsageError: names the part and the first bad row, or the difference between parts.
     """
-    from fl_core.models.adapter import check_tables, pack
+    from fl_core.models.adapter import as_array, check_tables, pack
 
     check_tables({part or "data": pair for part, pair in parts.items()})
     xs, ys, forms, whole = [], {}, [], True
@@ -368,8 +372,9 @@ def source_of_parts(
         layout = None
         if isinstance(given, Mapping | tuple):
             given, layout = pack(given)
-        x: Any = _array(given, f"{where}, x")
-        y = ys[part] = _array(y, f"{where}, y")
+        with about(where, (ValueError, TypeError)):
+            x: Any = as_array(given)
+            y = ys[part] = as_array(y)
         tokens = x.ndim == 2 and x.dtype.kind in "iu" and bool((x >= 0).all())
         whole &= layout is None and tokens
         with located(f"{where}, x"):
@@ -421,15 +426,6 @@ def check_lengths(x: Sized, y: Sized) -> None:
         )
 
 
-def _array(values: Any, where: str) -> Array:
-    from fl_core.models.adapter import as_array
-
-    try:
-        return as_array(values)
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"{where}: {error}") from error
-
-
 # --- texts -----------------------------------------------------------------------------------------------------
 
 
@@ -451,15 +447,18 @@ def tokens_of(text: str) -> list[str]:
 
 
 def encode(
-    texts: Sequence[str], length: int = LENGTH, where: str = ""
+    texts: Sequence[str],
+    length: int = LENGTH,
+    where: str = "",
+    tokenizer: Tokenizer | None = None,
 ) -> tuple[Integers, Names]:
     """Return texts as codes [n, length], and the sorted words of the codes from ``len(SPECIAL)`` on.
 
-    These are all words. The vocabulary is chosen from them after the partition (:meth:`Source.fit`).
+    These are all words. The vocabulary is chosen from them after the partition (:meth:`Source.fit`). A tokenizer has
+    ids of its own, and its digest stands for the words.
 
     Args:
-        where: the data, for warnings that many tokens of long texts are lost, or that many texts have no spaces. Empty
-            means none.
+        where: the data, for a warning that many texts are cut. Empty means none.
 
     Raises:
         DataFault: names the first blank text.
@@ -467,17 +466,18 @@ def encode(
     blank = np.array([not text.strip() for text in texts], dtype=bool)
     rule, way = "the text must not be empty", "Fill it, or remove the row."
     refuse_where(blank, texts, rule, way)
-    tokens = [tokens_of(text) for text in texts]
-    sizes = np.array(list(map(len, tokens)))
-    lost = np.maximum(sizes - (length - 1), 0)
-    if where and lost.sum() > NOTED * sizes.sum():
-        warn(
-            f"{where}: {(lost > 0).sum()} of {len(lost)} texts are cut after {length - 1} tokens, which loses "
-            f"{lost.sum() / sizes.sum():.0%} of all tokens"
-        )
-    if where and np.mean([bool(_SIGN.search(text)) for text in texts]) > NOTED:
-        warn(f"{where}: texts are in a language without spaces: each letter is a token")
-    tokens = [sentence[: length - 1] for sentence in tokens]
+    tokens: list[Any]
+    if not tokenizer:
+        tokens = [[START, *tokens_of(text)] for text in texts]
+        cut = sum(len(sentence) > length for sentence in tokens)
+    else:
+        tokens, length = tokenizer.encode(texts), tokenizer.length
+        cut = sum(bool(sentence.overflowing) for sentence in tokens)
+    if where and cut > NOTED * len(texts):
+        warn(f"{where}: {cut} of {len(texts)} texts are cut after {length} tokens")
+    if tokenizer:
+        return np.array([each.ids for each in tokens]), (tokenizer.sha256,)
+    tokens = [sentence[1:length] for sentence in tokens]
     words = sorted({word for sentence in tokens for word in sentence})
     code = {word: k for k, word in enumerate(words, len(SPECIAL))}
     codes = np.full((len(tokens), length), PAD, dtype=np.int64)

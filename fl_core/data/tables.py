@@ -53,6 +53,7 @@ from fl_core.data.described import (
 from fl_core.data.opened import Opened, open_table
 from fl_core.data.sources import Source, encode
 from fl_core.errors import UsageError, check_known, listing, plural, spelled, warn
+from fl_core.models.tokens import Tokenizer
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
 
 ROWS = 4096
@@ -608,8 +609,11 @@ class _Table:
                 f"{where}: a model of texts reads no other columns; left out are {listing(numeric, 6)}"
             )
         with self._checked(name):
-            codes, words = encode(list(self._texts_of(name)), where=where)
-            self.source = replace(self.source, x=codes, words=words)
+            folder = self.reading.tokenizer
+            tokenizer = Tokenizer.read(folder) if folder else None
+            texts = [*self._texts_of(name)]
+            x, words = encode(texts, where=where, tokenizer=tokenizer)
+            self.source = replace(self.source, x=x, words=words, tokenizer=tokenizer)
 
     def _table(self, used: Mapping[str, Feature]) -> ColumnTable:
         """Return what is said of each column."""

@@ -69,16 +69,20 @@ class Layout:
     Attributes:
         keys: names of a dict's inputs. None: inputs by position.
         shapes, dtypes: of one sample of each input.
+        pad: the id of padding, if the tensor has token ids alone. The second input is then their mask.
     """
 
     keys: tuple[str, ...] | None
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]
+    pad: int | None = None
 
     def unpack(
         self, x: Tensor, like: torch.dtype
     ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """Return the inputs by position and by name; floating ones in type ``like``."""
+        if self.pad is not None:
+            x = torch.cat([x, (x != self.pad).to(x.dtype)], 1)
         widths = [prod(shape) for shape in self.shapes]
         parts = tuple(
             part.reshape(len(x), *shape).to(like if dtype.is_floating_point else dtype)

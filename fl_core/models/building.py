@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from fl_core import storage
 from fl_core.errors import (
     UsageError,
+    about,
     check_known,
     check_options,
     check_values,
@@ -43,6 +45,7 @@ Function = TypeVar("Function", bound=Builder)
 _NAMES = {
     "timm:NAME": "any timm model, fresh or pretrained; channels, classes and image size follow the data",
     "torchvision:NAME": "any torchvision classification model with fresh weights; images of 3 channels",
+    "hf:FOLDER": "a model of transformers with its tokenizer and weights, and a fresh classifier; texts",
 }
 _OWN = {
     "package.module:callable": "your own: called with shape= and n_classes= if it has parameters of these names"
@@ -87,7 +90,7 @@ def model(builder: Function) -> Function:
 def is_code(name: str) -> bool:
     """Return whether building a model by this name would import and call the user's own code."""
     source, colon, _ = name.partition(":")
-    return bool(colon) and f"{source}:NAME" not in _NAMES
+    return bool(colon) and source not in LIBRARIES
 
 
 def describe() -> dict[str, str]:
@@ -142,9 +145,10 @@ def build(
     """
     shape = _check_shape(shape)
     model_options = dict(options or {})
-    if isinstance(shape, PackedShape) and name in MODELS.own:
+    layout = getattr(shape, "layout", None)
+    if layout and name in MODELS.own:
         raise UsageError(
-            f"data of several inputs must have a model of your own; got {name!r}."
+            f"data of several inputs must have a model of your own, or hf:FOLDER for texts; got {name!r}."
         )
     if type(n_classes) is not int or n_classes < 1:
         raise UsageError(f"n_classes must be at least 1; got {n_classes!r}.")
@@ -165,8 +169,8 @@ def build(
                 way = "Leave it out for the default."
                 check_values(model_options, own, f"{label}: ", way)
             model = call_builder(label, own, shape, n_classes, model_options)
-    if isinstance(shape, PackedShape):
-        model = adapt(model, shape.layout)
+    if layout:
+        model = adapt(model, layout)
     # a hook on the module before an in-place one would see its output overwritten
     for module in model.modules():
         if getattr(module, "inplace", False) is True:
@@ -222,8 +226,8 @@ def copy_user_model(
     keep_evaluating(own)
     make_dense(own)
     own.train()
-    if isinstance(shape, PackedShape):
-        own = adapt(own, shape.layout)
+    if layout := getattr(shape, "layout", None):
+        own = adapt(own, layout)
     if trial:
         own = check_fit(type(own).__name__, own, shape, n_classes)
     return own
@@ -284,14 +288,11 @@ def output_notes(model: nn.Module, shape: tuple[int, ...], task: str) -> list[st
     def idle(trained: Tensor, names: list[str]) -> list[str]:
         if not (names and trained.requires_grad):
             return []
-        try:
+        what = f"{type(model).__name__} must have gradients"
+        with about(what, RuntimeError, way="Correct its forward pass."):
             grads = torch.autograd.grad(
                 trained.sum(), [named[key] for key in names], allow_unused=True
             )
-        except RuntimeError as error:
-            raise UsageError(
-                f"{type(model).__name__} must have gradients; got {error!r}. Correct its forward pass."
-            ) from error
         return [key for key, grad in zip(names, grads, strict=True) if grad is None]
 
     with torch_seeded(0), preserve_state(model):
@@ -446,7 +447,7 @@ def without_weights(model: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def wants_weights(model: str | None, options: Mapping[str, Any]) -> bool:
     """Return whether building a model with these options would load pretrained weights."""
-    return (
+    return str(model).startswith("hf:") or (
         str(model).startswith("timm:")
         and str(options.get(PRETRAINED, False)).lower() != "false"
     )
@@ -597,10 +598,8 @@ def _pretrained_arguments(full: str, name: str, wanted: Any) -> Options:
     if choice == "false":
         return {"pretrained": False}
     if choice == "true":
-        try:
+        with about(f"model {full}", RuntimeError):  # a tag that it does not know
             published = timm.get_pretrained_cfg(name)
-        except RuntimeError as error:  # a tag that it does not know
-            raise UsageError(f"model {full}: {error}") from error
         if published is None or not published.has_weights:
             raise UsageError(
                 f"model {full} must have pretrained weights in timm; got none. Give a file, pretrained=PATH."
@@ -610,9 +609,7 @@ def _pretrained_arguments(full: str, name: str, wanted: Any) -> Options:
         raise UsageError(
             f"model {full}: pretrained must be true, false or the path of a file; got {wanted!r}."
         )
-    overlay: Options = {"file": wanted, "custom_load": True}  # JAX's own arrays
-    if not wanted.endswith(".npz"):
-        overlay = {"state_dict": weights.read(Path(wanted))}
+    overlay = {"state_dict": weights.read(Path(wanted))}
     return {"pretrained": True, "pretrained_cfg_overlay": overlay}
 
 
@@ -639,6 +636,57 @@ def from_torchvision(
     return _call_maker(full, make, options, {})
 
 
+def from_transformers(
+    folder: str, shape: tuple[int, ...], n_classes: int, options: Options
+) -> nn.Module:
+    """Build the classifier of texts that a folder of transformers describes, with the weights of its one file.
+
+    The classifier and a pooler start fresh where the folder has none of this size. The library reports both, and what
+    is left out. Attention is computed by operations that can be differentiated twice. No code of the folder runs.
+
+    Raises:
+        UsageError: the samples are not of its tokenizer, or the folder has no such model or not all of its weights.
+    """
+    full = f"hf:{folder}"
+    check_options(f"model {full!r}", options, ())
+    tokenizer = getattr(shape, "tokenizer", None)
+    if not tokenizer:
+        raise UsageError(
+            f"model {full} must have texts, which its tokenizer reads; got samples of shape {shape}. Pass a file with "
+            "a column of texts."
+        )
+    with about(f"model {full} must be built from its files", Exception):
+        from transformers import AutoConfig, AutoModelForSequenceClassification
+
+        files = storage.Folder(folder)
+        files.read("config.json", storage.HEADER_BYTES)
+        state = weights.read(files.file("model.safetensors"))
+        config = AutoConfig.from_pretrained(
+            folder,
+            num_labels=n_classes,
+            pad_token_id=tokenizer.pad,
+            trust_remote_code=False,
+        )
+        kind = type(AutoModelForSequenceClassification.from_config(config))
+        model, told = kind.from_pretrained(
+            None,
+            config=config,
+            state_dict=state,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            attn_implementation="eager",
+        )
+    fresh = {*told["missing_keys"], *(each[0] for each in told["mismatched_keys"])}
+    body = model.base_model_prefix
+    lost = [k for k in fresh if k.startswith(body) and ".pooler." not in k]
+    if lost:
+        raise UsageError(
+            f"{folder}/model.safetensors must have all weights of the model; got none for "
+            f"{listing(sorted(lost), 4)}. Save the model again."
+        )
+    return model
+
+
 def _call_maker(
     model: str, make: Builder, options: Options, size: Options
 ) -> nn.Module:
@@ -662,5 +710,9 @@ def _call_maker(
         raise option_error(model, {**size, **options}, error) from error
 
 
-LIBRARIES: dict[str, Builder] = {"timm": from_timm, "torchvision": from_torchvision}
+LIBRARIES: dict[str, Builder] = {
+    "timm": from_timm,
+    "torchvision": from_torchvision,
+    "hf": from_transformers,
+}
 """What builds the models of a library, by the beginning of their names."""

@@ -22,6 +22,7 @@ from fl_core.errors import (
     Positive,
     UsageError,
     check_known,
+    needs_package,
     read_options,
 )
 from fl_core.layers import PARTS, Layer
@@ -158,11 +159,8 @@ def adapt(model: nn.Module, lora: Lora, head: str, seed: int) -> nn.Module:
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
-    except ImportError as error:
-        raise UsageError(
-            "peft must be installed for low-rank adapters. Run pip install 'fedlayers[lora]', or train without them: "
-            "leave adapt out, or set options={'lora_targets': 'none'}."
-        ) from error
+    except ImportError:
+        raise needs_package("peft", "train low-rank adapters", "lora") from None
     if any(".lora_A." in name for name, _ in model.named_parameters()):
         raise UsageError(
             "lora_targets must be none with adapt, which adapts the model. Add options={'lora_targets': 'none'}."

@@ -165,29 +165,25 @@ def cifar_cnn(
 
 
 @model
-def isic_cnn(
-    shape: Shape, n_classes: int, *, dropout: Dropout = 0.2, width: Width = 1.0
-) -> Layered:
+def isic_cnn(shape: Shape, n_classes: int) -> Layered:
     """5 conv + 2 fc for Fed-ISIC (PLayer-FL); images of 8 x 8 or larger.
 
     Five 3x3 convolutions have 32-64-128-256-512 channels. The last three are halved in size and have dropout. Global
     average pooling and 256 hidden units follow. Weights are Kaiming-normal (fan-in, ReLU) and biases zero. It has
-    1,700,932 parameters for 3 channels and 4 classes. The paper's images have 200 x 200 pixels. ``width`` is as in
-    ``fmnist_cnn``.
+    1,700,932 parameters for 3 channels and 4 classes. The paper's images have 200 x 200 pixels.
     """
-    *channels, hidden = _scale(width, 32, 64, 128, 256, 512, 256)
     return _kaiming(
         _cnn(
             "isic_cnn",
             shape,
             8,
             3,
-            channels,
-            (hidden, n_classes),
+            (32, 64, 128, 256, 512),
+            (256, n_classes),
             padding=1,
             pooled=(3, 4, 5),
             dropped=(3, 4, 5),
-            dropout=dropout,
+            dropout=0.2,
         )
     )
 
@@ -213,19 +209,14 @@ def scheduling_cnn(shape: Shape, n_classes: int) -> Layered:
 
 
 @model
-def pfedla_cnn(shape: Shape, n_classes: int, *, norm: bool | None = None) -> Layered:
+def pfedla_cnn(shape: Shape, n_classes: int) -> Layered:
     """LeNet of pFedLA and pFedHN: 2 conv + 3 fc; images of 16 x 16 or larger.
 
     Two 5x5 convolutions without padding have 16-32 channels. Each is halved in size. 120-84 hidden units follow.
     Initialisation is PyTorch's default. With 10 classes it has 85,822 parameters for 1 x 28 x 28, and 121,278 for 3 x
-    32 x 32. ``norm`` adds batch normalisation after each convolution, before its ReLU. By default colour images have it
-    and grey ones do not, as in the paper.
+    32 x 32. Colour images have batch normalisation after each convolution, before its ReLU, and grey ones do not, as in
+    the paper.
     """
-    if norm not in (None, True, False):
-        raise UsageError(
-            f"pfedla_cnn: norm must be true, false, or left out; got {norm!r}."
-        )
-    norm = shape[0] == 3 if norm is None else norm
     return _cnn(
         "pfedla_cnn",
         shape,
@@ -235,7 +226,7 @@ def pfedla_cnn(shape: Shape, n_classes: int, *, norm: bool | None = None) -> Lay
         (120, 84, n_classes),
         pooled=(1, 2),
         flat=True,
-        norm=norm,
+        norm=shape[0] == 3,
     )
 
 

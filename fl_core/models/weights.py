@@ -115,7 +115,9 @@ def read(path: Path, key: str = "") -> dict[str, Tensor]:
     storage.check_size(path, path.stat().st_size)
     try:
         found = (
-            _safetensors(path) if path.suffix == ".safetensors" else _torch(path, key)
+            storage.tensors(path.read_bytes())
+            if path.suffix == ".safetensors"
+            else _torch(path, key)
         )
     except storage.DAMAGED as error:
         why = printable(str(error).strip().partition("\n")[0])[:200]
@@ -132,19 +134,6 @@ def read(path: Path, key: str = "") -> dict[str, Tensor]:
         starts = {name.partition(".")[0] for name in found if "." in name}
         check_known(f"key of {path}", key, starts)
     return part
-
-
-def _safetensors(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    with path.open("rb") as file:
-        storage.check_header(file.read(8 + storage.HEADER_BYTES))
-    try:
-        loaded: dict[str, Tensor] = load_file(path)
-    except SafetensorError as error:
-        raise ValueError(error) from error
-    return loaded
 
 
 # --- files of torch.save ---------------------------------------------------------------

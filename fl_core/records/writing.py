@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fl_core import rows
 from fl_core.algorithms.base import State
-from fl_core.errors import CorruptError, UsageError
+from fl_core.errors import CorruptError, UsageError, about
 from fl_core.records.store import (
     BEGINNING,
     CONFIG,
@@ -179,12 +179,8 @@ def create(
     """
     path = Path(path)
     check_free(path)
-    try:
+    with about(f"directory {path} must be another one", OSError):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"directory {path} cannot be made: {error.strerror}. Choose another one."
-        ) from error
     folder = Folder(path)
     with folder.locked():
         check_free(path)  # another writer may have come and gone

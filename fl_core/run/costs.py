@@ -8,7 +8,6 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import cache
 from math import prod
 from typing import Any
@@ -16,7 +15,6 @@ from typing import Any
 import pandas as pd
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fl_core import models, tree
@@ -25,10 +23,9 @@ from fl_core.errors import UsageError, check_known, listing, warn
 from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
 from fl_core.run.task import Task
-from fl_core.seeds import seed_of, torch_seeded
 from fl_core.training.loop import batch_slices
 from fl_core.training.workspace import Workspace
-from fl_core.tree import first_tensor, preserve_state, set_mode
+from fl_core.tree import preserve_state
 
 
 def _convolution_backward(
@@ -195,8 +192,6 @@ def training_flops(
     return counter.total / 2
 
 
-SIZES = ("parameters", "bytes")
-WORK = ("forward_flops", "backward_flops", "activation_bytes")
 Node = Any  # torch.autograd.graph.Node
 
 
@@ -211,16 +206,7 @@ def layer_bytes(layers: Sequence[Layer], model: nn.Module) -> dict[str, float]:
     return {layer.name: size(layer) for layer in layers}
 
 
-@dataclass
-class LayerFlops:
-    """FLOPs, and bytes kept for the backward pass, by layer, of one training step on all its samples."""
-
-    forward_flops: dict[str, float] = field(default_factory=dict)
-    backward_flops: dict[str, float] = field(default_factory=dict)
-    activation_bytes: dict[str, float] = field(default_factory=dict)
-
-
-class _Ledger:
+class Ledger:
     """A record of the layer that is running, and of the graph node at which it began."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
@@ -251,100 +237,7 @@ class _Ledger:
         return self.names[bisect_right(self.numbers, number) - 1]
 
 
-def step_work(
-    model: nn.Module,
-    x: Tensor,
-    layers: Sequence[Layer],
-    *,
-    mode: str = "eval",
-    seed: int = 0,
-) -> LayerFlops:
-    """Count FLOPs and kept bytes by layer, for one forward and backward pass over ``x`` [n, ...].
-
-    The model stays unchanged. Every floating parameter is differentiated, apart from frozen ones. The input is not.
-    """
-    work, ledger = LayerFlops(), _Ledger(layers)
-    x = x.clone()  # of a storage that is no larger
-    owners = _owners(model, layers)
-    seeded = torch_seeded(seed_of(seed, "diagnose", "cost"))
-    with set_mode(model, mode), seeded, torch.enable_grad(), ExitStack() as stack:
-        frozen = {name for layer in layers for name in layer.frozen}
-        params = [
-            parameter.requires_grad_(name not in frozen)
-            for name, parameter in model.named_parameters()
-            if parameter.is_floating_point()
-        ]
-        params = [parameter for parameter in params if parameter.requires_grad]
-        counted = {
-            t.untyped_storage().data_ptr()
-            for t in (*model.parameters(), *model.buffers())
-        }
-        booked = 0.0
-
-        def book(flops: dict[str, float], layer: str) -> None:
-            nonlocal booked
-            total = counter.total
-            if total != booked:
-                flops[layer] = flops.get(layer, 0.0) + total - booked
-            booked = total
-
-        def entering(layer: str | None) -> Callable[..., None]:
-            def hook(*_: object) -> None:
-                book(work.forward_flops, ledger.last)
-                ledger.enter(layer)
-
-            return hook
-
-        def leaving(*_: object) -> None:
-            book(work.forward_flops, ledger.last)
-            ledger.leave()
-
-        def keep(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in counted:
-                counted.add(storage.data_ptr())
-                kept.append(
-                    storage
-                )  # alive until the end, so that no other tensor gets its address
-                size = float(storage.nbytes())
-                work.activation_bytes[ledger.last] = (
-                    work.activation_bytes.get(ledger.last, 0.0) + size
-                )
-            return tensor
-
-        kept: list[Any] = [x.untyped_storage()]
-        for path, module in model.named_modules():
-            stack.callback(
-                module.register_forward_pre_hook(entering(owners.get(path))).remove
-            )
-            stack.callback(module.register_forward_hook(leaving).remove)
-        with count_flops(model) as counter:
-            with saved_tensors_hooks(keep, lambda tensor: tensor):
-                output = first_tensor(model(x))
-            book(work.forward_flops, ledger.last)
-            if output is None:
-                raise UsageError(
-                    f"{type(model).__name__} must return a tensor; got none."
-                )
-            if output.requires_grad and output.grad_fn is not None:
-                current = ledger.last
-
-                def starting(layer: str) -> Callable[..., None]:
-                    def hook(*_: object) -> None:
-                        nonlocal current
-                        book(work.backward_flops, current)
-                        current = layer
-
-                    return hook
-
-                for node in nodes(output.grad_fn):
-                    node.register_prehook(starting(ledger.of(node._sequence_nr())))
-                torch.autograd.grad(output.sum(), params, allow_unused=True)
-                book(work.backward_flops, current)
-    return work
-
-
-def _owners(model: nn.Module, layers: Sequence[Layer]) -> dict[str, str]:
+def module_layers(model: nn.Module, layers: Sequence[Layer]) -> dict[str, str]:
     """Return the layer to which each module's work is charged.
 
     It is the layer of all the module's tensors. If these belong to several layers, it is the layer of the first own

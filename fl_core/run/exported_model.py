@@ -57,8 +57,6 @@ from fl_core.tree import Tree
 FORMAT = "fedlayers.model/1"
 SHOWN = 8
 """The most samples, and classes, of predictions as text."""
-OTHERS = {".onnx": "torch.onnx.export", ".pt2": "torch.export.save"}
-"""The functions that write a loaded model in other formats, by a file's suffix."""
 _FORM = {
     "model": {
         "outputs": COUNT,
@@ -177,10 +175,6 @@ def export(
         CorruptError: stored files are damaged.
     """
     out = Path(out)
-    if out.suffix.lower() in OTHERS:
-        raise UsageError(
-            f"{out} must be a file of safetensors. Call {OTHERS[out.suffix.lower()]} on the model of fl.load_models."
-        )
     check_free(out)
     found = store.Run(path)
     if round in (None, "best"):
@@ -475,7 +469,9 @@ def check_free(out: Path) -> None:
         UsageError: names the path.
     """
     if out.suffix not in ("", ".safetensors"):
-        raise UsageError(f"{out} must end in .safetensors, as which it is written.")
+        raise UsageError(
+            f"{out} must end in .safetensors. Other formats are torch's, of fl.load_models."
+        )
     check_folder(out.parent)
     for path in (out, out.with_name(f"{out.name}.json")):
         if path.exists() or path.is_symlink():

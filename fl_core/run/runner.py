@@ -19,6 +19,7 @@ from fl_core.data import FederatedData
 from fl_core.errors import (
     RunError,
     UsageError,
+    about,
     as_list,
     check_known,
     end_unguarded,
@@ -182,12 +183,8 @@ def run(
         "loss": task.criterion.name,
     }
     for key, value in stored.items():
-        try:
+        with about(f"{key} must be plain numbers and text", (TypeError, ValueError)):
             storage.json_bytes(value)
-        except (TypeError, ValueError) as error:
-            raise UsageError(
-                f"{key} must be plain numbers and text: {error}."
-            ) from error
     partition = data.partition.to_tree()
     with writing.create(out, stored, partition, header, task.start) as made:
         return _execute(task, used, made, how)

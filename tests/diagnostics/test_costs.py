@@ -9,13 +9,14 @@ import torch
 from torch import nn
 
 from diagnostics import plots
+from diagnostics.layer_work import step_work
 from diagnostics.measure import diagnose
 from diagnostics.measurement import ClientModel
 from fl_core import tree
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import LayerPlan
 from fl_core.run import runner
-from fl_core.run.costs import cost_steps, count_flops, plan_cost, step_work
+from fl_core.run.costs import cost_steps, count_flops, plan_cost
 from tests.conftest import CONFIG, TOY, network, refuses
 from tests.diagnostics.calls import layer_cost
 from tests.networks import Wired
@@ -97,7 +98,7 @@ def test_frozen_layers_have_no_backward():
     model[0].requires_grad_(False)
     first, last = layers_of(model, x)
     work = step_work(model, x, (first, last))
-    assert work.backward_flops == {last.name: 2 * 2 * 6 * 3}
+    assert work["backward_flops"] == {last.name: 2 * 2 * 6 * 3}
     assert not model[0].weight.requires_grad
 
 
@@ -112,10 +113,10 @@ def test_the_layers_sum_to_the_whole(kind):
             out = model(x[:2])
             forward = counter.total
             out.sum().backward()
-        assert sum(work.forward_flops.values()) == forward > 0
-        assert sum(work.backward_flops.values()) == counter.total - forward > 0
+        assert sum(work["forward_flops"].values()) == forward > 0
+        assert sum(work["backward_flops"].values()) == counter.total - forward > 0
         used = {layer.name for layer in layers if layer.used}
-        assert set(work.forward_flops) == set(work.backward_flops) <= used
+        assert set(work["forward_flops"]) == set(work["backward_flops"]) <= used
 
 
 def test_work_belongs_to_the_layer_that_runs_or_ran_last():

@@ -66,7 +66,7 @@ ROOMS = {
     ),
     "diagnostics": (
         "measurement",
-        "curvature load_weights null representation tuning",
+        "curvature layer_work load_weights null representation tuning",
         "gradients",
         "sensitivity",
         "metrics",

@@ -65,7 +65,7 @@ def test_images_of_other_sizes_are_cropped_scaled_and_shown_in_the_table(
     x = made.clients[0].train.x
     assert torch.allclose(x, red[:, None, None].expand_as(x), atol=1e-5)
     image = made.table.columns[1]
-    assert (image.inputs, image.taken_as) == (48, "pixels scaled as ImageNet")
+    assert (image.inputs, image.taken_as) == (48, "pixels in 0..1")
     assert image.odd == (
         "20 turned by EXIF, 20 transparent, laid on white, 20 cropped and scaled to 4x4"
     )

@@ -20,6 +20,7 @@ from fl_core.errors import (
     COUNT,
     Bound,
     UsageError,
+    about,
     check_fields,
     check_value,
     listing,
@@ -431,7 +432,8 @@ class Partition:
         Raises:
             UsageError: the tensors are not a stored partition.
         """
-        try:
+        kinds = (KeyError, TypeError, ValueError)
+        with about("the tree must be a stored partition", kinds):
             meta = parsed_json(tree["meta"].cpu().numpy().tobytes())
             if wrong := validate(meta, META):
                 raise ValueError(wrong)
@@ -441,10 +443,6 @@ class Partition:
                 for number, name in enumerate(names)
             }
             return cls(indices=indices, **meta)
-        except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(
-                f"the tree must be a stored partition; got {type(error).__name__}: {error}."
-            ) from error
 
     def check(self, source: Source) -> None:
         """Check that this partition was made for a source.

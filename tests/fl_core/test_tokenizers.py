@@ -1,0 +1,142 @@
+"""A folder of transformers reads texts by its own tokenizer, and gives the model that takes them."""
+
+import json
+from importlib.util import find_spec
+
+import pandas as pd
+import pytest
+import torch
+
+import fedlayers as fl
+from fl_core.config import RunConfig
+from fl_core.errors import RunError
+from fl_core.models.adapter import original
+from fl_core.run.runner import assemble
+from fl_core.tree import copied
+from tests.conftest import CONFIG, on_first_use, refuses
+from tests.fl_core.made import lines
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("transformers") is None, reason="no transformers"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+hf, library = on_first_use("transformers"), on_first_use("tokenizers")
+LENGTH = 12
+TEXTS = [entry["text"] for entry in lines()]
+KINDS = {"WordPiece": "[PAD]", "BPE": "<pad>", "WordLevel": "[PAD]", "Unigram": "<pad>"}
+
+
+def tokenizer(kind="WordPiece", pad="[PAD]"):
+    """A tokenizer of the texts whose padding is not the first token."""
+    made = library.Tokenizer(getattr(library.models, kind)())
+    made.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    trainer = getattr(library.trainers, f"{kind.replace('PE', 'pe')}Trainer")
+    special = {"special_tokens": ["[UNK]", "[CLS]", pad]}
+    made.train_from_iterator(TEXTS, trainer(vocab_size=90, show_progress=False, **special))  # fmt: skip
+    made.post_processor = library.processors.TemplateProcessing(
+        single="[CLS] $A", special_tokens=[("[CLS]", 1)]
+    )
+    made.enable_truncation(LENGTH)
+    return made
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imports():
+    """Import what all tests need once, so that no test is charged for it."""
+    assert callable(hf.AutoModelForSequenceClassification.from_config)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Write a folder of a tiny encoder with a tokenizer, and return its path."""
+
+    def write(made=None):
+        made = made or tokenizer()
+        sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 8}
+        sizes |= {"intermediate_size": 8, "vocab_size": made.get_vocab_size()}
+        torch.manual_seed(1)
+        path = tmp_path / "folder"
+        hf.BertModel(hf.BertConfig(**sizes)).save_pretrained(path)
+        made.save(str(path / "tokenizer.json"))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "t.csv"
+    pd.DataFrame(lines()).drop(columns="day").to_csv(path, index=False)
+    return path
+
+
+def by_hand(made, model, texts):
+    """The logits of one text at a time, which then has no padding."""
+    made.no_padding()
+    net = original(copied(model)).eval()
+    ids = [torch.tensor([made.encode(text).ids]) for text in texts]
+    with torch.no_grad():
+        return torch.cat([net(input_ids=each).logits for each in ids])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_become_its_ids_and_the_model_has_its_weights(kind, folder, table):
+    made = tokenizer(kind, KINDS[kind])
+    config = CONFIG.with_keys(dataset=str(table), model=f"hf:{folder(made)}")
+    task = assemble(config)
+    made.enable_padding(length=LENGTH, pad_id=2, pad_token=KINDS[kind])
+    wanted = torch.tensor([made.encode(text).ids for text in TEXTS])
+    client = task.data.client("north")
+    rows = task.data.partition.indices["north"]["train"]
+    assert torch.equal(client.train.x, wanted[rows])
+    few = [TEXTS[row] for row in rows[:5]]
+    with torch.no_grad():
+        found = task.model.eval()(client.train.x[:5])
+    torch.testing.assert_close(found, by_hand(made, task.model, few))
+    stored = hf.BertModel.from_pretrained(folder(made)).state_dict()
+    assert all(torch.equal(stored[k], v) for k, v in task.model.bert.state_dict().items())  # fmt: skip
+
+
+def test_a_stored_run_has_it_and_its_model_predicts_new_texts(folder, table, tmp_path):
+    made = tokenizer()
+    name, out, texts = f"hf:{folder(made)}", tmp_path / "run", ["so good!", TEXTS[3]]
+    jsonl = tmp_path / "t.jsonl"
+    jsonl.write_text("\n".join(map(json.dumps, lines())))
+    config = CONFIG.with_keys(model=name, dataset=str(jsonl), rounds=1)
+    fl.run(config, out=out)
+    stored = fl.resume(out).models["north"]
+    trained = fl.run(config.with_keys(dataset=str(table))).models["north"]
+    for one, other in zip(stored.parameters(), trained.parameters(), strict=True):
+        assert torch.equal(one, other)
+    fl.export(out, tmp_path / "m.safetensors", client="north")
+    found = fl.predict(tmp_path / "m.safetensors", texts).logits
+    torch.testing.assert_close(found, by_hand(made, trained, texts))
+    tokenizer("WordLevel").save(str(tmp_path / "folder/tokenizer.json"))
+    with refuses("tokenizer.json must read texts as before"):
+        fl.predict(tmp_path / "m.safetensors", texts)
+    with pytest.raises((RunError, ValueError), match="data"):
+        fl.load_models(out)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p: p.rename(p.with_name("other")), "tokenizer.json is missing"),
+        (lambda p: p.write_text("{}"), "must be a tokenizer"),
+        (lambda p: p.write_bytes(p.read_bytes().replace(b"[PAD]", b"[NIL]")), "token for padding"),
+        (lambda p: (p.rename(p.with_name("o")), p.symlink_to(p.with_name("o"))), "symbolic link"),
+        (lambda p: (p.parent / "config.json").write_text('{"model_type": "x"}'), "must be built"),
+        (lambda p: (p.parent / "model.safetensors").unlink(), "weights must be a file"),
+        (lambda p: hf.ViTModel(hf.ViTConfig(num_hidden_layers=1)).save_pretrained(p.parent), "must be built"),
+    ],
+)  # fmt: skip
+def test_a_folder_that_does_not_fit_is_refused(change, message, folder, table):
+    path = folder()
+    change(path / "tokenizer.json")
+    with refuses(message):
+        assemble(RunConfig(dataset=str(table), model=f"hf:{path}"))
+
+
+def test_data_without_texts_are_refused(folder):
+    with refuses("Leave out tokenizer"):
+        assemble(RunConfig(dataset="heart", model=f"hf:{folder()}"))
