@@ -9,6 +9,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from figures.decision.first_runs import MARGINS, MODES, ROWS
@@ -44,13 +45,10 @@ def sided(values: pd.Series) -> Interval:
     return mean_interval(values.to_numpy(float), level=0.9)
 
 
-def verdict(mode: str, gap: Interval, tables: int) -> str:
-    """Return whether the policy is shown to be not worse, by the registered margins; a mode that goes on has none."""
+def verdict(mode: str, gap: Interval) -> str:
+    """Return whether the policy is shown to be not worse, by the registered margins; AUROC has none."""
     if mode == "auroc":
         return "secondary"
-    every = paired("value", "default").shape[0]  # this mode is complete
-    if tables < every:
-        return f"open, {tables} of {every} tables"
     if mode == "default":
         holds, fails = gap.high < MARGINS["loss"], gap.low > MARGINS["loss"]
     else:
@@ -78,12 +76,48 @@ def table() -> str:
                 "mode, score": f"{mode}, {SCORES[mode]}",
                 "tables": len(values),
                 "policy minus comparator": ends,
-                "verdict": verdict(mode, gap, len(values)),
+                "verdict": verdict(mode, gap),
                 "runs, policy": f"{price['policy']:.1f}",
                 "comparator": f"{price['comparator']:.1f}",
                 "clients that lose, %": f"{harmed.value:.1f}, at most {harmed.high:.1f}",
             }
         )
+    return markdown(pd.DataFrame(lines))
+
+
+def images() -> str:
+    """Return what the policy gains over a race of four cuts, on macro-F1 of the stored runs of the study of depth.
+
+    FedAvg alone has own epochs, and each arm has one rate. Ends are tried where training alone or own epochs lead the
+    shared model. The ends are the arms that are nearest: 12 of 17 blocks shared, and the last 6.
+    """
+    rows = pd.read_parquet(ROWS.with_name("depth.parquet")).query(
+        "seed < 90 and arm != 'one round'"
+    )
+    tuned = rows[rows["arm"] == "all"].assign(arm="own")
+    for name in ("validation_macro_f1", "test_macro_f1"):
+        tuned[name] = tuned[f"tuned_{name}"]
+    rows = pd.concat([rows, tuned])
+    rows["test"] = rows["test_macro_f1"].map(np.mean)
+    keys = ["source", "dose", "seed"]
+    rows = rows.pivot(index=keys, columns="arm", values=["validation_macro_f1", "test"])
+    seen, score = rows["validation_macro_f1"], 100 * rows["test"]
+    differ = seen[["0", "own"]].max(axis=1) > seen["all"]
+
+    def best(arms: list[str]) -> pd.Series:
+        chosen = seen[arms].idxmax(axis=1)
+        return pd.Series([score.loc[each] for each in chosen.items()], chosen.index)
+
+    race, shared = best(["0", "6", "12", "all"]), best(["all", "own"])
+    policy = best(["all", "own", "0", "12", "last 6"]).where(differ, shared)
+    lines = []
+    for way, own, runs in (
+        ("FedAvg and own epochs", shared, 1.0),
+        ("the policy", policy, 2 + 2 * differ.mean()),
+    ):
+        gap = sided((own - race).groupby(["source", "dose"]).mean())
+        ends = f"{gap.value:+.2f} [{gap.low:+.2f}, {gap.high:+.2f}]"
+        lines.append({"way": way, "minus the race": ends, "runs": f"{runs:.1f}"})
     return markdown(pd.DataFrame(lines))
 
 
@@ -108,6 +142,7 @@ def written(page: str) -> str:
     made = {
         "first": table(),
         "rates": by_rate(),
+        "images": images(),
         "hours": f"{len(decisions())} decisions, {hours:.2f} core-hours.",
     }
     return BLOCK.sub(lambda m: f"{m[1]}{made[m[2]].rstrip()}\n{m[3]}", page)
