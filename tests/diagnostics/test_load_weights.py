@@ -92,9 +92,16 @@ def test_formats_give_the_weights_bit_for_bit():
         assert torch.equal(fresh.passing, passing)
 
 
+@pytest.fixture(scope="module")
+def _families():
+    """Import what families need once. That takes longer than all of them, and no test is charged for it."""
+    pytest.importorskip("peft")
+    foreign.load(next(iter(foreign.FAMILIES)))
+
+
+@pytest.mark.usefixtures("_families")
 @pytest.mark.parametrize("family", every_other(foreign.FAMILIES, of=9))
 def test_checkpoints_of_others_load_as_right_or_are_refused(family):
-    pytest.importorskip("peft")
     table = pd.read_csv(foreign.TABLE, index_col="family")
     outcome, _ = foreign.load(family)
     assert outcome == table["outcome"][family] != "silent"
