@@ -95,7 +95,8 @@ DIFFERENCES = {
     "pfedla.best_before": (before, [("pfedla", other) for other in CLOSEST], {}),
     "pfedla.layers_over_models": (before, [("pfedla", "fedfomo")], {}),
     "pfedla.retaining_before": (before, RETAINING, {}),
-    "scheduling.anti_best": (thawed, [(f"{TINY}.anti", f"{TINY}.fedper")], {}),
+    "scheduling.anti_best": (thawed, [(f"{TINY}.anti", f"{TINY}.{other}") for other in ("fedbabu", "fedper")], {}),
+    "scheduling.anti_over_babu_tiny": (thawed, [(f"{TINY}.anti", f"{TINY}.fedbabu")], {}),
     "scheduling.early_thawing": (thawed, [(f"{TINY}.{way}_early", f"{TINY}.{way}") for way in ("vanilla", "anti")], {}),
     "scheduling.anti_over_heads": (heads, [
         (f"cifar10.anti_{below}", f"cifar10.{below}") for below in ("fedavg", "fedper", "fedrep", "fedrod")
