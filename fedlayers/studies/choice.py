@@ -29,7 +29,6 @@ from fedlayers.studies.harmless import BASE_RATE, DIGITS, Bench, Predictor
 from fedlayers.studies.hint import NO_COST, Cost, format_seconds
 from fedlayers.studies.race import Rates, Standing, Trained
 from fl_core import __version__, statistics
-from fl_core.config import RunConfig
 from fl_core.display import Displayed, Summary
 from fl_core.errors import RunError, listing, plural
 from fl_core.plan import LayerPlan
@@ -303,14 +302,6 @@ class Choice(Displayed):
         return {one.seed: one for one in ranked}
 
     @property
-    def used(self) -> RunConfig:
-        """The configuration at the learning rate of the recommended run."""
-        judged = self.standing.judged
-        lr = judged.loc[judged["arm"] == self.inference.leader, "lr"].dropna()
-        config = self.task.config
-        return config.with_keys(lr=float(lr.iloc[0])) if len(lr) else config
-
-    @property
     def main(self) -> str:
         """The task's main score, or the one that selects."""
         return self.standing.main
@@ -349,7 +340,7 @@ class Choice(Displayed):
             out: the folder of this choice; ``command``: what was typed, empty for a call from Python.
         """
         facts, name, why = self.facts, "", ""
-        useless = self.answers.useless or self.winner is None
+        useless = self.answers.useless
         if facts is not None and not facts.better("simple"):
             name = facts.simple
         if name.startswith("boosting"):

@@ -180,7 +180,9 @@ def _with_evidence(choice: Choice) -> LayerPlan | None:
     scores = choice.standing.judged.groupby("arm", sort=False)[main].mean(skipna=False)
     told = (f"{arm} {in_column(main, value)}" for arm, value in scores.dropna().items())
     unit = " %" * TABLE[main].share
-    detail: dict[str, Any] = {"lr": float(choice.used.training.lr or 0)}
+    used = choice.standing.judged.groupby("arm")["lr"].first()  # NaN: none was tried
+    lr = used.fillna(float(task.config.training.lr or 0))[choice.winner.name]
+    detail: dict[str, Any] = {"lr": float(lr)}
     if choice.winner.epochs:
         detail |= {"own_epochs": choice.winner.epochs, "own_rate": choice.winner.rate}
     if rates is not None:

@@ -137,22 +137,20 @@ def association(table: NDArray[np.float64]) -> float:
     return float(((table - expected) ** 2 / expected).sum() / table.sum())
 
 
-def label_skew(counts: NDArray[np.float64], chance: float | None = None) -> float:
+def label_skew(counts: NDArray[np.float64], chance: float) -> float:
     """Return Cramér's V of clients and classes without what chance adds (Bergsma, 2013).
 
-    >>> label_skew(np.array([[30.0, 0.0], [0.0, 30.0]])), label_skew(np.array([[30.0, 30.0], [9.0, 9.0]]))
+    >>> label_skew(np.array([[30.0, 0.0], [0.0, 30.0]]), 1 / 59), label_skew(np.array([[30.0, 30.0], [9.0, 9.0]]), 0)
     (1.0, 0.0)
 
     Args:
         counts: samples, clients x classes.
-        chance: the :func:`association` by chance; that of independent samples by default.
+        chance: the :func:`association` by chance. Of independent samples it is (rows - 1) (columns - 1) / (n - 1).
     """
     table = counts[:, counts.sum(axis=0) > 0]
     n, (rows, columns) = table.sum(), table.shape
     if min(rows, columns) < 2:
         return 0.0
-    if chance is None:
-        chance = (rows - 1) * (columns - 1) / (n - 1)
     beyond = max(0.0, association(table) - chance)
     most = min(size - (size - 1) ** 2 / (n - 1) for size in (rows, columns)) - 1
     return float(min(1.0, math.sqrt(beyond / most)))
@@ -291,13 +289,10 @@ class Cost:
 
 def cost_in_words(alike: Cost, differ: Cost, grouped: Cost) -> str:
     """Return the estimated cost of a decision if clients do not differ, if they do, and if they form groups."""
-    told = f"{alike.text()} of training."
-    if differ != alike:
-        told += f" If clients differ: {differ.text()}"
-        if grouped != differ:
-            told += f"; {grouped.full_runs:.1f} full runs if they form groups"
-        told += "."
-    return told
+    groups = f"; {grouped.full_runs:.1f} full runs if they form groups"
+    groups *= grouped != differ
+    more = f" If clients differ: {differ.text()}{groups}."
+    return f"{alike.text()} of training.{more * (differ != alike)}"
 
 
 NO_COST = Cost(0, 0, 0.0, 0.0, 0.0)
@@ -319,13 +314,18 @@ def costs_of(race: Race, side_by_side: int) -> tuple[Cost, Cost, Cost]:
     every = int(race.task.config.execution.eval_every or 1)
     step = seconds_a_step(race.task)
 
-    def cost(names: list[str]) -> Cost:
+    def cost(names: list[str], grouped: bool = False) -> Cost:
         runs = {job.path: job for job in race.probes[:KEPT]}
         runs |= {job.path: replace(job, until=race.early) for job in race.probes[KEPT:]}
         jobs = race.jobs_at(lr, names)
         own = EPOCHS[-1] * sum(len(own_rates(race.arm(job.arm))) for job in jobs)
         for job in jobs:
             runs.setdefault(job.path, job)
+        if grouped:
+            same = race.jobs_at(lr, ["all"])  # groups send as much
+            runs |= {job.path / "groups": job for job in same}
+            epochs = int(race.task.config.training.epochs or 1)
+            own += EPOCHS[-1] * len(same) + (1 + DRAWS) * epochs
         found = estimate_cost(race.tasks, [*runs.values()], side_by_side, own, step)
         # each run is made once more, and evaluated about as often as rounds and own epochs end
         times = found.rounds / every + len(runs) + own
@@ -334,20 +334,9 @@ def costs_of(race: Race, side_by_side: int) -> tuple[Cost, Cost, Cost]:
         return replace(found, seconds=seconds)
 
     names = [arm.name for arm in race.arms]
-    alike, differ = cost([name for name in names if name not in race.ends]), cost(names)
-    grouped, count, clients = differ, len(race.seeds), len(race.task.data.clients)
-    if race.ends and clients >= GROUPED:
-        own = EPOCHS[-1] / max(1, int(race.task.config.training.epochs or 1))
-        more = count + (count * own + 1 + DRAWS) / race.rounds
-        factor = 1 + more / differ.full_runs
-        grouped = Cost(
-            differ.runs + count,
-            differ.rounds + count * race.rounds,
-            differ.full_runs + more,
-            differ.n_bytes * factor,
-            differ.seconds * factor,
-        )
-    return alike, differ, grouped
+    known = race.ends and len(race.task.data.clients) >= GROUPED
+    first = [name for name in names if name not in race.ends]
+    return cost(first), cost(names), cost(names, bool(known))
 
 
 def estimate_cost(

@@ -23,7 +23,11 @@ PAGE = Path(__file__).parents[2] / "docs/results/share_first.md"
 ALONE = re.compile(r"nothing-lr([\d.e-]+)-\d")
 RATES = {True: "the policy's is higher", False: "equal or lower"}
 MARGINS = {"default": 0.01, "macro_f1": 0.5}
-SCORES = {"default": "loss", "macro_f1": "macro-F1, points", "auroc": "AUROC, points"}
+SCORES = {
+    "default": "loss, nats",
+    "macro_f1": "macro-F1, points",
+    "auroc": "AUROC, points",
+}
 
 
 def decisions() -> pd.DataFrame:
@@ -51,7 +55,7 @@ def sided(values: pd.Series) -> Interval:
 def verdict(mode: str, gap: Interval) -> str:
     """Return whether the policy is shown to be not worse, by the registered margins; AUROC has none."""
     if mode == "auroc":
-        return "secondary"
+        return "no margin"
     if mode == "default":
         holds, fails = gap.high < MARGINS[mode], gap.low > MARGINS[mode]
     else:

@@ -10,21 +10,23 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fl_core.data.cells import (
-    PLAIN_NUMBERS,
     Array,
-    DataFault,
     Integers,
+    lacks_value,
+    numbers,
+    refuse_where,
+    texts_of,
+)
+from fl_core.data.spelling import (
+    PLAIN_NUMBERS,
+    DataFault,
     Names,
     Place,
     Way,
     composed,
     is_number,
-    lacks_value,
-    numbers,
     place_in,
-    refuse_where,
     row_of_array,
-    texts_of,
 )
 from fl_core.errors import UsageError, check_known, listing, spelled, warn
 from fl_core.rows import CLASSIFICATION, MULTILABEL, POSITIONS, REGRESSION

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from fl_core.data.cells import (
+from fl_core.data.spelling import (
     MISSING,
     Names,
     NumberFormat,
@@ -17,7 +17,6 @@ from fl_core.data.cells import (
 from fl_core.errors import (
     OneOf,
     UsageError,
-    about,
     at_least,
     check_known,
     check_values,
@@ -143,8 +142,12 @@ class Reading:
             raise UsageError(
                 f"separator must be one character, such as ';', or tab; got {self.separator!r}."
             )
-        with about("encoding must be such as utf-8, latin-1 or cp1252", LookupError):
+        try:
             "".encode(self.encoding)  # also refuses codecs of bytes, such as zlib
+        except LookupError as error:
+            raise UsageError(
+                f"encoding must be such as utf-8, latin-1 or cp1252; got {self.encoding!r}."
+            ) from error
         check_values(vars(self), Reading)
         if self.fill_missing_columns and not self.may_be_missing:
             raise UsageError(

@@ -12,32 +12,34 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fl_core.data.cells import (
-    EXACT,
-    PLAIN_NUMBERS,
-    SIGNED,
     Cells,
-    DataFault,
     Floats,
     Integers,
-    Names,
-    NumberFormat,
-    Way,
-    cell_text,
     date_text,
     dates,
-    format_of,
-    is_number,
     lacks_value,
-    nearly_equal,
     numbers,
-    other_reading,
     refuse_where,
-    suspicion,
     taken,
     texts_of,
 )
 from fl_core.data.columns import Reading
 from fl_core.data.opened import Opened
+from fl_core.data.spelling import (
+    EXACT,
+    PLAIN_NUMBERS,
+    SIGNED,
+    DataFault,
+    Names,
+    NumberFormat,
+    Way,
+    cell_text,
+    format_of,
+    is_number,
+    nearly_equal,
+    other_reading,
+    suspicion,
+)
 from fl_core.display import Displayed, Summary, aligned
 from fl_core.errors import listing, plural, spelled, warn
 

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from fl_core import tree
-from fl_core.data.cells import Integers, Names, nearly_equal
+from fl_core.data.cells import Integers
 from fl_core.data.described import ColumnTable
 from fl_core.data.partitions import SPLITS, Partition
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.sources import NOTED, Source
+from fl_core.data.spelling import Names, nearly_equal
 from fl_core.display import MANY, Displayed, Summary, in_order
 from fl_core.errors import UsageError, check_known, listing, spelled
 from fl_core.models.tokens import SPECIAL, UNKNOWN, TokenShape

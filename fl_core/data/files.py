@@ -16,7 +16,7 @@ from PIL import ExifTags, Image, ImageOps
 
 from fl_core import storage
 from fl_core.data import arrays, opened, tables
-from fl_core.data.cells import Array, DataFault, Names, composed, located, refuse_where
+from fl_core.data.cells import Array, refuse_where
 from fl_core.data.columns import (
     IMAGES,
     PLAIN,
@@ -25,6 +25,7 @@ from fl_core.data.columns import (
 )
 from fl_core.data.described import Column, ColumnTable
 from fl_core.data.sources import Source, check_lengths, source_of_parts
+from fl_core.data.spelling import DataFault, Names, composed, located
 from fl_core.errors import UsageError, about, check_known, listing, spelled, warn
 from fl_core.rows import CLASSIFICATION
 

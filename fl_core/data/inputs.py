@@ -13,17 +13,7 @@ import pandas as pd
 from torch import Tensor
 
 from fl_core.data import arrays, files, preprocessing, roles
-from fl_core.data.cells import (
-    Array,
-    DataFault,
-    Names,
-    Place,
-    cells_of,
-    located,
-    numbers,
-    row_of_array,
-    texts_of,
-)
+from fl_core.data.cells import Array, cells_of, numbers, texts_of
 from fl_core.data.columns import IMAGES, PLAIN, READING, TABLES, Reading, images_in
 from fl_core.data.described import WORDS, features
 from fl_core.data.federated import FederatedData
@@ -31,6 +21,7 @@ from fl_core.data.opened import files_of, open_table
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.registry import path_of
 from fl_core.data.sources import Source, encode
+from fl_core.data.spelling import DataFault, Names, Place, located, row_of_array
 from fl_core.errors import (
     UsageError,
     as_list,

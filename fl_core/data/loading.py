@@ -23,7 +23,6 @@ from torch.utils.data import (
 
 from fl_core import seeds
 from fl_core.data import arrays, files, tables
-from fl_core.data.cells import Names, first_duplicate, located
 from fl_core.data.columns import PLAIN, STANDARD, WRITTEN, Reading
 from fl_core.data.federated import FederatedData, gather
 from fl_core.data.opened import files_of
@@ -32,6 +31,7 @@ from fl_core.data.partitions.base import options_of
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.registry import DATASETS, Location, Recipe, general, path_of
 from fl_core.data.sources import OWN_NAME, Source, check_lengths, source_of_parts
+from fl_core.data.spelling import Names, first_duplicate, located
 from fl_core.errors import UsageError, about, as_list, check_known, listing, warn
 from fl_core.models.adapter import (
     ARRAYS,

@@ -19,20 +19,7 @@ import pandas as pd
 from pandas.errors import DtypeWarning, ParserWarning
 
 from fl_core import storage
-from fl_core.data.cells import (
-    PLAIN_NUMBERS,
-    Cells,
-    DataFault,
-    Integers,
-    cells_of,
-    composed,
-    first_duplicate,
-    is_number,
-    is_padded,
-    place_in,
-    row_of_array,
-    taken,
-)
+from fl_core.data.cells import Cells, Integers, cells_of, taken
 from fl_core.data.columns import (
     BETWEEN,
     ENCODING,
@@ -43,6 +30,16 @@ from fl_core.data.columns import (
     WRITTEN,
     Reading,
     holds_images,
+)
+from fl_core.data.spelling import (
+    PLAIN_NUMBERS,
+    DataFault,
+    composed,
+    first_duplicate,
+    is_number,
+    is_padded,
+    place_in,
+    row_of_array,
 )
 from fl_core.errors import UsageError, about, listing, needs_package, spelled, warn
 

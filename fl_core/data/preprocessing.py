@@ -12,16 +12,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fl_core.data.cells import (
-    Array,
-    Bools,
-    Cells,
-    DataFault,
-    Floats,
-    Names,
-    date_text,
-    texts_of,
-)
+from fl_core.data.cells import Array, Bools, Cells, Floats, date_text, texts_of
+from fl_core.data.spelling import DataFault, Names
 from fl_core.errors import UsageError, listing, read_as
 
 MOST_LISTED = 10_000

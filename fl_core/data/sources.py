@@ -23,18 +23,11 @@ from fl_core.data.arrays import (
     loses_digits,
     task_of_entries,
 )
-from fl_core.data.cells import (
-    Array,
-    Bools,
-    DataFault,
-    Integers,
-    Names,
-    located,
-    refuse_where,
-)
+from fl_core.data.cells import Array, Bools, Integers, refuse_where
 from fl_core.data.columns import IMAGENET, SCALES
 from fl_core.data.described import ColumnTable
 from fl_core.data.preprocessing import Categories, Preprocessing
+from fl_core.data.spelling import DataFault, Names, located
 from fl_core.errors import UsageError, about, listing, spelled, warn
 from fl_core.models.tokens import (
     LENGTH,
@@ -468,16 +461,16 @@ def encode(
     refuse_where(blank, texts, rule, way)
     tokens: list[Any]
     if not tokenizer:
-        tokens = [[START, *tokens_of(text)] for text in texts]
-        cut = sum(len(sentence) > length for sentence in tokens)
+        tokens, kept = [tokens_of(text) for text in texts], length - 1
+        cut = sum(len(sentence) > kept for sentence in tokens)
     else:
-        tokens, length = tokenizer.encode(texts), tokenizer.length
+        tokens, kept = tokenizer.encode(texts), tokenizer.length
         cut = sum(bool(sentence.overflowing) for sentence in tokens)
     if where and cut > NOTED * len(texts):
-        warn(f"{where}: {cut} of {len(texts)} texts are cut after {length} tokens")
+        warn(f"{where}: {cut} of {len(texts)} texts are cut after {kept} tokens")
     if tokenizer:
         return np.array([each.ids for each in tokens]), (tokenizer.sha256,)
-    tokens = [sentence[1:length] for sentence in tokens]
+    tokens = [sentence[:kept] for sentence in tokens]
     words = sorted({word for sentence in tokens for word in sentence})
     code = {word: k for k, word in enumerate(words, len(SPECIAL))}
     codes = np.full((len(tokens), length), PAD, dtype=np.int64)

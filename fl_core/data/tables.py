@@ -15,21 +15,13 @@ import pandas as pd
 
 from fl_core.data import arrays, preprocessing, roles
 from fl_core.data.cells import (
-    SIGNED,
     Array,
     Bools,
     Cells,
-    DataFault,
-    Names,
-    Way,
-    cell_text,
     cells_of,
     fault_where,
-    is_number,
     lacks_value,
-    nearly_equal,
     numbers,
-    suspicion,
     taken,
     texts_of,
 )
@@ -52,6 +44,16 @@ from fl_core.data.described import (
 )
 from fl_core.data.opened import Opened, open_table
 from fl_core.data.sources import Source, encode
+from fl_core.data.spelling import (
+    SIGNED,
+    DataFault,
+    Names,
+    Way,
+    cell_text,
+    is_number,
+    nearly_equal,
+    suspicion,
+)
 from fl_core.errors import UsageError, check_known, listing, plural, spelled, warn
 from fl_core.models.tokens import Tokenizer
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL

@@ -180,9 +180,12 @@ def test_an_own_loss_trains_a_named_model_as_a_named_loss_does():
         torch.testing.assert_close(other, found[0])
 
 
-@pytest.mark.parametrize("kind", ["outputs by name", "pixels"])
-def test_every_command_takes_them_and_a_loss_is_needed_again(kind, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "named"), [("outputs by name", ""), ("pixels", ""), ("a callable", "mlp")]
+)
+def test_every_command_takes_them_and_a_loss_is_needed_again(kind, named, tmp_path):
     data, model, how = made(kind)
+    model = named or model
     given = {"data": data, "model": model, **how}
     keys = {"epochs": 1, "batch_size": 8, "rounds": 2}
     whole = fl.run(**given, **keys, patience=0)
@@ -191,7 +194,7 @@ def test_every_command_takes_them_and_a_loss_is_needed_again(kind, tmp_path):
     if how:
         with refuses("loss from Python must be passed"):
             fl.resume(tmp_path / "run", data=data, model=model)
-        given["loss"] = lambda z, y: 2 * both(z, y)
+        given["loss"] = lambda z, y: 2 * how["loss"](z, y)
         with refuses("other code of its loss"):
             fl.resume(tmp_path / "run", **given)
         given |= how
