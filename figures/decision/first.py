@@ -52,6 +52,11 @@ def sided(values: pd.Series) -> Interval:
     return mean_interval(values.to_numpy(float), level=0.9)
 
 
+def shown(gap: Interval, digits: int) -> str:
+    """Return a difference with its bounds."""
+    return f"{gap.value:+.{digits}f} [{gap.low:+.{digits}f}, {gap.high:+.{digits}f}]"
+
+
 def verdict(mode: str, gap: Interval) -> str:
     """Return whether the policy is shown to be not worse, by the registered margins; AUROC has none."""
     if mode == "auroc":
@@ -72,15 +77,11 @@ def table() -> str:
         gap = sided(factor * (values["policy"] - values["comparator"]))
         price = paired("price", mode).mean()
         harmed = sided(100 * paired("harmed", mode)["policy"])
-        digits = 4 if mode == "default" else 2
-        ends = (
-            f"{gap.value:+.{digits}f} [{gap.low:+.{digits}f}, {gap.high:+.{digits}f}]"
-        )
         lines.append(
             {
                 "mode, score": f"{mode}, {SCORES[mode]}",
                 "tables": len(values),
-                "policy minus comparator": ends,
+                "policy minus comparator": shown(gap, 4 if mode == "default" else 2),
                 "verdict": verdict(mode, gap),
                 "runs, policy": f"{price['policy']:.1f}",
                 "comparator": f"{price['comparator']:.1f}",
@@ -121,8 +122,21 @@ def images() -> str:
         ("the policy", policy, 2 + 2 * differ.mean()),
     ):
         gap = sided((own - race).groupby(["source", "dose"]).mean())
-        ends = f"{gap.value:+.2f} [{gap.low:+.2f}, {gap.high:+.2f}]"
-        lines.append({"way": way, "minus the race": ends, "runs": f"{runs:.1f}"})
+        line = {"way": way, "minus the race": shown(gap, 2), "runs": f"{runs:.1f}"}
+        lines.append(line)
+    return markdown(pd.DataFrame(lines))
+
+
+def averages() -> str:
+    """Return what the average of the predictions of the three best finished models gains over the best one."""
+    rows, lines = pd.read_csv(ROWS.with_name("averages.csv")), []
+    for mode, name, factor, digits in (
+        ("default", "loss", 1, 4),
+        ("macro_f1", "macro_f1", 100, 2),
+    ):
+        gap = sided(factor * (rows[f"average_{name}"] - rows[f"best_{name}"]))
+        told = {"average minus the best model": shown(gap, digits)}
+        lines.append({"score": SCORES[mode], "tables": len(rows), **told})
     return markdown(pd.DataFrame(lines))
 
 
@@ -148,6 +162,7 @@ def written(page: str) -> str:
         "first": table(),
         "rates": by_rate(),
         "images": images(),
+        "averages": averages(),
         "hours": f"{len(decisions())} decisions, {hours:.2f} core-hours.",
     }
     return BLOCK.sub(lambda m: f"{m[1]}{made[m[2]].rstrip()}\n{m[3]}", page)

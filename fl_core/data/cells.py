@@ -158,11 +158,11 @@ def dates(cells: pd.Categorical) -> Floats:
     >>> dates(pd.Categorical(["2024-01-01", "soon"]))
     Traceback (most recent call last):
         ...
-    fl_core.data.cells.DataFault: dates must have one form; got 'soon'. Write 2024-12-31.
+    fl_core.data.spelling.DataFault: dates must have one form; got 'soon'. Write 2024-12-31.
     >>> dates(pd.Categorical(["1/2/2024", "3/4/2024"]))
     Traceback (most recent call last):
         ...
-    fl_core.data.cells.DataFault: dates must not be day/month or month/day alike; got '1/2/2024'. Write 2024-12-31.
+    fl_core.data.spelling.DataFault: dates must not be day/month or month/day alike; got '1/2/2024'. Write 2024-12-31.
 
     Raises:
         DataFault: names the first cell that is no date, or cells that fit two forms.

@@ -304,7 +304,7 @@ def located(where: str, place: Place = row_of_array) -> Iterator[None]:
     ...     raise DataFault("the text must not be empty.", "Fill it.", row=4)
     Traceback (most recent call last):
         ...
-    fl_core.data.cells.DataFault: t.csv, line 6: the text must not be empty. Fill it.
+    fl_core.data.spelling.DataFault: t.csv, line 6: the text must not be empty. Fill it.
 
     Args:
         where: the data. place: the name of a row.
