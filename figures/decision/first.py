@@ -2,7 +2,7 @@
 
     python -m figures.decision.first
 
-A row of ``first.parquet`` is one decision. ``first_runs.py`` of commit 63fe1314 made them.
+A row of ``first.parquet`` is one decision. ``first_runs.py`` of commit a02f7cb4 made them.
 """
 
 from __future__ import annotations
