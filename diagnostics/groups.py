@@ -22,7 +22,7 @@ from .measure import SENSITIVITY
 from .metrics.of_weights import vector_of
 from .null import null_data
 from .sensitivity import SensitivityAccumulator
-from .tuning.differ import GROUPED
+from .tuning.differ import LEAST_CLIENTS
 
 DRAWS = 59
 """Shuffled federations. With all of them below the real one, chance shows groups in 1 of 60 cases."""
@@ -120,9 +120,9 @@ def client_groups(task: Task, layer: str = "", draws: int = DRAWS) -> Groups:
             move the layer.
     """
     names = task.data.names
-    if len(names) < GROUPED:
+    if len(names) < LEAST_CLIENTS:
         raise UsageError(
-            f"clients must be at least {GROUPED} to be grouped; got {len(names)}."
+            f"clients must be at least {LEAST_CLIENTS} to be grouped; got {len(names)}."
         )
     check_value("draws", draws, at_least(1))
     layers = {each.name: each for each in task.layers if each.weights}

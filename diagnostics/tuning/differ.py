@@ -32,7 +32,7 @@ With as many six clients with coded labels are called different in 80 % of the r
 """
 SIDE = 4
 """Neighbours on each side in a drawn circle of clients. Up to 9 clients are all neighbours."""
-GROUPED = 4
+LEAST_CLIENTS = 4
 """The fewest clients whose groups are sought (:mod:`diagnostics.groups`)."""
 DIFFER, TOO_FEW, NOT_SHOWN = "differ", "too few samples to tell", "not shown"
 UNITS = {"loss": (1, "nats"), "accuracy": (100, "points")}

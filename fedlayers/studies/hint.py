@@ -17,7 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from diagnostics.tuning.copies import EPOCHS, Tuner
-from diagnostics.tuning.differ import GROUPED
+from diagnostics.tuning.differ import LEAST_CLIENTS
 from diagnostics.tuning.profile import every
 from fedlayers.backends.local import no_progress
 from fedlayers.studies.arms import FIRST, Ways, arms_of, ends_of
@@ -334,7 +334,7 @@ def costs_of(race: Race, side_by_side: int) -> tuple[Cost, Cost, Cost]:
         return replace(found, seconds=seconds)
 
     names = [arm.name for arm in race.arms]
-    known = race.ends and len(race.task.data.clients) >= GROUPED
+    known = race.ends and len(race.task.data.clients) >= LEAST_CLIENTS
     first = [name for name in names if name not in race.ends]
     return cost(first), cost(names), cost(names, bool(known))
 

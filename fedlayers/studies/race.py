@@ -19,7 +19,7 @@ from torch import Tensor
 from diagnostics.tuning.copies import EPOCHS, Held
 from diagnostics.tuning.differ import (
     DIFFER,
-    GROUPED,
+    LEAST_CLIENTS,
     NOT_SHOWN,
     OTHERS,
     TOO_FEW,
@@ -536,7 +536,7 @@ def with_groups(race: Race, found: Decided) -> Race:
     from diagnostics.groups import client_groups  # imports scikit-learn
 
     task = race.task
-    if len(task.data.clients) < GROUPED:
+    if len(task.data.clients) < LEAST_CLIENTS:
         return race
     groups = found.groups = client_groups(
         task, LayerPlan(task.layers, ()).trainable[0], DRAWS

@@ -14,22 +14,17 @@ from fl_core.rows import CLASSIFICATION
 from tests.conftest import refuses
 
 
-def independent(counts):
-    """Return the label skew where samples are independent."""
-    rows, columns = (counts.sum(axis=axis).astype(bool).sum() for axis in (1, 0))
-    return label_skew(counts, (rows - 1) * (columns - 1) / (counts.sum() - 1))
-
-
 def test_the_skew_is_nothing_by_chance_and_one_if_clients_have_own_classes():
     draw = np.random.default_rng(0)
-    chance = [independent(draw.multinomial(60, [0.5, 0.3, 0.2], 5)) for _ in range(200)]
-    raw = draw.multinomial(60, [0.5, 0.3, 0.2], 5)
+    tables = draw.multinomial(60, [0.5, 0.3, 0.2], (200, 5))
+    chance = [label_skew(table, 8 / 299) for table in tables]
+    raw = tables[0]
     expected = np.outer(raw.sum(1), raw.sum(0)) / raw.sum()
     plain = ((raw - expected) ** 2 / expected).sum() / raw.sum() / 2
     assert np.mean(chance) < 0.06 < math.sqrt(plain) + 0.05
     assert np.median(chance) < 0.05
-    assert independent(np.eye(4) * 9) == pytest.approx(1.0)
-    assert independent(np.array([[5.0, 0.0], [7.0, 0.0]])) == 0.0
+    assert label_skew(np.eye(4) * 9, 9 / 35) == pytest.approx(1.0)
+    assert label_skew(np.array([[5.0, 0.0], [7.0, 0.0]]), 0) == 0.0
 
 
 def test_rows_of_one_patient_are_no_skew():
@@ -52,7 +47,8 @@ def test_a_hint_has_the_sentence_the_counts_and_the_cost_of_the_race(
     monkeypatch.chdir(tmp_path)
     found = fl.hint(dataset="heart", rounds=3, eval_every=1)
     assert found.counts.loc["va"].tolist() == [17, 25, 18, 19, 4]
-    exact = independent(found.counts.to_numpy(float))
+    counts = found.counts.to_numpy(float)
+    exact = label_skew(counts, 12 / (counts.sum() - 1))  # of independent samples
     assert found.skew.value == pytest.approx(exact, abs=0.005)
     assert 0 < found.skew.low < exact < found.skew.high
     assert not list(tmp_path.iterdir())

@@ -89,6 +89,15 @@ def test_the_registered_questions_on_adapters_are_answered_from_the_rows():
     assert f"right in {sum(named)} of {len(named)} federations that differ" in page
     assert f"the constant answer *head* in {sum(at_head)}." in page
     assert f"{sum(lost) / len(lost):.1f} points against training both" in page
+    assert max(lost) > 0.9 * sum(lost)
+
+
+def test_the_first_lines_on_sharing_first_are_those_of_the_rows():
+    loss, runs = (
+        first.paired(what, "default").diff(axis=1)["policy"]
+        for what in ("value", "price")
+    )
+    assert first.sided(loss).low > 0 > runs.mean()
 
 
 def test_the_stored_study_of_depth_is_explained_and_quoted_right():
