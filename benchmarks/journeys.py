@@ -10,9 +10,7 @@ from types import FrameType
 from typing import Any
 
 import fedlayers as fl
-
-ROOT = Path(__file__).parents[1]
-PACKAGES = ("fl_core", "diagnostics", "fedlayers")
+from benchmarks.lines import PACKAGES, ROOT
 
 
 def files(work: Callable[[], Any]) -> dict[str, int]:

@@ -16,14 +16,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.pairs import PAIRS, Measured, compare, judged
+from benchmarks.pairs import PAIRS, Measured, compare, judged, memory, peak_from_now
 from diagnostics.curvature.trace import TraceResult, hessian_trace
 from diagnostics.gradients import one_pass
 from diagnostics.measurement import ClientModel, Measurement
@@ -249,7 +248,7 @@ def _against_backpack(
     ]
 
 
-def memory(repeats: int = 6) -> list[Measured]:
+def peak_memory(repeats: int = 6) -> list[Measured]:
     """Rise of the peak memory by the trace, each in a fresh process, against PyHessian's."""
     code = "from benchmarks.measurements import peak; peak({!r})"
 
@@ -278,80 +277,12 @@ def peak(how: str) -> None:
         import pyhessian  # noqa: F401  (its import is no part of the measurement)
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # small freed blocks would stay otherwise
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-    before = _status("VmRSS")
-    if how == "fedlayers":
-        hessian_trace(model, (x, y), layers, loss=LOSS, batch=BATCH)
-    else:
-        hessian_trace(
-            model,
-            (x, y),
-            layers,
-            loss=LOSS,
-            batch=len(y),
-            backend="pyhessian",
-            probes=2,
-        )
-    print(_status("VmHWM") - before)
-
-
-def _status(name: str) -> float:
-    """One field of this process's memory status, in MB (Linux)."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return (
-        float(next(line for line in lines if line.startswith(name)).split()[1]) / 1024
-    )
-
-
-def smooth(pairs: int = PAIRS) -> list[Measured]:
-    """A net with GELU: time until every layer has the requested standard error."""
-    torch.set_num_threads(1)
-    model, (x, y) = trained(network(nn.GELU)), held_out(300)
-    layers = layers_of(model, x[:2])
-
-    def needed(estimator: str, probes: int, **options: Any) -> float:
-        total = 0.0
-        for layer in layers:
-            start = time.perf_counter()
-            (found,) = hessian_trace(
-                model,
-                (x, y),
-                [layer],
-                loss=LOSS,
-                batch=BATCH,
-                estimator=estimator,
-                probes=probes,
-                **options,
-            )
-            total += (time.perf_counter() - start) * (
-                found.stderr / found.trace / ERROR
-            ) ** 2
-        return total
-
-    rows = []
-    options: dict[str, Any]
-    for name, options in (
-        ("weight-space Hutchinson", {}),
-        ("PyHessian 0.1", {"backend": "pyhessian"}),
-    ):
-        ours, theirs = [], []
-        for index in range(pairs):
-            ours.append(needed("activation", 8, seed=index))
-            theirs.append(needed("hutchinson", 16, seed=index, **options))
-        text = f"{name}, 16 probes, time x variance, sum over the layers at {ERROR:.0%} standard error"
-        ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
-        rows.append(
-            judged(
-                "J1",
-                "GELU net, 300 samples, 8 probes in output space",
-                text,
-                ratios,
-                at_least=5,
-                seconds=statistics.median(ours),
-                baseline_seconds=statistics.median(theirs),
-            )
-        )
-    return rows
+    before = peak_from_now()
+    options: dict[str, Any] = {"batch": BATCH}
+    if how == "pyhessian":
+        options = {"batch": len(y), "backend": "pyhessian", "probes": 2}
+    hessian_trace(model, (x, y), layers, loss=LOSS, **options)
+    print(memory("VmHWM") - before)
 
 
 def coverage(repeats: int = 1000) -> list[Measured]:
@@ -554,8 +485,7 @@ def gradient_metrics(pairs: int = PAIRS) -> list[Measured]:
 
 JOBS = {
     "j1": traces,
-    "j1-memory": memory,
-    "j1-gelu": smooth,
+    "j1-memory": peak_memory,
     "j1-coverage": coverage,
     "j2": similarities,
     "j3": gradient_metrics,

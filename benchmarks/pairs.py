@@ -177,3 +177,17 @@ def table(name: str, rows: list[Measured], command: str) -> Path:
         file.write(f"# {command}\n# {os.cpu_count()} CPU cores\n")
         frame.to_csv(file, index=False)
     return path
+
+
+def peak_from_now() -> float:
+    """MB of this process now. The kernel's peak (VmHWM) is reset to it."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return memory("VmRSS")
+
+
+def memory(which: str) -> float:
+    lines = dict(
+        line.split(":", 1)
+        for line in Path("/proc/self/status").read_text().splitlines()
+    )
+    return int(lines[which].split()[0]) * 1024 / 1e6

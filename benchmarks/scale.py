@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from scipy import stats
 
 from benchmarks.curves import CURVES, Curve
-from benchmarks.pairs import RESULTS, Measured
+from benchmarks.pairs import RESULTS, Measured, memory, peak_from_now
 from diagnostics.plots.drawing import style
 from figures.drawing import save_png
 from fl_core.errors import RunError
@@ -127,20 +127,6 @@ def _measure(
         work()
         seconds = time.process_time() - start
         answer.send((seconds, max(memory("VmHWM") - before, 0.0)))
-
-
-def peak_from_now() -> float:
-    """MB of this process now. The kernel's peak (VmHWM) is reset to it."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return memory("VmRSS")
-
-
-def memory(which: str) -> float:
-    lines = dict(
-        line.split(":", 1)
-        for line in Path("/proc/self/status").read_text().splitlines()
-    )
-    return int(lines[which].split()[0]) * 1024 / 1e6
 
 
 # --- slopes ----------------------------------------------------------------------------------------------------

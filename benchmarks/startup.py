@@ -12,15 +12,16 @@ from fl_core.config import RunConfig
 from fl_core.run import runner
 
 RUN = "RUN"  # stands for the path of a finished run
-EMPTY = ("-c", "pass")
 ASKED = {
     "fedlayers --help": ("-m", "fedlayers", "--help"),
     "import fedlayers": ("-c", "import fedlayers"),
-    "fedlayers run --help": ("-m", "fedlayers", "run", "--help"),
-    "fedlayers list algorithms": ("-m", "fedlayers", "list", "algorithms"),
     "fedlayers verify": ("-m", "fedlayers", "verify", RUN),
     "an unknown algorithm": ("-m", "fedlayers", "run", "--algorithm", "fedavgg"),
+    "fedlayers run --help": ("-m", "fedlayers", "run", "--help"),
+    "fedlayers list algorithms": ("-m", "fedlayers", "list", "algorithms"),
+    "fedlayers plot": ("-m", "fedlayers", "plot", RUN),
 }
+TARGETED = [*ASKED][:4]
 AT_MOST = 10
 PEAK = 80.0  # MB
 USED = """
@@ -45,33 +46,28 @@ def usage(*words: str) -> tuple[float, float]:
 
 def startup(pairs: int = PAIRS) -> list[Measured]:
     """Measure CPU time and peak memory of help, lists, a small check and mistakes, relative to an empty program."""
+    rows: list[Measured] = []
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         runner.run(RunConfig(rounds=3), run, progress=False)
-        return _measured(run, pairs)
+        for what, words in ASKED.items():
+            command = [str(run) if word == RUN else word for word in words]
+            rows += _measured(what, command, pairs)
+    return rows
 
 
-def _measured(run: Path, pairs: int) -> list[Measured]:
-    rows = []
-    for what, command in ASKED.items():
-        words, peaks = (
-            tuple(str(run) if word == RUN else word for word in command),
-            list[float](),
-        )
+def _measured(what: str, command: list[str], pairs: int) -> list[Measured]:
+    peaks: list[float] = []
 
-        def asked(words: tuple[str, ...] = words, peaks: list[float] = peaks) -> float:
-            seconds, peak = usage(*words)
-            peaks.append(peak)
-            return seconds
+    def asked() -> float:
+        seconds, peak = usage(*command)
+        peaks.append(peak)
+        return seconds
 
-        frame = alternate({"asked": asked, "empty": lambda: usage(*EMPTY)[0]}, pairs)
-        targeted = what in (
-            "fedlayers --help",
-            "import fedlayers",
-            "fedlayers verify",
-            "an unknown algorithm",
-        )
-        row = judged(
+    frame = alternate({"asked": asked, "empty": lambda: usage("-c", "pass")[0]}, pairs)
+    targeted = what in TARGETED
+    return [
+        judged(
             "startup",
             what,
             "python -c pass",
@@ -80,14 +76,13 @@ def _measured(run: Path, pairs: int) -> list[Measured]:
             seconds=float(frame["asked"].median()),
             baseline_seconds=float(frame["empty"].median()),
             unit="CPU time",
-        )
-        peak = judged(
+        ),
+        judged(
             "startup",
             what,
             "1 MB",
             peaks[1:],
             at_most=PEAK if targeted else None,
             unit="MB at the peak",
-        )
-        rows += [row, peak]
-    return rows
+        ),
+    ]

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
-import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 
 from benchmarks import peers, training
-from benchmarks.pairs import Measured, Work, compare
-from benchmarks.scale import memory, peak_from_now
+from benchmarks.pairs import Measured, Work, compare, memory, peak_from_now
 from benchmarks.sides import Job
-from fedlayers.studies.choose import choose
 from fl_core import tree
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
 from fl_core.rounds.clients import OPTIMIZER_TREE, LocalClients
 from fl_core.rounds.engine import Engine
 from fl_core.rounds.recorder import Recorder
-from fl_core.run import runner
 
 LORA = "lora:r=8,targets=attn"
 WHOLE = RunConfig(
@@ -32,12 +28,9 @@ WHOLE = RunConfig(
     weight_decay=0.01, keep_optimizer=True, loss="cross_entropy", eval_every=10,
 )  # fmt: skip
 """PACS has four clients. Images of 64 x 64 are 16 patches. The base of the race is trained by this."""
-ADAPTED = WHOLE.with_keys(adapt=LORA, lr=0.001, rounds=3, eval_every=1)
-ARMS = ("nothing", "lora_A", "lora_B", "half", "all_but_last")
 TIMED = 160
 """Samples of the rounds that are timed."""
 PAIRS = 6
-NO_INTERVAL = (float("nan"), float("nan"))
 
 
 def transformer(pairs: int = PAIRS) -> list[Measured]:
@@ -71,7 +64,9 @@ def transformer(pairs: int = PAIRS) -> list[Measured]:
         before, after = values
         names = (f"{LORA}, {after:.4g} MB {text}", f"all weights, {before:.4g} MB")
         found.append(
-            Measured("transformer", *names, before / after, *NO_INTERVAL, unit="memory")
+            Measured(
+                "transformer", *names, before / after, math.nan, math.nan, unit="memory"
+            )
         )
     return found
 
@@ -108,38 +103,6 @@ def _peak(adapt: str | None) -> float:
         before = peak_from_now()
         engine.step()
     return memory("VmHWM") - before
-
-
-def race(pairs: int = 1) -> list[Measured]:
-    """The same transformer: a race between ways to share adapters, from a base that FedAvg trained.
-
-    Args:
-        pairs: number of seeds.
-    """
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        base = Path(folder) / "base"
-        runner.run(WHOLE, base, progress=False)
-        config, seeds = ADAPTED.with_keys(init=str(base)), range(pairs)
-        choice = choose(
-            config, Path(folder) / "choose", arms=ARMS, seeds=seeds, progress=print
-        )
-    print(choice.text())
-    text = f"rounds 1 to {ADAPTED.federation.rounds} after {WHOLE.federation.rounds} of all weights"
-    return [
-        Measured(
-            "transformer",
-            f"share {arm} of {LORA}",
-            text,
-            value,
-            *NO_INTERVAL,
-            pairs=pairs,
-            unit="macro-F1",
-        )
-        for arm, value in zip(
-            choice.table["arm"], choice.table[choice.main], strict=True
-        )
-    ]
 
 
 def gpu(pairs: int = PAIRS) -> list[Measured]:
@@ -190,4 +153,4 @@ def _timed(name: str, work: Work, text: str, other: Work, pairs: int) -> Measure
     return compare(name, *sides, pairs=pairs, clock=time.perf_counter)
 
 
-JOBS = {"gpu": gpu, "transformer": transformer, "transformer-choose": race}
+JOBS = {"gpu": gpu, "transformer": transformer}

@@ -15,13 +15,11 @@ from numpy.typing import NDArray
 
 from fl_core.display import natural
 from fl_core.errors import RunError, UsageError, check_known, listing, read_as
-from fl_core.layers import Layer
-from fl_core.plan import LayerPlan
+from fl_core.plan import Layer, LayerPlan
 from fl_core.seeds import numpy_generator
 
-from .metrics.base import METRICS, metric_or_placeholder
+from .metrics import facts_of, known_metrics
 from .null import kept_in, nulls_in, resamples_of, split_resamples
-from .sensitivity import combine
 
 SENSITIVITY = "federation_sensitivity"
 
@@ -128,7 +126,7 @@ def curve_of(
         raise UsageError(
             "The rows hold no values of layers. Diagnose the models first."
         )
-    if metric in METRICS and metric not in {*table["metric"]}:
+    if metric in known_metrics() and metric not in {*table["metric"]}:
         raise UsageError(
             f"the rows must hold {metric}, which the rule reads; got {listing(table['metric'].unique())}. "
             f"Measure it: metrics=[{metric!r}]."
@@ -146,8 +144,8 @@ def curve_of(
         )
     of_clients = _one_measurement(of_clients)
     paired = bool((of_clients["client_b"] != "").any())
-    kind = metric_or_placeholder(metric)
-    if metric not in METRICS:
+    kind = facts_of(metric)
+    if metric not in known_metrics():
         kind = replace(kind, distance=(pairs or {}).get(metric) == "distance")
     used = [layer for layer in layers if layer.used and not layer.is_frozen]
     if len(used) < 2:
@@ -171,6 +169,8 @@ def curve_of(
         clients[client] = [fmean(values) for values in zip(*own, strict=True)]
         of_one = of_clients[of_clients["client"] == client]
         weights[client] = 1.0 if paired else _weight(of_one, client)
+    from .sensitivity import combine  # with torch, which pictures go without
+
     combined = combine(np.array([*clients.values()]), [*weights.values()]).tolist()
     seeds = of_clients["seed"].dropna()
     seed = None if seeds.empty else int(seeds.iloc[0])
@@ -211,7 +211,7 @@ def _variant(table: pd.DataFrame, metric: str, variant: str | None) -> str:
     measured = list(table["variant"].unique())
     if variant is not None:
         return check_known(f"variant of {metric}", variant, measured)
-    preferred = metric_or_placeholder(metric).preferred
+    preferred = facts_of(metric).preferred
     chosen = next((name for name in preferred if name in measured), measured[0])
     if chosen not in preferred and len(measured) > 1:
         raise UsageError(

@@ -21,28 +21,30 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pandas as pd
-import torch
-from torch import nn
 
 from fl_core.data.arrays import nested_groups
-from fl_core.data.federated import ClientData, FederatedData, Split
 from fl_core.data.partitions import SPLITS
 from fl_core.errors import UsageError, as_list, at_least, check_known, check_value
 from fl_core.rows import Row
 from fl_core.seeds import numpy_generator, seed_of, torch_seeded
-from fl_core.tree import copied
 
-from .measurement import Data, batches, full_batch
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from fl_core.data.federated import FederatedData, Split
+
+    from .measurement import Data
 
 Groups = np.ndarray | None
 """What each of all clients' samples belongs to, such as a patient. Groups are shuffled whole."""
 Shuffled = tuple[np.ndarray, np.ndarray]
 """Which of all clients' samples, one after another, give the inputs at each place, and which the labels."""
-Retrain = Callable[[Mapping[str, Data]], Any]
+Retrain: TypeAlias = "Callable[[Mapping[str, Data]], Any]"
 """Trains on a null's data, {client: data}, and returns models as :func:`diagnostics.measure.diagnose` takes them."""
 
 
@@ -117,6 +119,8 @@ def null_data(
     """
     if not NULLS[check_known("null", null, NULLS)].shuffles:
         return data
+    from fl_core.data.federated import ClientData  # with torch, which rows go without
+
     held: dict[str, dict[str, Split]] = {client.name: {} for client in data.clients}
     indices: dict[str, dict[str, np.ndarray]] = {
         client.name: {} for client in data.clients
@@ -164,6 +168,8 @@ def null_samples(
         raise UsageError(
             "null 'clients' must have at least 2 clients; got one set of data."
         )
+    from fl_core.data.federated import Split
+
     read = {name: _read(own, seed) for name, own in data.items()}
     _check_shapes(x for x, _, _ in read.values())
     parts = {
@@ -183,6 +189,10 @@ def null_samples(
 
 def _read(data: Data, seed: int) -> tuple[torch.Tensor, torch.Tensor, list[int] | None]:
     """Return all of a client's samples, and the lengths of its loader's batches; None for a pair."""
+    import torch
+
+    from .measurement import batches, full_batch
+
     pair = full_batch(data)
     if pair is not None:
         return *pair, None
@@ -214,6 +224,10 @@ def _shuffled(
     Args:
         places: of all clients' samples, one client after another.
     """
+    import torch
+
+    from fl_core.data.federated import Split
+
     x, y = (torch.cat([getattr(p, name) for p in parts.values()]) for name in "xy")
     known = [part.groups for part in parts.values()]
     groups = None if any(own is None for own in known) else nested_groups(known)
@@ -247,6 +261,8 @@ def on_null(
     Raises:
         UsageError: as :func:`null_samples` and :func:`untrained_copy`.
     """
+    from torch import nn
+
     settings = {metric: dict(given) for metric, given in options.items()}
     if not NULLS[null].shuffles:
         first = models if isinstance(models, nn.Module) else next(iter(models.values()))
@@ -280,6 +296,8 @@ def untrained_copy(model: nn.Module, seed: int) -> nn.Module:
     Raises:
         UsageError: a module has parameters of its own and no ``reset_parameters``. The message names it.
     """
+    from fl_core.tree import copied
+
     fresh = copied(model)
     with torch_seeded(seed_of(seed, "null", "fresh")):
         for name, module in fresh.named_modules():

@@ -15,12 +15,11 @@ import pandas as pd
 from fl_core import rows as schema
 from fl_core.display import MANY, Displayed, Summary, in_order, printable
 from fl_core.errors import UsageError, as_list, check_known, listing, read_as
-from fl_core.layers import Layer
-from fl_core.plan import LayerPlan
+from fl_core.plan import Layer, LayerPlan
 
 from . import plots
 from .curve import both_ways
-from .metrics.base import metric_or_placeholder
+from .metrics import facts_of
 from .null import NULLS, of_null, split_resamples
 
 if TYPE_CHECKING:
@@ -155,7 +154,7 @@ class Report(Displayed):
         If options made other variants than the default, the first of them is shown.
         """
         there = list(self._rows(metric)["variant"].unique())
-        wanted = (_usual(metric, there), metric_or_placeholder(metric).default_variant)
+        wanted = (_usual(metric, there), facts_of(metric).default_variant)
         return [name for name in dict.fromkeys(wanted) if name in there]
 
     def text(self, metrics: Sequence[str]) -> str:
@@ -171,7 +170,7 @@ class Report(Displayed):
         blocks = []
         for metric, variant in variants:
             title = ", ".join(filter(None, [metric, variant]))
-            if direction := metric_or_placeholder(metric).direction:
+            if direction := facts_of(metric).direction:
                 title += f" ({direction})"
             own = self._rows(metric, variant)
             if split := " and ".join(filter(None, own["split"].unique())):
@@ -255,7 +254,7 @@ def last_round(table: pd.DataFrame) -> pd.DataFrame:
 def _usual(metric: str, present: Sequence[str]) -> str:
     """Return the default variant: the first of the metric's that was measured."""
     return next(
-        (name for name in metric_or_placeholder(metric).variants if name in present),
+        (name for name in facts_of(metric).variants if name in present),
         present[0],
     )
 
@@ -344,7 +343,7 @@ def _table(plan: LayerPlan) -> str:
     if why.rule == "sensitivity_ratio" and why.threshold is not None:
         limit = why.threshold
     above = next((name for name, step in steps.items() if step > limit), None)
-    metric = metric_or_placeholder(why.metric)
+    metric = facts_of(why.metric)
     similarity = metric.pairs and not metric.distance
     symbol = metric.look.symbol or (f"1 - {metric.name}" if similarity else "value")
     width = max(map(len, (*plan.by_layer(), "layer")))

@@ -11,7 +11,7 @@ from typing import Any
 
 from sphinx.ext.napoleon import Config, GoogleDocstring
 
-from fedlayers.cli import folders
+from docs import lists
 
 DOORS = "fedlayers/__init__.py"
 STYLE: Any = Config(
@@ -72,7 +72,7 @@ def doors(root: Path) -> Iterator[tuple[str, str, str]]:
 def metrics(root: Path, sources: set[str]) -> str:
     """Return the page of all metrics, each with its formula, options, price, an example and its source."""
     entries = []
-    for name, kind in folders.registry("metric").own.items():
+    for name, kind in lists.registry("metric").own.items():
         words = (
             f"{kind.description[:1].upper()}{kind.description[1:]}: {kind.direction}."
         )
@@ -113,7 +113,7 @@ def metrics(root: Path, sources: set[str]) -> str:
 def rules(root: Path, sources: set[str]) -> str:
     """Return the page of all rules, each with its docstring, an example and its source."""
     entries = []
-    for name, kind in folders.registry("rule").own.items():
+    for name, kind in lists.registry("rule").own.items():
         words = f"{kind.summary[:1].upper()}{kind.summary[1:]}."
         parts = (
             words,

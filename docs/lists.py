@@ -1,4 +1,6 @@
-"""``python -m docs.lists``: writes the pages' lists of algorithms, metrics, rules, datasets and models.
+"""``python -m docs.lists``: writes the lists of algorithms, metrics, rules, datasets and models.
+
+They stand on pages, and in the file that ``fedlayers list`` prints.
 
 A list stands between ``<!-- list:KIND -->`` and ``<!-- end -->``. The rest of a page stays as it is.
 """
@@ -7,23 +9,131 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from diagnostics.metrics import STORED
 from fedlayers.cli import folders
+from fl_core import data
+from fl_core.algorithms.base import defaults_of
+from fl_core.data.registry import general
 from fl_core.errors import UsageError, check_known
 from fl_core.models.building import describe
-from fl_core.registry import first_line
+from fl_core.models.tokens import TokenShape
+from fl_core.registry import Registry, first_line, import_object
+from fl_core.storage import write_json
 
 BLOCK = re.compile(r"(<!-- list:(\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+HOMES = {
+    "algorithm": "fl_core.algorithms.base:ALGORITHMS",
+    "metric": "diagnostics.metrics.base:METRICS",
+    "rule": "diagnostics.select:RULES",
+    "dataset": "fl_core.data.registry:DATASETS",
+    "partition": "fl_core.data.partitions.base:PARTITIONS",
+    "model": "fl_core.models.building:MODELS",
+}
+"""The registry of each kind."""
+
+
+def registry(kind: str) -> Registry[Any]:
+    """Return the registry of a kind, one of :data:`HOMES`."""
+    return import_object("registry", HOMES[check_known("kind", kind, HOMES)])
+
+
+# --- what ``fedlayers list`` prints -----------------------------------------------------------------------------
+
+Blocks = dict[str, dict[str, str]]
+"""Title -> name -> text."""
+
+
+def all_algorithms() -> Blocks:
+    """Return algorithms by family, with their papers, options and costs. The texts say what is trained, sent and kept.
+
+    The cost is the number of scalars that a client receives and sends in a round. P stands for all of the model's.
+    """
+    known = registry("algorithm")
+    cost = "Cost: scalars that a client receives and sends a round; P = all of the model's. Plan: uses --plan."
+    blocks: Blocks = {cost: {}}
+    for family, names in known.families().items():
+        about = {}
+        for name in names:
+            kind = known[name]
+            parts = [
+                kind.paper,
+                f"trained: {kind.trains}",
+                f"sent: {kind.travels}",
+                f"kept: {kind.keeps}",
+                f"cost: {kind.cost}",
+            ]
+            if kind.uses_plan:
+                parts.append("plan")
+            if options := _options(defaults_of(kind)):
+                parts.append(f"--option {options}")
+            about[name] = " | ".join(parts)
+        blocks[family] = about
+    return blocks
+
+
+def all_datasets() -> Blocks:
+    """Return every dataset with its defaults, and those of a user's own data.
+
+    >>> datasets = all_datasets()[""]
+    >>> print(datasets["heart"])
+    clients=4, partition=natural, model=heart_mlp, ... loss_options=(gamma=3.0, alpha=…), scale=none, ...
+    >>> "dirichlet, alpha=0.5" in datasets["cifar10"], "player_focal" in datasets["heart"]
+    (True, True)
+    """
+    shapes = {"table": (1,), "images": (3, 32, 32), "texts": TokenShape((1,), 3)}
+    own = {f"your {name}": general(shape, False) for name, shape in shapes.items()}
+    about = {}
+    for name, recipe in {**data.datasets(), **own}.items():
+        keys = {key: value for key, value in vars(recipe).items() if value}
+        if recipe.partition != "dirichlet":
+            del keys["alpha"]
+        about[name] = _options(keys)
+    return {"": about}
+
+
+def all_metrics() -> Blocks:
+    """Return every metric with its meaning, price, direction and variants."""
+    about = {}
+    for name, kind in registry("metric").members().items():
+        parts = [kind.description, f"price: {kind.price}", kind.direction]
+        about[name] = " | ".join(filter(None, [*parts, ", ".join(kind.variants)]))
+    return {"": about}
+
+
+LISTINGS: dict[str, Callable[[], Blocks]] = {
+    "algorithms": all_algorithms,
+    "datasets": all_datasets,
+    "models": lambda: {"": describe()},
+    "metrics": all_metrics,
+    "rules": lambda: {"": registry("rule").summaries()},
+}
+
+
+def _options(options: Mapping[str, Any]) -> str:
+    """Format options. A list, with one number per class, is abbreviated."""
+    shown = []
+    for key, value in options.items():
+        if isinstance(value, dict):
+            value = f"({_options(value)})"
+        shown.append(f"{key}={'…' if isinstance(value, list) else value}")
+    return ", ".join(shown)
+
+
+# --- the tables on pages ----------------------------------------------------------------------------------------
 
 
 def algorithms() -> str:
     """Return the table of algorithms, one row per family. Names in bold use a plan."""
     own = _own("algorithm")
     rows = []
-    for family, members in folders.registry("algorithm").families().items():
+    for family, members in registry("algorithm").families().items():
         names = [
             f"**`{name}`**" if own[name].uses_plan else f"`{name}`"
             for name in members
@@ -51,16 +161,8 @@ def metrics() -> str:
     )
 
 
-def rules() -> str:
-    """Return the table of rules."""
-    rows = ((f"`{name}`", member.summary) for name, member in _own("rule").items())
-    return _table(("rule", "what it decides"), rows)
-
-
 def datasets() -> str:
     """Return the table of datasets, with their default clients and models."""
-    from fl_core import data
-
     rows, recipes = [], data.datasets()
     for name, member in _own("dataset").items():
         recipe = recipes[name]
@@ -74,24 +176,20 @@ def datasets() -> str:
     return _table(("dataset", "samples", "clients", "model"), rows)
 
 
-def models() -> str:
-    """Return the table of models."""
-    own = _own("model")
-    summaries = {
-        name: line for name, line in describe().items() if name in own or ":" in name
-    }
-    return _table(
-        ("model", "what it is"),
-        ((f"`{name}`", summary) for name, summary in summaries.items()),
-    )
+def facts() -> dict[str, dict[str, Any]]:
+    """Return what pictures need of each metric, as it is stored."""
+    known = {name: asdict(metric) for name, metric in _own("metric").items()}
+    for each in known.values():
+        del each["compute"], each["options_type"]
+    return known
 
 
 LISTS: dict[str, Callable[[], str]] = {
     "algorithms": algorithms,
     "metrics": metrics,
-    "rules": rules,
+    "rules": lambda: _described("rule", "what it decides"),
     "datasets": datasets,
-    "models": models,
+    "models": lambda: _described("model", "what it is"),
 }
 
 
@@ -117,7 +215,14 @@ def updated(text: str) -> str:
 
 def _own(kind: str) -> dict[str, Any]:
     """Return this project's members of a kind. Other installed packages do not belong in the pages."""
-    return folders.registry(kind).own
+    return registry(kind).own
+
+
+def _described(kind: str, says: str) -> str:
+    """Return the table of a kind whose members have a line of description each."""
+    own, every = _own(kind), LISTINGS[f"{kind}s"]()[""].items()
+    rows = ((f"`{name}`", line) for name, line in every if name in own or ":" in name)
+    return _table((kind, says), rows)
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -139,6 +244,9 @@ def main(*paths: Path) -> None:
         text = path.read_text(encoding="utf-8")
         if paths or BLOCK.search(text):
             path.write_text(updated(text), encoding="utf-8")
+    write_json(STORED, facts())
+    listings = {what: make() for what, make in LISTINGS.items()}
+    write_json(folders.STORED, listings)
 
 
 if __name__ == "__main__":

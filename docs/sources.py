@@ -16,8 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from docs import commands, interface
-from fedlayers.cli import folders
+from docs import commands, interface, lists
 from fl_core.algorithms.base import defaults_of
 from fl_core.registry import first_line
 
@@ -328,7 +327,7 @@ def algorithms() -> str:
     parts = [
         "# Algorithms\n\nCost: scalars that a client receives and sends a round; P is all of the model's.\n"
     ]
-    known = folders.registry("algorithm")
+    known = lists.registry("algorithm")
     own = known.own
     for family, names in known.families().items():
         members = [name for name in names if name in own]

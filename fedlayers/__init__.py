@@ -83,9 +83,9 @@ if TYPE_CHECKING:
     from fl_core.data.partitions.base import partition as partition
     from fl_core.data.registry import dataset as dataset
     from fl_core.errors import RunError as RunError, UsageError as UsageError
-    from fl_core.layers import Layer as Layer, layers_of as layers_of
+    from fl_core.layers import layers_of as layers_of
     from fl_core.models.building import model as model
-    from fl_core.plan import LayerPlan as LayerPlan
+    from fl_core.plan import Layer as Layer, LayerPlan as LayerPlan
     from fl_core.records.store import Run as Run
     from fl_core.rounds.recorder import LoggedRun as LoggedRun, Logger as Logger
     from fl_core.rows import Row as Row, row as row

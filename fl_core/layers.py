@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from fl_core import tree
 from fl_core.errors import WAYS, UsageError, as_list, check_known
+from fl_core.plan import Layer as Layer
 from fl_core.seeds import torch_seeded
 from fl_core.tree import plain, set_mode
 
@@ -30,63 +30,6 @@ PARTS = ("lora_A", "lora_B")
 ASIDE = ".original_module"
 """The end of the path of a module that peft keeps aside, unused, next to a copy that trains."""
 _WEIGHTED = (nn.Linear, nn.modules.conv._ConvNd, nn.MultiheadAttention)
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One layer of a model: the unit that is shared or kept local.
-
-    >>> layer = Layer("conv1", ("conv1.weight", "conv1.bias", "norm1.weight", "norm1.bias"), ("norm1.running_mean",))
-    >>> layer.weights
-    ('conv1.weight', 'norm1.weight')
-    >>> len(layer.tensors)
-    5
-
-    Attributes:
-        name: exact name, a module path if one module has the whole layer.
-        parameters: exact names in ``model.named_parameters()``.
-        buffers: exact names of persistent buffers, and of what peft keeps aside unused.
-        output: path of the module whose output is the layer's representation.
-        used: whether a forward pass of the example reaches the layer.
-        tables: the parameters that are embedding tables. A batch affects only the rows that it looks up.
-        frozen: the tensors that no training changes: parameters that the model's author froze (``requires_grad`` is
-            False), and buffers of modules or layers with no others.
-        kind: class of the module, if its name is only a number, as in a Sequential. People read it; plans leave it out.
-    """
-
-    name: str
-    parameters: tuple[str, ...]
-    buffers: tuple[str, ...] = ()
-    output: str = ""
-    used: bool = True
-    tables: tuple[str, ...] = ()
-    frozen: tuple[str, ...] = ()
-    kind: str = field(default="", compare=False)
-
-    @property
-    def label(self) -> str:
-        """Return the name that a person reads.
-
-        >>> Layer("0", ("0.weight",), kind="Linear").label
-        '0 Linear'
-        """
-        return f"{self.name} {self.kind}".rstrip()
-
-    @property
-    def tensors(self) -> tuple[str, ...]:
-        """Return the names of the layer's parameters, then of its buffers."""
-        return self.parameters + self.buffers
-
-    @property
-    def weights(self) -> tuple[str, ...]:
-        """Return the names of the parameters that are not biases."""
-        biases = re.compile(r"(^|\.)bias[^.]*$|bias$")
-        return tuple(name for name in self.parameters if not biases.search(name))
-
-    @property
-    def is_frozen(self) -> bool:
-        """Return whether the layer has parameters and all are frozen. They then have the same values everywhere."""
-        return bool(self.parameters) and set(self.parameters) <= set(self.frozen)
 
 
 def tensor_in_layer(tensor: str, layers: Iterable[Layer]) -> str:

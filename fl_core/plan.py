@@ -10,11 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
-from fl_core import storage, tree
+from fl_core import storage
 from fl_core.display import MANY, Displayed, Summary, printable
 from fl_core.errors import (
     UsageError,
@@ -24,8 +22,10 @@ from fl_core.errors import (
     read_as,
     warn,
 )
-from fl_core.layers import Layer
 from fl_core.storage import check_version, sha, write_json
+
+if TYPE_CHECKING:
+    from torch import nn
 
 FORMAT = "fedlayers.plan/2"
 EDITED = "edited by hand"
@@ -33,6 +33,63 @@ MOST_EPOCHS = 1000
 """The most own epochs of a plan."""
 CANDIDATE = "candidate"
 """The rule of a plan that is one of several candidates, such as an arm of a race."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of a model: the unit that is shared or kept local.
+
+    >>> layer = Layer("conv1", ("conv1.weight", "conv1.bias", "norm1.weight", "norm1.bias"), ("norm1.running_mean",))
+    >>> layer.weights
+    ('conv1.weight', 'norm1.weight')
+    >>> len(layer.tensors)
+    5
+
+    Attributes:
+        name: exact name, a module path if one module has the whole layer.
+        parameters: exact names in ``model.named_parameters()``.
+        buffers: exact names of persistent buffers, and of what peft keeps aside unused.
+        output: path of the module whose output is the layer's representation.
+        used: whether a forward pass of the example reaches the layer.
+        tables: the parameters that are embedding tables. A batch affects only the rows that it looks up.
+        frozen: the tensors that no training changes: parameters that the model's author froze (``requires_grad`` is
+            False), and buffers of modules or layers with no others.
+        kind: class of the module, if its name is only a number, as in a Sequential. People read it; plans leave it out.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...] = ()
+    output: str = ""
+    used: bool = True
+    tables: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
+    kind: str = field(default="", compare=False)
+
+    @property
+    def label(self) -> str:
+        """Return the name that a person reads.
+
+        >>> Layer("0", ("0.weight",), kind="Linear").label
+        '0 Linear'
+        """
+        return f"{self.name} {self.kind}".rstrip()
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Return the names of the layer's parameters, then of its buffers."""
+        return self.parameters + self.buffers
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """Return the names of the parameters that are not biases."""
+        biases = re.compile(r"(^|\.)bias[^.]*$|bias$")
+        return tuple(name for name in self.parameters if not biases.search(name))
+
+    @property
+    def is_frozen(self) -> bool:
+        """Return whether the layer has parameters and all are frozen. They then have the same values everywhere."""
+        return bool(self.parameters) and set(self.parameters) <= set(self.frozen)
 
 
 @dataclass(frozen=True)
@@ -270,7 +327,6 @@ class LayerPlan(Displayed):
 
         A candidate plan (rule :data:`CANDIDATE`) shares none or all on purpose.
 
-        >>> from fl_core.layers import Layer
         >>> LayerPlan((Layer("fc1", ("fc1.weight",)), Layer("fc2", ("fc2.weight",))), ()).notes()
         ('the plan, by manual, shares none of the 2 layers that train: every client trains alone',)
         >>> layers = (*(Layer(name, (name,)) for name in "ab"), Layer("unused", ("c",), used=False))
@@ -346,7 +402,11 @@ class LayerPlan(Displayed):
         Raises:
             UsageError: names the first tensors that only one of the two has.
         """
-        self.check_tensors(tree.named_tensors(model))
+        from fl_core.tree import (
+            named_tensors,  # with torch, which a stored plan goes without
+        )
+
+        self.check_tensors(named_tensors(model))
 
     def check_tensors(self, names: Iterable[str]) -> None:
         """Check as :meth:`check_fits` does, for the tensor names of a model."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,6 +49,14 @@ def numpy_generator(
     return np.random.default_rng(seed_of(run_seed, purpose, *parts))
 
 
+def forked_random() -> AbstractContextManager[None]:
+    """Restore torch's global generators after the block, those of CUDA if it is in use."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
+    return torch.random.fork_rng(devices=range(count))
+
+
 @contextmanager
 def torch_seeded(seed: int) -> Iterator[None]:
     """Seed torch's global generators inside the block and restore them after it, also after an error.
@@ -57,10 +65,7 @@ def torch_seeded(seed: int) -> Iterator[None]:
     """
     import torch
 
-    devices = (
-        list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    )
-    with torch.random.fork_rng(devices=devices):
+    with forked_random():
         if torch.accelerator.is_available():
             torch.manual_seed(seed)
         else:  # the same for the CPU, without the other's records for devices not yet found

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_core.errors import UsageError, check_known, listing
+from fl_core.seeds import forked_random
 
 Tree = dict[str, Tensor]
 Module = TypeVar("Module", bound=nn.Module)
@@ -365,11 +366,8 @@ def preserve_state(*models: nn.Module) -> Iterator[None]:
 
     Memory: a copy of all parameters, buffers and existing gradients.
     """
-    devices = (
-        list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    )
     with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices=devices))
+        stack.enter_context(forked_random())
         for model in models:
             stack.callback(_remember(model))
         yield

@@ -23,7 +23,7 @@ from fl_core.config import RunConfig
 from fl_core.data import Source, partitions
 from fl_core.data.federated import gather
 from fl_core.errors import UsageError
-from fl_core.records import writing
+from fl_core.records import store
 from fl_core.records.store import Checkpoint
 from fl_core.rounds.clients import LocalClients, Serial
 from fl_core.rounds.engine import Engine, Schedule
@@ -333,14 +333,14 @@ def files_need_not_outlive_a_power_cut():
 @pytest.fixture(scope="session", autouse=True)
 def the_commit_of_a_folder_is_asked_for_once():
     """Git reads all files for it, and each stored run has it."""
-    commit = writing._commit
+    commit = store.commit
 
     @cache
     def commit_of(folder):
         return commit()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writing, "_commit", lambda: commit_of(os.getcwd()))
+        patch.setattr(store, "commit", lambda: commit_of(os.getcwd()))
         yield
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import fedlayers as fl
-from fedlayers.cli import folders
+from docs import lists
 from fedlayers.cli.app import main
 from fl_core.registry import Registry
 
@@ -106,10 +106,10 @@ def test_each_kind_has_its_row_and_its_example():
         PAGE.read_text(encoding="utf-8"),
         re.MULTILINE,
     )
-    assert {kind for kind, _, _ in rows} == set(folders.HOMES)
+    assert {kind for kind, _, _ in rows} == set(lists.HOMES)
     every = [*BLOCKS, *blocks(EXAMPLES)]
     shown = "\n".join(text for language, text in every if language == "sh")
     for kind, inside, flag in rows:
-        package = folders.registry(kind).package
+        package = lists.registry(kind).package
         assert inside == package.replace(".", "/")
         assert re.search(rf"--{flag} [\w.]+:\w+", shown), kind

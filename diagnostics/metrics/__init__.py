@@ -1,1 +1,130 @@
-"""The metrics: a function with ``@metric`` in a module of this folder is registered by its name."""
+"""The metrics: a function with ``@metric`` in a module of this folder is registered by its name.
+
+Here is what is known of a metric without its code. Pictures and reports of stored rows need no more, so they do not
+import torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fl_core.errors import read_as
+from fl_core.registry import Registry
+
+STORED = Path(__file__).with_name("facts.json")
+"""The facts of this folder's metrics by name. ``make lists`` writes them. A test compares them with the metrics."""
+
+
+@dataclass(frozen=True)
+class PlotStyle:
+    """The style of a metric's picture over the layers: labels, and whether the axis is logarithmic.
+
+    Attributes:
+        label: the label of the axis. Empty: the metric's name.
+        meaning: a few words beneath it, such as ``"higher = sharper"``.
+        log: whether the axis is logarithmic.
+        symbol: the heading of its column in a printed plan. Empty: ``value``.
+        variants: looks of variants that differ from the metric's own, {variant: {attribute: value}}.
+    """
+
+    label: str = ""
+    meaning: str = ""
+    log: bool = False
+    symbol: str = ""
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def for_variant(self, variant: str | None) -> PlotStyle:
+        """Return how a variant is drawn: as the metric, unless it has a look of its own."""
+        return (
+            PlotStyle(**self.variants[variant])
+            if variant is not None and variant in self.variants
+            else self
+        )
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a metric without its code.
+
+    Attributes:
+        name: the function's name, which the rows contain.
+        description, direction: one line each. The direction states the meaning of a higher value.
+        how: how it is obtained, and what its options change, for the list of metrics.
+        variants: variants of its rows, the default first.
+        look: how it is drawn.
+        pairs: whether a value belongs to two clients.
+        distance: for pairs: whether a value is a distance (0 = same) and not a similarity (1 = same).
+        requires: what it reads of a client: the ``losses`` of its samples, ``samples`` without labels, or only the
+            ``weights``.
+        features: the samples whose outputs it reads: the common ``probe``, or each client's ``own``. Empty: neither.
+        classes: whether it needs labels that are classes, and so has no value for other tasks.
+        separable: whether it needs a loss of each sample alone, and so has no value for survival.
+        needs_all_layers: whether it needs all layers of the network for the value of one.
+        shared: whether it reads the one model that all clients share, in a run the server's.
+        uses_gradient_pass: whether it reads the pass over the gradients that all such metrics share. Its options are
+            then a :class:`~diagnostics.gradients.GradientReader`.
+        default_variant: the variant that rules read if the rows hold it. Empty: the default.
+        price: cheap (about one pass over the samples), middle (several) or dear (tens, or a fit for each client).
+    """
+
+    name: str
+    description: str
+    direction: str = ""
+    how: str = ""
+    variants: tuple[str, ...] = ()
+    look: PlotStyle = PlotStyle()
+    pairs: bool = False
+    distance: bool = False
+    requires: str = "losses"
+    features: str = ""
+    classes: bool = False
+    separable: bool = False
+    needs_all_layers: bool = False
+    shared: bool = False
+    uses_gradient_pass: bool = False
+    default_variant: str = ""
+    price: str = "cheap"
+
+    @property
+    def variant(self) -> str:
+        """The default variant."""
+        return self.variants[0] if self.variants else ""
+
+    @property
+    def preferred(self) -> tuple[str, ...]:
+        """The variants in order of preference for a decision."""
+        return tuple(
+            dict.fromkeys(
+                [*[self.default_variant] * bool(self.default_variant), *self.variants]
+            )
+        )
+
+
+def known_metrics() -> Mapping[str, Facts]:
+    """Return the facts of all metrics by name: of those that are loaded, or else the stored ones.
+
+    >>> known_metrics()["cka"].pairs
+    True
+    """
+    loaded = Registry.of_kind.get("metric")
+    return _stored() if loaded is None else loaded.members()
+
+
+@cache
+def _stored() -> dict[str, Facts]:
+    facts = json.loads(STORED.read_text(encoding="utf-8"))
+    found: dict[str, Facts] = read_as(dict[str, Facts], facts, "the facts of metrics")
+    return found
+
+
+def facts_of(name: str) -> Facts:
+    """Return the facts of the metric of this name; if it is unknown, a placeholder that knows only the name.
+
+    Rows outlive the code that made them. They may be read on a machine without somebody's own metric.
+    """
+    return known_metrics().get(name, Facts(name, name.replace("_", " ")))

@@ -39,6 +39,7 @@ from ..measurement import (
     tensors_of,
 )
 from ..representation.features import NoValue
+from . import Facts, PlotStyle
 
 DEFAULT = ("grad_variance", "hessian_trace", "cka", "federation_sensitivity")
 """What is measured where no metric is named."""
@@ -63,59 +64,14 @@ class NoOptions:
 
 
 @dataclass(frozen=True)
-class PlotStyle:
-    """The style of a metric's picture over the layers: labels, and whether the axis is logarithmic.
-
-    Attributes:
-        label: the label of the axis. Empty: the metric's name.
-        meaning: a few words beneath it, such as ``"higher = sharper"``.
-        log: whether the axis is logarithmic.
-        symbol: the heading of its column in a printed plan. Empty: ``value``.
-        variants: looks of variants that differ from the metric's own, {variant: {attribute: value}}.
-    """
-
-    label: str = ""
-    meaning: str = ""
-    log: bool = False
-    symbol: str = ""
-    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-    def for_variant(self, variant: str | None) -> PlotStyle:
-        """Return how a variant is drawn: as the metric, unless it has a look of its own."""
-        return (
-            PlotStyle(**self.variants[variant])
-            if variant is not None and variant in self.variants
-            else self
-        )
-
-
-@dataclass(frozen=True)
-class Metric:
+class Metric(Facts):
     """A function from a measurement and its own options, by name, to rows.
 
     Attributes:
-        name: the function's name, which the rows contain.
         compute: (:class:`~diagnostics.measurement.Measurement`) -> rows, or (measurement, options) -> rows.
         options_type: a frozen dataclass, the type of ``options``. Types of fields may state bounds
             (:mod:`fl_core.errors`). Its ``__post_init__`` refuses other values out of range.
             Its method ``check(measurement)`` refuses values that do not fit the layers, batch or mode.
-        description, direction: one line each. The direction states the meaning of a higher value.
-        how: how it is obtained, and what its options change, for the list of metrics.
-        variants: variants of its rows, the default first.
-        look: how it is drawn.
-        pairs: whether a value belongs to two clients.
-        distance: for pairs: whether a value is a distance (0 = same) and not a similarity (1 = same).
-        requires: what it reads of a client: the ``losses`` of its samples, ``samples`` without labels, or only the
-            ``weights``.
-        features: the samples whose outputs it reads: the common ``probe``, or each client's ``own``. Empty: neither.
-        classes: whether it needs labels that are classes, and so has no value for other tasks.
-        separable: whether it needs a loss of each sample alone, and so has no value for survival.
-        needs_all_layers: whether it needs all layers of the network for the value of one.
-        shared: whether it reads the one model that all clients share, in a run the server's.
-        uses_gradient_pass: whether it reads the pass over the gradients that all such metrics share. Its options are
-            then a :class:`~diagnostics.gradients.GradientReader`.
-        default_variant: the variant that rules read if the rows hold it. Empty: the default.
-        price: cheap (about one pass over the samples), middle (several) or dear (tens, or a fit for each client).
 
     >>> from diagnostics.metrics.base import METRICS
     >>> METRICS["cka"].direction
@@ -124,39 +80,8 @@ class Metric:
     {'reduction': 'epoch', 'tensors': 'weights'}
     """
 
-    name: str
-    compute: Callable[..., list[Row]]
-    description: str
-    direction: str = ""
+    compute: Callable[..., list[Row]] = field(kw_only=True)
     options_type: type = NoOptions
-    how: str = ""
-    variants: tuple[str, ...] = ()
-    look: PlotStyle = PlotStyle()
-    pairs: bool = False
-    distance: bool = False
-    requires: str = "losses"
-    features: str = ""
-    classes: bool = False
-    separable: bool = False
-    needs_all_layers: bool = False
-    shared: bool = False
-    uses_gradient_pass: bool = False
-    default_variant: str = ""
-    price: str = "cheap"
-
-    @property
-    def variant(self) -> str:
-        """The default variant."""
-        return self.variants[0] if self.variants else ""
-
-    @property
-    def preferred(self) -> tuple[str, ...]:
-        """The variants in order of preference for a decision."""
-        return tuple(
-            dict.fromkeys(
-                [*[self.default_variant] * bool(self.default_variant), *self.variants]
-            )
-        )
 
     @property
     def options(self) -> dict[str, Any]:
@@ -265,11 +190,7 @@ def _from_function(function: Any, path: str) -> Metric:
     )
 
 
-_FACTS = [
-    each.name
-    for each in fields(Metric)
-    if each.name not in ("name", "compute", "options_type")
-]
+_FACTS = [each.name for each in fields(Facts) if each.name != "name"]
 METRICS: Registry[Metric] = Registry("metric", "diagnostics.metrics", _from_function)
 
 
@@ -503,22 +424,11 @@ def _make(
             raise UsageError(
                 f"metric {name!r}: its {option!r} must be annotated with a frozen dataclass. Add the annotation."
             )
-    return Metric(name, function, description, direction, options_type, **facts)
-
-
-def metric_or_placeholder(name: str) -> Metric:
-    """Return the metric of this name; if it cannot be imported, a placeholder that knows only the name.
-
-    Rows outlive the code that made them. They may be read on a machine without somebody's own metric.
-    """
-    return (
-        METRICS[name]
-        if name in METRICS
-        else Metric(name, _gone, name.replace("_", " "))
-    )
-
-
-def _gone(measurement: Measurement) -> list[Row]:
-    raise UsageError(
-        "the metric must be importable; got only its rows. Name its code as package.module:function."
+    return Metric(
+        name,
+        description,
+        direction,
+        **facts,
+        compute=function,
+        options_type=options_type,
     )

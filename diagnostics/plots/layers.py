@@ -17,10 +17,9 @@ from fl_core.display import in_order
 from fl_core.errors import UsageError, check_known, listing
 
 from ..curve import both_ways
-from ..metrics.base import METRICS, metric_or_placeholder
+from ..metrics import facts_of, known_metrics
 from ..null import NULLS, nulls_in
-from ..representation.embedding import COLUMNS, centroids
-from ..representation.similarity import PAIRS
+from ..representation import PAIRS
 from .drawing import (
     COLOURS,
     MARKERS,
@@ -68,9 +67,9 @@ def metric(
         UsageError: a metric or variant does not exist, or a client and layer have several values.
     """
     rows = of_metric(frame, metric)
-    kind = metric_or_placeholder(metric)
+    kind = facts_of(metric)
     paired = kind.pairs or (
-        metric not in METRICS and bool((rows["client_b"] != "").any())
+        metric not in known_metrics() and bool((rows["client_b"] != "").any())
     )
     distance = kind.distance
     name = metric.replace("_", " ")
@@ -87,7 +86,7 @@ def metric(
         label += "".join(
             f", {name}"
             for name in rows["variant"].unique()[:1]
-            if metric in METRICS and name != kind.variant
+            if metric in known_metrics() and name != kind.variant
         )
         rows, unit = _distances(rows, distance), unit if distance else ""
     elif look is kind.look:
@@ -188,7 +187,7 @@ def _null_curves(
     A null may lack the variant, such as untrained models for what is seen in training. It then shows the metric's
     default variant, and the title names it.
     """
-    kind = metric_or_placeholder(metric)
+    kind = facts_of(metric)
     curves: dict[str, list[pd.Series]] = {}
     for null, draws in nulls_in(labelled(frame[frame["metric"] == metric])).items():
         for draw in draws:
@@ -253,7 +252,7 @@ def cka_matrices(
         (title, down, across), side = ("pair", "layer", "other"), 2.6
         names = list(both[down].unique())
     else:
-        rows = of_variant(rows, variant, metric_or_placeholder(metric).variants)
+        rows = of_variant(rows, variant, facts_of(metric).variants)
         both = both_ways(rows[rows["client_b"] != ""])
         (title, down, across), side = ("layer", "client", "client_b"), 1.4
         names = in_order(both[down].unique())
@@ -420,6 +419,8 @@ def _looks(frames: Sequence[pd.DataFrame]) -> dict[str, Any]:
     """Return how seaborn draws classes and clients over all frames. Many clients are drawn alike."""
     if not frames:
         raise UsageError("there must be features; got none. Embed them first.")
+    from ..representation.embedding import COLUMNS  # with torch and scikit-learn
+
     for frame in frames:
         for column in COLUMNS[:4]:
             check_known("column of the frame", column, frame.columns)
@@ -450,6 +451,8 @@ def _cloud(
     how: dict[str, Any] = {"x": "x", "y": "y", "ax": ax, **looks}
     sns.scatterplot(mixed, s=size, alpha=0.55, linewidth=0, legend=legend, **how)
     if centres:
+        from ..representation.embedding import centroids
+
         places, edge = centroids(frame), {"edgecolor": "black", "linewidth": 0.9}
         sns.scatterplot(places, s=62, zorder=3, legend=False, **edge, **how)
     if legend:

@@ -23,11 +23,10 @@ from matplotlib.patches import Patch
 from scipy import stats
 
 from fl_core.errors import Bound, UsageError, check_known, check_value
-from fl_core.layers import Layer
-from fl_core.plan import LayerPlan
+from fl_core.plan import Layer, LayerPlan
 
 from ..curve import layers_in
-from ..metrics.base import metric_or_placeholder
+from ..metrics import facts_of
 from ..null import nulls_in, of_null, split_resamples
 from .drawing import (
     COLOURS,
@@ -60,7 +59,7 @@ def plan(plan: LayerPlan, ax: Axes | None = None) -> Axes:
     votes = [names.index(check_known("layer", v, names)) + 1 for v in why.votes.values()]  # fmt: skip
     rows: dict[str, list[tuple[float, str, bool]]] = {}
     if why.values:
-        symbol = metric_or_placeholder(why.metric).look.symbol
+        symbol = facts_of(why.metric).look.symbol
         value = symbol or why.metric.replace("_", " ") or "value"
         rows[value] = [(k + 0.5, _short(v), False) for k, v in enumerate(why.values)]
         rows["ratio"] = []

@@ -22,8 +22,8 @@ from fl_core.errors import UsageError, check_known, listing
 from fl_core.rows import SCORES, SHOWN
 from fl_core.storage import write_atomically
 
-from ..metrics.base import metric_or_placeholder
-from ..representation.similarity import PAIRS
+from ..metrics import facts_of
+from ..representation import PAIRS
 from .layers import cka_matrices, costs, metric
 from .runs import clients, learning
 
@@ -343,7 +343,7 @@ def _pictures(rows: pd.DataFrame, name: str) -> dict[str, Draw]:
         pictures[f"{name}_clients"] = lambda frame: clients(frame, name)
     elif (rows["layer"] != "").any():
         variants = set(rows["variant"])
-        kind = metric_or_placeholder(name)
+        kind = facts_of(name)
         variant = next((name for name in kind.preferred if name in variants), None)
         last = rows[rows["round"].isna() | (rows["round"] == rows["round"].max())]
         pictures[name] = lambda frame: metric(last, name, variant=variant)

@@ -46,6 +46,7 @@ from fl_core.rows import Row
 from fl_core.tree import first_tensor
 
 from ..measurement import ClientModel, Data, Measurement, row_or_reason
+from . import PAIRS
 from .features import PROBE, Arrange, NoValue, collect, probe_of
 
 LEAST_SAMPLES = 4
@@ -325,9 +326,6 @@ def svcca_measure(variance: float = VARIANCE) -> Measure:
 
 POSITIONS = ("flatten", "samples", "mean")
 """What becomes of an activation's positions: features of their own, rows beside the samples, or one mean."""
-PAIRS = "pairs"
-"""The variant of rows that compare different layers, followed by the name of the second client's layer."""
-
 
 _CHANNELS_LAST = (nn.Linear, nn.LayerNorm)
 _ONE_DIMENSIONAL = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.InstanceNorm1d)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ from fl_core.errors import (
     plural,
     warn,
 )
-from fl_core.registry import Registry, import_object
 from fl_core.rows import CLASSIFICATION
 
 if TYPE_CHECKING:
@@ -372,15 +371,8 @@ class Plan(Command):
 # --- lists of what there is by name -----------------------------------------------------------------------------
 
 WIDTH = 110
-HOMES = {
-    "algorithm": "fl_core.algorithms.base:ALGORITHMS",
-    "metric": "diagnostics.metrics.base:METRICS",
-    "rule": "diagnostics.select:RULES",
-    "dataset": "fl_core.data.registry:DATASETS",
-    "partition": "fl_core.data.partitions.base:PARTITIONS",
-    "model": "fl_core.models.building:MODELS",
-}
-"""The registry of each kind."""
+STORED = Path(__file__).with_name("lists.json")
+"""The texts of all listings. A test compares them with what they describe."""
 
 
 class List(Command):
@@ -397,85 +389,17 @@ class List(Command):
     argument = "what"
 
     def main(self, line: str) -> None:
-        print(LISTINGS[check_known("listing", self.what, LISTINGS)]())
+        print(listing_of(self.what))
 
 
-def registry(kind: str) -> Registry[Any]:
-    """Return the registry of a kind, one of :data:`HOMES`."""
-    return import_object("registry", HOMES[check_known("kind", kind, HOMES)])
+def listing_of(what: str) -> str:
+    """Return a listing as ``make lists`` stored it. What it describes would import torch."""
+    import json
 
-
-def algorithms() -> str:
-    """List algorithms by family, with their papers, options and costs. The list says what is trained, sent and kept.
-
-    The cost is the number of scalars that a client receives and sends in a round. P stands for all of the model's.
-    """
-    from fl_core.algorithms.base import defaults_of
-
-    known = registry("algorithm")
-    blocks = [
-        "Cost: scalars that a client receives and sends a round; P = all of the model's. Plan: uses --plan."
-    ]
-    for family, names in known.families().items():
-        about = {}
-        for name in names:
-            kind = known[name]
-            parts = [
-                kind.paper,
-                f"trained: {kind.trains}",
-                f"sent: {kind.travels}",
-                f"kept: {kind.keeps}",
-                f"cost: {kind.cost}",
-            ]
-            if kind.uses_plan:
-                parts.append("plan")
-            if options := _options(defaults_of(kind)):
-                parts.append(f"--option {options}")
-            about[name] = " | ".join(parts)
-        blocks.append(f"{family}\n{_entries(about)}")
-    return "\n\n".join(blocks)
-
-
-def datasets() -> str:
-    """List every dataset with its defaults, and those of a user's own data."""
-    from fl_core import data
-    from fl_core.data.registry import general
-    from fl_core.models.tokens import TokenShape
-
-    shapes = {"table": (1,), "images": (3, 32, 32), "texts": TokenShape((1,), 3)}
-    own = {f"your {name}": general(shape, False) for name, shape in shapes.items()}
-    about = {}
-    for name, recipe in {**data.datasets(), **own}.items():
-        keys = {key: value for key, value in vars(recipe).items() if value}
-        if recipe.partition != "dirichlet":
-            del keys["alpha"]
-        about[name] = _options(keys)
-    return _entries(about)
-
-
-def metrics() -> str:
-    """List every metric with its meaning, price, direction and variants."""
-    about = {}
-    for name, kind in registry("metric").members().items():
-        parts = [kind.description, f"price: {kind.price}", kind.direction]
-        about[name] = " | ".join(filter(None, [*parts, ", ".join(kind.variants)]))
-    return _entries(about)
-
-
-def models() -> str:
-    """List every model with a line about it."""
-    from fl_core.models.building import describe
-
-    return _entries(describe())
-
-
-LISTINGS: dict[str, Callable[[], str]] = {
-    "algorithms": algorithms,
-    "datasets": datasets,
-    "models": models,
-    "metrics": metrics,
-    "rules": lambda: _entries(registry("rule").summaries()),
-}
+    stored = json.loads(STORED.read_text(encoding="utf-8"))
+    blocks = stored[check_known("listing", what, stored)]
+    texts = (f"{title}\n{_entries(about)}" for title, about in blocks.items())
+    return "\n\n".join(text.strip("\n") for text in texts)
 
 
 def _entries(about: Mapping[str, str]) -> str:
@@ -483,7 +407,7 @@ def _entries(about: Mapping[str, str]) -> str:
     import shutil
     import textwrap
 
-    left = max(map(len, about)) + 4
+    left = max(map(len, about), default=0) + 4
     width = min(shutil.get_terminal_size((WIDTH, 0)).columns, WIDTH)
     return "\n".join(
         textwrap.fill(
@@ -494,13 +418,3 @@ def _entries(about: Mapping[str, str]) -> str:
         )
         for name, text in about.items()
     )
-
-
-def _options(options: Mapping[str, Any]) -> str:
-    """Format options. A list, with one number per class, is abbreviated."""
-    shown = []
-    for key, value in options.items():
-        if isinstance(value, dict):
-            value = f"({_options(value)})"
-        shown.append(f"{key}={'…' if isinstance(value, list) else value}")
-    return ", ".join(shown)

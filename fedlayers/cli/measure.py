@@ -302,7 +302,6 @@ class Plot(Command):
         from diagnostics import plots
         from diagnostics.plots.page import album, figure_of
         from diagnostics.report import Report
-        from fedlayers.studies.report import save
         from fl_core.plan import LayerPlan
         from fl_core.records.store import ROWS, Run
         from fl_core.rows import read
@@ -363,7 +362,6 @@ class Map(OfRun):
         from diagnostics.plots.maps import WIDTH
         from diagnostics.through_time import LEAST_DRAWS, through_time
         from fedlayers import runs
-        from fedlayers.studies.report import save
 
         # a run may be trained before these are used
         check_value("--width", self.width, WIDTH)
@@ -379,3 +377,20 @@ class Map(OfRun):
         data = str(report.header["data"])
         save(figure, self.out / "layer_map.png", command=line, data=data)
         print(self.out / "layer_map.png")
+
+
+def save(figure: Figure, path: Path, dpi: int = 200, **facts: str) -> None:
+    """Save a figure on white without a margin, and close it.
+
+    Args:
+        facts: the command and the digest of the data, for the file's metadata. The commit is added.
+    """
+    import matplotlib.pyplot as plt
+
+    from fl_core.records.store import commit
+
+    facts |= {"commit": commit()}
+    figure.savefig(
+        path, dpi=dpi, bbox_inches="tight", facecolor="white", metadata=facts
+    )
+    plt.close(figure)

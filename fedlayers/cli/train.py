@@ -219,10 +219,11 @@ class Compare(SeveralAlgorithms):
     """Folder for the results."""
 
     def show(self, result: Any, line: str) -> None:
-        from fedlayers.studies import report
+        from fedlayers.cli.measure import save
+        from fedlayers.studies.report import draw_comparison
 
-        for name, figure in report.draw_comparison(result).items():
-            report.save(figure, self.out / f"{name}.png", command=line)
+        for name, figure in draw_comparison(result).items():
+            save(figure, self.out / f"{name}.png", command=line)
         print(f"{result.text()}\n\nrows, table and pictures: {self.out}")
 
 

@@ -20,7 +20,7 @@ from fl_core.data.partitions.base import SPLITS
 from fl_core.display import in_order, printable
 from fl_core.errors import listing, plural
 from fl_core.plan import LayerPlan
-from fl_core.records import store, writing
+from fl_core.records import store
 from fl_core.rows import CLASSIFICATION, SCORES, label_of
 from fl_core.run.costs import layer_bytes
 from fl_core.run.task import Task
@@ -168,19 +168,6 @@ def _add(page: Page, out: Path, name: str, figure: Figure, caption: str) -> None
 
 
 # --- pictures --------------------------------------------------------------------------------------------------
-
-
-def save(figure: Figure, path: Path, dpi: int = 200, **facts: str) -> None:
-    """Save a figure on white without a margin, and close it.
-
-    Args:
-        facts: the command and the digest of the data, for the file's metadata. The commit is added.
-    """
-    facts |= {"commit": str(writing.current_environment()["commit"] or "")}
-    figure.savefig(
-        path, dpi=dpi, bbox_inches="tight", facecolor="white", metadata=facts
-    )
-    plt.close(figure)
 
 
 CLIENTS_CAPTION = (

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -464,3 +465,21 @@ def blob_name(digest: str) -> str:
 def blobs_of(manifest: Mapping[str, Any]) -> set[str]:
     """Return the digests of the tensors that a checkpoint names."""
     return {entry["blob"] for entry in manifest["states"].values()} - {""}
+
+
+def commit() -> str:
+    """Return the commit of the working directory's git repository, with a mark if it has changes.
+
+    Without one it is empty.
+    """
+    try:
+        answer = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return answer.stdout.strip() if answer.returncode == 0 else ""

@@ -13,7 +13,6 @@ import importlib.metadata
 import json
 import platform
 import re
-import subprocess
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +24,7 @@ from torch import Tensor
 from fl_core import rows
 from fl_core.algorithms.base import State
 from fl_core.errors import CorruptError, UsageError, about
+from fl_core.records import store
 from fl_core.records.store import (
     BEGINNING,
     CONFIG,
@@ -308,7 +308,7 @@ RECORDED = (
 
 def current_environment() -> dict[str, Any]:
     """Return versions, the platform, and the working directory's commit."""
-    return {**versions(), "platform": platform.platform(), "commit": _commit()}
+    return {**versions(), "platform": platform.platform(), "commit": store.commit()}
 
 
 def versions() -> dict[str, Any]:
@@ -325,21 +325,3 @@ def _version(name: str) -> str:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-def _commit() -> str:
-    """Return the commit of the working directory's git repository, with a mark if it has changes.
-
-    Without one it is empty.
-    """
-    try:
-        answer = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return answer.stdout.strip() if answer.returncode == 0 else ""

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from diagnostics.metrics import STORED
 from docs import lists
-from fedlayers.cli import folders
+from fl_core.storage import json_bytes
 
 TEXTS = {
     path.name: path.read_text(encoding="utf-8")
@@ -20,6 +21,11 @@ def test_a_page_is_up_to_date(page):
     assert lists.updated(LISTED[page]) == LISTED[page]
 
 
+def test_stored_facts_of_metrics_are_up_to_date():
+    """``make lists`` brings them up to date."""
+    assert STORED.read_bytes() == json_bytes(lists.facts())
+
+
 @pytest.mark.parametrize("kind", lists.LISTS)
 def test_a_list_names_everything_once(kind):
     table = lists.LISTS[kind]()
@@ -27,5 +33,5 @@ def test_a_list_names_everything_once(kind):
         len({line.count("|") - 2 * line.count("\\|") for line in table.splitlines()})
         == 1
     )
-    for name in folders.registry(kind.removesuffix("s")).own:
+    for name in lists.registry(kind.removesuffix("s")).own:
         assert table.count(f"`{name}`") == 1, name

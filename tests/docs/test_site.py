@@ -5,8 +5,7 @@ import re
 
 import pytest
 
-from docs import links, sources
-from fedlayers.cli import folders
+from docs import links, lists, sources
 from figures import scorecard
 
 LINK = re.compile(r"\]\(([^)\s#]*)(#[^)\s]+)?\)")
@@ -102,7 +101,7 @@ def test_the_scorecard_has_every_claim_and_can_be_filtered(site):
 def test_every_member_of_a_registry_has_its_place(site, kind):
     text = next(site.glob(f"{kind}s.*")).read_text(encoding="utf-8")
     assert set(re.findall(r"^(?:##+ )?`+(\w+)`+$", text, re.M)) == set(
-        folders.registry(kind).own
+        lists.registry(kind).own
     )
 
 

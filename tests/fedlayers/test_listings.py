@@ -1,12 +1,13 @@
 """What `fedlayers list` prints: everything that is registered, in columns that fit."""
 
+import json
 import re
 from dataclasses import fields
 
 import pytest
 
+from docs import lists
 from fedlayers.cli import folders
-from fl_core import data, models
 from fl_core.algorithms.base import ALGORITHMS
 
 
@@ -22,31 +23,21 @@ def shown(text, name):
     return " ".join(found.group().split())
 
 
-@pytest.mark.parametrize("what", sorted(folders.LISTINGS))
+@pytest.mark.parametrize("what", sorted(lists.LISTINGS))
 def test_everything_registered_is_listed_once(what):
-    text = folders.LISTINGS[what]()
-    known = folders.registry(what.removesuffix("s")).names()
-    for name in models.describe() if what == "models" else known:
-        assert len(re.findall(rf"(?m)^ *{re.escape(name)}(  |$)", text)) == 1, name
+    """``make lists`` brings the stored file up to date."""
+    text, made = folders.listing_of(what), lists.LISTINGS[what]()
+    stored = json.loads(folders.STORED.read_text())[what]
+    assert all(about.items() <= made[title].items() for title, about in stored.items())
+    names = {name for about in stored.values() for name in about}
+    assert names.issuperset(lists.registry(what.removesuffix("s")).own)
     assert max(map(len, text.splitlines())) <= 180
     assert text == "\n".join(line.rstrip() for line in text.splitlines())
 
 
-def test_datasets_show_their_defaults():
-    text = folders.datasets()
-    for name, recipe in data.datasets().items():
-        line = shown(text, name)
-        for key in ("model", "partition", "rounds", "batch_size", "lr", "loss"):
-            assert f"{key}={getattr(recipe, key)}," in line
-        assert f"weight_decay={recipe.optimizer_options['weight_decay']}" in line
-        assert ("alpha=…" in line) == isinstance(recipe.loss_options.get("alpha"), list)
-        used = recipe.partition == "dirichlet"
-        assert (f"dirichlet, alpha={recipe.alpha}," in line) == used
-
-
 def test_algorithms_show_what_is_trained_travels_stays_and_costs_and_their_keys():
-    text = folders.algorithms()
-    for name, kind in ALGORITHMS.members().items():
+    text = folders.listing_of("algorithms")
+    for name, kind in ALGORITHMS.own.items():
         parts = (
             kind.paper,
             f"trained: {kind.trains}",

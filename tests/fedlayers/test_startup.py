@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from diagnostics.measure import diagnose_run
 from fedlayers.cli.app import COMMANDS
+from fedlayers.cli.folders import STORED
 from fl_core.config import RunConfig
 from fl_core.data.named import small
 from fl_core.run import runner
@@ -43,9 +45,10 @@ MAIN = "from fedlayers.cli.app import main; main()"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A finished run."""
+    """A finished run, with the rows of a diagnosis next to it."""
     path = tmp_path_factory.mktemp("startup") / "run"
     runner.run(RunConfig(rounds=1), path, progress=False)
+    diagnose_run(path, ["weight_magnitude"]).write(path.with_name("rows.jsonl"))
     return path
 
 
@@ -58,14 +61,6 @@ def loaded(*lines, code=MAIN, cwd):
     return [(status, set(modules)) for status, modules in answers]
 
 
-def test_a_table_is_checked_without_torch(tmp_path):
-    table = Path(small.__file__).with_name("heart.csv")
-    line = f"check {table} --client-column hospital --label-column num --impute mean"
-    ((status, modules),) = loaded(line, cwd=tmp_path)
-    assert status == 0
-    assert not modules & (HEAVY - {"numpy", "pandas"})
-
-
 def test_help_imports_nothing_but_this(tmp_path):
     found = loaded("", "--help", "runn", cwd=tmp_path)
     assert found == [(code, {"fedlayers", "fl_core"}) for code in (0, 0, 2)]
@@ -76,33 +71,44 @@ def test_importing_the_package_imports_nothing_but_this(tmp_path):
     assert loaded(code=code, cwd=tmp_path) == [(0, {"fedlayers", "fl_core"})]
 
 
-def test_help_of_commands_needs_nothing_heavy(tmp_path):
-    lines = [f"{name} --help" for name in ("run", "choose", "diagnose")]
-    for status, modules in loaded(*lines, cwd=tmp_path):
-        assert status == 0
-        assert not modules & {*HEAVY, "typeguard"}
+TABLE = Path(small.__file__).with_name("heart.csv")
+CASES = {
+    "a table": (
+        [f"check {TABLE} --client-column hospital --label-column num --impute mean"],
+        0,
+        HEAVY - {"numpy", "pandas"},
+    ),
+    "help": (
+        [f"{name} --help" for name in ("run", "choose", "diagnose")],
+        0,
+        {*HEAVY, "typeguard"},
+    ),
+    "lists": ([f"list {what}" for what in json.loads(STORED.read_text())], 0, HEAVY),
+    "digests": (["verify {run}"], 0, HEAVY - {"safetensors"}),
+    "rows": (["runs {run}", "plot {run}", "plot {run}/../rows.jsonl"], 0, {"torch"}),
+    "mistakes": (
+        [
+            *(f"{name}{' x' * (name == 'list')} --unknown-flag" for name in COMMANDS),
+            "list metric",
+            "run --loss focall",
+            "resume nowhere",
+            "run --rounds 0",
+            "compare --seeds 0",
+        ],
+        2,
+        HEAVY,
+    ),
+}
+"""What is asked -> commands, their exit code, and modules that none of them imports."""
 
 
-def test_mistakes_need_nothing_heavy(tmp_path):
-    lines = [f"{name}{' x' * (name == 'list')} --unknown-flag" for name in COMMANDS]
-    lines += [
-        "list metric",
-        "run --loss focall",
-        "resume nowhere",
-        "run --rounds 0",
-        "compare --seeds 0",
-    ]
-    found = loaded(*lines, cwd=tmp_path)
+@pytest.mark.parametrize("what", CASES)
+def test_a_command_imports_no_more_than_it_needs(what, tmp_path, run):
+    lines, code, never = CASES[what]
+    found = loaded(*(line.format(run=run) for line in lines), cwd=tmp_path)
     for line, (status, modules) in zip(lines, found, strict=True):
-        assert status == 2, line
-        assert not modules & HEAVY, line
-
-
-def test_stored_runs_are_read_without_torch(tmp_path, run):
-    of_verify, of_runs = loaded(f"verify {run}", f"runs {run}", cwd=tmp_path)
-    assert of_verify[0] == of_runs[0] == 0
-    assert of_verify[1] & HEAVY <= {"safetensors"}
-    assert "torch" not in of_runs[1]
+        assert status == code, line
+        assert not modules & never, line
 
 
 def test_what_draws_and_fits_is_not_imported_before_a_study_s_first_lines(tmp_path):

@@ -5,7 +5,7 @@ import platform
 
 import pytest
 
-from fedlayers.cli import folders
+from docs import lists
 from tests import processor
 from tests.identities.digests import TABLE, VARIANTS, digests, machine, played
 
@@ -23,7 +23,7 @@ def test_the_processor_computes_the_bits_of_the_table():
 
 
 def test_the_table_has_every_algorithm():
-    own = set(folders.registry("algorithm").own)
+    own = set(lists.registry("algorithm").own)
     assert set(STORED["runs"]) == own | VARIANTS.keys()
 
 
