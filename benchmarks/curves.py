@@ -166,7 +166,7 @@ CURVES: dict[str, Curve] = {
     "trace-classes": Curve(
         "exact Hessian trace against classes", "classes", (10, 50, 250, 500),
         lambda n, stack: _diagnosis(("hessian_trace",), classes=n), 1, 1,
-        "as many passes as classes, with a row of factors for each",
+        "as many passes as classes",
     ),
     "cka-clients": Curve(
         "CKA against clients", "clients, all pairs", (12, 25, 50, 100),

@@ -13,10 +13,11 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fl_core.layers import Layer
@@ -301,9 +302,11 @@ def exact_terms(
     loss: Loss, logits: Tensor, y: Tensor, taps: Mapping[str, Tap]
 ) -> Iterator[dict[str, Tensor]]:
     """Yield terms [n] of each parameter of the tapped modules, which add up to the trace of its Gauss-Newton block."""
-    s, signs = factors(loss, logits, y)
-    for k in range(s.shape[1] if taps else 0):
-        found = squares(logits, s[:, k].to(logits.dtype), taps)
+    combine, signs = factors(loss, logits, y)
+    for k in range(signs.shape[1] if taps else 0):
+        one = torch.zeros_like(signs)
+        one[:, k] = 1
+        found = squares(logits, combine(one).to(logits.dtype), taps)
         yield {name: signs[:, k] * norms.double() for name, norms in found.items()}
 
 
@@ -320,12 +323,11 @@ def gauss_newton_terms(
     With signs r_n of the factors S_n of :func:`factors`, E ||J_n^T S_n r_n||^2 = tr J_n^T S_n S_n^T J_n. Parameters of
     tapped modules have a term of each sample, [n]. Those of ``tensors`` add up the samples before they square.
     """
-    s, signs = factors(loss, logits, y)
+    combine, signs = factors(loss, logits, y)
     while True:
         draw, found = rademacher(signs, generator), dict[str, Tensor]()
         for sign in signs.unique():
-            chosen = (draw * (signs == sign)).unsqueeze(1) @ s
-            cotangent = chosen.squeeze(1).to(logits.dtype)
+            cotangent = combine(draw * (signs == sign)).to(logits.dtype)
             for name, norms in squares(logits, cotangent, taps, tensors).items():
                 found[name] = found.get(name, 0.0) + sign * norms.double()
         yield found
@@ -334,26 +336,29 @@ def gauss_newton_terms(
 # --- the Hessian of the loss in the logits ---------------------------------------------------------------------
 
 
-def factors(loss: Loss, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return s [n, K, C] and signs [n, K] with sum_k sign_nk s_nk s_nk^T = d2 loss_n / d logits_n^2.
+Combine = Callable[[Tensor], Tensor]
+"""Weights r [n, K] to the sums sum_k r_nk s_nk of factors s [n, K, C], which are [n, C]."""
+
+
+def factors(loss: Loss, logits: Tensor, y: Tensor) -> tuple[Combine, Tensor]:
+    """Return factors s as their sums, and signs [n, K] with sum_k sign_nk s_nk s_nk^T = d2 loss_n / d logits_n^2.
 
     Signs are +1 or -1, and both are float64. Cross-entropy's matrix diag(p) - p p^T has a closed triangular
-    factorisation (Tanabe and Sagae, 1992) with K = C - 1. Any other loss is differentiated twice and decomposed into
-    eigenvectors. A null direction that all samples share is left out. Losses of a softmax have one: they ignore a shift
-    of all logits.
+    factorisation (Tanabe and Sagae, 1992) with K = C - 1, and its factors are never formed: memory grows with n C. Any
+    other loss is differentiated twice and decomposed into eigenvectors. A null direction that all samples share is left
+    out. Losses of a softmax have one: they ignore a shift of all logits.
     """
     logits = logits.detach().double()
     if isinstance(loss, CrossEntropy):
-        s = _softmax_factors(logits.softmax(-1))
-        return s, torch.ones_like(s[..., 0])
+        return _softmax_factors(logits.softmax(-1)), torch.ones_like(logits[:, 1:])
     values, vectors = torch.linalg.eigh(hessians(loss, logits, y))
     order = values.abs().argsort(dim=-1, descending=True)
     values = values.gather(-1, order)
     vectors = vectors.gather(-1, order.unsqueeze(-2).expand_as(vectors))
     largest = values.abs().amax(0)
     keep = largest > largest.amax() * logits.shape[-1] * torch.finfo(torch.float64).eps
-    s = (vectors * values.abs().sqrt().unsqueeze(-2)).mT
-    return s[:, keep], values[:, keep].sign()
+    s = (vectors * values.abs().sqrt().unsqueeze(-2))[..., keep]
+    return lambda r: (s @ r.unsqueeze(-1)).squeeze(-1), values[:, keep].sign()
 
 
 def hessians(loss: Loss, logits: Tensor, y: Tensor) -> Tensor:
@@ -376,19 +381,26 @@ def hessians(loss: Loss, logits: Tensor, y: Tensor) -> Tensor:
     return (matrix + matrix.mT) / 2
 
 
-def _softmax_factors(p: Tensor) -> Tensor:
-    """Return the factors [n, C - 1, C] of the softmax's matrix.
+def _softmax_factors(p: Tensor) -> Combine:
+    """Return the sums of the factors of the softmax's matrix.
 
-    Factor k is sqrt(p_k q_k / (p_k + q_k)) (e_k - sum_{i>k} p_i e_i / q_k) with q_k = sum_{i>k} p_i.
+    Factor k is c_k (e_k - sum_{i>k} p_i e_i / q_k) with q_k = sum_{i>k} p_i and c_k = sqrt(p_k q_k / (p_k + q_k)). So
+    entry i of a sum is r_i c_i - p_i sum_{k<i} r_k c_k / q_k.
+
+    >>> p = torch.tensor([[0.5, 0.2, 0.3]]).double()
+    >>> combine = _softmax_factors(p)
+    >>> s = torch.cat([combine(r) for r in torch.eye(2).double().split(1)])
+    >>> torch.allclose(s.mT @ s, torch.diag(p[0]) - p.mT @ p)
+    True
     """
-    later = (
-        p.flip(-1).cumsum(-1).flip(-1)[:, 1:]
-    )  # q, summed from the small end: 1 - sum would cancel
-    first = p[:, :-1]
-    tiny = torch.finfo(p.dtype).tiny
+    # q is summed from the small end: 1 - sum would cancel
+    later = p.flip(-1).cumsum(-1).flip(-1)[:, 1:]
+    first, tiny = p[:, :-1], torch.finfo(p.dtype).tiny
     size = (first * later / (first + later).clamp_min(tiny)).sqrt()
-    rest = torch.triu(p.unsqueeze(1).expand(-1, p.shape[1], -1), diagonal=1)[:, :-1]
-    direction = torch.eye(p.shape[1], dtype=p.dtype, device=p.device)[
-        :-1
-    ] - rest / later.clamp_min(tiny).unsqueeze(-1)
-    return size.unsqueeze(-1) * direction
+    ratio = size / later.clamp_min(tiny)
+
+    def combine(r: Tensor) -> Tensor:
+        before = F.pad((r * ratio).cumsum(-1), (1, 0))
+        return F.pad(r * size, (0, 1)) - p * before
+
+    return combine

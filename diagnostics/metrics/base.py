@@ -86,10 +86,7 @@ class Metric(Facts):
     @property
     def options(self) -> dict[str, Any]:
         """Names and defaults of the metric's own options."""
-        default = self.options_type()
-        return {
-            each.name: getattr(default, each.name) for each in fields(self.options_type)
-        }
+        return vars(self.options_type())
 
     @property
     def option_types(self) -> dict[str, Any]:
