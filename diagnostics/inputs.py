@@ -74,6 +74,18 @@ def _watch_modules(model: nn.Module, entered: list[tuple[str, Any]]) -> Iterator
         yield
 
 
+def _check_module(model: object) -> None:
+    """Check that a model is a module with real parameters. A class of modules is told to be called."""
+    if not isinstance(model, nn.Module):
+        name, way = getattr(model, "__name__", ""), "models first, then data"
+        kind = type(model).__name__
+        what = f"{name!r}, a {kind}" if name else kind
+        if isinstance(model, type) and issubclass(model, nn.Module):
+            what, way = f"the class {name}", f"{name}(...)"
+        raise UsageError(f"a model must be a torch module; got {what}. Pass {way}.")
+    check_real(model)
+
+
 def client_models(
     models: Any, data: Any, request: Request
 ) -> tuple[list[ClientModel], int]:
@@ -98,16 +110,7 @@ def client_models(
         named or ["models"] * len(own_models), own_models, strict=True
     ):
         with about(who):
-            if not isinstance(model, nn.Module):
-                name, way = getattr(model, "__name__", ""), "models first, then data"
-                kind = type(model).__name__
-                what = f"{name!r}, a {kind}" if name else kind
-                if isinstance(model, type) and issubclass(model, nn.Module):
-                    what, way = f"the class {name}", f"{name}(...)"
-                raise UsageError(
-                    f"a model must be a torch module; got {what}. Pass {way}."
-                )
-            check_real(model)
+            _check_module(model)
     if data is None:
         raise UsageError("data must be given with models; got none. Pass pairs (x, y).")
     data_names, own_data = _names_and_items("data", data, _is_one(data))
