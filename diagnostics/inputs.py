@@ -129,8 +129,7 @@ def client_models(
     own_models, own_data = own_models * (count // m), own_data * (count // d)
     given = [own for own in (model_names, data_names) if len(own) == count]
     names = given[0] if given else [f"client_{k}" for k in range(count)]
-    clients = [f"client {name!r}" for name in names]
-    check_tables(dict(zip(clients, own_data, strict=True)))
+    check_tables({f"client {k!r}": own for k, own in zip(names, own_data, strict=True)})
     labels = getattr(own_models[0], "label_names", ())
     if labels == tuple(map(str, range(len(labels)))):
         labels = ()  # a label is its index

@@ -46,12 +46,13 @@ class RunResult(Displayed):
     Attributes:
         engine: the engine with its last state, for everything else.
         path: the run directory; None if nothing was kept on disk.
-        model: your own, as it was given.
+        model, data: your own, as they were given.
     """
 
     engine: Engine
     path: Path | None = None
     model: Any = None
+    data: Any = None
 
     def __fspath__(self) -> str:
         """Return the run directory, for functions that take one.
@@ -157,9 +158,8 @@ class RunResult(Displayed):
     @property
     def own(self) -> dict[str, Any]:
         """Return your own data and model of a stored run. Its directory does not hold them."""
-        own = {} if self.path is None else Run(self.path).config["own"]
-        given = {"data": self.engine.data, "model": self.model}
-        return {name: part for name, part in given.items() if name in own}
+        own = () if self.path is None else Run(self.path).config["own"]
+        return {name: getattr(self, name) for name in own}
 
     def layer_map(self, width: float = 16.0, **how: Any) -> Figure:
         """Measure the layers after the stored rounds, and draw them (:func:`diagnostics.plots.layer_map`).

@@ -103,7 +103,7 @@ def run(
             log=[*log, LiveRun(picture)] if picture else log,
             trained_by=trained_by,
         )
-    return RunResult(engine, None if out is None else Path(out), own["model"])
+    return RunResult(engine, None if out is None else Path(out), **own)
 
 
 def _clients_on(place: str, config: RunConfig) -> MakesExecutor | None:
@@ -146,6 +146,7 @@ def resume(
     stored = Run(out).config
 
     from fedlayers.run_result import Live, LiveRun, RunResult
+    from fl_core.models.building import with_loss
     from fl_core.run import restore, runner
 
     config = restore.stored_config(stored)[0]
@@ -159,7 +160,8 @@ def resume(
             trained_by=trained_by,
             **options,
         )
-    return RunResult(engine, Path(out), options.get("model"))
+    given = with_loss(options.get("model"), options.get("loss")), options.get("data")
+    return RunResult(engine, Path(out), *given)
 
 
 def default_instruments() -> Instruments:

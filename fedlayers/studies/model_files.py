@@ -59,7 +59,8 @@ def store_models(
                 algorithm="fedavg",
                 options={},
             )
-            layers = layers_of(next(iter(one.models.values())), example(shape))
+            first = next(iter(one.models.values()))
+            layers = layers_of(first, example(shape))
             task = replace(bench.task, config=config, layers=layers)
             task = replace(task, own={**task.own, "model": None})
             run: dict[str, Any] = {
@@ -67,9 +68,10 @@ def store_models(
                 "name": out.name,
                 "algorithm": one.name,
                 "round": 0,
+                "model": "personal",
+                "client": None,
             }
-            run |= {"model": "personal", "client": None}
-            about = describe_model(task, next(iter(one.models.values())), None, run)
+            about = describe_model(task, first, None, run)
             _store(folder, one.name, bench, one, task, one.models, about)
     if best is None or isinstance(shape, PackedShape):
         return

@@ -59,12 +59,8 @@ class InclusiveFL(LimitedDepth):
         beta: Share = 0.2
 
     @classmethod
-    def wrap_model(
-        cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int
-    ) -> nn.Module:
-        built = super().wrap_model(
-            model, config, shape=shape, n_classes=n_classes, seed=seed
-        )
+    def wrap_model(cls, model: nn.Module, config: Any, **given: Any) -> nn.Module:
+        built = super().wrap_model(model, config, **given)
         if config.momentum:
             first, *others = paths_of_blocks(built)
             for other in others:

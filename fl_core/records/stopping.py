@@ -35,6 +35,14 @@ def weighted_mean(pairs: Iterable[tuple[float, float]]) -> float:
 
     >>> weighted_mean([(0.5, 30), (0.9, 10)])
     0.6
+    >>> weighted_mean([(0.5, 30), (math.nan, 10)]), weighted_mean([])
+    (nan, nan)
+
+    The bits are the same in any order.
+
+    >>> values = [0.1, 1e16, 0.3, -1e16, 0.7, 1e-9, 0.2]
+    >>> len({weighted_mean(zip([*values[k:], *values[:k]], [1] * 7)) for k in range(7)})
+    1
     """
     pairs = list(pairs)
     total = math.fsum(weight for _, weight in pairs)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fl_core import storage, tree
 from fl_core.algorithms.fedper import MEASURED, Scout
@@ -54,10 +54,6 @@ from fl_core.run.costs import training_flops
 from fl_core.run.restore import copy_with, task_of
 from fl_core.run.task import Task, assemble
 from fl_core.training.losses import guessing_loss
-
-DEVICES = ("cpu", "cuda", "mps", "xpu")
-"""Where clients may train; a number may follow, as in ``cuda:1``."""
-
 
 MakesClients = Callable[[Task, str, ClientRunner, Executor], LocalClients]
 
@@ -148,7 +144,6 @@ def run(
     used = _used(instruments, task)
     plan_selection_of(task, used).check(task.algorithm(task.plan))
     _measuring(task, used)
-    check_device(task.config.execution.device, task.config.training.precision)
     if out is not None:
         writing.check_free(Path(out))
     how = Execution(**execution)
@@ -234,7 +229,6 @@ def resume(
         used = _used(instruments, task)
         if not run.rounds:  # later the plan has been chosen
             plan_selection_of(task, used).check(task.algorithm(task.plan))
-        check_device(task.config.execution.device, task.config.training.precision)
         changed: list[str] = []
 
         def accept(found: store.Checkpoint | None) -> None:
@@ -261,25 +255,28 @@ def resume(
         return _execute(task, used, writer, how, done, code)
 
 
-def check_device(name: str, precision: str = "float32") -> None:
-    """Raise a UsageError unless PyTorch can use this device here, in this precision."""
+def check_device(
+    name: str, precision: str = "float32", weights: Iterable[Tensor] = ()
+) -> None:
+    """Raise a UsageError unless PyTorch can use this device here, in this precision for a model of these weights.
+
+    In bfloat16 a CPU's convolutions have wrong gradients on small maps, and write past their memory
+    (https://github.com/pytorch/pytorch/issues/169688). So no weight may have three dimensions there.
+    """
     kind = name.partition(":")[0]
     try:
         torch.empty(0, device=name)
         can = torch.amp.is_autocast_available(kind)
         can &= kind != "cuda" or torch.cuda.is_bf16_supported(False)
+        can &= kind != "cpu" or all(weight.ndim < 3 for weight in weights)
     except (RuntimeError, AssertionError) as error:
-        if kind not in DEVICES:
-            raise UsageError(
-                f"device must be one of {listing(DEVICES)}, as torch names them; got {name!r}. Write device='cuda' for "
-                "a graphics card."
-            ) from error
         raise UsageError(
-            f"device must be one that works here; got {name!r} ({str(error).splitlines()[0]}). Use device='cpu'."
+            f"device must be one that works here, such as cpu, or cuda for a graphics card; got {name!r} "
+            f"({str(error).splitlines()[0]}). Use device='cpu'."
         ) from error
     if precision == "bf16" and not can:
         raise UsageError(
-            f"precision must be one that the device has; got bf16 on {name!r}. Use precision='float32'."
+            f"precision must be one that the device has for the model; got bf16 on {name!r}. Use precision='float32'."
         )
 
 
@@ -417,8 +414,14 @@ def _measuring(task: Task, instruments: Instruments) -> list[Listener]:
 
 
 def _used(instruments: MakesInstruments, task: Task) -> Instruments:
-    """Return the instruments of a task, empty ones if it neither chooses a plan nor measures nor names a rule."""
+    """Return the instruments of a task, empty ones if it neither chooses a plan nor measures nor names a rule.
+
+    Raises:
+        UsageError: its device is not there, or not in its precision.
+    """
     config = task.config
+    precision = config.training.precision
+    check_device(config.execution.device, precision, task.model.parameters())
     chooses = config.federation.plan == AUTO or task.algorithm(task.plan).decides
     chooses |= config.federation.rule != RunConfig().federation.rule  # to be checked
     return instruments() if chooses or config.execution.measure else Instruments()

@@ -218,6 +218,18 @@ def test_a_folder_goes_on_with_its_own_data_alone(tmp_path):
     assert torch.equal(fl.predict(path, new, model=network).outputs, expected)
 
 
+def test_the_result_of_own_data_is_measured_as_it_was_read(tmp_path):
+    """Keys that read a frame, or deal samples, are the run's; so is a loss from Python."""
+    wards = {"ward": ["a", "b"] * 30, "age": range(60), "sick": [0, 0, 1] * 20}
+    named = {"client_column": "ward", "label_column": "sick"}
+    pool, dealt = samples()["north"], {"clients": 2, "partition": "dirichlet"}
+    for k, (data, keys) in enumerate(((pd.DataFrame(wards), named), (pool, dealt))):
+        own = {"data": data, "model": network, "loss": nn.CrossEntropyLoss()}
+        result = fl.run(CONFIG.with_keys(**keys), tmp_path / str(k), **own)
+        for each in (result, fl.resume(tmp_path / str(k), **own)):
+            assert not fl.diagnose(each, metrics="weight_magnitude").frame.empty
+
+
 def test_choose_without_a_folder_is_in_one_named_by_its_question(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fl.choose(CONFIG, data=samples(), arms=("nothing", "all"))

@@ -151,8 +151,11 @@ def test_the_factors_have_own_rates_in_each_precision(precision, monkeypatch):
         assert tensor.dtype == torch.float32
         times = 16 if "lora_B" in name else 1
         torch.testing.assert_close(fast[name], times * tensor, rtol=1e-5, atol=1e-7)
-    monkeypatch.setattr(torch.amp, "is_autocast_available", lambda kind: False)
     if precision == "bf16":
+        vit = {"model": "vit", "model_options": BLOCKS["vit"]}
+        with refuses("precision.*for the model"):
+            run(CONFIG.with_keys(precision="bf16", **vit), data=TOY)
+        monkeypatch.setattr(torch.amp, "is_autocast_available", lambda kind: False)
         with refuses("precision must be one that the device"):
             run_with("lora:r=2")
         config, net = CONFIG.with_keys(precision="bf16", stack="on"), network("plain")

@@ -14,7 +14,6 @@ from fl_core.data.partitions import (
     Partition,
     general,
     make,
-    split_sizes,
 )
 from fl_core.data.sources import Source
 from tests.bounds import forbidden
@@ -222,18 +221,6 @@ def test_what_cannot_be_dealt_is_refused():
     ):
         with refuses(message):
             make(source(**case), kind, **options)
-
-
-@given(n=st.integers(3, 3000), a=st.floats(0.01, 0.98), b=st.floats(0.01, 0.98))
-def test_split_sizes_are_positive_and_complete(n, a, b):
-    total = a + b + 0.5
-    shares = (a / total, b / total, 0.5 / total)
-    sizes = split_sizes("a", n, shares)
-    assert min(sizes) >= 1
-    assert sum(sizes) == n
-    assert all(
-        abs(size - n * share) <= 2 for size, share in zip(sizes, shares, strict=True)
-    )
 
 
 def domains(sizes=(300, 200, 100)):

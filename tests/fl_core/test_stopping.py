@@ -18,7 +18,6 @@ from fl_core.records.stopping import (
     STATE,
     StoppingRule,
     best_round,
-    weighted_mean,
 )
 from fl_core.rounds.clients import ClientReply
 from fl_core.rounds.engine import EVALUATE
@@ -94,18 +93,6 @@ def test_it_stops_where_brute_force_does(scores, patience, every):
     assert count == stop
     assert rule.best.get("global") == (best and best * every)
     assert rule.stops == (stop - (best or 0) >= patience)
-
-
-@given(
-    st.lists(st.tuples(st.floats(0, 1), st.integers(1, 9)), min_size=1, max_size=9),
-    st.randoms(),
-)
-def test_a_mean_over_clients_does_not_depend_on_their_order(pairs, random):
-    shuffled = random.sample(pairs, len(pairs))
-    assert weighted_mean(shuffled) == weighted_mean(pairs)
-    total = sum(weight for _, weight in pairs)
-    assert weighted_mean(pairs) == pytest.approx(sum(v * w for v, w in pairs) / total)
-    assert math.isnan(weighted_mean([*pairs, (NAN, 1)]))
 
 
 @given(

@@ -308,6 +308,15 @@ def split_sizes(name: str, n: int, shares: Sequence[float]) -> list[int]:
 
     >>> split_sizes("va", 46, (0.64, 0.16, 0.2)), split_sizes("va", 3, (0.64, 0.16, 0.2))
     ([28, 8, 10], [1, 1, 1])
+
+    Sizes are above 0 and complete, and at most two samples from their shares.
+
+    >>> draw = np.random.default_rng(0)
+    >>> for n in range(3, 300):
+    ...     shares = draw.dirichlet([1.0, 1.0, 1.0])
+    ...     sizes = np.array(split_sizes("va", n, tuple(shares)))
+    ...     assert sizes.min() >= 1 and sizes.sum() == n and (abs(sizes - n * shares) <= 2).all()
+
     >>> split_sizes("va", 2, (0.64, 0.16, 0.2))
     Traceback (most recent call last):
         ...
