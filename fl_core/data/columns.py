@@ -185,7 +185,13 @@ class Reading:
 
     @property
     def predicts_numbers(self) -> bool:
-        """Return whether labels are numbers, and not names of classes."""
+        """Return whether labels are numbers, and not names of classes.
+
+        >>> Reading(task="regression").predicts_numbers, Reading(label_numbers=True).predicts_numbers
+        (True, True)
+        >>> Reading().predicts_numbers
+        False
+        """
         return self.task != CLASSIFICATION or self.label_numbers
 
     @property

@@ -307,7 +307,15 @@ class _Parser:
 
 
 def _fill(target: Any, items: list[Any]) -> None:
-    """Extend a list or a dictionary. Only texts are keys, since a nested tuple can take for ever to hash."""
+    """Extend a list or a dictionary. Only texts are keys, since a nested tuple can take for ever to hash.
+
+    >>> _fill(list(), [1]), _fill(Stub("c"), [1])
+    (None, None)
+    >>> _fill({1}, [2])
+    Traceback (most recent call last):
+        ...
+    ValueError: it adds to what is no list or dictionary
+    """
     if isinstance(target, list):
         target.extend(items)
     elif isinstance(target, dict):

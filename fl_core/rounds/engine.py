@@ -179,7 +179,12 @@ class Engine:
 
     @property
     def finished(self) -> bool:
-        """True if no round is left to train, by their number or by the stopping rule."""
+        """True if no round is left to train, by their number or by the stopping rule.
+
+        >>> import fedlayers as fl
+        >>> fl.run(dataset="heart", rounds=1, progress=False).engine.finished
+        True
+        """
         return self.done == self.schedule.rounds or self.stopped
 
     @tree.one_thread()

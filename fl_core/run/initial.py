@@ -271,6 +271,11 @@ def wrapped(
 
 
 def _owner(name: str) -> str:
+    """Return the path of a tensor's module.
+
+    >>> _owner("body.fc1.weight"), _owner("scale")
+    ('body.fc1', '')
+    """
     return name.rpartition(".")[0]
 
 

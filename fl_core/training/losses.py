@@ -462,7 +462,16 @@ def balanced_weights(counts: Sequence[int], names: Sequence[str]) -> tuple[float
 
 
 def guessing_loss(criterion: Loss, n_classes: int) -> float:
-    """Return the mean loss of equal logits over the classes, log C for cross-entropy. Without classes it is 0."""
+    """Return the mean loss of equal logits over the classes, log C for cross-entropy. Without classes it is 0.
+
+    >>> round(guessing_loss(build("cross_entropy"), 4), 3), guessing_loss(build("mse"), 1)
+    (1.386, 0.0)
+    >>> round(guessing_loss(build("bce"), 2), 3)
+    0.693
+    >>> for name in ("cross_entropy", "focal", "player_focal"):
+    ...     equal = build(name)(torch.full((7, 7), 3.0), torch.arange(7))
+    ...     assert abs(guessing_loss(build(name), 7) - float(equal)) < 1e-6
+    """
     if n_classes < 2:
         return 0.0
     y = (

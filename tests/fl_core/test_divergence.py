@@ -3,15 +3,12 @@
 import math
 import warnings
 
-import pytest
 import torch
 from torch import nn
 
 from fl_core.records import store
 from fl_core.rounds.steering import DIVERGENCE, TIMES, Divergence
-from fl_core.rows import CLASSIFICATION
 from fl_core.run import runner
-from fl_core.training.losses import LOSSES, build, guessing_loss
 from tests.conftest import CONFIG, TOY
 
 LARGE = CONFIG.with_keys(lr=1e6, rounds=4, optimizer="sgd", stack="off")
@@ -34,24 +31,6 @@ def run(config, out=None, depth=1, **how):
         warnings.simplefilter("always")
         runner.run(config, out, data=TOY, model=model(depth), **how)
     return [str(each.message) for each in caught if "diverges" in str(each.message)]
-
-
-@pytest.mark.parametrize(
-    "name", [name for name in LOSSES if LOSSES[name].task == CLASSIFICATION]
-)
-@pytest.mark.parametrize("classes", [2, 7])
-def test_guessing_is_the_loss_of_equal_logits(name, classes):
-    loss, y = build(name), torch.arange(classes)
-    if loss.outputs(classes) == 1 and classes > 2:
-        pytest.skip("one output stands for two classes")
-    equal = torch.full(
-        (classes, loss.outputs(classes)), 0.0 if loss.outputs(classes) == 1 else 3.0
-    )
-    assert guessing_loss(loss, classes) == pytest.approx(
-        float(loss(equal, y)), rel=1e-6
-    )
-    if name in ("cross_entropy", "bce"):
-        assert guessing_loss(loss, classes) == pytest.approx(math.log(classes))
 
 
 def test_the_limit_is_the_larger_of_two_losses_times_a_number():

@@ -35,6 +35,7 @@ SLOW = (
     "tests/notebooks/",
 )
 """Tests that are not searched for those that reach a mutant."""
+EXAMPLES = "tests/fedlayers/test_examples.py::test_examples_do_what_they_show"
 REPORT = """
 import os
 seen = set()
@@ -112,6 +113,9 @@ def run(mutant, tree):
     if not tests:
         return "untested", ""
     path, source, function = found
+    if ">>> " in source:
+        module = mutant.file.removesuffix(".py").replace("/", ".")
+        tests.append(f"{EXAMPLES}[{module}]")
     write(path, mutant.applied(source, function))
     try:
         code, output = pytest(tree, "-x", *tests)
@@ -152,11 +156,7 @@ def run_all(mutants, trees):
             killers |= {test} - {""}
             states[mutant.file.partition("/")[0], state] += 1
             note = ""
-            if mutant.state == "killed" and state in (
-                "survived",
-                "untested",
-                "stopped",
-            ):
+            if mutant.state == "killed" and state not in ("killed", "gone"):
                 alive, note = alive + 1, ", was killed before"
             else:
                 mutant.state = state
