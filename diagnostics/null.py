@@ -17,7 +17,6 @@ or variance would be biased: noise inflates them, and a resample inflates them o
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,6 +30,7 @@ from fl_core.data.partitions import SPLITS
 from fl_core.errors import UsageError, as_list, at_least, check_known, check_value
 from fl_core.rows import Row
 from fl_core.seeds import numpy_generator, seed_of, torch_seeded
+from fl_core.storage import sha
 
 if TYPE_CHECKING:
     import torch
@@ -131,9 +131,7 @@ def null_data(
         for name, part, own in _shuffled(parts, places, null, split, seed, draw):
             held[name][split], indices[name][split] = part, own
     clients = tuple(ClientData(name, **held[name]) for name in held)
-    digest = hashlib.sha256(
-        f"{data.digest}|null {null}|{seed}|{draw}".encode()
-    ).hexdigest()
+    digest = sha(f"{data.digest}|null {null}|{seed}|{draw}".encode())
     return replace(
         data,
         clients=clients,

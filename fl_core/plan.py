@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -524,7 +523,7 @@ class LayerPlan(Displayed):
         ]
         if self.own_epochs[0]:
             decided.append(self.own_epochs)
-        return hashlib.sha256(json.dumps(decided).encode()).hexdigest()
+        return sha(json.dumps(decided).encode())
 
 
 def _stored(layer: Layer) -> dict[str, Any]:

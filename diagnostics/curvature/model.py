@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 
 from fl_core.errors import UsageError
 from fl_core.layers import Layer
-from fl_core.run.costs import nodes
+from fl_core.run.costs import nodes, unfused
 from fl_core.seeds import seed_of
 from fl_core.training.losses import Loss
 from fl_core.tree import Hook, with_hooks
@@ -92,7 +92,7 @@ class Differentiable:
         """Return the model's output for batch number ``index``. The number also seeds the model's random draws."""
         torch.manual_seed(seed_of(self.seed, "curvature masks", index))
         x = x.to(self.dtype) if self.dtype and x.is_floating_point() else x
-        with _WeightNormFromParts():
+        with _FromParts():
             return call_with(self.model, {**self.parameters, **self.buffers}, x)
 
     def forward(self, x: Tensor, y: Tensor, index: int) -> tuple[Tensor, Tensor]:
@@ -125,21 +125,15 @@ class Differentiable:
 @contextmanager
 def twice_differentiable(model: nn.Module) -> Iterator[None]:
     """Use only kernels with second derivatives, without TF32. Fused attention and recurrence have none."""
-    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
-    with ExitStack() as stack:
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.enter_context(
-            torch.backends.cudnn.flags(enabled=not recurrent, allow_tf32=False)
-        )
-        if recurrent:
-            stack.enter_context(
-                torch.backends.mkldnn.flags(enabled=False, allow_tf32=None)
-            )
+    with sdpa_kernel(SDPBackend.MATH), unfused(model, allow_tf32=False):
         yield
 
 
-class _WeightNormFromParts(TorchFunctionMode):
-    """Computes g v / ||v|| by operations of its own. Torch's second derivative takes ||v|| for a constant."""
+class _FromParts(TorchFunctionMode):
+    """Computes some functions by operations with right second derivatives.
+
+    Torch's own takes ||v|| of a weight norm g v / ||v|| for a constant. Its hard sigmoid has none.
+    """
 
     def __torch_function__(
         self,
@@ -148,13 +142,33 @@ class _WeightNormFromParts(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        return (_weight_norm if func is torch._weight_norm else func)(
-            *args, **(kwargs or {})
-        )
+        return _PARTS.get(func, func)(*args, **(kwargs or {}))
 
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     return v * (g / torch.norm_except_dim(v, 2, dim))
+
+
+def _hardsigmoid(x: Tensor, inplace: bool = False) -> Tensor:
+    """Return the hard sigmoid as a piecewise linear function, whose second derivative is 0.
+
+    >>> x = torch.tensor([1.0, 5.0], requires_grad=True)
+    >>> with _FromParts():
+    ...     y = F.hardsigmoid(x)
+    >>> (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    >>> y.tolist() == F.hardsigmoid(x).tolist(), [round(6 * each, 6) for each in slope.tolist()]
+    (True, [1.0, 0.0])
+    >>> torch.autograd.grad((slope * x).sum(), x)[0].tolist() == slope.tolist()
+    True
+    """
+    value = F.relu6(x + 3) / 6
+    return x.copy_(value) if inplace else value
+
+
+_PARTS: dict[Any, Any] = {
+    torch._weight_norm: _weight_norm,
+    F.hardsigmoid: _hardsigmoid,
+}
 
 
 def curvature(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from fl_core.display import MANY, Displayed, Summary, in_order
 from fl_core.errors import UsageError, check_known, listing, spelled
 from fl_core.models.tokens import SPECIAL, UNKNOWN, TokenShape
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL, task_of
+from fl_core.storage import sha
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,7 +261,7 @@ class FederatedData(Displayed):
 
 def digest_of(clients: Mapping[str, str]) -> str:
     """Return one digest over the digests of all clients."""
-    return hashlib.sha256(json.dumps(clients, sort_keys=True).encode()).hexdigest()
+    return sha(json.dumps(clients, sort_keys=True).encode())
 
 
 def gather(
@@ -284,7 +284,7 @@ def gather(
         ClientData(name, **{split: split_of(source, splits[split]) for split in SPLITS})
         for name, splits in partition.indices.items()
     )
-    digest = hashlib.sha256(f"{whole.digest}|{partition.digest}".encode()).hexdigest()
+    digest = sha(f"{whole.digest}|{partition.digest}".encode())
     kept = ["name", "shape", "classes", "words", "preprocessing", "table"]
     kept += ["indices", "kind"]
     return FederatedData(

@@ -7,7 +7,7 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from math import prod
 from typing import Any
@@ -131,24 +131,30 @@ setattr(FlopCounter, "__torch_dispatch__", FlopCounter._count)  # noqa: B010
 
 
 @contextmanager
+def unfused(model: nn.Module, allow_tf32: bool = True) -> Iterator[None]:
+    """Run recurrent networks operation by operation inside the block, not in one kernel."""
+    fused = not any(isinstance(module, nn.RNNBase) for module in model.modules())
+    with (
+        torch.backends.cudnn.flags(enabled=fused, allow_tf32=allow_tf32),
+        torch.backends.mkldnn.flags(enabled=fused, allow_tf32=None),
+    ):
+        yield
+
+
+@contextmanager
 def count_flops(model: nn.Module) -> Iterator[FlopCounter]:
     """Count FLOPs inside the block, and warn after it of operations without a formula.
 
     Recurrent networks and transformers run operation by operation, not in one fused kernel.
     """
-    counter = FlopCounter()
-    with ExitStack() as stack:
-        stack.callback(
-            torch.backends.mha.set_fastpath_enabled,
-            torch.backends.mha.get_fastpath_enabled(),
-        )
-        torch.backends.mha.set_fastpath_enabled(False)
-        if any(isinstance(module, nn.RNNBase) for module in model.modules()):
-            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
-            stack.enter_context(
-                torch.backends.mkldnn.flags(enabled=False, allow_tf32=None)
-            )
-        yield stack.enter_context(counter)
+    mha = torch.backends.mha
+    fast = mha.get_fastpath_enabled()
+    mha.set_fastpath_enabled(False)
+    try:
+        with unfused(model), FlopCounter() as counter:
+            yield counter
+    finally:
+        mha.set_fastpath_enabled(fast)
     if counter.unknown:
         warn(
             f"FLOPs are counted without {listing(sorted(counter.unknown))}: no formula is known."
