@@ -317,6 +317,10 @@ class RunConfig(Displayed):
     Traceback (most recent call last):
         ...
     fl_core.errors.UsageError: unknown configuration key 'algoritm': did you mean 'algorithm'? known: ...
+    >>> RunConfig(model="hf:/a", tokenizer="/b")
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: tokenizer must be that of the model /a; got another. Leave out tokenizer='/b'.
     """
 
     data: DataConfig
@@ -338,6 +342,11 @@ class RunConfig(Displayed):
         library, _, folder = str(keys.get("model")).partition(":")
         if library == "hf":  # its own tokenizer reads texts
             folder = absolute("model", folder)
+            if absolute("tokenizer", keys.get("tokenizer") or folder) != folder:
+                raise UsageError(
+                    f"tokenizer must be that of the model {folder}; got another. Leave out "
+                    f"tokenizer={keys['tokenizer']!r}."
+                )
             keys |= {"model": f"hf:{folder}", "tokenizer": folder}
         for key, value in keys.items():
             check_known("configuration key", key, KEYS)
@@ -516,6 +525,12 @@ def resolve(config: RunConfig, data: Any = None, model: Any = None) -> RunConfig
     """Return the configuration with the dataset's defaults, after a check of names and numbers.
 
     Data from Python give their name, and their recipe or the general one. They and the model are as in :class:`Own`.
+    What is given stands, also where it is zero:
+
+    >>> given = {"epochs": 0, "weight_decay": 0.0, "amsgrad": False, "loss_options": {}, "rounds": 40, "eval_every": 7}
+    >>> found = resolve(RunConfig(dataset="heart", loss="focal", **given))
+    >>> {key: found.value(key) for key in given} == given, found.execution.checkpoint_every
+    (True, 2)
 
     Raises:
         UsageError: a value is invalid, or a key about reading or partitioning data is set for a federation from Python.

@@ -108,6 +108,17 @@ def mean_interval(
     Here p is (1 + level) / 2, 0.975 by default. At level 0.9 each end is a one-sided 95 % bound. Two one-sided tests of
     an equivalence need this.
 
+    It is that of SciPy's t-test. Two values 1 apart have a half width of t(0.975, 1) / 2 = 12.7062 / 2:
+
+    >>> values = [2, 4, 4, 4, 5, 5, 7, 9]
+    >>> [round(end, 4) for end in mean_interval(values)]
+    [5.0, 3.2125, 6.7875]
+    >>> from scipy import stats
+    >>> [round(float(end), 4) for end in stats.ttest_1samp(values, 0).confidence_interval()]
+    [3.2125, 6.7875]
+    >>> [round(end, 4) for end in mean_interval([0, 1])]
+    [0.5, -5.8531, 6.8531]
+
     Args:
         comparisons: number of intervals that shall hold together at this level (Bonferroni). It divides 1 - p.
         level: between 0 and 1.

@@ -102,10 +102,12 @@ def _main(words: Sequence[str]) -> None:
 
         print(f"fedlayers {__version__}")
         sys.exit(0)
+    from fedlayers.cli.options import FLAGS
+
     try:
         command = parse_command(words)
     except UsageError as error:
-        _leave(2, str(error))
+        _leave(2, with_flags(str(error), FLAGS))
     os.environ["MPLBACKEND"] = "Agg"  # draws to files, even if there is a screen
     import logging
     import shlex
@@ -113,7 +115,6 @@ def _main(words: Sequence[str]) -> None:
     import warnings
     from contextlib import redirect_stdout
 
-    from fedlayers.cli.options import FLAGS
     from fl_core.storage import json_bytes
 
     shown = sys.stderr if command.json else sys.stdout
@@ -240,9 +241,8 @@ class _Printable:
 
 
 def _leave(code: int, *lines: str) -> NoReturn:
-    print(f"fedlayers: {message_line(lines[0])}", file=sys.stderr)
-    for line in lines[1:]:
-        print(message_line(line), file=sys.stderr)
+    text = "\n".join(map(message_line, lines))
+    print(f"fedlayers: {text}", file=sys.stderr)
     sys.exit(code)
 
 

@@ -174,6 +174,15 @@ def points(space: Mapping[str, Search], trials: int, seed: int) -> list[Point]:
     True
     >>> len(points({"mu": parse_search("mu", "0.1,1")}, 5, seed=0))
     2
+
+    Lists without more points than trials are a grid:
+
+    >>> space = {"lr": parse_search("lr", "0.1,0.01,0.001"), "mu": parse_search("mu", [1, 2, 3, 4])}
+    >>> grid = points(space, 100, seed=0)
+    >>> len(grid), len({(point["lr"], point["mu"]) for point in grid})
+    (12, 12)
+    >>> points(space, 5, seed=0) == grid[:5]
+    True
     """
     whole = math.prod(
         len(each) if isinstance(each, tuple) else trials for each in space.values()

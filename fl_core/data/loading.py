@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -354,13 +355,25 @@ def from_clients(
 def source_from_clients(silos: Mapping[str, tuple[Any, Any]], **keys: Any) -> Source:
     """Join the samples of all clients, each as a natural client (see :func:`from_clients`).
 
+    >>> source_from_clients({"train": ([[0.0], [1.0]], [0, 1]), "test": ([[2.0]], [0])})
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: clients must be clients, and no splits of one dataset; got train, test. Join these.
+    >>> source_from_clients({"north": {"train": [], "test": []}})
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: client 'north' must have a pair (x, y), a Dataset or a DataLoader; got dict...
+
     Args:
         keys: as of :func:`fl_core.data.sources.source_of_parts`.
     """
     if not isinstance(silos, Mapping) or not silos:
-        got = "an empty one" if isinstance(silos, Mapping) else type(silos).__name__
         raise UsageError(
-            f"clients must be a dictionary {{client: (x, y)}} of at least one client; got {got}."
+            f"clients must be a dictionary {{client: (x, y)}} of at least one client; got {silos!r:.60}."
+        )
+    if "train" in silos and set(silos) <= {*files.SPLIT_FOLDERS}:
+        raise UsageError(
+            f"clients must be clients, and no splits of one dataset; got {listing(silos)}. Join these."
         )
     names = client_names(silos)
     pairs = {
@@ -415,21 +428,22 @@ def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
     if is_batch(samples):
         return split_labels(samples)
     check_finite(samples, where)
+    collate = getattr(samples, "collate_fn", default_collate)
     if isinstance(samples, DataLoader):
-        loader, samples = samples, _dataset_of(samples, where)
-        plain = default_collate, default_convert
-        if loader.collate_fn not in plain:
-            return _collated(loader, samples, where)
-    rows = not isinstance(samples, (*ARRAYS, str)) and hasattr(samples, "__getitem__")
-    if not isinstance(samples, Dataset) and not (rows and len(samples)):
+        samples = _dataset_of(samples, where)
+    no_rows = isinstance(samples, (*ARRAYS, str, Mapping))
+    if no_rows or not hasattr(samples, "__getitem__"):
         raise UsageError(
-            f"{where} must have a pair (x, y), a Dataset or a DataLoader; got {type(samples).__name__}. Give a pair."
+            f"{where} must have a pair (x, y), a Dataset or a DataLoader; got {type(samples).__name__}. "
+            f"{'Join its parts' if isinstance(samples, Mapping) else 'Give a pair'}."
         )
     sized = hasattr(samples, "__len__")
-    found = [samples[k] for k in range(len(samples))] if sized else list(samples)
+    found = [*islice(samples, len(samples) if sized else None)]
+    if collate not in (default_collate, default_convert):
+        return _collated(collate, found, where)
     if not found or not isinstance(found[0], Mapping | tuple | list):
         raise UsageError(
-            f"{where}: a Dataset must hold pairs (x, y). Give x and y of each sample."
+            f"{where}: a Dataset must hold pairs (x, y), at least one. Give x and y of each sample."
         )
     return _stacked(found, where)
 
@@ -440,7 +454,8 @@ def _stacked(rows: Sequence[Any], where: str) -> tuple[Any, Any]:
     for row in rows:
         if isinstance(row, Mapping) and LABELS not in row and "label" in row:
             row = {LABELS if key == "label" else key: row[key] for key in row}
-        x, y = split_labels(row)
+        with about(where):
+            x, y = split_labels(row)
         parts = x if isinstance(x, Mapping | tuple) else (x,)
         named = parts if isinstance(parts, Mapping) else dict(enumerate(parts))
         samples.append({**named, LABELS: y})
@@ -473,13 +488,14 @@ def _stacked(rows: Sequence[Any], where: str) -> tuple[Any, Any]:
     return tuple(found.values()) if isinstance(x, tuple) else found[0], y
 
 
-def _collated(loader: DataLoader[Any], samples: Any, where: str) -> tuple[Any, Any]:
+def _collated(collate: Any, found: Any, where: str) -> tuple[Any, Any]:
     """Return all samples of a loader as one batch of its own ``collate_fn``, which draws from a fixed seed."""
-    found = [samples[k] for k in range(len(samples))]
     what = f"{where}: collate_fn must make one batch of all {len(found)} samples"
-    way = "Stack them, or give a Dataset."
-    with about(what, Exception, way=way), seeds.torch_seeded(0):
-        x, y = split_labels(loader.collate_fn(found))
+    with (
+        about(what, Exception, way="Stack them, or give a Dataset."),
+        seeds.torch_seeded(0),
+    ):
+        x, y = split_labels(collate(found))
         if len(y) != len(found):
             raise ValueError(f"{len(y)} labels")
     return x, y
@@ -489,9 +505,11 @@ def _dataset_of(loader: DataLoader[Any], where: str) -> Dataset[Any]:
     """Return the samples of a loader as a dataset, in an order that does not depend on chance."""
     batches: Any = loader.batch_sampler
     sampler = getattr(batches, "sampler", batches or loader.sampler)
-    plain = type(sampler) in (SequentialSampler, RandomSampler)
-    drawn = getattr(sampler, "replacement", False)
-    if plain and not drawn and len(sampler) == len(loader.dataset):  # type: ignore[arg-type]
+    if (
+        type(sampler) in (SequentialSampler, RandomSampler)
+        and not getattr(sampler, "replacement", False)
+        and len(sampler) == len(loader.dataset)  # type: ignore[arg-type]
+    ):
         return loader.dataset
     indices = getattr(sampler, "indices", None)
     if indices is None:

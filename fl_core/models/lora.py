@@ -216,6 +216,11 @@ def _parts(layer: Layer, of_path: Mapping[str, str], live: Tree) -> list[Layer]:
 def _target_paths(model: nn.Module, lora: Lora, head: str) -> list[str]:
     """Return the module paths of the layers that get adapters."""
     left = tuple(f"{each}." for each in left_out(model))
+    attention = tuple(
+        f"{path}."
+        for path, module in model.named_modules()
+        if re.search("(?i)attention|attn", type(module).__name__)
+    )
     fit = {
         path: module
         for path, module in model.named_modules()
@@ -226,7 +231,7 @@ def _target_paths(model: nn.Module, lora: Lora, head: str) -> list[str]:
         ATTENTION: [
             path
             for path, module in fit.items()
-            if not isinstance(module, _CONVOLUTIONS) and _in_attention(model, path)
+            if not isinstance(module, _CONVOLUTIONS) and path.startswith(attention)
         ],
     }
     for path in fit:
@@ -268,14 +273,6 @@ def left_out(model: nn.Module) -> list[str]:
         or (isinstance(module, _CONVOLUTIONS) and module.groups > 1)
         or (_is_linear(module) and "weight" not in module._parameters)
     ]
-
-
-def _in_attention(model: nn.Module, path: str) -> bool:
-    return any(
-        re.search("attention|attn", type(module).__name__, re.IGNORECASE)
-        for name, module in model.named_modules()
-        if name and path.startswith(f"{name}.")
-    )
 
 
 def _freeze(model: nn.Module, head: str | None) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fl_core import storage
-from fl_core.errors import about
+from fl_core.errors import about, needs_package
 
 if TYPE_CHECKING:
     from fl_core.models.adapter import Layout
@@ -52,15 +52,22 @@ class Tokenizer:
         with about(f"{folder}/{FILE} must be a tokenizer", Exception):
             content = storage.Folder(folder).read(FILE, MOST_BYTES)
             made = _made(content)
-            words, padding = made.get_vocab(), made.padding or {}
-            pad = padding.get("pad_id", words.get("[PAD]", words.get("<pad>")))
-            if pad is None:
+            words = made.get_vocab()
+            marks = (
+                (made.padding or {}).get("pad_token"),
+                "[PAD]",
+                "<pad>",
+                "<|endoftext|>",  # GPT-2's only special token
+            )
+            pads = [words[mark] for mark in marks if mark in words]
+            if not pads:
                 raise ValueError(
-                    "it has no token for padding. Call enable_padding on it, and save it"
+                    "it has no token for padding. Name one of its tokens that no text has, such as that of an end: "
+                    "enable_padding(pad_id=ID, pad_token=TOKEN), and save it"
                 )
         cut = made.truncation or {"max_length": LENGTH}
         length = min(cut["max_length"], LENGTH)
-        return cls(folder, storage.sha(content), len(words), pad, length)
+        return cls(folder, storage.sha(content), len(words), pads[0], length)
 
     def encode(self, texts: Sequence[str]) -> Any:
         """Return the library's encodings of texts, cut and padded to :attr:`length`.
@@ -76,8 +83,10 @@ class Tokenizer:
 
 
 def _made(content: bytes) -> Any:
-    from tokenizers import Tokenizer
-
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise needs_package("tokenizers", "read texts by it", "lora") from None
     return Tokenizer.from_buffer(content)
 
 

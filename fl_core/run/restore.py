@@ -201,7 +201,7 @@ def check_given(path: Path, stored: Mapping[str, Any], **given: object) -> None:
         if given[kind] is None:
             raise UsageError(
                 f"{path} must be read with its own {kind}, which it does not store; got none. "
-                f"Pass the same again: {kind}=...{', or own_model=... of fl.diagnose' if kind == 'model' else ''}"
+                f"Pass {kind}=...{', loss=... if given, or own_model=... of fl.diagnose' if kind == 'model' else ''}"
             )
 
 

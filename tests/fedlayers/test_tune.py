@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 import fedlayers as fl
-from fedlayers.studies.tune import Tuned, parse_search, points, spaces
+from fedlayers.studies.tune import Tuned, points, spaces
 from fl_core import statistics
 from fl_core.config import RunConfig
 from fl_core.errors import RunError
@@ -28,18 +28,6 @@ def test_algorithms_try_the_same_values_of_the_keys_that_they_share():
     assert len({point["lr"] for point in fedavg}) == 6
     assert all(1e-4 <= point["lr"] <= 1e-1 for point in fedavg)
     assert points(found["fedavg"], 6, seed=1) != fedavg
-
-
-def test_lists_without_more_points_than_trials_are_a_grid():
-    space = {
-        "lr": parse_search("lr", "0.1,0.01,0.001"),
-        "mu": parse_search("mu", [1, 2, 3, 4]),
-    }
-    whole = points(space, 100, seed=0)
-    assert sorted((p["lr"], p["mu"]) for p in whole) == [
-        (lr, mu) for lr in (0.001, 0.01, 0.1) for mu in (1, 2, 3, 4)
-    ]
-    assert points(space, 5, seed=0) == whole[:5]
 
 
 @pytest.fixture(scope="module")

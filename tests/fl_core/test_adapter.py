@@ -1,6 +1,8 @@
 """Models of several inputs and of other outputs: they are trained, measured, and given back as they came."""
 
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,10 +16,11 @@ from torch.utils.data import DataLoader, TensorDataset
 import fedlayers as fl
 from fl_core import tree
 from fl_core.data.loading import pair_of
-from tests.conftest import refuses
+from tests.conftest import on_first_use, refuses
 from tests.networks import Wired
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+hf = on_first_use("transformers")
 
 
 class Two(nn.Module):
@@ -87,6 +90,27 @@ def test_inputs_of_every_form_train_the_same_model():
     assert first(X, TOKENS).shape == (60, 3)
     result = run(((X, TOKENS), X.sum(1)), network(outputs=1), task="regression")
     assert "r2" in result.scores
+
+
+@pytest.mark.skipif(find_spec("datasets") is None, reason="datasets is not installed")
+def test_objects_of_the_package_datasets_are_samples():
+    library, collate = import_module("datasets"), hf.default_data_collator
+    made = library.Dataset.from_list([Table()[k] for k in range(60)])
+    shown, wanted = (
+        made.with_format("torch"),
+        run(Table(), network()).models["client_0"],
+    )
+    for data in (made, shown, DataLoader(shown, collate_fn=collate)):
+        found = run(data, network()).models["client_0"]
+        assert tree.distance(found.state_dict(), wanted.state_dict()) == 0
+    fl.diagnose(network(), library.DatasetDict(a=made, b=made), metrics="grad_norm")
+    for data, message in (
+        (made.to_iterable_dataset(), "must have a length"),
+        (library.DatasetDict(train=made, test=made), "no splits of one dataset"),
+        (made.remove_columns("label"), "must have the key 'labels'"),
+    ):
+        with refuses(message):
+            run(data, network())
 
 
 def test_a_run_of_several_inputs_is_stored_and_measured(tmp_path):

@@ -98,20 +98,6 @@ def test_what_is_not_given_is_the_datasets_own(name):
     assert resolve(found) == found, "resolving again changes nothing"
 
 
-def test_what_is_given_stands_also_where_it_is_zero():
-    given = {
-        "epochs": 0,
-        "weight_decay": 0.0,
-        "amsgrad": False,
-        "loss_options": {},
-        "rounds": 40,
-        "eval_every": 7,
-    }
-    found = resolve(RunConfig(dataset="heart", loss="focal", **given))
-    assert {key: found.value(key) for key in given} == given
-    assert found.execution.checkpoint_every == 2
-
-
 def test_the_options_of_another_optimizer_or_loss_are_not_taken_over():
     recipe = data.recipe("fashion_mnist")
     assert recipe.optimizer == "adamw"

@@ -150,18 +150,6 @@ def test_combine_and_fairness(pairs):
     assert statistics.fairness(values) == pytest.approx(np.var(values), abs=1e-12)
 
 
-def test_mean_interval():
-    x = [2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0]
-    expected = stats.ttest_1samp(x, 0).confidence_interval(0.95)
-    assert statistics.mean_interval(x) == pytest.approx(
-        (5.0, expected.low, expected.high)
-    )
-    # t(0.975, 1) = 12.706: two values 1 apart have a half width of 12.706 * 0.7071 / 1.4142
-    assert statistics.mean_interval([0.0, 1.0]) == pytest.approx(
-        (0.5, 0.5 - 6.3531, 0.5 + 6.3531), abs=1e-4
-    )
-
-
 def frame(rows, **names):
     return pd.DataFrame(
         rows,

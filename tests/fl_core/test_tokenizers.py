@@ -1,6 +1,7 @@
 """A folder of transformers reads texts by its own tokenizer, and gives the model that takes them."""
 
 import json
+import sys
 from importlib.util import find_spec
 
 import pandas as pd
@@ -11,6 +12,7 @@ import fedlayers as fl
 from fl_core.config import RunConfig
 from fl_core.errors import RunError
 from fl_core.models.adapter import original
+from fl_core.models.tokens import Tokenizer
 from fl_core.run.runner import assemble
 from fl_core.tree import copied
 from tests.conftest import CONFIG, on_first_use, refuses
@@ -23,7 +25,7 @@ pytestmark = [
 hf, library = on_first_use("transformers"), on_first_use("tokenizers")
 LENGTH = 12
 TEXTS = [entry["text"] for entry in lines()]
-KINDS = {"WordPiece": "[PAD]", "BPE": "<pad>", "WordLevel": "[PAD]", "Unigram": "<pad>"}
+KINDS = {"WordPiece": "[PAD]", "BPE": "<|endoftext|>", "WordLevel": "[PAD]", "Unigram": "<pad>"}  # fmt: skip
 
 
 def tokenizer(kind="WordPiece", pad="[PAD]"):
@@ -135,6 +137,13 @@ def test_a_folder_that_does_not_fit_is_refused(change, message, folder, table):
     change(path / "tokenizer.json")
     with refuses(message):
         assemble(RunConfig(dataset=str(table), model=f"hf:{path}"))
+
+
+def test_without_the_package_the_install_is_named(folder, monkeypatch):
+    path = str(folder())
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with refuses("Run pip install"):
+        Tokenizer.read(path)
 
 
 def test_data_without_texts_are_refused(folder):
