@@ -111,9 +111,7 @@ def _clients_on(place: str, config: RunConfig) -> MakesExecutor | None:
         return None
     from fedlayers.backends.cluster import clients_on
 
-    return clients_on(
-        place, stacked=config.execution.stack == "on", workers=config.execution.workers
-    )
+    return clients_on(place, config.execution)
 
 
 def resume(

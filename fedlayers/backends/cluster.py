@@ -15,6 +15,8 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from copy import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -36,6 +38,7 @@ from fedlayers.backends.local import (
 )
 from fl_core import __version__
 from fl_core.algorithms.base import Algorithm
+from fl_core.config import ExecutionConfig
 from fl_core.errors import RunError, UsageError, WorkerError, needs_package, warn
 from fl_core.rounds.clients import (
     ClientReply,
@@ -60,7 +63,22 @@ class Hello(tuple[str, str, str]):
     """A node's first message: its name, its id in the cluster, and its version of this package."""
 
 
-class Cluster(WorkerPool[int]):
+@dataclass(eq=False)
+class Sending:
+    """A job on a node.
+
+    Attributes:
+        items: what it sends. held: the lock of the run's directory here.
+        name: of its node in messages. node: its id in the cluster, once it has said hello.
+    """
+
+    items: Any
+    held: ExitStack
+    name: str = "a node"
+    node: str = ""
+
+
+class Cluster(WorkerPool[Sending]):
     """A pool of jobs on a Ray cluster: at an address, of this machine, or started here.
 
     Raises:
@@ -69,62 +87,51 @@ class Cluster(WorkerPool[int]):
 
     def __init__(self, address: str = "") -> None:
         self._ray, self._ours = connect(address)
-        self.side_by_side = self._cpus()
-        self._begun = 0
-        self._items: dict[int, Any] = {}  # the results of a job, by its handle
-        self._held: dict[int, ExitStack] = {}
-        self._nodes: dict[int, Hello] = {}
-
-    def _cpus(self) -> int:
-        return max(1, int(self._ray.cluster_resources().get("CPU", 0)))
+        self.has_room(0)
 
     def has_room(self, running: int) -> bool:
-        self.side_by_side = self._cpus()
-        return (
-            running < self.side_by_side + 1
-        )  # one that waits for the next node that is free
+        cpus = self._ray.cluster_resources().get("CPU", 0)
+        self.side_by_side = max(1, int(cpus))
+        return running <= self.side_by_side  # one waits for the next node that is free
 
-    def begin(self, work: Job) -> int:
+    def begin(self, work: Job) -> Sending:
         sent: dict[str, str] = {}
         with ExitStack() as held:
             work.path.mkdir(parents=True, exist_ok=True)
             held.enter_context(Folder(work.path).locked())  # keeps other writers out
             parcels = list(changed_files(work.path, sent, over=True))
-            task = self._ray.remote(num_cpus=1, num_gpus=work.gpus, max_retries=0)(
-                _on_node
-            )
-            self._begun += 1
-            self._items[self._begun] = task.options(
-                _generator_backpressure_num_objects=AHEAD
-            ).remote(work.sent_to(None), parcels, sent)
-            self._held[self._begun] = held.pop_all()
-        return self._begun
+            task = self._ray.remote(
+                num_cpus=1,
+                num_gpus=work.gpus,
+                max_retries=0,
+                _generator_backpressure_num_objects=AHEAD,
+            )(_on_node)
+            items = task.remote(work.sent_to(None), parcels, sent)
+            return Sending(items, held.pop_all())
 
-    def events(self, running: dict[int, Job]) -> Sequence[Event]:
-        items = [self._items[handle] for handle in running]
+    def events(self, running: dict[Sending, Job]) -> Sequence[Event]:
+        items = [handle.items for handle in running]
         ready, _ = self._ray.wait(
             items, num_returns=1, timeout=PERIOD, fetch_local=False
         )
-        first = [
-            handle
-            for handle in running
-            if any(self._items[handle] is each for each in ready)
-        ]
-        return [event for handle in first for event in self._next(handle)]
+        for handle in running:
+            if handle.items in ready:
+                return list(self._next(handle))
+        return []
 
-    def _next(self, handle: int) -> Iterator[Event]:
+    def _next(self, handle: Sending) -> Iterator[Event]:
         errors = self._ray.exceptions
         try:
-            item = self._ray.get(next(self._items[handle]))
+            item = self._ray.get(next(handle.items))
         except errors.RayTaskError as error:  # it could not start on that node
             cause = f"{type(error.cause).__name__}: {_first(error.cause)}"
-            words = f"{self._name(handle)} cannot train: {cause}; each node needs fedlayers {__version__}"
+            words = f"{handle.name} cannot train: {cause}; each node needs fedlayers {__version__}"
             yield Event(handle, Answer(None, RunError(words), []))
         except (errors.RayError, StopIteration):
-            yield Event(handle, lost=self._name(handle))
+            yield Event(handle, lost=handle.name)
         else:
             if isinstance(item, Hello):
-                self._nodes[handle] = item
+                handle.name, handle.node = f"node {item[0]}", item[1]
                 if item[2] != __version__:
                     yield Event(handle, Answer(None, _other_version(*item[::2]), []))
             elif isinstance(item, Answer):
@@ -132,19 +139,16 @@ class Cluster(WorkerPool[int]):
             else:
                 yield Event(handle, parcel=item)
 
-    def _name(self, handle: int) -> str:
-        return f"node {self._nodes[handle][0]}" if handle in self._nodes else "a node"
+    def words(self, running: dict[Sending, Job]) -> str:
+        nodes = [handle.node for handle in running if handle.node]
+        alive = sum(node["Alive"] for node in self._ray.nodes())
+        return f"{len(nodes)} running on {len(set(nodes))} of {alive} nodes"
 
-    def words(self, running: dict[int, Job]) -> str:
-        nodes = [self._nodes[handle][1] for handle in running if handle in self._nodes]
-        return f"{len(nodes)} running on {len(set(nodes))} of {sum(node['Alive'] for node in self._ray.nodes())} nodes"
+    def end(self, handle: Sending) -> None:
+        self._ray.cancel(handle.items, force=True)
+        handle.held.close()
 
-    def end(self, handle: int) -> None:
-        self._ray.cancel(self._items.pop(handle), force=True)
-        self._held.pop(handle).close()
-        self._nodes.pop(handle, None)
-
-    def stop(self, running: dict[int, Job]) -> None:
+    def stop(self, running: dict[Sending, Job]) -> None:
         for handle in running:
             self.end(handle)
 
@@ -248,8 +252,9 @@ class Actors:
     """A pool of actors on a Ray cluster. Each trains clients.
 
     There is one actor per free CPU, or per free GPU for a run on GPUs, and at most one per client. Each receives the
-    model and all clients' data once, then a client's message and state with each request. Results have the same bits as
-    in one process. If a node is lost, its client is trained by another actor.
+    model once, and a client's message, state and samples with each request. Results have the same bits as in one
+    process. This process puts each client's samples into Ray's store as one object, which nodes copy. If a node is
+    lost, its clients are trained by other actors, from copies of these objects.
 
     Args:
         client_runner: the runner that each actor copies.
@@ -263,18 +268,25 @@ class Actors:
     def __init__(self, client_runner: ClientRunner, address: str = "") -> None:
         self._ray, self._ours = connect(address)
         try:
+            data = client_runner.data
             gpu = client_runner.workspace.device.type != "cpu"
             free = self._ray.available_resources().get("GPU" if gpu else "CPU", 0)
-            count = max(1, min(int(free), len(client_runner.data.clients)))
+            count = max(1, min(int(free), len(data.clients)))
             kind = self._ray.remote(num_cpus=1, num_gpus=int(gpu), max_restarts=0)(
                 _Actor
             )
-            packed = self._ray.put(pickle.dumps(client_runner.made_of()))
+            self._samples = [self._put(client) for client in data.clients]
+            alone = copy(client_runner)
+            alone.data = data.without_samples()
+            packed = self._put(alone)
             self._actors = [kind.remote(packed) for _ in range(count)]
             self._names = dict(zip(self._actors, self._hello(), strict=True))
         except BaseException:
             self.close()
             raise
+
+    def _put(self, part: object) -> Any:
+        return self._ray.put(pickle.dumps(part))
 
     def _hello(self) -> list[str]:
         try:
@@ -286,34 +298,33 @@ class Actors:
             raise RunError(
                 f"An actor could not start: {words}. Each node needs what this machine has."
             ) from error
-        names = []
         for name, version in said:
             if version != __version__:
                 raise _other_version(name, version)
-            names.append(f"node {name}")
-        return names
+        return [f"node {name}" for name, _ in said]
 
     def use(self, algorithm: Algorithm) -> None:
         """Load an algorithm in every actor. Each actor works through its queue in order."""
-        packed = self._ray.put(pickle.dumps(algorithm))
+        packed = self._put(algorithm)
         for actor in self._actors:
             actor.use.remote(packed)
 
     def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
         """Yield replies in the order of the requests. A free actor takes the next request."""
         errors = self._ray.exceptions
-        lost = (
-            errors.RayActorError,
-            errors.ObjectLostError,
-        )  # the second: its node has ended, and the reply with it
 
         def begin(actor: Any, request: ClientRequest) -> Any:
-            return actor.run.remote(pickle.dumps(request))
+            return actor.run.remote(
+                pickle.dumps(request), self._samples[request.client]
+            )
 
         def answer(actor: object, reference: object) -> Any:
             try:
                 return pickle.loads(self._ray.get(reference))
-            except lost:
+            except (
+                errors.RayActorError,
+                errors.ObjectLostError,
+            ):  # or its reply is lost
                 self._actors.remove(actor)
                 if not self._actors:
                     raise WorkerError(
@@ -344,7 +355,8 @@ class _Actor:
 
     def __init__(self, packed: bytes) -> None:
         torch.set_num_threads(1)
-        self._client_runner = ClientRunner(**pickle.loads(packed))
+        self._client_runner = pickle.loads(packed)
+        self._data = self._client_runner.data
 
     def hello(self) -> tuple[str, str]:
         """Return the node's name and its version of this package."""
@@ -354,18 +366,20 @@ class _Actor:
         """Load an algorithm."""
         self._client_runner.use(pickle.loads(packed))
 
-    def run(self, packed: bytes) -> bytes:
-        """Run a request and return its packed answer."""
-        return pickle.dumps(answer_of(self._client_runner, pickle.loads(packed)))
+    def run(self, packed: bytes, samples: bytes) -> bytes:
+        """Run a request on its client's samples and return its packed answer."""
+        request, clients = pickle.loads(packed), [*self._data.clients]
+        clients[request.client] = pickle.loads(samples)
+        self._client_runner.data = replace(self._data, clients=tuple(clients))
+        return pickle.dumps(answer_of(self._client_runner, request))
 
 
-def clients_on(place: str, *, stacked: bool, workers: int = 0) -> MakesExecutor:
+def clients_on(place: str, execution: ExecutionConfig) -> MakesExecutor:
     """Return a maker of the executor that trains one run's clients.
 
     Args:
         place: ``ray`` or ``ray:HOST:PORT``.
-        stacked: whether the clients are trained together in one process.
-        workers: the number of processes that the configuration asks for.
+        execution: of the configuration. It must ask for one process, and for no stack.
 
     Raises:
         UsageError: an unknown name, a name together with workers or a stack, Ray is missing, or no cluster answers.
@@ -376,7 +390,8 @@ def clients_on(place: str, *, stacked: bool, workers: int = 0) -> MakesExecutor:
         raise UsageError(
             f"{place!r} is for many runs. Train the clients of one with workers=N, or backend={RAY!r}."
         )
-    if workers > 1 or stacked:
+    stacked = execution.stack == "on"
+    if execution.workers > 1 or stacked:
         key = "stack" if stacked else "workers"
         raise UsageError(
             f"backend {place!r} trains clients one by one on a cluster. Leave {key} out."

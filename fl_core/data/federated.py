@@ -83,7 +83,7 @@ class FederatedData(Displayed):
         preprocessing: the preparation of a table that has a header or was scaled or filled.
         table: what each column of a table is taken as, and the inputs that it makes.
         chosen: the positive one of two classes, for AUROC and AUPRC. Empty means the second.
-        empty: indices of the classes without any sample, if samples are on other machines.
+        empty: indices of the classes without any sample, if samples are elsewhere.
         indices, integers: whether labels are whole numbers without names, and rows integers, from Python.
         kind: the task, if labels do not say it alone.
     """
@@ -137,7 +137,7 @@ class FederatedData(Displayed):
         Raises:
             UsageError: there is no such class, or there are not two.
         """
-        if self.n_classes != 2 or self.task != CLASSIFICATION:
+        if not self.positive:
             raise UsageError(
                 f"positive must be left out without two classes; got {name!r} for {self.name}. Leave it out."
             )
@@ -173,6 +173,13 @@ class FederatedData(Displayed):
             shape=TokenShape(self.shape, tokens),
         )
 
+    def without_samples(self) -> FederatedData:
+        """Return the same data with meta tensors, which have the samples' sizes and no numbers."""
+        return self._changed(
+            lambda split: Split(split.x.to("meta"), split.y.to("meta")),
+            empty=tuple(self.absent),
+        )
+
     def _changed(
         self, change: Callable[[Split], Split], **others: Any
     ) -> FederatedData:
@@ -185,7 +192,7 @@ class FederatedData(Displayed):
 
     @property
     def elsewhere(self) -> bool:
-        """Return whether a client's samples are on another machine. Here they are meta tensors, with sizes alone."""
+        """Return whether a client's samples are elsewhere. Here they are meta tensors, with sizes alone."""
         return any(client.train.y.is_meta for client in self.clients)
 
     @property
@@ -265,9 +272,7 @@ def digest_of(clients: Mapping[str, str]) -> str:
 
 
 def gather(
-    source: Source,
-    partition: Partition,
-    preprocessing: Preprocessing | None = None,
+    source: Source, partition: Partition, preprocessing: Preprocessing | None = None
 ) -> FederatedData:
     """Build a federation's tensors from a source and a partition.
 
@@ -339,7 +344,8 @@ def notes(data: FederatedData, alone: bool = False) -> list[str]:
     largest, place = 0.0, ""
     kinds = getattr(getattr(data.shape, "layout", None), "dtypes", ())
     scales = all(kind.is_floating_point for kind in kinds)  # unlike ids of tokens
-    for x in (client.train.x for client in data.clients):
+    for client in data.clients:
+        x = client.train.x
         if scales and x.is_floating_point() and x.numel():
             sizes = torch.maximum(x.amax(0), -x.amin(0)).flatten()
             if float(sizes.max()) > largest:

@@ -27,12 +27,11 @@ from fl_core.training import loop
 from fl_core.training.loop import MOMENTUM, Entries, batch_slices
 from fl_core.training.losses import Loss
 from fl_core.training.phases import Training
-from fl_core.training.workspace import chain, has_hooks
+from fl_core.training.workspace import chain
 from fl_core.tree import Tree
 
 TOGETHER = 50
 """Clients that are trained together. More bring no gain."""
-GATHERED = 1 << 26  # bytes of several clients' batches that are gathered at once
 LARGEST = 100_000
 """Parameters of a model from which training one by one is faster on a CPU."""
 
@@ -59,11 +58,10 @@ class BatchedClients(Serial):
 
     def __init__(self, client_runner: ClientRunner) -> None:
         super().__init__(client_runner)
-        self._operations = _perceptron(client_runner.workspace.model) or []
-        parts = chain(client_runner.workspace.model)
-        self._flat = parts is not None and isinstance(
-            next(iter(parts), None), nn.Flatten
-        )
+        model = client_runner.workspace.model
+        self._operations = _perceptron(model) or []
+        first, *_ = chain(model) or [model]
+        self._flat = isinstance(first, nn.Flatten)
 
     def run(self, requests: Iterable[ClientRequest]) -> Iterator[ClientReply]:
         """Yield replies in order."""
@@ -171,12 +169,8 @@ class BatchedClients(Serial):
         counts = (batches.weights > 0).sum((0, 2)).tolist()
         for at, k in enumerate(batches.order):
             if sound[at]:
-                steps, samples = batches.steps[at], counts[at]
-                work = {
-                    "steps": steps,
-                    "samples": samples,
-                    "loss": float(losses[at]) / samples,
-                }
+                loss = float(losses[at]) / counts[at]
+                work = {"steps": batches.steps[at], "samples": counts[at], "loss": loss}
                 parts[k].ctx.work.update(
                     {f"{phase.name}/{key}": value for key, value in work.items()}
                 )
@@ -215,11 +209,7 @@ class _Batches:
 
     @classmethod
     def draw(
-        cls,
-        client_runner: ClientRunner,
-        parts: list[Part],
-        epochs: int,
-        batch: int,
+        cls, client_runner: ClientRunner, parts: list[Part], epochs: int, batch: int
     ) -> _Batches:
         splits = [client_runner.data.clients[part.ctx.client].train for part in parts]
         per_epoch = [
@@ -260,9 +250,8 @@ class _Batches:
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield samples [left, b, d], labels and weights [left, b] of some steps, for the first ``left`` clients."""
         step_bytes = left * self.indices.shape[2] * self.x[0].nbytes
-        some = max(
-            1, GATHERED // max(step_bytes, 1)
-        )  # steps whose samples are fetched at once, to save time
+        # steps whose samples are fetched at once, to save time
+        some = max(1, loop.GATHERED // max(step_bytes, 1))
         for at in range(start, end, some):
             steps = slice(at, min(at + some, end))
             chosen = self.indices[steps, :left]
@@ -409,7 +398,7 @@ def _perceptron(model: nn.Module) -> list[tuple[str, str] | None] | None:
     parts = chain(model)
     names = {module: name for name, module in model.named_modules()}
     buffers = len(tree.named_tensors(model)) != len(list(model.parameters()))
-    if parts is None or buffers or any(has_hooks(module) for module in model.modules()):
+    if parts is None or buffers:
         return None
     operations: list[tuple[str, str] | None] = []
     for module in parts:

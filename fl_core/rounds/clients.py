@@ -24,13 +24,12 @@ from fl_core.algorithms.base import (
     State,
     freeze,
 )
-from fl_core.data import FederatedData, Split
-from fl_core.errors import NonFiniteError, check_known
-from fl_core.layers import Layer
+from fl_core.data import FederatedData
+from fl_core.errors import NonFiniteError, about, check_known
 from fl_core.training import evaluate
 from fl_core.training.loop import batch_slices, train
 from fl_core.training.losses import Loss
-from fl_core.training.phases import Context, Observer, Phase, Training
+from fl_core.training.phases import Context, Observers, Phase, Training
 from fl_core.training.workspace import Workspace
 from fl_core.tree import Tree, copy_to_cpu, in_mode, n_bytes, one_thread
 
@@ -139,28 +138,20 @@ class ClientRunner:
         data: FederatedData,
         training: Training,
         criterion: Loss,
-        layers: tuple[Layer, ...],
-        observers: Mapping[str, Callable[[tuple[Layer, ...]], Observer]],
+        observers: Observers,
         device: str = "cpu",
         memory: str | None = None,
     ) -> None:
         self.workspace = Workspace(model, device, memory)
         self.data, self.training, self.criterion = data, training, criterion
-        self.layers, self.makers = layers, observers
+        self.observers = observers
         self.algorithm: Algorithm
 
-    def made_of(self) -> dict[str, Any]:
-        """Return the arguments with which another process builds a runner that gives the same bits."""
-        return {
-            "model": self.workspace.model,
-            "data": self.data,
-            "training": self.training,
-            "criterion": self.criterion,
-            "layers": self.layers,
-            "observers": self.makers,
-            "device": str(self.workspace.device),
-            "memory": self.workspace.memory,
-        }
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what another process builds a runner of that gives the same bits."""
+        model, device = self.workspace.model, str(self.workspace.device)
+        parts = (model, self.data, self.training, self.criterion, self.observers)
+        return ClientRunner, (*parts, device, self.workspace.memory)
 
     def use(self, algorithm: Algorithm) -> None:
         """Load an algorithm for later requests, and freeze it."""
@@ -196,10 +187,6 @@ class ClientRunner:
 
     def phase(self, part: Part) -> tuple[Tree, Tree]:
         """Train one phase and return the trained tree and the optimiser's state."""
-        observers = {
-            name: (lambda make=make: make(self.layers))
-            for name, make in self.makers.items()
-        }
         algorithm, phase = self.algorithm, part.phase
         return train(
             self.workspace,
@@ -208,7 +195,7 @@ class ClientRunner:
             self.data.clients[part.ctx.client].train,
             self.training,
             part.ctx,
-            observers,
+            self.observers,
             part.optimizer,
             loss=algorithm.method(phase, "loss"),
             step=algorithm.method(phase, "step") if phase.step else None,
@@ -352,7 +339,7 @@ class ClientRunner:
         self.workspace.model.eval()
         scores: dict[str, dict[str, float]] = {}
         for name in splits:
-            split: Split = getattr(self.data.clients[client], name)
+            split = self.data.clients[client].split(name)
             x = self.workspace.place(split.x)
             y = split.y.to(self.workspace.device)
             parts = batch_slices(len(y), SCORE_BATCH, whole=self.workspace.couples) or [
@@ -364,7 +351,9 @@ class ClientRunner:
                     for part in parts
                 ]
             )
-            try:
+            who = f"{self.algorithm.name}, round {done}, client {self.data.clients[client].name!r}"
+            what = f"{who}, scoring the {model} model on {name}"
+            with about(what, NonFiniteError, NonFiniteError):
                 scores[name] = evaluate.scores(
                     logits,
                     y,
@@ -372,11 +361,6 @@ class ClientRunner:
                     self.data.positive_index,
                     self.data.absent,
                 )
-            except NonFiniteError as error:
-                who = f"{self.algorithm.name}, round {done}, client {self.data.clients[client].name!r}"
-                raise NonFiniteError(
-                    f"{who}, scoring the {model} model on {name}: {error}"
-                ) from error
         return scores
 
 
@@ -551,9 +535,12 @@ class LocalClients:
 
     def is_lost(self, request: TrainRequest) -> bool:
         """Return whether the reply to this request is lost."""
-        seed = self.algorithm.task_info.seed
-        index = request.rnd.index
-        return is_lost(seed, index, request.client, self.dropout)
+        return is_lost(
+            self.algorithm.task_info.seed,
+            request.rnd.index,
+            request.client,
+            self.dropout,
+        )
 
     def _fill(self, request: ClientRequest) -> ClientRequest:
         """Return a request with what a worker needs of the client: its state, or its models."""

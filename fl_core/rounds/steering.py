@@ -17,7 +17,6 @@ from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Round, State
 from fl_core.algorithms.fedper import MEASURED, PLayerFL
 from fl_core.errors import DivergedError, UsageError, warn
-from fl_core.layers import Layer
 from fl_core.plan import LayerPlan
 from fl_core.records.stopping import BEST_ROUND, STATE, StoppingRule, weighted_mean
 from fl_core.records.store import Checkpoint, Run
@@ -26,7 +25,7 @@ from fl_core.rounds.clients import ClientReply
 from fl_core.rounds.engine import EVALUATE, Engine, Listener, rounds_done
 from fl_core.rounds.recorder import Costs, Recorder, Timer
 from fl_core.rows import label_of
-from fl_core.training.phases import Observer
+from fl_core.training.phases import Observers
 from fl_core.tree import Tree
 
 
@@ -275,9 +274,7 @@ class Instruments:
         measuring: makes the listener that measures the layers while a run of a task trains.
     """
 
-    observers: Mapping[str, Callable[[tuple[Layer, ...]], Observer]] = field(
-        default_factory=dict
-    )
+    observers: Observers = field(default_factory=dict)
     decide: Decide | None = None
     check_rule: Callable[[str], object] | None = None
     measuring: Callable[[Any], Listener] | None = None

@@ -137,7 +137,7 @@ class Workers:
             WorkerError: a worker has ended.
         """
         for child in self._children:
-            self._send(child, ("client_runner", client_runner.made_of()))
+            self._send(child, ("client_runner", client_runner))
 
     def use(self, algorithm: Algorithm) -> None:
         """Load an algorithm in every worker."""
@@ -418,7 +418,7 @@ def _serve(link: socket.socket) -> None:
         while True:
             kind, value = receive(stream, last)
             if kind == "client_runner":
-                client_runner = ClientRunner(**value)
+                client_runner = value
             elif kind == "use":
                 client_runner.use(value)
             else:

@@ -111,7 +111,6 @@ class Task:
             self.data,
             replace(Training.of(config.training), rates=rates),
             self.criterion,
-            self.layers,
             observers or {},
             config.execution.device,
             memory_format(self.model, models.example(self.data.shape)),

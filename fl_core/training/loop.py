@@ -16,17 +16,14 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from fl_core import seeds, tree
-from fl_core.errors import (
-    NonFiniteError,
-    UsageError,
-    check_known,
-)
+from fl_core.errors import NonFiniteError, UsageError, check_known
 from fl_core.layers import Layer, tensor_in_layer
 from fl_core.training.phases import (
     Batch,
     Context,
     Group,
     Observer,
+    Observers,
     Phase,
     Training,
 )
@@ -63,10 +60,9 @@ def entries_of(kept: Tree, phase: Phase) -> Entries:
 
 def to_tree(entries: Mapping[str, Tree], phase: Phase) -> Tree:
     """The tree that keeps these entries of a phase: contiguous copies on the CPU."""
-    prefix = _prefix(phase)
     return copy_to_cpu(
         {
-            f"{prefix}{n}#{key}": each
+            f"{_prefix(phase)}{n}#{key}": each
             for n, values in entries.items()
             for key, each in values.items()
         }
@@ -91,16 +87,18 @@ def restore(
     """Put copies of the entries into a new optimiser of these tensors. Tensors without an entry begin fresh."""
     for name, param in params.items():
         for key, value in entries.get(name, {}).items():
-            if value.shape == param.shape:  # in its memory layout
-                own = torch.empty_like(param, dtype=value.dtype).copy_(value)
-            else:
-                own = value.to(param.device, copy=True)
-            optimizer.state[param][key] = own
+            like = param if value.shape == param.shape else value  # its memory layout
+            own = torch.empty_like(like, dtype=value.dtype, device=param.device)
+            optimizer.state[param][key] = own.copy_(value)
     if any(
         MOMENTUM in state for state in optimizer.state.values()
     ):  # then a fused step wants one for each,
         for param in params.values():  # also for what trains for the first time
             optimizer.state[param].setdefault(MOMENTUM, torch.zeros_like(param))
+
+
+GATHERED = 1 << 26
+"""Bytes of samples that are copied into the order of their batches at once. That is faster than batch by batch."""
 
 
 def _prefix(phase: Phase) -> str:
@@ -114,13 +112,13 @@ def train(
     split: Split,
     training: Training,
     ctx: Context,
-    observers: Mapping[str, Callable[[], Observer]],
+    observers: Observers,
     kept: Tree | None = None,
     *,
     loss: Callable[..., object],
     step: Callable[..., object] | None = None,
     seed: int,
-    layers: Sequence[Layer],
+    layers: tuple[Layer, ...],
     frozen: frozenset[str] = frozenset(),
 ) -> tuple[Tree, Tree]:
     """Run one phase from ``source`` on a client's training split.
@@ -145,7 +143,7 @@ def train(
     watching = {
         name: observers[
             check_known(f"observer of phase {phase.name!r}", name, observers)
-        ]()
+        ](layers)
         for name in phase.observe
     }
     x = workspace.place(split.x)
@@ -180,14 +178,17 @@ def train(
             )
             step = step or Steps.plain
             outputs = workspace.frozen_outputs(ctx.client, split.x, x)
+            values = [x, y] if outputs is None else [x, y, outputs]
+            small = sum(each.nbytes for each in values) <= GATHERED
             for _ in range(phase.epochs):
                 order = torch.randperm(len(y), generator=draws).to(y.device)
+                ordered = [each[order] for each in values] if small else values
                 for part in slices[:left]:
-                    rows = order[part]
-                    batch = x[rows]
-                    if outputs is not None:
-                        workspace.continue_from(batch, outputs[rows])
-                    step(steps, (batch, y[rows]), ctx)
+                    rows = part if small else order[part]
+                    batch, labels, *ahead = (each[rows] for each in ordered)
+                    if ahead:
+                        workspace.continue_from(batch, *ahead)
+                    step(steps, (batch, labels), ctx)
                     steps.taken += 1
                 left = max(0, left - len(slices))
                 steps.observers.clear()  # they see the first epoch
@@ -230,12 +231,14 @@ def _parameter_groups(
     return [group for group in groups if group["params"]]
 
 
-def clip_gradients(grads: Tree, most: float) -> dict[str, Tensor]:
-    """Gradients scaled down together to a Euclidean norm of at most ``most``.
+def clip_gradients(grads: Tree, most: float | None) -> dict[str, Tensor]:
+    """Gradients scaled down together to a Euclidean norm of at most ``most``, unless it is None.
 
     If the norm is not finite they stay unchanged, so that the error is found at its origin.
     """
-    if not grads or not (norm := get_total_norm(list(grads.values()))).isfinite():
+    if most is None or not grads:
+        return dict(grads)
+    if not (norm := get_total_norm(list(grads.values()))).isfinite():
         return dict(grads)
     scale = (most / (norm + 1e-6)).clamp(max=1.0)
     return {name: grad * scale for name, grad in grads.items()}
@@ -325,9 +328,9 @@ class Steps:
                 f"{self.ctx.location(self.phase.name)}: the loss of step {self.taken + 1} is {value}. "
                 f"{self._origin(batch[0])}"
             )
-        self.loss = self.loss + value * size
-        self.samples = self.samples + size
-        return self._clipped(reached) if clip else reached
+        self.loss += value * size
+        self.samples += size
+        return clip_gradients(reached, self.settings.max_grad_norm if clip else None)
 
     def _origin(self, x: Tensor) -> str:
         """Return why a loss is not finite: features of the batch [b, ...] are not, or the layer of the largest weight.
@@ -343,10 +346,6 @@ class Steps:
         hint = " Use a smaller lr." if self.taken else ""
         return f"The largest weight is {sizes[name]:.3g} in {place}.{hint}"
 
-    def _clipped(self, grads: Tree) -> dict[str, Tensor]:
-        longest = self.settings.max_grad_norm
-        return dict(grads) if longest is None else clip_gradients(grads, longest)
-
     def plain(self, batch: Batch, ctx: Context) -> None:
         """Take the step of a phase that names none: observers get the gradients as they are before clipping."""
         self.descend(self.gradients(batch, clip=False), clip=True)
@@ -356,7 +355,7 @@ class Steps:
         for observer in self.observers:
             observer.update(self.workspace.params, grads)
         if clip:
-            grads = self._clipped(grads)
+            grads = clip_gradients(grads, self.settings.max_grad_norm)
         for name, param in self.params.items():
             param.grad = grads.get(name)
         self.optimizer.step()
@@ -391,9 +390,10 @@ class Steps:
 
     def generator(self, purpose: str, stream: str = "") -> torch.Generator:
         """The phase's random generator for a purpose, on the CPU; it continues from step to step."""
-        if purpose + stream not in self._draws:
+        key = purpose + stream
+        if key not in self._draws:
             where = f"{self.phase.batch_stream}{stream}"
-            self._draws[purpose + stream] = seeds.torch_generator(
+            self._draws[key] = seeds.torch_generator(
                 self.seed, purpose, self.ctx.round, self.ctx.client, where
             )
-        return self._draws[purpose + stream]
+        return self._draws[key]

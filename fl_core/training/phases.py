@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Protocol
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fl_core.config import TrainingConfig
 from fl_core.errors import ABOVE_0, check_fields
+from fl_core.layers import Layer
 from fl_core.training.losses import Loss
 from fl_core.tree import Tree
 
@@ -173,6 +174,10 @@ class Observer(Protocol):
 
     def result(self) -> dict[str, Any]:
         """The measurement, as JSON."""
+
+
+Observers = Mapping[str, Callable[[tuple[Layer, ...]], Observer]]
+"""Makers of observers for a model's layers, by name."""
 
 
 def _not_here(*args: Any, **options: Any) -> Any:

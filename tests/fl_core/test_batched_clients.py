@@ -51,7 +51,6 @@ def sites(algorithm="fedavg", model=None, **changes):
             fine(TOY),
             Training.of(task.config.training),
             task.criterion,
-            task.layers,
             {},
         )
         client_runner.workspace.frozen_outputs = lambda *_: None

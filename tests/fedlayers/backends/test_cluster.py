@@ -1,17 +1,19 @@
-"""Whole runs on a Ray cluster of two nodes of this machine, one of which is killed in the middle."""
+"""Runs, and clients of one run, on a Ray cluster of two nodes of this machine. One is killed in the middle."""
 
 import socket
-import warnings
 
 import pytest
 
+import fedlayers as fl
 from fedlayers.backends import cluster
 from fedlayers.studies.compare import compare
 from fl_core.config import RunConfig
 from fl_core.records.store import Run
 from tests.faults.injected import contents
 
-CONFIG = RunConfig(dataset="heart", rounds=80, checkpoint_every=2, eval_every=40)
+CONFIG = RunConfig(
+    dataset="heart", rounds=80, checkpoint_every=2, eval_every=40, stack="off"
+)
 PORTS = (
     "metrics_agent_port",
     "dashboard_agent_listen_port",
@@ -38,7 +40,7 @@ TRIES = 3
 @pytest.fixture
 def two_nodes():
     """A cluster of a head and another node, with a CPU each."""
-    import ray
+    ray = cluster.reachable("")
     from ray.cluster_utils import Cluster
 
     for left in reversed(range(TRIES)):
@@ -74,13 +76,10 @@ def killed(two_nodes, monkeypatch):
 
     def killing(self, running):
         for handle, run in running.items():
-            there = self._nodes.get(handle, ("", "", ""))[1] == other.node_id
-            done = (
-                Run(run.path).rounds[-1:] if (run.path / "config.json").exists() else []
-            )
-            if there and done and not found:
+            there = handle.node == other.node_id
+            if there and any(run.path.glob("checkpoints/*.json")) and not found:
                 two_nodes.remove_node(other, allow_graceful=False)
-                found.append((run.name, done[0]))
+                found.append((run.name, Run(run.path).rounds[-1]))
         return events(self, running)
 
     monkeypatch.setattr(cluster.Cluster, "events", killing)
@@ -91,8 +90,7 @@ def killed(two_nodes, monkeypatch):
 def test_a_lost_nodes_run_goes_on_elsewhere_to_the_same_bits(
     tmp_path, two_nodes, killed
 ):
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+    with pytest.warns(UserWarning, match="is lost") as said:
         theirs = compare(
             CONFIG,
             ["local", "playerfl"],
@@ -102,7 +100,28 @@ def test_a_lost_nodes_run_goes_on_elsewhere_to_the_same_bits(
         )
     ((name, round_),) = killed
     assert 0 < round_ < 80, "the node was killed within the run"
-    assert [text for each in said if f"is lost: {name} " in (text := str(each.message))]
+    assert any(f"is lost: {name} " in str(each.message) for each in said)
     ours = compare(CONFIG, ["local", "playerfl"], [0, 1], tmp_path / "here")
     assert contents(tmp_path / "ray") == contents(tmp_path / "here")
     assert ours.table.equals(theirs.table)
+
+
+@pytest.mark.slow
+def test_a_lost_nodes_clients_are_trained_elsewhere_to_the_same_bits(
+    tmp_path, two_nodes, monkeypatch
+):
+    run = cluster.Actors.run
+
+    def killing(self, requests):
+        for reply in run(self, requests):
+            if reply.message.trees:  # of training: the other node has begun a client
+                for other in list(two_nodes.worker_nodes):
+                    two_nodes.remove_node(other, allow_graceful=False)
+            yield reply
+
+    monkeypatch.setattr(cluster.Actors, "run", killing)
+    with pytest.warns(UserWarning, match="is lost: its client is trained elsewhere"):
+        fl.run(CONFIG, tmp_path / "ray", backend=f"ray:{two_nodes.address}")
+    assert not two_nodes.worker_nodes
+    fl.run(CONFIG, tmp_path / "here")
+    assert contents(tmp_path / "ray") == contents(tmp_path / "here")
