@@ -86,6 +86,9 @@ class Estimate(NamedTuple):
 def combine(values: Values, weights: Values) -> float:
     """Return the weighted mean of clients' values, sum_c p_c m_c with p_c = w_c / sum w (weights: training samples).
 
+    >>> combine([1.0, 3.0], [1, 3]), combine([1.0, math.nan], [1, 3])
+    (2.5, nan)
+
     Raises:
         UsageError: lengths differ, there are no values, a weight is negative, or the weights sum to 0.
     """
@@ -149,6 +152,12 @@ def halves(
 
     >>> halves(np.array([5, 5, 6, 7, 7, 8]), np.array([0, 0, 0, 1, 1, 1])).tolist()
     [0, 0, 1, 1, 1, 0]
+    >>> len({tuple(halves(np.arange(13), seed=seed)) for seed in range(20)})
+    20
+    >>> halves(np.zeros(5))
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: samples to halve must have at least 2 groups; got 1. Add samples.
 
     Args:
         groups: the group of each sample; without groups the number of each sample.
@@ -371,6 +380,9 @@ def share_interval(successes: int, trials: int, effect: float = 1.0) -> Interval
 def fairness(values_per_client: Values) -> float:
     """Return the population variance over clients, (1/C) sum_c (P_c - mean P)^2 (PLayer-FL, Eq. A.5). Lower is fairer.
 
+    >>> fairness([1.0, 3.0]), fairness([2.0, 2.0])
+    (1.0, 0.0)
+
     Raises:
         UsageError: there are no values.
     """
@@ -410,6 +422,11 @@ def ranks(table: pd.DataFrame, higher_is_better: bool) -> pd.Series:
 
     Args:
         table: algorithms (rows) by datasets or seeds (columns).
+
+    >>> import pandas as pd
+    >>> table = pd.DataFrame([[0.9, 0.7], [0.8, 0.7], [0.1, 0.2]], index=list("abc"))
+    >>> ranks(table, higher_is_better=True).tolist(), ranks(-table, False).tolist()
+    ([1.25, 1.75, 3.0], [1.25, 1.75, 3.0])
 
     Raises:
         UsageError: the table is empty, or a value is missing, so that ranks do not compare.

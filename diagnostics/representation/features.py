@@ -263,6 +263,17 @@ def folds_of(y: Array, folds: int, seed: int, groups: Array | None = None) -> Ar
 
     Folds have equal size (within one). Each class is spread evenly over them. With ``groups`` [n], such as patients,
     this holds for the groups by their first label, and each group is in one fold.
+
+    >>> labels = np.arange(37) % 3
+    >>> fold = folds_of(labels, 5, seed=0)
+    >>> np.bincount(fold).tolist()
+    [8, 8, 7, 7, 7]
+    >>> [int(np.ptp(np.bincount(fold[labels == label]))) for label in range(3)]
+    [1, 1, 1]
+    >>> patients = np.random.default_rng(0).permutation(np.repeat(np.arange(40), 5))
+    >>> fold = folds_of(patients % 3, 5, 0, patients)
+    >>> np.bincount(fold).tolist(), {len({*fold[patients == k]}) for k in range(40)}
+    ([40, 40, 40, 40, 40], {1})
     """
     if groups is not None:
         _, first, group = np.unique(groups, return_index=True, return_inverse=True)

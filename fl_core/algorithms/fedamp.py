@@ -532,6 +532,12 @@ def critical_mask(after: Tensor, before: Tensor, fraction: float) -> Tensor:
 
     These are the largest ``fraction`` of ``|(after - before) after|``. Ties with the last one are marked too. If the
     last one is at most 1e-10, every parameter that changed is marked.
+
+    >>> after, before = torch.tensor([1.0, 4.0, 2.0, 3.0]), torch.tensor([0.0, 4.1, 2.0, 1.0])
+    >>> critical_mask(after, before, 0.5), critical_mask(after, before, 0.1).any()
+    (tensor([ True, False, False,  True]), tensor(False))
+    >>> critical_mask(after, before, 1.0), critical_mask(before, before, 0.5).any()
+    (tensor([ True,  True, False,  True]), tensor(False))
     """
     moved = ((after - before) * after).abs()
     count = round(fraction * moved.numel())

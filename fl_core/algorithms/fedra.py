@@ -308,6 +308,11 @@ def fixed_depths(given: Sequence[int], clients: int, blocks: int) -> tuple[int, 
     The clients are split in their order into one group for each depth, as evenly as possible. All clients of a group
     have the same depth. Without given depths the paper's are used, in proportion to the model's and rounded up.
 
+    >>> fixed_depths((), 6, 12), fixed_depths((), 6, 3), fixed_depths((), 1, 12)
+    ((12, 10, 8, 6, 4, 3), (3, 3, 2, 2, 1, 1), (12,))
+    >>> fixed_depths((3, 1), 5, 3), fixed_depths((2,), 3, 3), fixed_depths((), 12, 12)[:5]
+    ((3, 3, 3, 1, 1), (2, 2, 2), (12, 12, 10, 10, 8))
+
     Raises:
         UsageError: a depth outside 1..blocks, or more depths than clients.
     """

@@ -192,6 +192,12 @@ def long_layers(
     Here each layer's discrepancy is multiplied by its size. Their share lambda_k of all parameters is the saving.
     Layers up to the first k with delta_k > 1 - lambda_k are long, as in the released code.
 
+    >>> sizes = {"a": 10, "b": 10, "c": 80}
+    >>> long_layers({"a": 9.0, "b": 2.0, "c": 0.0}, sizes)  # c saves .8 for no loss, c and b .9 for .18
+    ['c', 'b']
+    >>> long_layers({"a": 0.0, "b": 1.0, "c": 9.0}, sizes), long_layers(dict.fromkeys("abc", 0.0), sizes)
+    (['a', 'b', 'c'], [])
+
     Args:
         discrepancy: d_l, per parameter and round, at least 0. If all are 0, no layer is long.
         sizes: parameters of each layer.

@@ -420,6 +420,11 @@ def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
     A loader's dataset is read in its own order, so that shuffling changes nothing. Its own ``collate_fn`` gets all
     samples at once.
 
+    >>> pair_of([{"x": 1}, {"x": 2}, {"x": 3}], "client 'a'")
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: client 'a': a dict of inputs must have the key 'labels'; got x.
+
     Raises:
         UsageError: it is none of these, or holds no pairs.
     """

@@ -89,6 +89,15 @@ class NumberFormat:
     >>> [form.fits(cell) for cell in ("1.250,5", "-3", "12.5", "1.25")], form.number("1.250,5")
     ([True, True, False, False], 1250.5)
 
+    It reads what it writes.
+
+    >>> for decimal, thousands in (".,", ",.", ",'"):
+    ...     signs = str.maketrans({",": thousands, ".": decimal})
+    ...     form = NumberFormat(decimal, thousands)
+    ...     for value in (0.0, -0.25, 12.5, 999.99, 1000.0, -1234567.89, 1e9):
+    ...         written = f"{value:,.2f}".translate(signs)
+    ...         assert form.fits(written) and form.number(written) == value
+
     Attributes:
         decimal: ``.`` or ``,``.
         thousands: between groups of exactly three digits. Empty means none.

@@ -125,14 +125,14 @@ def export(
     choice = next((each for each in places if (each / "choice.json").is_file()), None)
     if choice is None:
         if baseline or fallback:
-            what = "a baseline" if baseline else "a fallback"
             raise UsageError(
-                f"{what} is stored next to a choice; got the run {path}. Name the folder of fedlayers choose."
+                f"a baseline or fallback is stored next to a choice; got the run {path}. Name the folder of fedlayers "
+                "choose."
             )
         return exported_model.export(path, out, client=client, **run)
     if baseline and fallback:
         raise UsageError("baseline must be left out with fallback; got both. Name one.")
-    given = [key for key, value in run.items() if value]
+    given = [k for k, v in run.items() if not isinstance(v, str | tuple | None) or v]
     if given:
         raise UsageError(
             f"{listing(given)} must be left out for a choice, whose model is known; got {path}."
@@ -261,9 +261,8 @@ def predict(
         raise UsageError(
             f"new samples must be a folder with a file for each client of {path}; got {new}."
         )
-    parts = [each for each in sorted(folder.iterdir()) if each.name[0] != "."]
     made = {}
-    for part in parts:
+    for part in sorted(folder.glob("[!.]*")):
         stem = part.stem
         client = next((name for name in models if stem in (name, file_name(name))), "")
         if client not in models:

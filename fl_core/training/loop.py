@@ -35,7 +35,19 @@ if TYPE_CHECKING:
 
 
 def batch_slices(n: int, size: int, whole: bool) -> list[slice]:
-    """Slices of at most ``size``; with ``whole`` (batch statistics) a last single sample joins the batch before it."""
+    """Slices of at most ``size``; with ``whole`` (batch statistics) a last single sample joins the batch before it.
+
+    >>> batch_slices(7, 3, False)
+    [slice(0, 3, None), slice(3, 6, None), slice(6, 7, None)]
+    >>> batch_slices(7, 3, True)
+    [slice(0, 3, None), slice(3, 7, None)]
+    >>> from itertools import product
+    >>> for n, size, whole in product(range(1, 60), range(2, 20), (False, True)):
+    ...     parts = [range(n)[part] for part in batch_slices(n, size, whole)]
+    ...     assert [k for part in parts for k in part] == [*range(n)]
+    ...     assert max(map(len, parts)) <= size + whole
+    ...     assert not whole or n == 1 or min(map(len, parts)) > 1
+    """
     starts = list(range(0, n, size))
     if whole and len(starts) > 1 and n - starts[-1] == 1:
         starts.pop()

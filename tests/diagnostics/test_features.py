@@ -99,28 +99,6 @@ def test_reduced_features_keep_all_inner_products():
         np.testing.assert_allclose(q @ p.T, b @ a.T, atol=1e-9 * d)
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    y=st.lists(st.integers(0, 3), min_size=2, max_size=60),
-    k=st.integers(2, 7),
-    seed=st.integers(0, 5),
-)
-def test_folds_are_even_in_every_class(y, k, seed):
-    labels = np.array(y)
-    fold = folds_of(labels, k, seed)
-    sizes = np.bincount(fold, minlength=min(k, len(y)))
-    assert sizes.min() >= 1
-    assert np.ptp(sizes) <= 1
-    for label in set(y):
-        own = labels == label
-        assert np.ptp(np.bincount(fold[own], minlength=len(sizes))) <= 1
-    assert (fold == folds_of(labels, k, seed)).all()
-    groups = np.repeat(np.arange(40), 5)[np.random.default_rng(seed).permutation(200)]
-    of_groups = folds_of(groups % 3, 5, seed, groups)
-    assert all(len(set(of_groups[groups == k])) == 1 for k in range(40))
-    assert np.bincount(of_groups).tolist() == [40] * 5
-
-
 def dense(x, y):
     """Trace of the two scatter matrices, as they are defined."""
     x, between, within = x.astype(np.float64), 0.0, 0.0

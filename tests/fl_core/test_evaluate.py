@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from scipy import stats
 from sklearn.metrics import (
     accuracy_score,
     average_precision_score,
@@ -138,17 +137,6 @@ def test_predict_in_batches():
 
 # statistics
 
-numbers = st.integers(-3, 3).map(float)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(numbers, st.integers(1, 9)), min_size=1, max_size=8))
-def test_combine_and_fairness(pairs):
-    values, weights = zip(*pairs, strict=True)
-    repeated = np.repeat(values, weights)
-    assert statistics.combine(values, weights) == pytest.approx(repeated.mean())
-    assert statistics.fairness(values) == pytest.approx(np.var(values), abs=1e-12)
-
 
 def frame(rows, **names):
     return pd.DataFrame(
@@ -157,23 +145,6 @@ def frame(rows, **names):
         columns=[f"D{j}" for j in range(len(rows[0]))],
         **names,
     )
-
-
-tables = st.integers(2, 5).flatmap(
-    lambda k: st.integers(2, 5).flatmap(
-        lambda n: st.lists(
-            st.lists(numbers, min_size=n, max_size=n), min_size=k, max_size=k
-        )
-    )
-)
-
-
-@settings(max_examples=100, deadline=None)
-@given(tables, st.booleans())
-def test_ranks_are_scipys(rows, higher):
-    found = statistics.ranks(frame(rows), higher)
-    wanted = stats.rankdata(np.array(rows) * (-1 if higher else 1), axis=0).mean(axis=1)
-    assert found.tolist() == pytest.approx(wanted.tolist())
 
 
 def test_bad_requests():

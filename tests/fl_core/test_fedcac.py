@@ -17,20 +17,6 @@ from tests.conftest import TOY, network, play
 CLIENTS = [client.name for client in TOY.clients]
 
 
-@given(st.integers(1, 60), st.floats(0.05, 0.95), st.integers(0, 1000))
-def test_a_mask_marks_the_largest_fraction(size, fraction, seed):
-    before, after = np.random.default_rng(seed).standard_normal((2, size))
-    mask = critical_mask(torch.from_numpy(after), torch.from_numpy(before), fraction)
-    weight = np.abs((after - before) * after)
-    assert mask.dtype == torch.bool
-    assert int(mask.sum()) == round(fraction * size)
-    assert (
-        not mask.any()
-        or mask.all()
-        or weight[mask.numpy()].min() > weight[~mask.numpy()].max()
-    )
-
-
 def masks(*rows):
     """Masks from strings of 0 and 1, the first two entries in a tensor of their own."""
     flat = {k: torch.tensor([c == "1" for c in row]) for k, row in enumerate(rows)}

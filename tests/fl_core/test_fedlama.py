@@ -1,10 +1,8 @@
 """FedLAMA: which layers are due, which are long, and that no local work is ever thrown away."""
 
-from fractions import Fraction
 from functools import cache
 
 import pytest
-from hypothesis import given, strategies as st
 
 from fl_core import tree
 from fl_core.algorithms import Round, State
@@ -57,30 +55,6 @@ def rounds(
             local,
         )
         server, clients = checkpoint.server, checkpoint.clients
-
-
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 10), st.integers(1, 1000)), min_size=1, max_size=8
-    )
-)
-def test_long_layers_are_the_definition_in_fractions(
-    drawn,
-):
-    order = sorted(range(len(drawn)), key=lambda k: drawn[k][0])
-    lost, size = sum(d * n for d, n in drawn), sum(n for _, n in drawn)
-    wanted = []
-    for k in range(1, len(order) + 1):
-        part = [drawn[at] for at in order[:k]]
-        if not lost or Fraction(sum(d * n for d, n in part), lost) > 1 - Fraction(
-            sum(n for _, n in part), size
-        ):
-            break
-        wanted = order[:k]
-    noted, dims = ({str(k): pair[at] for k, pair in enumerate(drawn)} for at in (0, 1))
-    assert long_layers(noted, dims) == [
-        str(k) for k in order[: len(wanted) + 1] if lost
-    ]
 
 
 @settings

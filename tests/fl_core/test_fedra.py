@@ -14,7 +14,6 @@ from fl_core.algorithms.base import Message, Update
 from fl_core.algorithms.fedra import (
     LimitedDepth,
     draw_cover,
-    fixed_depths,
 )
 from fl_core.models.extended import (
     Exits,
@@ -95,17 +94,6 @@ def test_no_forward_pass_reads_what_was_not_sent(name, kind, monkeypatch):
     found = play(**common)
     assert found.everything() == wanted.everything()
     assert found.rows == wanted.rows
-
-
-def test_the_papers_depths_are_the_default_in_proportion_to_the_model():
-    assert fixed_depths((), 6, 12) == (12, 10, 8, 6, 4, 3)
-    assert fixed_depths((), 30, 12) == tuple(
-        d for d in (12, 10, 8, 6, 4, 3) for _ in range(5)
-    )
-    assert fixed_depths((), 6, 3) == (3, 3, 2, 2, 1, 1)
-    assert fixed_depths((), 1, 12) == (12,)
-    assert fixed_depths((3, 1), 5, 3) == (3, 3, 3, 1, 1)
-    assert fixed_depths((2,), 3, 3) == (2, 2, 2)
 
 
 depths_of_some = st.lists(st.integers(1, 6), min_size=1, max_size=6)

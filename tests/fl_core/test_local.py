@@ -5,13 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, strategies as st
 
 from fl_core import tree
 from fl_core.algorithms import TaskInfo, find
 from fl_core.errors import NonFiniteError
 from fl_core.run import runner
-from fl_core.training.loop import batch_slices
 from fl_core.training.losses import build
 from fl_core.training.phases import Context, Group, Phase, Training
 from fl_core.training.workspace import Workspace
@@ -71,17 +69,6 @@ def names_of(model, *prefixes):
     return {
         name for name in tree.named_tensors(model) if name.split(".")[0] in prefixes
     }
-
-
-@given(st.integers(0, 200), st.integers(1, 50), st.booleans())
-def test_batches_cover_every_sample_once(n, size, whole):
-    slices = batch_slices(n, size, whole)
-    assert [k for part in slices for k in range(n)[part]] == list(range(n))
-    lengths = [len(range(n)[part]) for part in slices]
-    assert all(length <= size + whole for length in lengths)
-    assert all(length == size for length in lengths[:-1]) or (whole and n % size == 1)
-    if whole and n > 1 and size > 1:
-        assert 1 not in lengths
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, strategies as st
 
 from fl_core import data
 from fl_core.data import files
 from fl_core.data.columns import Reading
 from fl_core.data.loading import as_data
 from fl_core.data.sources import Source
-from fl_core.data.spelling import NumberFormat
 from tests.conftest import refuses
 
 
@@ -62,21 +60,6 @@ def test_numbers_in_two_spellings_or_with_a_stray_word_are_refused(
     labels, plain = cells, [str(k) for k in range(len(cells))]
     with refuses(re.escape(way) if signs else "must be (a number|numbers)"):
         read(tmp_path, plain, labels, task="regression", **signs)
-
-
-@given(
-    st.lists(st.integers(-(10**9), 10**9).map(lambda n: n / 100), min_size=1),
-    st.sampled_from([".,", ",.", ",'"]),
-)
-def test_a_number_format_reads_what_it_writes(values, signs):
-    decimal, thousands = signs
-    written = [
-        f"{v:,.2f}".replace(",", "T").replace(".", decimal).replace("T", thousands)
-        for v in values
-    ]
-    form = NumberFormat(decimal, thousands)
-    assert all(map(form.fits, written))
-    assert list(map(form.number, written)) == values
 
 
 def test_a_last_row_of_sums_is_named(tmp_path):
