@@ -482,4 +482,4 @@ def commit() -> str:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return answer.stdout.strip() if answer.returncode == 0 else ""
+    return answer.stdout.strip()

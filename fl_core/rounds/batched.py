@@ -306,7 +306,8 @@ def _descend(
             losses = criterion.per_sample(
                 _forward(operations, now, x).flatten(0, 1), y.flatten(0, 1)
             ).view_as(weights)
-            losses.backward(weights)
+            # weights as an argument of backward would import sympy
+            (losses * weights).sum().backward()
             step_losses.append(losses.detach())
             if longest is not None:
                 _clip_each(params, longest)

@@ -170,7 +170,7 @@ def test_a_run_imports_neither_a_compiler_nor_what_draws(tmp_path):
     """Training, counting and scoring do without them. They cost seconds and 100 MB; threads that wait yield a core."""
     script = """
 import os, sys, fedlayers.__main__
-sys.argv = ["fedlayers", "run", "--dataset", "heart", "--rounds", "1", "--stack", "off", "--out", "run"]
+sys.argv = ["fedlayers", "run", "--dataset", "heart", "--rounds", "1", "--out", "run"]
 fedlayers.__main__.main()
 print([name for name in ("torch._dynamo", "sympy", "matplotlib.pyplot", "seaborn", "sklearn", "scipy.stats")
        if name in sys.modules], os.environ["OMP_WAIT_POLICY"])
