@@ -234,6 +234,13 @@ def combine(s: ArrayLike, weights: ArrayLike) -> NDArray[np.float64]:
 
     It takes S [C, L] and training samples [C]. A layer without a value at one of the clients is NaN.
 
+    >>> combine([[1.0, 2.0, 5.0], [1.0, 4.0, np.nan]], [3, 1]).tolist()
+    [1.0, 2.5, nan]
+    >>> combine([[1.0], [2.0]], [1.0, 0.0])
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: clients' weights must all be above 0; got 0.
+
     Raises:
         UsageError: a weight is not above 0.
     """

@@ -19,7 +19,7 @@ from figures.page import markdown, means, missing_runs, numbers, seeds_in_words,
 from figures.pfedla import overlap
 from figures.recipe import by_method, labels, mean_accuracy, trained, where
 from figures.score_lines import marks
-from figures.verdicts import TRAIL, judged
+from figures.verdicts import TRAIL, judged, points
 from fl_core import rows
 from fl_core.run import runner
 from fl_core.statistics import mean_interval
@@ -184,7 +184,8 @@ def _draw(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
         shown,
         caption,
         _findings(curves(frame)[BEFORE]),
-        _page(values, published, lines),
+        f"{_page(values, published, lines)}\n\nBefore local training, by the rate of the hypernetwork, three seeds:\n\n"
+        f"{of_rates(frame)}",
     )
 
 
@@ -210,6 +211,23 @@ def lead(learnt: pd.DataFrame, other: str) -> Difference:
     """Return pFedLA's lead over another method, before local training, with the printed lead."""
     theirs = printed().xs(BEFORE, level=1)
     return settled(learnt, OURS, other, printed=theirs[OURS] - theirs[other])
+
+
+def of_rates(frame: pd.DataFrame) -> str:
+    """Return the table of the hypernetwork's rates before local training, over the seeds that all rates have."""
+    others = overlap.RATES.read(overlap.RATES.path())[1]
+    own = frame[frame["seed"].isin(others["seed"])]
+    score = last_evaluations(curves(pd.concat([own, others]))[BEFORE])
+    runs = {"0.5": OURS} | {run.partition("_")[2]: run for run in overlap.RATES.runs}
+    leads = {
+        f"minus {title(other)}": [
+            points(mean_interval(score.loc[run] - score.loc[other]))
+            for run in runs.values()
+        ]
+        for other in ("local", "fedavg", "fedfomo")
+    }
+    own = numbers(100 * score.loc[[*runs.values()]].mean(axis=1))
+    return markdown({"rate": [*runs], "pFedLA %": own, **leads})
 
 
 def _page(values: pd.DataFrame, published: pd.Series, lines: Mapping[str, str]) -> str:

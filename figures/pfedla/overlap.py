@@ -420,7 +420,7 @@ STUDY = items.register(Item(
     {"pfedla": RUNS["pfedla"].with_keys(rounds=ROUNDS, eval_every=ROUNDS // 20, checkpoint_every=ROUNDS)}, seeds=6,
     budget="about two and a half hours of one core; a run takes 25 minutes", measure=_measure,
 ))  # fmt: skip
-items.register(Item(
+RATES = items.register(Item(
     "pfedla.rates", "pFedLA with other rates of its hypernetwork",
     {f"pfedla_{rate}": RUNS["pfedla"].with_keys(options={"lr": rate}) for rate in (0.05, 0.005)}, seeds=3,
     budget="about an hour of one core; a run takes ten minutes", measure=_measure,

@@ -10,8 +10,7 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 from diagnostics.measurement import ClientModel
-from diagnostics.sensitivity import SensitivityAccumulator, combine, cumulative
-from fl_core.errors import UsageError
+from diagnostics.sensitivity import SensitivityAccumulator, cumulative
 from fl_core.layers import Layer, layers_of
 from fl_core.training import losses
 from tests.conftest import refuses
@@ -105,14 +104,6 @@ def test_cumulative_starts_at_one_never_falls_and_has_no_scale(values, scale):
         ([], []),
     ):
         np.testing.assert_array_equal(cumulative(given_), expected)
-
-
-def test_combine_is_the_weighted_mean_of_normalised_curves():
-    s = [[1.0, 2.0, 5.0], [1.0, 4.0, np.nan]]
-    np.testing.assert_allclose(combine(s, [3, 1]), [1.0, 2.5, np.nan])
-    for bad in ([0.0, 0.0], [1.0, -1.0]):
-        with pytest.raises(UsageError):
-            combine(s, bad)
 
 
 def test_the_accumulator_over_an_epoch_of_training_equals_brute_force():

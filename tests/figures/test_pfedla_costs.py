@@ -6,12 +6,21 @@ import numpy as np
 
 from figures import training
 from figures.pfedla.costs import RETAINED, STUDY
+from figures.pfedla.methods import STUDY as METHODS, joined, of_rates
 
 TOTALS = {"mnist": 85_822, "cifar10": 121_278}
 PUBLISHED = {
     "mnist": [491.08, 488.65, 312.52],
     "cifar10": [693.96, 418.96, 382.24, 379.81],
 }
+
+
+def test_with_lower_rates_of_the_hypernetwork_pfedla_is_level_with_fedavg():
+    rows = of_rates(joined(METHODS.read(METHODS.path())[1])).splitlines()[-2:]
+    for row in rows:
+        _, _, _, local, fedavg, *_ = row.split("|")
+        assert local.split()[0] == "-20.0"
+        assert abs(float(fedavg.split()[0])) < 1
 
 
 def test_rows_made_now_are_the_stored_ones_and_count_right(tmp_path):
