@@ -376,14 +376,23 @@ def check_fit(
 
 @contextmanager
 def fitting(model: nn.Module, x: Tensor, name: str = "") -> Iterator[None]:
-    """Report that a model does not take samples [n, *shape] in one line."""
+    """Report that a model does not take samples [n, *shape] in one line. Packed inputs are named as it gets them.
+
+    >>> from fl_core.models.adapter import pack
+    >>> _, layout = pack({"ids": torch.ones(2, 3, dtype=torch.int64)})
+    >>> with fitting(adapt(nn.Linear(3, 1), layout), torch.zeros(2, 3)):
+    ...     raise KeyError("x")
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: model Linear must fit ... takes Layout(keys=('ids',), shapes=((3,),), ...
+    """
     try:
         yield
     except UsageError:
         raise
     except Exception as error:
         kinds = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
-        way = f"Correct it until it takes {x.dtype} {list(x.shape)}."
+        way = f"Correct it until it takes {getattr(model, 'layout', None) or f'{x.dtype} {list(x.shape)}'}."
         if "dtype" in str(error) and (others := kinds - {"float32"}):
             way = f"Call .float() on it: it has {listing(sorted(others))}."
         if hasattr(model, "prepare_decoder_input_ids_from_labels"):
