@@ -121,7 +121,7 @@ def test_a_lost_nodes_clients_are_trained_elsewhere_to_the_same_bits(
 
     monkeypatch.setattr(cluster.Actors, "run", killing)
     with pytest.warns(UserWarning, match="is lost: its client is trained elsewhere"):
-        fl.run(CONFIG, tmp_path / "ray", backend=f"ray:{two_nodes.address}")
+        fl.run(CONFIG, tmp_path / "ray/run", backend=f"ray:{two_nodes.address}")
     assert not two_nodes.worker_nodes
-    fl.run(CONFIG, tmp_path / "here")
-    assert contents(tmp_path / "ray") == contents(tmp_path / "here")
+    fl.run(CONFIG, tmp_path / "here/run")
+    assert contents(tmp_path / "ray/run") == contents(tmp_path / "here/run")
