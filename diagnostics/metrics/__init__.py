@@ -117,8 +117,9 @@ def known_metrics() -> Mapping[str, Facts]:
 
 @cache
 def _stored() -> dict[str, Facts]:
-    facts = json.loads(STORED.read_text(encoding="utf-8"))
-    found: dict[str, Facts] = read_as(dict[str, Facts], facts, "the facts of metrics")
+    found: dict[str, Facts] = read_as(
+        dict[str, Facts], json.loads(STORED.read_bytes()), "the facts of metrics"
+    )
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from fl_core.errors import ABOVE_0, OneOf, UsageError, at_least, warn
+from fl_core.errors import ABOVE_0, Bound, OneOf, UsageError, at_least, warn
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
 
@@ -509,10 +509,10 @@ class HessianSpectrum:
             Take 40 to 100 for ``k`` then.
 
     Raises:
-        UsageError: there is less than 1 eigenvalue, fewer than 10 for a density, or the tolerance is not above 0.
+        UsageError: eigenvalues are not 1 to 1000, fewer than 10 for a density, or the tolerance is not above 0.
     """
 
-    k: Annotated[int, at_least(1)] = 3
+    k: Annotated[int, Bound("from 1 to 1000", range(1, 1001).__contains__)] = 3
     tol: Annotated[float, ABOVE_0] = 1e-3
     dtype: torch.dtype | None = None
     density: bool = False

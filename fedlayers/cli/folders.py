@@ -396,9 +396,11 @@ def listing_of(what: str) -> str:
     """Return a listing as ``make lists`` stored it. What it describes would import torch."""
     import json
 
-    stored = json.loads(STORED.read_text(encoding="utf-8"))
-    blocks = stored[check_known("listing", what, stored)]
-    texts = (f"{title}\n{_entries(about)}" for title, about in blocks.items())
+    stored = json.loads(STORED.read_bytes())
+    texts = (
+        f"{title}\n{_entries(about)}"
+        for title, about in stored[check_known("listing", what, stored)].items()
+    )
     return "\n\n".join(text.strip("\n") for text in texts)
 
 

@@ -389,8 +389,11 @@ def save(figure: Figure, path: Path, dpi: int = 200, **facts: str) -> None:
 
     from fl_core.records.store import commit
 
-    facts |= {"commit": commit()}
     figure.savefig(
-        path, dpi=dpi, bbox_inches="tight", facecolor="white", metadata=facts
+        path,
+        dpi=dpi,
+        bbox_inches="tight",
+        facecolor="white",
+        metadata=facts | {"commit": commit()},
     )
     plt.close(figure)
