@@ -62,6 +62,21 @@ def torch_seeded(seed: int) -> Iterator[None]:
     """Seed torch's global generators inside the block and restore them after it, also after an error.
 
     This is for modules that draw from the global generator (dropout, initialisation).
+
+    >>> import torch
+    >>> _, (_, expected) = torch.manual_seed(1), torch.rand(2)
+    >>> _, first = torch.manual_seed(1), torch.rand(1)
+    >>> try:
+    ...     with torch_seeded(5):
+    ...         drawn = torch.rand(3)
+    ...         raise KeyError
+    ... except KeyError:
+    ...     pass
+    >>> torch.equal(torch.rand(1)[0], expected)
+    True
+    >>> with torch_seeded(5):
+    ...     torch.equal(torch.rand(3), drawn)
+    True
     """
     import torch
 

@@ -1,6 +1,6 @@
 """Choose the processor's instructions for the tests, before torch and numpy load.
 
-Every x86-64 processor with AVX2 then gives the same bits. Processes that a test starts inherit the choice.
+Most x86-64 processors with AVX2 then give the same bits. Processes that a test starts inherit the choice.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from fl_core.algorithms import (
     Batch,
     Context,
     Round,
-    Shape,
     State,
     Tree,
     Update,
@@ -166,12 +165,8 @@ class DepthFL(LimitedDepth):
         ramp: Count = 300
 
     @classmethod
-    def wrap_model(
-        cls, model: nn.Module, config: Any, *, shape: Shape, n_classes: int, seed: int
-    ) -> nn.Module:
-        built = super().wrap_model(
-            model, config, shape=shape, n_classes=n_classes, seed=seed
-        )
+    def wrap_model(cls, model: nn.Module, config: Any, **given: Any) -> nn.Module:
+        built = super().wrap_model(model, config, **given)
         total = len(paths_of_blocks(built))
         quarters = {math.ceil(total * k / 4) for k in (1, 2, 3)} - {total}
         after = sorted(quarters) if config.exits is None else config.exits
@@ -179,8 +174,8 @@ class DepthFL(LimitedDepth):
             built,
             after,
             ensemble=config.ensemble,
-            seed=seed,
-            example=models.example(shape),
+            seed=given["seed"],
+            example=models.example(given["shape"]),
         )
 
     def submodel(self, rnd: Round, client: int) -> frozenset[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -314,8 +315,8 @@ class Steps:
         Raises:
             NonFiniteError: the loss is NaN or infinite. The error names the layer of the largest weight.
         """
-        lower = self.training.precision == "bf16"
-        with torch.autocast(self.workspace.device.type, torch.bfloat16, enabled=lower):
+        kind, lower = self.workspace.device.type, self.training.precision == "bf16"
+        with torch.autocast(kind, torch.bfloat16) if lower else nullcontext():
             loss = self.objective(self.workspace.params, batch, self.ctx)
         params = list(self.params.values())
         for param in params:

@@ -1,15 +1,14 @@
 """Every algorithm gives the stored bits."""
 
-import json
 import platform
 
 import pytest
 
 from docs import lists
 from tests import processor
-from tests.identities.digests import TABLE, VARIANTS, digests, machine, played
+from tests.identities.digests import VARIANTS, digests, machine, played, stored
 
-STORED = json.loads(TABLE.read_text(encoding="utf-8"))
+STORED = stored()[0]
 
 pytestmark = pytest.mark.skipif(
     platform.machine() not in ("x86_64", "AMD64"), reason="the digests are of x86-64"
@@ -17,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_the_processor_computes_the_bits_of_the_table():
-    """Fail for a processor without AVX2, or if a plugin loads torch before the tests choose the instructions."""
+    """Fail for a processor without a table, or if a plugin loads torch before the tests choose the instructions."""
     assert processor.LOADED == []
     assert machine() == STORED["machine"]
 

@@ -3,8 +3,6 @@
 ``make test`` has each way for a part of the runs of the table, by turns; ``-m slow`` has the rest.
 """
 
-import json
-
 import numpy as np
 import pytest
 
@@ -16,9 +14,9 @@ from fl_core.rounds.workers import Workers
 from fl_core.run import runner
 from tests.conftest import CONFIG, TOY, client_runner_of, every_other, network, samples
 from tests.fedlayers.flower.grid import LocalGrid
-from tests.identities.digests import OWN, TABLE, config_for, digests, played
+from tests.identities.digests import OWN, config_for, digests, played, stored
 
-STORED = json.loads(TABLE.read_text(encoding="utf-8"))["runs"]
+STORED = stored()[0]["runs"]
 
 
 @pytest.fixture(scope="module")
