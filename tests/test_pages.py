@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from pkgutil import resolve_name
 
+import pandas as pd
 import pytest
 
 import fedlayers as fl
@@ -65,3 +66,11 @@ def test_what_a_term_is_called_in_the_code_is_there(place):
         getattr(each, owner) for each in (engine, data, fl) if hasattr(each, owner)
     )
     assert not member or hasattr(home, member) or member in home.__dataclass_fields__
+
+
+def test_the_profile_of_lora_layers_has_the_numbers_of_its_rows():
+    page = ROOT / "docs/results/which_lora_layers.md"
+    rows = pd.read_csv(page.with_suffix(".csv"))
+    for row in rows.query("client.isna() and variant == 'fall'").itertuples():
+        line = f"| `{row.layer}` | {row.value:.3f} | {row.stderr:.3f} |"
+        assert line in page.read_text()
