@@ -369,7 +369,7 @@ def source_from_clients(silos: Mapping[str, tuple[Any, Any]], **keys: Any) -> So
     """
     if not isinstance(silos, Mapping) or not silos:
         raise UsageError(
-            f"clients must be a dictionary {{client: (x, y)}} of at least one client; got {silos!r:.60}."
+            f"clients must be a dictionary {{client: (x, y)}} of at least one client; got {type(silos).__name__}."
         )
     if "train" in silos and set(silos) <= {*files.SPLIT_FOLDERS}:
         raise UsageError(

@@ -271,8 +271,8 @@ def check_device(
         can &= kind != "cpu" or all(weight.ndim < 3 for weight in weights)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(
-            f"device must be one that works here, such as cpu, or cuda for a graphics card; got {name!r} "
-            f"({str(error).splitlines()[0]}). Use device='cpu'."
+            f"device must be one that works here; got {name!r} ({str(error).splitlines()[0]}). Use device='cpu', or "
+            "device='cuda' for a graphics card."
         ) from error
     if precision == "bf16" and not can:
         raise UsageError(
