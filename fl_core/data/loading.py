@@ -358,7 +358,7 @@ def source_from_clients(silos: Mapping[str, tuple[Any, Any]], **keys: Any) -> So
     >>> source_from_clients({"train": ([[0.0], [1.0]], [0, 1]), "test": ([[2.0]], [0])})
     Traceback (most recent call last):
         ...
-    fl_core.errors.UsageError: clients must be clients, and no splits of one dataset; got train, test. Join these.
+    fl_core.errors.UsageError: clients must be no splits of one dataset; got train, test. Join their samples.
     >>> source_from_clients({"north": {"train": [], "test": []}})
     Traceback (most recent call last):
         ...
@@ -373,7 +373,7 @@ def source_from_clients(silos: Mapping[str, tuple[Any, Any]], **keys: Any) -> So
         )
     if "train" in silos and set(silos) <= {*files.SPLIT_FOLDERS}:
         raise UsageError(
-            f"clients must be clients, and no splits of one dataset; got {listing(silos)}. Join these."
+            f"clients must be no splits of one dataset; got {listing(silos)}. Join their samples."
         )
     names = client_names(silos)
     pairs = {

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fl_core import storage, tree
 from fl_core.algorithms.fedper import MEASURED, Scout
@@ -255,28 +255,29 @@ def resume(
         return _execute(task, used, writer, how, done, code)
 
 
-def check_device(
-    name: str, precision: str = "float32", weights: Iterable[Tensor] = ()
-) -> None:
-    """Raise a UsageError unless PyTorch can use this device here, in this precision for a model of these weights.
+def check_device(name: str, task: Task | None = None) -> None:
+    """Raise a UsageError unless PyTorch can use this device here, in the precision of a task.
 
     In bfloat16 a CPU's convolutions have wrong gradients on small maps, and write past their memory
-    (https://github.com/pytorch/pytorch/issues/169688). So no weight may have three dimensions there.
+    (https://github.com/pytorch/pytorch/issues/169688). So no weight may have three or more dimensions there.
     """
-    kind = name.partition(":")[0]
     try:
         torch.empty(0, device=name)
-        can = torch.amp.is_autocast_available(kind)
-        can &= kind != "cuda" or torch.cuda.is_bf16_supported(False)
-        can &= kind != "cpu" or all(weight.ndim < 3 for weight in weights)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(
             f"device must be one that works here; got {name!r} ({str(error).splitlines()[0]}). Use device='cpu', or "
             "device='cuda' for a graphics card."
         ) from error
-    if precision == "bf16" and not can:
+    if not task or task.config.training.precision != "bf16":
+        return
+    kind = torch.device(name).type
+    can = torch.amp.is_autocast_available(kind)
+    can &= kind != "cuda" or torch.cuda.is_bf16_supported(False)
+    can &= kind != "cpu" or all(each.ndim < 3 for each in task.model.parameters())
+    if not can:
         raise UsageError(
-            f"precision must be one that the device has for the model; got bf16 on {name!r}. Use precision='float32'."
+            f"precision must be one that the device has for the model, and a CPU has no bf16 for convolutions; got "
+            f"bf16 on {name!r}. Use precision='float32'."
         )
 
 
@@ -420,8 +421,7 @@ def _used(instruments: MakesInstruments, task: Task) -> Instruments:
         UsageError: its device is not there, or not in its precision.
     """
     config = task.config
-    precision = config.training.precision
-    check_device(config.execution.device, precision, task.model.parameters())
+    check_device(config.execution.device, task)
     chooses = config.federation.plan == AUTO or task.algorithm(task.plan).decides
     chooses |= config.federation.rule != RunConfig().federation.rule  # to be checked
     return instruments() if chooses or config.execution.measure else Instruments()
@@ -450,9 +450,13 @@ def train_first_round(
 
     Returns:
         The models by client, and each client's measurement by client.
+
+    Raises:
+        UsageError: there is no such client or device.
     """
+    check_device(task.config.execution.device, task)
     client_runner = task.client_runner(observers)
-    everyone = Schedule(rounds=1, participation=1.0, eval_every=1, checkpoint_every=1)
+    everyone = Schedule(1, 1.0, eval_every=1, checkpoint_every=1)
     initial = tree.state_dict(task.model)
     home = LocalClients(client_runner, Serial(client_runner), initial)
     engine = Engine(Scout(task.task_info), task.data, initial, home, everyone)

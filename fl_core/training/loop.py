@@ -43,11 +43,13 @@ def batch_slices(n: int, size: int, whole: bool) -> list[slice]:
     >>> batch_slices(7, 3, True)
     [slice(0, 3, None), slice(3, 7, None)]
     >>> from itertools import product
-    >>> for n, size, whole in product(range(1, 60), range(2, 20), (False, True)):
+    >>> for n, size, whole in product(range(60), range(1, 20), (False, True)):
     ...     parts = [range(n)[part] for part in batch_slices(n, size, whole)]
+    ...     lengths = [*map(len, parts)]
     ...     assert [k for part in parts for k in part] == [*range(n)]
-    ...     assert max(map(len, parts)) <= size + whole
-    ...     assert not whole or n == 1 or min(map(len, parts)) > 1
+    ...     assert all(length <= size + whole for length in lengths)
+    ...     assert all(length == size for length in lengths[:-1])
+    ...     assert not (whole and n > 1 and size > 1) or 1 not in lengths
     """
     starts = list(range(0, n, size))
     if whole and len(starts) > 1 and n - starts[-1] == 1:
