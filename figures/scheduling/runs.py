@@ -27,6 +27,8 @@ HEADS = "scheduling.heads"
 """The study of Sec. 5.4."""
 THAWING = "scheduling.thawing"
 """The study of Sec. 5.3."""
+WHOLE = "scheduling.full"
+"""The study of the paper's size."""
 EARLY = "_early"
 """The end of a run's name whose layers are unfrozen twice as early."""
 ACCURACY = "accuracy"
@@ -106,6 +108,7 @@ COLUMNS = {
     NAME: SIZES,
     HEADS: {WRAPPED: HEADS_COLUMN},
     THAWING: {"tiny_imagenet": THAWED},
+    WHOLE: {WRAPPED: FULL_COLUMN},
 }
 """The datasets of each study."""
 
@@ -399,10 +402,10 @@ THAW = items.register(Item(
     budget="about five hours of one core; a run takes four to nine minutes", measure=_measure,
 ))  # fmt: skip
 items.register(Item(
-    "scheduling.full", f"Anti and FedBABU at the paper's size, {NAMES[WRAPPED]}",
+    WHOLE, f"FedBABU and both schedules at the paper's size, {NAMES[WRAPPED]}",
     {
         f"{WRAPPED}.{method}": _run(FULL, FULL_COLUMN, method).with_keys(checkpoint_every=25)
-        for method in ("fedbabu", "anti")
+        for method in ("fedbabu", "anti", "vanilla")
     },
     seeds=3, budget="about four hours of one core; an interrupted run goes on", measure=_measure,
 ))  # fmt: skip

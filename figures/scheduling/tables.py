@@ -39,6 +39,7 @@ from figures.scheduling.runs import (
     SIZES,
     THAW,
     THAWING,
+    WHOLE,
     WRAPPED,
     columns,
     finished,
@@ -52,7 +53,15 @@ from figures.scheduling.runs import (
     setting,
 )
 from figures.score_lines import spans
-from figures.verdicts import LEAD, LEVEL, MARGIN, NO_HIGHER, NO_LOWER, TRAIL
+from figures.verdicts import (
+    LEAD,
+    LEVEL,
+    MARGIN,
+    NO_HIGHER,
+    NO_LOWER,
+    TRAIL,
+    little_learned,
+)
 from fl_core.statistics import mean_interval
 
 PRINTED: dict[str, Any] = {
@@ -169,21 +178,35 @@ def _findings(header: Mapping[str, Any], frame: pd.DataFrame) -> Iterator[Findin
         for d in near
         if (column := columns(header)[d]).at[-1] < column.papers[-1]
     )
+    yield from _beside_fedbabu(header, frame, near, where, shorter)
+    found = judge(
+        {NAMES[d]: at_the_end(header, frame, d, "vanilla", "anti") for d in near}, LEVEL
+    )
+    yield found.finding(f"Vanilla and Anti are level {where}", apart=shorter)
+
+
+def _beside_fedbabu(
+    header: Mapping[str, Any],
+    frame: pd.DataFrame,
+    datasets: Sequence[str],
+    where: str,
+    apart: str,
+) -> Iterator[Finding]:
+    """Judge both schedules against FedBABU after the last round."""
     for method, words, check in (
         ("vanilla", f"no more than {100 * MARGIN:g} point below", NO_LOWER),
         ("anti", "above", LEAD),
     ):
         found = judge(
-            {NAMES[d]: at_the_end(header, frame, d, method, "fedbabu") for d in near},
+            {
+                NAMES[d]: at_the_end(header, frame, d, method, "fedbabu")
+                for d in datasets
+            },
             check,
         )
         yield found.finding(
-            f"{names.title(method)} lies {words} FedBABU {where}", apart=shorter
+            f"{names.title(method)} lies {words} FedBABU {where}", apart=apart
         )
-    found = judge(
-        {NAMES[d]: at_the_end(header, frame, d, "vanilla", "anti") for d in near}, LEVEL
-    )
-    yield found.finding(f"Vanilla and Anti are level {where}", apart=shorter)
 
 
 def _draw_table2(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
@@ -292,10 +315,14 @@ def _page(part: pd.DataFrame) -> str:
 
 
 def accuracies(
-    frame: pd.DataFrame, runs: Mapping[str, Mapping[str, Any]]
+    values: pd.DataFrame, runs: Mapping[str, Mapping[str, Any]]
 ) -> pd.DataFrame:
-    """Return a row per run with what it is named by: accuracy of the last three evaluations, in percent."""
-    values, table = last_evaluations(finished(frame)), []
+    """Return a row per run with what it is named by: its accuracy in percent.
+
+    Args:
+        values: accuracy as a share, runs x seeds.
+    """
+    table = []
     for run, named in runs.items():
         seeds, mean, low, high = interval(values, run)
         found = {"seeds": seeds, "accuracy": mean, "low": low, "high": high}
@@ -327,7 +354,8 @@ def _draw_thawed(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             "unfreeze": "–",
         }
         published.append(known[dataset, f"{rounds} rounds", method])
-    table, values = accuracies(frame, runs), finished(frame)
+    values = finished(frame)
+    table = accuracies(last_evaluations(values), runs)
     table["published"] = published
     found = judge(
         {
@@ -385,13 +413,38 @@ def _draw_wrapped(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
             "a method under Anti lies clearly below the method alone"
         ),
     )
-    table = accuracies(frame, runs)
+    table = accuracies(last_evaluations(learnt), runs)
     caption = (
         "Accuracy of methods that train their head, alone and under Anti. It is the mean of the last three "
         "evaluations. LG-FedAvg is left out: it shares its last layer only, and a schedule unfreezes nothing there. "
         f"The paper gives no numbers.{missing_runs(header, list(OVER.runs))} {setting(header, frame, WRAPPED)}"
     )
     return Drawing(None, table, caption, findings, lines(table, ("method", "schedule")))
+
+
+def _draw_whole(header: Mapping[str, Any], frame: pd.DataFrame) -> Drawing:
+    ((dataset, column),) = columns(header).items()
+    known = items.published("scheduling")
+    known = where(
+        known, place="Table 2", dataset=dataset, setting=f"{column.at[-1]} rounds"
+    ).set_index("method")["value"]
+    last = scores(frame).xs(column.at[-1], level="round")
+    methods = ("fedbabu", *SCHEDULES)
+    table = accuracies(
+        last, {f"{dataset}.{each}": {"method": each} for each in methods}
+    )
+    table["published"] = list(known[list(methods)])
+    learned = zip(table["accuracy"] / 100, table["published"] / 100, strict=True)
+    apart = little_learned(
+        dict(zip(map(names.title, methods), learned, strict=True)), (0.1, 0.1)
+    )
+    place = f"on {NAMES[dataset]} (after the last round)"
+    findings = tuple(_beside_fedbabu(header, frame, [dataset], place, apart))
+    caption = (
+        "Accuracy after fine-tuning, after the last round, with 95 % intervals."
+        f"{missing_runs(header, list(header['runs']))} {setting(header, frame, dataset)}"
+    )
+    return Drawing(None, table, caption, findings, lines(table, ("method",)))
 
 
 def lines(table: pd.DataFrame, keys: Sequence[str]) -> str:
@@ -421,4 +474,8 @@ items.register(Item(
 items.register(Item(
     "scheduling.sec54", f"Anti over methods that train their head, {NAMES[WRAPPED]}",
     source=HEADS, draw=_draw_wrapped, partial=True,
+))  # fmt: skip
+items.register(Item(
+    "scheduling.size", f"Both schedules at the paper's size, {NAMES[WRAPPED]}",
+    source=WHOLE, draw=_draw_whole, partial=True,
 ))  # fmt: skip
