@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pandas as pd
 
+from fl_core.config import ROUNDS
 from fl_core.data.arrays import nested_groups
 from fl_core.data.partitions import SPLITS
-from fl_core.errors import UsageError, as_list, at_least, check_known, check_value
+from fl_core.errors import UsageError, as_list, check_known, check_value
 from fl_core.rows import Row
 from fl_core.seeds import numpy_generator, seed_of, torch_seeded
 from fl_core.storage import sha
@@ -85,7 +86,7 @@ class Nulls:
     start: nn.Module | None = None
 
     def __post_init__(self) -> None:
-        check_value("null_draws", self.draws, at_least(1))
+        check_value("null_draws", self.draws, ROUNDS)
         names = as_list("null", self.names, empty=True)
         known = dict.fromkeys(check_known("null", name, NULLS) for name in names)
         object.__setattr__(self, "names", tuple(known))

@@ -140,8 +140,7 @@ def _main(words: Sequence[str]) -> None:
             if (text := command.printed()) is not None:
                 print(text, end="")
                 return
-            else:
-                found = command.main(shlex.join(["fedlayers", *words])) or {}
+            found = command.main(shlex.join(["fedlayers", *words])) or {}
         if command.json:
             print(json_bytes(found).decode())
         if found.get("faults"):

@@ -369,7 +369,7 @@ def _value(kind: Any, words: Sequence[str]) -> Any:
     if get_origin(kind):
         return get_origin(kind)(words)
     text = BETWEEN.join(words)
-    if not words and kind is str:
+    if not text and kind not in KINDS:  # as of a variable of the shell without value
         raise ValueError("must be a name, a folder or files; got none")
     try:
         return SWITCH[text] if kind is bool else kind(text)
@@ -403,10 +403,10 @@ def _descriptions(module: str) -> dict[str, dict[str, str]]:
 
 ARGUMENTS = (
     *("allow_changed_code", "allow_code", "backend", "baseline", "by_position"),
-    *("client", "layers", "metrics", "resamples", "seeds"),
+    *("client", "layers", "metrics", "resamples", "round", "seeds"),
 )
 """Arguments of Python that are flags and no keys."""
-NAMES = {**OPTIONS, "batch": "measure_batch", "ids": "id_columns"}
+NAMES = {**OPTIONS, "batch": "measure_batch", "ids": "id_columns", "which": "model"}
 FLAGS = {
     name: f"--{NAMES.get(name, name).replace('_', '-')}"
     for name in (*KEYS, *ARGUMENTS, *NAMES)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedlayers.cli.options import Command, ConfiguredCommand, by_name, texts
-from fl_core.config import KEYS, RunConfig
-from fl_core.errors import UsageError, at_least, check_value, plural
+from fl_core.config import KEYS, ROUNDS, RunConfig
+from fl_core.errors import UsageError, check_value, plural
 from fl_core.progress import say
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class ManyRuns(ConfiguredCommand):
     after_stop = "the same command continues"
 
     def asked_config(self) -> RunConfig:
-        check_value("--seeds", self.seeds, at_least(1))
+        check_value("--seeds", self.seeds, ROUNDS)
         return super().asked_config()
 
     def main(self, line: str) -> Any:

@@ -30,7 +30,7 @@ from fedlayers.studies.jobs import (
 from fedlayers.studies.race import validation_rows
 from fl_core import __version__, storage
 from fl_core.algorithms.base import find
-from fl_core.config import Keys, RunConfig, resolve, with_own
+from fl_core.config import ROUNDS, Keys, RunConfig, resolve, with_own
 from fl_core.display import Displayed, Summary, csv_bytes
 from fl_core.errors import (
     COUNT,
@@ -39,7 +39,6 @@ from fl_core.errors import (
     RunError,
     UsageError,
     as_list,
-    at_least,
     check_known,
     check_value,
     listing,
@@ -431,7 +430,7 @@ def tune(
     out = study_folder(out)
     config, own = with_own(config, data, model, **keys)
     seeds = seeds_of(config, seeds, 1, APART)
-    check_value("trials", trials, at_least(1))
+    check_value("trials", trials, ROUNDS)
     algorithms = as_list("algorithms", algorithms, distinct=True)
     kind = task_kind(config, own)
     score = check_score(score or MAIN[kind], kind)

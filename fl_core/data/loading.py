@@ -359,6 +359,10 @@ def source_from_clients(silos: Mapping[str, tuple[Any, Any]], **keys: Any) -> So
     Traceback (most recent call last):
         ...
     fl_core.errors.UsageError: clients must be no splits of one dataset; got train, test. Join their samples.
+    >>> source_from_clients({})
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: clients must be a dictionary {client: (x, y)} of at least one client; got none.
     >>> source_from_clients({"north": {"train": [], "test": []}})
     Traceback (most recent call last):
         ...
@@ -369,7 +373,8 @@ def source_from_clients(silos: Mapping[str, tuple[Any, Any]], **keys: Any) -> So
     """
     if not isinstance(silos, Mapping) or not silos:
         raise UsageError(
-            f"clients must be a dictionary {{client: (x, y)}} of at least one client; got {type(silos).__name__}."
+            f"clients must be a dictionary {{client: (x, y)}} of at least one client; got "
+            f"{'none' if isinstance(silos, Mapping) else type(silos).__name__}."
         )
     if "train" in silos and set(silos) <= {*files.SPLIT_FOLDERS}:
         raise UsageError(
@@ -397,7 +402,7 @@ def client_names(silos: Iterable[Any]) -> Names:
         raise UsageError(
             f"clients' names must be distinct as text; got {twice!r} twice."
         )
-    if any(not silo.strip() for silo in names):
+    if not all(map(str.strip, names)):
         raise UsageError(
             "clients' names must not be empty; got an empty one. Rows use it for all clients together."
         )

@@ -132,7 +132,11 @@ def export(
         return exported_model.export(path, out, client=client, **run)
     if baseline and fallback:
         raise UsageError("baseline must be left out with fallback; got both. Name one.")
-    given = [k for k, v in run.items() if not isinstance(v, str | tuple | None) or v]
+    given = [
+        f"{k}=VALUE"
+        for k, v in run.items()
+        if not isinstance(v, str | tuple | None) or v
+    ]
     if given:
         raise UsageError(
             f"{listing(given)} must be left out for a choice, whose model is known; got {path}."

@@ -100,7 +100,7 @@ def test_json_is_one_object(fedlayers, words, keys):
         ("run --round 3", ".*Unrecognized options: --round, 3\\. .*: --rounds INT"),
         ("compare --algorithm fedavg", ".*: --algorithm, fedavg\\. .* --algorithms "),
         ("run --rounds three", ".*--rounds: must be a whole number; got 'three'\\."),
-        ("run --threshold high", ".*--threshold: must be a number; got 'high'\\."),
+        ("run --out=", ".*--out: must be a name, a folder or files; got none"),
         ("run --out", ".*Missing value for argument '--out'"),
         ("verify", ".*Missing from fedlayers verify: DIR"),
         ("check", ".*DATA: must be a name, a folder or files; got none"),

@@ -210,7 +210,7 @@ def test_a_folder_goes_on_with_its_own_data_alone(tmp_path):
     with refuses("data="):
         fl.resume(run, model=network, progress=False)
     models, _ = fl.load_models(run, which="personal", **own)
-    with refuses("data must be left out for a choice"):
+    with refuses("data=VALUE must be left out for a choice"):
         fl.export(tmp_path, tmp_path / "all", data=FRAME)
     path = tmp_path / "north.safetensors"
     fl.export(run, path, client="north", **own)
