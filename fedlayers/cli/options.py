@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import gc
 import inspect
 import io
 import json
@@ -120,7 +121,13 @@ class ConfiguredCommand(Command):
         for key in OPTIONS.keys() - {*self.without}:
             if given := pairs(OPTIONS[key], getattr(self, OPTIONS[key])):
                 keys[key] = {**(self.keys.value(key) or {}), **given}
-        return self.keys.with_keys(**keys)
+        config = self.keys.with_keys(**keys)
+        gc.disable()  # no module is garbage, and the search takes a sixth of its import
+        import torch  # noqa: F401
+
+        gc.freeze()
+        gc.enable()
+        return config
 
     def printed(self) -> str | None:
         """Return the configuration as TOML if it was asked for: the keys that differ from their defaults, or none."""

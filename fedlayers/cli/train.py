@@ -45,9 +45,12 @@ class Run(ConfiguredCommand):
     def main(self, line: str) -> None:
         from fedlayers import runs
 
-        config = self.asked_config()
         made = runs.run(
-            config, self.out, command=line, log=self.logger, backend=self.backend
+            self.asked_config(),
+            self.out,
+            command=line,
+            log=self.logger,
+            backend=self.backend,
         )
         print_result(made, self.out)
 
@@ -127,8 +130,9 @@ def print_result(result: RunResult, out: Path) -> None:
     if plan is not None:  # who gave a plan knows its evidence
         print(f"{plan if given is None else repr(plan)}\n")
     model = str(config.model.model)
-    loaded = config.model.init or wants_weights(model, config.model.model_options)
-    if model.partition(":")[0] in LIBRARIES and not loaded:
+    if model.partition(":")[0] in LIBRARIES and not (
+        config.model.init or wants_weights(model, config.model.model_options)
+    ):
         model += " with fresh weights"
     print(f"local training of {model}: {Training.of(config.training).description}\n")
     times = out / "timing.jsonl"
@@ -169,10 +173,10 @@ class ManyRuns(ConfiguredCommand):
         """Return the arguments of the study's function: the configuration, and the flags of this command alone."""
         config = self.asked_config()
         first = config.execution.seed
-        seeds = tuple(range(first, first + self.seeds))
         common = {field.name for field in dataclasses.fields(ConfiguredCommand)}
         given = {k: v for k, v in vars(self).items() if k not in (*common, *KEYS)}
-        return {**given, "config": config, "seeds": seeds}
+        given["seeds"] = tuple(range(first, first + self.seeds))
+        return {**given, "config": config}
 
     def show(self, result: object, line: str) -> Any:
         """Draw and print the study's result. By default the study has said all."""
@@ -305,20 +309,18 @@ class Choose(ManyRuns):
 
     without = ("algorithm", "plan", "rule", "monitor")
 
-    def asked_config(self) -> RunConfig:
+    def arguments(self) -> dict[str, Any]:
+        given = super().arguments()
         from fl_core.algorithms.base import find
 
         if not find(self.algorithm).uses_plan:
             raise UsageError(
                 f"--algorithm must use a plan; got {self.algorithm}, which uses no plan. Use fedper."
             )
-        return super().asked_config()
-
-    def arguments(self) -> dict[str, Any]:
-        given = super().arguments()
         given["baselines"] = not given.pop("no_baselines")
+        given["arms"] = self.arms or None
         del given["explain"], given["json"]
-        return {**given, "arms": given["arms"] or None}
+        return given
 
     def show(self, result: Any, line: str) -> Any:
         from fedlayers.studies.report import write_page

@@ -386,10 +386,7 @@ class Recorder(Listener):
             of = self._data.clients[client]
             columns |= {"client": of.name, "n_train": len(of.train)}
         columns = {"round": done, "status": why_missing(metric, value), **columns}
-        unit = UNITS.get(metric, "")
-        self.rows.append(rows.row(metric, value, unit=unit, **self._columns, **columns))
-        if self._loggers:
-            self._unlogged.append(self.rows[-1])
+        self.add([rows.row(metric, value, unit=UNITS.get(metric, ""), **columns)])
         if len(self.rows) >= BUFFER:
             self.flush()
 
@@ -444,12 +441,15 @@ class Recorder(Listener):
         observed = engine.algorithm.call("observations", engine.server, done)
         for each in (*observed, *self._observed):
             other = "" if each.client_b is None else engine.names[each.client_b]
-            columns = {
-                "layer": each.layer,
-                "variant": each.variant,
-                "client_b": other,
-            }
-            self.row(each.metric, each.value, engine.done, each.client, **columns)
+            self.row(
+                each.metric,
+                each.value,
+                engine.done,
+                each.client,
+                layer=each.layer,
+                variant=each.variant,
+                client_b=other,
+            )
         self._observed = []
 
     def after_round(self, engine: Engine) -> None:
@@ -522,9 +522,9 @@ class Costs(Listener):
             if reply.message is None:
                 continue
             for name, value in reply.work.items():
-                part, _, rest = name.partition("/loss")
-                if part == phase.name and name.startswith(f"{part}/loss"):
-                    work[client, "train_loss", part + rest] = value
+                if name.startswith(f"{phase.name}/loss"):
+                    part = name.replace("/loss", "", 1)
+                    work[client, "train_loss", part] = value
 
     def after_exchange(self, engine: Engine, rnd: Round) -> None:
         if rnd.exchange == FINISH:

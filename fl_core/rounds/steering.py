@@ -31,8 +31,8 @@ from fl_core.tree import Tree
 
 def rule_of(engine: Engine) -> StoppingRule | None:
     """Return the stopping rule of a run with what it has seen, if there is one."""
-    found = [each for each in engine.listeners if isinstance(each, EarlyStopping)]
-    return found[0].rule if found else None
+    found = (e.rule for e in engine.listeners if isinstance(e, EarlyStopping))
+    return next(found, None)
 
 
 class EarlyStopping(Listener):
@@ -94,17 +94,19 @@ class EarlyStopping(Listener):
         engine.stopped = rule.stops
         best = rule.best
         if self.keeps_best and best.get(rule.main) == engine.done:
-            clients = range(len(engine.names))
-            models = [engine.models(client)[rule.main] for client in clients]
-            copies = [{n: t.clone() for n, t in model.items()} for model in models]
+            models = (engine.models(k)[rule.main] for k in range(len(engine.names)))
+            copies = [tree.clone(model) for model in models]
             self.best = engine.server.clone(), copies
         for model, at in best.items() if engine.finished else ():
-            columns = {
-                "model": model,
-                "split": "validation",
-                "estimator": rule.description,
-            }
-            self.recorder.row(BEST_ROUND, at, engine.done, None, **columns)
+            self.recorder.row(
+                BEST_ROUND,
+                at,
+                engine.done,
+                None,
+                model=model,
+                split="validation",
+                estimator=rule.description,
+            )
 
 
 class Saver(Listener):
@@ -127,9 +129,11 @@ class Saver(Listener):
             saves |= engine.finished or done in self._stopping.rule.best.values()
         if saves:
             clients = engine.clients
-            found = Checkpoint(done, engine.server, clients.states, clients.kept)
             with self._timer.charge("save"):
-                self._writer.checkpoint(found, clients.states.changed)
+                self._writer.checkpoint(
+                    Checkpoint(done, engine.server, clients.states, clients.kept),
+                    clients.states.changed,
+                )
             clients.states.changed.clear()
             self._since = time.monotonic()
 
@@ -190,8 +194,7 @@ class Divergence(Listener):
                 continue
             loss = scores["validation"]["loss"]
             if done:
-                columns = {"model": model, "split": "validation"}
-                self._check(engine, reply, done, loss, **columns)
+                self._check(engine, reply, done, loss, model=model, split="validation")
             elif model not in self._tuned:
                 self.begin(engine.names[reply.client], loss)
 
@@ -227,9 +230,8 @@ class Divergence(Listener):
         )
         self._recorder.flush()
         where = f"{engine.algorithm.name}, round {done}, client {name!r}"
-        text = f"{where}: training diverges, with {reason}. Use a smaller lr."
         if not self._noted:
-            warn(text)
+            warn(f"{where}: training diverges, with {reason}. Use a smaller lr.")
         self._noted = True
 
 

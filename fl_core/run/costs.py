@@ -28,13 +28,18 @@ from fl_core.training.workspace import Workspace
 from fl_core.tree import preserve_state
 
 
-def _convolution_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, bias: object, stride: object, padding: object, dilation: object,
-    transposed: bool, output_padding: object, groups: int, mask: list[bool], **_: object,
+def _product(a: Tensor, b: Tensor, *_: object, **__: object) -> int:
+    """Count the product of two vectors or matrices, or of two batches of matrices."""
+    return 2 * a.numel() * prod(b.shape[1:][-1:])
+
+
+def _convolution(
+    out: Tensor, x: Tensor, weight: Tensor, bias: object, stride: object, padding: object, dilation: object,
+    transposed: bool, *_: object,
 ) -> int:  # fmt: skip
-    """Count the gradients of the input and of the weight. Each takes as many products as the forward pass."""
-    positions = prod((x if transposed else grad).shape[2:])
-    return 2 * len(x) * positions * weight.numel() * (mask[0] + mask[1])
+    """Count a forward pass. The gradient of the input takes as many products, and so does that of the weight."""
+    positions = prod((x if transposed else out).shape[2:])
+    return 2 * len(x) * positions * weight.numel()
 
 
 def _attention(
@@ -55,9 +60,15 @@ FUSED = (
 )
 FORMULAS: dict[str, Any] = {
     **dict.fromkeys(
-        ("aten.dot", "aten.vdot", "aten.mv"), lambda a, b, **_: 2 * a.numel()
+        ("aten.dot", "aten.vdot", "aten.mv", "aten.mm", "aten.bmm"), _product
     ),
-    "aten.convolution_backward": _convolution_backward,
+    **dict.fromkeys(
+        ("aten.addmm", "aten.baddbmm"), lambda _, *given, **__: _product(*given)
+    ),
+    "aten.convolution": lambda *given, out_val: _convolution(out_val, *given),
+    "aten.convolution_backward": lambda *given, **_: (
+        _convolution(*given) * sum(given[-1][:2])
+    ),
     **{f"aten._scaled_dot_product_{kind}": _attention for kind in FUSED},
     **{
         f"aten._scaled_dot_product_{kind}_backward": lambda grad, *given, **_: (
@@ -67,7 +78,7 @@ FORMULAS: dict[str, Any] = {
     },
     "flex_attention_backward": lambda *given, **_: 2 * _attention(*given),
 }
-"""Operation -> its FLOPs from its arguments, where PyTorch has no formula or a wrong one."""
+"""Operation -> its FLOPs from its arguments. PyTorch has formulas of rare operations, and some wrong ones."""
 PRODUCTS = re.compile(
     r"(mm|mv|dot|qr|matmul|conv(?!ert)\w*|linear|attention|rnn|lstm|gru|linalg|solve|cholesky|eigh?"
     r"|trilinear|euclidean)(_|$)"
@@ -93,10 +104,7 @@ class FlopCounter(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
-        from torch.utils.flop_counter import flop_registry  # imports Triton
-
         super().__init__()
-        self.formulas = {str(op): f for op, f in flop_registry.items()} | FORMULAS
         self.total = 0.0
         self.unknown: set[str] = set()
 
@@ -110,7 +118,14 @@ class FlopCounter(TorchDispatchMode):
         kwargs = kwargs or {}
         packet = getattr(func, "overloadpacket", None)
         name = str(packet or func).rstrip("_")  # in place or not
-        formula = self.formulas.get(name)
+        formula = FORMULAS.get(name)
+        hidden = not name.startswith(VISIBLE) or (
+            PRODUCTS.search(name) and not POINTWISE.search(name)
+        )
+        if hidden and not formula:
+            from torch.utils.flop_counter import flop_registry  # imports Triton
+
+            formula = {str(op): f for op, f in flop_registry.items()}.get(name)
         if packet and not formula:
             with self:
                 parts = func.decompose(*args, **kwargs)
@@ -119,9 +134,7 @@ class FlopCounter(TorchDispatchMode):
         out = func(*args, **kwargs)
         if formula:
             self.total += formula(*args, **kwargs, out_val=out)
-        elif not name.startswith(VISIBLE) or (
-            PRODUCTS.search(name) and not POINTWISE.search(name)
-        ):
+        elif hidden:
             self.unknown.add(name)
         return out
 
@@ -204,12 +217,11 @@ Node = Any  # torch.autograd.graph.Node
 def layer_bytes(layers: Sequence[Layer], model: nn.Module) -> dict[str, float]:
     """Return layer -> bytes of its tensors that travel if it is shared, buffers included and frozen ones not."""
     live = tree.named_tensors(model)
-
-    def size(layer: Layer) -> float:
+    sizes = {}
+    for layer in layers:
         sent = tree.select(live, set(layer.tensors) - set(layer.frozen))
-        return float(tree.n_bytes(sent))
-
-    return {layer.name: size(layer) for layer in layers}
+        sizes[layer.name] = float(tree.n_bytes(sent))
+    return sizes
 
 
 class Ledger:
@@ -359,11 +371,8 @@ def round_cost(
         return training_flops(workspace, shape, train, held)
 
     def cost(rnd: Round) -> dict[str, float]:
-        naive, moved, operations = (
-            0,
-            0,
-            Counter[tuple[frozenset[str], frozenset[str]]](),
-        )
+        naive = moved = 0
+        operations = Counter[tuple[frozenset[str], frozenset[str]]]()
         for client, n in enumerate(algorithm.task_info.n_train):
             held = algorithm.submodel(rnd, client)
             moved += n_bytes(algorithm.shared(rnd, client))

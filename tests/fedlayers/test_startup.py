@@ -61,16 +61,15 @@ def loaded(*lines, code=MAIN, cwd):
     return [(status, set(modules)) for status, modules in answers]
 
 
-def test_help_imports_nothing_but_this(tmp_path):
+def test_help_and_the_package_import_nothing_but_this(tmp_path):
     found = loaded("", "--help", "runn", cwd=tmp_path)
-    assert found == [(code, {"fedlayers", "fl_core"}) for code in (0, 0, 2)]
-
-
-def test_importing_the_package_imports_nothing_but_this(tmp_path):
     code = "import fedlayers as fl; dir(fl); fl.RunConfig(rounds=3); fl.__version__"
-    assert loaded(code=code, cwd=tmp_path) == [(0, {"fedlayers", "fl_core"})]
+    found += loaded(code=code, cwd=tmp_path)
+    assert found == [(code, {"fedlayers", "fl_core"}) for code in (0, 0, 2, 0)]
 
 
+FITS = {"matplotlib", "seaborn", "sklearn", "scipy", "timm", "triton"}
+"""What draws, fits and compiles."""
 TABLE = Path(small.__file__).with_name("heart.csv")
 CASES = {
     "a table": (
@@ -83,6 +82,7 @@ CASES = {
         0,
         {*HEAVY, "typeguard"},
     ),
+    "a run": (["run --rounds 1"], 0, FITS),
     "lists": ([f"list {what}" for what in json.loads(STORED.read_text())], 0, HEAVY),
     "digests": (["verify {run}"], 0, HEAVY - {"safetensors"}),
     "rows": (["runs {run}", "plot {run}", "plot {run}/../rows.jsonl"], 0, {"torch"}),
@@ -113,5 +113,5 @@ def test_a_command_imports_no_more_than_it_needs(what, tmp_path, run):
 
 def test_what_draws_and_fits_is_not_imported_before_a_study_s_first_lines(tmp_path):
     [(status, modules)] = loaded(code="import fedlayers.studies.study", cwd=tmp_path)
-    assert status == 0
-    assert not modules & {"matplotlib", "seaborn", "sklearn", "scipy", "timm"}
+    assert not status
+    assert not modules & FITS
