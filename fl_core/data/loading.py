@@ -38,6 +38,7 @@ from fl_core.models.adapter import (
     ARRAYS,
     IGNORED,
     LABELS,
+    as_array,
     is_batch,
     split_labels,
 )
@@ -397,8 +398,7 @@ def client_names(silos: Iterable[Any]) -> Names:
         UsageError: two are equal as text, or one is empty.
     """
     names = tuple(map(str, silos))
-    twice = first_duplicate(names)
-    if twice:
+    if twice := first_duplicate(names):
         raise UsageError(
             f"clients' names must be distinct as text; got {twice!r} twice."
         )
@@ -433,9 +433,8 @@ def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
     Raises:
         UsageError: it is none of these, or holds no pairs.
     """
-    if isinstance(samples, (tuple, list)) and len(samples) == 2:
-        return samples[0], samples[1]
-    if is_batch(samples):
+    pair = isinstance(samples, tuple | list) and len(samples) == 2
+    if pair or is_batch(samples):
         return split_labels(samples)
     check_finite(samples, where)
     collate = getattr(samples, "collate_fn", default_collate)
@@ -476,7 +475,7 @@ def _stacked(rows: Sequence[Any], where: str) -> tuple[Any, Any]:
             )
     found = {}
     for key in samples[0]:
-        part = [np.asarray(sample[key]) for sample in samples]
+        part = [as_array(sample[key]) for sample in samples]
         if key != LABELS and part[0].dtype.kind not in "biuf":
             raise UsageError(
                 f"{where}: samples must be numbers; got words or objects for {key}. Tokenise "

@@ -122,7 +122,7 @@ def as_array(values: Any) -> np.ndarray[Any, Any]:
         UsageError: a tensor is sparse.
     """
     if isinstance(values, Tensor):
-        return tensor(values).detach().cpu().numpy()
+        return tensor(values).numpy(force=True)
     if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
         kind = float if values.dtype.kind in "biuf" else object
         return np.where(np.ma.getmaskarray(values), np.nan, values.data.astype(kind))
@@ -163,7 +163,12 @@ def check_tables(pairs: Mapping[str, Any]) -> None:
 
 
 def tensor(values: Any) -> Tensor:
-    """Return an array or a list of numbers as a tensor; float64 arrays as float32.
+    """Return an array or a list of numbers as a tensor; float64 arrays and bfloat16 as float32.
+
+    NumPy has no bfloat16:
+
+    >>> as_array(torch.ones(2, dtype=torch.bfloat16, requires_grad=True)).dtype
+    dtype('float32')
 
     Raises:
         UsageError: a tensor is sparse, or an array has words.
@@ -173,7 +178,7 @@ def tensor(values: Any) -> Tensor:
             raise UsageError(
                 f"a tensor must be dense; got {values.layout}. Call to_dense() first."
             )
-        return values
+        return values.float() if values.dtype is torch.bfloat16 else values
     array = as_array(values)
     if array.dtype == np.float64:
         array = array.astype(np.float32)
@@ -205,8 +210,8 @@ def pack(x: Any) -> tuple[Tensor, Layout | None]:
             "inputs must have one entry a sample each; got "
             f"{', '.join(str(list(part.shape)) for part in parts) or 'none'}."
         )
-    whole = all(not part.is_floating_point() for part in parts)
-    dtype = torch.int64 if whole else torch.float64
+    mixed = any(map(torch.is_floating_point, parts))
+    dtype = torch.float64 if mixed else torch.int64
     packed = torch.cat([part.reshape(len(part), -1).to(dtype) for part in parts], 1)
     shapes = tuple(tuple(part.shape[1:]) for part in parts)
     return packed, Layout(keys, shapes, tuple(part.dtype for part in parts))
