@@ -424,23 +424,27 @@ def built_from(
     n_classes = said["outputs"]
     extends = said["extended_by"] is not None
     seed, small = said["seed"], math.prod(shape) <= TRIAL
-    how = {"seed": seed, "options": said["options"], "trial": extends}
     if extends and not small:
         raise UsageError(
             f"{path} must have samples of at most {TRIAL:,} numbers, since {extended['algorithm']} extends its model; "
             f"got shape {shape}. Train it on smaller samples."
         )
-    if model is not None:
-        made = models.copy_user_model(model, shape, n_classes, **how)
-    elif not said["callable"]:
-        raise UsageError(
-            f"{path} must be loaded with its own model, {said['class']}; got none. Pass it again, model=..."
-        )
-    else:
+    if model is None:
+        if not said["callable"]:
+            raise UsageError(
+                f"{path} must be loaded with its own model, {said['class']}; got none. Pass it again, model=..."
+            )
         own_code.check_allowed_options(
             str(path), said["callable"], said["options"], allowed
         )
-        made = models.build(said["callable"], shape, n_classes, **how)
+    made = models.copy_user_model(
+        said["callable"] if model is None else model,
+        shape,
+        n_classes,
+        seed=seed,
+        options=said["options"],
+        trial=extends,
+    )
     if said["bn"] == "drop":
         drop_statistics(made)
     if extends:

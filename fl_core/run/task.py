@@ -228,22 +228,25 @@ def assemble(
         data = _as_in_torch(data, own["model"])
     config, said = _with_stopping(config, data, asked.federation.patience)
     said = [*_made_up(config, own["data"], data), *said]
-    by_default = own["data"] is None and asked.data == RunConfig().data
-    if own["model"] is not None and by_default:
+    by_default = asked.data == RunConfig().data
+    if own["model"] is not None and own["data"] is None and by_default:
         said.append(
             f"your model trains on the dataset {data.name!r}, the default: pass data= or dataset= for other data"
         )
-    criterion, given = _criterion(config, data, own["model"]), own["model"]
-    if config.training.loss == OWN:
-        given = models.copy_user_model(
-            given,
-            data.shape,
-            data.n_classes or 1,
-            seed=config.execution.seed,
-            options=config.model.model_options,
-            trial=False,
-        )
-    if isinstance(given, nn.Module):
+    criterion = _criterion(config, data, own["model"])
+    given: Any = config.model.model if own["model"] is None else own["model"]
+    if not isinstance(given, str) or models.is_code(given):
+        if not isinstance(given, nn.Module):
+            given = models.copy_user_model(
+                given,
+                data.shape,
+                # a function has none
+                getattr(criterion, "outputs", int)(data.n_classes or 1),
+                seed=config.execution.seed,
+                options=config.model.model_options,
+                trial=False,
+            )
+            data = _with_ids(data, given)
         given, criterion = fit_module(given, data, criterion)
         if criterion.task != data.task:
             data = replace(data, kind=criterion.task)
@@ -299,11 +302,11 @@ def assemble(
         start,
         tuple(said),
     )
-    decides = task.algorithm(plan).decides  # its own configuration is checked here, too
-    measures = plan is None and (decides or config.federation.plan == AUTO)
+    # its own configuration is checked here, too
+    decides = task.algorithm(plan).decides or config.federation.plan == AUTO
     batch = int(config.training.batch_size or 1)
     single = [client.name for client in data.clients if len(client.train) <= batch]
-    if config.model.adapt and measures and single:
+    if config.model.adapt and plan is None and decides and single:
         # in the first step B is zero, so that A has no gradient
         raise UsageError(
             f"batch_size must be below each client's training samples to measure adapters; got {batch}, which is one "
@@ -349,15 +352,20 @@ def load(
 def _as_in_torch(data: FederatedData, module: nn.Module) -> FederatedData:
     """Return data from Python with integers as token ids if the user's module takes them, and labels as indices."""
     check_real(module)
+    data = _with_ids(data, module)
     outputs = models.outputs_of(module, data.shape)
-    if outputs is None and data.integers:
-        data = data.with_token_ids()
-        outputs = models.outputs_of(module, data.shape)
     if data.indices and hasattr(module, OWN_LOSS):  # it reads labels as they are
         outputs = 1 + max(map(int, data.classes))
     if not data.indices or outputs is None or outputs < 2:
         return data
     return data.with_indices(outputs)
+
+
+def _with_ids(data: FederatedData, module: nn.Module) -> FederatedData:
+    """Return data from Python with integers as token ids, if the user's module does not take them as numbers."""
+    if data.integers and models.outputs_of(module, data.shape) is None:
+        return data.with_token_ids()
+    return data
 
 
 def build(
@@ -378,17 +386,15 @@ def build(
     """
     named = str(config.model.model)
     options = config.model.model_options
-    seed = config.execution.seed
-    outputs = criterion.outputs(data.n_classes)
-    pretrained = own is None and wants_weights(named, options)
-    if own is not None:
-        model = models.copy_user_model(
-            own, data.shape, outputs, seed=seed, options=options
-        )
-    else:
-        if start is not None:  # a copy of them
-            options = without_weights(named, options)
-        model = models.build(named, data.shape, outputs, seed=seed, options=options)
+    if start is not None:  # a copy of them
+        options = without_weights(named, options)
+    model = models.copy_user_model(
+        own,
+        data.shape,
+        criterion.outputs(data.n_classes),
+        seed=config.execution.seed,
+        options=options,
+    )
     if start is not None:
         initial.copy_into(model, start, "the run's start.safetensors")
     elif config.model.init is not None:
@@ -396,9 +402,9 @@ def build(
             model, config.model.init, models.example(data.shape), data.words
         )
         start = tree.state_dict(model)
-    elif pretrained:
+    elif wants_weights(named, options):
         start = tree.state_dict(model)  # the run and its workers get them as tensors
-    if own is not None or named not in models.MODELS.own:
+    if named not in models.MODELS.own:
         said += models.output_notes(model, data.shape, criterion.task)
     if config.model.batchnorm == "drop":
         drop_statistics(model)
@@ -479,24 +485,25 @@ def _task_info(
     """Return what an algorithm knows of its task."""
     if config.model.batchnorm == "local":
         never_sent |= statistics_of(model)
-    for layer in layers:
-        never_sent |= set(layer.frozen)
-    norms = [tensors_of(*each) for each in batch_norms(model).items()]
-    interval = int(config.execution.eval_every or 1)
+    never_sent = never_sent.union(*(layer.frozen for layer in layers))
     return TaskInfo(
         layers=layers,
         never_sent=never_sent,
         n_train=data.weights,
         epochs=int(config.training.epochs or 0),
         seed=config.execution.seed,
-        norms=frozenset[str]().union(*norms),
+        norms=frozenset[str]().union(
+            *(tensors_of(*each) for each in batch_norms(model).items())
+        ),
         rounds=int(config.federation.rounds or 0),
         blocks=paths_of_blocks(model) if algorithm.needs_blocks else (),
         mean=data.mean,
         std=data.std,
         uniform=config.federation.client_weights == "uniform",
         n_classes=data.n_classes,
-        may_stop_every=interval if config.federation.patience else 0,
+        may_stop_every=int(config.execution.eval_every or 1)
+        if config.federation.patience
+        else 0,
     )
 
 
@@ -513,6 +520,7 @@ def _with_stack(config: RunConfig, criterion: Loss, model: nn.Module) -> RunConf
         stack = "off"
     stacked = stacks(model, config.execution.device, stack)
     if config.execution.workers > 1 and not stacked:
+        check_sendable(criterion)
         check_sendable(model)
     return config.with_keys(stack="on" if stacked else "off")
 
@@ -584,7 +592,6 @@ def _made_up(config: RunConfig, own: object, data: FederatedData) -> list[str]:
 
 def _check_batches(model: nn.Module, data: FederatedData, config: RunConfig) -> None:
     batch = int(config.training.batch_size or 1)
-    bn = config.model.batchnorm
     if not normalises_batches(model, training=True):
         return
     if batch < 2:
@@ -593,10 +600,10 @@ def _check_batches(model: nn.Module, data: FederatedData, config: RunConfig) -> 
         )
     for client in data.clients:
         for split in (
-            SPLITS if bn == "drop" else SPLITS[:1]
+            SPLITS if config.model.batchnorm == "drop" else SPLITS[:1]
         ):  # without statistics, scoring normalises over batches too
-            if len(client.split(split)) < 2:
+            if (size := len(client.split(split))) < 2:
                 raise UsageError(
                     f"client {client.name!r} must have at least 2 {split} samples, since the model normalises over "
-                    f"batches; got {len(client.split(split))}."
+                    f"batches; got {size}."
                 )

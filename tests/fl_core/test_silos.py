@@ -16,9 +16,7 @@ from fl_core.run.task import assemble
 from tests.conftest import refuses
 
 
-def silos(
-    sizes=None,
-):
+def silos(**sizes):
     """Every sample is told apart by its first number."""
     made, start = {}, 0
     for name, n in (sizes or {"north": 40, "south": 25}).items():
@@ -72,7 +70,7 @@ def test_what_does_not_fit_is_named():
         ),
         (silos() | {"c": (torch.zeros(9, 3), torch.zeros(9))}, {}, r"'c'.*float32"),
         (hole, {}, r"'south', x, row 7.*\[1, 2\].*nan"),
-        (silos({"north": 40, "south": 2}), {}, "south"),
+        (silos(north=40, south=2), {}, "south"),
     ]
     for given, options, message in cases:
         with refuses(message):
@@ -130,7 +128,7 @@ def test_integers_are_token_ids_for_a_module_that_takes_them():
     ids, y = torch.randint(0, 9, (60, 4)), torch.arange(60) % 2
     given = {"a": (ids, y), "b": (ids.numpy(), y)}
     embedding = nn.Sequential(nn.Embedding(9, 3), nn.Flatten(), nn.Linear(12, 2))
-    task = built(given, embedding)
+    task = built(given, lambda: embedding)
     assert task.data.clients[0].train.x.dtype == torch.int64
     assert models.example(task.data.shape).max() < 9
     assert built(given, nn.Linear(4, 2)).data.clients[0].train.x.dtype == torch.float32
