@@ -124,7 +124,7 @@ def _read(
             total += value.detach()
             n_samples, n_batches = n_samples + len(y), n_batches + 1
     fault = ""
-    if not bool(torch.isfinite(total)):
+    if not torch.isfinite(total):
         fault = f"the loss of client {subject.client!r} is not finite"
     return [Reading(subject, meter, n_samples, n_batches, fault) for meter in meters]
 
@@ -288,7 +288,7 @@ class Statistic:
         status = why_unreadable(
             layer, self.tensors, reached=n > 0
         ) or self.why_undefined(n)
-        if not status and not bool(values.isfinite().all()):
+        if not status and not values.isfinite().all():
             status = (
                 reading.fault or f"the gradient of layer {layer.name!r} is not finite"
             )

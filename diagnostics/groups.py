@@ -18,10 +18,9 @@ from fl_core.errors import UsageError, at_least, check_known, check_value, listi
 from fl_core.run import runner
 from fl_core.run.runner import Task
 
-from .measure import SENSITIVITY
+from .measure import instruments
 from .metrics.of_weights import vector_of
 from .null import null_data
-from .sensitivity import SensitivityAccumulator
 from .tuning.differ import LEAST_CLIENTS
 
 DRAWS = 59
@@ -133,7 +132,7 @@ def client_groups(task: Task, layer: str = "", draws: int = DRAWS) -> Groups:
 
     def similarity(data: FederatedData) -> NDArray[np.float64]:
         models, _ = runner.train_first_round(
-            replace(task, data=data), {SENSITIVITY: SensitivityAccumulator}
+            replace(task, data=data), instruments().observers
         )
         moved = [
             vector_of(tree.named_tensors(models[name]), chosen, "weights") - start

@@ -19,11 +19,6 @@ STYLE: Any = Config(
     napoleon_use_ivar=True,
     napoleon_custom_sections=[("Class attributes", "Attributes")],
 )
-PRICES = {
-    "cheap": "about one pass over the samples",
-    "middle": "several passes",
-    "dear": "tens of passes, or a fit for each client",
-}
 Defined = ast.FunctionDef | ast.ClassDef
 TOPICS = {
     "Train": "run resume RunResult RunConfig Run load_models assemble train_first_round Row row",
@@ -70,7 +65,7 @@ def doors(root: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def metrics(root: Path, sources: set[str]) -> str:
-    """Return the page of all metrics, each with its formula, options, price, an example and its source."""
+    """Return the page of all metrics, each with its formula, options, an example and its source."""
     entries = []
     for name, kind in lists.registry("metric").own.items():
         words = (
@@ -79,7 +74,6 @@ def metrics(root: Path, sources: set[str]) -> str:
         facts = {
             "How": kind.how,
             "Variants": ", ".join(kind.variants),
-            "Price": f"{kind.price} ({PRICES[kind.price]})",
         }
         facts["Unit"] = getattr(kind.options_type, "unit", "")
         options = [

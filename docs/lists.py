@@ -99,11 +99,11 @@ def all_datasets() -> Blocks:
 
 
 def all_metrics() -> Blocks:
-    """Return every metric with its meaning, price, direction and variants."""
+    """Return every metric with its meaning, direction and variants."""
     about = {}
     for name, kind in registry("metric").members().items():
-        parts = [kind.description, f"price: {kind.price}", kind.direction]
-        about[name] = " | ".join(filter(None, [*parts, ", ".join(kind.variants)]))
+        parts = kind.description, kind.direction, ", ".join(kind.variants)
+        about[name] = " | ".join(filter(None, parts))
     return {"": about}
 
 
@@ -147,14 +147,13 @@ def algorithms() -> str:
 def metrics() -> str:
     """Return the table of metrics, with their meaning and how they are computed."""
     return _table(
-        ("metric", "what it says of a layer", "its value", "how", "price"),
+        ("metric", "what it says of a layer", "its value", "how"),
         (
             (
                 f"`{name}`",
                 member.description,
                 member.direction,
                 member.how,
-                member.price,
             )
             for name, member in _own("metric").items()
         ),

@@ -105,7 +105,7 @@ class Differentiable:
         logits = self(x, index)
         self.loss.check_batch(logits, y)
         losses = self.loss.per_sample(logits, y)
-        if not bool(torch.isfinite(losses).all()):
+        if not torch.isfinite(losses).all():
             raise NoLoss("the loss is not finite")
         return logits, losses
 

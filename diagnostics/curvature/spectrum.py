@@ -226,7 +226,7 @@ def hessian_spectrum(
                             else:
                                 product += torch.cat([h.flatten() for h in found])
                     for name, product in products.items():
-                        if not bool(product.isfinite().all()):
+                        if not product.isfinite().all():
                             failures[name] = "a product with the Hessian is not finite"
                         elif name not in failures:
                             left[name].add(product / sum(sizes))
@@ -246,6 +246,16 @@ def hessian_spectrum(
             numbers = [search.values, search.errors, search.weights]
             how = f"lanczos(tol={tol:g}), error = residual"
         values, errors, weights = (each.tolist() for each in numbers)
-        made = layer.name, values, errors, weights, how, run.size(layer), sum(sizes)
-        results.append(SpectrumResult(*made, status))
+        results.append(
+            SpectrumResult(
+                layer.name,
+                values,
+                errors,
+                weights,
+                how,
+                run.size(layer),
+                sum(sizes),
+                status,
+            )
+        )
     return results

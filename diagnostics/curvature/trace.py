@@ -49,7 +49,14 @@ from fl_core.seeds import seed_of, torch_generator
 from fl_core.training.losses import Loss
 from fl_core.tree import copied, set_mode
 
-from ..measurement import Data, batches, full_batch, why_unreadable
+from ..measurement import (
+    Data,
+    Tick,
+    batches,
+    full_batch,
+    no_progress,
+    why_unreadable,
+)
 from .exact import CHECKED, Verdict, decide, exact_terms, gauss_newton_terms
 from .model import (
     CUT,
@@ -85,6 +92,7 @@ def layer_traces(
     kind: str,
     probes: int,
     error: float,
+    tell: Tick,
 ) -> Estimates:
     """Return the trace of all layers: exact, or the mean of random probes of all of them at once.
 
@@ -99,6 +107,25 @@ def layer_traces(
     curvature. The variance is then about as many times a single layer's as there are layers, whereas a single layer's
     product costs as much as half the network.
 
+    The time that ``tell`` receives is within a factor of two of the measurement's. Here it is counted in floating-point
+    operations:
+
+    >>> from unittest.mock import patch
+    >>> from fl_core.layers import layers_of
+    >>> from fl_core.run.costs import count_flops
+    >>> from fl_core.training.losses import build
+    >>> x, y = torch.randn(64, 6), torch.arange(64) % 5
+    >>> for act, gauss_newton in ((nn.ReLU, False), (nn.Tanh, False), (nn.GELU, True)):
+    ...     net, lines = nn.Sequential(nn.Linear(6, 20), act(), nn.Linear(20, 20), act(), nn.Linear(20, 5)), []
+    ...     how = {"loss": build("cross_entropy"), "tell": lines.append, "gauss_newton": gauss_newton}
+    ...     with count_flops(net) as counter, patch("diagnostics.curvature.trace.time") as clock:
+    ...         clock.monotonic.side_effect = lambda: counter.total
+    ...         found = hessian_trace(net, (x, y), layers_of(net, x), **how)
+    ...     0.5 <= sum(float(line.split()[3]) for line in lines) / counter.total <= 2
+    True
+    True
+    True
+
     Args:
         layers: name of a layer -> its parameters.
         shared: layers whose signs lie in the weights.
@@ -107,6 +134,7 @@ def layer_traces(
         probes: number of probes at most, and at least 2: the errors come from the differences between them. If exact,
             the number of passes.
         error: relative standard error of a batch at which no further probe is drawn.
+        tell: receives a line about the whole time after 4 probes of the first batch. It expects :data:`USUAL` probes.
 
     Raises:
         NoProduct: a layer has no product with its block.
@@ -158,7 +186,14 @@ def layer_traces(
                 spread = float(squares[layer].sum()) / count / max(count - 1, 1)
                 found[layer] = float(means[layer].sum()), spread
             small = all(v <= (error * mean) ** 2 for mean, v in found.values())
-            late = count > 1 and time.monotonic() > ends
+            spent = time.monotonic() - now
+            if count == 1:
+                first = spent
+            if n == 0 and count == 4:
+                last = min(probes, USUAL) if error and kind != "exact" else probes
+                whole = (spent + (spent - first) / 3 * (last - 4)) * total / len(y)
+                tell(f"curvature ({kind}): about {whole:.2g} s a client")
+            late = count > 1 and now + spent > ends
             if kind != "exact" and (late or (small and count >= FEWEST)):
                 break
         for layer, (mean, spread) in found.items():
@@ -282,6 +317,9 @@ ENTRIES = 2**29
 """Parameters times samples in all probes, by which the default number is 2 to :data:`MOST_PROBES`."""
 FEWEST, ERROR = 8, 0.1
 """Probes and relative standard error with which a batch ends, where the caller names no number."""
+USUAL = 19
+"""Probes that are expected, of :data:`FEWEST` to :data:`MOST_PROBES`. With the time before them, that is about as many
+times too much or too little at either end."""
 
 
 @dataclass(frozen=True)
@@ -323,6 +361,7 @@ def hessian_trace(
     dtype: torch.dtype | None = None,
     backend: str = "fedlayers",
     until: float = math.inf,
+    tell: Tick = no_progress,
     gauss_newton: bool = False,
 ) -> list[TraceResult]:
     """Return the trace of each layer's block of the Hessian, or of the Gauss-Newton matrix, in the order of ``layers``.
@@ -356,6 +395,7 @@ def hessian_trace(
             with weight-space probes in eval mode.
         until: the time at which the budget ends, as of ``time.monotonic``. Then no further batch or probe begins.
             Two probes of the first batch are drawn if it began in time. Results state what they are based on.
+        tell: function to call with a line about the time, before most of it is spent.
         gauss_newton: take the Gauss-Newton matrix (1/N) sum_n J_n^T (d2 loss_n / df_n^2) J_n. Its trace is exact
             wherever samples do not mix, for few outputs. No layer needs a second derivative.
 
@@ -396,7 +436,7 @@ def hessian_trace(
                     else:
                         passes = verdict.n_classes if kind == "exact" else probes
                         values |= layer_traces(
-                            run, data, group, shared, batch, kind, passes, error
+                            run, data, group, shared, batch, kind, passes, error, tell
                         )
                 except NoProduct as reason:  # of some layer
                     if len(group) == 1:
@@ -413,7 +453,7 @@ def hessian_trace(
     for layer in layers:
         how, note, status = ways[layer.name]
         value, stderr, drawn, of = values.get(layer.name, (math.nan, math.nan, 0, n))
-        if status == "ok" and not (math.isfinite(value) and math.isfinite(stderr)):
+        if status == "ok" and not math.isfinite(value + stderr):
             status = f"the trace of layer {layer.name!r} is not finite"
         if status != "ok":
             value, stderr, how = math.nan, math.nan, ""

@@ -69,7 +69,6 @@ class Facts:
         uses_gradient_pass: whether it reads the pass over the gradients that all such metrics share. Its options are
             then a :class:`~diagnostics.gradients.GradientReader`.
         default_variant: the variant that rules read if the rows hold it. Empty: the default.
-        price: cheap (about one pass over the samples), middle (several) or dear (tens, or a fit for each client).
     """
 
     name: str
@@ -88,7 +87,6 @@ class Facts:
     shared: bool = False
     uses_gradient_pass: bool = False
     default_variant: str = ""
-    price: str = "cheap"
 
     @property
     def variant(self) -> str:

@@ -178,7 +178,6 @@ class RbfCka(KernelOptions):
 
 
 @similarity(
-    price="middle",
     description="CKA with a radial kernel between the clients' representations of the same samples",
     direction="higher = more similar; 1 = same",
     how="a bandwidth relative to the median distance",
@@ -312,10 +311,9 @@ class LinearProbe(ProbeOptions):
 
 
 @of_probes(
-    price="dear",
     description="accuracy of a logistic regression on a layer's output, on samples that it was not trained on",
     direction="higher = a linear classifier tells the classes apart better; 1 = all right",
-    how="judged on validation samples or by folds; for each client and for all together",
+    how="judged on validation samples or by folds; for each client and for all together, one fit a layer and fold",
     look={"label": "accuracy of a linear probe", "meaning": "1 = all right"},
 )
 def linear_probe(measurement: Measurement, options: LinearProbe) -> list[Row]:
@@ -367,7 +365,6 @@ class KnnProbe(ProbeOptions):
 
 
 @of_probes(
-    price="middle",
     description="accuracy of the vote of the nearest neighbours by a layer's output",
     direction="higher = neighbours are of one class more often; 1 = all right",
     how="judged on validation samples or by folds; for each client and for all together",
@@ -488,7 +485,7 @@ def output_disagreement(measurement: Measurement, options: CommonSamples) -> lis
     comparison = LayerComparison("output_disagreement", measurement, whole)
 
     def probabilities(z: Tensor) -> Tensor:
-        if not bool(z.isfinite().all()):
+        if not z.isfinite().all():
             raise NoValue("not finite")
         return measurement.loss.logits(z).double().softmax(1)
 

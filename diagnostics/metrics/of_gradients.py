@@ -32,6 +32,7 @@ from ..measurement import (
     SPENT,
     ClientModel,
     Tensors,
+    no_progress,
     row_or_reason,
     tensors_of,
     why_unreadable,
@@ -382,7 +383,6 @@ class GaussNewtonTrace:
 
 
 @metric(
-    price="middle",
     description="trace of a layer's block of the Gauss-Newton matrix: the loss's curvature without the network's own",
     direction="higher = the loss curves more upwards in the layer's weights and biases; never below 0",
     how=(
@@ -437,7 +437,6 @@ class HessianTrace(GaussNewtonTrace):
 
 
 @metric(
-    price="middle",
     description="trace of a layer's block of the loss's Hessian, exact where the network allows it",
     direction="higher = the loss curves more upwards in the layer's weights and biases",
     how=(
@@ -468,13 +467,14 @@ def hessian_trace(measurement: Measurement, options: HessianTrace) -> list[Row]:
 def _trace_rows(
     measurement: Measurement, options: Any, name: str, **settings: Any
 ) -> list[Row]:
-    rows, unclear, count = [], 0, 0
+    rows: list[Row] = []
+    unclear = 0
     for subject, how in measurement.turns(options):
+        how["tell"] = no_progress if rows else measurement.tell
         results = trace.hessian_trace(
             subject.model, subject.data, measurement.layers, **how, **settings
         )
         unclear += sum(result.stderr > abs(result.trace) for result in results)
-        count += len(results)
         for result in results:
             columns = _columns(subject, result)
             if result.note and result.status == "ok":
@@ -483,12 +483,12 @@ def _trace_rows(
                 ("per_parameter", result.n_params or 1),
                 ("absolute", 1),
             ):
-                value, columns["stderr"] = result.trace / share, result.stderr / share
-                rows.append(row(name, value, variant=variant, **columns))
+                columns["stderr"] = result.stderr / share
+                rows.append(row(name, result.trace / share, variant=variant, **columns))
     if unclear:
         warn(
-            f"{name} is smaller than its standard error in {unclear} of {count} values. The metric ggn_trace is less "
-            f"noisy. More probes take longer, as options={{{name!r}: {{'probes': 64}}}}."
+            f"{name} is smaller than its standard error in {unclear} of {len(rows) // 2} values. The metric ggn_trace "
+            f"is less noisy. More probes take longer, as options={{{name!r}: {{'probes': 64}}}}."
         )
     return rows
 
@@ -526,10 +526,9 @@ class HessianSpectrum:
 
 
 @metric(
-    price="dear",
     description="largest eigenvalues of a layer's block of the loss's Hessian",
     direction="higher = the loss curves more upwards along the sharpest direction of the layer's weights and biases",
-    how="by Lanczos, each with its residual",
+    how="by Lanczos, each with its residual: at most 100 products of the Hessian with a vector a layer",
     variants=("top1", "top2", "top3"),
     separable=True,
     look={

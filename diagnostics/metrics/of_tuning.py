@@ -119,7 +119,6 @@ def given(
     shared=True,
     separable=True,
     needs_all_layers=True,
-    price="dear",
 )
 def clients_differ(measurement: Measurement, options: DifferOptions) -> list[Row]:
     """Return rows of the whole network on whether clients differ in more than their samples.
@@ -158,7 +157,6 @@ def clients_differ(measurement: Measurement, options: DifferOptions) -> list[Row
     shared=True,
     separable=True,
     needs_all_layers=True,
-    price="dear",
 )
 def layer_tuning(measurement: Measurement, options: LayerTuning) -> list[Row]:
     """Return what each client gains by tuning one layer alone from the shared model, and all layers together.

@@ -77,7 +77,7 @@ def finite_entries(tensors: Sequence[Tensor], what: str, layer: Layer) -> Tensor
         NoValue: they are not finite.
     """
     vector = entries(tensors)
-    if not bool(vector.isfinite().all()):
+    if not vector.isfinite().all():
         raise NoValue(f"the {what} of layer {layer.name!r} are not finite")
     return vector
 
@@ -428,7 +428,6 @@ class LayerSwap:
 
 
 @metric(
-    price="middle",
     description="rise of a client's loss if one layer comes from another client",
     direction="higher = the layer is less exchangeable; 0 = as good as the client's own",
     how="every other client's layer, and the averaged layer; at most clients x clients x layers passes",

@@ -68,7 +68,7 @@ class Features:
             NoValue: there are none, or they are not finite.
         """
         x = self.tensor(path)
-        if not bool(torch.isfinite(x).all()):
+        if not torch.isfinite(x).all():
             raise NoValue("not finite")
         return x.numpy()
 

@@ -88,9 +88,9 @@ def check_features(total: Tensor, offset: Tensor, eps: float) -> Tensor:
         offset: number of rows times the squared length of what was subtracted from each of them.
         eps: resolution of the features' type.
     """
-    if not bool(torch.isfinite(total)):
+    if not torch.isfinite(total):
         raise NoValue("not finite")
-    if not bool(total > 0) or bool(total <= (8 * eps) ** 2 * offset):
+    if not total > 0 or total <= (8 * eps) ** 2 * offset:
         raise NoValue("constant over the probe")
     return total
 
@@ -156,7 +156,7 @@ def gram_entries(
         gram = _centre(gram) if batches is None else _u_centre(gram, eps)
         grams.append(gram.to(own).reshape(-1))
     entries = torch.cat(grams)
-    if not bool(entries.any()):
+    if not entries.any():
         raise NoValue("constant within every batch")
     return entries
 
@@ -192,7 +192,7 @@ def _radial(gram: Tensor, bandwidth: float) -> Tensor:
     middle = len(apart) // 2  # of the sorted distances, whose number is even
     pair = torch.stack([apart.kthvalue(middle + k).values for k in (0, 1)])
     median = pair.sqrt().mean().square()
-    if not bool(pair[0] > 0):
+    if not pair[0] > 0:
         raise NoValue(
             "identical in more than half of the pairs of samples, so that the median distance is 0"
         )
@@ -218,7 +218,7 @@ def _u_centre(gram: Tensor, eps: float) -> Tensor:
     rows = gram.sum(0, dtype=torch.float64)
     shift = (rows / (b - 2) - rows.sum() / (2 * (b - 1) * (b - 2))).to(gram.dtype)
     gram = (gram - shift - shift[:, None]).fill_diagonal_(0)
-    if bool(torch.linalg.vector_norm(gram) <= 16 * eps * before):
+    if torch.linalg.vector_norm(gram) <= 16 * eps * before:
         gram.zero_()  # nothing but rounding
     return gram / (b * (b - 3)) ** 0.5
 

@@ -253,7 +253,7 @@ class Tuner:
 
 
 def _finite(outputs: Tensor) -> Tensor:
-    if not bool(outputs.isfinite().all()):
+    if not outputs.isfinite().all():
         raise NonFiniteError("An output is not finite. Use a smaller lr.")
     return outputs
 

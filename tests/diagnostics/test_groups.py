@@ -76,8 +76,7 @@ def test_planted_groups_are_found_and_updates_are_those_of_the_first_training():
     assert len(found.nulls) == 5
     assert max(found.nulls) < found.silhouette
     assert "client 1, client 3, client 5" in found.text()
-    observers = {"federation_sensitivity": groups.SensitivityAccumulator}
-    models, _ = runner.train_first_round(task, observers)
+    models, _ = runner.train_first_round(task, groups.instruments().observers)
     weight = task.layers[0].weights[0]
     start = tree.named_tensors(task.model)[weight]
     a, b = (
