@@ -234,8 +234,7 @@ def _check_trees(
             )
     if "model" in trees or not (trees or meta):
         names = clients.algorithm.uploaded(request.rnd, request.client)
-        lacking = sorted(names - trees.get("model", {}).keys())
-        if lacking:
+        if lacking := sorted(names - trees.get("model", {}).keys()):
             raise UsageError(f"the update must have tensor {lacking[0]!r}; got none.")
 
 

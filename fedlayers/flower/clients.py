@@ -175,8 +175,7 @@ class Sites:
             with about(f"site {name!r}"):
                 replies[name] = packet_of(records, most_bytes)
             raise_error(name, replies[name].head)
-        missing = sorted(packets.keys() - replies.keys())
-        if missing:
+        if missing := sorted(packets.keys() - replies.keys()):
             warn(f"no reply within {self.timeout:g} s from {listing(missing)}")
         if len(replies) < min(self.least, len(packets)):
             raise RunError(

@@ -71,8 +71,7 @@ class Packet:
         """Return the packet as Flower's records."""
         text = json.dumps({**self.head, "trees": list(self.trees)})
         records = {HEAD: ConfigRecord({JSON: text})}
-        tensors = merge_trees(self.trees)
-        if tensors:
+        if tensors := merge_trees(self.trees):
             arrays = {name: Array(each.contiguous()) for name, each in tensors.items()}
             records[TENSORS] = ArrayRecord(arrays)
         return RecordDict(records)
@@ -190,8 +189,7 @@ def checked(site: str, found: Mapping[str, Any], form: object) -> dict[str, Any]
     Raises:
         UsageError: names the site and the first fault.
     """
-    wrong = validate(found, form)
-    if wrong:
+    if wrong := validate(found, form):
         raise UsageError(f"site {site!r}: {wrong}.")
     return dict(found)
 

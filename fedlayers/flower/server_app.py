@@ -78,6 +78,10 @@ def federate(grid: Grid, file: ServerFile) -> RunResult | Report | Choice:
         raise UsageError(
             "class_weights must be numbers over sites; got balanced. Give one for each class."
         )
+    if config.execution.measure:
+        raise UsageError(
+            "measure must be left out over sites, which keep their samples; got metrics. Write them before [config]."
+        )
     sites = Sites(grid, file.sites, file.timeout, file.min_sites, file.clip_updates)
     sites.connect()
     data = federated(sites.common(config.execution.seed))
@@ -94,8 +98,8 @@ def federate(grid: Grid, file: ServerFile) -> RunResult | Report | Choice:
         if (out / "config.json").exists():
             result = resume(out, **used)
         else:
-            used["instruments"] = default_instruments
-            result = RunResult(runner.run(config, out, **used), out)
+            engine = runner.run(config, out, instruments=default_instruments, **used)
+            result = RunResult(engine, out)
         print_result(result, out)
     except DivergedError as error:
         if not sites.largest:
@@ -128,8 +132,8 @@ def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Choi
             arms, config, [seed], out / "arms", data=data, clients=sites.clients
         )
     for job in jobs:
-        tasks[job.arm] = job.assemble()
-        check_stored(job.path, tasks[job.arm])
+        tasks[job.arm] = task = job.assemble()
+        check_stored(job.path, task)
     say("no baseline and no base rate are compared: samples stay at their sites")
     failed = train(jobs, InProcessBackend(), say)
     if len(failed) == len(jobs):
@@ -162,8 +166,7 @@ def diagnose(sites: Sites, task: Task, metrics: Sequence[str]) -> Report:
     Raises:
         UsageError: a metric compares clients, or a site sends other rows than it was asked for.
     """
-    compare = [name for name in metrics if METRICS[name].pairs]
-    if compare:
+    if compare := [name for name in metrics if METRICS[name].pairs]:
         raise UsageError(
             f"metrics over sites must be of single clients; got {listing(compare)}."
         )

@@ -215,12 +215,11 @@ def _warn_of_seen(
     if plan.why.data != data.digest:
         return  # measured on other data: which samples it has seen is not known
     seen = samples_of(data.partition, "train")
-    leaking = [
+    if leaking := [
         str(seed)
         for seed, partition in partitions.items()
         if seen & samples_of(partition, "test")
-    ]
-    if leaking:
+    ]:
         warn(
             f"the plan was measured on training data of seed {seed} that hold test samples of "
             f"{'seeds' if len(leaking) > 1 else 'seed'} {listing(leaking)}; with plan='auto', and under playerfl, "

@@ -97,8 +97,7 @@ def write_page(
     ]
     if command:
         facts.append(f"command: `{command}`")
-    shared = [one.job.path for one in choice.runs if one.arm == "all"]
-    if shared:
+    if shared := [one.job.path for one in choice.runs if one.arm == "all"]:
         facts.append(
             "how much of the clients' differences each layer can absorb: `fedlayers choose --explain`, or "
             f"`fedlayers diagnose {shared[0]} --metrics layer_tuning --model personal`"

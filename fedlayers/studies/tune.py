@@ -304,15 +304,13 @@ class Tuned(Displayed):
             raise UsageError(
                 f"algorithms must have one that was tuned: {listing(self.settings)}; got {listing(algorithms)}."
             )
-        seen = sorted(set(self.seeds) & set(seeds))
-        if seen:
+        if seen := sorted(set(self.seeds) & set(seeds)):
             raise UsageError(
                 f"Seed {seen[0]} was used for tuning. Use others to compare, such as {max(self.seeds) + 1}."
             )
         if resolve(config, **given).data.dataset != self.dataset:
             warn(f"tuned on {self.dataset}, compared on {config.data.dataset}")
-        rest = [name for name in algorithms if name not in tuned]
-        if rest:
+        if rest := [name for name in algorithms if name not in tuned]:
             warn(f"{listing(rest)} not tuned as the others were: default settings")
         own = {name: dict((options or {}).get(name, {})) for name in algorithms}
         settings: Settings = {name: {} for name in tuned}
@@ -363,8 +361,9 @@ def _unknown(found: Mapping[str, Any]) -> str:
     if other := sorted(found.keys() - FORM.keys()):
         return f"it must have the entries {listing(FORM)}; got {other[0]!r}"
     values = [value for each in found["settings"].values() for value in each.values()]
-    code = [value for value in values if isinstance(value, str) and is_outside(value)]
-    if code:
+    if code := [
+        value for value in values if isinstance(value, str) and is_outside(value)
+    ]:
         return (
             f"settings must not be code, which only a command may name; got {code[0]!r}"
         )

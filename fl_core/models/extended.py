@@ -288,7 +288,7 @@ class Gated(nn.Module):
     def scales(self, x: Tensor) -> Tensor:
         """Return the factor of each block of weights for a batch, [blocks]: the gate's score, or 0 if pruned."""
         scores = self.gate(x).clamp(min=self.least)
-        kept = torch.from_numpy(self.kept_blocks(scores.detach().cpu().numpy())).to(
+        kept = torch.from_numpy(self.kept_blocks(scores.float().numpy(force=True))).to(
             scores.device
         )
         return torch.where(kept, scores, 0.0)

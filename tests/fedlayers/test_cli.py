@@ -98,12 +98,10 @@ def test_json_is_one_object(fedlayers, words, keys):
     ("words", "reason"),
     [
         ("run --round 3", ".*Unrecognized options: --round, 3\\. .*: --rounds INT"),
-        ("compare --algorithm fedavg", ".*: --algorithm, fedavg\\. .* --algorithms "),
         ("run --rounds three", ".*--rounds: must be a whole number; got 'three'\\."),
         ("run --out=", ".*--out: must be a name, a folder or files; got none"),
         ("run --out", ".*Missing value for argument '--out'"),
         ("verify", ".*Missing from fedlayers verify: DIR"),
-        ("check", ".*DATA: must be a name, a folder or files; got none"),
     ],
 )
 def test_flags_that_do_not_parse_are_refused_in_one_line(

@@ -170,8 +170,9 @@ def test_sites_measure_what_one_process_measures(tmp_path):
     assert len(found) > 20
     assert found.values.tolist() == wanted.values.tolist()
     assert Report.read(tmp_path / "diagnosis" / "rows.jsonl").layers == home.layers
-    with refuses("metrics over sites must be of single"):
-        over_sites(tmp_path / "pairs", grid, metrics=["cka"])
+    for key in ("metrics", "measure"):
+        with refuses(f"{key} .*over sites"):
+            over_sites(tmp_path / key, grid, **{key: ["cka"]})
 
 
 @pytest.mark.slow
