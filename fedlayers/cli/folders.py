@@ -57,7 +57,7 @@ class Check(Command):
         if not opened.is_table(path):
             raise UsageError(
                 f"DATA must be a table or a folder of tables; got {self.data!r}. "
-                f"{opened.unpacked(path)} Images and arrays need no check: use run."
+                f"{opened.UNPACK} Images and arrays need no check: use run."
             )
 
         found = tables.find_faults(path, self.keys.data)
@@ -84,7 +84,7 @@ class Check(Command):
         print(
             f"{path}: {', '.join(sizes)}",
             f"This works: {works}",
-            source.table.text(len(source.table.columns)),
+            source.table,
             "",
             *aligned([["client", *shown], *shown.itertuples()]),
             sep="\n",

@@ -465,8 +465,10 @@ def joined(parts: Mapping[str, Array]) -> tuple[Array, Place]:
             )
         if y.dtype.kind == "O" and not is_text(y):
             first = type(y.flat[0])
-            odd = [k for k, v in enumerate(y.flat) if v is None or type(v) is not first]
-            row = odd[0] if odd else 0
+            row = next(
+                (k for k, v in enumerate(y.flat) if v is None or type(v) is not first),
+                0,
+            )
             raise UsageError(
                 f"{part}, y, {row_of_array(row)}: labels must be all numbers or all text; got {y.flat[row]!r}."
             )

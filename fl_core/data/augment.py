@@ -53,7 +53,7 @@ class MoCoViews:
                 f"samples must be images [n, channels, height, width] for views; got shape {tuple(images.shape)}."
             )
         n, channels, height, width = images.shape
-        boxes = crop_boxes(n, height, width, AREA, draw)
+        boxes = crop_boxes(n, height, width, draw)
         greyed = torch.rand(n, generator=draw) < GREYED
         strengths = JITTER * (2 * torch.rand(n, 4, generator=draw) - 1)
         order = torch.rand(n, 4, generator=draw).argsort(1)
@@ -85,9 +85,7 @@ class MoCoViews:
         return (x - mean) / std if self.mean else x
 
 
-def crop_boxes(
-    n: int, height: int, width: int, scale: tuple[float, float], draw: torch.Generator
-) -> Tensor:
+def crop_boxes(n: int, height: int, width: int, draw: torch.Generator) -> Tensor:
     """Draw random boxes (top, left, height, width), int64 [n, 4], as torchvision's RandomResizedCrop does.
 
     Area and aspect ratio are drawn ten times. The first that fits is placed at random. If none fits, the box is the
@@ -95,7 +93,8 @@ def crop_boxes(
     """
     tries = torch.rand(n, 10, 2, generator=draw, dtype=torch.float64)
     places = torch.rand(n, 2, generator=draw, dtype=torch.float64)
-    area = height * width * (scale[0] + (scale[1] - scale[0]) * tries[..., 0])
+    least, most = AREA
+    area = height * width * (least + (most - least) * tries[..., 0])
     ratio = ((2 * tries[..., 1] - 1) * math.log(4 / 3)).exp()
     w = (area * ratio).sqrt().round()
     h = (area / ratio).sqrt().round()

@@ -50,32 +50,29 @@ def cells_of(
     Raises:
         DataFault: a cell is a list, an array or a dictionary, or numbers are complex.
     """
-    if pd.api.types.is_timedelta64_dtype(column.dtype):
+    types = pd.api.types
+    if types.is_timedelta64_dtype(column.dtype):
         column = column / pd.Timedelta(days=1)
     kind = column.dtype
-    if pd.api.types.is_complex_dtype(kind):
+    if types.is_complex_dtype(kind):
         raise DataFault(
             f"cells must be real numbers; got {kind}.",
             "Make columns of the real and the imaginary part.",
         )
-    if pd.api.types.is_numeric_dtype(column) and not text:
+    if types.is_numeric_dtype(column) and not text:
         values = column.to_numpy(dtype=np.float64, na_value=np.nan)
-        if pd.api.types.is_integer_dtype(kind):
+        if types.is_integer_dtype(kind):
             refuse_where(np.abs(values) > 2**53, column.to_numpy(), EXACT)
         marks = [float(mark) for mark in missing if is_number(mark)]
         marks = [mark for mark in marks if mark == mark]
         return np.where(np.isin(values, marks), np.nan, values) if marks else values
-    if isinstance(kind, pd.CategoricalDtype):
-        place = column.cat.codes.to_numpy()
-        words = kind.categories
-    else:
-        if pd.api.types.infer_dtype(column, skipna=True) != "string":
-            nested = [isinstance(each, dict | list | np.ndarray) for each in column]
-            rule = "a cell must have one number or text"
-            refuse_where(np.array(nested, dtype=bool), column.to_numpy(), rule)
-            column = column.map(cell_text)
-        place, words = pd.factorize(column)
-    names = [composed(cell_text(word)) for word in words]
+    if types.is_object_dtype(kind) and types.infer_dtype(column) != "string":
+        nested = [isinstance(each, dict | list | np.ndarray) for each in column]
+        rule = "a cell must have one number or text"
+        refuse_where(np.array(nested, dtype=bool), column.to_numpy(), rule)
+        column = column.map(cell_text)
+    place, words = pd.factorize(column)
+    names = [composed(cell_text(word)) for word in words.astype(object)]
     names = ["" if word.strip().lower() in missing else word for word in names]
     if fold:
         names = [" ".join(word.split()).casefold() for word in names]
@@ -169,7 +166,7 @@ def dates(cells: pd.Categorical) -> Floats:
     """
     words = pd.Series(cells.categories, dtype=object).str.strip()
     lacking = words == ""
-    fits, first, way = [], 0, "Write 2024-12-31."
+    fits, refused, way = list[Floats](), list[int](), "Write 2024-12-31."
     for form in (*SPANS, *DATE_FORMS):
         if form in SPANS:
             spans = words.where(words.str.fullmatch(form), "") + SPANS[form]
@@ -177,13 +174,14 @@ def dates(cells: pd.Categorical) -> Floats:
         else:
             found = pd.to_datetime(words, format=form, utc=True, errors="coerce")
             found -= pd.Timestamp("1970-01-01", tz="UTC")
-        bad = (found.isna() & ~lacking).to_numpy()[cells.codes]
+        bad = (found.isna() & ~lacking).to_numpy()
         if bad.any():
-            first = max(first, int(np.argmax(bad)))
+            refused.append(int(np.argmax(bad[cells.codes])))
             continue
         days = found / pd.Timedelta(days=1)
-        fits.append(days.to_numpy(np.float64, na_value=np.nan)[cells.codes])
+        fits.append(days.to_numpy(np.float64, na_value=np.nan))
     if not fits:
+        first = max(refused)
         raise DataFault(
             f"dates must have one form; got {cells[first]!r}.", way, row=first
         )
@@ -191,7 +189,7 @@ def dates(cells: pd.Categorical) -> Floats:
         raise DataFault(
             f"dates must not be day/month or month/day alike; got {cells[0]!r}.", way
         )
-    return fits[0]
+    return fits[0][cells.codes]
 
 
 def date_text(days: float) -> str:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from fl_core.data.cells import (
+    Bools,
     Cells,
     Floats,
     Integers,
@@ -43,8 +45,6 @@ from fl_core.data.spelling import (
 from fl_core.display import Displayed, Summary, aligned
 from fl_core.errors import listing, plural, spelled, warn
 
-MOST_COLUMNS = 20
-"""The maximum number of columns that a command prints."""
 LONGEST = 40
 """The maximum number of characters of a cell in the printed table."""
 NUMBER, YES_NO, WORDS, DATE, LEFT_OUT = "number", "yes/no", "words", "date", "left out"
@@ -106,36 +106,17 @@ class ColumnTable(Displayed):
         rows = [list(asdict(column).values()) for column in self.columns]
         return Summary(f"{len(rows)} columns, {self.inputs} inputs", heads, rows)
 
-    def text(self, most: int) -> str:
-        """Return the table with at most so many columns."""
-        shown = self.summary()
-        rows = [
-            [*(_short(str(cell)) for cell in cells), odd]
-            for *cells, odd in shown.rows[:most]
-        ]
-        lines = aligned([shown.columns, *rows])
-        more = len(shown.rows) - most
-        if more > 0:
-            lines.append(f"and {more:,} more columns")
-        return "\n".join(lines)
-
     def __str__(self) -> str:
-        return self.text(MOST_COLUMNS)
+        shown = self.summary()
+        rows = [[*map(_short, cells), odd] for *cells, odd in shown.rows]
+        return "\n".join(aligned([shown.columns, *rows]))
 
-    def with_inputs(
-        self, words: Mapping[str, Sequence[str]], standardised: bool
-    ) -> ColumnTable:
-        """Return the table with the inputs of columns of words: one for each word, and one for all others.
-
-        Args:
-            standardised: whether the labels are targets that are standardised for the model.
-        """
+    def with_inputs(self, words: Mapping[str, Sequence[str]]) -> ColumnTable:
+        """Return the table with the inputs of columns of words: one for each word, and one for all others."""
         columns = []
         for column in self.columns:
             if words.get(column.name) and column.inputs:
                 column = replace(column, inputs=len(words[column.name]) + 1)
-            elif column.taken_as == "label" and standardised:
-                column = replace(column, odd="standardised inside")
             columns.append(column)
         return ColumnTable(tuple(columns))
 
@@ -144,19 +125,20 @@ class ColumnTable(Displayed):
         return [asdict(column) for column in self.columns]
 
 
-def _short(text: str) -> str:
-    text = " ".join(text.split())
+def _short(cell: object) -> str:
+    text = " ".join(str(cell).split())
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
 # --- features --------------------------------------------------------------------------------------------------
 
 
-class Feature(NamedTuple):
-    """How a column of features is read.
+@dataclass(frozen=True, eq=False)
+class Feature:
+    """How a column is read. What is asked of all its cells is found once.
 
     Attributes:
-        kind: number, words or date, as the first way of its fault reads it; left out if none does.
+        kind: number, words or date, as the first way of its fault reads it; left out if none does; or its role.
         cells: float64 with days for dates, or text.
         odd: what is unusual about it.
         fault: why other settings are needed, or None.
@@ -166,6 +148,11 @@ class Feature(NamedTuple):
     cells: Cells
     odd: str = ""
     fault: DataFault | None = None
+
+    @cached_property
+    def lacking(self) -> Bools:
+        """Return where it has no value."""
+        return lacks_value(self.cells)
 
 
 def features(opened: Opened, names: Sequence[str], how: Reading) -> dict[str, Feature]:
@@ -220,7 +207,7 @@ def feature(opened: Opened, name: str, how: Reading) -> Feature:
             if not worded.fault:
                 keep = "Keep each as a word", {"word_columns": [name]}
                 asked = DataFault(fault.rule, keep, correct(name), row=fault.row)
-                return worded._replace(fault=asked)
+                return replace(worded, fault=asked)
         return Feature(LEFT_OUT, np.full(len(opened.frame), np.nan), "", asked)
 
 
@@ -252,7 +239,7 @@ def mixed(name: str, opened: Opened, cells: Cells, how: Reading) -> Feature:
         return Feature(LEFT_OUT, cells, "", said)
     if said:
         try:
-            return _dated(opened, cells)._replace(fault=said)
+            return replace(_dated(opened, cells), fault=said)
         except DataFault:
             out = "Leave the column out", {"exclude_columns": [name]}
             later = "Write 2024-12-31, and read them as numbers", said.repair
@@ -285,7 +272,8 @@ def mixed(name: str, opened: Opened, cells: Cells, how: Reading) -> Feature:
     except DataFault as fault:
         if "decimal" in fault.rule:
             kept, ways = Feature(LEFT_OUT, cells), ways[-1:]
-        kept = kept._replace(fault=DataFault(fault.rule, *ways, row=fault.row))
+        asked = DataFault(fault.rule, *ways, row=fault.row)
+        kept = replace(kept, fault=asked)
     return kept
 
 
@@ -321,38 +309,36 @@ KNOWN = 10
 """Values of a client from which they are compared with the others'."""
 
 
-def describe(
-    name: str, cells: Cells, taken_as: str, inputs: int = 0, *odd: str
-) -> Column:
-    """Return what the table says of a column.
+def describe(name: str, column: Feature, inputs: int = 0, *odd: str) -> Column:
+    """Return what the table says of a column. Numbers and words of two values become yes/no.
 
     Args:
-        taken_as: its role, or how its cells are read. Numbers and words of two values become yes/no.
         inputs: how many inputs of the model it makes.
         odd: what is known to be odd. What its values show is added: one value, spellings of one word, or a number far
             from the others.
     """
-    lacking, example, more = lacks_value(cells), "", ""
+    cells, taken_as, example, more = column.cells, column.kind, "", ""
     said = [text for text in odd if text]
-    if not lacking.all():
-        first = cells[int(np.argmin(lacking))]
-        example = date_text(first) if taken_as == DATE else cell_text(first).strip()
+    first = int(np.argmin(column.lacking))
+    if not column.lacking[first]:
+        spelt = date_text if taken_as == DATE else cell_text
+        example = spelt(cells[first]).strip()
     if isinstance(cells, np.ndarray):
-        known = cells[~lacking] if lacking.any() else cells
-        single = not len(known) or known.min() == known.max()
+        known = cells[~column.lacking] if column.lacking.any() else cells
         two = bool(np.isin(known, (0, 1)).all())
+        single = not len(known) or known.min() == known.max()
         spelt = date_text if taken_as == DATE else "{:g}".format
         end = None if single else far_end(known, spelt)
         if end is not None:
-            count = plural(int((known == end).sum()), "cell")
+            count = plural(int((cells == end).sum()), "cell")
             more = f"{spelt(end)} far from the others in {count}: missing?"
     else:
         words = [word for word in cells.categories if word.strip()]
         values = {word.strip() for word in words}
-        if taken_as == WORDS and lacking.any():
+        if taken_as == WORDS and column.lacking.any():
             values.add("")  # an empty cell counts as a word
         single, two = len(values) < 2, len(values) == 2
-        groups = nearly_equal(words) if taken_as != "text" else []
+        groups = nearly_equal(words) if len(values) <= MOST_WORDS else []
         alike = [" and ".join(map(repr, sorted(group))) for group in groups]
         if alike:
             more = f"differ by case or blanks: {listing(alike, 3)}"
@@ -362,7 +348,8 @@ def describe(
         said.append("one value only")
     elif more:
         said.append(more)
-    return Column(name, taken_as, inputs, int(lacking.sum()), example, "; ".join(said))
+    missing = int(np.count_nonzero(column.lacking))
+    return Column(name, taken_as, inputs, missing, example, "; ".join(said))
 
 
 def far_end(known: Floats, spelt: Callable[[float], str]) -> float | None:
@@ -397,8 +384,9 @@ def gives_away(cells: Cells, y: NDArray[Any]) -> bool:
     if len(y) < LEVELS or counts.max() > CLEAR * len(y):
         return False
     if len(values) <= min(LEVELS, len(y) // 5):
-        most = pd.crosstab(code, y).max(axis=1).sum()
-        return bool(most >= CLEAR * len(y))
+        table = np.zeros((len(values) + 1, len(counts)))  # the last row has no value
+        np.add.at(table, (code, y), 1)
+        return bool(table.max(axis=1).sum() >= CLEAR * len(y))
     if len(counts) != 2 or (code < 0).any() or not isinstance(cells, np.ndarray):
         return False
     order = np.argsort(cells, kind="stable")

@@ -25,7 +25,7 @@ from fl_core.data.columns import (
 )
 from fl_core.data.described import Column, ColumnTable
 from fl_core.data.sources import Source, check_lengths, source_of_parts
-from fl_core.data.spelling import DataFault, Names, composed, located
+from fl_core.data.spelling import Names, composed, located
 from fl_core.errors import UsageError, about, check_known, listing, spelled, warn
 from fl_core.rows import CLASSIFICATION
 
@@ -75,7 +75,7 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
         return read_npz(path, reading.may_be_missing, reading.task)
     raise UsageError(
         f"{path}: a dataset must be an .npz, .csv, .tsv, .parquet or .jsonl file, or a folder of images or of one "
-        f"table per client. {opened.unpacked(path)}"
+        f"table per client. {opened.UNPACK}"
     )
 
 
@@ -133,8 +133,8 @@ def read_npz(path: Path, missing: bool = False, task: str = CLASSIFICATION) -> S
             whole = arrays.whole_numbers(data["is_train"])
             refuse_where(~np.isin(whole, (0, 1)), whole, "values must be 0 or 1")
             if whole.min() == whole.max():
-                raise DataFault(
-                    f"there must be both training and test samples; got {bool(whole[0])} everywhere."
+                raise UsageError(
+                    f"{path}, array 'is_train': there must be training and test samples; got only {bool(whole[0])}."
                 )
             is_train = whole.astype(bool)
     return replace(source, is_train=is_train)
@@ -372,7 +372,7 @@ def list_images(path: Path) -> pd.DataFrame:
         got = f"{flat[0]} and {deep[0]}" if flat else "none"
         raise UsageError(
             f"{path} must have tables, or one layout of images, class/* or client/class/* ({', '.join(IMAGES)}); "
-            f"got {got}. {opened.unpacked(path)}"
+            f"got {got}. {opened.UNPACK}"
         )
     rows = [
         ("" if flat else composed(file.parts[-3]), composed(file.parts[-2]), file)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from pandas.errors import DtypeWarning, ParserWarning
+from pandas.errors import ParserWarning
 
 from fl_core import storage
 from fl_core.data.cells import Cells, Integers, cells_of, taken
@@ -49,8 +49,8 @@ SEEN = 1000
 """Lines whose words show whether a quotation mark is open."""
 TITLES = 5
 """The maximum number of titles above a header."""
-TOTALS = ("total", "sum", "summe", "gesamt")
-"""What a last row calls itself that holds sums of the rows above, and no sample."""
+TRUTHS = ("true", "false")
+"""Words in small letters that pandas takes as truth values, whatever their spelling."""
 FIRST = 100
 """Lines whose words show what a column holds."""
 _UNNAMED = re.compile(r"__index_level_[0-9]+__")  # stored by pandas next to the columns
@@ -112,18 +112,12 @@ class Part:
             )
         if not len(frame):
             raise UsageError(f"{self.where} must have rows; got no rows. Add samples.")
-        last = frame.iloc[-1]
-        for name, cell in last.items():
-            named = str(cell).strip(" :").lower() in TOTALS
-            if not named or (frame[name] == cell).sum() > 1:
-                continue
-            numbers = frame.astype(object).apply(pd.to_numeric, errors="coerce")
-            above, end = numbers[:-1], numbers.iloc[-1]
-            sums = (end > above.max()) & np.isclose(end, above.sum(), rtol=1e-3)
-            if (sums | last.isna() | (last == "")).any():
-                rule = f"each row must be a sample; got {cell!r}, a row of sums."
-                fault = DataFault(rule, "Remove the row.", row=len(frame) - 1)
-                raise fault.at(str(self.where), self.place)
+        row, got = no_sample(frame)
+        if got:
+            rule = f"each row must be a sample; got {got}."
+            raise DataFault(rule, "Remove the row.", row=row).at(
+                str(self.where), self.place
+            )
         return frame
 
 
@@ -213,11 +207,8 @@ def is_table(path: Path) -> bool:
     return bool(files_of(path)) or (not path.is_dir() and single)
 
 
-def unpacked(path: Path) -> str:
-    """Return what makes a table of a file or folder of another kind."""
-    if path.is_dir():
-        return "Put tables into the folder itself, one for each client."
-    return "Unpack an archive first, and rename a text of commas to .csv."
+UNPACK = "Unpack an archive, rename a text of commas to .csv, and put tables of clients into one folder."
+"""What makes tables of a file or folder of another kind."""
 
 
 def files_of(path: Path) -> list[Path]:
@@ -346,32 +337,34 @@ class Csv:
 
     def load(self, texts: Collection[str]) -> pd.DataFrame:
         """Return all rows. Words keep their spelling, and so do all cells if numbers have other signs."""
-        header = self.part.header
-        words = {k for k, name in enumerate(header) if name in texts}
+        header, marks = self.part.header, self.reading.marks
         if self.reading.numbers != PLAIN_NUMBERS:
-            words |= {*range(len(header))}
-        marks = self.reading.marks
+            texts = header
+        spelt = {k for k, name in enumerate(header) if name in texts}
+        words = set[int]()  # pandas keeps them as they are, and faster by itself
         for _, cells in islice(self._samples(), FIRST):
             for k, cell in enumerate(cells):
-                plain = is_number(cell) or cell.strip().lower() in marks
-                if not plain or is_padded(cell):
+                word = cell.strip().lower()
+                if is_padded(cell) or word in TRUTHS:
+                    spelt.add(k)
+                elif word not in marks and not is_number(cell):
                     words.add(k)
-        spellings = {form(mark) for mark in marks for form in (str, str.upper, str.title)}  # fmt: skip
-        numeric = [k for k in range(len(header)) if k not in words]
+        missing = {form(mark) for mark in marks for form in (str, str.upper, str.title)}
+        others = {*range(len(header))} - spelt
         file = self._text()
         deque(islice(file, next(self.rows())[0]), maxlen=0)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", ParserWarning)
-                warnings.simplefilter("ignore", DtypeWarning)  # read as words
                 frame = pd.read_csv(
                     file,
                     sep=self.delimiter,
                     names=list(range(len(header))),
                     index_col=False,
-                    dtype=dict.fromkeys(words, object),
-                    na_values=dict.fromkeys(numeric, sorted({*spellings, "NaN"})),
+                    dtype=dict.fromkeys(spelt - words, "str"),
+                    na_values=dict.fromkeys(others, sorted({*missing, "NaN"})),
                     keep_default_na=False,
+                    low_memory=False,
                 )
         except (ValueError, ParserWarning) as error:
             deque(self.rows(), maxlen=0)
@@ -397,17 +390,13 @@ class Csv:
             raise UsageError(f"{self.path} must have rows; got an empty file.")
         yield line, header
         seen: list[Counter[str]] = [Counter() for _ in header]
-        number = 0
         for first, line, cells in rows:
             if not cells:
                 continue
-            number += 1
             if len(cells) != len(header):
-                way = "Correct the line"
+                way = "Correct the line, or the header"
                 if not any(cells[len(header) :]):
                     way = "Add cells to the header"
-                elif number == 1:
-                    way = "Remove the header if it is a title or a comment, or correct the line"
                 raise UsageError(
                     f"{self.path}, line {first}: every line must have {len(header)} cells like the header; "
                     f"got {len(cells)}. {way}."
@@ -471,6 +460,36 @@ class Csv:
                 above.append(k)
                 title = line
         return above[0] if above else 0
+
+
+def no_sample(frame: pd.DataFrame) -> tuple[int, str]:
+    """Return a row that is no sample and what it is, or an empty text: the header again, or a note or sums at the end.
+
+    >>> frame = pd.DataFrame({"client": "a", "age": [50, 61, 111], "visits": [2, 1, 3]})
+    >>> no_sample(frame), no_sample(frame[:2])
+    ((2, 'sums of the rows above'), (0, ''))
+    >>> no_sample(pd.DataFrame({"client": ["a", "client", "b"], "age": ["50", "age", "61"]}))
+    (1, 'the header again')
+    >>> no_sample(pd.DataFrame({"client": ["a", "Source: a register"], "age": [50, None], "visits": [2, None]}))
+    (1, "'Source: a register', a note")
+    """
+    if all(isinstance(kind, pd.StringDtype) for kind in frame.dtypes):
+        again = np.flatnonzero((frame == list(frame)).all(axis=1))
+        if len(again):
+            return int(again[0]), "the header again"
+    end = len(frame) - 1
+    last = frame.iloc[end].replace("", None).dropna()
+    if len(last) == 1 < frame.shape[1] - 1:
+        return end, f"{last.iloc[0]!r}, a note"
+    known = frame[last.index].select_dtypes("number")
+    sums = [
+        np.isclose(last[name], cells[:-1].sum(), rtol=1e-3)
+        for name, cells in known.items()
+        if last[name] > cells[:-1][:FIRST].max()
+    ]
+    return (
+        (end, "sums of the rows above") if 2 * sum(sums) > known.shape[1] else (0, "")
+    )
 
 
 def swallows_rows(

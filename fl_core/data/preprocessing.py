@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from fl_core.data.cells import Array, Bools, Cells, Floats, date_text, texts_of
@@ -38,8 +37,8 @@ def learn_categories(x: Array, words: Categories) -> Categories:
     """Return the words that rows [n, d] have, in their order."""
     found = []
     for k, each in enumerate(words):
-        present = set(x[:, k].tolist()) if each else ()
-        found.append(tuple(word for j, word in enumerate(each) if j in present))
+        present = np.unique(x[:, k]).astype(int) if each else ()
+        found.append(tuple(each[place] for place in present))
     return tuple(found)
 
 
@@ -48,8 +47,8 @@ def recode(x: Array, words: Categories, target: Categories) -> Array:
     x = x.copy()
     for k, own in enumerate(words):
         if own:
-            cells = pd.Categorical.from_codes(x[:, k].astype(np.int64), own)
-            x[:, k] = codes(cells, target[k])
+            places = codes(np.array(own, dtype=object), target[k])
+            x[:, k] = places[x[:, k].astype(np.int64)]
     return x
 
 

@@ -245,12 +245,11 @@ def near_path(path: Location) -> str:
     """Return what to do about a path that is not there: with the nearest name in the last folder that is."""
     path = Path(path)
     folder = next(each for each in (path, *path.parents) if each.is_dir())
-    there = {entry.name.lower(): entry for entry in folder.iterdir()}
     part, *below = path.relative_to(folder).parts
-    near = difflib.get_close_matches(part.lower(), there, n=1)
+    near = difflib.get_close_matches(part, os.listdir(folder), n=1)
     if not near:
         return "Correct its path."
-    return f"Did you mean {str(there[near[0]].joinpath(*below))!r}?"
+    return f"Did you mean {str(folder.joinpath(near[0], *below))!r}?"
 
 
 # --- the folder of the named datasets' files --------------------------------------------------------------------

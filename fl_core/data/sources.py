@@ -291,7 +291,7 @@ class Source:
             x=made.transform(x),
             preprocessing=made,
             categories=(),
-            table=self.table.with_inputs(known, bool(made.target)),
+            table=self.table.with_inputs(known),
         )
 
     def with_vocabulary(self, vocabulary: Names) -> Source:

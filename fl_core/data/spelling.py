@@ -57,9 +57,11 @@ def cell_text(value: Any) -> str:
     >>> [cell_text(value) for value in (7.0, 1.5, None, True, "7.0")]
     ['7', '1.5', '', 'True', '7.0']
     """
+    if isinstance(value, str):
+        return value
     if value is None or value != value:
         return ""
-    if isinstance(value, int | str) or not hasattr(value, "is_integer"):
+    if isinstance(value, int) or not hasattr(value, "is_integer"):
         return str(value)
     return str(int(value)) if value.is_integer() else str(value)
 
@@ -177,10 +179,7 @@ def other_reading(cells: Any, given: NumberFormat) -> str:
     >>> other_reading(pd.Categorical(["0150", "300", "1200"]), PLAIN_NUMBERS)
     "'0150' is read as 150"
     """
-    categories = getattr(cells, "categories", None)  # of text in a table
-    if categories is None:
-        return ""
-    words = [cell for cell in categories if cell.strip()]
+    words = [cell for cell in getattr(cells, "categories", ()) if cell.strip()]
     used = format_of(words, given) or given
     for word in filter(is_padded, words):
         return f"{word!r} is read as {used.number(word):g}"

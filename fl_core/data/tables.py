@@ -56,7 +56,7 @@ from fl_core.data.spelling import (
 )
 from fl_core.errors import UsageError, check_known, listing, plural, spelled, warn
 from fl_core.models.tokens import Tokenizer
-from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
+from fl_core.rows import CLASSIFICATION, MULTILABEL, SURVIVAL
 
 ROWS = 4096
 """Rows that are written together."""
@@ -66,16 +66,8 @@ MOST_NUMBERS, MOST_WORDS = 20, 100
 """Different numbers, or words, up to which labels are classes without being asked about."""
 FEW_CLASSES = 10
 """The number of classes that are few, even if most of them have one sample."""
-FORMS = {
-    CLASSIFICATION: "Leave label_numbers out, since labels may be words.",
-    REGRESSION: "Write numbers.",
-    SURVIVAL: "Write times as numbers, and events as 1, or 0 where the sample was censored.",
-    MULTILABEL: "Write each label as 0 or 1.",
-}
-"""What to write in label columns that hold words, by task."""
-
-
-LEAVE = "Leave it out; its rows may then lie in training and test alike"
+NUMBERS = "Write numbers: 1 or 0 for an event, which 0 says was censored, and for each of several labels."
+"""What to write in label columns that hold words, if the task needs numbers."""
 
 
 class Findings(UsageError):
@@ -99,13 +91,12 @@ class Findings(UsageError):
         reading: Reading,
         notes: Sequence[str],
     ) -> None:
-        given = reading.changed
+        given, name = reading.changed, "data"
         if isinstance(data, Path):
-            given = {"dataset": str(data), **given}
+            given, name = {"dataset": str(data), **given}, str(data)
         self.source, self.faults, self.reading = source, faults, reading
         self.settings, self.notes = spelled(**given), notes
         self.error = faults[0] if len(faults) == 1 else self
-        name = data if isinstance(data, Path) else "data"
         self.lines = [
             f"{name} must be read with other settings; got {plural(len(faults), 'fault')}:",
             *(f"  {number}. {fault}" for number, fault in enumerate(faults, 1)),
@@ -190,13 +181,9 @@ class _Table:
         for part in self.opened.parts:
             lacking = [repr(name) for name in named if name not in part.header]
             if lacking:
-                way = "Add or rename the column."
-                others = [each.header for each in self.opened.parts if each is not part]
-                if {*part.header}.isdisjoint(chain(*others)):
-                    way = "It shares no column with them: move it out of the folder."
                 raise UsageError(
                     f"{part.where} must have the label and the text of the other files; got no "
-                    f"{listing(lacking)}. {way}"
+                    f"{listing(lacking)}. Add or rename the column, or move a file without samples out of the folder."
                 )
         label = how.labels[0]
         if not how.predicts_numbers and label not in (how.word_columns or ()):
@@ -277,20 +264,23 @@ class _Table:
         """Return the names of clients or groups, none of which is missing."""
         cells = self._texts_of(name)
         own = lacks_value(cells)
-        some = self._marks(name, own)
-        ways: list[str | Way] = ["Fill the cell, or remove the row."]
-        if some:
-            ways.append((f"Keep {some} as a name", {"word_columns": [name]}))
         if own.any():
-            rule = f"each row must have a {what}"
-            raise fault_where(own, some or "an empty cell", rule, *ways)
+            got, keep = self._marks(name, own, "name")
+            rule, way = (
+                f"each row must have a {what}",
+                "Fill the cell, or remove the row.",
+            )
+            raise fault_where(own, got, rule, way, *keep)
         return cells
 
-    def _marks(self, name: str, own: Bools) -> str:
-        """Return what is written in cells of a column that have no value."""
+    def _marks(self, name: str, own: Bools, kind: str) -> tuple[str, list[Way]]:
+        """Return what is written in cells of a column that have no value, and how to keep it as a name or a class."""
         spelt = texts_of(cells_of(self.opened.frame[name], True, ("",)))
         marks = {word.strip() for word in spelt[own]} - {""}
-        return listing(map(repr, sorted(marks)), 3)
+        got = listing(map(repr, sorted(marks)), 3)
+        if not got:
+            return "an empty cell", []
+        return got, [(f"Keep {got} as a {kind}", {"word_columns": [name]})]
 
     # --- roles -----------------------------------------------------------------------------------------------------
 
@@ -389,16 +379,14 @@ class _Table:
 
     def _add_columns(self, names: Sequence[str]) -> None:
         """Read the columns of features and of targets. Signs in numbers that one of them shows hold for all."""
-        for again in (False, True):
+        self.features = features(self.opened, names, self.reading)
+        faults = {k: each.fault for k, each in self.features.items() if each.fault}
+        ways = [each.repair for each in faults.values() if SIGNED in each.rule]
+        certain = [way for way in ways if "exclude_columns" not in way]
+        if certain and not self.opened.takes:
+            alike = {k: each for k, each in faults.items() if each.repair == certain[0]}
+            self.ask_all(alike)
             self.features = features(self.opened, names, self.reading)
-            faults = {k: each.fault for k, each in self.features.items() if each.fault}
-            ways = [each.repair for each in faults.values() if SIGNED in each.rule]
-            certain = [way for way in ways if "exclude_columns" not in way]
-            if again or self.opened.takes or not certain:
-                return
-            self.ask_all(
-                {k: each for k, each in faults.items() if each.repair == certain[0]}
-            )
 
     # --- labels, clients and groups --------------------------------------------------------------------------------
 
@@ -411,18 +399,15 @@ class _Table:
             lacking |= own
             if not own.any() or how.drop_missing_labels:
                 continue
-            some = self._marks(name, own)
+            got, keep = self._marks(name, own, "class")
             ways: list[str | Way] = [("Leave them out", {"drop_missing_labels": True})]
-            rare = own.mean() < RARE
-            if some and how.task == CLASSIFICATION:
-                ways.append((f"Keep {some} as a class", {"word_columns": [name]}))
-                if not rare and some.lower() == "'none'":
-                    ways.reverse()
-                    rare = True
-            if not rare:
+            if how.task == CLASSIFICATION:
+                ways += keep
+            if own.mean() >= RARE:
                 ways.insert(0, "Decide what they are.")
-            fault = fault_where(own, some or "an empty cell", arrays.LABELLED, *ways)
-            self.ask_all({name: fault})
+                if got.lower() == "'none'" and how.task == CLASSIFICATION:
+                    ways = ways[:0:-1]
+            self.ask_all({name: fault_where(own, got, arrays.LABELLED, *ways)})
         if lacking.any() and self.reading.drop_missing_labels:
             self.opened.take(np.flatnonzero(~lacking))
             warn(
@@ -436,7 +421,7 @@ class _Table:
         for name in how.labels:
             with self._checked(name):
                 if how.predicts_numbers:
-                    column, way = self.features.pop(name), FORMS[how.task]
+                    column, way = self.features.pop(name), NUMBERS
                     fault = column.fault
                     if (
                         fault
@@ -470,18 +455,13 @@ class _Table:
     def _identifiers(self) -> None:
         """Ask about features that number the rows, or what several rows belong to, and note others that do."""
         how, where, features = self.reading, self.opened.where, self.features
-        columns = {name: column.cells for name, column in features.items()}
+        ids = pd.DataFrame()
         for name in self.opened.header:
-            if name not in self.taken and name not in features:
-                with suppress(DataFault):
-                    columns[name] = self.opened.cells(name, how)
-        ids = pd.DataFrame(
-            {
-                name: roles.by_clients(cells, self.source.owner)
-                for name, cells in columns.items()
-                if self._identifies(name, cells)
-            }
-        )
+            with suppress(DataFault):
+                column = features.get(name)
+                cells = column.cells if column else self.opened.cells(name, how)
+                if name not in self.taken and self._identifies(name, cells):
+                    ids[name] = roles.by_clients(cells, self.source.owner)
         several = [k for k in ids if not how.group_column and ids[k].duplicated().any()]
         own = [k for k in several if k in features and ids[k].min() >= 0]
         outer = [  # rows of one value of any other have one value of it
@@ -502,15 +482,20 @@ class _Table:
                 continue
             if how.keep_ids:
                 continue
-            del features[name]
+            cells = features.pop(name).cells
             got, leave = "values like an identifier's", {"exclude_columns": [name]}
             ways: list[Way] = [("Leave it out", leave)]
             if name in own:
                 row = int(np.argmax(ids[name].duplicated()))
-                some = cell_text(columns[name][row]).strip()
+                some = cell_text(cells[row]).strip()
                 times = plural(int((ids[name] == ids[name][row]).sum()), "row")
                 got = f"{some!r} in {times}, like an identifier"
-                ways = [(LEAVE, leave)]
+                ways = [
+                    (
+                        "Leave it out; its rows may then lie in training and test alike",
+                        leave,
+                    )
+                ]
                 if name in outer[:1]:
                     keep = {"group_column": name}
                     ways.insert(0, ("Keep its rows in one split", keep))
@@ -541,11 +526,10 @@ class _Table:
         """Leave out columns without a value at some client, and ask about other missing numbers."""
         how, features = self.reading, self.features
         holes = {
-            name: lacks_value(column.cells)
+            name: column.lacking
             for name, column in features.items()
-            if column.kind != LEFT_OUT
+            if column.kind != LEFT_OUT and column.lacking.any()
         }
-        holes = {name: lacking for name, lacking in holes.items() if lacking.any()}
         lost: dict[str, str] = {}
         if self.source.owner is not None and holes:
             empty = pd.DataFrame(holes).groupby(self.source.owner).all()
@@ -569,7 +553,7 @@ class _Table:
                 continue
             ways: list[Way] = [("Leave the column out", {"exclude_columns": [name]})]
             if whole:
-                features[name] = column._replace(kind=LEFT_OUT)
+                features[name] = replace(column, kind=LEFT_OUT)
             else:
                 ways.insert(0, ("Fill empty cells, such as", {"impute": "median"}))
             rule = "the value must not be missing"
@@ -600,12 +584,8 @@ class _Table:
     def _add_texts(self) -> None:
         """Add the codes of texts. Numbers next to them are named, since nothing reads them."""
         name, where = self.reading.text_column, str(self.opened.where)
-        numeric = []
-        for column in self.opened.header:
-            with suppress(DataFault):
-                cells = self.opened.cells(column, self.reading)
-                if column not in self.taken and isinstance(cells, np.ndarray):
-                    numeric.append(repr(column))
+        frame = self.opened.frame.select_dtypes(["number", "bool"])
+        numeric = [repr(column) for column in frame if column not in self.taken]
         if numeric:
             warn(
                 f"{where}: a model of texts reads no other columns; left out are {listing(numeric, 6)}"
@@ -632,18 +612,20 @@ class _Table:
                 rows.append(Column(name, LEFT_OUT, odd="; ".join(filter(None, said))))
                 continue
             if column:
-                cells, role, inputs = column.cells, column.kind, 1
+                inputs = 1
                 said.append(column.odd)
-                if source.task == CLASSIFICATION and gives_away(cells, source.y):
+                if source.task == CLASSIFICATION and gives_away(column.cells, source.y):
                     said.append("gives the label away")
-                if role == WORDS:
-                    inputs = len(words_of(cells)) + 1
+                if column.kind == WORDS:
+                    inputs = len(words_of(column.cells)) + 1
             else:
                 text = role != "label" or not how.predicts_numbers
-                cells = self.opened.cells(name, how, text)
-            if source.owner is not None and (column or role == "label"):
-                said.append(unlike_clients(cells, source.owner, source.owner_names))
-            rows.append(describe(name, cells, role, inputs, *said))
+                column = Feature(role, self.opened.cells(name, how, text))
+            if source.owner is not None and (inputs or role == "label"):
+                said.append(
+                    unlike_clients(column.cells, source.owner, source.owner_names)
+                )
+            rows.append(describe(name, column, inputs, *said))
         return ColumnTable(tuple(rows))
 
 

@@ -40,7 +40,7 @@ def test_a_view_is_composed_as_mocos():
     normalised = reference().normalize(x, list(mean), list(std))
     found = MoCoViews(mean, std)(normalised, draw(3))
     again = draw(3)
-    boxes = augment.crop_boxes(16, 9, 12, (0.2, 1.0), again)
+    boxes = augment.crop_boxes(16, 9, 12, again)
     grey = torch.rand(16, generator=again) < 0.2
     strengths = 0.4 * (2 * torch.rand(16, 4, generator=again) - 1)
     order = torch.rand(16, 4, generator=again).argsort(1)

@@ -12,7 +12,7 @@ from fl_core.data import arrays, tables
 from fl_core.data.cells import Array
 from fl_core.data.columns import Reading
 from fl_core.data.preprocessing import FIXED, Preprocessing
-from fl_core.data.registry import Location, dataset, find_file
+from fl_core.data.registry import TEXT, Location, dataset, find_file
 from fl_core.data.sources import Source
 from fl_core.errors import UsageError, listing
 from fl_core.seeds import numpy_generator
@@ -43,7 +43,7 @@ def digits() -> Source:
         "digits",
         x,
         bunch.target.astype(np.int64),
-        tuple(str(k) for k in bunch.target_names),
+        tuple(map(str, bunch.target_names)),
     )
 
 
@@ -220,13 +220,12 @@ SCALE = {  # column: (mean, variance), fixed by the released code; not the stati
     "thalach": (138.75459459, 529.172208),
     "oldpeak": (0.89532432, 1.11317517),
 }
+_SCALES = [SCALE.get(column, (0.0, 1.0)) for column in COLUMNS]
 PREPARED = Preprocessing(
     COLUMNS,
     FIXED,
-    centre=tuple(SCALE[column][0] if column in SCALE else 0.0 for column in COLUMNS),
-    spread=tuple(
-        SCALE[column][1] ** 0.5 if column in SCALE else 1.0 for column in COLUMNS
-    ),
+    centre=tuple(mean for mean, _ in _SCALES),
+    spread=tuple(variance**0.5 for _, variance in _SCALES),
 )
 
 
@@ -273,12 +272,9 @@ def heart() -> Source:
     "airline_tweets",
     clients=6,
     partition="natural",
-    model="text_transformer",
-    model_options={"width": 128},
-    batch_size=64,
-    lr=1e-3,
     rounds=20,
     note="no published recipe; values of the nearest dataset that has one: Sent-140's, at a smaller width",
+    **TEXT,
 )
 def airline_tweets(data_root: Location | None) -> Source:
     """14,640 tweets to six airlines, which are the clients: negative, neutral or positive."""

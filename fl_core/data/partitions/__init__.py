@@ -15,10 +15,8 @@ if TYPE_CHECKING:
         SPLITS as SPLITS,
         Partition as Partition,
         Partitioning as Partitioning,
-        check_shares as check_shares,
         make as make,
         partition as partition,
-        split_sizes as split_sizes,
     )
 
 __getattr__, __dir__, __all__ = attach(__name__, __file__)

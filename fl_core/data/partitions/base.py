@@ -460,31 +460,24 @@ class Partition:
         Raises:
             UsageError: the samples differ in number or content, or indices overlap or are out of range.
         """
-        if self.n_samples != len(source):
-            raise UsageError(
-                f"the stored partition must be of {len(source)} samples, as {source.name}; got {self.n_samples}. "
-                "Pass the data that the run began with."
-            )
         if self.source_digest != source.digest:
             raise UsageError(
-                f"the stored partition must be of the samples of {source.name}, digest {source.digest[:12]}; "
-                f"got other samples, {self.source_digest[:12]}. Pass the data that the run began with."
+                f"the stored partition must be of the {len(source)} samples of {source.name}, {source.digest[:12]}; "
+                f"got {self.n_samples} other samples, {self.source_digest[:12]}. Pass the data that the run began with."
             )
         clients = self.indices.values()
         tested = np.concatenate([part["test"] for part in clients])
         others = [part[split] for part in clients for split in SPLITS[:2]]
         sides = (tested, np.concatenate(others))
-        every = np.concatenate(sides)
-        if every.size and (every.min() < 0 or every.max() >= len(source)):
-            raise UsageError(
-                f"the stored partition must have indices from 0 to {len(source) - 1}; got others."
-            )
         groups = [np.concatenate(list(part.values())) for part in clients]
         groups.append(np.concatenate([np.unique(side) for side in sides]))
-        if any(len(np.unique(group)) != len(group) for group in groups):
+        if (
+            any(len(np.unique(group)) != len(group) for group in groups)
+            or np.setdiff1d(np.concatenate(sides), np.arange(len(source))).size
+        ):
             raise UsageError(
-                "the stored partition must have each sample once at a client, and no client may train on the test "
-                "sample of another; got a sample twice."
+                f"the stored partition must have indices from 0 to {len(source) - 1}, each once at a client, and no "
+                "client may train on the test sample of another; got others, or a sample twice."
             )
 
 

@@ -72,19 +72,19 @@ class Dirichlet(WithAlpha):
     name = "dirichlet"
 
     def assign(self, pool: Source, clients: int, seed: int) -> list[Integers]:
-        labels, alpha = pool.labels, self.alpha
+        labels = pool.labels
         check_clients(clients, len(labels), self.min_size)
         generator = seeds.numpy_generator(seed, "partition", "dirichlet")
         rows_of_class = [np.flatnonzero(labels == k) for k in np.unique(labels)]
         sizes = np.array([len(rows) for rows in rows_of_class])
 
         def draw() -> tuple[int, Integers]:
-            shares = generator.dirichlet(np.full(clients, alpha), size=len(sizes))
+            shares = generator.dirichlet(np.full(clients, self.alpha), size=len(sizes))
             counts = np.floor(shares * sizes[:, None]).astype(np.int64)
             counts[:, -1] = sizes - counts[:, :-1].sum(1)
             return int(counts.sum(0).min()), counts
 
-        counts = _large_enough(draw, self.min_size, self.name, len(labels), alpha)
+        counts = _large_enough(draw, self.min_size, self.name, len(labels), self.alpha)
         pieces = [
             np.split(generator.permutation(rows), np.cumsum(count)[:-1])
             for rows, count in zip(rows_of_class, counts, strict=True)
