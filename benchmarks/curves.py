@@ -66,8 +66,12 @@ def _mlp(sizes: Sequence[int]) -> RunConfig:
     return TINY.with_keys(model="mlp", model_options={"sizes": tuple(sizes)})
 
 
+def _small(clients: int = 4) -> FederatedData:
+    return federation(clients, BATCH, (10,), classes=5)
+
+
 def _clients(count: int, stack: ExitStack) -> Work:
-    return _round(TINY, federation(count, BATCH, (10,), classes=5), stack)
+    return _round(TINY, _small(count), stack)
 
 
 def _parameters(count: int, stack: ExitStack) -> Work:
@@ -114,28 +118,27 @@ def _diagnosis(
 
 
 @contextmanager
-def _stored(count: int) -> Iterator[Path]:
-    """A run of ``count`` rounds before its last one, with a checkpoint and an evaluation after each."""
-    data = federation(4, BATCH, (10,), classes=5)
+def _stored(count: int, every: int = 1) -> Iterator[Path]:
+    """A run of ``count`` rounds before its last one, with checkpoints and evaluations at an interval."""
     config = TINY.with_keys(
-        batch_size=BATCH, rounds=count + 1, eval_every=1, checkpoint_every=1
+        batch_size=BATCH, rounds=count + 1, eval_every=every, checkpoint_every=every
     )
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        runner.run(config, out, data=data, progress=False, until=count)
+        runner.run(config, out, data=_small(), progress=False, until=count)
         yield out
 
 
+def _run(count: int, stack: ExitStack) -> Work:
+    return lambda: stack.enter_context(_stored(count, every=100))
+
+
 def _verify(count: int, stack: ExitStack) -> Work:
-    out = stack.enter_context(_stored(count))
-    return lambda: Run(out).verify()
+    return Run(stack.enter_context(_stored(count))).verify
 
 
 def _resume(count: int, stack: ExitStack) -> Work:
-    out, data = (
-        stack.enter_context(_stored(count)),
-        federation(4, BATCH, (10,), classes=5),
-    )
+    out, data = stack.enter_context(_stored(count)), _small()
     return lambda: runner.resume(out, data=data, progress=False)
 
 
@@ -182,6 +185,10 @@ CURVES: dict[str, Curve] = {
         "the default diagnosis against layers", f"layers of width {WIDTH}", (4, 8, 16, 32, 64),
         lambda n, stack: _diagnosis(("grad_variance", "hessian_trace", "cka", "federation_sensitivity"), layers=n),
         1, 1, "a layer more is as many operations and values more",
+    ),
+    "run-rounds": Curve(
+        "a run against rounds", "rounds, each hundredth with a checkpoint", (100, 1_000, 5_000), _run, 1, 0,
+        "a round costs the same, however many went before; rows and checkpoints are written as they come",
     ),
     "verify-rounds": Curve(
         "verify against rounds", "rounds with a checkpoint each", (8, 32, 128, 512), _verify, 1, 0,
