@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.sgd import sgd
 
 from fl_core import seeds, tree
 from fl_core.algorithms.base import Algorithm
@@ -85,19 +86,13 @@ class BatchedClients(Serial):
                         parts[k] = runs[k].send(answer)
                     except StopIteration as end:
                         outcomes[k] = end.value
-                    except (
-                        Exception
-                    ) as error:  # raised where the request's reply would have come
-                        outcomes[k] = error
+                    except Exception as error:
+                        outcomes[k] = error  # raised in the place of the reply
                 together = self._together(parts)
                 answers = {}
                 for k, part in parts.items():
                     try:
-                        answers[k] = (
-                            together[k]
-                            if k in together
-                            else self.client_runner.phase(part)
-                        )
+                        answers[k] = together.get(k) or self.client_runner.phase(part)
                     except Exception as error:  # as above
                         outcomes[k] = error
         return [outcomes[k] for k in range(len(some))]
@@ -120,19 +115,15 @@ class BatchedClients(Serial):
 
     def _allows(self, part: Part) -> bool:
         phase = part.phase
-        algorithm = self.client_runner.algorithm
+        method = self.client_runner.algorithm.method(phase, "loss")
         plain = (
             not (phase.step or phase.observe or phase.groups) and phase.steps is None
         )
-        common = (
-            getattr(algorithm.method(phase, "loss"), "__func__", None) is Algorithm.loss
-        )
+        common = getattr(method, "__func__", None) is Algorithm.loss
         x = self.client_runner.data.clients[part.ctx.client].train.x
         flat = bool(self._operations) and (self._flat or x.ndim == 2)
-        whole = (
-            part.ctx.submodel is None
-            or part.ctx.submodel >= self.client_runner.workspace.live.keys()
-        )
+        held = part.ctx.submodel
+        whole = held is None or held >= self.client_runner.workspace.live.keys()
         return plain and common and flat and whole and len(x) > 0 and phase.epochs > 0
 
     def _train(self, parts: list[Part]) -> dict[int, tuple[Tree, Tree]]:
@@ -145,8 +136,9 @@ class BatchedClients(Serial):
         training = phase.settings(self.client_runner.training)
         for part in parts:
             tree.check_same(workspace.live, part.source, "the model", "the tree")
-        frozen = self.client_runner.algorithm.task_info.frozen
-        with workspace.trains(phase.train - frozen) as names:
+        with workspace.trains(
+            phase.train - self.client_runner.algorithm.task_info.frozen
+        ) as names:
             if not names:
                 return {}
         kept = [loop.entries_of(part.optimizer, part.phase) for part in parts]
@@ -160,8 +152,14 @@ class BatchedClients(Serial):
         state = _stack_states(
             [kept[k] for k in batches.order], {name: values[name] for name in names}
         )
-        criterion = self.client_runner.criterion
-        losses = _descend(self._operations, values, state, batches, training, criterion)
+        losses = _descend(
+            self._operations,
+            values,
+            state,
+            batches,
+            training,
+            self.client_runner.criterion,
+        )
         results: dict[int, tuple[Tree, Tree]] = {}
         sound = _finite(
             losses, *(value for name, value in values.items() if name in phase.train)
@@ -169,12 +167,10 @@ class BatchedClients(Serial):
         counts = (batches.weights > 0).sum((0, 2)).tolist()
         for at, k in enumerate(batches.order):
             if sound[at]:
-                loss = float(losses[at]) / counts[at]
-                work = {"steps": batches.steps[at], "samples": counts[at], "loss": loss}
-                parts[k].ctx.work.update(
-                    {f"{phase.name}/{key}": value for key, value in work.items()}
-                )
-                trained = {name: value[at].clone() for name, value in values.items()}
+                work = parts[k].ctx.work
+                work[f"{phase.name}/steps"] = batches.steps[at]
+                work[f"{phase.name}/samples"] = counts[at]
+                work[f"{phase.name}/loss"] = float(losses[at]) / counts[at]
                 after = Tree()
                 if training.keep_optimizer:
                     own = {
@@ -182,18 +178,14 @@ class BatchedClients(Serial):
                         for name, each in state.items()
                     }
                     after = loop.to_tree(own, parts[k].phase)
-                results[k] = trained, after
+                results[k] = {n: v[at].clone() for n, v in values.items()}, after
         return results
 
 
 def _finite(*values: Tensor) -> list[bool]:
     """Return for each client whether all its numbers in [clients, ...] are finite."""
-    floating = [
-        value.detach().reshape(len(value), -1)
-        for value in values
-        if value.is_floating_point()
-    ]
-    return torch.stack([value.isfinite().all(1) for value in floating]).all(0).tolist()
+    sound = [value.isfinite().reshape(len(value), -1).all(1) for value in values]
+    return torch.stack(sound).all(0).tolist()
 
 
 @dataclass(frozen=True)
@@ -227,9 +219,12 @@ class _Batches:
             ctx = parts[k].ctx
             n = len(splits[k])
             most = per_epoch[k]
-            where = (ctx.round, ctx.client, parts[k].phase.batch_stream)
             draws = seeds.torch_generator(
-                client_runner.algorithm.task_info.seed, "batches", *where
+                client_runner.algorithm.task_info.seed,
+                "batches",
+                ctx.round,
+                ctx.client,
+                parts[k].phase.batch_stream,
             )
             filled = torch.full((epochs, most * size), first)
             shares = torch.zeros(most * size, dtype=x.dtype)
@@ -301,6 +296,8 @@ def _descend(
             for key, value in entries.items():  # all have one count of steps
                 own = value[0] if value.ndim == 1 else value[:left]
                 optimizer.state[param][key] = own.clone()
+        options = {**optimizer.defaults}
+        del options["differentiable"]
         step_losses = []
         for x, y, weights in batches.iterate(done, end, left):
             losses = criterion.per_sample(
@@ -309,16 +306,19 @@ def _descend(
             # weights as an argument of backward would import sympy
             (losses * weights).sum().backward()
             step_losses.append(losses.detach())
+            grads = [param.grad for param in params if param.grad is not None]
             if longest is not None:
-                _clip_each(params, longest)
-            optimizer.step()
-            optimizer.zero_grad()
-        losses = (
-            torch.stack(step_losses)
-            .double()
-            .masked_fill(batches.weights[done:end, :left] == 0, 0)
-        )
-        totals[:left] += losses.sum((0, 2))
+                _clip_each(grads, longest)
+            if training.optimizer == "sgd" and not training.momentum:
+                # the function, without the time of its object
+                sgd(params, grads, [None] * len(grads), **options)
+            else:
+                optimizer.step()
+            for param in params:
+                param.grad = None
+        padded = batches.weights[done:end, :left] == 0
+        stacked = torch.stack(step_losses).double().masked_fill(padded, 0)
+        totals[:left] += stacked.sum((0, 2))
         for (name, entries), param in zip(state.items(), params, strict=True):
             values[name][:left] = param.detach()
             for key, value in optimizer.state[param].items():
@@ -360,9 +360,8 @@ def _stack_states(clients: list[Entries], params: dict[str, Tensor]) -> Entries:
     return joined
 
 
-def _clip_each(params: list[Tensor], longest: float) -> None:
+def _clip_each(grads: list[Tensor], longest: float) -> None:
     """Clip each client's gradients [clients, ...] to a norm of at most ``longest``, in place."""
-    grads = [param.grad for param in params if param.grad is not None]
     norms = torch.stack(
         [torch.linalg.vector_norm(grad.flatten(1), dim=1) for grad in grads]
     ).norm(dim=0)
