@@ -350,9 +350,8 @@ class Rates:
 
     def text(self) -> str:
         """Return the rates that were tried, and the best."""
-        tried = listing(f"{lr:g}" for lr in self.tried)
-        told = f"Learning rates tried on validation: {tried}."
-        told += f" Used: {self.lr:g}. Use it in other runs: --lr {self.lr:g}."
+        lrs = listing(f"{lr:g}" for lr in self.tried)
+        told = f"Learning rates tried on validation: {lrs}. Used: {self.lr:g}. Use it in other runs: --lr {self.lr:g}."
         for end, name in ((min, "smallest"), (max, "largest")):
             if self.lr == end(self.tried):
                 told += f" It is the {name} of them: try more with --lr."
@@ -372,11 +371,12 @@ class Difference:
 
     Attributes:
         verdict: of :func:`diagnostics.tuning.differ.verdict`.
-        leads: of a client's own model over other clients' models, in the score that decides.
+        leads: of a client's own model over other clients' models, in the ``score``.
     """
 
     verdict: str
     leads: Mapping[str, Estimate]
+    score: str = "loss"
 
     def text(self) -> str:
         """Return the verdict with its evidence."""
@@ -385,7 +385,7 @@ class Difference:
             for what, each in self.leads.items()
             if not math.isnan(each.error)
         ]
-        evidence = f" A client's model leads those of others: {listing(known)}."
+        evidence = f" By {self.score} a client's model leads those of others: {listing(known)}."
         unknown = f"Whether clients differ is unknown: {self.verdict.rstrip('.')}"
         return f"{SAID.get(self.verdict, unknown)}.{evidence if known else ''}"
 
@@ -545,7 +545,7 @@ def with_groups(race: Race, found: Decided) -> Race:
         return race
     arm = Arm("groups", "grouped", options={"groups": [*groups.of.values()]})
     race = replace(race, arms=(*race.arms, arm), ends=(*race.ends, arm.name))
-    [race.tasks[arm.name], *_] = assembled(race.jobs_at(None, [arm.name]), task)
+    [race.tasks["groups"], *_] = assembled(race.jobs_at(None, ["groups"]), task)
     return race
 
 
@@ -566,14 +566,17 @@ def difference(shared: Trained, alone: Trained, bench: Bench) -> Difference:
             shared.seed,
         )
     }
-    whole = bench.kind == CLASSIFICATION and bench.selecting != "loss"
-    by = "accuracy" if whole else "loss"
+    by = (
+        "accuracy"
+        if bench.kind == CLASSIFICATION and bench.selecting != "loss"
+        else "loss"
+    )
     leads = {
         what.removesuffix(OTHERS): each
         for (what, score), each in found.items()
         if score == by and OTHERS in what
     }
-    return Difference(verdict(found, by), leads)
+    return Difference(verdict(found, by), leads, by)
 
 
 def rates_of(

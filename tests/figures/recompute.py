@@ -64,29 +64,26 @@ BEFORE = ("global", "personal")
 
 
 @cache
-def mixed(models):
-    """Return accuracies of pFedLA's runs, (run, round) x seeds: of the last of these models that a run has."""
-    frame = pd.concat([rows("algorithms.pfedla_overlap"), rows("pfedla.methods")])
-    own = frame.query("metric == 'accuracy' and model in @models")
+def curves(*studies):
+    """Return accuracies, (run, round) x seeds: of the last of these models that a run has in a round."""
+    own = pd.concat(map(rows, studies)).query(
+        "metric == 'accuracy' and client == '' and variant != 'mean' and model in @BEFORE"
+    )
     last = own.sort_values("model").groupby(["run", "seed", "round"]).tail(1)
     return last.pivot(index=["run", "round"], columns="seed", values="value")
 
 
-@cache
-def scheduled(study):
-    """Return pooled accuracies of the personal models, or of the global ones of runs without any."""
-    own = rows(study).query(
-        "metric == 'accuracy' and variant == 'pooled' and client == ''"
-    )
-    best = own[own["model"] == own.groupby("run")["model"].transform("max")]
-    return best.pivot(index=["run", "round"], columns="seed", values="value")
+def whole():
+    """Return accuracies at the paper's size after the last round."""
+    return curves("scheduling.full").query("round == 300")
 
 
 CLOSEST = ("local", "fedrep", "fedfomo", "heurpfedla")
 RETAINING = [(run, "pfedla") for run in ("heurpfedla", "heurpfedla_2", "heurpfedla_3")]
-before = partial(mixed, BEFORE)
+before = partial(curves, "algorithms.pfedla_overlap", "pfedla.methods")
 thawed, heads = (
-    partial(scheduled, f"scheduling.{study}") for study in ("thawing", "heads")
+    partial(curves, "scheduling.thawing"),
+    partial(curves, "scheduling.heads"),
 )
 TINY = "tiny_imagenet"
 DIFFERENCES = {
@@ -98,6 +95,7 @@ DIFFERENCES = {
     "scheduling.anti_best": (thawed, [(f"{TINY}.anti", f"{TINY}.{other}") for other in ("fedbabu", "fedper")], {}),
     "scheduling.anti_over_babu_tiny": (thawed, [(f"{TINY}.anti", f"{TINY}.fedbabu")], {}),
     "scheduling.early_thawing": (thawed, [(f"{TINY}.{way}_early", f"{TINY}.{way}") for way in ("vanilla", "anti")], {}),
+    "scheduling.anti_over_fedbabu": (whole, [("cifar10.anti", "cifar10.fedbabu")], {}),
     "scheduling.anti_over_heads": (heads, [
         (f"cifar10.anti_{below}", f"cifar10.{below}") for below in ("fedavg", "fedper", "fedrep", "fedrod")
     ], {}),
