@@ -110,7 +110,7 @@ class BatchedClients(Serial):
         for members in groups.values():
             if len(members) > 1:
                 trained = self._train([parts[k] for k in members])
-                results |= {members[k]: result for k, result in trained.items()}
+                results.update((members[k], trained[k]) for k in trained)
         return results
 
     def _allows(self, part: Part) -> bool:
@@ -208,7 +208,7 @@ class _Batches:
             len(batch_slices(len(split), batch, whole=False)) for split in splits
         ]
         order = sorted(range(len(parts)), key=lambda k: -per_epoch[k])
-        size = min(batch, max(len(split) for split in splits))
+        size = min(batch, max(map(len, splits)))
         x = torch.cat([splits[k].x.flatten(1) for k in order])
         indices = torch.zeros(
             epochs, max(per_epoch), len(parts), size, dtype=torch.int64
@@ -244,9 +244,9 @@ class _Batches:
         self, start: int, end: int, left: int
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield samples [left, b, d], labels and weights [left, b] of some steps, for the first ``left`` clients."""
-        step_bytes = left * self.indices.shape[2] * self.x[0].nbytes
+        size = left * self.indices.shape[2] * self.x[0].nbytes or 1
         # steps whose samples are fetched at once, to save time
-        some = max(1, loop.GATHERED // max(step_bytes, 1))
+        some = loop.GATHERED // size or 1
         for at in range(start, end, some):
             steps = slice(at, min(at + some, end))
             chosen = self.indices[steps, :left]
@@ -257,7 +257,7 @@ class _Batches:
 
 def _close_up(values: Tensor, per_epoch: list[int], order: list[int]) -> Tensor:
     """Join the epochs of each client without gaps: [epochs, steps, clients, b] -> [all steps, clients, b]."""
-    epochs, most, _, _ = values.shape
+    epochs, most, *_ = values.shape
     joined = values.new_zeros(epochs * most, *values.shape[2:])
     for at, k in enumerate(order):
         joined[: epochs * per_epoch[k], at] = values[:, : per_epoch[k], at].flatten(
@@ -296,8 +296,7 @@ def _descend(
             for key, value in entries.items():  # all have one count of steps
                 own = value[0] if value.ndim == 1 else value[:left]
                 optimizer.state[param][key] = own.clone()
-        options = {**optimizer.defaults}
-        del options["differentiable"]
+        del optimizer.defaults["differentiable"]  # the function has no such option
         step_losses = []
         for x, y, weights in batches.iterate(done, end, left):
             losses = criterion.per_sample(
@@ -309,9 +308,11 @@ def _descend(
             grads = [param.grad for param in params if param.grad is not None]
             if longest is not None:
                 _clip_each(grads, longest)
-            if training.optimizer == "sgd" and not training.momentum:
+            plain = training.optimizer == "sgd" and not training.momentum
+            # a layer may have a parameter that its operation does not use
+            if plain and len(grads) == len(params):
                 # the function, without the time of its object
-                sgd(params, grads, [None] * len(grads), **options)
+                sgd(params, grads, [None] * len(grads), **optimizer.defaults)
             else:
                 optimizer.step()
             for param in params:

@@ -43,7 +43,9 @@ def fine(data):
 def sites(algorithm="fedavg", model=None, **changes):
     """One by one and together, in float64, with the algorithm loaded."""
     config = CONFIG.with_keys(epochs=2, algorithm=algorithm, **changes)
-    task = runner.assemble(config, data=TOY, model=model or network("plain"))
+    model = model or network("plain")
+    list(model.children())[1].unused = nn.Parameter(torch.ones(2))
+    task = runner.assemble(config, data=TOY, model=model)
     runs = []
     for kind in (Serial, BatchedClients):
         client_runner = ClientRunner(
