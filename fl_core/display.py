@@ -62,10 +62,8 @@ class Summary:
         """
         parts = ["<br>".join(map(in_html, self.lead.split("\n")))]
         boxes = []
-        for (
-            name,
-            shared,
-        ) in self.layers.items():  # a filled box and a bold name, or an outline
+        # a filled box and a bold name, or an outline
+        for name, shared in self.layers.items():
             tag, word, fill = ("b", "shared", 0.35) if shared else ("span", "local", 0)
             boxes.append(
                 f'<{tag} title="{in_html(name)}: {word}" style="display:inline-block;margin:4px 4px 4px 0;'

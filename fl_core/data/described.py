@@ -90,6 +90,15 @@ class ColumnTable(Displayed):
     age     number    1       2        50
     ward    client    0       0
 
+    In a notebook, and where a run begins, a wide table shows its first lines.
+
+    >>> print(repr(ColumnTable(tuple(Column(f"gene {k}", "number", 1) for k in range(302)))))
+    302 columns, 302 inputs
+    column    taken as  inputs  missing  example  odd
+    gene 0    number    1       0
+    ...
+    ... 293 more lines
+
     Attributes:
         columns: the columns.
     """
@@ -103,13 +112,13 @@ class ColumnTable(Displayed):
 
     def summary(self) -> Summary:
         heads = ["column", "taken as", "inputs", "missing", "example", "odd"]
-        rows = [list(asdict(column).values()) for column in self.columns]
+        cells = [[*column.values()] for column in self.to_json()]
+        rows = [[*map(_short, known), odd] for *known, odd in cells]
         return Summary(f"{len(rows)} columns, {self.inputs} inputs", heads, rows)
 
     def __str__(self) -> str:
         shown = self.summary()
-        rows = [[*map(_short, cells), odd] for *cells, odd in shown.rows]
-        return "\n".join(aligned([shown.columns, *rows]))
+        return "\n".join(aligned([shown.columns, *shown.rows]))
 
     def with_inputs(self, words: Mapping[str, Sequence[str]]) -> ColumnTable:
         """Return the table with the inputs of columns of words: one for each word, and one for all others."""

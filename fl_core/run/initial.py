@@ -15,13 +15,7 @@ from fl_core.algorithms.base import Algorithm, find, read_config
 from fl_core.config import RunConfig
 from fl_core.data import FederatedData
 from fl_core.errors import UsageError, check_known, listing
-from fl_core.layers import (
-    Layer,
-    frozen_of,
-    frozen_tensors,
-    is_inside,
-    layers_of,
-)
+from fl_core.layers import Layer, frozen_of, frozen_tensors, is_inside, layers_of
 from fl_core.models import weights
 from fl_core.models.building import batch_norms, drop_statistics
 from fl_core.models.extended import head_path

@@ -437,9 +437,7 @@ def plan_selection_of(task: Task, instruments: Instruments) -> PlanSelection:
 
 
 def train_first_round(
-    task: Task,
-    observers: Mapping[str, Any],
-    clients: str | Sequence[str] | None = None,
+    task: Task, observers: Mapping[str, Any], clients: str | Sequence[str] | None = None
 ) -> tuple[dict[str, nn.Module], dict[str, dict[str, Any]]]:
     """Train the first round, and return every client's local model and the observers' results for its first epoch.
 

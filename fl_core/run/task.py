@@ -12,13 +12,7 @@ from torch import nn
 
 import fl_core
 from fl_core import data as datasets, models, tree
-from fl_core.algorithms.base import (
-    Algorithm,
-    TaskInfo,
-    extends_model,
-    find,
-    registry,
-)
+from fl_core.algorithms.base import Algorithm, TaskInfo, extends_model, find, registry
 from fl_core.config import (
     AUTO,
     OWN,
@@ -35,6 +29,7 @@ from fl_core.data.federated import client_notes, notes
 from fl_core.data.partitions import SPLITS
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.roles import by_name
+from fl_core.display import ROWS
 from fl_core.errors import UsageError, listing, warn
 from fl_core.layers import Layer, layers_of
 from fl_core.models import lora
@@ -55,13 +50,7 @@ from fl_core.records.store import Run
 from fl_core.rounds.batched import stacks
 from fl_core.rounds.clients import ClientRunner
 from fl_core.rounds.workers import check_sendable
-from fl_core.rows import (
-    CLASSIFICATION,
-    POSITIONS,
-    REGRESSION,
-    SURVIVAL,
-    check_score,
-)
+from fl_core.rows import CLASSIFICATION, POSITIONS, REGRESSION, SURVIVAL, check_score
 from fl_core.run import initial
 from fl_core.training import losses
 from fl_core.training.border import fit_module
@@ -86,9 +75,8 @@ class Task:
     criterion: Loss
     task_info: TaskInfo
     plan: LayerPlan | None
-    start: Tree | None = (
-        None  # the base model's initial weights, if they are not the seed's
-    )
+    # the base model's initial weights, if they are not the seed's
+    start: Tree | None = None
     said: tuple[str, ...] = ()
 
     def algorithm(self, plan: LayerPlan | None) -> Algorithm:
@@ -124,16 +112,16 @@ class Task:
         """
         known = set() if known is None else known
         logger = logging.getLogger(__name__)
-        if self.data.table.columns and logger.isEnabledFor(logging.INFO):
-            table = str(self.data.table)
+        columns = self.data.table
+        if columns.columns and logger.isEnabledFor(logging.INFO):
+            table = repr(columns) if len(columns.columns) > ROWS else str(columns)
             if table not in known:
                 logger.info("%s", table)
             known.add(table)
-        notes = self.notes()
-        for note in notes:
+        for note in self.notes():
             if note not in known:
                 warn(note)
-        known.update(notes)
+            known.add(note)
 
     def notes(self) -> list[str]:
         """Return warnings on unusual data, clients of one class, the targets' scale, and the plan."""
@@ -291,16 +279,7 @@ def assemble(
         plan = plan if built is None else built.plan(plan)
         plan.check_fits(model)
     task = Task(
-        config,
-        own,
-        data,
-        model,
-        layers,
-        criterion,
-        task_info,
-        plan,
-        start,
-        tuple(said),
+        config, own, data, model, layers, criterion, task_info, plan, start, tuple(said)
     )
     # its own configuration is checked here, too
     decides = task.algorithm(plan).decides or config.federation.plan == AUTO
