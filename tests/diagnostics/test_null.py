@@ -217,7 +217,10 @@ def test_the_command_measures_nulls_and_select_reads_them(
     heart = ["--dataset", "heart"]
     for words, said in (
         ([*heart, "--null", "label"], "mean 'labels'"),
-        ([*heart, "--null", "labels", "--null-draws", "0"], "null_draws must be at"),
+        (
+            [*heart, "--null", "labels", "--null-draws", "0"],
+            "null_draws must be from 1",
+        ),
         ([*heart, "--null-draws", "2"], "--null-draws goes with"),
         ([*heart, "--allow-code", "mine:net"], "--allow-code goes with"),
     ):

@@ -43,7 +43,10 @@ def test_a_choice_gives_models_to_all_clients_without_its_tables(fedlayers):
         assert "--baseline linear_own" in fedlayers.refused("export out --out own")
     for line, message in (
         ("export out --baseline boosting_own --out b", "known: linear_own"),
-        ("export out --baseline linear_own --round 1 --out b", "round must be left"),
+        (
+            "export out --baseline linear_own --round 1 --out b",
+            "--round VALUE must be left",
+        ),
         ("export out --baseline linear_own --out b.safetensors", "--client"),
         ("export simple --baseline linear_own --out b", "fedlayers choose"),
         ("predict simple/north.safetensors --data new --out said.csv", "got 'south 1'"),
