@@ -96,6 +96,7 @@ DIFFERENCES = {
     "scheduling.anti_over_babu_tiny": (thawed, [(f"{TINY}.anti", f"{TINY}.fedbabu")], {}),
     "scheduling.early_thawing": (thawed, [(f"{TINY}.{way}_early", f"{TINY}.{way}") for way in ("vanilla", "anti")], {}),
     "scheduling.anti_over_fedbabu": (whole, [("cifar10.anti", "cifar10.fedbabu")], {}),
+    "scheduling.vanilla_no_loss": (whole, [("cifar10.vanilla", "cifar10.fedbabu")], {"level": 0.9}),
     "scheduling.anti_over_heads": (heads, [
         (f"cifar10.anti_{below}", f"cifar10.{below}") for below in ("fedavg", "fedper", "fedrep", "fedrod")
     ], {}),
