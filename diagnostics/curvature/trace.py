@@ -107,8 +107,8 @@ def layer_traces(
     curvature. The variance is then about as many times a single layer's as there are layers, whereas a single layer's
     product costs as much as half the network.
 
-    The time that ``tell`` receives is within a factor of two of the measurement's. Here it is counted in floating-point
-    operations:
+    The time that ``tell`` receives is within a factor of two of the measurement's on most networks. Here it is counted
+    in floating-point operations:
 
     >>> from unittest.mock import patch
     >>> from fl_core.layers import layers_of
