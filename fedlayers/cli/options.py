@@ -125,7 +125,6 @@ class ConfiguredCommand(Command):
         gc.disable()  # no module is garbage, and the search takes a sixth of its import
         import torch  # noqa: F401
 
-        gc.freeze()
         gc.enable()
         return config
 

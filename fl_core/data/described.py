@@ -112,7 +112,7 @@ class ColumnTable(Displayed):
 
     def summary(self) -> Summary:
         heads = ["column", "taken as", "inputs", "missing", "example", "odd"]
-        cells = [[*column.values()] for column in self.to_json()]
+        cells = map(dict.values, self.to_json())
         rows = [[*map(_short, known), odd] for *known, odd in cells]
         return Summary(f"{len(rows)} columns, {self.inputs} inputs", heads, rows)
 

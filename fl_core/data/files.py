@@ -17,12 +17,7 @@ from PIL import ExifTags, Image, ImageOps
 from fl_core import storage
 from fl_core.data import arrays, opened, tables
 from fl_core.data.cells import Array, refuse_where
-from fl_core.data.columns import (
-    IMAGES,
-    PLAIN,
-    Reading,
-    images_in,
-)
+from fl_core.data.columns import IMAGES, PLAIN, Reading, images_in
 from fl_core.data.described import Column, ColumnTable
 from fl_core.data.sources import Source, check_lengths, source_of_parts
 from fl_core.data.spelling import Names, composed, located

@@ -465,31 +465,36 @@ class Csv:
 def no_sample(frame: pd.DataFrame) -> tuple[int, str]:
     """Return a row that is no sample and what it is, or an empty text: the header again, or a note or sums at the end.
 
-    >>> frame = pd.DataFrame({"client": "a", "age": [50, 61, 111], "visits": [2, 1, 3]})
-    >>> no_sample(frame), no_sample(frame[:2])
-    ((2, 'sums of the rows above'), (0, ''))
+    >>> ages = [50, 61, 42, 38, 77, 56, 49, 63, 70, 44]
+    >>> frame = pd.DataFrame({"client": "a", "age": [*ages, sum(ages)], "visits": [*range(1, 11), 55]})
+    >>> no_sample(frame), no_sample(frame[:10])
+    ((10, 'sums of the rows above'), (0, ''))
+
+    A few rows may add up by chance, and a sample may lack all but one value:
+
+    >>> no_sample(pd.DataFrame({"client": "a", "year": [2020, 2021]})), no_sample(pd.DataFrame({"count": [1, 0, 1, 2]}))
+    ((0, ''), (0, ''))
+    >>> no_sample(pd.DataFrame({"label": ["yes", "no", "no"], "age": [50, 61, None], "visits": [2, 1, None]}))
+    (0, '')
     >>> no_sample(pd.DataFrame({"client": ["a", "client", "b"], "age": ["50", "age", "61"]}))
     (1, 'the header again')
     >>> no_sample(pd.DataFrame({"client": ["a", "Source: a register"], "age": [50, None], "visits": [2, None]}))
     (1, "'Source: a register', a note")
     """
     if all(isinstance(kind, pd.StringDtype) for kind in frame.dtypes):
-        again = np.flatnonzero((frame == list(frame)).all(axis=1))
-        if len(again):
-            return int(again[0]), "the header again"
+        again = (frame == list(frame)).all(axis=1)
+        if again.any():
+            return int(again.argmax()), "the header again"
     end = len(frame) - 1
     last = frame.iloc[end].replace("", None).dropna()
-    if len(last) == 1 < frame.shape[1] - 1:
-        return end, f"{last.iloc[0]!r}, a note"
+    note = last.iloc[0] if len(last) == 1 < frame.shape[1] - 1 else None
+    if isinstance(note, str) and (frame == note).sum().sum() == 1:
+        return end, f"{note!r}, a note"
     known = frame[last.index].select_dtypes("number")
-    sums = [
-        np.isclose(last[name], cells[:-1].sum(), rtol=1e-3)
-        for name, cells in known.items()
-        if last[name] > cells[:-1][:FIRST].max()
-    ]
-    return (
-        (end, "sums of the rows above") if 2 * sum(sums) > known.shape[1] else (0, "")
-    )
+    above, own = known[:end], known.iloc[end]
+    sums = (own > above.max()) & np.isclose(own, above.sum(), rtol=1e-3)
+    sums &= (above != 0).sum() >= 10  # fewer may add up by chance
+    return (end, "sums of the rows above") if sums.mean() > 0.5 else (0, "")
 
 
 def swallows_rows(

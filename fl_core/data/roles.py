@@ -241,10 +241,7 @@ CHANCE = 1e-6
 
 
 def binds_rows(
-    cells: Cells,
-    y: Array,
-    others: Sequence[Floats],
-    owner: Integers | None = None,
+    cells: Cells, y: Array, others: Sequence[Floats], owner: Integers | None = None
 ) -> bool:
     """Return whether rows with one value of a column belong together, as those of a patient do, whatever its name.
 

@@ -66,7 +66,7 @@ MOST_NUMBERS, MOST_WORDS = 20, 100
 """Different numbers, or words, up to which labels are classes without being asked about."""
 FEW_CLASSES = 10
 """The number of classes that are few, even if most of them have one sample."""
-NUMBERS = "Write numbers: 1 or 0 for an event, which 0 says was censored, and for each of several labels."
+NUMBERS = "Write numbers. An event is 1, or 0 if it was censored. Each of several labels is 1 or 0."
 """What to write in label columns that hold words, if the task needs numbers."""
 
 
@@ -266,10 +266,8 @@ class _Table:
         own = lacks_value(cells)
         if own.any():
             got, keep = self._marks(name, own, "name")
-            rule, way = (
-                f"each row must have a {what}",
-                "Fill the cell, or remove the row.",
-            )
+            rule = f"each row must have a {what}"
+            way = "Fill the cell, or remove the row."
             raise fault_where(own, got, rule, way, *keep)
         return cells
 

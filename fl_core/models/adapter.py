@@ -356,9 +356,7 @@ class Adapter(nn.Module):
 
 
 def adapt(
-    model: nn.Module,
-    layout: Layout | None = None,
-    form: int | Layout | None = None,
+    model: nn.Module, layout: Layout | None = None, form: int | Layout | None = None
 ) -> Any:
     """Return the model as one that takes packed inputs and returns [n, outputs].
 

@@ -18,14 +18,7 @@ import pandas as pd
 from fl_core import rows, storage
 from fl_core.algorithms.base import Message, Observation, Round
 from fl_core.data import FederatedData
-from fl_core.errors import (
-    NUMBER,
-    UsageError,
-    as_list,
-    check_known,
-    damaged,
-    validate,
-)
+from fl_core.errors import NUMBER, UsageError, as_list, check_known, damaged, validate
 from fl_core.records.writing import Writer
 from fl_core.registry import import_object
 from fl_core.rounds.clients import ClientReply

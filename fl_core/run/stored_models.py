@@ -22,12 +22,7 @@ from fl_core.errors import (
 )
 from fl_core.models import lora
 from fl_core.run import exported_model
-from fl_core.run.exported_model import (
-    ExportedModel,
-    Predictions,
-    check_free,
-    check_one,
-)
+from fl_core.run.exported_model import ExportedModel, Predictions, check_free, check_one
 from fl_core.run.task import Task
 from fl_core.storage import Folder, check_version, parsed_json, read_text, sha, sign
 

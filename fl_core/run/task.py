@@ -112,12 +112,12 @@ class Task:
         """
         known = set() if known is None else known
         logger = logging.getLogger(__name__)
-        columns = self.data.table
-        if columns.columns and logger.isEnabledFor(logging.INFO):
-            table = repr(columns) if len(columns.columns) > ROWS else str(columns)
-            if table not in known:
-                logger.info("%s", table)
-            known.add(table)
+        table = self.data.table
+        if table.columns and logger.isEnabledFor(logging.INFO):
+            text = repr(table) if len(table.columns) > ROWS else str(table)
+            if text not in known:
+                logger.info("%s", text)
+            known.add(text)
         for note in self.notes():
             if note not in known:
                 warn(note)
@@ -228,7 +228,7 @@ def assemble(
             given = models.copy_user_model(
                 given,
                 data.shape,
-                # a function has none
+                # a function of the user's has no number of outputs: one for each class
                 getattr(criterion, "outputs", int)(data.n_classes or 1),
                 seed=config.execution.seed,
                 options=config.model.model_options,

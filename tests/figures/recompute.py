@@ -64,7 +64,7 @@ BEFORE = ("global", "personal")
 
 
 @cache
-def curves(*studies):
+def accuracies(*studies):
     """Return accuracies, (run, round) x seeds: of the last of these models that a run has in a round."""
     own = pd.concat(map(rows, studies)).query(
         "metric == 'accuracy' and client == '' and variant != 'mean' and model in @BEFORE"
@@ -75,15 +75,15 @@ def curves(*studies):
 
 def whole():
     """Return accuracies at the paper's size after the last round."""
-    return curves("scheduling.full").query("round == 300")
+    return accuracies("scheduling.full").query("round == 300")
 
 
 CLOSEST = ("local", "fedrep", "fedfomo", "heurpfedla")
 RETAINING = [(run, "pfedla") for run in ("heurpfedla", "heurpfedla_2", "heurpfedla_3")]
-before = partial(curves, "algorithms.pfedla_overlap", "pfedla.methods")
+before = partial(accuracies, "algorithms.pfedla_overlap", "pfedla.methods")
 thawed, heads = (
-    partial(curves, "scheduling.thawing"),
-    partial(curves, "scheduling.heads"),
+    partial(accuracies, "scheduling.thawing"),
+    partial(accuracies, "scheduling.heads"),
 )
 TINY = "tiny_imagenet"
 DIFFERENCES = {
