@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 from fl_core import progress
 from fl_core.display import message_line, printable, with_flags
-from fl_core.errors import (
-    CorruptError,
-    RunError,
-    UsageError,
-    WorkerError,
-    check_known,
-)
+from fl_core.errors import CorruptError, RunError, UsageError, WorkerError, check_known
 
 if TYPE_CHECKING:
     from fedlayers.cli.options import Command

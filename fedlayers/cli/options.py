@@ -122,10 +122,14 @@ class ConfiguredCommand(Command):
             if given := pairs(OPTIONS[key], getattr(self, OPTIONS[key])):
                 keys[key] = {**(self.keys.value(key) or {}), **given}
         config = self.keys.with_keys(**keys)
-        gc.disable()  # no module is garbage, and the search takes a sixth of its import
-        import torch  # noqa: F401
+        if (
+            "torch" not in sys.modules
+        ):  # no module is garbage, and looking takes a sixth of the time
+            gc.disable()
+            import torch  # noqa: F401
 
-        gc.enable()
+            gc.freeze()
+            gc.enable()
         return config
 
     def printed(self) -> str | None:
@@ -338,9 +342,7 @@ def _flags(kind: type, hidden: Collection[str], helps: bool) -> list[Any]:
         shown = " ".join(map(str, as_list(name, default, empty=True)))
         usual = "" if shown in ("", "False") else f"(default: {shown})"
         about = conf.arg(
-            help=texts.get(name, ""),
-            metavar=metavar,
-            help_behavior_hint=usual,
+            help=texts.get(name, ""), metavar=metavar, help_behavior_hint=usual
         )
         flags.append((name, Annotated[flag, about], made))
     return flags

@@ -36,12 +36,7 @@ from fedlayers.studies.jobs import Tell, TrainingJob, assembled, jobs_of, train
 from fl_core import rows
 from fl_core.algorithms.base import find
 from fl_core.config import STOPPING_INTERVAL, Own, RunConfig, is_file, resolve
-from fl_core.errors import (
-    NonFiniteError,
-    RunError,
-    UsageError,
-    listing,
-)
+from fl_core.errors import NonFiniteError, RunError, UsageError, listing
 from fl_core.plan import LayerPlan
 from fl_core.records import store
 from fl_core.rows import (
