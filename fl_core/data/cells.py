@@ -42,6 +42,9 @@ def cells_of(
 
     A missing number is NaN, and a missing text is empty. After this nothing asks again what is missing.
 
+    >>> list(cells_of(pd.Series(["1", "#DIV/0!", "N/A"])))
+    ['1', '', '']
+
     Args:
         text: keep the spelling of numbers.
         missing: marks of a cell without a value, in small letters.

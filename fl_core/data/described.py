@@ -203,11 +203,8 @@ def feature(opened: Opened, name: str, how: Reading) -> Feature:
             if said:
                 odd = f"{part.where.name}: {said}" if opened.client else said
         cells = values[0] if len(values) == 1 else np.concatenate(values)
-        ends = [end.reduce(cells, initial=0.0) for end in (np.fmin, np.fmax)]
-        if max(map(abs, ends)) > np.finfo(np.float32).max:
-            with np.errstate(over="ignore"):
-                beyond = np.isinf(cells.astype(np.float32))
-            refuse_where(beyond, cells, "the value must be a finite float32")
+        beyond = np.abs(cells) > np.finfo(np.float32).max
+        refuse_where(beyond, cells, "the value must be a finite float32")
         return Feature(NUMBER, cells, odd)
     except DataFault as fault:
         asked = DataFault(fault.rule, correct(name), row=fault.row)

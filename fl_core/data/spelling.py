@@ -25,6 +25,7 @@ Names = tuple[str, ...]
 MISSING = (
     *("", "na", "n/a", "nan", "null", "none", "?", ".", "nat", "<na>", "#n/a", "#na"),
     *("-nan", "1.#qnan", "-1.#qnan", "1.#ind", "-1.#ind"),
+    *("#div/0!", "#value!", "#ref!", "#name?", "#num!", "#null!"),
 )
 """Contents of a cell without a value, in small letters, for features, labels, clients and groups alike."""
 EXACT = "whole numbers must be at most 2**53 to keep their digits"

@@ -110,7 +110,13 @@ class Findings(UsageError):
 def find_faults(
     data: Path | pd.DataFrame, reading: Reading, name: str = ""
 ) -> Findings:
-    """Read a table once, with the settings that its faults ask for."""
+    """Read a table once, with the settings that its faults ask for.
+
+    >>> frame = pd.DataFrame({"client": "a", "age": range(60), "label": [*"01" * 29, "x1", "0"]})
+    >>> (fault,) = find_faults(frame, Reading(keep_ids=True)).faults
+    >>> print(fault)
+    the table, column 'label', row 58 (rows count from 0): the cell must be a number; got 'x1' (1 of 60 rows). ...
+    """
     table = _Table(data, reading)
     source = None
     with warnings.catch_warnings(record=True) as notes:
@@ -222,7 +228,9 @@ class _Table:
     # --- faults ----------------------------------------------------------------------------------------------------
 
     def ask(self, fault: DataFault) -> None:
-        """Keep a fault, and take the settings that it asks for."""
+        """Keep a fault, once, and take the settings that it asks for."""
+        if fault.rule in [getattr(each, "rule", "") for each in self.faults]:
+            return
         self.faults.append(fault)
         self.reading = replace(self.reading, **fault.repair)
 

@@ -326,7 +326,7 @@ def test_exports_of_spreadsheets_are_read_and_said_or_refused(tmp_path):
         )
         assert source.counts().to_numpy().tolist() == [[20, 0], [0, 20]]
     path.write_text("\n".join([HEADER, *(f"{line}," for line in LINES)]))
-    with refuses("line 2: .*got 4. Add cells to the header"):
+    with refuses("line 2: .*got 4. Correct the line, or add cells to the header"):
         data.files.read(path)
 
 
