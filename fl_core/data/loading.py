@@ -276,7 +276,7 @@ def as_data(data: Any, reading: Reading = PLAIN) -> OwnData:
     if parts and all(isinstance(each, pd.DataFrame) for each in parts):
         raise UsageError(
             f"data must be one DataFrame with a column of clients; got {len(parts)} DataFrames. Join them: "
-            "pd.concat({client: frame, ...}, names=['client']).reset_index('client')."
+            "pd.concat({client: frame, ...}, names=['client'])."
         )
     if listed and (len(parts) != 2 or all(isinstance(each, kinds) for each in parts)):
         raise UsageError(

@@ -105,10 +105,8 @@ class Part:
         self.header = list(frame)
         twice = first_duplicate(self.header)
         if twice is not None:
-            at = [str(k) for k, name in enumerate(self.header, 1) if name == twice]
             raise UsageError(
-                f"{self.where}: names of columns must be distinct; got {twice!r} as columns {' and '.join(at)}. "
-                "Rename or remove one of them."
+                f"{self.where}: names of columns must be distinct; got {twice!r} twice. Rename or remove one."
             )
         if not len(frame):
             raise UsageError(f"{self.where} must have rows; got no rows. Add samples.")
@@ -260,6 +258,12 @@ def open_table(
 ) -> Opened:
     """Open a table and read its header. :meth:`Part.read` then reads the rows of each part.
 
+    A named index of a frame is a column, too:
+
+    >>> frame = pd.DataFrame({"age": [50, 61], "label": [0, 1]})
+    >>> open_table(pd.concat({"north": frame, "south": frame}, names=["client"]), Reading()).header
+    ['client', 'age', 'label']
+
     Args:
         take: take other settings of a single file, with a note, as those of several files are.
 
@@ -267,7 +271,8 @@ def open_table(
         UsageError: the file is no text, or has no rows.
     """
     if isinstance(source, pd.DataFrame):
-        frame = source.copy(deep=False)
+        index = [name for name in source.index.names if name not in {None, *source}]
+        frame = source.reset_index(index)
         header = [composed(str(name)) for name in frame]
         where = Path("the table")
         return Opened(where, [Part(where, header, lambda _: frame)])

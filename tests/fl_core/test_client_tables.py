@@ -97,7 +97,7 @@ def test_frames_by_client_are_refused_with_the_call_that_joins_them():
     frames = {"a": pd.DataFrame(rows), "b": pd.DataFrame(rows)}
     with refuses(r"got 2 DataFrames\. Join them: pd\.concat"):
         as_data(frames, Reading(label_column="label", impute="mean"))
-    joined = pd.concat(frames, names=["client"]).reset_index("client")
+    joined = pd.concat(frames, names=["client"])
     assert as_data(joined).owner_names == ("a", "b")
     with refuses("Name a file or a dataset with dataset="):
         as_data("t.csv", Reading(client_column="ward"))
