@@ -152,11 +152,8 @@ def owners(
             raise DataFault("a list of names must be left out, since values are text.")
         check_flat(values)
         cells = texts_of(values)
-        rule, way = (
-            "the client's name must not be empty or a mark such as NA",
-            "Fill the cell, or remove the row.",
-        )
-        refuse_where(lacks_value(cells), cells, rule, way)
+        rule = "the client's name must not be empty or a mark such as NA"
+        refuse_where(lacks_value(cells), cells, rule, "Fill it, or remove the row.")
         check_spellings("clients", cells.categories, "Write one of them, or words.")
         cells = cells.reorder_categories(sorted(cells.categories))
         return cells.codes.astype(np.int64), tuple(cells.categories)
@@ -212,8 +209,7 @@ def whole_numbers(values: Array, *ways: str | Way) -> Integers:
         raise DataFault(f"{rule}; got {str(values[0])!r}.", row=0)
     if values.dtype.kind == "f":
         numbers = values.astype(np.float64)
-        whole = np.isfinite(numbers) & (numbers == np.round(numbers))
-        whole &= np.abs(numbers) < 2**53
+        whole = (numbers == np.round(numbers)) & (np.abs(numbers) < 2**53)
         refuse_where(~whole, values, rule, *ways)
     return values.astype(np.int64)
 
@@ -302,12 +298,16 @@ def labels(y: Array, names: Sequence[str] | None = None) -> tuple[Integers, Name
     Traceback (most recent call last):
         ...
     fl_core.data.spelling.DataFault: labels must not be -1 unless all are -1 or 1; got -1, 0, 1. Remove samples ...
+    >>> labels(np.array([0, 1, np.nan]))
+    Traceback (most recent call last):
+        ...
+    fl_core.data.spelling.DataFault: each sample must have a label; got nan (1 of 3 rows). Remove the others.
 
     Raises:
         DataFault: a label is not a whole number or has no name, or there are fewer than two classes with samples.
     """
+    check_flat(y)
     if is_text(y):
-        check_flat(y)
         cells = texts_of(y)
         names = written_classes(cells) if names is None else names
         code = {composed(name.strip()): k for k, name in enumerate(names)}
@@ -319,6 +319,7 @@ def labels(y: Array, names: Sequence[str] | None = None) -> tuple[Integers, Name
                 check_known("class", cells[row].strip(), names)
             except UsageError as error:
                 raise DataFault(str(error), row=row) from error
+    refuse_where(y != y, y, LABELLED, "Remove the others.")
     values = whole_numbers(y, PREDICT)
     if names is None:
         distinct, codes = np.unique(values, return_inverse=True)
