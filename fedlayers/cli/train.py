@@ -165,8 +165,9 @@ class ManyRuns(ConfiguredCommand):
         given = self.arguments()
         name = type(self).__name__.lower()
         study = getattr(import_module(f"fedlayers.studies.{name}"), name)
-        if "command" in inspect.signature(study).parameters:
-            given["command"] = line
+        told = {"command": line, "tell": say}
+        for key in told.keys() & inspect.signature(study).parameters:
+            given[key] = told[key]
         return self.show(study(**given), line)
 
     def arguments(self) -> dict[str, Any]:
@@ -284,7 +285,7 @@ class Choose(ManyRuns):
         fedlayers choose --dataset heart --arms half all local_adaptation --out out/finetuning
     """
 
-    arms: tuple[str, ...] = ()
+    arms: tuple[str, ...] | None = None
     """Ways to share layers, in place of the steps: all, nothing, head_local, first_half_local, half, first_K, last_K,
     frozen_K, lora_A, lora_B, PLAN.json, an algorithm, or ALGORITHM:CUT."""
     seeds: int = 1
@@ -318,7 +319,6 @@ class Choose(ManyRuns):
                 f"--algorithm must use a plan; got {self.algorithm}, which uses no plan. Use fedper."
             )
         given["baselines"] = not given.pop("no_baselines")
-        given["arms"] = self.arms or None
         del given["explain"], given["json"]
         return given
 
@@ -385,7 +385,7 @@ class Study(SeveralAlgorithms):
     algorithms: tuple[str, ...] = (
         *("local", "fedavg", "fedbabu", "playerfl", "playerfl_random"),
     )
-    arms: tuple[str, ...] = ()
+    arms: tuple[str, ...] | None = None
     """Ways to share layers, in place of the steps: all, nothing, head_local, first_half_local, half, first_K, last_K,
     frozen_K, lora_A, lora_B, PLAN.json, an algorithm, or ALGORITHM:CUT."""
     seeds: int = 5
@@ -396,6 +396,3 @@ class Study(SeveralAlgorithms):
     """Folder for the results."""
 
     without = ("algorithm", "options", "plan", "rule", "monitor")
-
-    def arguments(self) -> dict[str, Any]:
-        return {**super().arguments(), "arms": self.arms or None}
