@@ -32,9 +32,9 @@ from .inputs import client_models, fit_outputs
 from .measurement import (
     SPENT,
     ClientModel,
+    Clock,
     Data,
     Measurement,
-    Tick,
     example,
     no_progress,
 )
@@ -65,9 +65,8 @@ def measure_models(
             LayerPlan(tuple(every), ()).check_fits(subjects[0].model)
         request.check(every)  # of all metrics, before the first one takes its time
         how = {name: getattr(request, name) for name in ("batch", "seed", "mode")}
-        how["tell"] = say if request.progress else no_progress
         if request.budget is not None:
-            how["until"] = time.monotonic() + request.budget
+            how["clock"] = Clock(until=time.monotonic() + request.budget)
         shared = Measurement(subjects, every, criterion, **how)
         measured = _measure_all(request, shared, n_models)
     columns = {"seed": request.seed, **(request.context or {})}
@@ -167,20 +166,25 @@ def _measure_all(request: Request, shared: Measurement, n_models: int) -> list[R
         steps, "diagnose", "step", shown=request.progress, leave=False
     ) as bar:
 
-        def tick(label: str) -> Tick:
+        def timed(label: str) -> dict[str, Any]:
+            waiting = [s.client for s in subjects]
+
             def done(client: str) -> None:
                 bar.set_postfix_str(f"{label} {client}".rstrip(), refresh=False)
-                bar.update()
+                if client in waiting:
+                    waiting.remove(client)
+                    bar.update()
 
-            return done
+            tell = say if request.progress else no_progress
+            return {"tick": done, "clock": Clock(label, shared.clock.until, tell)}
 
         if readers:
             together = replace(
-                shared, tick=tick(" + ".join(readers)), resamples=request.resamples
+                shared, **timed(" + ".join(readers)), resamples=request.resamples
             )
             measured += one_pass(together, list(readers.values()))
         for metric in alone:
-            if time.monotonic() > shared.until:
+            if shared.clock.over:
                 reasons[metric.name] = SPENT
                 continue
             # a single model has no pair, however many clients it is measured on
@@ -189,9 +193,11 @@ def _measure_all(request: Request, shared: Measurement, n_models: int) -> list[R
                 shared,
                 subjects=whom,
                 layers=request.read_by(metric, every),
-                tick=tick(metric.name),
+                **timed(metric.name),
             )
             found = metric.measure(measurement, request.settings[metric.name])
+            for subject in subjects:
+                measurement.tick(subject.client)
             for name in dict.fromkeys(r.get("layer", "") for r in found):
                 of_network = metric.shared and not name
                 if not of_network:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Protocol
 
@@ -13,20 +13,21 @@ from fl_core.errors import OneOf, check_known, warn
 from fl_core.layers import Layer
 from fl_core.rows import Row
 from fl_core.seeds import seed_of, torch_seeded
-from fl_core.tree import set_mode
+from fl_core.tree import Tree, set_mode
 
 from .curvature.exact import CHECKED, check_formulas
 from .curvature.model import (
     Differentiable,
-    NoLoss,
     are_coupled,
     owner,
     record_calls,
     squared_norms,
 )
 from .measurement import (
+    SPENT,
     ClientModel,
     Measurement,
+    NoValue,
     Tensors,
     batches,
     row_or_reason,
@@ -39,9 +40,7 @@ from .measurement import (
 class Meter(Protocol):
     """Accumulates a quantity of the weights and gradients of every batch of one client."""
 
-    def update(
-        self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1
-    ) -> None:
+    def update(self, params: Tree, grads: Tree, n: int = 1) -> None:
         """Add a batch of ``n`` samples; tensors that no gradient reaches are missing from ``grads``."""
 
 
@@ -74,15 +73,14 @@ def one_pass(measurement: Measurement, readers: Sequence[GradientReader]) -> lis
     """Return rows of all ``readers`` from one forward and backward pass over each client's data.
 
     Until all clients are read, each client keeps what its meters hold. That is at most the gradient in float64, once
-    for all meters, and sums of single numbers.
+    for all meters, and sums of single numbers. A client's pass ends with its share of the budget.
 
     Raises:
         UsageError: data, labels or model output do not fit, or layers belong to another model.
     """
     readings = []
-    for subject in measurement.subjects:
+    for subject in measurement.turns(share=True):
         readings.append(_read(subject, measurement, readers))
-        measurement.tick(subject.client)
     return [
         row
         for k, reader in enumerate(readers)
@@ -114,7 +112,10 @@ def _read(
         total = torch.zeros(
             (), dtype=torch.float64, device=next(iter(model.parameters())).device
         )
-        for x, y in batches(data, size, model):
+        parts, clock = batches(data, size, model), measurement.clock
+        for x, y in clock.turns(parts, subject.n_train, lambda part: len(part[1])):
+            if clock.over:
+                break
             z = model(x)
             loss.check_batch(z, y)
             value = loss(z, y)
@@ -123,18 +124,18 @@ def _read(
                 meter.update(params, grads, len(y))
             total += value.detach()
             n_samples, n_batches = n_samples + len(y), n_batches + 1
-    fault = ""
+    fault = "" if n_batches else SPENT
     if not torch.isfinite(total):
         fault = f"the loss of client {subject.client!r} is not finite"
     return [Reading(subject, meter, n_samples, n_batches, fault) for meter in meters]
 
 
-def _parameters(model: nn.Module, names: set[str]) -> dict[str, Tensor]:
+def _parameters(model: nn.Module, names: set[str]) -> Tree:
     """Return the named floating parameters, with gradients switched on also for frozen layers."""
     parameters = dict(model.named_parameters())
     for name in sorted(names):
         check_known(f"parameter of {type(model).__name__}", name, parameters)
-    params: dict[str, Tensor] = {
+    params: Tree = {
         name: p
         for name, p in parameters.items()
         if name in names and p.is_floating_point()
@@ -144,7 +145,7 @@ def _parameters(model: nn.Module, names: set[str]) -> dict[str, Tensor]:
     return params
 
 
-def _gradients(value: Tensor, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _gradients(value: Tensor, params: Tree) -> Tree:
     """Return gradients in the parameters on which the loss depends."""
     if not params or not value.requires_grad:
         return {}
@@ -157,13 +158,11 @@ class EpochMeter:
     """The gradient of the mean loss over all data, in float64: 8 bytes per weight."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
+        self._sums: Tree = {}
         self._n = 0
 
     @torch.no_grad()
-    def update(
-        self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1
-    ) -> None:
+    def update(self, params: Tree, grads: Tree, n: int = 1) -> None:
         for name, grad in grads.items():
             if name in self._sums:
                 self._sums[name].add_(grad, alpha=n)
@@ -218,9 +217,7 @@ class _BatchMeter:
         self.sizes: dict[str, int] = {}
 
     @torch.no_grad()
-    def update(
-        self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1
-    ) -> None:
+    def update(self, params: Tree, grads: Tree, n: int = 1) -> None:
         for layer, names in self._names.items():
             reached = [grads[name] for name in names if name in grads]
             if reached:
@@ -286,7 +283,7 @@ class Statistic:
     def _rows(self, layer: Layer, reading: Reading) -> list[Row]:
         values, stderr, n = self._summary(reading.meter, layer)
         status = why_unreadable(
-            layer, self.tensors, reached=n > 0
+            layer, self.tensors, reached=bool(n or reading.fault)
         ) or self.why_undefined(n)
         if not status and not values.isfinite().all():
             status = (
@@ -355,8 +352,8 @@ class Noise:
     ways: dict[str, str] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
     fault: str = ""
-    squares: dict[str, Tensor] = field(default_factory=dict)
-    sums: dict[str, Tensor] = field(default_factory=dict)
+    squares: Tree = field(default_factory=dict)
+    sums: Tree = field(default_factory=dict)
 
     def add(self, name: str, squares: Tensor, total: Tensor) -> None:
         """Add the sums over some samples."""
@@ -376,13 +373,17 @@ def gradient_noise(
     # squares of small gradients would vanish in half precision
     half = any(p.dtype in HALF for p in model.parameters())
     dtype = torch.float32 if half else None
-    run = Differentiable(model, measurement.loss, dtype, measurement.seed)
+    run = Differentiable(
+        model, measurement.loss, dtype, measurement.seed, measurement.clock
+    )
     names = [name for name in names if run.parameters[name].is_floating_point()]
     with set_mode(model, measurement.mode), torch.enable_grad():
         found = Noise(sum(len(y) for _, y in batches(data, measurement.batch)))
-        n = 0
+        n, parts = 0, run.batches(data, measurement.batch)
         try:
-            for index, (x, y) in enumerate(batches(data, measurement.batch, model)):
+            for index, x, y in run.clock.turns(
+                parts, found.n_samples, lambda part: len(part[2])
+            ):
                 if index == 0:
                     few = x[:CHECKED], y[:CHECKED]
                     _, graph, _, doubts = check_formulas(run, *few, names)
@@ -395,8 +396,9 @@ def gradient_noise(
                             found.faults[name] = COUPLED
                 _add_batch(found, run, x, y, index, n)
                 n += len(y)
-        except NoLoss:
-            found.fault = f"the loss of client {subject.client!r} is not finite"
+            found.n_samples = n
+        except NoValue as reason:
+            found.fault = f"client {subject.client!r}: {reason}"
     return found
 
 
@@ -423,7 +425,8 @@ def _add_batch(
             found.faults[name] = f"{name}: its module is used differently in batch {index}"  # fmt: skip
     alone = [name for name in left if found.ways[name] == "single"]
     tensors = [run.parameters[name] for name in alone]
-    for k in range(len(y) if alone else 0):
+    for k in run.clock.turns(range(len(y) if alone else 0), len(y)):
+        run.clock.check()
         _, losses = run.forward(x[k : k + 1], y[k : k + 1], n + k)
         gradients = torch.autograd.grad(losses.sum(), tensors, allow_unused=True)
         for name, gradient in zip(alone, gradients, strict=True):

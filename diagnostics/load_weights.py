@@ -29,7 +29,7 @@ from fl_core.errors import (
 from fl_core.models import weights
 from fl_core.run.initial import copy_into
 from fl_core.seeds import torch_seeded
-from fl_core.tree import copied, plain
+from fl_core.tree import Tree, copied, plain
 
 from .measurement import one_line
 
@@ -147,7 +147,7 @@ def load_clients(
 # --- other files -----------------------------------------------------------------------
 
 
-def _folder(path: Path, key: str) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
+def _folder(path: Path, key: str) -> tuple[Tree, dict[str, Any] | None]:
     """Return the tensors of a folder of transformers or peft, and the configuration of its adapters, if any."""
     folder = storage.Folder(path)
     if folder.has("adapter_config.json"):
@@ -186,9 +186,7 @@ def _json(folder: storage.Folder, name: str) -> dict[str, Any]:
     return found
 
 
-def _as_transformers(
-    into: Any, found: dict[str, Tensor], path: Path
-) -> dict[str, Tensor]:
+def _as_transformers(into: Any, found: Tree, path: Path) -> Tree:
     """Return the tensors by the module's names, which transformers changes where it stores and loads them."""
     with one_line(f"{path} must fit the module"), torch_seeded(0):
         made, told = type(into).from_pretrained(
@@ -215,8 +213,8 @@ target_modules task_type"""
 
 
 def _with_adapters(
-    into: nn.Module, found: Mapping[str, Tensor], config: dict[str, Any], path: Path
-) -> dict[str, Tensor]:
+    into: nn.Module, found: Tree, config: dict[str, Any], path: Path
+) -> Tree:
     """Return the module's tensors with a folder's adapters merged by peft, and the tensors that it trained whole.
 
     A module of peft gets the adapters themselves.
@@ -307,7 +305,7 @@ def _check_config(config: Mapping[str, Any], where: str, peft: Any) -> None:
 
 def _wrapped(
     into: nn.Module,
-    adapters: Mapping[str, Tensor],
+    adapters: Tree,
     config: Mapping[str, Any],
     where: str,
     peft: Any,
@@ -344,9 +342,7 @@ def _wrapped(
 # --- names -----------------------------------------------------------------------------
 
 
-def _arrays(
-    path: Path, target: Mapping[str, Tensor], by_position: bool
-) -> dict[str, Tensor]:
+def _arrays(path: Path, target: Tree, by_position: bool) -> Tree:
     """Return the arrays of an ``.npz``, by their names or by the module's."""
     headers = files.headers(path)
     names = list(headers)
@@ -372,9 +368,7 @@ def _arrays(
     return dict(zip(names, map(torch.as_tensor, arrays), strict=True))
 
 
-def _fit(
-    found: Mapping[str, Tensor], target: Mapping[str, Tensor], path: Path
-) -> dict[str, Tensor]:
+def _fit(found: Tree, target: Tree, path: Path) -> Tree:
     """Return the tensors by the module's names, without what wrappers add to names."""
     found = {WRAPPED.sub("", name): tensor for name, tensor in found.items()}
     starts = {""}

@@ -107,8 +107,9 @@ def diagnose(
         batch: samples at a time. A loader keeps its own batches.
         seed: seed of all random draws. Default: 0, or the run's.
         samples: maximum number of samples of each client. Default: all.
-        budget: seconds, after which no further metric begins. Its rows say so. Metrics of curvature end within: their
-            values stand as they are, with their errors, and the column n_samples has the samples that were reached.
+        budget: seconds for all metrics. What was not reached has a row with a status. Other values are those without a
+            budget. Only means over batches or probes may end early: their errors are larger, and the column n_samples
+            has the samples that were reached. A pass or a fit that has begun ends, such as a layer's at one client.
         null: names of :data:`diagnostics.null.NULLS`, or :class:`~diagnostics.null.Nulls`. The same is measured again
             on each null, for the report's ``nulls``. :func:`~diagnostics.select.select` compares them. Data of a
             metric's option ``test`` are shuffled too. A probe is not.
@@ -606,9 +607,7 @@ def _for_task(
         knows_start: whether the task's model has the weights of the common start.
         round: of the models.
     """
-    federation = task.config.federation
-    of_run: dict[str, Any] = {"round": round, "rounds": int(federation.rounds or 1)}
-    of_run["training"] = Training.of(task.config.training)
+    of_run = {"round": round, "training": Training.of(task.config.training)}
     options, splits = {}, {}
     held = {
         c.name: (c.validation.x, c.validation.y)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from fl_core.training.losses import Loss
 from fl_core.tree import is_finite
 
 Batch = tuple[Tensor, Tensor]
+Item = TypeVar("Item")
 Data = Any  # a pair (x, y) of tensors, an object with such x and y (a client's split), or a re-iterable loader of pairs
 
 
@@ -188,6 +189,100 @@ SPENT = "left out: the budget was spent"
 
 Tick = Callable[[str], None]
 """Called with a client's name when that client is done."""
+FEW, LONG = 4, 5.0
+"""Turns after which the time of all is told, and the seconds from which it is."""
+
+
+class NoValue(Exception):
+    """Raised if there is no value. The reason becomes a status."""
+
+
+def no_progress(text: str) -> None:
+    """Do nothing: a measurement without progress has this in place of a bar and of printed lines."""
+
+
+class Clock:
+    """The time of a metric: when its budget ends, and how long the rest takes.
+
+    >>> from unittest.mock import patch
+    >>> with patch("diagnostics.measurement.time") as clock:
+    ...     clock.monotonic.side_effect = range(0, 999, 3)
+    ...     for client in Clock("cka", tell=print).turns("abcdef", 6):
+    ...         pass
+    cka: about 18 s more
+
+    Args:
+        name: of the metric, for the line that ``tell`` receives.
+        until: the time at which the budget ends, as of ``time.monotonic``.
+        tell: function to call with a line for the user.
+    """
+
+    def __init__(
+        self, name: str = "", until: float = math.inf, tell: Tick = no_progress
+    ) -> None:
+        self.name, self.tell = name, tell
+        self.until = self._end = until
+        self._began, self._told = time.monotonic(), 0
+        self._part = 1.0  # that a loop is of those around it, if it is the first to run
+
+    @property
+    def over(self) -> bool:
+        """Whether the budget is spent, or the share of it that the turn around has."""
+        return time.monotonic() > self.until
+
+    def check(self) -> None:
+        """Leave out what comes next if the budget is spent.
+
+        Raises:
+            NoValue: it is.
+        """
+        if time.monotonic() > self._end:
+            raise NoValue(SPENT)
+
+    def turns(
+        self,
+        items: Iterable[Item],
+        total: float = 0,
+        size: Callable[[Item], float] = lambda item: 1,
+        share: bool = False,
+    ) -> Iterator[Item]:
+        """Yield the items of a loop, and tell once how long the rest takes.
+
+        A loop may stand in the turns of others. It then tells in their first turns, for all of them. Of loops within
+        each other the inner one tells. The first turn may take longer, and is timed apart.
+
+        Args:
+            total: expected sum of the items' sizes. Default: their number.
+            size: of an item, to which its time is proportional.
+            share: each item has its share of the rest of the budget, by size.
+        """
+        part, until, told = self._part, self.until, self._told
+        first = of_first = done = 0.0
+        total = total or len([*items])
+        for count, item in enumerate(items, 1):
+            own, now = size(item), time.monotonic()
+            self._part = part * own / total if count == 1 else 0.0
+            if share:
+                self.until = now + (until - now) * own / max(own, total - done)
+            yield item
+            done += own
+            spent = time.monotonic() - self._began
+            soon = count == FEW or 2 * done >= total
+            if part and soon and self._told == told:
+                rate = (spent - first) / (done - of_first)
+                rest = (spent + rate * (total - done)) / part - spent
+                self._told += 1
+                if rest > LONG:
+                    self.tell(f"{self.name}: about {rest:.0f} s more")
+            if count == 1:
+                first, of_first = spent, done
+        self._part, self.until = part, until
+        if self._told > told:
+            self._began = time.monotonic()
+
+
+NO_LIMIT = Clock()
+"""The clock of a measurement without a budget, that tells nothing."""
 
 
 @dataclass(frozen=True)
@@ -209,10 +304,6 @@ class ClientModel:
     groups: NDArray[np.int64] | None = None
 
 
-def no_progress(text: str) -> None:
-    """Do nothing: a measurement without progress has this in place of a bar and of printed lines."""
-
-
 @dataclass(frozen=True)
 class Measurement:
     """The settings that all metrics share: the clients, the layers, the loss and others.
@@ -226,8 +317,7 @@ class Measurement:
         mode: ``"eval"`` or ``"train"``. A metric restores the model's own mode.
         resamples: number of resamples of each client's batches to add (:mod:`diagnostics.null`).
         tick: function to call with a client's name when that client is done. It moves the progress bar.
-        tell: function to call with a line for the user before the work.
-        until: the time at which the budget ends, as of ``time.monotonic``.
+        clock: of the metric. ``clock.over`` says whether the budget is spent.
     """
 
     subjects: Sequence[ClientModel]
@@ -238,19 +328,21 @@ class Measurement:
     mode: str = "eval"
     resamples: int = 0
     tick: Tick = no_progress
-    tell: Tick = no_progress
-    until: float = math.inf
+    clock: Clock = NO_LIMIT
 
-    def turns(self, options: Any) -> Iterator[tuple[ClientModel, dict[str, Any]]]:
-        """Yield each client with its options and settings. It has an equal share of the rest of the budget."""
-        for place, subject in enumerate(self.subjects):
-            now = time.monotonic()
-            settings = vars(options) | {
-                name: getattr(self, name) for name in ("loss", "batch", "seed", "mode")
-            }
-            settings["until"] = now + (self.until - now) / (len(self.subjects) - place)
-            yield subject, settings
+    def turns(self, share: bool = False) -> Iterator[ClientModel]:
+        """Yield each client, and tick when it is done. It may have its share of the rest of the budget."""
+        total = sum(subject.n_train for subject in self.subjects)
+        for subject in self.clock.turns(
+            self.subjects, total, lambda subject: subject.n_train, share
+        ):
+            yield subject
             self.tick(subject.client)
+
+    def settings(self, options: Any) -> dict[str, Any]:
+        """Return options with the settings that a metric of curvature takes."""
+        names = "loss", "batch", "seed", "mode", "clock"
+        return vars(options) | {name: getattr(self, name) for name in names}
 
 
 def row_or_reason(metric: str, value: float | None, why: str, **columns: Any) -> Row:

@@ -18,6 +18,7 @@ from torch import Tensor
 from fl_core.errors import OneOf, UsageError, check_fields, check_known, listing, warn
 from fl_core.layers import Layer
 from fl_core.rows import Row
+from fl_core.tree import Tree
 
 from .gradients import Reading
 from .measurement import (
@@ -70,19 +71,17 @@ class SensitivityAccumulator:
         reduce: str = "pooled",
     ) -> None:
         self._tables = {name for layer in layers for name in layer.tables}
-        self._touched: dict[str, Tensor] = {}
+        self._touched: Tree = {}
         self.tensors = check_known("choice of tensors", tensors, TENSORS)
         self.reduce = check_known("reduction of a layer", reduce, REDUCE)
         self._names = {layer.name: trainable_names(layer, tensors) for layer in layers}
         self._known = {name for names in self._names.values() for name in names}
-        self._sums: dict[str, Tensor] = {}
+        self._sums: Tree = {}
         self._sizes: dict[str, int] = {}
         self._steps = 0
 
     @torch.no_grad()
-    def update(
-        self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1
-    ) -> None:
+    def update(self, params: Tree, grads: Tree, n: int = 1) -> None:
         """Add one step; every step counts once, whatever its number ``n`` of samples."""
         names = [
             name for name in grads if name in self._known and grads[name] is not None
@@ -386,7 +385,9 @@ class Sensitivity:
         why = [
             FROZEN
             if layer.used and tensors_of(layer, self.tensors) and not free
-            else why_unreadable(layer, self.tensors, layer.name in reached)
+            else why_unreadable(
+                layer, self.tensors, bool(layer.name in reached or client.fault)
+            )
             for layer, free in zip(layers, trains, strict=True)
         ]
         i = np.array([reached.get(layer.name) for layer in layers], dtype=np.float64)

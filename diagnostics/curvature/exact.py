@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,11 +23,11 @@ from fl_core.layers import Layer
 from fl_core.run.costs import Node, nodes
 from fl_core.seeds import torch_generator
 from fl_core.training.losses import CrossEntropy, Loss
+from fl_core.tree import Tree
 
-from ..measurement import SPENT, Batch
+from ..measurement import Batch
 from .model import (
     Differentiable,
-    NoLoss,
     Tap,
     formula_of,
     owner,
@@ -74,9 +73,7 @@ _BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
 _NAME = re.compile(r"(\w+?)Backward\d+")
 
 
-def verdicts(
-    logits: Tensor, parameters: Mapping[str, Tensor]
-) -> tuple[dict[str, str], dict[str, str]]:
+def verdicts(logits: Tensor, parameters: Tree) -> tuple[dict[str, str], dict[str, str]]:
     """Return for each parameter that reaches the logits why they are not piecewise linear in it, and why samples mix.
 
     A text is empty if there is no reason. Each errs on one side only. An operation counts as nonlinear unless it is
@@ -248,7 +245,7 @@ def check_formulas(
         The logits; both :func:`verdicts`; tensor -> why it has no such formula, without those that have one.
 
     Raises:
-        NoLoss: the budget ends before the check.
+        NoValue: the budget ends before the check.
     """
     modules = dict(run.model.named_modules(remove_duplicate=False))
     owners = dict.fromkeys(map(owner, names))
@@ -270,8 +267,7 @@ def check_formulas(
     generator = torch_generator(run.seed, "formula check")
     u = torch.randn(logits.shape, generator=generator).to(logits)
     for sample in range(min(2, len(logits)) if known else 0):
-        if time.monotonic() > run.until:
-            raise NoLoss(SPENT)
+        run.clock.check()
         alone = torch.zeros_like(u)
         alone[sample] = u[sample]
         gradients = torch.autograd.grad(
@@ -300,7 +296,7 @@ def check_formulas(
 
 def exact_terms(
     loss: Loss, logits: Tensor, y: Tensor, taps: Mapping[str, Tap]
-) -> Iterator[dict[str, Tensor]]:
+) -> Iterator[Tree]:
     """Yield terms [n] of each parameter of the tapped modules, which add up to the trace of its Gauss-Newton block."""
     combine, signs = factors(loss, logits, y)
     for k in range(signs.shape[1] if taps else 0):
@@ -315,9 +311,9 @@ def gauss_newton_terms(
     logits: Tensor,
     y: Tensor,
     taps: Mapping[str, Tap],
-    tensors: Mapping[str, Tensor],
+    tensors: Tree,
     generator: torch.Generator,
-) -> Iterator[dict[str, Tensor]]:
+) -> Iterator[Tree]:
     """Yield random draws whose mean is the trace of the Gauss-Newton block, of each parameter.
 
     With signs r_n of the factors S_n of :func:`factors`, E ||J_n^T S_n r_n||^2 = tr J_n^T S_n S_n^T J_n. Parameters of
@@ -325,7 +321,7 @@ def gauss_newton_terms(
     """
     combine, signs = factors(loss, logits, y)
     while True:
-        draw, found = rademacher(signs, generator), dict[str, Tensor]()
+        draw, found = rademacher(signs, generator), Tree()
         for sign in signs.unique():
             cotangent = combine(draw * (signs == sign)).to(logits.dtype)
             for name, norms in squares(logits, cotangent, taps, tensors).items():

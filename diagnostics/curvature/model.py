@@ -11,8 +11,6 @@ E u_n u_n^T = A_n A_n^T, so that E u_n^T H u_n = tr(A_n^T H A_n).
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,19 +30,11 @@ from fl_core.layers import Layer
 from fl_core.run.costs import nodes, unfused
 from fl_core.seeds import seed_of
 from fl_core.training.losses import Loss
-from fl_core.tree import Hook, with_hooks
+from fl_core.tree import Hook, Tree, with_hooks
 
-from ..measurement import SPENT, Data, batches, call_with
+from ..measurement import NO_LIMIT, Clock, Data, NoValue, batches, call_with
 
 CUT = "no second derivative: an operation on the way is marked as differentiable once"
-
-
-class NoProduct(RuntimeError):
-    """Raised if there is no product with a layer's block of the Hessian. The reason becomes a status."""
-
-
-class NoLoss(Exception):
-    """Raised if a sample's loss is NaN or infinite, or if there is no time for any. It becomes a status."""
 
 
 Estimates = dict[str, tuple[float, float, int, int]]
@@ -59,7 +49,7 @@ class Differentiable:
     Attributes:
         parameters: by exact name, in the type of the computation. All require gradients, frozen ones too.
         buffers: copies, by exact name.
-        until: the time at which the budget ends, as of ``time.monotonic``.
+        clock: of the metric.
     """
 
     def __init__(
@@ -68,7 +58,7 @@ class Differentiable:
         loss: Loss,
         dtype: torch.dtype | None,
         seed: int,
-        until: float = math.inf,
+        clock: Clock = NO_LIMIT,
     ) -> None:
         def cast(tensor: Tensor) -> Tensor:
             return (
@@ -78,7 +68,7 @@ class Differentiable:
             )
 
         self.model, self.loss, self.dtype, self.seed = model, loss, dtype, seed
-        self.until = until
+        self.clock = clock
         self.parameters = {name: cast(p) for name, p in model.named_parameters()}
         for parameter in self.parameters.values():
             parameter.requires_grad_(parameter.is_floating_point())
@@ -100,26 +90,28 @@ class Differentiable:
 
         Raises:
             UsageError: as :meth:`fl_core.training.losses.Loss.check_batch`.
-            NoLoss: a sample's loss is NaN or infinite.
+            NoValue: a sample's loss is NaN or infinite.
         """
         logits = self(x, index)
         self.loss.check_batch(logits, y)
         losses = self.loss.per_sample(logits, y)
         if not torch.isfinite(losses).all():
-            raise NoLoss("the loss is not finite")
+            raise NoValue("the loss is not finite")
         return logits, losses
 
-    def batches(self, data: Data, batch: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+    def batches(
+        self, data: Data, batch: int | None
+    ) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yield the number, x and y of each batch until the budget ends.
 
         Raises:
-            NoLoss: it ends before the first batch.
+            NoValue: it ends before the first batch.
         """
         for index, (x, y) in enumerate(batches(data, batch, self.model)):
-            if time.monotonic() < self.until:
+            if not index:
+                self.clock.check()
+            if not self.clock.over:
                 yield index, x, y
-            elif not index:
-                raise NoLoss(SPENT)
 
 
 @contextmanager
@@ -181,7 +173,7 @@ def curvature(
         tensors: tensors, or edges of the graph.
 
     Raises:
-        NoProduct: an operation cannot be differentiated twice.
+        NoValue: an operation cannot be differentiated twice.
     """
     terms = [
         (g * w).sum()
@@ -196,7 +188,7 @@ def curvature(
             total, list(tensors), retain_graph=True, allow_unused=True
         )
     except RuntimeError as error:
-        raise NoProduct(no_second_derivative(error)) from error
+        raise NoValue(no_second_derivative(error)) from error
     return [
         torch.zeros_like(w) if h is None else h for w, h in zip(v, second, strict=True)
     ]
@@ -220,7 +212,7 @@ def no_second_derivative(error: RuntimeError) -> str:
     raise error
 
 
-Norms = Callable[[Tensor], dict[str, Tensor]]
+Norms = Callable[[Tensor], Tree]
 """delta, shaped as the module's output, to the squared norm per sample, [n], of each of the module's parameters."""
 
 
@@ -321,7 +313,7 @@ def squares(
     cotangent: Tensor,
     taps: Mapping[str, Tap],
     tensors: Mapping[str, Tensor] = MappingProxyType({}),
-) -> dict[str, Tensor]:
+) -> Tree:
     """Return squared norms of gradients of sum(cotangent * logits).
 
     They are those of each sample, [n], for every parameter of the tapped modules, and one of each of the ``tensors``.
@@ -336,7 +328,7 @@ def squares(
 
 def squared_norms(
     gradients: Mapping[str, Tensor | None], taps: Mapping[str, Tap]
-) -> dict[str, Tensor]:
+) -> Tree:
     """Return squared norms, from gradients at the outputs of tapped modules, by path, and of tensors, by name."""
     found = {}
     for key, gradient in gradients.items():
@@ -379,7 +371,7 @@ def _shared(module: Any, a: Tensor, passes: int) -> Norms | None:
     patches, shape, out, _ = patches_of(module, a)
     product = _outer_norm(patches, shape, out, passes)
 
-    def norms(delta: Tensor) -> dict[str, Tensor]:
+    def norms(delta: Tensor) -> Tree:
         if isinstance(module, nn.Linear):
             delta = delta.reshape(len(a), -1, out).mT
         delta = delta.reshape(len(a), shape[1], out, -1)
@@ -506,7 +498,7 @@ def _embedding(module: Any, a: Tensor, passes: int) -> Norms | None:
     if module.padding_idx is not None:  # this row has no gradient
         same &= (index != module.padding_idx).unsqueeze(1)
 
-    def embedding(delta: Tensor) -> dict[str, Tensor]:
+    def embedding(delta: Tensor) -> Tree:
         rows = delta.reshape(*index.shape, -1)
         return {"weight": ((rows @ rows.mT) * same).sum((1, 2))}
 

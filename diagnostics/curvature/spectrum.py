@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,12 +15,10 @@ from fl_core.seeds import torch_generator
 from fl_core.training.losses import Loss
 from fl_core.tree import set_mode
 
-from ..measurement import Data, batches, why_unreadable
+from ..measurement import NO_LIMIT, Clock, Data, NoValue, batches, why_unreadable
 from .model import (
     CUT,
     Differentiable,
-    NoLoss,
-    NoProduct,
     curvature,
     differentiable_once,
     twice_differentiable,
@@ -153,7 +150,7 @@ def hessian_spectrum(
     seed: int = 0,
     mode: str = "eval",
     dtype: torch.dtype | None = None,
-    until: float = math.inf,
+    clock: Clock = NO_LIMIT,
 ) -> list[SpectrumResult]:
     """Return the ``k`` algebraically largest eigenvalues of each layer's block, over weights and biases.
 
@@ -169,8 +166,7 @@ def hessian_spectrum(
             (stochastic Lanczos quadrature, Ghorbani et al. 2019). Other seeds give independent estimates.
         batch, seed, mode, dtype, layers, loss: as in :func:`~diagnostics.curvature.trace.hessian_trace`. The seed
             sets the first Lanczos vector and dropout. A single batch is faster than several, because its graph is kept.
-        until: the time at which the budget ends, as of ``time.monotonic``. The values then stand as they are, with
-            their residuals.
+        clock: when it is over the values stand as they are, with their residuals.
 
     Raises:
         UsageError: as in :func:`~.trace.hessian_trace`.
@@ -183,6 +179,7 @@ def hessian_spectrum(
     with set_mode(model, mode), twice_differentiable(model), torch.enable_grad():
         sizes = [len(y) for _, y in batches(data, batch, model)]
         try:
+            clock.check()
             first = next(_gradients(run, data, batch))
             for layer in layers:
                 own = [e for e in layer.parameters if first.get(e) is not None]
@@ -201,11 +198,9 @@ def hessian_spectrum(
             del first
             # of a graph that is kept, one layer after another, for the memory
             groups = [[name] for name in searches] if kept else [[*searches]]
-            for place, group in enumerate(groups):
-                now = time.monotonic()
-                ends = now + (until - now) / (len(groups) - place)
+            for group in clock.turns(groups, share=True):
                 left = {name: searches[name] for name in group}
-                while left and time.monotonic() < ends:
+                while left and not clock.over:
                     products = {name: 0 * each.basis[-1] for name, each in left.items()}
                     for gradients in kept or _gradients(run, data, batch):
                         for name, product in products.items():
@@ -221,7 +216,7 @@ def hessian_spectrum(
                                 found = curvature(
                                     [gradients[e] for e in blocks[name]], v, tensors
                                 )
-                            except NoProduct as error:
+                            except NoValue as error:
                                 failures[name] = str(error)
                             else:
                                 product += torch.cat([h.flatten() for h in found])
@@ -235,7 +230,7 @@ def hessian_spectrum(
                         for name, each in left.items()
                         if not each.done and name not in failures
                     }
-        except NoLoss as error:
+        except NoValue as error:
             failures = {layer.name: str(error) for layer in layers}
     results = []
     for layer in layers:

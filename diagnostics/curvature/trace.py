@@ -33,7 +33,6 @@ around the following faults:
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,14 +46,15 @@ from torch import Tensor, nn
 from fl_core.layers import Layer
 from fl_core.seeds import seed_of, torch_generator
 from fl_core.training.losses import Loss
-from fl_core.tree import copied, set_mode
+from fl_core.tree import Tree, copied, set_mode
 
 from ..measurement import (
+    NO_LIMIT,
+    Clock,
     Data,
-    Tick,
+    NoValue,
     batches,
     full_batch,
-    no_progress,
     why_unreadable,
 )
 from .exact import CHECKED, Verdict, decide, exact_terms, gauss_newton_terms
@@ -62,8 +62,6 @@ from .model import (
     CUT,
     Differentiable,
     Estimates,
-    NoLoss,
-    NoProduct,
     Tap,
     are_coupled,
     curvature,
@@ -92,7 +90,7 @@ def layer_traces(
     kind: str,
     probes: int,
     error: float,
-    tell: Tick,
+    total: int,
 ) -> Estimates:
     """Return the trace of all layers: exact, or the mean of random probes of all of them at once.
 
@@ -107,7 +105,7 @@ def layer_traces(
     curvature. The variance is then about as many times a single layer's as there are layers, whereas a single layer's
     product costs as much as half the network.
 
-    The time that ``tell`` receives is within a factor of two of the measurement's on most networks. Here it is counted
+    The time that the clock tells is within a factor of two of the measurement's on most networks. Here it is counted
     in floating-point operations:
 
     >>> from unittest.mock import patch
@@ -116,12 +114,15 @@ def layer_traces(
     >>> from fl_core.training.losses import build
     >>> x, y = torch.randn(64, 6), torch.arange(64) % 5
     >>> for act, gauss_newton in ((nn.ReLU, False), (nn.Tanh, False), (nn.GELU, True)):
-    ...     net, lines = nn.Sequential(nn.Linear(6, 20), act(), nn.Linear(20, 20), act(), nn.Linear(20, 5)), []
-    ...     how = {"loss": build("cross_entropy"), "tell": lines.append, "gauss_newton": gauss_newton}
-    ...     with count_flops(net) as counter, patch("diagnostics.curvature.trace.time") as clock:
+    ...     net, ends = nn.Sequential(nn.Linear(6, 20), act(), nn.Linear(20, 20), act(), nn.Linear(20, 5)), []
+    ...     def tell(line):
+    ...         ends.append(counter.total + float(line.split()[-3]))
+    ...     how = {"loss": build("cross_entropy"), "gauss_newton": gauss_newton}
+    ...     with count_flops(net) as counter, patch("diagnostics.measurement.time") as clock:
     ...         clock.monotonic.side_effect = lambda: counter.total
+    ...         how["clock"] = Clock(tell=tell)
     ...         found = hessian_trace(net, (x, y), layers_of(net, x), **how)
-    ...     0.5 <= sum(float(line.split()[3]) for line in lines) / counter.total <= 2
+    ...     0.5 <= ends[-1] / counter.total <= 2
     True
     True
     True
@@ -134,10 +135,10 @@ def layer_traces(
         probes: number of probes at most, and at least 2: the errors come from the differences between them. If exact,
             the number of passes.
         error: relative standard error of a batch at which no further probe is drawn.
-        tell: receives a line about the whole time after 4 probes of the first batch. It expects :data:`USUAL` probes.
+        total: samples of the data.
 
     Raises:
-        NoProduct: a layer has no product with its block.
+        NoValue: a layer has no product with its block.
     """
     layer_of = {name: layer for layer, group in layers.items() for name in group}
     own = [name for name in layer_of if layer_of[name] not in shared]
@@ -154,11 +155,10 @@ def layer_traces(
     generator = torch_generator(run.seed, "hessian probes", *layers)
     values, variances = dict.fromkeys(layers, 0.0), dict.fromkeys(layers, 0.0)
     n, fewest = 0, probes
-    total = sum(len(y) for _, y in batches(data, batch))
     passes = 1 if kind == "hessian" else probes
-    for index, x, y in run.batches(data, batch):
-        now = time.monotonic()
-        ends = now + (run.until - now) * len(y) / (total - n)
+    last = min(probes, USUAL) if error and kind != "exact" else probes
+    clock, parts = run.clock, run.batches(data, batch)
+    for index, x, y in clock.turns(parts, total, lambda part: len(part[2]), share=True):
         with record_calls(run.model, [*paths], len(x), passes) as recorded:
             logits, losses = run.forward(x, y, index)
         taps = usable(recorded, index)
@@ -173,7 +173,7 @@ def layer_traces(
         means, squares = dict.fromkeys(layers, zero), dict.fromkeys(layers, zero)
         found: dict[str, tuple[float, float]] = dict.fromkeys(layers, (0.0, 0.0))
         count = 0
-        for count, term in enumerate(islice(terms, probes), 1):
+        for count, term in enumerate(clock.turns(islice(terms, probes), last), 1):
             sums = dict.fromkeys(layers, zero)
             for name, each in term.items():
                 if name in layer_of:
@@ -186,15 +186,9 @@ def layer_traces(
                 spread = float(squares[layer].sum()) / count / max(count - 1, 1)
                 found[layer] = float(means[layer].sum()), spread
             small = all(v <= (error * mean) ** 2 for mean, v in found.values())
-            spent = time.monotonic() - now
-            if count == 1:
-                first = spent
-            if n == 0 and count == 4:
-                last = min(probes, USUAL) if error and kind != "exact" else probes
-                whole = (spent + (spent - first) / 3 * (last - 4)) * total / len(y)
-                tell(f"curvature ({kind}): about {whole:.2g} s a client")
-            late = count > 1 and now + spent > ends
-            if kind != "exact" and (late or (small and count >= FEWEST)):
+            if kind == "exact":
+                clock.check()  # a part of the passes has no value
+            elif count > 1 and (clock.over or (small and count >= FEWEST)):
                 break
         for layer, (mean, spread) in found.items():
             exact = kind == "exact"
@@ -212,11 +206,11 @@ def _hessian_terms(
     run: Differentiable,
     losses: Tensor,
     taps: Mapping[str, Tap],
-    tensors: Mapping[str, Tensor],
+    tensors: Tree,
     own: Collection[str],
     layer_of: Mapping[str, str],
     generator: torch.Generator,
-) -> Iterator[dict[str, Tensor]]:
+) -> Iterator[Tree]:
     """Yield probes: u_n^T H_n u_n [n] of each tapped module, and v^T H v of each tensor.
 
     Args:
@@ -224,7 +218,7 @@ def _hessian_terms(
         layer_of: the layer of each module and tensor.
 
     Raises:
-        NoProduct: see :func:`layer_traces`.
+        NoValue: see :func:`layer_traces`.
     """
     targets: list[Any] = [tap.edge for tap in taps.values()]
     targets += tensors.values()
@@ -232,7 +226,7 @@ def _hessian_terms(
         losses.sum(), targets, create_graph=True, allow_unused=True
     )
     if differentiable_once(gradients):
-        raise NoProduct(CUT)
+        raise NoValue(CUT)
     draws = [
         draw_of(
             run.model.get_submodule(path),
@@ -279,7 +273,7 @@ def by_pyhessian(
     """Return the estimate of one layer's trace by PyHessian.
 
     Raises:
-        NoProduct: the package gives no value.
+        NoValue: the package gives no value.
     """
     from pyhessian import hessian
 
@@ -300,7 +294,7 @@ def by_pyhessian(
             drawn = measured.trace(maxIter=probes, tol=-math.inf)
     except (RuntimeError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
-        raise NoProduct(
+        raise NoValue(
             f"pyhessian gives no value for layer {layer!r}: {reason}"
         ) from error
     finally:
@@ -360,8 +354,7 @@ def hessian_trace(
     mode: str = "eval",
     dtype: torch.dtype | None = None,
     backend: str = "fedlayers",
-    until: float = math.inf,
-    tell: Tick = no_progress,
+    clock: Clock = NO_LIMIT,
     gauss_newton: bool = False,
 ) -> list[TraceResult]:
     """Return the trace of each layer's block of the Hessian, or of the Gauss-Newton matrix, in the order of ``layers``.
@@ -393,16 +386,15 @@ def hessian_trace(
         dtype: compute in this type, for instance ``torch.float64``. Default: the model's own.
         backend: ``"fedlayers"``, or ``"pyhessian"`` as a cross-check, which uses that package's Hessian-vector products
             with weight-space probes in eval mode.
-        until: the time at which the budget ends, as of ``time.monotonic``. Then no further batch or probe begins.
-            Two probes of the first batch are drawn if it began in time. Results state what they are based on.
-        tell: function to call with a line about the time, before most of it is spent.
+        clock: when it is over no further batch or probe begins. Two probes of the first batch are drawn if it began in
+            time. Results state what they are based on.
         gauss_newton: take the Gauss-Newton matrix (1/N) sum_n J_n^T (d2 loss_n / df_n^2) J_n. Its trace is exact
             wherever samples do not mix, for few outputs. No layer needs a second derivative.
 
     Raises:
         UsageError: labels are not class indices, the model does not return logits [n, C], or data cannot be read.
     """
-    run = Differentiable(model, loss, dtype, seed, until)
+    run = Differentiable(model, loss, dtype, seed, clock)
     ways: dict[str, Way] = {}
     groups: dict[str, dict[str, list[str]]] = {}
     values: Estimates = {}
@@ -436,14 +428,14 @@ def hessian_trace(
                     else:
                         passes = verdict.n_classes if kind == "exact" else probes
                         values |= layer_traces(
-                            run, data, group, shared, batch, kind, passes, error, tell
+                            run, data, group, shared, batch, kind, passes, error, n
                         )
-                except NoProduct as reason:  # of some layer
+                except NoValue as reason:  # of some layer
                     if len(group) == 1:
                         ways |= dict.fromkeys(group, Way(status=str(reason)))
                     else:
                         todo += [(kind, {name: block}) for name, block in group.items()]
-        except NoLoss as reason:
+        except NoValue as reason:
             left = [layer.name for layer in layers if layer.name not in values]
             ways |= dict.fromkeys(left, Way(status=str(reason)))
         except RuntimeError as reason:  # of the loss itself

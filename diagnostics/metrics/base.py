@@ -33,12 +33,12 @@ from ..measurement import (
     Batch,
     ClientModel,
     Measurement,
+    NoValue,
     batches,
     one_line,
     row_or_reason,
     tensors_of,
 )
-from ..representation.features import NoValue
 from . import Facts, PlotStyle
 
 DEFAULT = ("grad_variance", "hessian_trace", "cka", "federation_sensitivity")
@@ -316,14 +316,14 @@ def _layer_rows(
     rows, exact = [], formula.requires == "weights"
     tensors = getattr(options[0], "tensors", "weights") if options else "weights"
     columns: dict[str, Any] = {"unit": unit, **(of_weights(tensors) if exact else {})}
-    for subject in measurement.subjects:
+    for subject in measurement.turns():
         model, probe = subject.model, LayerProbe(subject, measurement)
         columns |= {"client": subject.client, "n_train": subject.n_train}
         with set_mode(model, "eval"):
             before = tree.digest(tree.named_tensors(model))
             if not exact:
                 columns["n_samples"] = sum(len(y) for _, y in probe.batches)
-            for layer in measurement.layers:
+            for layer in measurement.clock.turns(measurement.layers):
                 found: Any = NoValue("unused in the forward pass")
                 if layer.used or exact:
                     found = _call(formula, layer, probe, options)
@@ -342,7 +342,6 @@ def _layer_rows(
                     f"metric {formula.name!r} must not change a model; got other weights of client "
                     f"{subject.client!r}. Change a copy."
                 )
-        measurement.tick(subject.client)
     return rows
 
 
@@ -359,6 +358,7 @@ def _call(
     seeded = torch_seeded(seed_of(seed, "diagnose", formula.name, client, layer.name))
     with one_line(what), seeded:
         try:
+            probe.measurement.clock.check()
             found = formula.compute(probe.subject.model, layer, probe, *options)
         except NoValue as reason:
             return reason

@@ -17,11 +17,10 @@ from fl_core.data.arrays import nested_groups
 from fl_core.errors import ABOVE_0, SHARE, OneOf, UsageError, at_least
 from fl_core.rows import Row
 
-from ..measurement import row_or_reason
+from ..measurement import NoValue, row_or_reason
 from ..representation import similarity as measures
 from ..representation.features import (
     Array,
-    NoValue,
     constant,
     flattened,
     scatter_ratio,
@@ -489,14 +488,12 @@ def output_disagreement(measurement: Measurement, options: CommonSamples) -> lis
             raise NoValue("not finite")
         return measurement.loss.logits(z).double().softmax(1)
 
-    outputs, _ = comparison.sides(probabilities, [""], flattened)
-    for subject in subjects:
-        measurement.tick(subject.client)
+    outputs, faults = comparison.sides(probabilities, [""], flattened)
     nothing = torch.full((1, 0), torch.nan)  # of no classes
     for a, b in itertools.combinations(range(len(subjects)), 2):
         p, q = (outputs.get(("", client), nothing) for client in (a, b))
         found = dict.fromkeys(("classes", "probabilities", "chance"), nothing)
-        why = "outputs are not finite, or of other classes"
+        why = faults.get(("", a), faults.get(("", b), "outputs of other classes"))
         if p.shape == q.shape != nothing.shape:
             why, (of_p, of_q) = "", (z.argmax(1) for z in (p, q))
             f, g = (c.bincount(minlength=p.shape[1]) / len(p) for c in (of_p, of_q))

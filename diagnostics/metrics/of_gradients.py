@@ -32,7 +32,6 @@ from ..measurement import (
     SPENT,
     ClientModel,
     Tensors,
-    no_progress,
     row_or_reason,
     tensors_of,
     why_unreadable,
@@ -178,7 +177,8 @@ class GradSimilarity:
         both = [reading.meter.gradients(layer, self.tensors) for reading in (a, b)]
         status, value, n = "", torch.nan, sum(grad.numel() for grad in both[0])
         for reading, grads in zip((a, b), both, strict=True):
-            status = status or why_unreadable(layer, self.tensors, reached=bool(grads))
+            reached = bool(grads or reading.fault)
+            status = status or why_unreadable(layer, self.tensors, reached)
             length = float(torch.linalg.vector_norm(entries(grads))) if grads else 0.0
             who = f"the gradient of layer {layer.name!r} at client {reading.subject.client!r}"
             if not status and not 0 < length < math.inf:
@@ -271,7 +271,7 @@ def grad_noise(measurement: Measurement, options: GradNoise) -> list[Row]:
     samples are formed one at a time.
     """
     rows = []
-    for subject in measurement.subjects:
+    for subject in measurement.turns():
         chosen = {
             layer.name: tensors_of(layer, options.tensors)
             for layer in measurement.layers
@@ -282,7 +282,6 @@ def grad_noise(measurement: Measurement, options: GradNoise) -> list[Row]:
         for layer in measurement.layers:
             own = [name for name in chosen[layer.name] if name in noise.sizes]
             rows += _noise_rows(layer, noise, own, subject, options)
-        measurement.tick(subject.client)
     return rows
 
 
@@ -469,8 +468,8 @@ def _trace_rows(
 ) -> list[Row]:
     rows: list[Row] = []
     unclear = 0
-    for subject, how in measurement.turns(options):
-        how["tell"] = no_progress if rows else measurement.tell
+    how = measurement.settings(options)
+    for subject in measurement.turns(share=True):
         results = trace.hessian_trace(
             subject.model, subject.data, measurement.layers, **how, **settings
         )
@@ -552,7 +551,8 @@ def hessian_spectrum(measurement: Measurement, options: HessianSpectrum) -> list
         UsageError: as in :func:`diagnostics.curvature.spectrum.hessian_spectrum`.
     """
     rows: list[Row] = []
-    for subject, how in measurement.turns(options):
+    how = measurement.settings(options)
+    for subject in measurement.turns(share=True):
         results = spectrum.hessian_spectrum(
             subject.model, subject.data, measurement.layers, **how
         )

@@ -13,17 +13,15 @@ from fl_core import tree
 from fl_core.data.federated import Split
 from fl_core.errors import NonFiniteError
 from fl_core.layers import Layer
-from fl_core.models.adapter import PackedShape
 from fl_core.models.building import batch_norms
 from fl_core.rows import CLASSIFICATION, Row, row
-from fl_core.run.costs import training_flops
 from fl_core.statistics import stratified_mean
 from fl_core.training.phases import Training
 
-from ..measurement import Measurement, batches
-from ..tuning.copies import EPOCHS, Tuner, estimated
+from ..measurement import Measurement, NoValue, batches
+from ..tuning.copies import Tuner, estimated
 from ..tuning.differ import DIFFER, NOT_SHOWN, compared, rows_of, verdict
-from ..tuning.profile import GRID, Gain, Profile, every
+from ..tuning.profile import Gain, Profile, every
 from .base import metric
 
 NAME, ALL, STATISTICS = "layer_tuning", "all", "statistics"
@@ -55,19 +53,6 @@ class DifferOptions(Shared):
 
     alone: Mapping[str, Any] | None = None
     score: str = "loss"
-
-
-@dataclass(frozen=True)
-class LayerTuning(Shared):
-    """Options of ``layer_tuning``.
-
-    Attributes:
-        grid: epochs to 8 and three rates, for six times the price.
-        rounds: of the run, for the price.
-    """
-
-    grid: bool = False
-    rounds: int = 0
 
 
 def _split(data: Any) -> Split:
@@ -105,6 +90,7 @@ def given(
         "clients": [*parts.values()],
         "seed": measurement.seed,
         "round": options.round,
+        "clock": measurement.clock,
     }
 
 
@@ -141,10 +127,8 @@ def clients_differ(measurement: Measurement, options: DifferOptions) -> list[Row
         alone = [tree.state_dict(options.alone[name]) for name in names]
     try:
         found = compared(alone, **arguments)
-    except NonFiniteError as error:
+    except (NonFiniteError, NoValue) as error:
         return [row("clients_differ", None, status=str(error), variant="differ")]
-    for subject in measurement.subjects:
-        measurement.tick(subject.client)
     return rows_of(found, options.score)
 
 
@@ -158,7 +142,7 @@ def clients_differ(measurement: Measurement, options: DifferOptions) -> list[Row
     separable=True,
     needs_all_layers=True,
 )
-def layer_tuning(measurement: Measurement, options: LayerTuning) -> list[Row]:
+def layer_tuning(measurement: Measurement, options: Shared) -> list[Row]:
     """Return what each client gains by tuning one layer alone from the shared model, and all layers together.
 
     - *Model*: the server's global model g after a round, the same for all clients. Of a run it is by default the
@@ -176,7 +160,6 @@ def layer_tuning(measurement: Measurement, options: LayerTuning) -> list[Row]:
       width of a bootstrap's middle 95 %. That draws samples (groups) within clients, or from 8 clients on the clients.
     - *Shown*: where ``clients_differ`` says so of own epochs, in loss. Its null is exact, unlike that of dealt samples,
       which the shared model has not seen as such.
-    - ``price``: floating-point operations over those of one run that shares all layers. It is printed before.
 
     It names no plan and claims no end. On federations with known answers the profile did not choose better than
     training both ends, nor than always keeping the head local, also on residual networks and with adapters.
@@ -191,34 +174,27 @@ def layer_tuning(measurement: Measurement, options: LayerTuning) -> list[Row]:
             for layer in measurement.layers
         ]  # fmt: skip
     clients, arguments = how
-    tuner, made = Tuner(**arguments), []
-    if options.rounds:
-        cost = price(measurement, options, tuner)
-        measurement.tell(
-            f"{NAME} costs {cost:.2f} times the arithmetic of one run that shares all layers"
-        )
-        made.append(row(NAME, cost, variant="price"))
-    profile = Profile(tuner, options.grid)
+    tuner = Tuner(**arguments)
+    profile = Profile(tuner)
     whole = _attempt(lambda: profile.of(every(measurement.layers)))
     found = {ALL: whole}
-    for layer in measurement.layers:
+    for layer in measurement.clock.turns(measurement.layers):
         found[layer.name] = _reason(tuner, layer) or _attempt(
             partial(profile.of, frozenset(layer.tensors))
         )
     if batch_norms(tuner.workspace.model):
         found[STATISTICS] = _attempt(
-            partial(profile.chosen, tuner.with_new_statistics()[None])
+            lambda: profile.chosen(tuner.with_new_statistics()[None])
         )
     shown = ""
     if not isinstance(whole, str):
-        said = verdict(compared(**arguments), "loss")
+        said = _attempt(lambda: verdict(compared(**arguments), "loss"))
         shown = {DIFFER: "", NOT_SHOWN: "no difference shown"}.get(said, said)
         if not shown and not profile.mean(whole.nats).value > 0:
             shown = "all layers together gain nothing"
+    made: list[Row] = []
     for name, gain in found.items():
         made += _rows(profile, clients, name, gain, whole, shown)
-    for subject in measurement.subjects:
-        measurement.tick(subject.client)
     return made
 
 
@@ -231,10 +207,10 @@ def _reason(tuner: Tuner, layer: Layer) -> str:
     return "" if trains else "no weight of the layer trains"
 
 
-def _attempt(gain: Callable[[], Gain]) -> Gain | str:
+def _attempt(gain: Callable[[], Any]) -> Any:
     try:
         return gain()
-    except NonFiniteError as error:
+    except (NonFiniteError, NoValue) as error:
         return str(error)
 
 
@@ -251,7 +227,10 @@ def _rows(
     where: dict[str, Any] = {"layer": "" if alone else name}
     extra = f", {name}" if alone else ""
     if isinstance(gain, str):
-        yield row(NAME, None, status=gain, variant=f"fall{extra}", **where)
+        for client in (*clients, ""):
+            yield row(
+                NAME, None, status=gain, variant=f"fall{extra}", client=client, **where
+            )
         return
     held = profile.tuner.held
     kinds = {"fall": (gain.nats, 1), "gain": (gain.right, 100)}
@@ -275,24 +254,3 @@ def _rows(
         )
         return
     yield estimated(NAME, f"share{extra}", profile.share(gain, whole), 1, **where)
-
-
-def price(measurement: Measurement, options: LayerTuning, tuner: Tuner) -> float:
-    """Return the floating-point operations of the measurement over those of a run that shares all layers.
-
-    Forward passes of frozen first layers are counted although a chain of modules keeps their outputs.
-    """
-    x = tuner.train[0][0]
-    shape = PackedShape(x.shape[1:])
-    shape.samples = x
-    flops = partial(training_flops, tuner.workspace, shape)
-    whole = flops(every(measurement.layers))
-    tuned = sum(
-        flops(frozenset(layer.tensors))
-        for layer in measurement.layers
-        if not _reason(tuner, layer)
-    )
-    epochs = 3 * max(GRID) if options.grid else max(EPOCHS)
-    work = epochs * (tuned + whole) + 2 * max(EPOCHS) * whole
-    trained = options.rounds * sum(s.n_train for s in measurement.subjects)
-    return sum(len(y) for _, _, y in tuner.train) * work / (trained * whole)

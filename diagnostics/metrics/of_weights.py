@@ -18,16 +18,18 @@ from torch.func import vmap
 from fl_core import tree
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer, sizes
-from fl_core.rows import Row, row
+from fl_core.rows import Row
 from fl_core.run.costs import layer_bytes
 from fl_core.seeds import numpy_generator, seed_of, torch_seeded
 from fl_core.tree import set_mode
 
 from ..gradients import cosine, entries
-from ..layer_work import WORK, step_work
+from ..layer_work import step_work
 from ..measurement import (
+    SPENT,
     ClientModel,
     Measurement,
+    NoValue,
     Tensors,
     batches,
     call_with,
@@ -35,7 +37,6 @@ from ..measurement import (
     row_or_reason,
     tensors_of,
 )
-from ..representation.features import NoValue
 from .base import LayerProbe, layer_metric, metric, of_weights, variant_rows
 
 SIMULATED = 100
@@ -208,15 +209,14 @@ def weight_divergence(measurement: Measurement, options: WeightOptions) -> list[
 
     Memory: one layer's weights of every client at a time, in float64.
     """
-    for subject in measurement.subjects:
-        measurement.tick(subject.client)
-    subjects, rows = measurement.subjects, []
+    subjects, rows, clock = measurement.subjects, [], measurement.clock
     params = [dict(subject.model.named_parameters()) for subject in subjects]
-    for layer in measurement.layers:
+    for layer in clock.turns(measurement.layers):
         zero = NoValue(f"the weights of layer {layer.name!r} are zero")
         vectors: list[Tensor | NoValue] = []
         for own in params:
             try:
+                clock.check()
                 vectors.append(vector_of(own, layer, options.tensors).cpu())
             except NoValue as reason:
                 vectors.append(reason)
@@ -252,14 +252,16 @@ def _distances(
     }
 
 
-UNITS = {
-    "bytes": "byte",
-    "forward_flops": "FLOP",
-    "backward_flops": "FLOP",
-    "activation_bytes": "byte",
-}
 SAMPLES = 2
 """Samples of the pass that is counted; normalisation in train mode refuses a single one."""
+COSTS = {
+    "parameters": ("count", "", 0),
+    "bytes": ("storage", "byte", 0),
+    "forward_flops": ("flop_counter", "FLOP", SAMPLES),
+    "backward_flops": ("flop_counter", "FLOP", SAMPLES),
+    "activation_bytes": ("saved_tensors", "byte", SAMPLES),
+}
+"""How each cost of a layer is found, its unit, and the samples that pass."""
 
 
 @metric(
@@ -268,13 +270,7 @@ SAMPLES = 2
     how=(
         "FLOPs forward and backward, memory kept for the backward pass; `plan_cost` adds up what a plan sends and saves"
     ),
-    variants=(
-        "parameters",
-        "bytes",
-        "forward_flops",
-        "backward_flops",
-        "activation_bytes",
-    ),
+    variants=tuple(COSTS),
     look={"label": "cost of a layer", "log": True},
     requires="samples",
     needs_all_layers=True,
@@ -300,47 +296,37 @@ def layer_cost(measurement: Measurement) -> list[Row]:
 
     Memory: one training step on two samples, whatever the data.
     """
-    rows: list[Row] = []
-    work, layers, seed = None, measurement.layers, measurement.seed
-    for subject in measurement.subjects:
-        if work is None:
-            x, _ = example(subject.model, subject.data, seed)
-            # one sample twice where there is only one
-            work = step_work(
-                subject.model,
-                x if len(x) > 1 else torch.cat([x, x]),
-                layers,
-                mode=measurement.mode,
-                seed=seed,
-            )
-        counts = sizes(layers, subject.model)
-        stored = layer_bytes(layers, subject.model)
-        for layer in layers:
-            n = counts[layer.name]
-            common: dict[str, Any] = {"client": subject.client, "layer": layer.name}
-            common |= {"n_params": n, "n_train": subject.n_train, "stderr": 0.0}
-            rows.append(_cost("parameters", n, "count", **common))
-            rows.append(_cost("bytes", stored[layer.name], "storage", **common))
-            for variant in WORK:
-                way = "flop_counter"
-                if variant == "activation_bytes":
-                    way = "saved_tensors"
-                value = work[variant].get(layer.name, 0.0) / SAMPLES
-                made = _cost(variant, value, way, n_samples=SAMPLES, **common)
-                if not layer.used:
-                    lacking = "unused in the forward pass"
-                    made |= {"value": None, "stderr": None, "status": lacking}
-                rows.append(made)
-        measurement.tick(subject.client)
-    return rows
-
-
-def _cost(variant: str, value: float, way: str, **columns: Any) -> Row:
-    unit = UNITS.get(variant, "")
-    columns = {"n_samples": 0, **columns}
-    return row(
-        "layer_cost", value, variant=variant, estimator=way, unit=unit, **columns
+    rows, layers, first = [], measurement.layers, measurement.subjects[0]
+    x, _ = example(first.model, first.data, measurement.seed)
+    counts = sizes(layers, first.model)
+    costs: dict[str, Any] = step_work(
+        first.model,
+        x if len(x) > 1 else torch.cat([x, x]),  # one sample twice
+        layers,
+        mode=measurement.mode,
+        seed=measurement.seed,
     )
+    costs |= {"parameters": counts, "bytes": layer_bytes(layers, first.model)}
+    for subject, layer in itertools.product(measurement.subjects, layers):
+        for variant, (way, unit, samples) in COSTS.items():
+            unused = samples and not layer.used
+            rows.append(
+                row_or_reason(
+                    "layer_cost",
+                    costs[variant].get(layer.name, 0.0) / (samples or 1),
+                    "unused in the forward pass" if unused else "",
+                    variant=variant,
+                    estimator=way,
+                    unit=unit,
+                    client=subject.client,
+                    layer=layer.name,
+                    stderr=0.0,
+                    n_params=counts[layer.name],
+                    n_samples=samples,
+                    n_train=subject.n_train,
+                )
+            )
+    return rows
 
 
 @layer_metric(
@@ -454,13 +440,13 @@ def layer_swap(measurement: Measurement, options: LayerSwap) -> list[Row]:
     trees = [tree.state_dict(s.model) for s in subjects]
     weights = [s.n_train for s in subjects]
     rows = []
-    for k, subject in enumerate(subjects):
+    for k, subject in enumerate(measurement.turns()):
         data = subject.data
         if options.test is not None:
             check_known("client with test data", subject.client, options.test)
             data = options.test[subject.client]
         (own,), n = _losses(measurement, subject, data, [{}])
-        for layer in measurement.layers:
+        for layer in measurement.clock.turns(measurement.layers):
             used = layer.tensors if layer.used else ()
             parts = [tree.select(each, used) for each in trees if used]
             others = parts[:k] + parts[k + 1 :]
@@ -472,12 +458,15 @@ def layer_swap(measurement: Measurement, options: LayerSwap) -> list[Row]:
                 second = tree.state_dict(options.second[subject.client])
                 found["second_seed"] = [tree.select(second, used)] if used else []
             sources = [each for group in found.values() for each in group]
-            losses = iter(_losses(measurement, subject, data, sources)[0])
+            values_of, reached = _losses(measurement, subject, data, sources)
+            losses = iter(values_of)
             for variant, group in found.items():
                 values = [next(losses) - own for _ in group]
                 status = "" if layer.used else "unused in the forward pass"
                 status = status or ("" if values else "needs at least two clients")
                 value = float(np.mean(values)) if values else math.nan
+                if not status and not (n and reached):
+                    status = SPENT
                 if not status and not math.isfinite(value):
                     status = f"the loss with layer {layer.name!r} is not finite"
                 error = None
@@ -490,7 +479,6 @@ def layer_swap(measurement: Measurement, options: LayerSwap) -> list[Row]:
                         stderr=error, estimator=f"{len(values)} layers", n_samples=n, n_train=subject.n_train,
                     )
                 )  # fmt: skip
-        measurement.tick(subject.client)
     return rows
 
 
@@ -498,7 +486,10 @@ def layer_swap(measurement: Measurement, options: LayerSwap) -> list[Row]:
 def _losses(
     how: Measurement, subject: ClientModel, data: Any, sources: Sequence[tree.Tree]
 ) -> tuple[list[float], int]:
-    """Return a client's mean loss with each source's tensors in place of its own, and the number of samples."""
+    """Return a client's mean loss with each source's tensors in place of its own, and the number of samples.
+
+    Losses are NaN, of no samples, if the budget is spent before the last batch.
+    """
     totals, n = [0.0] * len(sources), 0
     if not sources:
         return totals, n
@@ -511,6 +502,8 @@ def _losses(
             # an operation that passes one after another
             warnings.filterwarnings("ignore", "There is a performance drop")
             for x, y in batches(data, how.batch, subject.model):
+                if how.clock.over:
+                    return [math.nan] * len(sources), 0
 
                 def output(tensors: tree.Tree, x: Tensor = x) -> Any:
                     return call_with(subject.model, tensors, x)
@@ -527,5 +520,5 @@ def _losses(
         if len(sources) == 1:
             raise
         alone = [_losses(how, subject, data, [each]) for each in sources]
-        return [own for (own,), _ in alone], alone[0][1]
+        return [own for (own,), _ in alone], min(n for _, n in alone)
     return [total / n for total in totals], n

@@ -24,8 +24,8 @@ from fl_core.layers import Layer, layers_of
 from fl_core.seeds import seed_of, torch_seeded
 from fl_core.tree import set_mode
 
-from ..measurement import Data, example
-from .features import Array, NoValue, collect, constant
+from ..measurement import Data, NoValue, example
+from .features import Array, collect, constant
 
 LEAST_ITERATIONS = at_least(250)
 """Iterations of t-SNE: those in which it exaggerates distances."""

@@ -13,13 +13,17 @@ from torch import Tensor, nn
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.seeds import numpy_generator, seed_of, torch_seeded
 from fl_core.training.workspace import memory_format
-from fl_core.tree import first_tensor, set_mode
+from fl_core.tree import Tree, first_tensor, set_mode
 
 from ..measurement import (
+    NO_LIMIT,
+    SPENT,
     Batch,
     ClientModel,
+    Clock,
     Data,
     Measurement,
+    NoValue,
     as_taken,
     batches,
     cannot_take,
@@ -33,10 +37,6 @@ Array = np.ndarray[Any, Any]
 SIDES = ("output", "input")
 Arrange = Callable[[nn.Module, Tensor], Tensor]
 """A module and its output [n, ...] -> features [n, ...]."""
-
-
-class NoValue(Exception):
-    """Raised if no value can be computed from features. The reason becomes a status."""
 
 
 def flattened(module: nn.Module, z: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class Features:
         faults: why a path has none.
     """
 
-    x: dict[str, Tensor]
+    x: Tree
     y: Array
     sample: Array
     faults: dict[str, str]
@@ -94,6 +94,7 @@ def collect(
     seed: int = 0,
     mode: str = "eval",
     arrange: Arrange = flattened,
+    clock: Clock = NO_LIMIT,
 ) -> Features:
     """Return outputs (or inputs) of the named modules for all data, from one forward pass.
 
@@ -104,13 +105,14 @@ def collect(
         at: ``"output"``, or ``"input"`` for a module's first argument.
         samples: maximum number of samples, drawn with ``seed``. None means all.
         arrange: makes features [n, ...] of a module and its output. Default: [n, d] on the CPU.
+        clock: no path has features if it is over before the last batch.
 
     Raises:
         UsageError: a path is unknown, or data and labels do not fit the model.
     """
     check_known("side of a module", at, SIDES)
     modules = dict(model.named_modules(remove_duplicate=False))
-    seen: dict[str, Tensor] = {}
+    seen: Tree = {}
     again: dict[str, str] = {}  # faults of the last calls in a batch
     size = 0
     parts: dict[str, list[Tensor]] = {path: [] for path in paths}
@@ -154,18 +156,21 @@ def collect(
         if samples is not None and len(chosen) > samples:
             drawn = numpy_generator(seed, "diagnose", "probe").permutation(len(chosen))
             chosen = np.sort(drawn[:samples])
-        layout, labels = None, []
+        layout = None
+        labels = torch.cat([y for _, y in held]).cpu()
         for x, y in as_taken(_select(held, chosen), model):
             if layout is None:  # pooling is several times as fast so on a CPU
                 fast = not model.training and x.device.type == "cpu"
                 last = fast and memory_format(model, x[:1]) == "channels_last"
                 layout = torch.channels_last if last else torch.preserve_format
+            if clock.over:
+                faults = dict.fromkeys(paths, SPENT)
+                break
             seen.clear()
             again.clear()
             size = len(y)
             with one_line(cannot_take(model, x)):
                 model(x.to(memory_format=layout))
-            labels.append(y.cpu())
             for path, own in parts.items():
                 fault = again.get(path, "not computed in every forward pass")
                 z = None if fault else seen[path]
@@ -176,7 +181,7 @@ def collect(
                 else:
                     own.append(z)
     joined = {path: torch.cat(own) for path, own in parts.items() if path not in faults}
-    return Features(joined, torch.cat(labels).numpy(), chosen, faults)
+    return Features(joined, labels.numpy()[chosen], chosen, faults)
 
 
 def features_of(
@@ -198,6 +203,7 @@ def features_of(
         batch=measurement.batch,
         seed=measurement.seed,
         mode=measurement.mode,
+        clock=measurement.clock,
     )
 
 

@@ -18,10 +18,9 @@ from fl_core.layers import Layer
 from fl_core.rows import Row
 from fl_core.statistics import design_effect
 
-from ..measurement import ClientModel, Data, Measurement, row_or_reason
+from ..measurement import ClientModel, Data, Measurement, NoValue, row_or_reason
 from .features import (
     Array,
-    NoValue,
     features_of,
     folds_of,
     reduce_to_span,
@@ -171,13 +170,18 @@ def pooled_rows(
         options: with the number of ``samples``.
         probe: how samples are held out. The pool then has a row for each client, too.
     """
-    subjects, seed = measurement.subjects, measurement.seed
+    subjects, seed, clock = measurement.subjects, measurement.seed, measurement.clock
     used = [layer for layer in measurement.layers if layer.used]
     paths = sorted({layer.output for layer in used})
     share = max(options.samples // max(len(subjects), 1), 1)
     own: list[dict[str, str | tuple[Score, list[Score]]]] = []
     pool: dict[str, list[Part | str]] = {path: [] for path in paths}
-    for subject in subjects:
+
+    def judged(parts: Sequence[Part]) -> tuple[Score, list[Score]]:
+        clock.check()
+        return judge(parts)
+
+    for subject in measurement.turns():
         train = features_of(measurement, subject, paths, options.samples)
         y, groups = train.y, subject.groups
         groups = None if groups is None else groups[train.sample]
@@ -193,7 +197,7 @@ def pooled_rows(
         elif probe is not None:
             fold = folds_of(y, probe.folds, seed, groups)
         own.append({})
-        for path in paths:
+        for path in clock.turns(paths):
             part: Part | str
             try:
                 x = train.at(path)
@@ -202,14 +206,13 @@ def pooled_rows(
                 part = Part(subject.client, x, y, fold, groups)
             except NoValue as reason:
                 part = f"at client {subject.client!r}: {reason}"
-            own[-1][path] = _judged(judge, [part])
+            own[-1][path] = _judged(judged, [part])
             if isinstance(part, Part):
                 part = _first(part, share, probe, seed)
             pool[path].append(part)
-        measurement.tick(subject.client)
     rows = []
     common: dict[str, Any] = {"metric": metric, "estimator": estimator}
-    pooled = {path: _judged(judge, parts) for path, parts in pool.items()}
+    pooled = {path: _judged(judged, parts) for path, parts in clock.turns(pool.items())}
     for layer in measurement.layers if subjects else ():
         common["layer"] = layer
         for subject, found in zip(subjects, own, strict=True):

@@ -45,9 +45,9 @@ from fl_core.layers import Layer
 from fl_core.rows import Row
 from fl_core.tree import first_tensor
 
-from ..measurement import ClientModel, Data, Measurement, row_or_reason
+from ..measurement import SPENT, ClientModel, Data, Measurement, NoValue, row_or_reason
 from . import PAIRS
-from .features import PROBE, Arrange, NoValue, collect, probe_of
+from .features import PROBE, Arrange, collect, probe_of
 
 LEAST_SAMPLES = 4
 """Samples that the unbiased HSIC needs."""
@@ -465,7 +465,7 @@ class LayerComparison:
         arrange = arrange or partial(arrange_positions, positions=positions)
         kept: dict[Spot, Tensor] = {}
         faults: dict[Spot, str] = {}
-        for client, subject in enumerate(self.subjects):
+        for client, subject in enumerate(how.turns()):
             data = self.x, torch.zeros(len(self.x), dtype=torch.long)
             seen = collect(
                 subject.model,
@@ -475,14 +475,14 @@ class LayerComparison:
                 seed=how.seed,
                 mode=how.mode,
                 arrange=arrange,
+                clock=how.clock,
             )
             for path in paths:
                 try:
+                    how.clock.check()
                     kept[path, client] = side(seen.tensor(path))
                 except NoValue as reason:
                     faults[path, client] = str(reason)
-            if paths[-1:] == self.paths[-1:]:
-                how.tick(subject.client)
         return kept, faults
 
     def rows(
@@ -498,7 +498,7 @@ class LayerComparison:
             ]
         every = self.subjects[0].model.named_parameters(remove_duplicate=False)
         sizes = {name: parameter.numel() for name, parameter in every}
-        for layer, other, variant in compared:
+        for layer, other, variant in self.measurement.clock.turns(compared):
             for a, b in itertools.combinations(range(len(self.subjects)), 2):
                 found = self._value([(layer, a), (other, b)], faults, value)
                 why = found if isinstance(found, str) else ""
@@ -529,6 +529,8 @@ class LayerComparison:
                 who = self.subjects[client].client
                 why = faults[layer.output, client]
                 return f"output of layer {layer.name!r} at client {who!r}: {why}"
+        if self.measurement.clock.over:
+            return SPENT
         (layer, a), (other, b) = sides
         found = value((layer.output, a), (other.output, b))
         return f"layer {layer.name!r}: {found}" if isinstance(found, str) else found
@@ -615,7 +617,7 @@ def by_directions(
         return faults, lambda a, b: measure.between(sides[a], sides[b])
     values: dict[tuple[Spot, Spot], float | str] = {}
     faults = {}
-    for path in comparison.paths:
+    for path in comparison.measurement.clock.turns(comparison.paths):
         sides, lacking = comparison.sides(measure.side, [path])
         faults |= lacking
         for a, b in itertools.combinations(sides, 2):

@@ -27,6 +27,8 @@ from fl_core.training.phases import Training
 from fl_core.training.workspace import Workspace, memory_format
 from fl_core.tree import Tree, in_mode
 
+from ..measurement import NO_LIMIT, Clock
+
 EPOCHS = (1, 2, 4)
 """Epochs after which a copy is scored. The model without further training is always a choice, too."""
 SAMPLES = 200
@@ -99,6 +101,7 @@ class Tuner:
         samples: training samples that a client uses at most.
         near: of each client the sets of samples that its copy predicts, by number. Default: its validation samples.
         beside: sets of samples beside the clients' validation samples, numbered after them.
+        clock: without it there is no budget.
     """
 
     def __init__(
@@ -113,7 +116,9 @@ class Tuner:
         samples: int | None = SAMPLES,
         near: Sequence[Sequence[int]] | None = None,
         beside: Sequence[Split] = (),
+        clock: Clock = NO_LIMIT,
     ) -> None:
+        self.clock = clock
         example = clients[0][0].x[:2]
         self.workspace = Workspace(model, memory=memory_format(model, example))
         self.loss, self.training, self.seed, self.round = loss, training, seed, round
@@ -144,11 +149,13 @@ class Tuner:
 
         Raises:
             NonFiniteError: a loss or an output is not finite.
+            NoValue: the budget is spent.
         """
+        clients = len(self.train)
         with tree.one_thread():
             every = [
                 torch.stack([*self._tune(client, names, rate, epochs)])
-                for client in range(len(self.train))
+                for client in self.clock.turns(range(clients), clients)
             ]
         return _finite(torch.cat(every, dim=1))
 
@@ -196,6 +203,7 @@ class Tuner:
         self, client: int, names: frozenset[str], rate: float, epochs: Sequence[int]
     ) -> Iterator[Tensor]:
         """Yield the outputs of a client's validation samples after each number of epochs."""
+        self.clock.check()
         workspace, settings = self.workspace, self.training
         samples, x, y = self.train[client]
         parts = self.seed, STREAM, self.round, client
@@ -213,6 +221,7 @@ class Tuner:
             for epoch in range(1, max(epochs) + 1):
                 order = torch.randperm(len(y), generator=draws)
                 for rows in (order[part] for part in slices):
+                    self.clock.check()
                     batch = x[rows]
                     if ahead is not None:
                         workspace.continue_from(batch, ahead[rows])
@@ -245,6 +254,7 @@ class Tuner:
                 _, x = self.scored[k]
                 slices = batch_slices(len(x), SCORED, workspace.couples)
                 for part in slices or [slice(0, 0)]:
+                    self.clock.check()
                     batch = x[part]
                     if ahead is not None:
                         workspace.continue_from(batch, ahead[part])

@@ -16,9 +16,8 @@ from fl_core.rows import CLASSIFICATION
 from fl_core.seeds import numpy_generator
 from fl_core.statistics import Estimate, halves, stratified_mean
 
-from .copies import EPOCHS, Array, Mask, Tuner, crosswise
+from .copies import Array, Mask, Tuner, crosswise
 
-GRID = (*EPOCHS, 8)
 BY_CLIENT = 8
 """The clients from which the error of a share is one over clients."""
 RESAMPLES = 1000
@@ -42,31 +41,23 @@ class Profile:
 
     Args:
         tuner: trains the copies.
-        grid: as of :class:`LayerTuning`.
     """
 
-    def __init__(self, tuner: Tuner, grid: bool = False) -> None:
+    def __init__(self, tuner: Tuner) -> None:
         self.tuner, held = tuner, tuner.held
-        rate = tuner.training.lr
-        self.rates = (rate / 3, rate, 3 * rate) if grid else (3 * rate,)
-        self.epochs = GRID if grid else EPOCHS
         self.half = halves(held.group, held.client, tuner.seed)
 
     def of(self, names: frozenset[str]) -> Gain:
-        """Return the gain of tuning the named tensors. A rate that is not finite is left out, for the run's own.
+        """Return the gain of tuning the named tensors, at three times the run's rate; at its own if that is too fast.
 
         Raises:
             NonFiniteError: so is the run's own.
         """
-        tried = []
-        for rate in self.rates:
-            try:
-                tried.append(self.tuner.outputs(names, rate, self.epochs))
-            except NonFiniteError:
-                continue
-        if not tried:
-            tried = [self.tuner.outputs(names, self.tuner.training.lr, self.epochs)]
-        return self.chosen(torch.cat(tried))
+        rate = self.tuner.training.lr
+        try:
+            return self.chosen(self.tuner.outputs(names, 3 * rate))
+        except NonFiniteError:
+            return self.chosen(self.tuner.outputs(names, rate))
 
     def chosen(self, outputs: Tensor) -> Gain:
         """Return the gain of the best of several outputs [P, n, C] or of none, chosen on one half for the other."""

@@ -9,8 +9,8 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from diagnostics.measurement import Batch, Data, batches, to_device
-from diagnostics.representation.features import NoValue, collect
+from diagnostics.measurement import Batch, Data, NoValue, batches, to_device
+from diagnostics.representation.features import collect
 from diagnostics.representation.probes import accuracy_error
 from fl_core import rows
 from fl_core.errors import NonFiniteError, UsageError, check_known

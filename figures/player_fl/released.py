@@ -21,8 +21,6 @@ from diagnostics.curvature.exact import verdicts
 from diagnostics.curvature.model import (
     CUT,
     Differentiable,
-    NoLoss,
-    NoProduct,
     curvature,
     differentiable_once,
     twice_differentiable,
@@ -32,6 +30,7 @@ from diagnostics.measurement import (
     ClientModel,
     Data,
     Measurement,
+    NoValue,
     batches,
     why_unreadable,
 )
@@ -52,7 +51,7 @@ from figures.player_fl.shifts import least_angle, unit_maps
 from fl_core.layers import Layer
 from fl_core.rows import Row, row
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
-from fl_core.tree import Hook, set_mode, with_hooks
+from fl_core.tree import Hook, Tree, set_mode, with_hooks
 
 FIGURE_BATCH = 64
 """Samples of the one batch behind the published figures."""
@@ -140,7 +139,7 @@ def by_batch(
                 continue
             try:
                 probe(layer, group, gradient)
-            except NoProduct as reason:
+            except NoValue as reason:
                 failures[layer] = str(reason)
         n += len(y)
         del (
@@ -228,7 +227,7 @@ def _norms(
         }
         used = {name: group for name, group in groups.items() if group}
         values, failures, n = released(run, data, used, batch)
-    except NoLoss as error:
+    except NoValue as error:
         why = str(error)
         n = sum(len(y) for _, y in batches(data, batch))
         return {}, {layer.name: why for layer in layers}, n
@@ -309,9 +308,7 @@ class ReleasedTables(SensitivityAccumulator):
         self._ids = ids
 
     @torch.no_grad()
-    def update(
-        self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], n: int = 1
-    ) -> None:
+    def update(self, params: Tree, grads: Tree, n: int = 1) -> None:
         """Add one step of ``n`` samples."""
         for name in self._tables & self._known & grads.keys():
             used, width = (params[name], grads[name]), params[name][0].numel()

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from diagnostics.representation.features import NoValue
+from diagnostics.measurement import NoValue
 from diagnostics.representation.similarity import check_features
 
 _SAMPLES = 64  # whose spectra are held at a time

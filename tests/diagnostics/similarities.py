@@ -3,7 +3,7 @@
 import math
 from functools import partial
 
-from diagnostics.representation.features import NoValue
+from diagnostics.measurement import NoValue
 from diagnostics.representation.similarity import (
     BANDWIDTH,
     CCA,

@@ -3,12 +3,14 @@
 import copy
 import dataclasses
 import sys
+from types import SimpleNamespace
 
 import matplotlib as mpl
 import pytest
 import torch
 from torch import nn
 
+from diagnostics import diagnosis, measurement
 from diagnostics.measure import diagnose
 from diagnostics.metrics.base import METRICS, NoValue, layer_metric, metric
 from diagnostics.select import RULES, rule, select
@@ -57,6 +59,51 @@ def test_every_metric_says_what_it_is(frame):
             assert getattr(settings, option) == default
         with refuses(f"{name} 'nonsense'"):
             member.settings(nonsense=1)
+
+
+ALIKE = (
+    "value_x == value_y or n_samples_x < n_samples_y "
+    "or estimator_x != estimator_y or stderr_x > stderr_y"
+)
+
+
+class Counted(nn.Linear):
+    """A layer whose calls are the time."""
+
+    now = 0
+
+    def forward(self, x):
+        Counted.now += 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_a_budget_is_kept_and_each_layer_of_a_client_has_a_row(name, monkeypatch):
+    """Time is counted work, and a unit a pass over a client's samples. A value of less than all says so."""
+    net = nn.Sequential(Counted(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
+    own = dict.fromkeys("abc", net)
+    given = {"start": net, "test": dict.fromkeys("abc", pair())}
+    given = {key: given[key] for key in given.keys() & METRICS[name].options.keys()}
+    began = []
+    clock = SimpleNamespace(monotonic=lambda: began.append(Counted.now) or Counted.now)
+    for module in (measurement, diagnosis):
+        monkeypatch.setattr(module, "time", clock)
+
+    def measured(budget=None):
+        began.clear()
+        how = {"options": {name: given}, "batch": 4}
+        table = diagnose(own, pair(40), name, budget=budget, **how).frame
+        return table, Counted.now - began[0]
+
+    whole, work = measured()
+    for budget in (0.5, work // 2):
+        part, spent = measured(budget)
+        assert spent <= budget + 12
+        keys = ["client", "client_b", "layer"]
+        at = [set(map(tuple, table[keys].to_numpy())) for table in (whole, part)]
+        assert at[0] == at[1]
+        both = part[part["status"] == "ok"].merge(whole, on=[*keys, "variant"])
+        assert both.eval(ALIKE, engine="python").all()
 
 
 def test_every_rule_says_what_it_is():

@@ -159,28 +159,30 @@ def likely(share, probability):
     return bool(low <= round(share * N) <= high)
 
 
+def decided(found):
+    curve = curve_of(LAYERS, found, "m", "x")
+    return stability(curve, RULES["sensitivity_ratio"].cut, 1.3, 2, 0, resamples=N)
+
+
 def test_decisions_over_resamples_are_as_likely_as_their_draws():
     """The errors of the rows are not counted beside resamples. A resample without a value decides nothing."""
     late, early = [1.0, 1.0, 2.0], [1.0, 2.0, 2.0]
     found = table({"a": [late, late, early, late, late]}, stderr=5.0)
     curve = curve_of(LAYERS, found, "m", "x")
     assert curve.redrawn == {("a",): [late, early, late, late]}
-    said = stability(curve, RULES["sensitivity_ratio"].cut, 1.3, 2, seed=0, resamples=N)
+    said = decided(found)
     assert said["of"] == "batches"
     assert likely(said["agreement"], 3 / 4)
     assert likely(said["cuts"]["l1"], 1 / 4)
     # S_2 is 1 + what a's resample adds with a alone, 1 with b alone, half of it with both; the cut is at 1.3
     a, b = [[1.0, s, 3.0] for s in (1.0, 1.5, 1.7)], [[1.0, 1.0, 3.0]] * 3
-    curve = curve_of(LAYERS, table({"a": a, "b": b}), "m", "x")
-    said = stability(curve, RULES["sensitivity_ratio"].cut, 1.3, 2, seed=0, resamples=N)
+    said = decided(table({"a": a, "b": b}))
     assert said["of"] == "clients and batches"
     assert likely(said["cuts"]["l1"], 1 / 4 + 1 / 2 * 1 / 2)
     found = table({"a": [late] * 3})
     broken = (found["variant"] == "x, resample 2") & (found["layer"] == "l2")
     found.loc[broken, ["value", "status"]] = [np.nan, "not finite"]
-    curve = curve_of(LAYERS, found, "m", "x")
-    said = stability(curve, RULES["sensitivity_ratio"].cut, 1.3, 2, 0, resamples=N)
-    assert likely(said["undecided"], 1 / 2)
+    assert likely(decided(found)["undecided"], 1 / 2)
 
 
 def test_resamples_go_to_disk_and_into_the_evidence_but_not_into_the_frame(

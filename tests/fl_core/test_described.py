@@ -34,6 +34,11 @@ def sparse(values, others, share):
     return np.where(DRAW.random(N) < share, others, np.asarray(values, dtype=object))
 
 
+def rows(cell):
+    return list(map(cell, range(N)))
+
+
+OUT = {"exclude_columns"}
 NEAR = {f"v{k}": DRAW.normal(size=40)[PATIENT] + 0.1 * DRAW.normal(size=N) for k in range(4)}  # fmt: skip
 ODD = {  # new columns, the settings that must be proposed, and the number of classes unless it is 2
     "nothing": ({}, set()),
@@ -46,43 +51,43 @@ ODD = {  # new columns, the settings that must be proposed, and the number of cl
     "codes 007 and 7": ({"label": words("007", "7", "8")}, {"label_numbers"}),
     "a number as label": ({"label": NUMBERS["v0"] * 7}, {"task"}, 0),
     "counts as label": ({"label": DRAW.integers(0, 40, N)}, {"task"}, 0),
-    "many words as label": ({"label": [f"word {k}x" for k in range(N)]}, {"word_columns"}, N),
+    "many words as label": ({"label": rows(lambda k: f"word {k}x")}, {"word_columns"}, N),
     "one word among numbers": ({"dose": sparse(NUMBERS["v0"], "unknown", 0.02)}, {"missing", "impute"}),
     "many marks among numbers": ({"dose": sparse(NUMBERS["v0"], "-", 0.1)}, {"missing", "impute"}),
-    "a limit among numbers": ({"dose": sparse(NUMBERS["v0"], "<5", 0.02)}, {"exclude_columns"}),
+    "a limit among numbers": ({"dose": sparse(NUMBERS["v0"], "<5", 0.02)}, OUT),
     "one number among words": ({"dose": sparse(words("low", "high"), "3", 0.02)}, set()),
-    "numbers with units": ({"dose": [f"{k} mg" for k in range(N)]}, {"exclude_columns"}),
-    "decimal commas": ({"dose": [f"{k * 7 % 50},{k % 10}" for k in range(N)]}, {"decimal"}),
-    "two readings": ({"dose": [f"{k},{k % 900 + 100}" for k in range(N)]}, {"exclude_columns"}),
-    "nothing in it": ({"dose": np.nan}, {"exclude_columns"}),
+    "numbers with units": ({"dose": rows(lambda k: f"{k} mg")}, OUT),
+    "decimal commas": ({"dose": rows(lambda k: f"{k * 7 % 50},{k % 10}")}, {"decimal"}),
+    "two readings": ({"dose": rows(lambda k: f"{k},{k % 900 + 100}")}, OUT),
+    "nothing in it": ({"dose": np.nan}, OUT),
     "German dates": ({"day": DAYS.strftime("%d.%m.%Y")}, {"date_columns"}),
     "dates in two forms": (
         {"day": [f"{day:%d.%m.%Y}" if day.day % 2 else f"{day:%Y/%m/%d}" for day in DAYS]},
-        {"exclude_columns"}),
-    "an index": ({"": np.cumsum(DRAW.integers(1, 9, N))}, {"exclude_columns"}),
-    "a count of rows by any name": ({"order": np.arange(N)}, {"exclude_columns"}),
+        OUT),
+    "an index": ({"": np.cumsum(DRAW.integers(1, 9, N))}, OUT),
+    "a count of rows by any name": ({"order": np.arange(N)}, OUT),
     "patients by their labels": (
         {"eid": EID, "label": DRAW.integers(0, 2, 40)[PATIENT]}, {"group_column"}),
     "patients by their values": ({"eid": EID, **NEAR}, {"group_column"}),
     "patients and visits": ({"patient": PATIENT, "visit_id": np.arange(N) // 2}, None, 0),
-    "above 2**53": ({"big": 2**60 + np.arange(N)}, {"exclude_columns"}),
+    "above 2**53": ({"big": 2**60 + np.arange(N)}, OUT),
     "codes above 2**53": ({"big": 2**60 + np.arange(N) % 9}, {"word_columns"}),
     "names with hyphens": (
         {"-x": sparse(words("1", "b"), "c", 0.1), "--y": DAYS.strftime("%Y-%m-%d")},
         {"word_columns", "date_columns"}),
     "labels with many marks": (
         {"label": sparse(words("0", "1"), words("NA", "N/A", "null", "?", "NaN", "", "<NA>"), 0.04)}, DROPPED),
-    "an amount with a sign": ({"price": [f"€{k}" for k in range(N)]}, {"exclude_columns"}),
-    "points and commas": ({"dose": [f"1.{k + 100},5" for k in range(N)]}, {"decimal", "thousands"}),
-    "blanks between thousands": ({"dose": [f"1\u00a0{k % 50 + 100}" for k in range(N)]}, {"thousands"}),
-    "apostrophes between thousands": ({"dose": [f"1'{k + 100}.5" for k in range(N)]}, {"thousands"}),
-    "times of a day": ({"at": [f"{k % 24}:30" for k in range(N)]}, {"date_columns"}),
+    "an amount with a sign": ({"price": rows(lambda k: f"€{k}")}, OUT),
+    "points and commas": ({"dose": rows(lambda k: f"1.{k + 100},5")}, {"decimal", "thousands"}),
+    "blanks between thousands": ({"dose": rows(lambda k: f"1\u00a0{k % 50 + 100}")}, {"thousands"}),
+    "apostrophes between thousands": ({"dose": rows(lambda k: f"1'{k + 100}.5")}, {"thousands"}),
+    "times of a day": ({"at": rows(lambda k: f"{k % 24}:30")}, {"date_columns"}),
     "dates with names of months": ({"day": DAYS.strftime("%d%b%Y")}, {"date_columns"}),
-    "years of two digits": ({"day": DAYS.strftime("%d/%m/%y")}, {"exclude_columns"}),
-    "durations": ({"stay": [f"{k % 9} days 06:00:00" for k in range(N)]}, {"date_columns"}),
-    "durations above a day": ({"stay": [f"{7 * k % 90}:15:00" for k in range(N)]}, {"date_columns"}),
+    "years of two digits": ({"day": DAYS.strftime("%d/%m/%y")}, OUT),
+    "durations": ({"stay": rows(lambda k: f"{k % 9} days 06:00:00")}, {"date_columns"}),
+    "durations above a day": ({"stay": rows(lambda k: f"{7 * k % 90}:15:00")}, {"date_columns"}),
     "sorted by a measurement": ({"crp": np.sort(DRAW.normal(size=N))}, set()),
-    "sorted by an amount": ({"income": np.sort(DRAW.choice(90_000, N))}, {"exclude_columns"}),
+    "sorted by an amount": ({"income": np.sort(DRAW.choice(90_000, N))}, OUT),
 }  # fmt: skip
 
 
