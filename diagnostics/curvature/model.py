@@ -110,8 +110,9 @@ class Differentiable:
         for index, (x, y) in enumerate(batches(data, batch, self.model)):
             if not index:
                 self.clock.check()
-            if not self.clock.over:
-                yield index, x, y
+            elif self.clock.over:
+                break
+            yield index, x, y
 
 
 @contextmanager
