@@ -30,7 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from benchmarks import training
 from benchmarks.sides import PATIENCE, Job, Plain, Side
-from fl_core.data import FederatedData
+from fl_core.data import FederatedData, Split
 from fl_core.errors import RunError, UsageError
 
 VARIABLE = "PFLLIB"
@@ -146,6 +146,7 @@ def flower(job: Job) -> Iterator[Side]:
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     model = job.model(job.data())
+    peaks: dict[int, int] = {}  # of each actor in the last round
     asked: queue.Queue[bool] = queue.Queue()
     done: queue.Queue[int | list[str]] = queue.Queue()  # steps, or what went wrong
 
@@ -164,10 +165,12 @@ def flower(job: Job) -> Iterator[Side]:
             failed = [reply.error.reason for reply in replies if reply.has_error()]
             if arrays is not None and not failed:
                 model.load_state_dict(arrays.to_torch_state_dict())
-            done.put(
-                failed
-                or sum(int(reply.content["metrics"]["steps"]) for reply in replies)
-            )
+            told = [reply.content["metrics"] for reply in replies if not failed]
+            peaks.clear()
+            for each in told:
+                actor = int(each["actor"])
+                peaks[actor] = max(peaks.get(actor, 0), int(each["peak"]))
+            done.put(failed or sum(int(each["steps"]) for each in told))
             return arrays, metrics
 
     server, clients = ServerApp(), ClientApp()
@@ -183,9 +186,10 @@ def flower(job: Job) -> Iterator[Side]:
 
     clients.train()(functools.partial(_flower_client, pickle.dumps(job)))
     actors = job.config.execution.workers or training.WORKERS
+    gpus = int(job.config.execution.device != "cpu")
     resources = {
-        "init_args": {"num_cpus": actors},
-        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        "init_args": {"num_cpus": actors, "num_gpus": gpus},
+        "client_resources": {"num_cpus": 1, "num_gpus": gpus / actors},
     }
     arguments = (server, clients, job.clients, "ray", resources)
     simulation = threading.Thread(target=run_simulation, args=arguments, daemon=True)
@@ -205,29 +209,36 @@ def flower(job: Job) -> Iterator[Side]:
         )
 
     try:
-        yield Plain(run, lambda: list(model.parameters()))
+        yield Plain(run, lambda: list(model.parameters()), lambda: sum(peaks.values()))
     finally:
         asked.put(False)
         simulation.join()
 
 
 @functools.cache
-def _flower_job(pickled: bytes) -> tuple[Job, Any, nn.Module]:
+def _flower_job(pickled: bytes) -> tuple[Job, list[Split], nn.Module]:
     job = pickle.loads(pickled)
-    data = job.data()
+    data, device = job.data(), job.config.execution.device
     torch.set_num_threads(1)
-    return job, data, job.model(data)
+    trains = [
+        Split(client.train.x.to(device), client.train.y.to(device))
+        for client in data.clients
+    ]
+    return job, trains, job.model(data).to(device)
 
 
 def _flower_client(pickled: bytes, message: Any, context: Any) -> Any:
     """One client's local training, within a Ray actor."""
     from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
-    job, data, model = _flower_job(pickled)
+    job, trains, model = _flower_job(pickled)
+    if torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats()
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    split = data.clients[int(context.node_config["partition-id"])].train
+    split = trains[int(context.node_config["partition-id"])]
     steps = training.plain_epoch(model, split, job.batch, job.optimizer)
-    metrics = MetricRecord({"num-examples": len(split), "steps": steps})
+    told = {"num-examples": len(split), "steps": steps, "actor": os.getpid()}
+    metrics = MetricRecord({**told, "peak": torch.cuda.max_memory_allocated()})
     return Message(
         RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}),
         reply_to=message,

@@ -19,26 +19,10 @@ import torch
 from torch import nn
 
 from benchmarks import training
-from benchmarks.measurements import (
-    BATCH,
-    LOSS,
-    held_out,
-    network,
-    plain_pass,
-    ten_clients,
-    trained,
-)
 from benchmarks.operations import alone, counted
 from benchmarks.pairs import PAIRS, Measured, alternate, judged
 from benchmarks.training import OneLayer, plain_epoch, rounds
-from diagnostics.curvature.trace import hessian_trace
-from diagnostics.gradients import one_pass
-from diagnostics.measurement import Measurement
-from diagnostics.metrics.of_features import Cka, cka
-from diagnostics.metrics.of_gradients import GradVariance
-from diagnostics.sensitivity import Sensitivity
 from fl_core.data import Split
-from fl_core.layers import layers_of
 from fl_core.rounds import recorder
 from fl_core.rounds.engine import Engine
 from fl_core.rounds.workers import ALLOCATOR, environment
@@ -355,53 +339,9 @@ def scheduling(pairs: int = FEWER) -> list[Measured]:
     ]
 
 
-def diagnoses(pairs: int = PAIRS) -> list[Measured]:
-    """Shares of one core that J1, J2 and J3 reach."""
-    torch.set_num_threads(1)
-    model, (x, y) = trained(network()), held_out()
-    layers = layers_of(model, x[:2])
-    models, (probe_x, probe_y), own_layers, subjects = ten_clients()
-    many = [partial(plain_pass, each, x, y, 250) for each in models]
-    works: dict[tuple[str, str], Callable[[], object]] = {
-        ("J1", "exact trace"): lambda: hessian_trace(
-            model, (x, y), layers, loss=LOSS, batch=BATCH
-        ),
-        ("J1", "one forward and backward pass"): lambda: plain_pass(model, x, y),
-        ("J2", "45 pairs"): lambda: cka(
-            Measurement(subjects, own_layers, batch=BATCH),
-            Cka(probe=(probe_x, probe_y), estimator="minibatch"),
-        ),
-        ("J3", "variance, sensitivity"): lambda: one_pass(
-            Measurement(subjects, own_layers, LOSS, batch=250),
-            [GradVariance(), Sensitivity()],
-        ),
-        ("J3", "ten forward and backward passes"): lambda: [each() for each in many],
-    }
-    multiply = products()
-    found = []
-    for (job, what), work in works.items():
-        operations = counted(work)
-
-        def at_full_rate(operations: int = operations) -> float:
-            return operations / (PRODUCTS * 2 * SIDE**3) * _seconds(multiply)
-
-        frame = alternate(
-            {"work": partial(_seconds, work), "products": at_full_rate}, pairs
-        )
-        peak = f"sgemm {SIDE}, one thread: {operations / frame.products.median() / 1e9:.0f} Gflop/s"
-        found.append(
-            judged(
-                job, f"{what}, {operations / 1e9:.0f} Gflop", peak, list(frame.products / frame.work), unit=UNIT,
-                seconds=float(frame.work.median()), baseline_seconds=float(frame.products.median()),
-            )
-        )  # fmt: skip
-    return found
-
-
 JOBS = {
     "shares-s1": cross_device,
     "shares-runs": long_runs,
     "shares-s2": cross_silo,
     "shares-s4": scheduling,
-    "shares-j": diagnoses,
 }

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import torch
+
 from benchmarks import adapters, training
 from benchmarks.pairs import PAIRS, Measured, alternate, judged
 from benchmarks.sides import Job, Open, Plain, Side, remote
@@ -105,11 +107,12 @@ def measure(
     with remote({OURS: ours, **present}, job) as sides:
         turns = {name: side.turn for name, side in sides.items()}
         seconds = alternate(turns, pairs) / job.rounds
-    how = (
-        f"fedavg, {job.config.execution.workers} workers"
-        if job.config.execution.workers
-        else "fedavg, stacked clients"
-    )
+    execution = job.config.execution
+    how = "fedavg, stacked clients"
+    if execution.workers:
+        how = f"fedavg, {execution.workers} workers"
+    if execution.device != "cpu":
+        how = f"fedavg, {torch.cuda.get_device_name()}"
     rows = []
     for name, peer in peers.items():
         reach = peer.reach.get(job.name)
@@ -144,6 +147,11 @@ def measure(
                 baseline_seconds=float(other.median()),
             )
         )
+        peak, most = sides[OURS].peak / 1e6, sides[name].peak / 1e6
+        if peak and most:
+            texts = (f"{how}, {peak:.4g} MB of the device", f"{label}, {most:.4g} MB")
+            ratio = (most / peak, math.nan, math.nan)
+            rows.append(Measured(job.name, *texts, *ratio, unit="peak memory"))
     return rows
 
 

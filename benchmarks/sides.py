@@ -129,13 +129,17 @@ class Side(Protocol):
     def weights(self) -> list[Tensor]:
         """The global model's parameters, in the PyTorch model's shapes and order."""
 
+    def peak(self) -> int:
+        """The most bytes of PyTorch on a CUDA device in the rounds since the last reset; 0 without one."""
+
 
 @dataclass
 class Plain:
-    """A side made from two functions."""
+    """A side made from functions."""
 
     round: Callable[[], int]
     weights: Callable[[], list[Tensor]]
+    peak: Callable[[], int] = torch.cuda.max_memory_allocated
 
 
 Open = Callable[[Job], AbstractContextManager[Side]]
@@ -147,6 +151,7 @@ class Remote:
 
     def __init__(self, name: str, job: Job, connection: Connection) -> None:
         self.name, self.job, self.connection = name, job, connection
+        self.peak = 0
 
     def turn(self) -> float:
         """Run one turn and return its seconds.
@@ -154,7 +159,8 @@ class Remote:
         Raises:
             RunError: the side failed, or took another number of steps than the job has.
         """
-        seconds, steps = self.ask("turn")
+        seconds, steps, peak = self.ask("turn")
+        self.peak = max(self.peak, peak)
         wanted = self.job.rounds * self.job.steps
         if steps != wanted:
             raise RunError(
@@ -229,11 +235,16 @@ def _serve(connection: Connection, start: Open, job: Job) -> None:
                     return
                 if what == "weights":
                     connection.send(
-                        ([tensor.detach().numpy().copy() for tensor in side.weights()],)
+                        ([one.detach().cpu().numpy().copy() for one in side.weights()],)
                     )
                     continue
+                if torch.cuda.is_initialized():
+                    torch.cuda.reset_peak_memory_stats()
                 begun = time.perf_counter()
                 steps = sum(side.round() for _ in range(job.rounds))
-                connection.send((time.perf_counter() - begun, steps))
+                if torch.cuda.is_initialized():
+                    torch.cuda.synchronize()
+                seconds = time.perf_counter() - begun
+                connection.send((seconds, steps, side.peak()))
     except Exception:  # told to the parent, which raises it as a RunError
         connection.send(traceback.format_exc())

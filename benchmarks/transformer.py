@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-import time
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 
 import torch
 
 from benchmarks import peers, training
-from benchmarks.pairs import Measured, Work, compare, memory, peak_from_now
-from benchmarks.sides import Job
+from benchmarks.pairs import Measured, compare, memory, peak_from_now
+from benchmarks.sides import Job, Side
 from fl_core import tree
 from fl_core.config import RunConfig
 from fl_core.errors import UsageError
@@ -105,8 +104,32 @@ def _peak(adapt: str | None) -> float:
     return memory("VmHWM") - before
 
 
+def on_processors(job: Job) -> AbstractContextManager[Side]:
+    """Open this package's side of a job on processors."""
+    config = job.config.with_keys(device="cpu", workers=training.WORKERS)
+    return peers.ours(replace(job, config=config))
+
+
+NEXT_TO = {
+    "processors": peers.Peer(on_processors),
+    "PFLlib": replace(peers.PEERS["PFLlib"], reach={}),
+    "Flower simulation": replace(peers.PEERS["Flower simulation"], reach={}),
+}
+"""What rounds on a device are compared with. The packages train on the same device."""
+ON_DEVICE = (
+    *peers.JOBS[:2],
+    Job(
+        "transformer",
+        WHOLE.with_keys(dataset="random", max_samples=None, keep_optimizer=False),
+        *(4, 64, (3, 64, 64)),
+        classes=7,
+    ),
+)
+"""S1, S2, and random images of the size and number of classes of PACS."""
+
+
 def gpu(pairs: int = PAIRS) -> list[Measured]:
-    """S1, S2 and the transformer on a CUDA device: next to processors, and to PFLlib on the same device.
+    """S1, S2 and the transformer on a CUDA device: next to processors, and to PFLlib and Flower on the same device.
 
     Raises:
         UsageError: there is no CUDA device.
@@ -115,43 +138,13 @@ def gpu(pairs: int = PAIRS) -> list[Measured]:
         raise UsageError(
             "benchmark gpu must run on a machine with a CUDA device; got none. Use another machine."
         )
-    with (  # first, because its files may be missing
-        training.rounds(WHOLE.with_keys(device="cuda", workers=0)) as fast,
-        training.rounds(WHOLE) as slow,
-    ):
-        found = [_timed("transformer", fast.step, "processors", slow.step, pairs)]
-    for job in peers.JOBS[:2]:
-        found += on_device(job, "cuda", pairs)
-    return found
+    return [row for job in ON_DEVICE for row in on_device(job, "cuda", pairs)]
 
 
 def on_device(job: Job, device: str, pairs: int) -> list[Measured]:
-    """Time a job's rounds on a device, next to processors and to PFLlib if there is a checkout."""
-    there = replace(job, config=job.config.with_keys(device=device, workers=0))
-    text = f"{job.config.execution.workers} workers on processors"
-    with peers.ours(there) as fast:
-        with peers.ours(job) as slow:
-            found = [_timed(job.name, fast.round, text, slow.round, pairs)]
-        if why := peers.PEERS["PFLlib"].missing():
-            print(f"{job.name}: PFLlib: not measured: {why}")
-            return found
-        with peers.PEERS["PFLlib"].open(there) as other:
-            text = "PFLlib on the same device"
-            return [*found, _timed(job.name, fast.round, text, other.round, pairs)]
-
-
-def _timed(name: str, work: Work, text: str, other: Work, pairs: int) -> Measured:
-    """Time rounds on the device next to others, each until the device has done them."""
-
-    def whole(one: Work) -> None:
-        one()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-
-    cuda = torch.cuda.is_available()
-    device = torch.cuda.get_device_name() if cuda else "no device"
-    sides = device, partial(whole, work), text, partial(whole, other)
-    return compare(name, *sides, pairs=pairs, clock=time.perf_counter)
+    """Time a job's rounds on a device next to the others, and compare the peaks of the device's memory."""
+    config = job.config.with_keys(device=device, workers=0)
+    return peers.measure(replace(job, config=config), NEXT_TO, pairs)
 
 
 JOBS = {"gpu": gpu, "transformer": transformer}

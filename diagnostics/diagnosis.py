@@ -16,10 +16,7 @@ import fl_core
 from diagnostics.request import NETWORK, Request
 from fl_core import rows, tree
 from fl_core.data.federated import digest_of
-from fl_core.errors import (
-    UsageError,
-    check_known,
-)
+from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import LayerPlan
 from fl_core.progress import progress_bar, say
@@ -39,11 +36,7 @@ from .measurement import (
     no_progress,
 )
 from .metrics.base import METRICS
-from .null import (
-    Nulls,
-    on_null,
-    rows_of_nulls,
-)
+from .null import Nulls, on_null, rows_of_nulls
 from .report import Report
 
 

@@ -32,12 +32,7 @@ from .diagnosis import measure_models
 from .inputs import client_models, fit_outputs
 from .load_weights import folder_kind
 from .metrics.base import DEFAULT
-from .null import (
-    NULLS,
-    Nulls,
-    null_data,
-    rows_of_nulls,
-)
+from .null import NULLS, Nulls, null_data, rows_of_nulls
 from .report import Report
 from .representation.embedding import embed, pool
 from .representation.features import PROBE, probe_set

@@ -26,14 +26,7 @@ from fl_core.plan import Evidence, LayerPlan, frozen_in
 from fl_core.registry import Registry
 from fl_core.rows import frame
 
-from .curve import (
-    SENSITIVITY,
-    Curve,
-    against_nulls,
-    curve_of,
-    layers_in,
-    stability,
-)
+from .curve import SENSITIVITY, Curve, against_nulls, curve_of, layers_in, stability
 from .report import Rows, open_diagnosis
 from .sensitivity import recorded_rows
 

@@ -350,9 +350,13 @@ class RunConfig(Displayed):
             keys |= {"model": f"hf:{folder}", "tokenizer": folder}
         for key, value in keys.items():
             check_known("configuration key", key, KEYS)
-            way = "Pass data in memory as data=." if key == "dataset" else ""
-            if key == "dataset" and isinstance(value, list | tuple):
-                value = keys[key] = BETWEEN.join(map(str, value))
+            if value is KEYS[key].default:
+                continue
+            way = ""
+            if key == "dataset":
+                way = "Pass data in memory as data=."
+                if isinstance(value, list | tuple):
+                    value = keys[key] = BETWEEN.join(map(str, value))
             if isinstance(value, str) and list[str] in get_args(KEYS[key].hint):
                 value = keys[key] = list(as_list(key, value))
             check_type(key, value, KEYS[key].hint, way)

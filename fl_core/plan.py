@@ -13,14 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fl_core import storage
 from fl_core.display import MANY, Displayed, Summary, printable
-from fl_core.errors import (
-    UsageError,
-    as_list,
-    check_known,
-    listing,
-    read_as,
-    warn,
-)
+from fl_core.errors import UsageError, as_list, check_known, listing, read_as, warn
 from fl_core.storage import check_version, sha, write_json
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Statistics over clients, runs, datasets and algorithms: pure functions of numbers.
 
 A missing or non-finite number is never skipped. Results that depend on it are NaN, or their status gives the reason. A
-table has one row for each algorithm and one column for each block (a dataset, or a seed). The imports of scipy.stats
+table has one row for each algorithm and one column for each block (a dataset, or a seed). The imports of scipy
 are local: it is slow, and a run goes without.
 
 >>> for gap in (math.nan, math.inf):
@@ -134,9 +134,9 @@ def mean_interval(
     mean = float(x.mean()) if _whole(x) else math.nan
     if len(x) < 2 or not _whole(x):
         return Interval(mean, math.nan, math.nan)
-    from scipy import stats
+    from scipy.special import stdtrit
 
-    quantile = float(stats.t.ppf(1 - (1 - (1 + level) / 2) / comparisons, len(x) - 1))
+    quantile = float(stdtrit(len(x) - 1, 1 - (1 - (1 + level) / 2) / comparisons))
     half = quantile * float(x.std(ddof=1)) / math.sqrt(len(x))
     return Interval(mean, mean - half, mean + half)
 

@@ -271,7 +271,7 @@ def check_formulas(
         alone = torch.zeros_like(u)
         alone[sample] = u[sample]
         gradients = torch.autograd.grad(
-            logits, [*known.values()], alone, retain_graph=True
+            (logits * alone).sum(), [*known.values()], retain_graph=True
         )
         claimed = squares(logits, alone, taps)
         size = {

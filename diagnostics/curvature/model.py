@@ -321,8 +321,9 @@ def squares(
     """
     targets: list[Any] = [tap.edge for tap in taps.values()]
     targets += tensors.values()
+    # a cotangent as an argument would import sympy
     gradients = torch.autograd.grad(
-        logits, targets, cotangent, retain_graph=True, allow_unused=True
+        (logits * cotangent).sum(), targets, retain_graph=True, allow_unused=True
     )
     return squared_norms(dict(zip([*taps, *tensors], gradients, strict=True)), taps)
 

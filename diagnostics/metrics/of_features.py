@@ -10,7 +10,6 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
-from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
 from fl_core.data.arrays import nested_groups
@@ -19,12 +18,7 @@ from fl_core.rows import Row
 
 from ..measurement import NoValue, row_or_reason
 from ..representation import similarity as measures
-from ..representation.features import (
-    Array,
-    constant,
-    flattened,
-    scatter_ratio,
-)
+from ..representation.features import Array, constant, flattened, scatter_ratio
 from ..representation.probes import (
     SAMPLES,
     Part,
@@ -389,6 +383,8 @@ def knn_probe(measurement: Measurement, options: KnnProbe) -> list[Row]:
             raise NoValue(
                 f"{len(x)} samples train, more than {options.neighbours} neighbours are needed"
             )
+        from sklearn.neighbors import KNeighborsClassifier
+
         kind = KNeighborsClassifier(
             options.neighbours, metric=options.distance, algorithm="brute"
         )

@@ -13,7 +13,6 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
@@ -392,6 +391,8 @@ def heat(
     beside, beneath = (
         -(-count // most) for count, most in zip(matrix.shape, names, strict=True)
     )
+    import seaborn as sns
+
     # seaborn draws the figure once: the names that it has must be plain, and this panel's come afterwards
     literal(panel.ax.figure.axes)
     ax = sns.heatmap(

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -367,6 +366,8 @@ def spectral_density(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
     values = rows[~weights].assign(count=count.to_numpy())
     check_single(values, ["client", "variant"])
     how: dict[str, Any] = {"bins": 50, "element": "step", "fill": False}
+    import seaborn as sns
+
     with canvas(ax) as axes:
         sns.histplot(values, x="value", weights="count", hue="client", ax=axes, **how)
         axes.set(yscale="log", ylim=(0.1, None), ylabel="number of eigenvalues")
@@ -430,6 +431,8 @@ def _looks(frames: Sequence[pd.DataFrame]) -> dict[str, Any]:
     classes = in_order(sorted(together["class"].unique()))
     colours = COLOURS[: len(classes)]
     if len(classes) > len(COLOURS):
+        import seaborn as sns
+
         colours = sns.color_palette("turbo", len(classes))
     looks: dict[str, Any] = {
         "hue": "class",
@@ -446,6 +449,8 @@ def _looks(frames: Sequence[pd.DataFrame]) -> dict[str, Any]:
 def _cloud(
     ax: Axes, frame: pd.DataFrame, looks: Mapping[str, Any], centres: bool, legend: bool
 ) -> None:
+    import seaborn as sns
+
     size = float(np.clip(9000 / len(frame), 5, 26))
     mixed = frame.sample(frac=1, random_state=0)  # no client lies under all others
     how: dict[str, Any] = {"x": "x", "y": "y", "ax": ax, **looks}

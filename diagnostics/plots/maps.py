@@ -20,7 +20,6 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from scipy import stats
 
 from fl_core.errors import Bound, UsageError, check_known, check_value
 from fl_core.plan import Layer, LayerPlan
@@ -28,14 +27,7 @@ from fl_core.plan import Layer, LayerPlan
 from ..curve import layers_in
 from ..metrics import facts_of
 from ..null import nulls_in, of_null, split_resamples
-from .drawing import (
-    COLOURS,
-    NICE,
-    canvas,
-    panels as axes_of,
-    small,
-    with_notes,
-)
+from .drawing import COLOURS, NICE, canvas, panels as axes_of, small, with_notes
 
 FEDERATED, LOCAL, CUT = COLOURS[0], "#f3d9a8", COLOURS[3]
 LOOKS = {True: (FEDERATED, ""), False: (LOCAL, "///")}
@@ -354,13 +346,15 @@ def band(draws: Sequence[pd.DataFrame]) -> tuple[Any, Any]:
     """
     if len(draws) < 2:
         return None, None
+    from scipy.special import stdtrit
+
     values = np.stack([each.to_numpy(dtype=float) for each in draws])
     count, rounds, layers = values.shape
     freedom = rounds * (count - 1)
     mean = values.mean(axis=0)
     squares = np.nansum((values - mean) ** 2, axis=(0, 1))
     points = PANELS * rounds * layers
-    quantile = stats.t.ppf(1 - (1 - LEVEL) / (2 * points), freedom)
+    quantile = stdtrit(freedom, 1 - (1 - LEVEL) / (2 * points))
     half = quantile * np.sqrt(squares / freedom * (1 + 1 / count))
     like = {"index": draws[0].index, "columns": draws[0].columns}
     return pd.DataFrame(mean - half, **like), pd.DataFrame(mean + half, **like)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 import torch
-from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
@@ -162,6 +161,8 @@ def embed(
         raise UsageError(
             "features of t-SNE must vary over the samples; got constant ones."
         )
+    from sklearn.manifold import TSNE
+
     x = pooled.x.astype(np.float64)
     x -= x.mean(axis=0)
     x /= np.abs(x).max()

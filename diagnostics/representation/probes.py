@@ -9,8 +9,6 @@ from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression
 
 from fl_core.data.arrays import nested_groups
 from fl_core.errors import at_least, check_known
@@ -19,13 +17,7 @@ from fl_core.rows import Row
 from fl_core.statistics import design_effect
 
 from ..measurement import ClientModel, Data, Measurement, NoValue, row_or_reason
-from .features import (
-    Array,
-    features_of,
-    folds_of,
-    reduce_to_span,
-    standardise,
-)
+from .features import Array, features_of, folds_of, reduce_to_span, standardise
 
 SAMPLES = 2000
 """Samples that a probe reads at most: of a client, and of all clients together for the pooled one."""
@@ -92,6 +84,8 @@ def logistic(
     """
     if len(np.unique(y)) == 1:
         return np.full(len(test), y[0])
+    from sklearn.linear_model import LogisticRegression
+
     x, test = standardise(x, test)
     if x.shape[1] > len(x):
         x, test = reduce_to_span(x, test)
@@ -268,6 +262,8 @@ def _hits(parts: Sequence[Part], classify: Classify) -> tuple[list[Array], str]:
     Raises:
         NoValue: there is nothing to train on or to tell apart.
     """
+    from sklearn.exceptions import ConvergenceWarning
+
     labels = np.concatenate([part.y for part in parts])
     if len(labels) < 2:
         raise NoValue(f"{len(labels)} samples, at least 2 are needed")

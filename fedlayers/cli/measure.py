@@ -7,7 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedlayers.cli.options import Command, ConfiguredCommand, by_name, check_file
+from fedlayers.cli.options import (
+    Command,
+    ConfiguredCommand,
+    by_name,
+    check_file,
+    load,
+)
 from fl_core.config import RunConfig
 from fl_core.display import in_order
 from fl_core.errors import UsageError, check_known, check_value, listing, warn
@@ -122,7 +128,7 @@ class Diagnose(OfRun):
                     f"--{flag.replace('_', '-')} goes with {' or '.join(ways)}; got none."
                 )
         check_folder(self.out)
-
+        load("diagnostics.measure")
         from diagnostics import measure
         from diagnostics.metrics.base import DEFAULT
         from diagnostics.null import NULLS, Nulls

@@ -23,13 +23,7 @@ from fedlayers.studies.choice import (
     paired_estimates,
 )
 from fedlayers.studies.first_screen import evidence_of, facts_of
-from fedlayers.studies.harmless import (
-    BASE_RATE,
-    TEST,
-    VALIDATION,
-    Bench,
-    Predictor,
-)
+from fedlayers.studies.harmless import BASE_RATE, TEST, VALIDATION, Bench, Predictor
 from fedlayers.studies.hint import (
     bytes_a_round,
     cost_in_words,
@@ -53,12 +47,7 @@ from fl_core.config import RunConfig, RunKeys, with_own
 from fl_core.errors import listing
 from fl_core.plan import LayerPlan
 from fl_core.progress import say
-from fl_core.rows import (
-    TABLE,
-    check_score,
-    in_column,
-    label_of,
-)
+from fl_core.rows import TABLE, check_score, in_column, label_of
 from fl_core.statistics import simultaneous
 from fl_core.storage import write_json
 

@@ -33,7 +33,6 @@ from fl_core.data import Partition
 from fl_core.display import csv_bytes
 from fl_core.errors import UsageError, as_list, check_known, listing, warn
 from fl_core.plan import LayerPlan
-from fl_core.records import store
 from fl_core.rows import check_score
 from fl_core.run.task import plan_at
 from fl_core.storage import write_atomically
@@ -185,10 +184,11 @@ def compare(
 
 def _scored(job: TrainingJob, bench: Bench) -> pd.DataFrame:
     """Return a run's rows: the loss of probabilities is calibrated, and ``training_loss`` is as in training."""
-    frame = store.Run(job.path).rows()[1]
+    frame = job.rows
     if bench.kind not in PROBABLE:
         return frame
-    frame["metric"] = frame["metric"].replace("loss", "training_loss")
+    metric = frame["metric"].replace("loss", "training_loss")
+    frame = frame.assign(metric=metric)
     try:
         loaded = bench.load(job.path)
     except UsageError:

@@ -22,11 +22,7 @@ from fl_core import statistics, tree
 from fl_core.data.arrays import nested_groups
 from fl_core.errors import UsageError
 from fl_core.records import store
-from fl_core.rows import (
-    CLASSIFICATION,
-    MULTILABEL,
-    SCORES,
-)
+from fl_core.rows import CLASSIFICATION, MULTILABEL, SCORES
 from fl_core.run.own_code import code_in
 from fl_core.run.restore import load_rounds
 from fl_core.run.task import Task

@@ -48,7 +48,6 @@ from fl_core.config import Own, RunConfig, RunKeys, with_own
 from fl_core.data.arrays import nested_groups
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, plural
-from fl_core.records import store
 from fl_core.rounds import recorder
 from fl_core.rows import CLASSIFICATION
 from fl_core.run import runner
@@ -388,9 +387,8 @@ def measured_cost(
         clock = job.path / "timing.jsonl"
         if not clock.is_file():  # it failed before its first round
             continue
-        frame = store.Run(job.path).rows()[1]
-        moved = frame["metric"].isin(["bytes_down", "bytes_up"])
-        sent += float(frame.loc[moved, "value"].sum())
+        moved = job.rows["metric"].isin(["bytes_down", "bytes_up"])
+        sent += float(job.rows.loc[moved, "value"].sum())
         by_round = recorder.by_round(clock)
         rounds += max(by_round, default=0)
         seconds += math.fsum(each["train"] for each in by_round.values())

@@ -15,10 +15,12 @@ from contextlib import (
     suppress,
 )
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from numbers import Integral
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from fedlayers.backends.local import (
     RAY,
@@ -134,6 +136,17 @@ class TrainingJob:
         run = store.Run(self.path)
         last = self.until or self.resolved.federation.rounds or 1
         return run.finished or run.rounds[-1:] >= [last]
+
+    @cached_property
+    def rows(self) -> pd.DataFrame:
+        """The rows of its run, which has ended. They are read once."""
+        return store.Run(self.path).rows()[1]
+
+    @cached_property
+    def best_round(self) -> int | None:
+        """The best round of its run's main model under its stopping rule; None without a rule."""
+        rule = store.Run(self.path).stopping_rule()
+        return None if rule is None else rule.best.get(rule.main)
 
     def carry_out(self) -> Any:
         """Start or resume the run. A complete run is left as it is. Its notes are those of :func:`assembled`.
@@ -325,8 +338,7 @@ def train(
             with suppress(BusyError):  # the next call cleans what is left
                 writing.clean(job.path)
         if result.error is None and place.live is not None:
-            frame = store.Run(job.path).rows()[1]
-            place.live.add(str(job.path), frame.assign(algorithm=job.label))
+            place.live.add(str(job.path), job.rows.assign(algorithm=job.label))
         quarter = count * PROGRESS_LINES // len(jobs)
         if tell is not None and quarter > (count - 1) * PROGRESS_LINES // len(jobs):
             tell(f"{count} of {plural(len(jobs), 'run')}: {job.words}")

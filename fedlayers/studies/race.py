@@ -38,7 +38,6 @@ from fl_core.algorithms.base import find
 from fl_core.config import STOPPING_INTERVAL, Own, RunConfig, is_file, resolve
 from fl_core.errors import NonFiniteError, RunError, UsageError, listing
 from fl_core.plan import LayerPlan
-from fl_core.records import store
 from fl_core.rows import (
     CLASSIFICATION,
     MAIN,
@@ -217,9 +216,9 @@ def standings(
         )
         if job.name in failed:
             continue
-        if (at := best_of_run(job.path)) is not None:
-            best[job.name] = at
-        final = validation_rows(job.path)
+        if job.best_round is not None:
+            best[job.name] = job.best_round
+        final = validation_rows(job)
         main = by or main_score(final["metric"].unique())
         values = scores_of(final).set_index("metric")["value"]
         lines[-1] |= of_run.get(job.name, values[[main, "loss"]].to_dict())
@@ -235,16 +234,9 @@ def standings(
     return Standing(main, judged, dict(failed), best, lacking)
 
 
-def best_of_run(path: Path) -> int | None:
-    """Return the best round of a run's main model under its stopping rule; None without a rule."""
-    rule = store.Run(path).stopping_rule()
-    return None if rule is None else rule.best.get(rule.main)
-
-
-def validation_rows(path: Path) -> pd.DataFrame:
+def validation_rows(job: TrainingJob) -> pd.DataFrame:
     """Return the validation scores of a run's one model: of its best round under a stopping rule, else of its last."""
-    frame = store.Run(path).rows()[1]
-    return headline(frame, VALIDATION, best=best_of_run(path) is not None)
+    return headline(job.rows, VALIDATION, best=job.best_round is not None)
 
 
 # --- a finished run, and own epochs after it -------------------------------------------------------------------

@@ -20,7 +20,6 @@ from fl_core.data.partitions.base import SPLITS
 from fl_core.display import in_order, printable
 from fl_core.errors import listing, plural
 from fl_core.plan import LayerPlan
-from fl_core.records import store
 from fl_core.rows import CLASSIFICATION, SCORES, label_of
 from fl_core.run.costs import layer_bytes
 from fl_core.run.task import Task
@@ -150,10 +149,7 @@ def _add_race(page: Page, out: Path, choice: Choice, lead: Answers) -> None:
     caption = (
         f"{capital(label_of(choice.main))} on validation samples while the arms race."
     )
-    frames = [
-        store.Run(one.job.path).rows()[1].assign(algorithm=one.arm)
-        for one in choice.runs
-    ]
+    frames = [one.job.rows.assign(algorithm=one.arm) for one in choice.runs]
     frame = pd.concat(frames, ignore_index=True)
     picture = figure_of(plots.learning(frame, choice.main, split="validation"))
     _add(page, out, "race", picture, caption)

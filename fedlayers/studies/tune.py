@@ -506,7 +506,7 @@ def _table(
     for job in jobs:
         value, why = math.nan, failed.get(job.name, "")
         if not why:
-            found = scores_of(validation_rows(job.path))
+            found = scores_of(validation_rows(job))
             value = found.set_index("metric")["value"].get(score, math.nan)
             why = f"no finite {score} on validation samples" * math.isnan(value)
         lines.append({"arm": job.arm, "value": value, "failed": why})

@@ -12,15 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fl_core import models, tree
-from fl_core.algorithms import (
-    Batch,
-    Context,
-    Round,
-    State,
-    Tree,
-    Update,
-    register,
-)
+from fl_core.algorithms import Batch, Context, Round, State, Tree, Update, register
 from fl_core.algorithms.fedra import LimitedDepth
 from fl_core.errors import Count, Share
 from fl_core.models.extended import Exits, paths_of_blocks, tensors_below

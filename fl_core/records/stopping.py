@@ -7,13 +7,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fl_core.errors import (
-    COUNT,
-    MapOf,
-    UsageError,
-    check_known,
-    validate,
-)
+from fl_core.errors import COUNT, MapOf, UsageError, check_known, validate
 from fl_core.rows import SCORES, label_of, used_model
 
 WINDOW = 3

@@ -20,13 +20,10 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    TypeVar,
-)
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fl_core import rows, storage
 from fl_core.errors import (
@@ -158,7 +155,7 @@ class Run:
         check_stored(path, found, _CONFIG)
         return found
 
-    @property
+    @cached_property
     def id(self) -> str:
         """The digest of the configuration. Checkpoints name their run by it."""
         return sha(json_bytes(self.config))

@@ -8,14 +8,7 @@ from itertools import islice
 from typing import TypeVar
 
 from fl_core import seeds, tree
-from fl_core.algorithms.base import (
-    Algorithm,
-    Message,
-    Round,
-    TaskInfo,
-    Update,
-    freeze,
-)
+from fl_core.algorithms.base import Algorithm, Message, Round, TaskInfo, Update, freeze
 from fl_core.data import FederatedData
 from fl_core.errors import NonFiniteError, warn
 from fl_core.layers import tensor_in_layer

@@ -2,13 +2,14 @@
 
 import contextlib
 import math
+from dataclasses import replace
 
 import pandas as pd
 import pytest
 import torch
 from torch import nn
 
-from benchmarks import pairs, peers
+from benchmarks import pairs, peers, transformer
 from benchmarks.peers import PEERS, Peer
 from benchmarks.sides import Job, remote
 from fl_core.config import RunConfig
@@ -49,7 +50,7 @@ SHARED = Job(
 def reference(job):
     """Every client's step from the start, and their mean, in float64."""
     data = job.data()
-    sums = []
+    ends = []
     for client in data.clients:
         model = job.model(data).double()
         optimizer = job.optimizer(model.parameters())
@@ -57,13 +58,8 @@ def reference(job):
             model(client.train.x.double()), client.train.y
         ).backward()
         optimizer.step()
-        now = [parameter.detach() for parameter in model.parameters()]
-        sums = (
-            [total + each for total, each in zip(sums, now, strict=True)]
-            if sums
-            else now
-        )
-    return [total / len(data.clients) for total in sums]
+        ends.append([parameter.detach() for parameter in model.parameters()])
+    return [torch.stack(each).mean(0) for each in zip(*ends, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -97,11 +93,18 @@ def test_a_round_of_one_step_is_the_mean_of_the_steps(job, name):
 
 
 def test_this_package_and_the_loop_take_the_jobs_steps():
-    assert SHARED.steps == 2 * 2
     for start in (peers.ours, peers.bare):
         with start(SHARED) as side:
-            assert side.round() == SHARED.steps
-            assert side.round() == SHARED.steps
+            assert [side.round(), side.round()] == [SHARED.steps, 2 * 2]
+
+
+@pytest.mark.slow  # a cluster takes its time to begin
+@pytest.mark.parametrize("job", transformer.ON_DEVICE)
+def test_what_is_measured_on_a_device_runs_on_a_cpu(job):
+    """A row without a ratio says which package is missing."""
+    small = replace(job, clients=4, samples=job.batch)
+    for row in transformer.on_device(small, "cpu", 1):
+        assert row.ratio > 0 or row.holds
 
 
 WITH_TARGETS = [
@@ -137,9 +140,8 @@ def test_a_committed_target_holds_when_the_intervals_worse_end_does(path):
     [(939, 2, "no"), (948, 2, "yes"), (962, 2, "no")],
 )
 def test_coverage_holds_when_the_intervals_worse_end_does(count, probes, holds):
-    from benchmarks.measurements import (
-        covered,
-    )  # which imports the packages that are compared
+    # which imports the packages that are compared
+    from benchmarks.measurements import covered
 
     row = covered(count, 1000, probes, "0")
     assert row.low < row.ratio == count / 1000 < row.high
@@ -165,11 +167,6 @@ def test_compare_is_two_sides_of_it():
         scale=4.0,
         clock=lambda: now,
     )
-    assert (row.ratio, row.low, row.high, row.seconds, row.baseline_seconds) == (
-        6.0,
-        6.0,
-        6.0,
-        2.0,
-        12.0,
+    assert row == pairs.Measured(
+        "x", "a", "b", 6.0, 6.0, 6.0, ">= 5", "yes", 2.0, 12.0, 6
     )
-    assert (row.holds, row.pairs) == ("yes", 6)

@@ -10,11 +10,7 @@ from torch import nn
 from diagnostics import plots
 from diagnostics.measure import tsne
 from diagnostics.plots.drawing import COLOURS, MARKERS
-from diagnostics.representation.embedding import (
-    centroids,
-    embed,
-    pool,
-)
+from diagnostics.representation.embedding import centroids, embed, pool
 from tests.conftest import refuses
 from tests.diagnostics.made import net, pair, parted
 from tests.networks import Wired

@@ -176,7 +176,7 @@ def test_a_fit_that_stops_early_is_said_in_the_row(
     def hasty(**how):
         return LogisticRegression(**{**how, "max_iter": 1})
 
-    monkeypatch.setattr("diagnostics.representation.probes.LogisticRegression", hasty)
+    monkeypatch.setattr("sklearn.linear_model.LogisticRegression", hasty)
     assert only(report(), variant="own", client="a", layer="0")["estimator"].endswith(
         "5 of 5 fits not converged"
     )

@@ -10,13 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from diagnostics.report import Report, explain
-from diagnostics.select import (
-    RULES,
-    decide,
-    ratios,
-    select,
-    sensitivity_ratio,
-)
+from diagnostics.select import RULES, decide, ratios, select, sensitivity_ratio
 from diagnostics.sensitivity import recorded_rows
 from fl_core import __version__
 from fl_core.errors import RunError, UsageError

@@ -12,12 +12,7 @@ from scipy.stats import t
 from torch.nn.functional import cross_entropy
 
 from fedlayers.studies.compare import compare, compared_jobs
-from fedlayers.studies.comparison import (
-    Comparison,
-    display_name,
-    headline,
-    paired,
-)
+from fedlayers.studies.comparison import Comparison, display_name, headline, paired
 from fedlayers.studies.harmless import Bench
 from fl_core import rows
 from fl_core.config import RunConfig

@@ -2,10 +2,7 @@
 
 from fedlayers.studies.choice import Answers
 from fedlayers.studies.comparison import Comparison
-from fedlayers.studies.study import (
-    AGAINST,
-    with_gains,
-)
+from fedlayers.studies.study import AGAINST, with_gains
 from tests.fedlayers.made import frame_of
 
 

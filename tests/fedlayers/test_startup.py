@@ -83,6 +83,7 @@ CASES = {
         {*HEAVY, "typeguard"},
     ),
     "a run": (["run --rounds 1"], 0, FITS),
+    "a diagnosis": (["diagnose {run}"], 0, FITS | {"sympy"}),
     "lists": ([f"list {what}" for what in json.loads(STORED.read_text())], 0, HEAVY),
     "digests": (["verify {run}"], 0, HEAVY - {"safetensors"}),
     "rows": (["runs {run}", "plot {run}", "plot {run}/../rows.jsonl"], 0, {"torch"}),

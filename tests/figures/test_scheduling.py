@@ -6,14 +6,7 @@ import pytest
 
 from figures import recipe, training
 from figures.scheduling import runs as scheduling
-from figures.scheduling.runs import (
-    MEAN,
-    POOLED,
-    SIZES,
-    SMALL,
-    STUDY,
-    Column,
-)
+from figures.scheduling.runs import MEAN, POOLED, SIZES, SMALL, STUDY, Column
 from fl_core.run import runner
 
 pytestmark = pytest.mark.filterwarnings("ignore:client")

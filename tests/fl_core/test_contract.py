@@ -9,25 +9,13 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from fl_core.algorithms import (
-    Algorithm,
-    Phase,
-    State,
-    registry,
-)
+from fl_core.algorithms import Algorithm, Phase, State, registry
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import ALGORITHMS
 from fl_core.algorithms.fedper import FedPer
 from fl_core.rounds.workers import Workers
 from fl_core.run import runner
-from tests.conftest import (
-    CONFIG,
-    TOY,
-    client_runner_of,
-    network,
-    play,
-    refuses,
-)
+from tests.conftest import CONFIG, TOY, client_runner_of, network, play, refuses
 
 ALL = sorted(registry())
 NO_HOOKS = {"call", "method", "with_plan"}  # what the engine uses and nobody overrides

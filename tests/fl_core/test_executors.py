@@ -19,13 +19,7 @@ from fl_core.errors import NonFiniteError, RunError
 from fl_core.rounds.clients import ClientReply, ScoreRequest, TrainRequest
 from fl_core.rounds.workers import Child, Workers, receive, send, stream_of
 from fl_core.run import runner
-from tests.conftest import (
-    CONFIG,
-    TOY,
-    client_runner_of,
-    network,
-    play,
-)
+from tests.conftest import CONFIG, TOY, client_runner_of, network, play
 from tests.processes import alive
 
 MOMENTUM = CONFIG.with_keys(momentum=0.9, weight_decay=0.01, eval_every=2)

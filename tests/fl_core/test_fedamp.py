@@ -7,13 +7,7 @@ import pytest
 import torch
 
 from fl_core import models, tree
-from fl_core.algorithms import (
-    Message,
-    Round,
-    TaskInfo,
-    Update,
-    registry,
-)
+from fl_core.algorithms import Message, Round, TaskInfo, Update, registry
 from fl_core.algorithms.fedamp import FedAMP, FedFomo, HeurFedAMP, Mixing
 from fl_core.algorithms.pfedla import PFedHN
 from fl_core.layers import layers_of

@@ -7,11 +7,7 @@ from hypothesis import given, strategies as st
 
 from fl_core import tree
 from fl_core.algorithms import Round
-from fl_core.algorithms.fedamp import (
-    COLLABORATORS,
-    collaborators,
-    critical_mask,
-)
+from fl_core.algorithms.fedamp import COLLABORATORS, collaborators, critical_mask
 from tests.conftest import TOY, network, play
 
 CLIENTS = [client.name for client in TOY.clients]

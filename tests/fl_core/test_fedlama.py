@@ -6,12 +6,7 @@ import pytest
 
 from fl_core import tree
 from fl_core.algorithms import Round, State
-from fl_core.algorithms.scheduling import (
-    DISCREPANCY,
-    INTERVALS,
-    FedLAMA,
-    long_layers,
-)
+from fl_core.algorithms.scheduling import DISCREPANCY, INTERVALS, FedLAMA, long_layers
 from tests.conftest import TOY, network, play
 
 CLIENTS = [client.name for client in TOY.clients]

@@ -11,16 +11,8 @@ from torch.nn import functional as F
 from fl_core import models, tree
 from fl_core.algorithms import Round, registry
 from fl_core.algorithms.base import Message, Update
-from fl_core.algorithms.fedra import (
-    LimitedDepth,
-    draw_cover,
-)
-from fl_core.models.extended import (
-    Exits,
-    hold,
-    tensors_below,
-    with_optional_blocks,
-)
+from fl_core.algorithms.fedra import LimitedDepth, draw_cover
+from fl_core.models.extended import Exits, hold, tensors_below, with_optional_blocks
 from fl_core.run import runner
 from fl_core.seeds import torch_seeded
 from fl_core.training.workspace import Workspace

@@ -8,13 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from fl_core.data.partitions import (
-    PARTITIONS,
-    SPLITS,
-    Partition,
-    general,
-    make,
-)
+from fl_core.data.partitions import PARTITIONS, SPLITS, Partition, general, make
 from fl_core.data.sources import Source
 from tests.bounds import forbidden
 from tests.conftest import refuses

@@ -13,12 +13,7 @@ from fl_core.algorithms.base import Round
 from fl_core.config import RunConfig
 from fl_core.errors import CorruptError
 from fl_core.records import store
-from fl_core.records.stopping import (
-    BEST_ROUND,
-    STATE,
-    StoppingRule,
-    best_round,
-)
+from fl_core.records.stopping import BEST_ROUND, STATE, StoppingRule, best_round
 from fl_core.rounds.clients import ClientReply
 from fl_core.rounds.engine import EVALUATE
 from fl_core.rounds.recorder import Recorder

@@ -8,15 +8,7 @@ from fl_core.algorithms import Round, find, registry
 from fl_core.layers import Layer, layers_of
 from fl_core.plan import LayerPlan
 from fl_core.run.task import assemble
-from tests.conftest import (
-    CONFIG,
-    TOY,
-    every_other,
-    federation,
-    kind_for,
-    network,
-    play,
-)
+from tests.conftest import CONFIG, TOY, every_other, federation, kind_for, network, play
 
 SGD = {"momentum": 0.9, "weight_decay": 0.01}
 ADAMW = {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.01, "amsgrad": True}

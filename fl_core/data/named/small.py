@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -244,14 +245,15 @@ PREPARED = Preprocessing(
     },
     note="PLayer-FL, Table A.4 and released code",
 )
+@cache
 def heart() -> Source:
     """Fed-Heart-Disease: 740 patients of four hospitals, 10 features, diagnosis 0..4 (PLayer-FL).
 
     Rows with a blank in the ten columns are dropped. Seven columns are standardised with fixed numbers. An exported
     model applies them to raw patients by the columns' names.
     """
-    path = Path(__file__).with_name("heart.csv")
-    rows = pd.read_csv(path).dropna(subset=COLUMNS)
+    table = pd.read_csv(Path(__file__).with_name("heart.csv"))
+    rows = table.dropna(subset=COLUMNS)
     y, classes = arrays.labels(rows["num"].to_numpy())
     owner, owner_names = arrays.owners(rows["hospital"].to_numpy(object))
     x = rows[list(COLUMNS)].to_numpy(np.float64)
