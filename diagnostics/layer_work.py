@@ -73,9 +73,8 @@ def step_work(
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in counted:
                 counted.add(storage.data_ptr())
-                kept.append(
-                    storage
-                )  # alive until the end, so that no other tensor gets its address
+                # alive until the end, so that no other tensor gets its address
+                kept.append(storage)
                 size = float(storage.nbytes())
                 activations[ledger.last] = activations.get(ledger.last, 0.0) + size
             return tensor

@@ -380,9 +380,8 @@ def diagnose_run(
     models, task = load_models(
         path, round, which, data=data, model=model, allow_code=allow_code
     )
-    knows_start = (
-        found.header()["checkpoint"] == task.header("")["checkpoint"]
-    )  # an own model may have others
+    # an own model may have others
+    knows_start = found.header()["checkpoint"] == task.header("")["checkpoint"]
     if not knows_start and not all(NULLS[name].shuffles for name in nulls.names):
         raise UsageError(
             f"model must have the weights that {path} started from to measure null 'fresh'; got others. "
@@ -532,9 +531,10 @@ def _of_first_training(
     models, measured = runner.train_first_round(task, observers, **chosen)
     context = {"seed": task.config.execution.seed, "round": 0, "model": "local"}
     report = _diagnose(task, models, request, context, command)
+    # the common start
     report = replace(
         report, header={**report.header, "checkpoint": task.header("")["checkpoint"]}
-    )  # the common start
+    )
     if SENSITIVITY not in report.header["metrics"] or report.layers != tuple(
         task.layers
     ):

@@ -173,10 +173,11 @@ def _check_batch(pair: Any, where: str) -> Batch:
             raise UsageError(
                 f"{where}: the {name} must be finite; got NaN or infinity."
             )
+    # losses take no other integers
     return (
         x,
         y if y.is_floating_point() else y.long(),
-    )  # losses take no other integers
+    )
 
 
 TENSORS = ("weights", "all")

@@ -271,9 +271,8 @@ def on_null(
             dict(data),
             settings,
         )
-    one = (
-        len(data) > 1 and len({id(own) for own in data.values()}) == 1
-    )  # several models on one set of data
+    # several models on one set of data
+    one = len(data) > 1 and len({id(own) for own in data.values()}) == 1
     shuffled = null_samples(
         dict([*data.items()][:1]) if one else data, null, seed, draw
     )

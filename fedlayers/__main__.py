@@ -7,9 +7,8 @@ from fl_core.progress import end_on_signals
 
 def main() -> None:
     """Run the command line with the program's arguments."""
-    os.environ.setdefault(
-        "OMP_WAIT_POLICY", "PASSIVE"
-    )  # threads that wait for a core let others have it
+    # threads that wait for a core let others have it
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with end_on_signals():
         from fedlayers.cli.app import main as command
 

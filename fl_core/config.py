@@ -631,9 +631,8 @@ def evaluation_interval(rounds: int, participation: float, epochs: int) -> int:
     >>> [evaluation_interval(rounds, 1.0, epochs) for rounds, epochs in ((40, 1), (40, 5), (8, 1), (40, 0))]
     [5, 2, 3, 2]
     """
-    cost = (
-        0.25 * (1 + participation) / (participation * epochs) if epochs else 0.0
-    )  # in rounds of training
+    # in rounds of training
+    cost = 0.25 * (1 + participation) / (participation * epochs) if epochs else 0.0
     count = min(20, max(3, rounds // max(1, math.ceil(min(10 * cost, rounds)))))
     return math.ceil(rounds / count)
 

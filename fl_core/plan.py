@@ -394,9 +394,8 @@ class LayerPlan(Displayed):
         Raises:
             UsageError: names the first tensors that only one of the two has.
         """
-        from fl_core.tree import (
-            named_tensors,  # with torch, which a stored plan goes without
-        )
+        # with torch, which a stored plan goes without
+        from fl_core.tree import named_tensors
 
         self.check_tensors(named_tensors(model))
 

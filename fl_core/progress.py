@@ -244,9 +244,8 @@ def delay_signals() -> Iterator[None]:
         number: signal.signal(number, lambda number, frame: came.append(number))
         for number in _heard()
     }
-    masked = signal.pthread_sigmask(
-        signal.SIG_BLOCK, _PASSED_ON
-    )  # new processes inherit this
+    # new processes inherit this
+    masked = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
     try:
         yield
     finally:

@@ -114,9 +114,8 @@ def frame(rows: Iterable[Row]) -> pd.DataFrame:
     for name in _NUMBERS:
         table[name] = pd.to_numeric(table[name])
     for name in _INTEGERS:
-        table[name] = pd.array(
-            [row.get(name) for row in rows], dtype="Int64"
-        )  # exact, without floats
+        # exact, without floats
+        table[name] = pd.array([row.get(name) for row in rows], dtype="Int64")
     return table
 
 

@@ -223,9 +223,8 @@ def is_finite(tensor: Tensor) -> bool:
     """
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return True
-    return bool(
-        torch.stack(torch.aminmax(tensor.detach())).isfinite().all()
-    )  # NaN is both the minimum and the maximum
+    # NaN is both the minimum and the maximum
+    return bool(torch.stack(torch.aminmax(tensor.detach())).isfinite().all())
 
 
 def first_nonfinite(
@@ -392,11 +391,7 @@ def _remember(model: nn.Module) -> Callable[[], None]:
     parameters = list(model.parameters())
     flags = [parameter.requires_grad for parameter in parameters]
     grads = [parameter.grad for parameter in parameters]
-    tensors = [
-        t
-        for t in (*parameters, *grads, *(b for held in buffers for b in held.values()))
-        if t is not None
-    ]
+    tensors = [t for t in (*parameters, *grads, *model.buffers()) if t is not None]
     values = [tensor.detach().clone() for tensor in tensors]
 
     @torch.no_grad()
@@ -409,10 +404,8 @@ def _remember(model: nn.Module) -> Callable[[], None]:
             module.training = mode
             module._buffers.clear()
             module._buffers.update(held)
-            for (
-                name,
-                table,
-            ) in tables.items():  # in place: handles refer to the dictionary itself
+            # in place: handles refer to the dictionary itself
+            for name, table in tables.items():
                 current = getattr(module, name)
                 current.clear()
                 current.update(table)

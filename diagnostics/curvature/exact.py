@@ -138,9 +138,8 @@ def _nonlinear(node: Node, reach: list[int]) -> int:
     if name in _BATCH_NORMS:
         return (reach[0] & reach[1]) if _is_fixed(node) else _others(reach, (1, 2))
     if name in _PRODUCTS:
-        first, second = (
-            reach[i] if i < len(reach) else 0 for i in _PRODUCTS[name]
-        )  # a number is no input
+        # a number is no input
+        first, second = (reach[i] if i < len(reach) else 0 for i in _PRODUCTS[name])
         return first & second
     if name in _ONLY_IN:
         return _others(reach, _ONLY_IN[name])

@@ -356,9 +356,8 @@ def rademacher(like: Tensor, generator: torch.Generator) -> Tensor:
     drawn = torch.randint(
         0, 256, (-(-count // 8),), generator=generator, dtype=torch.uint8
     )
-    bits = torch.from_numpy(
-        np.unpackbits(drawn.numpy())[:count]
-    )  # eight a byte: drawing is what takes the time
+    # eight a byte: drawing is what takes the time
+    bits = torch.from_numpy(np.unpackbits(drawn.numpy())[:count])
     return bits.to(like.device).to(like.dtype).mul_(2).sub_(1).reshape(like.shape)
 
 

@@ -50,9 +50,8 @@ def style() -> Iterator[None]:
     with plt.style.context(STYLE):
         yield
         interactive = mpl.is_interactive()
-    mpl.interactive(
-        interactive
-    )  # a notebook's backend turns this on while it makes the first figure
+    # a notebook's backend turns this on while it makes the first figure
+    mpl.interactive(interactive)
 
 
 @contextmanager
@@ -213,9 +212,8 @@ def weighted_mean(rows: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
 def missing_notes(rows: pd.DataFrame, where: str) -> list[str]:
     """Return notes on missing values: for each place (a column's value) and reason, the clients concerned."""
     absent = rows[rows["value"].isna()]
-    statuses = absent["status"].str.replace(
-        r" at client '[^']*'", "", regex=True
-    )  # the clients are listed behind it
+    # the clients are listed behind it
+    statuses = absent["status"].str.replace(r" at client '[^']*'", "", regex=True)
     absent = absent.assign(status=statuses)
     notes = []
     for (place, status), group in absent.groupby([where, "status"], sort=False):

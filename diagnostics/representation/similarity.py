@@ -356,9 +356,8 @@ def arrange_positions(module: nn.Module, output: Tensor, positions: str) -> Tens
     if positions == "flatten" or output.ndim < 3:
         return output.flatten(1) if output.ndim > 1 else output[:, None]
     rows = by_position(module, output).flatten(1, -2)
-    return (
-        rows if positions == "samples" else rows.mean(1)
-    )  # in half precision summed in float32, and rounded again
+    # in half precision summed in float32, and rounded again
+    return rows if positions == "samples" else rows.mean(1)
 
 
 Spot = tuple[str, int]

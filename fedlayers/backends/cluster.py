@@ -215,9 +215,8 @@ def reachable(address: str) -> Any:
         UsageError: Ray is not installed, or the address does not answer.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports
-    os.environ.setdefault(
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
-    )  # no notice on tasks without GPUs
+    # no notice on tasks without GPUs
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray
         import ray.exceptions

@@ -414,9 +414,8 @@ class Local(WorkerPool[Child]):
 def _serve(link: socket.socket) -> None:
     """Run jobs until the link closes. The process never outlives its parent."""
     end_with_parent()
-    tqdm.set_lock(
-        threading.RLock()
-    )  # its own lock is a semaphore, which a killed process leaves behind
+    # its own lock is a semaphore, which a killed process leaves behind
+    tqdm.set_lock(threading.RLock())
     stream = stream_of(link)
     with suppress(ConnectionError):  # the parent has closed the link
         while True:

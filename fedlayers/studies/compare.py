@@ -151,9 +151,8 @@ def compare(
         tuned = tuned if isinstance(tuned, Tuned) else Tuned.load(tuned)
         settings, options = tuned.apply(config, algorithms, seeds, options, **own)
     asked = (config, algorithms, seeds, out, options, plan, settings)
-    announced: set[str] | None = (
-        set() if beside is None else None
-    )  # or the other runs' study did
+    # or the other runs' study did
+    announced: set[str] | None = set() if beside is None else None
     jobs = compared_jobs(*asked, announced, command=command, **own)
     shown = {"progress": progress, "live": live}
     with open_backend(backend, config.execution.workers, **shown) as place:

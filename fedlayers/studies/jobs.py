@@ -237,9 +237,8 @@ class TrainingJob:
         """Return the same job for another machine, with its folder there if one is given."""
         if path is not None:
             return replace(self, path=path)
-        return replace(
-            self, config=self.resolved, away=True
-        )  # its paths do not depend on the folder one is in
+        # its paths do not depend on the folder one is in
+        return replace(self, config=self.resolved, away=True)
 
 
 @lru_cache(maxsize=1)

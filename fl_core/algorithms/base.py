@@ -157,9 +157,8 @@ class TaskInfo:
     n_train: tuple[int, ...]
     epochs: int
     seed: int
-    norms: frozenset[str] = (
-        frozenset()
-    )  # parameters and buffers of the batch normalisations
+    # parameters and buffers of the batch normalisations
+    norms: frozenset[str] = frozenset()
     rounds: int = 0  # of the whole run; 0 = not known
     mean: tuple[float, ...] = ()  # by channel, for the normalisation of images in 0..1
     std: tuple[float, ...] = ()

@@ -486,9 +486,8 @@ class FedCAC(ServerMade):
         return message
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
-        replies = list(
-            updates
-        )  # the stored models must not change before every client has received its own
+        # the stored models must not change before every client has received its own
+        replies = list(updates)
         super().aggregate(server, replies, rnd)
         for update in replies:
             server.trees |= {
@@ -562,9 +561,8 @@ def collaborators(masks: Mapping[int, Tree], progress: float) -> dict[int, list[
     if not len(pairs):
         return {client: [client] for client in clients}
     most = pairs.max()
-    mean = pairs.mean().clamp(
-        max=most
-    )  # rounding can lift the mean of equal overlaps above them
+    # rounding can lift the mean of equal overlaps above them
+    mean = pairs.mean().clamp(max=most)
     least = most if progress >= 1 else mean + progress * (most - mean)
     chosen = (overlap >= least) | torch.eye(len(clients), dtype=torch.bool)
     return {

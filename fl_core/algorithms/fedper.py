@@ -289,9 +289,8 @@ class PLayerFL(FedPer):
         return None
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
-        shared = self.shared(
-            rnd, 0
-        )  # a client that measured and did not upload in time still has its own model
+        # a client that measured and did not upload in time still has its own model
+        shared = self.shared(rnd, 0)
         kept = {
             name: tensor
             for name, tensor in client.trees["model"].items()

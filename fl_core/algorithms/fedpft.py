@@ -63,9 +63,8 @@ class ContrastiveBatch(NamedTuple):
     y: Tensor
     view: Tensor
     keys: Tensor
-    buffers: (
-        Tree  # copies, for a pass that leaves the model's running statistics unchanged
-    )
+    # copies, for a pass that leaves the model's running statistics unchanged
+    buffers: Tree
 
 
 @dataclass(frozen=True)
@@ -187,9 +186,8 @@ class FedPFT(Algorithm):
             )
         return built.to(head.weight.dtype)
 
-    direct: ClassVar[bool] = (
-        False  # whether the contrastive task uses the extractor's features directly
-    )
+    # whether the contrastive task uses the extractor's features directly
+    direct: ClassVar[bool] = False
 
     @classmethod
     def compares(cls, config: Any) -> bool:

@@ -200,9 +200,8 @@ class LimitedDepth(Blockwise):
 
     def client_state(self, initial: Tree, client: int) -> State:
         state = super().client_state(initial, client)
-        state.trees["model"] = tree.select(
-            initial, self.task_info.never_sent
-        )  # also of blocks that it gets later
+        # also of blocks that it gets later
+        state.trees["model"] = tree.select(initial, self.task_info.never_sent)
         return state
 
     def client_start(

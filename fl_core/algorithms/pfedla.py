@@ -261,9 +261,8 @@ class PFedLA(Mixing):
             sent = self.model_for(server, update.client, rnd)
             received = tree.select(update.message.trees["model"], sent)
             changes.append({name: received[name] - sent[name] for name in sent})
-        along = torch.stack(
-            [self._along(server, unit, changes) for unit in self.units]
-        )  # [units, replies, clients]
+        # [units, replies, clients]
+        along = torch.stack([self._along(server, unit, changes) for unit in self.units])
         for k, update in enumerate(replies):
             net = self.network(server, update.client)
             client = update.client
@@ -366,9 +365,8 @@ class HeurpFedLA(PFedLA):
     def retained_units(self, server: State, client: int, rnd: Round) -> frozenset[str]:
         """Return the names of the units that a client keeps in this round."""
         itself = self.weights(server, client, rnd)[:, client].tolist()
-        ranked = sorted(
-            range(len(self.units)), key=lambda unit: -itself[unit]
-        )  # stable: the earlier of equal ones
+        # stable: the earlier of equal ones
+        ranked = sorted(range(len(self.units)), key=lambda unit: -itself[unit])
         return frozenset(self.units[unit].name for unit in ranked[: self.config.k])
 
     def model_for(self, server: State, client: int, rnd: Round) -> Tree:

@@ -136,9 +136,8 @@ class FedLAMA(Algorithm):
         super().aggregate(server, replies, rnd)
         waiting = [layer for layer in self.task_info.layers if layer.name not in due]
         pending = dict(server.meta.get(PENDING, {}))
-        for (
-            update
-        ) in replies:  # of the pending layers a client keeps those that it was given
+        # of the pending layers a client keeps those that it was given
+        for update in replies:
             travelling = self.shared(rnd, update.client)
             pending[str(update.client)] = [
                 each.name for each in waiting if not travelling.isdisjoint(each.tensors)
@@ -202,9 +201,8 @@ def long_layers(
         discrepancy: d_l, per parameter and round, at least 0. If all are 0, no layer is long.
         sizes: parameters of each layer.
     """
-    order = sorted(
-        discrepancy, key=lambda name: discrepancy[name]
-    )  # ties: the layer nearer to the input first
+    # ties: the layer nearer to the input first
+    order = sorted(discrepancy, key=lambda name: discrepancy[name])
     lost = list(accumulate(discrepancy[name] * sizes[name] for name in order))
     saved = list(accumulate(sizes[name] for name in order))
     if not order or not lost[-1] > 0:

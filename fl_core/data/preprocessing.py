@@ -243,9 +243,8 @@ def fitted(
     from sklearn.preprocessing import MinMaxScaler, RobustScaler, StandardScaler
 
     values = x.astype(np.float64)
-    values[:, [k for k, words in enumerate(categories) if words]] = (
-        0.0  # words are neither filled nor scaled
-    )
+    # words are neither filled nor scaled
+    values[:, [k for k, words in enumerate(categories) if words]] = 0.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a column without values
         quantiles = np.nan_to_num(np.nanquantile(values, (0.01, 0.99), axis=0))
@@ -279,8 +278,7 @@ def fitted(
         centre, spread = scaler.center_, scaler.scale_
     else:
         scaler = StandardScaler().fit(values)
-        centre = (
-            np.array(fill) if impute == "mean" else scaler.mean_
-        )  # the same mean, so that filled values become 0
+        # the same mean, so that filled values become 0
+        centre = np.array(fill) if impute == "mean" else scaler.mean_
         spread = scaler.scale_
     return replace(found, centre=tuple(centre.tolist()), spread=tuple(spread.tolist()))

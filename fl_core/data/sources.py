@@ -410,9 +410,8 @@ def source_of_parts(
 
 def check_lengths(x: Sized, y: Sized) -> None:
     """Refuse samples and labels, or other marks, that are not equally many."""
-    count = (
-        len(y) if getattr(y, "ndim", 1) else 0
-    )  # an array without rows has no length
+    # an array without rows has no length
+    count = len(y) if getattr(y, "ndim", 1) else 0
     if len(x) != count:
         raise DataFault(
             f"there must be one value for each sample; got {len(x)} samples and {count} values."

@@ -53,9 +53,8 @@ _OWN = {
 
 
 def _adopt(builder: Any, name: str) -> Builder:
-    is_module = hasattr(builder, "state_dict") and not isinstance(
-        builder, type
-    )  # a module is callable too
+    # a module is callable too
+    is_module = hasattr(builder, "state_dict") and not isinstance(builder, type)
     if not callable(builder) or is_module:
         raise UsageError(
             f"model {name!r} must be a function or class that makes a model; got a {type(builder).__name__}."

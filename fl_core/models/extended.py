@@ -142,9 +142,8 @@ class Prompted(nn.Module):
 
     def _tokens(self, name: str) -> Tensor | None:
         prompts = getattr(self, name)
-        return (
-            None if prompts is None else prompts.view_as(prompts)
-        )  # FLOP counters accept no leaf as an input
+        # FLOP counters accept no leaf as an input
+        return None if prompts is None else prompts.view_as(prompts)
 
 
 class SwitchableNorm(nn.modules.batchnorm._BatchNorm):

@@ -129,9 +129,8 @@ class Writer:
                 for name in trees
             }
         self.folder.sync("blobs")
-        self.folder.sync(
-            "rows.jsonl"
-        )  # the manifest must not outlive the rows that it covers
+        # the manifest must not outlive the rows that it covers
+        self.folder.sync("rows.jsonl")
         manifest = {
             "run": self.run.id,
             "round": checkpoint.round,

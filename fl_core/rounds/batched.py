@@ -366,9 +366,10 @@ def _clip_each(grads: list[Tensor], longest: float) -> None:
     norms = torch.stack(
         [torch.linalg.vector_norm(grad.flatten(1), dim=1) for grad in grads]
     ).norm(dim=0)
+    # as one by one
     scales = torch.where(
         norms.isfinite(), (longest / (norms + 1e-6)).clamp(max=1.0), 1.0
-    )  # as one by one
+    )
     for grad in grads:
         grad.mul_(scales.view(-1, *[1] * (grad.ndim - 1)))
 

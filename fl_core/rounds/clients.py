@@ -101,9 +101,8 @@ class ClientReply:
 
     client: int
     message: Message | None = field(default_factory=Message)
-    scores: dict[str, dict[str, dict[str, float]]] = field(
-        default_factory=dict
-    )  # model -> split -> metric -> value
+    # model -> split -> metric -> value
+    scores: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     work: dict[str, float] = field(default_factory=dict)
     observations: list[Observation] = field(default_factory=list)
     received: int = 0

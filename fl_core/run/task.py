@@ -29,9 +29,9 @@ from fl_core.data.federated import client_notes, notes
 from fl_core.data.partitions import SPLITS
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.roles import by_name
-from fl_core.display import ROWS
+from fl_core.display import ROWS, Displayed, Summary
 from fl_core.errors import UsageError, listing, warn
-from fl_core.layers import Layer, layers_of
+from fl_core.layers import Layer, layers_of, sizes
 from fl_core.models import lora
 from fl_core.models.adapter import OWN_LOSS, check_real
 from fl_core.models.building import (
@@ -61,7 +61,7 @@ from fl_core.tree import Tree
 
 
 @dataclass(repr=False)
-class Task:
+class Task(Displayed):
     """The objects that a configuration names: data, model, layers, criterion, and the algorithm's arguments.
 
     ``own`` are the data and the model from Python that it was made of.
@@ -78,6 +78,12 @@ class Task:
     # the base model's initial weights, if they are not the seed's
     start: Tree | None = None
     said: tuple[str, ...] = ()
+
+    def summary(self) -> Summary:
+        algorithm, data = self.config.federation.algorithm, self.data
+        lead = f"{algorithm} on {data.name}: {len(data.clients)} clients, {len(self.layers)} layers"
+        rows = [*sizes(self.layers, self.model).items()]
+        return Summary(lead, ["layer", "parameters"], rows)
 
     def algorithm(self, plan: LayerPlan | None) -> Algorithm:
         """Return the configured algorithm with the plan that it derives from the given one."""

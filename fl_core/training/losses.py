@@ -304,9 +304,8 @@ class Cox(Loss):
     def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
         z, (time, event) = logits.squeeze(-1), y.unbind(-1)
         late_first = torch.argsort(-time, stable=True)
-        at_risk = (
-            torch.searchsorted(-time[late_first], -time, right=True) - 1
-        )  # the last sample of an equal time
+        # the last sample of an equal time
+        at_risk = torch.searchsorted(-time[late_first], -time, right=True) - 1
         return event.to(z.dtype) * (torch.logcumsumexp(z[late_first], 0)[at_risk] - z)
 
 

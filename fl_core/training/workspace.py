@@ -63,9 +63,8 @@ class Workspace:
         )
         for tensor in (*self.model.parameters(), *self.model.buffers()):
             if tensor.ndim == 4:
-                tensor.data = tensor.data.to(
-                    memory_format=self._format
-                )  # one channel too, unlike contiguous()
+                # one channel too, unlike contiguous()
+                tensor.data = tensor.data.to(memory_format=self._format)
         self.device = torch.device(device)
         self._live = tree.named_tensors(self.model)
         own = set(map(id, self._live.values()))

@@ -20,11 +20,8 @@ READY = [
     for name in ITEMS
     if items.REGISTRY[name].draw and items.REGISTRY[name].state != "no rows"
 ]
-QUICK = (
-    "algorithms.pacs_depth", "fedpft.fig2", "fedra.fig4", "pfedla.fig5",
-    "scheduling.fig1",
-)  # fmt: skip
-"""A figure of each family that is drawn in seconds. The others are slow tests."""
+SLOW = "scheduling.table2"
+"""The figure that is not drawn in seconds."""
 
 
 HEART, LONGER = "player_fl.heart_sensitivity", "fedpft.longer"
@@ -32,10 +29,7 @@ HEART, LONGER = "player_fl.heart_sensitivity", "fedpft.longer"
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(each, marks=() if each in QUICK else pytest.mark.slow)
-        for each in READY
-    ],
+    [pytest.param(each, marks=[pytest.mark.slow] * (each == SLOW)) for each in READY],
 )
 @pytest.mark.usefixtures("no_training", "read_once")
 def test_redraw_from_stored_rows_gives_what_is_committed(name, tmp_path, capsys):

@@ -262,9 +262,8 @@ def rounded(shares: Floats, size: int, most: Integers) -> Integers | None:
         missing = size - counts.sum()
         exact = np.where(open_, shares, 0.0) / shares[open_].sum() * missing
         more = np.floor(exact).astype(np.int64)
-        order = np.lexsort(
-            (-shares, more - exact)
-        )  # the largest remainders, then the largest shares
+        # the largest remainders, then the largest shares
+        order = np.lexsort((-shares, more - exact))
         order = order[open_[order]]
         more[order[: missing - more.sum()]] += 1
         counts = np.minimum(counts + more, most)
