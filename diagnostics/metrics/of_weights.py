@@ -209,14 +209,14 @@ def weight_divergence(measurement: Measurement, options: WeightOptions) -> list[
 
     Memory: one layer's weights of every client at a time, in float64.
     """
-    subjects, rows, clock = measurement.subjects, [], measurement.clock
+    subjects, rows = measurement.subjects, []
     params = [dict(subject.model.named_parameters()) for subject in subjects]
-    for layer in clock.turns(measurement.layers):
+    for layer in measurement.clock.turns(measurement.layers):
         zero = NoValue(f"the weights of layer {layer.name!r} are zero")
         vectors: list[Tensor | NoValue] = []
         for own in params:
             try:
-                clock.check()
+                measurement.clock.check()
                 vectors.append(vector_of(own, layer, options.tensors).cpu())
             except NoValue as reason:
                 vectors.append(reason)

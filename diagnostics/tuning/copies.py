@@ -151,11 +151,10 @@ class Tuner:
             NonFiniteError: a loss or an output is not finite.
             NoValue: the budget is spent.
         """
-        clients = len(self.train)
         with tree.one_thread():
             every = [
                 torch.stack([*self._tune(client, names, rate, epochs)])
-                for client in self.clock.turns(range(clients), clients)
+                for client in self.clock.turns(range(len(self.train)))
             ]
         return _finite(torch.cat(every, dim=1))
 

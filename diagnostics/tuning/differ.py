@@ -66,7 +66,9 @@ def compared(
     near = neighbours(len(given["clients"]), given["seed"])
     tuner = Tuner(**given, near=near)
     names, rate = frozenset(tuner.starts[0]), tuner.training.lr
-    tuned = torch.cat([tuner.outputs(names, each) for each in (rate / 3, rate)])
+    tuned = torch.cat(
+        [tuner.outputs(names, each) for each in tuner.clock.turns((rate / 3, rate))]
+    )
     single = None
     if alone is not None:
         single = Tuner(**(given | {"starts": alone}), near=near).start
