@@ -33,8 +33,9 @@ def main(
         ]
         build(out)
         for name, notebook in ran:
-            if warned := notebooks.errors_in(notebook.result()):
-                sys.exit(f"{name} shows a warning: {warned[0]}")
+            made = notebook.result()
+            if shown := [*notebooks.errors_in(made), *notebooks.paths_in(made)]:
+                sys.exit(f"{name} shows a warning or a path: {shown[0]}")
     print(
         f"site: {out / 'index.html'}; all links lead somewhere, and no page asks the network for anything"
     )
