@@ -167,29 +167,35 @@ class GradSimilarity:
             "variant": "cosine",
             "estimator": "full_gradient" + (", all tensors" * (self.tensors == "all")),
         }
-        return [
-            self._row(layer, a, b, **common)
-            for layer in measurement.layers
-            for a, b in itertools.combinations(readings, 2)
-        ]
+        rows = []
+        for layer in measurement.layers:
+            found = [
+                (own, own.meter.gradients(layer, self.tensors)) for own in readings
+            ]
+            for pair in itertools.combinations(found, 2):
+                rows.append(
+                    self._row(layer, pair, SPENT * measurement.clock.over, **common)
+                )
+        return rows
 
-    def _row(self, layer: Layer, a: Reading, b: Reading, **columns: str) -> Row:
-        both = [reading.meter.gradients(layer, self.tensors) for reading in (a, b)]
-        status, value, n = "", torch.nan, sum(grad.numel() for grad in both[0])
-        for reading, grads in zip((a, b), both, strict=True):
+    def _row(self, layer: Layer, pair: Any, status: str, **columns: str) -> Row:
+        (a, left), (b, right) = pair
+        value, n = torch.nan, sum(grad.numel() for grad in left)
+        for reading, grads in pair:
             reached = bool(grads or reading.fault)
             status = status or why_unreadable(layer, self.tensors, reached)
+            if status:
+                break
             length = float(torch.linalg.vector_norm(entries(grads))) if grads else 0.0
-            who = f"the gradient of layer {layer.name!r} at client {reading.subject.client!r}"
-            if not status and not 0 < length < math.inf:
+            if not 0 < length < math.inf:
                 what = "zero" if length == 0 else "not finite"
-                status = reading.fault or f"{who} is {what}"
-        if not status and [grad.shape for grad in both[0]] != [
-            grad.shape for grad in both[1]
-        ]:
+                status = reading.fault or (
+                    f"the gradient of layer {layer.name!r} at client {reading.subject.client!r} is {what}"
+                )
+        if not status and [g.shape for g in left] != [g.shape for g in right]:
             status = f"the gradients of the two clients reach different tensors of layer {layer.name!r}"
         if not status:
-            value = cosine(entries(both[0]), entries(both[1]))
+            value = cosine(entries(left), entries(right))
         return row_or_reason(
             "grad_similarity",
             value,

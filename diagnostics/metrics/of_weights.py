@@ -220,11 +220,14 @@ def weight_divergence(measurement: Measurement, options: WeightOptions) -> list[
                 vectors.append(vector_of(own, layer, options.tensors).cpu())
             except NoValue as reason:
                 vectors.append(reason)
-        names = tensors_of(layer, options.tensors)
-        size = sum(params[0][name].numel() for name in names)
+        size = sum(
+            params[0][name].numel() for name in tensors_of(layer, options.tensors)
+        )
         for (a, v), (b, w) in itertools.combinations(
             zip(subjects, vectors, strict=True), 2
         ):
+            if measurement.clock.over:
+                v = NoValue(SPENT)
             rows += variant_rows(
                 "weight_divergence",
                 _distances(v, w, zero),
@@ -448,11 +451,12 @@ def layer_swap(measurement: Measurement, options: LayerSwap) -> list[Row]:
         (own,), n = _losses(measurement, subject, data, [{}])
         for layer in measurement.clock.turns(measurement.layers):
             used = layer.tensors if layer.used else ()
-            parts = [tree.select(each, used) for each in trees if used]
+            parts = [tree.select(each, used) for each in trees if used and n]
             others = parts[:k] + parts[k + 1 :]
-            found = {"swap": others, "average": []}
-            if others:
-                found["average"] = [tree.mean(parts, weights)]
+            found = {
+                "swap": others,
+                "average": [tree.mean(parts, weights)] if others else [],
+            }
             if options.second is not None:
                 check_known("client of the second seed", subject.client, options.second)
                 second = tree.state_dict(options.second[subject.client])
@@ -463,9 +467,10 @@ def layer_swap(measurement: Measurement, options: LayerSwap) -> list[Row]:
             for variant, group in found.items():
                 values = [next(losses) - own for _ in group]
                 status = "" if layer.used else "unused in the forward pass"
+                status = status or ("" if n else SPENT)
                 status = status or ("" if values else "needs at least two clients")
                 value = float(np.mean(values)) if values else math.nan
-                if not status and not (n and reached):
+                if not status and not reached:
                     status = SPENT
                 if not status and not math.isfinite(value):
                     status = f"the loss with layer {layer.name!r} is not finite"
