@@ -189,7 +189,7 @@ class Monitor:
                 sent = models[client] = tree.copied(model)
                 tensors = arrays.to_torch_state_dict()
                 with about(f"client {client!r}"):
-                    tree.load(sent, tensors, tensors)
+                    tree.load(sent, tree.named_tensors(sent) | tensors)
             if models:
                 self.step(models, server_round)
             return aggregate(server_round, replies)

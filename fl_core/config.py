@@ -586,12 +586,9 @@ def resolve(config: RunConfig, data: Any = None, model: Any = None) -> RunConfig
     interval = (
         min(interval, STOPPING_INTERVAL) if config.federation.patience else interval
     )
-    config = _fill(
-        config, {"eval_every": interval, "checkpoint_every": max(1, rounds // 20)}
-    )
-    config = _fill(
-        config, {"momentum": 0.0, "weight_decay": 0.0, "amsgrad": False, **own}
-    )
+    filled: dict[str, Any] = {"momentum": 0.0, "weight_decay": 0.0, "amsgrad": False}
+    filled |= {"eval_every": interval, "checkpoint_every": max(1, rounds // 20)}
+    config = _fill(config, filled | own)
     sgd = config.training.optimizer == "sgd"
     for key, used in (("momentum", sgd), ("amsgrad", not sgd)):
         if config.value(key) and not used:

@@ -59,20 +59,13 @@ def full_state(model: nn.Module) -> Tree:
     return {**state_dict(model), **clone(frozen_base(model))}
 
 
-def load(
-    module: nn.Module, tree: Mapping[str, Tensor], held: Iterable[str] | None = None
-) -> None:
+def load(module: nn.Module, tree: Mapping[str, Tensor]) -> None:
     """Copy a tree into a module, strictly: the keys must be exactly the module's.
-
-    Args:
-        held: names of the only tensors that the tree must have.
 
     Raises:
         UsageError: keys or shapes differ. The message names the first of them.
     """
-    targets = (
-        named_tensors(module) if held is None else select(named_tensors(module), held)
-    )
+    targets = named_tensors(module)
     check_same(targets, tree, "the model", "the weights")
     assign(targets, tree)
 

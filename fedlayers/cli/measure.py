@@ -7,13 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedlayers.cli.options import (
-    Command,
-    ConfiguredCommand,
-    by_name,
-    check_file,
-    load,
-)
+from fedlayers.cli.options import Command, ConfiguredCommand, by_name, check_file, load
 from fl_core.config import RunConfig
 from fl_core.display import in_order
 from fl_core.errors import UsageError, check_known, check_value, listing, warn

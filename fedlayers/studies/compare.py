@@ -186,8 +186,7 @@ def _scored(job: TrainingJob, bench: Bench) -> pd.DataFrame:
     frame = job.rows
     if bench.kind not in PROBABLE:
         return frame
-    metric = frame["metric"].replace("loss", "training_loss")
-    frame = frame.assign(metric=metric)
+    frame = frame.assign(metric=frame["metric"].replace("loss", "training_loss"))
     try:
         loaded = bench.load(job.path)
     except UsageError:

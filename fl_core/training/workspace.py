@@ -130,15 +130,16 @@ class Workspace:
     def load(self, source: Tree, submodel: frozenset[str] | None = None) -> None:
         """Copy a tree in, with exactly the keys of the model or of the present submodel."""
         self.hold(submodel)
-        tree.load(self.model, source, self.submodel)
+        targets = self._present()
+        tree.check_same(targets, source, "the model", "the weights")
+        tree.assign(targets, source)
 
     def read(self) -> Tree:
         """Return a copy of the present weights of the model or submodel, as contiguous tensors on the CPU."""
-        return tree.copy_to_cpu(
-            self.live
-            if self.submodel is None
-            else tree.select(self.live, self.submodel)
-        )
+        return tree.copy_to_cpu(self._present())
+
+    def _present(self) -> Tree:
+        return tree.select(self.live, self.submodel or self.live)
 
     def forward(self, params: Tree, x: Tensor, **options: Any) -> Any:
         """Return logits [n, C] with these parameters. If they are the skeleton's own, it runs directly.
