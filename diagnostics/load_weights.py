@@ -27,6 +27,7 @@ from fl_core.errors import (
     warn,
 )
 from fl_core.models import weights
+from fl_core.models.adapter import check_real
 from fl_core.run.initial import copy_into
 from fl_core.seeds import torch_seeded
 from fl_core.tree import Tree, copied, plain
@@ -56,6 +57,10 @@ def load_weights(
     >>> fresh = load_weights("net.pt", into=nn.Linear(3, 2))
     >>> torch.equal(fresh.weight, net.weight)
     True
+    >>> load_weights("net.pt", into=nn.Linear(3, 2, device="meta"))
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: 'weight' of Linear must have a shape and numbers; got none yet. ...
 
     Args:
         path: a state dict of torch, wrapped or prefixed; a pickled module (PFLlib, FL4Health); a checkpoint of
@@ -73,6 +78,7 @@ def load_weights(
         raise UsageError(
             f"by_position must be left out for files with names; got it with {path}. Leave out by_position=True."
         )
+    check_real(into)
     target = into.state_dict(keep_vars=True)
     if path.is_dir():
         found, config = _folder(path, key)

@@ -358,8 +358,7 @@ def _orders(
 
 NULLS: dict[str, Null] = {
     "labels": Null(
-        "permuted labels",
-        "this evidence does not depend on your data's labels",
+        "permuted labels", "this evidence does not depend on your data's labels"
     ),
     "labels_within": Null(
         "labels permuted within each client",

@@ -14,7 +14,7 @@ import pandas as pd
 
 from fl_core import rows as schema
 from fl_core.display import MANY, Displayed, Summary, in_order, printable
-from fl_core.errors import UsageError, as_list, check_known, listing, read_as
+from fl_core.errors import UsageError, as_list, check_known, listing, plural, read_as
 from fl_core.plan import Layer, LayerPlan
 
 from . import plots
@@ -232,12 +232,12 @@ class Report(Displayed):
         )
         metrics = ", ".join(dict.fromkeys(self.frame["metric"]))
         missing = int((self.frame["status"] != "ok").sum())
-        parts = [f"{len(self.layers)} layers", f"{clients} clients"]
+        parts = [f"{plural(len(self.layers), 'layer')}, {plural(clients, 'client')}"]
         if "round" in self.frame and self.frame["round"].notna().any():
             parts.append(f"round {self.frame['round'].max():.0f}")
         if "loss" in self.header:
             parts.append(f"loss {self.header['loss']}")
-        parts.append(f"{missing} rows without a value")
+        parts.append(f"{plural(missing, 'row')} without a value")
         return f"Report({metrics}; {', '.join(parts)})"
 
 
@@ -254,8 +254,7 @@ def last_round(table: pd.DataFrame) -> pd.DataFrame:
 def _usual(metric: str, present: Sequence[str]) -> str:
     """Return the default variant: the first of the metric's that was measured."""
     return next(
-        (name for name in facts_of(metric).variants if name in present),
-        present[0],
+        (name for name in facts_of(metric).variants if name in present), present[0]
     )
 
 

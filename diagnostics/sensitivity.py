@@ -65,10 +65,7 @@ class SensitivityAccumulator:
     """
 
     def __init__(
-        self,
-        layers: Sequence[Layer],
-        tensors: str = "weights",
-        reduce: str = "pooled",
+        self, layers: Sequence[Layer], tensors: str = "weights", reduce: str = "pooled"
     ) -> None:
         self._tables = {name for layer in layers for name in layer.tables}
         self._touched: Tree = {}

@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         timeout_min=asked.minutes,
     )
     for job in jobs:
-        print(f"job {job.job_id}: {job.result()} rounds")
+        print(f"job {job.job_id} ended after round {job.result()}")
     print(f"fedlayers runs {out} lists them")
 
 

@@ -67,8 +67,10 @@ class Monitor:
         check_type("data", data, dict, "Name each client.")
         check_value("every", every, at_least(1))
         chosen_metrics(metrics)
-        self.data, self.metrics = dict(data), metrics
-        self.every, self.out = every, out
+        self.data = dict(data)
+        self.metrics = metrics
+        self.every = every
+        self.out = out
         self.report: Report | None = None
         self._options = options.pop("options", {})
         self._how = {"progress": False, "samples": samples, **options}

@@ -299,6 +299,7 @@ class Live:
         self.cell.show_figure(plots.learning(frame, main, split=split))
 
 
+@dataclass
 class LiveRun(Logger):
     """Adds one run to a picture while it trains.
 
@@ -307,8 +308,8 @@ class LiveRun(Logger):
         label: the run's name there; by default that of its algorithm.
     """
 
-    def __init__(self, live: Live, label: str = "") -> None:
-        self.live, self.label = live, label
+    live: Live
+    label: str = ""
 
     def begin(self, run: LoggedRun) -> None:
         """Take the rows that a resumed run has already."""

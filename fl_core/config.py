@@ -583,12 +583,11 @@ def resolve(config: RunConfig, data: Any = None, model: Any = None) -> RunConfig
     interval = evaluation_interval(
         rounds, config.federation.participation, int(config.training.epochs or 0)
     )
-    interval = (
-        min(interval, STOPPING_INTERVAL) if config.federation.patience else interval
-    )
-    filled: dict[str, Any] = {"momentum": 0.0, "weight_decay": 0.0, "amsgrad": False}
+    if config.federation.patience:
+        interval = min(interval, STOPPING_INTERVAL)
+    filled = {"momentum": 0.0, "weight_decay": 0.0, "amsgrad": False, **own}
     filled |= {"eval_every": interval, "checkpoint_every": max(1, rounds // 20)}
-    config = _fill(config, filled | own)
+    config = _fill(config, filled)
     sgd = config.training.optimizer == "sgd"
     for key, used in (("momentum", sgd), ("amsgrad", not sgd)):
         if config.value(key) and not used:
@@ -609,7 +608,7 @@ def resolve(config: RunConfig, data: Any = None, model: Any = None) -> RunConfig
 
 def _fill(config: RunConfig, defaults: Mapping[str, Any]) -> RunConfig:
     return config.with_keys(
-        **{key: value for key, value in defaults.items() if config.value(key) is None},
+        **{key: value for key, value in defaults.items() if config.value(key) is None}
     )
 
 

@@ -75,7 +75,7 @@ class BusyError(RunError):
 
 
 UNGUARDED = 93
-"""Exit code of a process whose script trains while the process imports it."""
+"""Exit code of a process whose script trains while the process imports it, or does not define its classes then."""
 
 
 def end_unguarded() -> None:
@@ -115,10 +115,10 @@ def listing(names: Iterable[str], most: int = 12) -> str:
 def plural(count: int, noun: str) -> str:
     """Return a count with its noun.
 
-    >>> plural(1, "round"), plural(3, "round")
-    ('1 round', '3 rounds')
+    >>> plural(1, "round"), plural(3000, "round")
+    ('1 round', '3,000 rounds')
     """
-    return f"{count} {noun}{'s' * (count != 1)}"
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def spelled(**settings: object) -> str:
@@ -142,14 +142,14 @@ def check_known(kind: str, name: str, known: Iterable[str]) -> str:
 
     >>> check_known("algorithm", "ditto", iter(["fedavg", "ditto"]))
     'ditto'
-    >>> for name, known in (("fedvag", ["fedavg", "ditto"]), ("conv11", ["conv1", "fc1"]), ("DITTO", ["xyz"])):
+    >>> for name, known in (("fedvag", ["fedavg", "ditto"]), ("conv11", ["conv1", "fc1"]), ("x", [".", ""])):
     ...     try:
     ...         check_known("name", name, known)
     ...     except UsageError as error:
     ...         print(error)
     unknown name 'fedvag': did you mean 'fedavg'? known: fedavg, ditto
     unknown name 'conv11': did you mean 'conv1'? known: conv1, fc1
-    unknown name 'DITTO': known: xyz
+    unknown name 'x': known: '.', ''
 
     Raises:
         UsageError: it is unknown. The message names the kind, the nearest valid name, and the known ones.
@@ -157,11 +157,33 @@ def check_known(kind: str, name: str, known: Iterable[str]) -> str:
     known = list(known)
     if name in known:
         return name
+    near = nearest(str(name), known)
+    hint = f"did you mean {near!r}? " if near else ""
+    raise UsageError(
+        f"unknown {kind} {name!r}: {hint}known: {listing(map(readable, known), 40)}"
+    )
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the known name that is nearest to one, or an empty text. Capitals count as small letters.
+
+    >>> nearest("HEART.CVS", ["heart.csv", "digits"]), nearest("heart", ["xyz"])
+    ('heart.csv', '')
+    """
     import difflib  # for a mistake only
 
-    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise UsageError(f"unknown {kind} {name!r}: {hint}known: {listing(known, 40)}")
+    folded = {each.casefold(): each for each in known}
+    near = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.5)
+    return folded[near[0]] if near else ""
+
+
+def readable(name: str) -> str:
+    """Return a name for a list of names: in quotes if it has a comma, or no letter or digit.
+
+    >>> print(listing(map(readable, ["fc1", ".", ",", "", "a, b"])))
+    fc1, '.', ',', '', 'a, b'
+    """
+    return name if re.fullmatch(r"[^,]*\w[^,]*", name) else repr(name)
 
 
 def as_list(
@@ -275,7 +297,10 @@ ABOVE_0 = Bound("above 0", lambda value: value > 0)
 SHARE = Bound("above 0 and at most 1", lambda value: 0 < value <= 1)
 BELOW_1 = Bound("at least 0 and below 1", lambda value: 0 <= value < 1)
 INSIDE = Bound("between 0 and 1", lambda value: 0 < value < 1)
-SIZE = Bound("an integer above 0", lambda value: isinstance(value, int) and value > 0)
+SIZE = Bound(
+    "an integer from 1 to 100,000",
+    lambda value: isinstance(value, int) and 0 < value <= 100_000,
+)
 Size = Annotated[int, SIZE]
 """The type of a width, a depth or another size of a model."""
 Positive = Annotated[float, ABOVE_0]
@@ -541,7 +566,8 @@ def read_options(name: str, config: type, values: Mapping[str, Any]) -> Any:
 def _read_option(name: str, key: str, value: Any, kind: Any) -> Any:
     what = f"{name}: {key}"
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    target, *bounds = _parts(next(k for k in kinds if k is not NoneType))
+    kind = next(k for k in kinds if k is not NoneType)
+    target, *bounds = get_args(kind) if get_origin(kind) is Annotated else (kind,)
     if NoneType in kinds and value in (None, "none"):
         return None
     if get_origin(target) is tuple:
@@ -562,11 +588,6 @@ def _read_option(name: str, key: str, value: Any, kind: Any) -> Any:
     if target(value) != value:
         raise UsageError(f"{what} must be a whole number; got {value!r}.")
     return target(value)
-
-
-def _parts(kind: object) -> tuple[Any, ...]:
-    """Return a type and the bounds that annotate it."""
-    return get_args(kind) if get_origin(kind) is Annotated else (kind,)
 
 
 WAYS = ("block", "module")

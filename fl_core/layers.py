@@ -43,9 +43,7 @@ def tensor_in_layer(tensor: str, layers: Iterable[Layer]) -> str:
 
 
 def layers_of(
-    model: nn.Module,
-    example: Tensor | tuple[Any, ...],
-    by: str = "block",
+    model: nn.Module, example: Tensor | tuple[Any, ...], by: str = "block"
 ) -> tuple[Layer, ...]:
     """Return the layers of ``model``, ordered by first use in a forward pass of ``example``.
 
@@ -389,7 +387,8 @@ class _Touches(TorchFunctionMode):
 
     def __init__(self, names: dict[int, str], trace: _Trace) -> None:
         super().__init__()
-        self.names, self.trace = names, trace
+        self.names = names
+        self.trace = trace
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None

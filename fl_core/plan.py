@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from fl_core import storage
 from fl_core.display import MANY, Displayed, Summary, printable
-from fl_core.errors import UsageError, as_list, check_known, listing, read_as, warn
+from fl_core.errors import (
+    UsageError,
+    as_list,
+    check_known,
+    listing,
+    plural,
+    read_as,
+    warn,
+)
 from fl_core.storage import check_version, sha, write_json
 
 if TYPE_CHECKING:
@@ -319,11 +327,11 @@ class LayerPlan(Displayed):
 
         A candidate plan (rule :data:`CANDIDATE`) shares none or all on purpose.
 
-        >>> LayerPlan((Layer("fc1", ("fc1.weight",)), Layer("fc2", ("fc2.weight",))), ()).notes()
-        ('the plan, by manual, shares none of the 2 layers that train: every client trains alone',)
+        >>> LayerPlan((Layer("fc1", ("fc1.weight",)),), ()).notes()
+        ('the plan, by manual, shares 0 of 1 layer to train: every client trains alone',)
         >>> layers = (*(Layer(name, (name,)) for name in "ab"), Layer("unused", ("c",), used=False))
         >>> LayerPlan(layers, ("a",)).notes(), LayerPlan(layers, ("a", "b")).notes()
-        ((), ('the plan, by manual, shares all 2 layers that train: no client has layers of its own',))
+        ((), ('the plan, by manual, shares all of 2 layers to train: no client has layers of its own',))
         """
         notes = []
         if self.is_edited:
@@ -337,11 +345,11 @@ class LayerPlan(Displayed):
         count = len(self.trainable)
         if not shared:
             notes.append(
-                f"the plan, {how}, shares none of the {count} layers that train: every client trains alone"
+                f"the plan, {how}, shares 0 of {plural(count, 'layer')} to train: every client trains alone"
             )
         elif len(shared) == count:
             notes.append(
-                f"the plan, {how}, shares all {count} layers that train: no client has layers of its own"
+                f"the plan, {how}, shares all of {plural(count, 'layer')} to train: no client has layers of its own"
             )
         return tuple(notes)
 

@@ -45,10 +45,12 @@ class Lines:
     def __init__(
         self, total: int, what: str, unit: str, initial: int = 0, leave: bool = True
     ) -> None:
-        self.total, self.what, self.unit, self.leave = total, what, unit, leave
+        self.total = total
+        self.what = what
+        self.unit = unit
+        self.leave = leave
         self.done = float(initial)
-        self.began = time.monotonic()
-        self.last = self.began
+        self.began = self.last = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -71,7 +73,7 @@ class Lines:
 
             self.last = now
             seconds = tqdm.format_interval(now - self.began)
-            steps = f"{self.done:g} of {plural(self.total, self.unit)}"
+            steps = f"{self.done:,.9g} of {plural(self.total, self.unit)}"
             line = f"{self.what}: {100 * self.done / self.total:.0f} % ({steps}, {seconds})"
             print(line, file=sys.stderr, flush=True)
 

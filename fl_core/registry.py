@@ -45,7 +45,9 @@ class Registry(Displayed, Generic[Member]):
     def __init__(
         self, kind: str, package: str, adopt: Callable[[Any, str], Member]
     ) -> None:
-        self.kind, self.package, self.adopt = kind, package, adopt
+        self.kind = kind
+        self.package = package
+        self.adopt = adopt
         self.of_kind[kind] = self
         self._members: dict[str, Member] = {}
         self._origins: dict[str, tuple[str, str]] = {}
@@ -261,9 +263,7 @@ def parameters_of(function: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
 
 
 def attach(
-    package: str,
-    file: str,
-    wrap: Callable[[Any], Any] | None = None,
+    package: str, file: str, wrap: Callable[[Any], Any] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return ``__getattr__``, ``__dir__`` and ``__all__`` for a package whose names live in other modules.
 

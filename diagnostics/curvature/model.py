@@ -158,10 +158,7 @@ def _hardsigmoid(x: Tensor, inplace: bool = False) -> Tensor:
     return x.copy_(value) if inplace else value
 
 
-_PARTS: dict[Any, Any] = {
-    torch._weight_norm: _weight_norm,
-    F.hardsigmoid: _hardsigmoid,
-}
+_PARTS: dict[Any, Any] = {torch._weight_norm: _weight_norm, F.hardsigmoid: _hardsigmoid}
 
 
 def curvature(
@@ -376,10 +373,7 @@ def _shared(module: Any, a: Tensor, passes: int) -> Norms | None:
         if isinstance(module, nn.Linear):
             delta = delta.reshape(len(a), -1, out).mT
         delta = delta.reshape(len(a), shape[1], out, -1)
-        return {
-            "weight": product(delta),
-            "bias": delta.sum(3).square().sum((1, 2)),
-        }
+        return {"weight": product(delta), "bias": delta.sum(3).square().sum((1, 2))}
 
     return norms
 
@@ -424,10 +418,7 @@ def patches_of(
 
 
 def _outer_norm(
-    patches: Patches,
-    shape: tuple[int, ...],
-    out: int,
-    passes: int,
+    patches: Patches, shape: tuple[int, ...], out: int, passes: int
 ) -> Callable[[Tensor], Tensor]:
     """Return a function from output gradients to ||delta u^T||_F^2 per sample.
 

@@ -536,11 +536,7 @@ class HessianSpectrum:
     how="by Lanczos, each with its residual: at most 100 products of the Hessian with a vector a layer",
     variants=("top1", "top2", "top3"),
     separable=True,
-    look={
-        "label": "Hessian eigenvalue",
-        "meaning": "higher = sharper",
-        "log": True,
-    },
+    look={"label": "Hessian eigenvalue", "meaning": "higher = sharper", "log": True},
 )
 def hessian_spectrum(measurement: Measurement, options: HessianSpectrum) -> list[Row]:
     """Return ``k`` rows a client and layer, variants ``top1`` to ``topk``: the largest eigenvalues of the block.

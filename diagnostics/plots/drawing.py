@@ -333,10 +333,7 @@ def set_scale(ax: Axes, values: pd.DataFrame, log: bool) -> None:
 
 
 def stacked(
-    ax: Axes,
-    table: pd.DataFrame,
-    write: Callable[[float], str],
-    **looks: Any,
+    ax: Axes, table: pd.DataFrame, write: Callable[[float], str], **looks: Any
 ) -> None:
     """Draw a bar a row and a colour a column, from the top, with numbers where they fit."""
     count = table.shape[1]

@@ -43,10 +43,7 @@ from .drawing import (
 
 
 def metric(
-    frame: pd.DataFrame,
-    metric: str,
-    ax: Axes | None = None,
-    variant: str | None = None,
+    frame: pd.DataFrame, metric: str, ax: Axes | None = None, variant: str | None = None
 ) -> Axes:
     """Draw a metric over the layers from input to output: a line per client, and a thick one for all clients.
 
@@ -176,10 +173,7 @@ def metric(
 
 
 def _null_curves(
-    frame: pd.DataFrame,
-    metric: str,
-    variant: str | None,
-    paired: bool,
+    frame: pd.DataFrame, metric: str, variant: str | None, paired: bool
 ) -> dict[str, list[pd.Series]]:
     """Return the mean over clients, by layer, of each draw of each null in a frame, by the null's title.
 

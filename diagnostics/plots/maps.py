@@ -168,9 +168,7 @@ class Panel:
 
 
 def layer_map(
-    header: Mapping[str, Any],
-    table: pd.DataFrame,
-    width: float = 16.0,
+    header: Mapping[str, Any], table: pd.DataFrame, width: float = 16.0
 ) -> Figure:
     """Draw how each layer behaves over the rounds: a numbered lane a layer from input to output, and up to four panels.
 

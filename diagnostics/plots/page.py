@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fl_core.display import in_file_name, in_html
-from fl_core.errors import UsageError, check_known, listing
+from fl_core.errors import UsageError, check_known, listing, plural
 from fl_core.rows import SCORES, SHOWN
 from fl_core.storage import write_atomically
 
@@ -229,7 +229,7 @@ class Page:
         rows = "".join(f"<tr>{cells}</tr>" for cells in body)
         found = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
         if len(table) > LONG:
-            found = f"<details><summary>{len(table)} rows</summary>{found}</details>"
+            found = f"<details><summary>{plural(len(table), 'row')}</summary>{found}</details>"
         self._parts.append(
             f"<figure><figcaption><b>Table {self._tables}.</b> {_inline(caption)}</figcaption>"
             f'<div class="wide">{found}</div></figure>'

@@ -66,23 +66,19 @@ ABOUT = (
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the program. An error gives one line, and exit code 2 for usage, 1 for a failure, 128 + N for signal N."""
-    _open_streams()
-    shown = _Printable(sys.stdout)
-    try:
-        with shown.until_closed():  # help, too
-            _main(list(sys.argv[1:] if argv is None else argv))
-    finally:
-        shown.flush()
-
-
-def _open_streams() -> None:
-    """Replace letters that a terminal does not have, and drop the text for a closed stream."""
+    # a terminal may lack letters, and a stream may be closed
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+    shown = _Printable(sys.stdout)
+    try:
+        with shown.until_closed():  # help, too
+            _main(list(sys.argv[1:] if argv is None else argv))
+    finally:
+        shown.flush()
 
 
 def _main(words: Sequence[str]) -> None:

@@ -68,10 +68,8 @@ class Check(Command):
         if found.faults:
             print(with_flags("\n".join(found.lines), FLAGS))
         source, counts = found.source, found.source.counts()
-        sizes = [
-            plural(len(source), "row"),
-            plural(len(source.table.columns), "column"),
-        ]
+        columns = plural(len(source.table.columns), "column")
+        sizes = [f"{plural(len(source), 'row')}, {columns}"]
         if source.owner is not None:
             make(source, "natural")
             sizes.append(plural(len(source.owner_names), "client"))
@@ -90,7 +88,9 @@ class Check(Command):
             sep="\n",
         )
         if shown.size < counts.size:
-            print(f"... of {len(counts):,} clients and {counts.shape[1]:,} classes")
+            print(
+                f"... of {plural(len(counts), 'client')} and {counts.shape[1]:,} classes"
+            )
         if source.owner is None:
             print(
                 "no column names the clients, so a run makes them up. Name it: --client-column NAME"
@@ -125,18 +125,22 @@ class Verify(Command):
         print(f"{self.dir}: all files are unchanged")
 
 
-class Runs(Command):
+class OfFolder(Command):
+    """The base of commands on all runs in a folder."""
+
+    dir: Path
+    """Run directory, or a folder with runs."""
+
+    argument = "dir"
+
+
+class Runs(OfFolder):
     """List the runs in a folder, with scores and sizes.
 
     Examples:
         fedlayers run --algorithm fedavg --out runs/fedavg
         fedlayers runs runs
     """
-
-    dir: Path
-    """Run directory, or a folder with runs."""
-
-    argument = "dir"
 
     def main(self, line: str) -> None:
         found = _below(self.dir)
@@ -149,7 +153,7 @@ class Runs(Command):
         print(*aligned([list(table), *table.to_numpy()]), sep="\n")
 
 
-class Clean(Command):
+class Clean(OfFolder):
     """Remove old checkpoints of the runs in a folder.
 
     The last and the best checkpoint stay. All runs can still be resumed.
@@ -158,11 +162,6 @@ class Clean(Command):
         fedlayers run --algorithm fedavg --out runs/fedavg
         fedlayers clean runs
     """
-
-    dir: Path
-    """Run directory, or a folder with runs."""
-
-    argument = "dir"
 
     def main(self, line: str) -> None:
         found = _below(self.dir)
@@ -274,7 +273,7 @@ class Export(Command):
             allow_code=self.allow_code,
         )
         if isinstance(made, dict):
-            print(f"{len(made)} models: {self.out}")
+            print(f"{plural(len(made), 'model')}: {self.out}")
         else:
             print(
                 f"{made.path}, {made.path.stat().st_size:,} bytes; how to use it: {made.path}.json"

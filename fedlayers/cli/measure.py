@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedlayers.cli.options import Command, ConfiguredCommand, by_name, check_file, load
 from fl_core.config import RunConfig
 from fl_core.display import in_order
-from fl_core.errors import UsageError, check_known, check_value, listing, warn
+from fl_core.errors import UsageError, check_known, check_value, listing, plural, warn
 from fl_core.storage import check_folder
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class Diagnose(OfRun):
         missing = report.frame.loc[report.frame["status"] != "ok", "status"]
         if len(missing):
             why = listing(missing.unique(), 3)
-            notes.append(f"{len(missing)} rows without a value: {why}")
+            notes.append(f"{plural(len(missing), 'row')} without a value: {why}")
         print(f"{title}\n\n{report.text(list(chosen))}\n")
         print(*notes, f"rows: {rows}", sep="\n")
         return {"notes": notes, "rows": records(report.frame)}

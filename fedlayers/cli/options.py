@@ -299,9 +299,13 @@ def one_line(box: str) -> str:
     ... │     --rounds INT                            │
     ... ╰─────────────────────────────────────────────╯'''))
     Unrecognized options: --rond. Perhaps you meant: --rounds INT
+    >>> print(one_line("Error parsing --seed: must be so. Argument helptext: INT. For full helptext, see a --help"))
+    --seed: must be so. For options, see a --help
     """
     rows = [row.strip(" │") for row in box.splitlines() if row[:1] not in ("╭", "╰")]
     text = " ".join(" ".join(rows).split()).replace("Error parsing ", "")
+    text = re.sub(r" Argument helptext:.*(?= For)| Expected 1 values\.", "", text)
+    text = text.replace("full helptext", "options")
     return re.sub(r"[ .:]*(─+|-{3,})", ".", text)
 
 

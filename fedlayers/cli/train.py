@@ -383,7 +383,11 @@ class Study(SeveralAlgorithms):
     """
 
     algorithms: tuple[str, ...] = (
-        *("local", "fedavg", "fedbabu", "playerfl", "playerfl_random"),
+        "local",
+        "fedavg",
+        "fedbabu",
+        "playerfl",
+        "playerfl_random",
     )
     arms: tuple[str, ...] | None = None
     """Ways to share layers, in place of the steps: all, nothing, head_local, first_half_local, half, first_K, last_K,

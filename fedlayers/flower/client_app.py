@@ -28,6 +28,7 @@ from fl_core.rounds.clients import (
     TrainRequest,
     received_bytes,
 )
+from fl_core.run.runner import check_device
 from fl_core.run.task import Task, assemble
 from fl_core.tree import Tree
 
@@ -68,6 +69,7 @@ def begin(site: Site, packet: Packet) -> Packet:
     """Build the task of a run once, compare its model with the server's, and store what the run is."""
     job, start = packet.head, packet.trees["start"]
     task = _task(site, job, start)
+    check_device(site.file.device, task)
     if tree.digest(tree.full_state(task.model)) != job["model"]:
         raise UsageError(
             "the initial model must be the server's; got other weights. Install the same versions of torch."

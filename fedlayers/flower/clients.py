@@ -27,9 +27,9 @@ from fedlayers.flower.federation import (
 )
 from fl_core import tree
 from fl_core.algorithms.base import Algorithm, Observation, Round, State, find
-from fl_core.config import AUTO
+from fl_core.config import AUTO, DataConfig
 from fl_core.display import printable
-from fl_core.errors import RunError, UsageError, about, listing, warn
+from fl_core.errors import RunError, UsageError, about, listing, plural, warn
 from fl_core.rounds.clients import (
     ClientReply,
     ClientRequest,
@@ -48,11 +48,9 @@ TRIES = 5
 FACT_BYTES = 2**24
 EXTRA_TREES = 16
 """The largest number of trees of the model's size in a reply, next to one for each client."""
-HERE = (
-    *("dataset", "data_root", "download", "scale", "workers", "device", "stack"),
-    *("init", "checkpoint_every"),
-)
-"""Keys of a configuration that the server keeps to itself."""
+UNUSED = {*DataConfig.__dataclass_fields__} - {"positive"}
+UNUSED |= {"workers", "device", "stack", "checkpoint_every", "measure"}
+"""Keys of a configuration that a server does not use: sites have the data and the devices."""
 
 
 @dataclass
@@ -141,7 +139,7 @@ class Sites:
         """
         clients = SiteClients(self, task, run or uuid4().hex)
         config = task.config.to_json()
-        config = {key: value for key, value in config.items() if key not in HERE}
+        config = {key: value for key, value in config.items() if key not in UNUSED}
         if config["plan"] != AUTO:  # the plan itself is sent
             del config["plan"]
         job = {
@@ -179,8 +177,8 @@ class Sites:
             warn(f"no reply within {self.timeout:g} s from {listing(missing)}")
         if len(replies) < min(self.least, len(packets)):
             raise RunError(
-                f"at least {self.least} sites must reply within {self.timeout} s; got {len(replies)}. Start the "
-                f"others, {listing(missing)}, and the run again."
+                f"at least {plural(self.least, 'site')} must reply within {self.timeout} s; got {len(replies)}. "
+                f"Start the others, {listing(missing)}, and the run again."
             )
         return replies
 
@@ -227,7 +225,10 @@ class SiteClients(LocalClients):
     """
 
     def __init__(self, sites: Sites, task: Task, run: str, store: bool = True) -> None:
-        self.sites, self.task, self.run_name, self.store = sites, task, run, store
+        self.sites = sites
+        self.task = task
+        self.run_name = run
+        self.store = store
         self.initial = tree.state_dict(task.model)
         self.dropout = task.config.federation.client_dropout
         self.names = task.data.names
@@ -256,12 +257,7 @@ class SiteClients(LocalClients):
         )
         replies = {
             name: checks.reply_of(
-                name,
-                found[name],
-                asked[name],
-                self,
-                self.task.data,
-                self.most_bytes,
+                name, found[name], asked[name], self, self.task.data, self.most_bytes
             )
             for name in asked
             if name in found
@@ -293,7 +289,8 @@ class SiteClients(LocalClients):
 
     def _packet(self, name: str, request: ClientRequest) -> Packet:
         """Return a request as a packet. The client's tensors are named in it, for the site to fill in."""
-        algorithm, known = self.algorithm, self.states[name].meta
+        algorithm = self.algorithm
+        known = self.states[name].meta
         config = self.task.config.federation
         own = type(algorithm) is find(config.algorithm, config.options)
         head: dict[str, Any] = {

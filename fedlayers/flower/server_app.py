@@ -17,7 +17,7 @@ from diagnostics.metrics.base import METRICS
 from diagnostics.report import Report
 from fedlayers.backends.local import InProcessBackend
 from fedlayers.cli.train import print_result
-from fedlayers.flower.clients import Sites
+from fedlayers.flower.clients import UNUSED, Sites
 from fedlayers.flower.federation import Packet, checked, federated, read_keys
 from fedlayers.run_result import RunResult
 from fedlayers.runs import default_instruments, resume
@@ -66,21 +66,37 @@ class ServerFile:
 def federate(grid: Grid, file: ServerFile) -> RunResult | Report | Choice:
     """Do what the server's file says over the sites of a grid.
 
-    A run saves in every round, because a site keeps a client's states of two rounds only.
+    A run saves in every round, because a site keeps a client's states of two rounds only. Keys that a server does not
+    use are refused:
+
+    >>> federate(None, ServerFile("out", 2, config={"dataset": "heart", "workers": 2, "rounds": 1}))
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: [config] must have keys that a server uses; got dataset, workers. Describe data ...
+    >>> federate(None, ServerFile("out", 2, seeds=[0, 1]))
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: arms must be given without metrics, and seeds with arms; got other keys. Leave one out.
 
     Raises:
         UsageError: the file, the configuration or a site does not fit.
         RunError: a site fails, or too few reply in time.
     """
     out = Path(file.out)
-    config = RunConfig(**(file.config or {})).with_keys(checkpoint_every=1, stack="off")
+    given = file.config or {}
+    if unused := UNUSED & given.keys():
+        raise UsageError(
+            f"[config] must have keys that a server uses; got {listing(sorted(unused))}. "
+            "Describe data and devices in each site's file, write metrics before [config], and leave out other keys."
+        )
+    config = RunConfig(**given, checkpoint_every=1, stack="off")
     if config.training.class_weights == "balanced":
         raise UsageError(
             "class_weights must be numbers over sites; got balanced. Give one for each class."
         )
-    if config.execution.measure:
+    if (file.metrics and file.arms) or (file.seeds and not file.arms):
         raise UsageError(
-            "measure must be left out over sites, which keep their samples; got metrics. Write them before [config]."
+            "arms must be given without metrics, and seeds with arms; got other keys. Leave one out."
         )
     sites = Sites(grid, file.sites, file.timeout, file.min_sites, file.clip_updates)
     sites.connect()
@@ -95,6 +111,7 @@ def federate(grid: Grid, file: ServerFile) -> RunResult | Report | Choice:
             choice = choose(sites, config, out, file)
             print(f"{choice.lead()}\n\n{choice.table.to_string(index=False)}")
             return choice
+        check_stored(out, assemble(config, data=data))
         if (out / "config.json").exists():
             result = resume(out, **used)
         else:
@@ -122,8 +139,8 @@ def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Choi
     if config.federation.plan is not None:
         raise UsageError("a race makes its own plans. Name a plan among the arms.")
     config = race.with_evaluations(*with_own(race.with_plan_algorithm(config)))
-    config = config.with_keys(workers=0)
-    jobs, tasks = [], {}
+    jobs = []
+    tasks = {}
     for seed in file.seeds or [config.execution.seed]:
         data = federated(sites.common(seed))
         task = assemble(config.with_keys(seed=seed), data=data)

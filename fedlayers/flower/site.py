@@ -87,12 +87,21 @@ class Site:
     Attributes:
         source: the site's samples, read from its own files.
 
+    >>> lines = [f"{k % 7},{k % 2}" for k in range(20)]
+    >>> _ = Path("table.csv").write_text("\\n".join(["age,label", *lines]))
+    >>> _ = Path("site.toml").write_text("name = 'north'\\npath = 'table.csv'\\nvocabulary = 'words.txt'")
+    >>> Site("site.toml")
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: site 'north': vocabulary must be given for texts, and texts alone.
+
     Raises:
         UsageError: the file has an unknown key, or its data cannot be read. The message is one line.
     """
 
     def __init__(self, path: Path | str, number: int | None = None) -> None:
-        self.path, self.number = Path(path).absolute(), number
+        self.path = Path(path).absolute()
+        self.number = number
         self.file = read_keys(self.path, SiteFile)
         self.name = self.file.name
         self.folder = self.path.parent / f"{self.path.stem}-states"
@@ -127,18 +136,21 @@ class Site:
 
     def _common(self, source: Source) -> Source:
         """Return the samples with the classes and the words of the whole federation."""
-        wanted, vocabulary = self.file.classes, self.file.vocabulary
+        wanted = self.file.classes
+        vocabulary = self.file.vocabulary
         if wanted is not None:
+            if source.task != CLASSIFICATION:
+                raise UsageError(f"classes must be left out for task {source.task}.")
             places = [
                 wanted.index(check_known("class", name, wanted))
                 for name in source.classes
             ]
             y = np.array(places)[source.y]
             source = replace(source, y=y, classes=tuple(wanted))
-        if source.words is None:
-            return source
+        if (source.words is None) != (vocabulary is None):
+            raise UsageError("vocabulary must be given for texts, and texts alone.")
         if vocabulary is None:
-            raise UsageError("vocabulary must be given for texts; got none.")
+            return source
         lines = read_text(self.path.parent / vocabulary).split("\n")
         return source.with_vocabulary(tuple(filter(None, lines)))
 

@@ -386,7 +386,7 @@ class Choice(Displayed):
         """The estimated and the measured cost."""
         guess, spent = self.cost, self.measured
         return (
-            f"Cost, estimated / measured: {guess.rounds} / {spent.rounds} rounds, "
+            f"Cost, estimated / measured: {guess.rounds} / {plural(spent.rounds, 'round')}, "
             f"{format_bytes(guess.n_bytes)} / {format_bytes(spent.n_bytes)} sent and received, "
             f"{format_seconds(guess.seconds)} of training / {format_seconds(spent.seconds)} in all."
         )

@@ -243,7 +243,8 @@ def recommend(found: Decided, with_baselines: bool, tell: Tell) -> Choice:
     if with_baselines:
         tell("fitting the baselines")
         others = list(predictors(bench, notes.append))
-    alone, fallback = None, None
+    alone = None
+    fallback = None
     for arm in race.arms:
         if arm.extreme == "nothing" and best is not None and arm.name != best.arm:
             alone = found.of(arm.name).get(best.seed)
@@ -353,7 +354,8 @@ def beside_base_rate(
 
 def _left_out(bench: Bench, model: Predictor, main: str) -> list[str]:
     """Name the clients without a score."""
-    table, lines = bench.by_client(model), []
+    table = bench.by_client(model)
+    lines = []
     for name in dict.fromkeys((main, "auroc")):
         if name in table and (lacking := list(table.index[table[name].isna()])):
             lines.append(

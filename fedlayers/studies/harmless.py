@@ -98,7 +98,8 @@ class Bench:
     """
 
     def __init__(self, task: Task) -> None:
-        self.task, self.kind = task, task.data.task
+        self.task = task
+        self.kind = task.data.task
         self.class_weights: Tensor | None = None
         if isinstance(task.criterion, ClassWeighted):
             self.class_weights = torch.tensor(task.criterion.weights).double()

@@ -167,40 +167,30 @@ class TrainingJob:
                 here._train()
 
     def _train(self) -> None:
-        seconds = (
-            SAVE_SECONDS if self.config.execution.checkpoint_every is None else 0.0
-        )
+        given = {
+            name: getattr(self, name)
+            for name in ("data", "model", "until", "log", "clients")
+        }
+        given |= {"instruments": default_instruments, "progress": False}
+        if self.config.execution.checkpoint_every is None:
+            given["save_seconds"] = SAVE_SECONDS
         if not self.begun:
             runner.run(
                 self.config,
                 self.path,
-                instruments=default_instruments,
-                data=self.data,
-                model=self.model,
                 loaded=self._loaded(),
                 initial=self.start,
                 plan=self.plan,
                 command=self.command,
-                progress=False,
-                until=self.until,
-                save_seconds=seconds,
-                log=self.log,
-                clients=self.clients,
                 announce=False,
+                **given,
             )
         elif not self.finished:
             runner.resume(
                 self.path,
-                instruments=default_instruments,
-                data=self.data,
-                model=self.model,
                 allow_code=own_code.code_in(self.config),
                 data_root=self.config.data.data_root,
-                progress=False,
-                until=self.until,
-                save_seconds=seconds,
-                log=self.log,
-                clients=self.clients,
+                **given,
             )
 
     def with_weights(self) -> TrainingJob:
@@ -217,11 +207,7 @@ class TrainingJob:
     def assemble(self, loaded: FederatedData | None = None) -> Task:
         """Return what it trains, of its configuration's data if they are loaded already."""
         return runner.assemble(
-            self.config,
-            data=self.data,
-            model=self.model,
-            plan=self.plan,
-            loaded=loaded,
+            self.config, data=self.data, model=self.model, plan=self.plan, loaded=loaded
         )
 
     def _loaded(self) -> FederatedData | None:
@@ -416,10 +402,7 @@ def task_kind(config: RunConfig, own: Own) -> str:
 
 
 def seeds_of(
-    config: RunConfig,
-    seeds: Sequence[int] | None,
-    count: int,
-    apart: int = 0,
+    config: RunConfig, seeds: Sequence[int] | None, count: int, apart: int = 0
 ) -> tuple[int, ...]:
     """Return the seeds that are given, or ``count`` of them from the configuration's seed plus ``apart``.
 

@@ -202,7 +202,8 @@ def standings(
     Without models ``score`` is minus the sum of ranks by the selecting scores.
     """
     of_run = {one.job.name: {**one.scores, "epochs": one.epochs} for one in trained}
-    by, main = jobs[0].config.federation.monitor, ""
+    by = jobs[0].config.federation.monitor
+    main = ""
     best: dict[str, int] = {}
     lines, left_out = [], []
     for job in jobs:

@@ -89,8 +89,8 @@ def write_page(
             _add(page, out, "partition", picture, "Training samples by class.")
     training = Training.of(config.training)
     facts = [
-        f"training: {config.federation.rounds} rounds, local epochs {training.epochs}, batch {training.batch_size}, "
-        f"{config.training.loss}, {training.description}",
+        f"training: {plural(int(config.federation.rounds or 0), 'round')}, local epochs {training.epochs}, "
+        f"batch {training.batch_size}, {config.training.loss}, {training.description}",
         f"next to this page: {files}",
         f"fedlayers {__version__}; data `{task.data.digest[:16]}`",
     ]
@@ -265,7 +265,7 @@ def overview(task: Task, choice: Choice) -> list[str]:
     smallest = min(clients, key=lambda client: len(client.train))
     lines = {
         "The question": "Should these clients train one model together, train alone, or share some layers of it? The "
-        f"model has {len(task.layers)} layers: {listing(layer.label for layer in task.layers)}.",
+        f"model has {plural(len(task.layers), 'layer')}: {listing(layer.label for layer in task.layers)}.",
         "Who took part": f"{plural(len(clients), 'client')}: {listing(in_order([c.name for c in clients]))}.",
         "How many samples": f"{total}. The smallest client, {smallest.name}, has {len(smallest.train):,} for training.",
         "Time and traffic": choice.cost_line,

@@ -145,7 +145,8 @@ def study(
         progress=progress,
         **how,
     )
-    lead, known = choice.answers, ""
+    lead = choice.answers
+    known = ""
     if choice.winner is not None:
         same = {"all": "fedavg", "nothing": "local"}.get(choice.winner.extreme)
         others = [name for name in AGAINST if name != same]  # it has the same runs
@@ -200,7 +201,8 @@ def with_gains(found: Answers, table: pd.DataFrame, seeds: int, score: str) -> A
         lines[-1] = (
             f"Gains are paired over {seeds} seeds. Their 95 % intervals hold together: Student's t, Bonferroni."
         )
-    head, own = found.head, found.lines
+    head = found.head
+    own = found.lines
     useless = "base_rate" in set(table.loc[table["high"] < 0, "algorithm"])
     if useless:
         head, own = "The base rate is better on test samples.", (head, *own)

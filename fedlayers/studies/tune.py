@@ -263,7 +263,8 @@ class Tuned(Displayed):
         Raises:
             UsageError: no such file, or not one of these.
         """
-        path, wrong = Path(path), "it has no known format"
+        path = Path(path)
+        wrong = "it has no known format"
         try:
             found = storage.parsed_json(storage.read_text(path, storage.JSON_BYTES))
             if isinstance(found, dict) and check_version(

@@ -209,12 +209,7 @@ class FedALA(OwnModel):
         }
 
     def learn_step(
-        self,
-        weights: Tree,
-        received: Tree,
-        own: Tree,
-        batch: Batch,
-        ctx: Context,
+        self, weights: Tree, received: Tree, own: Tree, batch: Batch, ctx: Context
     ) -> tuple[float, Tree]:
         """The loss on a batch at the start that the weights give, and the weights after a gradient step."""
         params = {name: tensor.clone() for name, tensor in received.items()}

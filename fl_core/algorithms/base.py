@@ -609,10 +609,6 @@ class Algorithm:
         return ()
 
 
-EVALUATED = ("global", "personal")
-"""The models that an algorithm can evaluate after every round."""
-
-
 @cache
 def _returned(hook: str) -> type:
     """Return the type of what a hook returns."""
@@ -629,7 +625,9 @@ def _check_hooks(algorithm: type[Algorithm]) -> None:
     Raises:
         UsageError: names the method, and the hook; or options are no dataclass; or evaluates is unknown.
     """
-    check_known(f"model of {algorithm.name}", algorithm.evaluates, EVALUATED)
+    check_known(
+        f"model of {algorithm.name}", algorithm.evaluates, ("global", "personal")
+    )
     options = vars(algorithm).get("Config")
     if options is not None and not is_dataclass(options):
         raise UsageError(

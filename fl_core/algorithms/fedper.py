@@ -404,7 +404,5 @@ class FedRoD(Algorithm):
             server.trees["model"],
             [name for name in trees["personal"] if name.startswith("personal.")],
         )
-        return {
-            **trees,
-            "global": {**trees["personal"], **unused},
-        }  # the server's personal head stays at zero
+        # the server's personal head stays at zero
+        return trees | {"global": trees["personal"] | unused}

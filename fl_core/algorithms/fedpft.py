@@ -280,11 +280,7 @@ class FedPFT(Algorithm):
         )
 
     def classify(
-        self,
-        params: Tree,
-        batch: Any,
-        ctx: Context,
-        severed: bool = False,
+        self, params: Tree, batch: Any, ctx: Context, severed: bool = False
     ) -> Tensor:
         """Return the classification loss of a batch (Eq. 3)."""
         x, y = batch[:2]
@@ -295,11 +291,7 @@ class FedPFT(Algorithm):
         )
 
     def second(
-        self,
-        params: Tree,
-        batch: Any,
-        ctx: Context,
-        live: Iterable[str] | None = None,
+        self, params: Tree, batch: Any, ctx: Context, live: Iterable[str] | None = None
     ) -> Any:
         """Return the contrastive loss, or 0 without that task. Only ``live`` has gradients (None: all that trains)."""
         if not self.both:

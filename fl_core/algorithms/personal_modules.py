@@ -68,7 +68,8 @@ class BorderedModel(nn.Module):
 
     def __init__(self, inner: nn.Module, border: Border) -> None:
         super().__init__()
-        self.border, self.inner = border, inner
+        self.border = border
+        self.inner = inner
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [n, C]."""

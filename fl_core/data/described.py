@@ -114,7 +114,11 @@ class ColumnTable(Displayed):
         heads = ["column", "taken as", "inputs", "missing", "example", "odd"]
         cells = map(dict.values, self.to_json())
         rows = [[*map(_short, known), odd] for *known, odd in cells]
-        return Summary(f"{len(rows)} columns, {self.inputs} inputs", heads, rows)
+        return Summary(
+            f"{plural(len(rows), 'column')}, {plural(self.inputs, 'input')}",
+            heads,
+            rows,
+        )
 
     def __str__(self) -> str:
         shown = self.summary()

@@ -21,7 +21,7 @@ from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.sources import NOTED, Source
 from fl_core.data.spelling import Names, nearly_equal
 from fl_core.display import MANY, Displayed, Summary, in_order
-from fl_core.errors import UsageError, check_known, listing, spelled
+from fl_core.errors import UsageError, check_known, listing, plural, spelled
 from fl_core.models.tokens import SPECIAL, UNKNOWN, TokenShape
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL, task_of
 from fl_core.storage import sha
@@ -43,7 +43,8 @@ class Split:
         return len(self.y)
 
     def __repr__(self) -> str:
-        return f"Split({len(self)} samples of shape {list(self.x.shape[1:])})"  # no values: a message may quote it
+        # no values: a message may quote it
+        return f"Split({plural(len(self), 'sample')} of shape {list(self.x.shape[1:])})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +115,7 @@ class FederatedData(Displayed):
             for client in self.clients
         ]
         what = f"{self.n_classes} classes" if self.classes else self.task
-        lead = f"{self.name}: {len(sizes)} clients, samples of shape {list(self.shape)}, {what}"
+        lead = f"{self.name}: {plural(len(sizes), 'client')}, samples of shape {list(self.shape)}, {what}"
         return Summary(lead, ["client", *SPLITS], sizes)
 
     @property

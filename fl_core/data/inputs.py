@@ -22,7 +22,14 @@ from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.registry import path_of
 from fl_core.data.sources import Source, encode
 from fl_core.data.spelling import DataFault, Names, Place, located, row_of_array
-from fl_core.errors import UsageError, as_list, check_known, listing, read_as, warn
+from fl_core.errors import (
+    UsageError,
+    as_list,
+    check_known,
+    listing,
+    read_as,
+    warn,
+)
 from fl_core.models.adapter import as_array
 from fl_core.models.tokens import SPECIAL, Tokenizer, TokenShape
 from fl_core.rows import CLASSIFICATION

@@ -317,7 +317,8 @@ class Csv:
     """
 
     def __init__(self, path: Path, reading: Reading) -> None:
-        self.path, self.reading = path, reading
+        self.path = path
+        self.reading = reading
         tabs = path.suffix.lower() == ".tsv" and reading.separator == SEPARATOR
         self.delimiter = "\t" if tabs else reading.delimiter
         self.data, faults = _decoded(path, reading)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fl_core.data.columns import BETWEEN, TABLES
-from fl_core.errors import UsageError, check_known, listing, spelled
+from fl_core.errors import UsageError, check_known, listing, nearest, spelled
 from fl_core.models.tokens import TokenShape
 from fl_core.registry import Registry, is_outside
 from fl_core.rows import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL
@@ -246,10 +245,10 @@ def near_path(path: Location) -> str:
     path = Path(path)
     folder = next(each for each in (path, *path.parents) if each.is_dir())
     part, *below = path.relative_to(folder).parts
-    near = difflib.get_close_matches(part, os.listdir(folder), n=1)
+    near = nearest(part, os.listdir(folder))
     if not near:
         return "Correct its path."
-    return f"Did you mean {str(folder.joinpath(near[0], *below))!r}?"
+    return f"Did you mean {str(folder.joinpath(near, *below))!r}?"
 
 
 # --- the folder of the named datasets' files --------------------------------------------------------------------

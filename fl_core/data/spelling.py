@@ -291,7 +291,9 @@ class DataFault(UsageError):
         said = [f"{say}: {spelled(**keys)}." if keys else say for say, keys in pairs]
         said[1:] = [f"Or {say[0].lower()}{say[1:]}" for say in said[1:]]
         super().__init__(" ".join(filter(None, [rule, *said])))
-        self.rule, self.ways, self.row = rule, pairs, row
+        self.rule = rule
+        self.ways = pairs
+        self.row = row
 
     @property
     def repair(self) -> dict[str, Any]:

@@ -94,8 +94,11 @@ class Findings(UsageError):
         given, name = reading.changed, "data"
         if isinstance(data, Path):
             given, name = {"dataset": str(data), **given}, str(data)
-        self.source, self.faults, self.reading = source, faults, reading
-        self.settings, self.notes = spelled(**given), notes
+        self.source = source
+        self.faults = faults
+        self.reading = reading
+        self.settings = spelled(**given)
+        self.notes = notes
         self.error = faults[0] if len(faults) == 1 else self
         self.lines = [
             f"{name} must be read with other settings; got {plural(len(faults), 'fault')}:",
@@ -163,7 +166,8 @@ class _Table:
     """
 
     def __init__(self, data: Path | pd.DataFrame, reading: Reading) -> None:
-        self.data, self.reading = data, reading
+        self.data = data
+        self.reading = reading
         self.faults: list[UsageError] = []
         self.source = Source("", np.empty((0, 0)), np.empty(0), ())
         self.features: dict[str, Feature] = {}

@@ -51,7 +51,7 @@ def check_real(model: nn.Module) -> None:
         if is_lazy(tensor) or tensor.is_meta:
             raise UsageError(
                 f"{name!r} of {type(model).__name__} must have a shape and numbers; got none yet. Call the model "
-                "once, or load its weights."
+                "once, or build it on another device than meta."
             )
     for name, parameter in model.named_parameters():
         if parameter.is_complex():
@@ -118,8 +118,13 @@ def as_array(values: Any) -> np.ndarray[Any, Any]:
     >>> as_array(np.ma.masked_equal([1, 9], 9))
     array([ 1., nan])
 
+    >>> as_array(torch.ones(2, device="meta"))
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: a tensor must have numbers; got one on the device meta. Make it on another device.
+
     Raises:
-        UsageError: a tensor is sparse.
+        UsageError: a tensor is sparse, or has no numbers.
     """
     if isinstance(values, Tensor):
         return tensor(values).numpy(force=True)
@@ -171,12 +176,16 @@ def tensor(values: Any) -> Tensor:
     dtype('float32')
 
     Raises:
-        UsageError: a tensor is sparse, or an array has words.
+        UsageError: a tensor is sparse or has no numbers, or an array has words.
     """
     if isinstance(values, Tensor):
         if values.layout != torch.strided:
             raise UsageError(
                 f"a tensor must be dense; got {values.layout}. Call to_dense() first."
+            )
+        if values.is_meta:
+            raise UsageError(
+                "a tensor must have numbers; got one on the device meta. Make it on another device."
             )
         return values.float() if values.dtype is torch.bfloat16 else values
     array = as_array(values)

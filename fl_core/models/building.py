@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 
 from fl_core import storage
@@ -46,9 +47,7 @@ _NAMES = {
     "timm:NAME": "any timm model, fresh or pretrained; channels, classes and image size follow the data",
     "torchvision:NAME": "any torchvision classification model with fresh weights; images of 3 channels",
     "hf:FOLDER": "a model of transformers with its tokenizer and weights, and a fresh classifier; texts",
-}
-_OWN = {
-    "package.module:callable": "your own: called with shape= and n_classes= if it has parameters of these names"
+    "package.module:callable": "your own: called with shape= and n_classes= if it has parameters of these names",
 }
 
 
@@ -98,7 +97,7 @@ def describe() -> dict[str, str]:
     >>> describe()["heart_mlp"]
     '4 fc for Fed-Heart (PLayer-FL); tables.'
     """
-    return {**MODELS.summaries(), **_NAMES, **_OWN}
+    return {**MODELS.summaries(), **_NAMES}
 
 
 PRETRAINED = "pretrained"
@@ -106,6 +105,10 @@ PRETRAINED = "pretrained"
 Options = dict[str, Any]
 LARGEST = 2**26
 """Numbers of one sample, at most."""
+MOST_PARAMETERS = 10_000
+"""Parameters by name, at most, of a model."""
+COPIES = 4
+"""How often a run has a model's weights: the server's, a client's, their gradients and its reply."""
 TRIAL = 2**22
 """Numbers of one sample, at most, to try a model that a file describes. A colour image of 1182 x 1182 has so many."""
 
@@ -129,6 +132,10 @@ def build(
     >>> model = models.build("mlp", shape=(1, 8, 8), n_classes=10, options={"sizes": (16,)})
     >>> model(models.example((1, 8, 8), n=3)).shape
     torch.Size([3, 10])
+    >>> models.build("vit", shape=(1, 8, 8), n_classes=10, options={"depth": 10**9})
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: vit: depth must be an integer from 1 to 100,000; got 1000000000. Leave it out for ...
 
     Args:
         name: one of :func:`describe`: a registered name, ``timm:NAME``, ``torchvision:NAME`` or
@@ -157,7 +164,7 @@ def build(
         else (name, getattr(name, "__qualname__", type(name).__name__))
     )
     source, colon, rest = label.partition(":")
-    with torch_seeded(seed_of(seed, "model")):
+    with torch_seeded(seed_of(seed, "model")), bounded(label):
         if own is None and colon and source in LIBRARIES:
             model = LIBRARIES[source](rest, shape, n_classes, model_options)
         else:
@@ -182,6 +189,36 @@ def build(
         model = check_fit(label, model, shape, n_classes)
     check_real(model)
     return model
+
+
+@contextmanager
+def bounded(name: str) -> Iterator[None]:
+    """Refuse a model that is too large while it is built, before its weights are drawn.
+
+    >>> with bounded("wide"), torch.device("meta"):
+    ...     nn.Linear(10**9, 10**9)
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: model wide must have at most 10,000 parameters ... of memory; got more. Make it smaller.
+    """
+    most = storage.memory() // COPIES
+    count = size = 0
+
+    def add(module: nn.Module, key: str, parameter: Tensor) -> None:
+        nonlocal count, size
+        count += 1
+        size += 0 if is_lazy(parameter) else parameter.nbytes
+        if count > MOST_PARAMETERS or size > most:
+            raise UsageError(
+                f"model {name} must have at most {MOST_PARAMETERS:,} parameters by name, and weights of "
+                f"{storage.format_bytes(most)}, a quarter of memory; got more. Make it smaller."
+            )
+
+    hook = register_module_parameter_registration_hook(add)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def with_loss(model: Any, loss: Any) -> Any:

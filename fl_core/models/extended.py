@@ -239,11 +239,7 @@ class Gated(nn.Module):
     """
 
     def __init__(
-        self,
-        inner: nn.Module,
-        shape: tuple[int, ...],
-        target: float,
-        split: int,
+        self, inner: nn.Module, shape: tuple[int, ...], target: float, split: int
     ) -> None:
         super().__init__()
         self.target = target
@@ -395,7 +391,8 @@ class TwoHeads(nn.Module):
 
     def __init__(self, body: nn.Module, generic: nn.Linear) -> None:
         super().__init__()
-        self.body, self.generic = body, generic
+        self.body = body
+        self.generic = generic
         self.personal = nn.Linear(
             generic.in_features, generic.out_features, bias=generic.bias is not None
         )
@@ -579,7 +576,8 @@ class Exits(nn.Module):
                 str(k): nn.Linear(head.in_features, head.out_features)
                 for k in sorted(set(after))
             }
-        self.model, self.ensemble = model, ensemble
+        self.model = model
+        self.ensemble = ensemble
         self.exits = Classifiers(classifiers).to(
             device=head.weight.device, dtype=head.weight.dtype
         )

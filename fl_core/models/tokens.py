@@ -102,10 +102,7 @@ class TokenShape(tuple[int, ...]):
     tokenizer: Tokenizer | None
 
     def __new__(
-        cls,
-        shape: Iterable[int],
-        tokens: int = 0,
-        tokenizer: Tokenizer | None = None,
+        cls, shape: Iterable[int], tokens: int = 0, tokenizer: Tokenizer | None = None
     ) -> TokenShape:
         made = super().__new__(cls, shape)
         made.tokens, made.tokenizer = tokens, tokenizer

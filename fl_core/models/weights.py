@@ -13,7 +13,7 @@ import pickletools
 import re
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -189,6 +189,7 @@ def _check_archive(archive: zipfile.ZipFile, path: Path) -> str:
     return root
 
 
+@dataclass
 class _Parser:
     """The values of pickles, of which only tensors, texts, numbers, lists and dictionaries are built.
 
@@ -196,11 +197,10 @@ class _Parser:
         most: bytes that all storages may have.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.opcodes = 0
-        self.names: set[str] = set()
-        self.storages: dict[str, _Storage] = {}
+    most: int
+    opcodes: int = 0
+    names: set[str] = field(default_factory=set)
+    storages: dict[str, _Storage] = field(default_factory=dict)
 
     def parse(self, stream: io.BytesIO) -> Any:
         """Return the value of the pickle at the stream's place.

@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fl_core.errors import COUNT, MapOf, UsageError, check_known, validate
+from fl_core.errors import COUNT, MapOf, UsageError, check_known, plural, validate
 from fl_core.rows import SCORES, label_of, used_model
 
 WINDOW = 3
@@ -124,7 +124,8 @@ class StoppingRule:
     """
 
     def __init__(self, patience: int, metrics: Sequence[str]) -> None:
-        self.patience, self.metrics = patience, tuple(metrics)
+        self.patience = patience
+        self.metrics = tuple(metrics)
         self.scores: dict[str, dict[str, dict[int, float]]] = {}
 
     def add(self, done: int, scores: Mapping[str, Mapping[str, float]]) -> None:
@@ -169,7 +170,7 @@ class StoppingRule:
         label = " and ".join(map(label_of, self.metrics))
         best = ", ".join(f"{model} {at}" for model, at in self.best.items())
         why = (
-            f": no better {label} on validation for {self.patience} evaluations"
+            f": no better {label} on validation for {plural(self.patience, 'evaluation')}"
             if self.stops
             else ""
         )

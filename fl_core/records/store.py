@@ -35,6 +35,7 @@ from fl_core.errors import (
     check_stored,
     damaged,
     listing,
+    plural,
 )
 from fl_core.storage import Folder, check_version, json_bytes, sha
 
@@ -61,8 +62,12 @@ _CHECKPOINT = {
     "states": {"server": _STATE},
 }
 CHECKPOINT = (_CHECKPOINT, {"states": MapOf(_STATE)})
-_LAYER = {"name": str, "parameters": [str], "buffers": [str]}
-_HEADER = {"version": str, "data": str, "checkpoint": str, "layers": [_LAYER]}
+_HEADER = {
+    "version": str,
+    "data": str,
+    "checkpoint": str,
+    "layers": [{"name": str, "parameters": [str], "buffers": [str]}],
+}
 _CONFIG = {
     "dataset": str,
     "algorithm": str,
@@ -95,15 +100,12 @@ class Checkpoint:
 V = TypeVar("V")
 
 
+@dataclass(eq=False)
 class _Lazy(Mapping[str, V]):
     """Values that are read from their entries in a manifest when they are asked for."""
 
-    def __init__(
-        self,
-        entries: Mapping[str, Mapping[str, Any]],
-        read: Callable[[Mapping[str, Any]], V],
-    ) -> None:
-        self._entries, self._read = entries, read
+    _entries: Mapping[str, Mapping[str, Any]]
+    _read: Callable[[Mapping[str, Any]], V]
 
     def __getitem__(self, name: str) -> V:
         return self._read(self._entries[name])
@@ -307,7 +309,9 @@ class Run:
         size = self.folder.size(ROWS)
         beyond = f", {size - covered:,} bytes after the last checkpoint not covered"
         rest = beyond if size > covered else ""
-        checked.append(f"{len(blobs)} blobs; rows up to {covered:,} bytes{rest}")
+        checked.append(
+            f"{plural(len(blobs), 'blob')}; rows up to {covered:,} bytes{rest}"
+        )
         rule = self.stopping_rule()
         for model, best in ({} if rule is None else rule.best).items():
             if best not in self.rounds:

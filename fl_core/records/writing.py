@@ -13,6 +13,7 @@ import importlib.metadata
 import json
 import platform
 import re
+import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -165,7 +166,16 @@ def create(
 ) -> Iterator[Writer]:
     """Create a locked run directory with all that precedes training.
 
-    ``config.json`` is written last. A directory without it is no run, and free for a new one.
+    ``config.json`` is written last. A directory without it is no run, and free for a new one. A refusal before the
+    first checkpoint removes the directory again:
+
+    >>> with create("refused", {}, {}, {}):
+    ...     raise UsageError("clients must have events")
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: clients must have events
+    >>> Path("refused").exists()
+    False
 
     Args:
         config: the configuration and the environment.
@@ -198,7 +208,12 @@ def create(
             folder.write(name, data)
         writer = Writer(path)
         writer.count(first)
-        yield writer
+        try:
+            yield writer
+        except UsageError:  # refused after all, as by a worker or a site
+            if not writer.run.rounds:
+                shutil.rmtree(path)
+            raise
 
 
 def check_free(path: Path) -> None:

@@ -142,7 +142,9 @@ class ClientRunner:
         memory: str | None = None,
     ) -> None:
         self.workspace = Workspace(model, device, memory)
-        self.data, self.training, self.criterion = data, training, criterion
+        self.data = data
+        self.training = training
+        self.criterion = criterion
         self.observers = observers
         self.algorithm: Algorithm
 
@@ -379,11 +381,11 @@ class Executor(Protocol):
         """End any worker processes."""
 
 
+@dataclass
 class Serial:
     """An executor that does every request in this process."""
 
-    def __init__(self, client_runner: ClientRunner) -> None:
-        self.client_runner = client_runner
+    client_runner: ClientRunner
 
     def use(self, algorithm: Algorithm) -> None:
         """Load an algorithm."""
@@ -461,7 +463,8 @@ class LocalClients:
         initial: Tree,
         dropout: float = 0.0,
     ) -> None:
-        self.client_runner, self.executor = client_runner, executor
+        self.client_runner = client_runner
+        self.executor = executor
         self.initial = initial
         self.dropout = dropout
         self.names = client_runner.data.names

@@ -157,8 +157,12 @@ class Engine:
         schedule: Schedule,
         listeners: Sequence[Listener] = (),
     ) -> None:
-        self.algorithm, self.data, self.initial = algorithm, data, initial
-        self.clients, self.schedule, self.listeners = clients, schedule, listeners
+        self.algorithm = algorithm
+        self.data = data
+        self.initial = initial
+        self.clients = clients
+        self.schedule = schedule
+        self.listeners = listeners
         self.names = data.names
         self.server = algorithm.call("server_state", tree.clone(initial))
         self.done = 0
@@ -227,10 +231,7 @@ class Engine:
         self.tell("after_round")
 
     def exchange(
-        self,
-        rnd: Round,
-        score: tuple[str, ...] = (),
-        keep: Sequence[int] = (),
+        self, rnd: Round, score: tuple[str, ...] = (), keep: Sequence[int] = ()
     ) -> tuple[int, ...]:
         """Send to the sampled clients, train them, and aggregate their replies as they come.
 

@@ -18,7 +18,15 @@ import pandas as pd
 from fl_core import rows, storage
 from fl_core.algorithms.base import Message, Observation, Round
 from fl_core.data import FederatedData
-from fl_core.errors import NUMBER, UsageError, as_list, check_known, damaged, validate
+from fl_core.errors import (
+    NUMBER,
+    UsageError,
+    as_list,
+    check_known,
+    damaged,
+    plural,
+    validate,
+)
 from fl_core.records.writing import Writer
 from fl_core.registry import import_object
 from fl_core.rounds.clients import ClientReply
@@ -86,7 +94,7 @@ class Pace:
     def line(self) -> str:
         """Return one line of summary."""
         rate = f"{self.rate:,.{0 if self.rate >= 10 else 1}f}"
-        return f"{self.steps:,} client steps in {self.total:,.1f} s, {rate} a second: {self.shares()}"
+        return f"{plural(self.steps, 'client step')} in {self.total:,.1f} s, {rate} a second: {self.shares()}"
 
 
 def read_pace(path: Path | str) -> Pace:
@@ -135,7 +143,8 @@ class Timer(Listener):
     def __init__(self, writer: Writer | None = None) -> None:
         self.pace = Pace()
         self.seconds = dict.fromkeys(PARTS, 0.0)
-        self._writer, self._steps = writer, 0
+        self._writer = writer
+        self._steps = 0
         self._began = self._exchange = time.perf_counter()
 
     @contextmanager
@@ -338,6 +347,7 @@ def loggers_of(asked: str | Logger | Iterable[str | Logger]) -> list[Logger]:
     return found
 
 
+@dataclass
 class Recorder(Listener):
     """Rows of scores and of what algorithms observe. The other listeners add theirs by :meth:`row`.
 
@@ -351,25 +361,16 @@ class Recorder(Listener):
         rows: those that are not yet in a run directory.
     """
 
-    def __init__(
-        self,
-        data: FederatedData,
-        columns: Mapping[str, Any],
-        timer: Timer,
-        writer: Writer | None = None,
-        loggers: Sequence[Logger] = (),
-        config: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.rows: list[Row] = []
-        self._data = data
-        self._columns = dict(columns)
-        self._timer = timer
-        self._writer = writer
-        self._loggers = loggers
-        self._config = config or {}
-        self._begun = ExitStack()
-        self._unlogged: list[Row] = []
-        self._observed: list[Observation] = []
+    _data: FederatedData
+    _columns: Mapping[str, Any]
+    _timer: Timer
+    _writer: Writer | None = None
+    _loggers: Sequence[Logger] = ()
+    _config: Mapping[str, Any] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    _begun: ExitStack = field(default_factory=ExitStack)
+    _unlogged: list[Row] = field(default_factory=list)
+    _observed: list[Observation] = field(default_factory=list)
 
     def row(
         self, metric: str, value: float, done: int, client: int | None, **columns: Any
@@ -408,11 +409,7 @@ class Recorder(Listener):
                 path = self._writer.path
                 name = self._writer.run.id
             logger.begin(LoggedRun(path, name, self._config, engine.done))
-
-            def close(each: Logger = logger) -> None:
-                each.close(engine.finished)
-
-            self._begun.callback(close)
+            self._begun.callback(lambda each: each.close(engine.finished), logger)
 
     def on_reply(self, engine: Engine, rnd: Round, reply: ClientReply) -> None:
         self._observed += reply.observations
@@ -455,6 +452,7 @@ class Recorder(Listener):
         self._begun.close()
 
 
+@dataclass
 class Costs(Listener):
     """Rows of what each round costs each client: bytes, steps, operations and losses of its training.
 
@@ -464,16 +462,13 @@ class Costs(Listener):
         variant: of all rows, if these are not the costs of the run's own rounds.
     """
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        flops: Callable[[frozenset[str], frozenset[str]], float],
-        base: int = 0,
-        variant: str = "",
-    ) -> None:
-        self.recorder, self.flops, self.base = recorder, flops, base
-        self.variant = variant
-        self._work: defaultdict[tuple[int, str, str], float] = defaultdict(float)
+    recorder: Recorder
+    flops: Callable[[frozenset[str], frozenset[str]], float]
+    base: int = 0
+    variant: str = ""
+    _work: dict[tuple[int, str, str], float] = field(
+        default_factory=lambda: defaultdict(float)
+    )
 
     def apart(self, variant: str) -> Costs:
         """Return a listener to another engine, whose costs are recorded with this variant."""

@@ -35,6 +35,7 @@ def rule_of(engine: Engine) -> StoppingRule | None:
     return next(found, None)
 
 
+@dataclass
 class EarlyStopping(Listener):
     """A stopping rule that ends a run, with a row for each model's best round. It is stored in the server's state.
 
@@ -45,12 +46,13 @@ class EarlyStopping(Listener):
         best: the server's state and the clients' main models at the best round so far.
     """
 
-    def __init__(
-        self, rule: StoppingRule, recorder: Recorder, keeps_best: bool = False
-    ) -> None:
-        self.rule, self.recorder, self.keeps_best = rule, recorder, keeps_best
-        self.best: tuple[State, list[Tree]] | None = None
-        self._taken: dict[str, list[tuple[Mapping[str, float], int]]] = {}
+    rule: StoppingRule
+    recorder: Recorder
+    keeps_best: bool = False
+    best: tuple[State, list[Tree]] | None = None
+    _taken: dict[str, list[tuple[Mapping[str, float], int]]] = field(
+        default_factory=dict
+    )
 
     def before_run(self, engine: Engine) -> None:
         if STATE in engine.server.meta:
@@ -109,14 +111,15 @@ class EarlyStopping(Listener):
             )
 
 
+@dataclass
 class Saver(Listener):
     """Checkpoints of a run."""
 
-    def __init__(
-        self, writer: Writer, timer: Timer, stopping: EarlyStopping | None = None
-    ) -> None:
-        self._writer, self._timer, self._stopping = writer, timer, stopping
-        self._since = time.monotonic()  # of the last checkpoint, or the beginning
+    _writer: Writer
+    _timer: Timer
+    _stopping: EarlyStopping | None = None
+    # of the last checkpoint, or the beginning
+    _since: float = field(default_factory=time.monotonic)
 
     def after_round(self, engine: Engine) -> None:
         done, schedule = engine.done, engine.schedule
@@ -148,6 +151,7 @@ TIMES = 20.0
 """A loss has diverged above 20 times the larger of the client's initial loss and the uniform predictor's."""
 
 
+@dataclass
 class Divergence(Listener):
     """Rows of losses above the limit, with one warning.
 
@@ -172,11 +176,11 @@ class Divergence(Listener):
             limit.
     """
 
-    def __init__(self, recorder: Recorder | None, guess: float) -> None:
-        self._recorder, self._guess = recorder, guess
-        self._noted = False
-        self._tuned: frozenset[str] = frozenset()  # trained before their first scores
-        self.starts: dict[str, float | None] = {}
+    _recorder: Recorder | None
+    _guess: float
+    _noted: bool = False
+    _tuned: frozenset[str] = frozenset()  # trained before their first scores
+    starts: dict[str, float | None] = field(default_factory=dict)
 
     def before_run(self, engine: Engine) -> None:
         if engine.algorithm.finetuning(0, 0):

@@ -196,8 +196,8 @@ def ended(child: Child, what: str) -> Exception:
     code = child.end(5)
     if code == UNGUARDED:
         return UsageError(
-            'a script with workers or a backend must train below if __name__ == "__main__":; '
-            f"got {sys.argv[0]}, which trains when a process imports it. Indent what trains below that line."
+            'a script with workers or a backend must train below if __name__ == "__main__":, and define its classes '
+            f"above; got {sys.argv[0]}. Indent what trains below that line, and no class or function."
         )
     hint = "If it left a message, that is above."
     if code == -signal.SIGKILL:
@@ -324,6 +324,14 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, key: int) -> Tensor:
         return self.tensors[key]
+
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return super().find_class(module, name)
+        except AttributeError:
+            if module == "__main__":  # an import of the script does not define it
+                sys.exit(UNGUARDED)
+            raise
 
 
 def send(stream: Stream, message: object, last: Sent | None = None) -> None:

@@ -281,7 +281,8 @@ def module_layers(model: nn.Module, layers: Sequence[Layer]) -> dict[str, str]:
     single = {
         path: next(iter(found)) for path, found in beneath.items() if len(found) == 1
     }
-    return {**{path: layer for path, layer in direct.items() if path}, **single}
+    direct.pop("", None)
+    return direct | single
 
 
 def nodes(*roots: Node) -> list[Node]:

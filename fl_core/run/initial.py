@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,12 +29,11 @@ WRAPPED = ".base_layer"
 """The end of the path of a module that peft wraps. The wrapper gives its representation."""
 
 
-class BaseModel:
+class BaseModel(NamedTuple):
     """The tensors and modules of a model by name, recorded before an algorithm extends it."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.tensors = tree.named_tensors(model)
-        self.modules: dict[str, nn.Module] = dict(model.named_modules())
+    tensors: Tree
+    modules: dict[str, nn.Module]
 
 
 class ExtendedModel:
@@ -223,7 +222,7 @@ def extend(
     """
     algorithm = find(config.federation.algorithm, config.federation.options)
     outputs = criterion.outputs(data.n_classes)
-    plain = BaseModel(model)
+    plain = BaseModel(tree.named_tensors(model), dict(model.named_modules()))
     model = wrapped(
         model,
         algorithm,
@@ -306,16 +305,11 @@ def start(
     stored, known, kept, local = (
         _of_run(path) if path.is_dir() else (weights.read(path), None, False, [])
     )
-    own = {
-        name: tensor.detach()
-        for name, tensor in model.state_dict().items()
-        if isinstance(tensor, Tensor)
-    }
     if words is not None and known is not None and list(words) != list(known):
         raise UsageError(
             f"{path} must have the vocabulary of the data; got another. Leave init out."
         )
-    notes = _keep_classifier(model, stored, own, example, path)
+    notes = _keep_classifier(model, stored, model.state_dict(), example, path)
     copy_into(model, stored, str(path))
     if local:
         notes.append(

@@ -351,12 +351,12 @@ def _trees_of_first(
             f"model must be one of {listing(trees)} after round {checkpoint.round}; got {order[0]!r}."
         )
     whole = tree.named_tensors(task.model).keys()
-    for client, each in trees[which].items():
+    chosen = trees[which]
+    for client, each in chosen.items():
         if each.keys() < whole:
             raise UsageError(
                 f"client {client!r} must have a whole {which!r} model to load; got a part of it."
             )
-    chosen = trees[which]
     return which, {name: chosen[name] for name in task.data.names if name in chosen}
 
 

@@ -260,9 +260,14 @@ def check_device(name: str, task: Task | None = None) -> None:
 
     In bfloat16 a CPU's convolutions have wrong gradients on small maps, and write past their memory
     (https://github.com/pytorch/pytorch/issues/169688). So no weight may have three or more dimensions there.
+
+    >>> check_device("meta")  # which has no numbers
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: device must be one that works here; got 'meta' ... Use device='cpu', ...
     """
     try:
-        torch.empty(0, device=name)
+        torch.empty(0, device=name).cpu()
     except (RuntimeError, AssertionError) as error:
         raise UsageError(
             f"device must be one that works here; got {name!r} ({str(error).splitlines()[0]}). Use device='cpu', or "
@@ -338,12 +343,13 @@ def _execute(
     return engine
 
 
+@dataclass
 class Progress(Listener):
     """The number of rounds done and their pace, on a bar."""
 
-    def __init__(self, title: str) -> None:
-        self.title, self.begun = title, 0
-        self.bar: Any = None
+    title: str
+    begun: int = 0
+    bar: Any = None
 
     def before_run(self, engine: Engine) -> None:
         self.begun, rounds = engine.done, engine.schedule.end
@@ -421,7 +427,8 @@ def _used(instruments: MakesInstruments, task: Task) -> Instruments:
         UsageError: its device is not there, or not in its precision.
     """
     config = task.config
-    check_device(config.execution.device, task)
+    if not task.data.elsewhere:  # sites check their own
+        check_device(config.execution.device, task)
     chooses = config.federation.plan == AUTO or task.algorithm(task.plan).decides
     chooses |= config.federation.rule != RunConfig().federation.rule  # to be checked
     return instruments() if chooses or config.execution.measure else Instruments()

@@ -242,13 +242,12 @@ def predict(
     """
     path, how = Path(path), {"ids": ids, "model": model, "allow_code": allow_code}
     folder = Path(new) if isinstance(new, str | Path) and Path(new).is_dir() else None
-    images = not path.is_dir() and exported_model.read(path).inputs.images
-    if not path.is_dir() and (folder is None or images):
-        return exported_model.predict(path, new, **how)
     files = [path]
     if path.is_dir():
         found = sorted(path.glob("*.safetensors.json"))
         files = [each.with_suffix("") for each in found]
+    elif folder is None or exported_model.read(path).inputs.images:
+        return exported_model.predict(path, new, **how)
     models = {}  # one file is also a model; without a client it is for all
     for file in files:
         models[exported_model.read(file).about["run"]["client"] or ""] = file

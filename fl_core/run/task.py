@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,16 @@ def assemble(
         plan: a plan in place of the file that the configuration names.
         start: stored initial weights, in place of those that the configuration's ``init`` names.
 
+    A function may build lazy layers, which get their shapes from the samples. Here these are token ids:
+
+    >>> import numpy as np
+    >>> ids = np.ones((20, 3), int), np.arange(20) % 2
+    >>> def net(n_classes):
+    ...     return nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.LazyLinear(n_classes))
+    >>> task = assemble(RunConfig(rounds=1), data={"a": ids, "b": ids}, model=net)
+    >>> task.model[2].weight.shape, task.data.clients[0].train.x.dtype
+    (torch.Size([2, 12]), torch.int64)
+
     Raises:
         UsageError: something is unknown, missing or does not fit. The message names it.
     """
@@ -231,15 +242,22 @@ def assemble(
     given: Any = config.model.model if own["model"] is None else own["model"]
     if not isinstance(given, str) or models.is_code(given):
         if not isinstance(given, nn.Module):
-            given = models.copy_user_model(
+            make = partial(
+                models.copy_user_model,
                 given,
-                data.shape,
                 # a function of the user's has no number of outputs: one for each class
-                getattr(criterion, "outputs", int)(data.n_classes or 1),
+                n_classes=getattr(criterion, "outputs", int)(data.n_classes or 1),
                 seed=config.execution.seed,
                 options=config.model.model_options,
                 trial=False,
             )
+            try:
+                given = make(data.shape)
+            except UsageError:  # lazy layers that follow an embedding
+                if not data.integers:
+                    raise
+                data = data.with_token_ids()
+                given = make(data.shape)
             data = _with_ids(data, given)
         given, criterion = fit_module(given, data, criterion)
         if criterion.task != data.task:

@@ -37,5 +37,5 @@ def test_submitit_trains_a_job_for_each_run(tmp_path, capsys):
         str(tmp_path),
     ]
     slurm_jobs.main(argv)
-    assert capsys.readouterr().out.count("1 rounds") == 2
+    assert capsys.readouterr().out.count("after round 1\n") == 2
     assert {path.name for path in tmp_path.glob("*-0")} == {"local-0", "fedavg-0"}

@@ -40,7 +40,7 @@ def test_elsewhere_there_is_a_line_for_each_tenth(total, count, monkeypatch):
     assert not any("\r" in line for line in lines)
     if count:
         assert "100 %" in lines[-1]
-        assert f"{total} of {total}" in lines[-1]
+        assert f"{total:,} of {total:,}" in lines[-1]
 
 
 def test_what_was_done_before_has_no_line(monkeypatch):

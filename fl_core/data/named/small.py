@@ -41,10 +41,7 @@ def digits() -> Source:
     bunch = load_digits()
     x = (bunch.images / 16).astype(np.float32)[:, None]
     return Source(
-        "digits",
-        x,
-        bunch.target.astype(np.int64),
-        tuple(map(str, bunch.target_names)),
+        "digits", x, bunch.target.astype(np.int64), tuple(map(str, bunch.target_names))
     )
 
 

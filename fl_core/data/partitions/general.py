@@ -306,11 +306,7 @@ def _capped(
 
 
 def _large_enough(
-    draw: Callable[[], tuple[int, T]],
-    least: int,
-    what: str,
-    samples: int,
-    alpha: float,
+    draw: Callable[[], tuple[int, T]], least: int, what: str, samples: int, alpha: float
 ) -> T:
     """Return the first draw whose smallest client has enough samples."""
     best = 0

@@ -171,7 +171,7 @@ def test_sites_measure_what_one_process_measures(tmp_path):
     assert found.values.tolist() == wanted.values.tolist()
     assert Report.read(tmp_path / "diagnosis" / "rows.jsonl").layers == home.layers
     for key in ("metrics", "measure"):
-        with refuses(f"{key} .*over sites"):
+        with refuses(f"{key}.* sites?"):
             over_sites(tmp_path / key, grid, **{key: ["cka"]})
 
 
@@ -195,9 +195,10 @@ def test_a_race_over_sites_trains_no_finished_arm_again(tmp_path):
     grid = LocalGrid(site_files(tmp_path), stop_after(trains=14))
     with refuses("its own plans"):
         over_sites(tmp_path / "race", grid, plan="auto", **keys)
-    with pytest.raises(KeyboardInterrupt):
+    with refuses("got workers"):
         over_sites(tmp_path / "race", grid, workers=2, **keys)
-    assert Run(tmp_path / "race" / "arms" / "nothing-0").config["workers"] == 0
+    with pytest.raises(KeyboardInterrupt):
+        over_sites(tmp_path / "race", grid, **keys)
     grid = LocalGrid(site_files(tmp_path))
     choice = over_sites(tmp_path / "race", grid, **keys)
     assert grid.asked.count("train") == 6  # the last arm has no round
