@@ -15,7 +15,7 @@ from benchmarks.pairs import Measured, compare, memory, peak_from_now
 from benchmarks.sides import Job, Side
 from fl_core import tree
 from fl_core.config import RunConfig
-from fl_core.errors import UsageError
+from fl_core.errors import RunError, UsageError
 from fl_core.rounds.clients import OPTIMIZER_TREE, LocalClients
 from fl_core.rounds.engine import Engine
 from fl_core.rounds.recorder import Recorder
@@ -142,9 +142,22 @@ def gpu(pairs: int = PAIRS) -> list[Measured]:
 
 
 def on_device(job: Job, device: str, pairs: int) -> list[Measured]:
-    """Time a job's rounds on a device next to the others, and compare the peaks of the device's memory."""
+    """Time a job's rounds on a device next to the others, and compare the peaks of the device's memory.
+
+    Each of the others runs alone next to this package, so that the failure of one leaves the rest. Its row says why.
+    """
     config = job.config.with_keys(device=device, workers=0)
-    return peers.measure(replace(job, config=config), NEXT_TO, pairs)
+    there, found = replace(job, config=config), []
+    for name, peer in NEXT_TO.items():
+        try:
+            found += peers.measure(there, {name: peer}, pairs)
+        except RunError as error:
+            print(error)
+            why = f"not measured: {str(error).splitlines()[-1]}"
+            none = (math.nan, math.nan, math.nan)
+            row = Measured(job.name, device, name, *none, holds=why, pairs=0)
+            found.append(row)
+    return found
 
 
 JOBS = {"gpu": gpu, "transformer": transformer}
