@@ -293,15 +293,27 @@ def _read(
 ) -> tuple[Data, Layout | None]:
     """Return one client's data as a pair or a loader of pairs of tensors, and their layout.
 
+    A Dataset's samples are its items, whatever its attributes are:
+
+    >>> class Scaled(Dataset):
+    ...     x, y = torch.ones(2, 3), torch.tensor([0, 1])
+    ...     def __len__(self):
+    ...         return 2
+    ...     def __getitem__(self, k):
+    ...         return self.x[k] / 4, self.y[k]
+    >>> _read(Scaled(), None, 0, ())[0][0]
+    tensor([[0.2500, 0.2500, 0.2500],
+            [0.2500, 0.2500, 0.2500]])
+
     Args:
         labels: names of the model's classes, if labels are such names.
     """
     if isinstance(data, Split):
         labels = ()  # of a federation, so indices already
-    if hasattr(data, "x") and hasattr(data, "y"):
+    rows = isinstance(data, Dataset) and not isinstance(data, IterableDataset)
+    if not rows and hasattr(data, "x") and hasattr(data, "y"):
         data = (data.x, data.y)
     check_finite(data, "data")
-    rows = isinstance(data, Dataset) and not isinstance(data, IterableDataset)
     pair = isinstance(data, Mapping | tuple | list) and _is_one(data)
     if pair or rows or hasattr(data, "column_names"):
         x, y = split_labels(data) if pair else pair_of(data, "data")

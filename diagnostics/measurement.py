@@ -221,7 +221,8 @@ class Clock:
     def __init__(
         self, name: str = "", until: float = math.inf, tell: Tick = no_progress
     ) -> None:
-        self.name, self.tell = name, tell
+        self.name = name
+        self.tell = tell
         self.until = self._end = until
         self._began, self._told = time.monotonic(), 0
         self._part = 1.0  # that a loop is of those around it, if it is the first to run
@@ -277,7 +278,8 @@ class Clock:
                     self.tell(f"{self.name}: about {rest:.0f} s more")
             if count == 1:
                 first, of_first = spent, done
-        self._part, self.until = part, until
+        self._part = part
+        self.until = until
         if self._told > told:
             self._began = time.monotonic()
 

@@ -304,7 +304,8 @@ def clip(
 
 def _norm(sent: Message, received: Message) -> float:
     """Return the norm of what a client has changed. A tensor that was not sent counts whole."""
-    total, before = 0.0, merge_trees(sent.trees)
+    total = 0.0
+    before = merge_trees(sent.trees)
     for name, tensor in merge_trees(received.trees).items():
         change = tensor.double()
         if name in before and before[name].shape == tensor.shape:

@@ -73,7 +73,7 @@ class EarlyStopping(Listener):
             if rounds_done(rnd) == 0 and math.isnan(scores.get(main, math.nan)):
                 raise UsageError(
                     f"patience must have the validation samples of every client to judge by; {client.name!r} has none "
-                    f"with a {label_of(main)}. Use patience=0 in a new folder, or give that client more samples."
+                    f"with a {label_of(main)}. Use patience=0, or give that client more samples."
                 )
             self._taken.setdefault(model, []).append((scores, len(client.train)))
 
