@@ -49,7 +49,7 @@ FACT_BYTES = 2**24
 EXTRA_TREES = 16
 """The largest number of trees of the model's size in a reply, next to one for each client."""
 UNUSED = {*DataConfig.__dataclass_fields__} - {"positive"}
-UNUSED |= {"workers", "device", "stack", "checkpoint_every", "measure"}
+UNUSED |= {"measure", "measure_every", "workers", "device", "stack", "checkpoint_every"}
 """Keys of a configuration that a server does not use: sites have the data and the devices."""
 
 

@@ -384,7 +384,8 @@ class Choice(Displayed):
     @property
     def cost_line(self) -> str:
         """The estimated and the measured cost."""
-        guess, spent = self.cost, self.measured
+        guess = self.cost
+        spent = self.measured
         return (
             f"Cost, estimated / measured: {guess.rounds} / {plural(spent.rounds, 'round')}, "
             f"{format_bytes(guess.n_bytes)} / {format_bytes(spent.n_bytes)} sent and received, "
@@ -409,7 +410,8 @@ class Choice(Displayed):
 
     def to_json(self) -> dict[str, Any]:
         """Return the choice as a dictionary for JSON, as in ``choice.json``."""
-        seen, winner = self.inference, self.winner
+        seen = self.inference
+        winner = self.winner
         return {
             "winner": winner and winner.name,
             "algorithm": winner and winner.algorithm,

@@ -252,6 +252,8 @@ def test_bad_files_are_one_line(tmp_path):
         "'diagnosis'": text + 'label_column = "diagnosis"',
         "unknown scale over sites": text.replace("none", "minmax"),
         "unknown class 'ill'": 'classes = ["sick", "well"]\n' + text,
+        "vocabulary must be given for texts": 'vocabulary = "words.txt"\n' + text,
+        "device must be one that works here": 'device = "meta"\n' + text,
     }
     for words, changed in cases.items():
         file.write_text(changed)
