@@ -102,9 +102,10 @@ def diagnose(
         batch: samples at a time. A loader keeps its own batches.
         seed: seed of all random draws. Default: 0, or the run's.
         samples: maximum number of samples of each client. Default: all.
-        budget: seconds for all metrics. What was not reached has a row with a status. Other values are those without a
-            budget. Only means over batches or probes may end early: their errors are larger, and the column n_samples
-            has the samples that were reached. A pass or a fit that has begun ends, such as a layer's at one client.
+        budget: seconds for all metrics, and as many for each draw of a null. What was not reached has a row with a
+            status. Other values are those without a budget. Only means over batches or probes may end early: their
+            errors are larger, and the column n_samples has the samples that were reached. A pass or a fit that has
+            begun ends, such as a layer's at one client.
         null: names of :data:`diagnostics.null.NULLS`, or :class:`~diagnostics.null.Nulls`. The same is measured again
             on each null, for the report's ``nulls``. :func:`~diagnostics.select.select` compares them. Data of a
             metric's option ``test`` are shuffled too. A probe is not.

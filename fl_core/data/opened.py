@@ -597,8 +597,11 @@ def _json_lines(path: Path, reading: Reading) -> Part:
         raise UsageError(f"{path} must have rows; got an empty file.")
 
     def load(texts: Collection[str]) -> pd.DataFrame:
-        kept = [entry for _, entry in chain([first], rows)]
-        return pd.DataFrame(kept, columns=[*first[1]], dtype=object)
+        columns: dict[str, list[Any]] = {name: [] for name in first[1]}
+        for _, entry in chain([first], rows):
+            for name, cells in columns.items():
+                cells.append(entry.get(name))
+        return pd.DataFrame(columns, dtype=object)
 
     return Part(path, list(map(composed, first[1])), load, entries, faults)
 

@@ -105,10 +105,6 @@ PRETRAINED = "pretrained"
 Options = dict[str, Any]
 LARGEST = 2**26
 """Numbers of one sample, at most."""
-MOST_PARAMETERS = 10_000
-"""Parameters by name, at most, of a model."""
-COPIES = 4
-"""How often a run has a model's weights: the server's, a client's, their gradients and its reply."""
 TRIAL = 2**22
 """Numbers of one sample, at most, to try a model that a file describes. A colour image of 1182 x 1182 has so many."""
 
@@ -199,19 +195,18 @@ def bounded(name: str) -> Iterator[None]:
     ...     nn.Linear(10**9, 10**9)
     Traceback (most recent call last):
         ...
-    fl_core.errors.UsageError: model wide must have at most 10,000 parameters ... of memory; got more. Make it smaller.
+    fl_core.errors.UsageError: model wide must have weights of at most ... memory; got more. Make it smaller.
     """
-    most = storage.memory() // COPIES
-    count = size = 0
+    most = storage.memory()
+    size = 0
 
     def add(module: nn.Module, key: str, parameter: Tensor) -> None:
-        nonlocal count, size
-        count += 1
+        nonlocal size
         size += 0 if is_lazy(parameter) else parameter.nbytes
-        if count > MOST_PARAMETERS or size > most:
+        if size > most:
             raise UsageError(
-                f"model {name} must have at most {MOST_PARAMETERS:,} parameters by name, and weights of "
-                f"{storage.format_bytes(most)}, a quarter of memory; got more. Make it smaller."
+                f"model {name} must have weights of at most {storage.format_bytes(most)}, this machine's memory; "
+                "got more. Make it smaller."
             )
 
     hook = register_module_parameter_registration_hook(add)

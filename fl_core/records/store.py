@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 CONFIG, ROWS, PARTITION = "config.json", "rows.jsonl", "partition.safetensors"
 START = "start.safetensors"  # of a run that does not start from its seed's weights
-BEGINNING = {CONFIG, PARTITION, START, ROWS}
+BEGINNING = {CONFIG, PARTITION, START, ROWS, "timing.jsonl", "lock"}
 """The files that precede training. A directory with only some of them, and without config.json, is no run yet."""
 CODE = "code"
 """The key of the server's stored state for the resumes with changed code: after which ``round``, and its digests."""

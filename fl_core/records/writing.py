@@ -13,9 +13,8 @@ import importlib.metadata
 import json
 import platform
 import re
-import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +166,7 @@ def create(
     """Create a locked run directory with all that precedes training.
 
     ``config.json`` is written last. A directory without it is no run, and free for a new one. A refusal before the
-    first checkpoint removes the directory again:
+    first checkpoint removes what was written:
 
     >>> with create("refused", {}, {}, {}):
     ...     raise UsageError("clients must have events")
@@ -211,8 +210,10 @@ def create(
         try:
             yield writer
         except UsageError:  # refused after all, as by a worker or a site
-            if not writer.run.rounds:
-                shutil.rmtree(path)
+            for name in () if writer.run.rounds else BEGINNING:
+                folder.remove(name)
+            with suppress(OSError):  # what others put there stays
+                path.rmdir()
             raise
 
 
@@ -226,14 +227,14 @@ def check_free(path: Path) -> None:
         raise UsageError(
             f"{path} must be a directory; got a file. Choose another directory."
         )
-    names = {each.name for each in path.iterdir()} if path.is_dir() else set()
+    names = {*Folder(path).names()}
     if CONFIG in names:
         raise UsageError(
             f"{path} must be free; got a run. Resume it, or choose another directory."
         )
     traces = {name for name in names if _PART.fullmatch(name)}
     if "lock" in names:
-        traces |= {"lock", *BEGINNING}
+        traces |= BEGINNING
     if not names <= traces:
         raise UsageError(
             f"{path} must be empty; got other files. Choose another directory."

@@ -31,8 +31,8 @@ from fl_core.data.partitions import SPLITS
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.roles import by_name
 from fl_core.display import ROWS, Displayed, Summary
-from fl_core.errors import UsageError, listing, warn
-from fl_core.layers import Layer, layers_of, sizes
+from fl_core.errors import UsageError, listing, plural, warn
+from fl_core.layers import Layer, layers_of
 from fl_core.models import lora
 from fl_core.models.adapter import OWN_LOSS, check_real
 from fl_core.models.building import (
@@ -81,10 +81,9 @@ class Task(Displayed):
     said: tuple[str, ...] = ()
 
     def summary(self) -> Summary:
-        algorithm, data = self.config.federation.algorithm, self.data
-        lead = f"{algorithm} on {data.name}: {len(data.clients)} clients, {len(self.layers)} layers"
-        rows = [*sizes(self.layers, self.model).items()]
-        return Summary(lead, ["layer", "parameters"], rows)
+        data, layers = self.data, listing(layer.name for layer in self.layers)
+        who = f"{self.config.federation.algorithm} on {data.name}"
+        return Summary(f"{who}: {plural(len(data.clients), 'client')}; layers {layers}")
 
     def algorithm(self, plan: LayerPlan | None) -> Algorithm:
         """Return the configured algorithm with the plan that it derives from the given one."""
