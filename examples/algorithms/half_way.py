@@ -40,7 +40,7 @@ class HalfWay(Algorithm):
         own, received = state.trees["model"], message.trees["model"]
         mixed = {
             n: torch.lerp(received[n], own[n], self.config.share)
-            for n in self.task_info.parameters
+            for n in self.task_info.parameters & received.keys()  # frozen ones stay
         }
         return {**own, **received, **mixed}
 
