@@ -188,7 +188,8 @@ def flower(job: Job) -> Iterator[Side]:
     actors = job.config.execution.workers or training.WORKERS
     gpus = int(job.config.execution.device != "cpu")
     resources = {
-        "init_args": {"num_cpus": actors, "num_gpus": gpus},
+        # a cluster of its own, although another one may run here
+        "init_args": {"address": "local", "num_cpus": actors, "num_gpus": gpus},
         "client_resources": {"num_cpus": 1, "num_gpus": gpus / actors},
     }
     arguments = (server, clients, job.clients, "ray", resources)
