@@ -224,7 +224,8 @@ class Clock:
         self.name = name
         self.tell = tell
         self.until = self._end = until
-        self._began, self._told = time.monotonic(), 0
+        self._began = time.monotonic()
+        self._told = 0
         self._part = 1.0  # that a loop is of those around it, if it is the first to run
 
     @property
@@ -253,12 +254,24 @@ class Clock:
         A loop may stand in the turns of others. It then tells in their first turns, for all of them. Of loops within
         each other the inner one tells. The first turn may take longer, and is timed apart.
 
+        Who leaves a loop in the middle leaves the rest of the budget to the next:
+
+        >>> clock = Clock(until=time.monotonic() + 100)
+        >>> for client in clock.turns("abcd", share=True):
+        ...     round(clock.until - time.monotonic())
+        ...     break
+        25
+        >>> round(clock.until - time.monotonic())
+        100
+
         Args:
             total: expected sum of the items' sizes. Default: their number.
             size: of an item, to which its time is proportional.
             share: each item has its share of the rest of the budget, by size.
         """
-        part, until, told = self._part, self.until, self._told
+        part = self._part
+        until = self.until
+        told = self._told
         first = of_first = done = 0.0
         total = total or len([*items])
         for count, item in enumerate(items, 1):
@@ -266,7 +279,11 @@ class Clock:
             self._part = part * own / total if count == 1 else 0.0
             if share:
                 self.until = now + (until - now) * own / max(own, total - done)
-            yield item
+            try:
+                yield item
+            finally:  # also if the loop is left
+                self._part = part
+                self.until = until
             done += own
             spent = time.monotonic() - self._began
             soon = count == FEW or 2 * done >= total
@@ -277,9 +294,8 @@ class Clock:
                 if rest > LONG:
                     self.tell(f"{self.name}: about {rest:.0f} s more")
             if count == 1:
-                first, of_first = spent, done
-        self._part = part
-        self.until = until
+                first = spent
+                of_first = done
         if self._told > told:
             self._began = time.monotonic()
 
