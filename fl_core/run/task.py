@@ -81,7 +81,7 @@ class Task(Displayed):
     said: tuple[str, ...] = ()
 
     def summary(self) -> Summary:
-        data, layers = self.data, listing(layer.name for layer in self.layers)
+        data, layers = self.data, listing(layer.label for layer in self.layers)
         who = f"{self.config.federation.algorithm} on {data.name}"
         return Summary(f"{who}: {plural(len(data.clients), 'client')}; layers {layers}")
 
@@ -210,6 +210,8 @@ def assemble(
     >>> task = assemble(RunConfig(rounds=1), data={"a": ids, "b": ids}, model=net)
     >>> task.model[2].weight.shape, task.data.clients[0].train.x.dtype
     (torch.Size([2, 12]), torch.int64)
+    >>> task
+    fedavg on own: 2 clients; layers 0 Embedding, 2 Linear
 
     Raises:
         UsageError: something is unknown, missing or does not fit. The message names it.
