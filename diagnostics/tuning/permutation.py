@@ -1,0 +1,244 @@
+"""An exact test of whether clients differ: models stay as they are, and validation samples change clients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_core.errors import UsageError
+from fl_core.seeds import numpy_generator
+
+PURPOSE = "clients_differ"
+DEALS = 999
+"""Deals of the samples. The smallest p-value is 1 / (DEALS + 1)."""
+LEVEL = 0.05
+"""The p-value up to which clients are shown to differ."""
+ONE_BLOCK, BLOCK = 9, 5
+"""Up to 9 clients are one block. More are drawn to blocks of at most 5."""
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class CrossLosses:
+    """The losses of clients' models on each other's validation samples, in one seed.
+
+    Attributes:
+        losses: of each kind of model, each client's model and each sample, float64 [P, K, n]. Kinds are such as local
+            training, or a number of fine-tuning epochs. A model that did not predict a sample has NaN.
+        client: the number of each sample's client, int [n].
+        share: training samples of each client [K], on any scale. Clients count by it.
+        group: what each sample belongs to, such as a patient, int [n]. One number is one group of one client in all
+            seeds. Default: every sample is a group, so a second seed must give them.
+        weight: of each sample within its client [n], on any scale, such as its class weight. Default: all equal.
+    """
+
+    losses: Array
+    client: NDArray[np.int64]
+    share: Array
+    group: NDArray[np.int64] | None = None
+    weight: Array | None = None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The result of the test.
+
+    Attributes:
+        p_value: (1 + deals with a statistic at least as large) / (1 + deals). The statistic is the largest
+            standardised lead over the kinds of models.
+        leads: of each kind, by how many nats the mean loss of a client's own model is below that of the other clients'
+            models, at the client's validation samples, the mean over seeds.
+        errors: the standard deviations of the leads over the deals.
+        kind: the kind with the largest standardised lead.
+        smallest: the smallest lead of this kind that would have been shown.
+        samples: validation samples, the sum over seeds.
+        seeds: number of seeds.
+    """
+
+    p_value: float
+    leads: tuple[float, ...]
+    errors: tuple[float, ...]
+    kind: int
+    smallest: float
+    samples: int
+    seeds: int = 1
+
+    @property
+    def shown(self) -> bool:
+        """True if clients are shown to differ."""
+        return self.p_value <= LEVEL
+
+    @property
+    def lead(self) -> float:
+        """The lead of the kind that stands out most, nats."""
+        return self.leads[self.kind]
+
+    def text(self) -> str:
+        """Return the answer in one or two sentences."""
+        p = f"{self.p_value:.3f}".lstrip("0")
+        if self.shown:
+            return (
+                f"Clients differ (p = {p}): on its own samples a client's model has a log loss {self.lead:.2f} lower "
+                "than other clients' models. This does not say that local layers help."
+            )
+        return (
+            f"Clients are not shown to differ (p = {p}, {self.samples} validation samples). "
+            f"A log loss {self.smallest:.2g} lower would have been shown."
+        )
+
+
+def blocks(clients: int, seed: int) -> list[list[int]]:
+    """Return the clients in blocks. The models of a block predict all validation samples of the block.
+
+    With several seeds take the blocks of the first one.
+
+    >>> blocks(3, seed=0)
+    [[0, 1, 2]]
+    >>> [len(block) for block in blocks(11, seed=0)]
+    [4, 4, 3]
+    """
+    if clients <= ONE_BLOCK:
+        return [list(range(clients))]
+    order = numpy_generator(seed, PURPOSE).permutation(clients)
+    parts = np.array_split(order, math.ceil(clients / BLOCK))
+    return [sorted(part.tolist()) for part in parts]
+
+
+def permutation_test(
+    seeds: Sequence[CrossLosses],
+    parts: Sequence[Sequence[int]] | None = None,
+    *,
+    seed: int = 0,
+    deals: int = DEALS,
+) -> Difference:
+    """Test whether clients differ in more than their samples.
+
+    The lead of a client's own model over the others of its block is sum_i w_i (mean over other models of their loss at
+    sample i - own loss). A client's samples have the weight of its training samples, together. The null deals whole
+    groups to clients, within a block, and each client keeps its number of groups. A sample has the weight of the client
+    it is dealt to. The deal is the same for all seeds: a group is dealt once, and takes part in each seed in which it
+    validates. A client without a sample in a deal takes no part in it. Leads are added over seeds. Each kind's lead is
+    standardised by its own null, and the statistic is the largest (Westfall and Young 1993).
+
+    With one seed the test is exact, whatever the models learned: samples that clients share a distribution of are
+    exchangeable. A difference does not say that local layers help.
+
+    >>> losses = np.array([[[0.1] * 20 + [2.0] * 20, [3.0] * 20 + [0.1] * 20]])
+    >>> found = permutation_test([CrossLosses(losses, np.repeat([0, 1], 20), np.array([30.0, 10.0]))])
+    >>> found.p_value, round(found.lead, 3)
+    (0.001, 2.65)
+
+    Args:
+        seeds: losses in each seed, of the same kinds and clients in the same order.
+        parts: blocks of clients, the same in all seeds, as of :func:`blocks`. Default: one block.
+        seed: of the deals.
+        deals: number of deals.
+
+    Raises:
+        UsageError: fewer than two clients have samples, a loss within a block is not finite, or a group has
+            two clients.
+    """
+    parts = parts or [range(len(seeds[0].share))]
+    owner, groups = _owners(seeds, parts)
+    dealt = _deals(owner, parts, seed, deals)
+    total = np.zeros((deals + 1, len(seeds[0].losses)))
+    for one, group in zip(seeds, groups, strict=True):
+        total += _leads(one, parts, dealt[:, group])
+    total /= len(seeds)
+    null = total[1:]
+    errors = null.std(axis=0)
+    scale = max(float(np.nanmax(np.abs(one.losses))) for one in seeds)
+    spread = np.where(errors > 1e-12 * scale, errors, np.inf)  # equal models
+    standard = (total - null.mean(axis=0)) / spread
+    statistic = standard.max(axis=1)
+    reached = int((statistic[1:] >= statistic[0] - 1e-12).sum())
+    kind = int(standard[0].argmax())
+    rank = min(deals, math.floor(LEVEL * (deals + 1)))
+    threshold = np.sort(statistic[1:])[-rank]
+    return Difference(
+        p_value=(1 + reached) / (1 + deals),
+        leads=tuple(total[0].tolist()),
+        errors=tuple(errors.tolist()),
+        kind=kind,
+        smallest=float(null[:, kind].mean() + threshold * errors[kind]),
+        samples=sum(len(one.client) for one in seeds),
+        seeds=len(seeds),
+    )
+
+
+def _owners(
+    seeds: Sequence[CrossLosses], parts: Sequence[Sequence[int]]
+) -> tuple[NDArray[np.int64], list[NDArray[np.int64]]]:
+    """Return the client of each group that validates in a seed, and the position of each sample's group, by seed.
+
+    Raises:
+        UsageError: as :func:`permutation_test`.
+    """
+    if len(seeds) > 1 and any(one.group is None for one in seeds):
+        raise UsageError(
+            "group must be given in each of several seeds; got none. Pass each sample's number in the federation."
+        )
+    names = [
+        np.arange(len(one.client)) if one.group is None else one.group for one in seeds
+    ]
+    group = np.unique(np.concatenate(names), return_inverse=True)[1].reshape(-1)
+    client = np.concatenate([one.client for one in seeds])
+    owner = np.zeros(group.max(initial=-1) + 1, dtype=np.int64)
+    owner[group] = client
+    if (owner[group] != client).any():
+        raise UsageError(
+            "a group must belong to one client in all seeds; got one with two. "
+            "Give groups of each client numbers of their own."
+        )
+    sizes = [len(np.intersect1d(part, owner)) for part in parts]
+    if max(sizes, default=0) < 2:
+        raise UsageError(
+            "at least 2 clients must have validation samples; got fewer. Add validation samples."
+        )
+    ends = np.cumsum([len(each) for each in names])[:-1]
+    return owner, np.split(group, ends)
+
+
+def _deals(
+    owner: NDArray[np.int64], parts: Sequence[Sequence[int]], seed: int, deals: int
+) -> NDArray[np.int64]:
+    """Return each group's client, as it is in the first line and then in each deal, [deals + 1, groups]."""
+    dealt = np.tile(owner, (deals + 1, 1))
+    draw = numpy_generator(seed, PURPOSE, "deals")
+    for part in parts:
+        places = np.flatnonzero(np.isin(owner, part))
+        dealt[1:, places] = draw.permuted(dealt[1:, places], axis=1)
+    return dealt
+
+
+def _leads(
+    one: CrossLosses, parts: Sequence[Sequence[int]], dealt: NDArray[np.int64]
+) -> Array:
+    """Return the lead of each kind (column) in each deal (line), by the clients of the samples, [deals + 1, n]."""
+    leads = np.zeros((len(dealt), len(one.losses)))
+    shares = np.zeros((len(dealt), 1))
+    weight = np.ones(len(one.client)) if one.weight is None else one.weight
+    for part in parts:
+        places = np.flatnonzero(np.isin(one.client, part))
+        losses = one.losses[:, list(part)][:, :, places]
+        if not np.isfinite(losses).all():
+            raise UsageError(
+                "losses must be finite within a block of clients; got NaN or infinity. Lower lr."
+            )
+        if len(part) < 2:
+            continue
+        others = (losses.sum(axis=1, keepdims=True) - losses) / (len(part) - 1)
+        gaps = others - losses
+        for position, client in enumerate(part):
+            at_client = (dealt[:, places] == client) * weight[places]
+            sizes = at_client.sum(axis=1, keepdims=True)
+            sums = at_client @ gaps[:, position].T
+            means = np.divide(sums, sizes, out=np.zeros_like(sums), where=sizes > 0)
+            leads += one.share[client] * means
+            shares += one.share[client] * (sizes > 0)
+    return np.divide(leads, shares, out=np.zeros_like(leads), where=shares > 0)
