@@ -270,7 +270,7 @@ def predict(model: nn.Module, x: Tensor, batch: int = 1024) -> Tensor:
         return torch.cat([model(part) for part in x.split(batch)])
 
 
-COLDEST, HOTTEST = 0.02, 1e12
+COLDEST, HOTTEST = 1e-3, 1e12
 """The ends of the temperature. At the hottest nothing is left of outputs, also of the base rate's."""
 
 
@@ -314,19 +314,45 @@ def log_losses(logits: Tensor, y: Tensor) -> Tensor:
     ).mean(dim=1)
 
 
+def soft_targets(y: Tensor, weights: Tensor, n_outputs: int) -> Tensor:
+    """Return the softened targets to calibrate outputs by, float64 [n, C].
+
+    A class has 1 - e, each other class e / (C - 1). Labels of 1 have 1 - e, those of 0 have e. The margin is
+    e = 1 / (n + 2), with the effective number of samples n = (sum w)^2 / sum w^2. It keeps probabilities from 0 and 1
+    where no sample is predicted wrongly (Platt 1999, for unweighted samples of two classes).
+
+    >>> soft_targets(torch.tensor([0, 1]), torch.ones(2), 2).tolist()
+    [[0.75, 0.25], [0.25, 0.75]]
+
+    Args:
+        y: classes [n], or labels of 0 and 1 [n, C].
+        weights: of the samples, [n], not negative.
+        n_outputs: C.
+    """
+    weights = weights.double()
+    count = float(weights.sum() ** 2 / (weights**2).sum())
+    margin = 1 / (count + 2)
+    if y.ndim > 1:
+        return margin + (1 - 2 * margin) * y.double()
+    rest = margin / (n_outputs - 1)
+    hot = nn.functional.one_hot(y.long(), n_outputs).double()
+    return rest + (1 - margin - rest) * hot
+
+
 def fit(
     outputs: Tensor, y: Tensor, weights: Tensor, base: Tensor
 ) -> tuple[float, float]:
     """Return the temperature, and the weight of the base rate, with the least weighted mean log loss.
 
     The logits are ``outputs / temperature + weight * base``. A temperature alone (Guo et al. 2017) draws rare classes
-    to equal shares. With a weight of 1 and the largest temperature only the base rate is left. The loss is convex in
-    the inverse temperature and the weight.
+    to equal shares. With a weight of 1 and the largest temperature only the base rate is left. The loss is that of
+    softened targets (:func:`soft_targets`), so that few samples without an error do not make a model sure. It is convex
+    in the inverse temperature and the weight. Samples of a single class tell nothing: they give 1 and 0.
 
     >>> sure = torch.tensor([[0.0, 9.0], [0.0, 9.0], [9.0, 0.0], [9.0, 0.0]])
     >>> found = fit(sure, torch.tensor([1, 0, 0, 0]), torch.ones(4), torch.zeros(2))
     >>> round(found[0], 1)
-    8.2
+    13.0
     >>> misleading = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
     >>> temperature, weight = fit(misleading, torch.arange(2), torch.ones(2), misleading)
     >>> temperature > 1e9, weight  # nothing is left
@@ -340,15 +366,18 @@ def fit(
             f"outputs must be finite numbers of at least one sample to be calibrated; got {len(y)} samples. "
             "Add validation samples, or lower lr."
         )
+    if len(torch.unique(y)) == 1:
+        return 1.0, 0.0
     from scipy.optimize import minimize  # a study prints its first lines before
 
     outputs = outputs.double()
+    targets = soft_targets(y, weights, outputs.shape[1])
     weights = weights / weights.sum()
 
     def loss(point: Array) -> tuple[float, Array]:
         factors = torch.tensor(point, requires_grad=True)
         logits = outputs * factors[0] + base * factors[1]
-        value = (weights * log_losses(logits, y)).sum()
+        value = (weights * _soft_losses(logits, targets, y.ndim > 1)).sum()
         (slope,) = torch.autograd.grad(value, factors)
         return float(value.detach()), slope.numpy()
 
@@ -356,6 +385,15 @@ def fit(
     with tree.one_thread():
         found = minimize(loss, (1.0, 0.0), jac=True, bounds=bounds, method="L-BFGS-B")
     return float(1 / found.x[0]), float(found.x[1])
+
+
+def _soft_losses(logits: Tensor, targets: Tensor, several: bool) -> Tensor:
+    """Return each sample's log loss of targets that are shares, [n]; of ``several`` labels their mean."""
+    if several:
+        return nn.functional.binary_cross_entropy_with_logits(
+            logits, targets, reduction="none"
+        ).mean(dim=1)
+    return nn.functional.cross_entropy(logits, targets, reduction="none")
 
 
 def calibrated(

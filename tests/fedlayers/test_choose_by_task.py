@@ -105,14 +105,12 @@ def test_a_client_without_a_main_score_is_left_out_for_all_arms_alike(task, tmp_
         f"{label_of(main)} leaves out west with seeds 0, 1: {TABLE[main].missing}"
         in choice.text()
     )
-    frame = Run(choice.run).rows()[1]
-    own = frame.query(
-        f"split == 'validation' and metric == '{main}' and model == 'personal'"
-    )
-    others = own[own["client"].isin(["north", "south"]) & (own["round"] == 3)]
-    expected = others["value"].mean()  # both have equally many samples
-    judged = choice.standing.judged.set_index(["arm", "seed"])[main]
     seed = Run(choice.run).config["seed"]
+    scores = choice.benches[seed].by_client(
+        choice.recommended[seed].model, "validation"
+    )
+    expected = scores.loc[["north", "south"], main].mean()  # of equally many samples
+    judged = choice.standing.judged.set_index(["arm", "seed"])[main]
     assert judged[choice.winner.name, seed] == pytest.approx(expected)
 
 
