@@ -98,6 +98,9 @@ class DataConfig(Reading):
     """Fraction of samples from the dominant classes in non_iid_2. Default: 0.5."""
     max_samples: int | None = None
     """Number of samples to partition among clients."""
+    split_seed: Annotated[int | None, Mark.DRAW, at_least(0)] = None
+    """Seed of the partition and of the test samples. --seed then draws training and validation samples from the rest.
+    Default: that of --seed."""
     positive: str | None = None
     """Positive class of two, for AUROC and AUPRC. Default: the second."""
 
@@ -227,6 +230,7 @@ class Keys(TypedDict, total=False):
     samples_per_client: int | None
     dominance: float | None
     max_samples: int | None
+    split_seed: int | None
     positive: str | None
     client_column: str
     label_column: str

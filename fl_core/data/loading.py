@@ -60,6 +60,7 @@ def load(
     dominance: float | None = None,
     max_samples: int | None = None,
     seed: int = 0,
+    split_seed: int | None = None,
     splits: Sequence[float] | None = None,
     indices: Partition | None = None,
     preprocessing: Preprocessing | None = None,
@@ -89,6 +90,8 @@ def load(
         alpha, classes_per_client, samples_per_client, dominance: of the partitions that have such an option.
         max_samples: size of the pool that is partitioned, the first in file order (see :meth:`Source.first`).
         seed: of the partition.
+        split_seed: of the partition over clients and of the test samples, if training and validation samples are drawn
+            by another seed.
         splits: shares of train, validation and test. None means the partition's, usually 0.64, 0.16, 0.20.
         indices: a stored partition to use again, in place of its arguments and the seed.
         preprocessing: stored fitted numbers to use again.
@@ -108,6 +111,7 @@ def load(
     }
     if indices is not None:
         asked = options | {"partition": partition, "clients": clients, "splits": splits}
+        asked["split_seed"] = split_seed
         for name, value in asked.items():
             if value is not None:
                 raise UsageError(
@@ -120,8 +124,8 @@ def load(
         options["alpha"] = defaults.alpha
     if clients is None and not partitioning.natural:
         clients = defaults.clients or len(source.owner_names)
-    drawn = make(source, kind, clients=clients, seed=seed, splits=splits, **options)
-    return gather(source, drawn)
+    options |= {"clients": clients, "split_seed": split_seed, "splits": splits}
+    return gather(source, make(source, kind, seed=seed, **options))
 
 
 def opened(
@@ -302,6 +306,7 @@ def from_clients(
     classes: str | Sequence[str] | None = None,
     name: str = OWN_NAME,
     seed: int = 0,
+    split_seed: int | None = None,
     splits: Sequence[float] | None = None,
     scale: str = "none",
     impute: str = "none",
@@ -326,7 +331,7 @@ def from_clients(
         classes: names of labels 0..C-1. The default is the distinct labels of all clients, in ascending order. A module
             of your own takes whole numbers as indices.
         name: of the data, in records.
-        seed, splits: of the split of each client's samples, see :func:`fl_core.data.partitions.make`.
+        seed, split_seed, splits: of the split of each client's samples, see :func:`fl_core.data.partitions.make`.
         scale, impute: how a table's columns are scaled and their missing numbers (NaN) filled. They are fitted on the
             training samples of all clients, see :data:`fl_core.data.columns.SCALES` and the next.
         task: ``classification``, or ``regression`` if y are numbers to predict, without classes.
@@ -350,7 +355,8 @@ def from_clients(
             source, groups=arrays.nested_groups(groups[client] for client in silos)
         )
     source = source.with_methods(scale, impute)
-    return gather(source, make(source, "natural", seed=seed, splits=splits))
+    drawn = make(source, "natural", seed=seed, split_seed=split_seed, splits=splits)
+    return gather(source, drawn)
 
 
 def source_from_clients(silos: Mapping[str, tuple[Any, Any]], **keys: Any) -> Source:

@@ -25,6 +25,7 @@ def parts_of(kind, labels, clients, seed=0, owner=None, min_size=None, **options
     return member(**options).fitted(pool, clients).assign(pool, clients, seed)
 
 
+SEEDS = st.integers(0, 2**40)
 DEALERS = {
     "iid": lambda labels: {},
     "dirichlet": lambda labels: {"alpha": 0.5, "min_size": 1},
@@ -323,3 +324,57 @@ def test_every_partition_says_what_it_is_and_divides_a_source(kind):
         every += rows.tolist()
     if kind in ("iid", "dirichlet", "pathological", "natural"):
         assert sorted(every) == list(range(6000))
+
+
+@pytest.mark.parametrize("kind", PARTITIONS.own)
+@pytest.mark.parametrize("official", [False, True])
+def test_a_split_seed_keeps_clients_and_test_samples(kind, official):
+    labels = np.arange(6000) % 10
+    sides = np.arange(6000) // 10 % 4 > 0 if official else None
+    toy = source(labels, owner=np.arange(6000) // 2000, is_train=sides)
+    clients = None if PARTITIONS[kind].natural else 5
+    plain = make(toy, kind, clients=clients)
+    assert "split_seed" not in plain.params
+    drawn = [
+        make(toy, kind, clients=clients, seed=seed, split_seed=0) for seed in range(3)
+    ]
+    assert drawn[0].digest == plain.digest
+    assert make(toy, kind, clients=clients, seed=1).digest != drawn[1].digest
+    for name, first in plain.indices.items():
+        rest = np.union1d(first["train"], first["validation"])
+        validations = [partition.indices[name]["validation"] for partition in drawn]
+        for partition, seed in zip(drawn, range(3), strict=True):
+            partition.check(toy)
+            assert (partition.seed, partition.params["split_seed"]) == (seed, 0)
+            splits = partition.indices[name]
+            assert np.array_equal(splits["test"], first["test"])
+            both = np.sort(np.concatenate([splits["train"], splits["validation"]]))
+            assert np.array_equal(both, rest)
+            if kind.startswith("fedpft"):
+                for split in SPLITS:
+                    counts = np.bincount(labels[splits[split]], minlength=10)
+                    wanted = np.bincount(labels[first[split]], minlength=10)
+                    assert np.array_equal(counts, wanted)
+        assert len({tuple(validation) for validation in validations}) == 3
+        assert len(set(map(len, validations))) == 1
+        # a sixth to a fifth of the rest is for validation, and so of what it shares with another draw
+        shared = np.intersect1d(*validations[1:])
+        assert len(shared) < len(validations[1]) / 2
+
+
+@pytest.mark.parametrize("kind", ["iid", "natural"])
+@settings(max_examples=30)
+@given(sizes=st.lists(st.integers(1, 6), min_size=40, max_size=80), seed=SEEDS)
+def test_a_split_seed_keeps_groups_whole(kind, sizes, seed):
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    toy = source(np.arange(len(groups)) % 2, owner=groups % 3, groups=groups)
+    clients = 3 if kind == "iid" else None
+    first, other = (
+        make(toy, kind, clients=clients, seed=each, split_seed=0) for each in (0, seed)
+    )
+    for name, splits in other.indices.items():
+        held = [set(groups[splits[split]]) for split in SPLITS]
+        assert sum(map(len, held)) == len(set.union(*held))
+        wanted = [set(groups[first.indices[name][split]]) for split in SPLITS]
+        assert list(map(len, held)) == list(map(len, wanted))
+        assert held[2] == wanted[2]

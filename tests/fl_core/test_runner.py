@@ -169,6 +169,27 @@ def test_a_given_plan_travels_with_the_run(tmp_path):
     )
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_a_run_with_a_split_seed_resumes_to_the_same_bits(own, tmp_path):
+    config, given = HEART.with_keys(rounds=2, split_seed=0), {}
+    if own:
+        samples = {each.name: (each.train.x, each.train.y) for each in TOY.clients}
+        config = CONFIG.with_keys(split_seed=0, scale="none")
+        given = {"data": samples, "model": network("plain")}
+    whole = tmp_path / "a" / "run"
+    engine = runner.run(config.with_keys(seed=2), whole, **given)
+    stored = json.loads((whole / "config.json").read_text())
+    assert (stored["seed"], stored["split_seed"]) == (2, 0)
+    broken = cut_back(whole, tmp_path / "b", after=1)
+    runner.resume(broken, **given)
+    assert contents(broken) == contents(whole)
+    first = runner.assemble(config.with_keys(seed=0), **given).data
+    for client in first.clients:
+        same = engine.data.client(client.name)
+        assert torch.equal(client.test.x, same.test.x)
+        assert not torch.equal(client.validation.x, same.validation.x)
+
+
 def test_your_own_data_and_model_must_be_given_again(tmp_path):
     common = {"data": TOY, "model": network("plain")}
     runner.run(CONFIG, tmp_path / "a" / "run", **common)

@@ -157,6 +157,19 @@ class Partitioning:
             for k, (name, part) in enumerate(zip(names, parts, strict=True))
         ]
 
+    def redraw(
+        self, pool: Source, number: int, parts: Sequence[Integers], seed: int
+    ) -> tuple[Integers, ...]:
+        """Draw a client's training and validation samples again, and leave its test samples.
+
+        By default each keeps its number of groups, and without groups its number of samples.
+
+        Args:
+            number: the client's place among all.
+            parts: its positions in the pool for train, validation and test.
+        """
+        return redraw_groups(number, parts, seed, pool.groups)
+
 
 def _adopt(member: Any, name: str) -> type[Partitioning]:
     if not (isinstance(member, type) and hasattr(member, "assign")):
@@ -226,6 +239,27 @@ def split_groups(
     drawn = np.split(shuffled, np.cumsum(sizes)[:-1])
     splits = [positions[np.isin(group, part)] for part in drawn]
     return tuple(splits if test is None else [*splits, test])
+
+
+def redraw_groups(
+    number: int, parts: Sequence[Integers], seed: int, groups: Integers | None
+) -> tuple[Integers, ...]:
+    """Draw one client's training and validation samples again, such that each group is in one of them.
+
+    Without groups each sample is one of its own. The number of validation groups stays.
+
+    Args:
+        number: the client's place among all.
+        parts: its positions for train, validation and test. The latter stay.
+    """
+    train, validation, test = parts
+    positions = np.sort(np.concatenate([train, validation]))
+    keys = positions if groups is None else groups[positions]
+    distinct = np.unique(keys)
+    count = len(np.unique(validation if groups is None else groups[validation]))
+    shuffled = seeds.numpy_generator(seed, "split", number).permutation(distinct)
+    drawn = np.isin(keys, shuffled[:count])
+    return positions[~drawn], positions[drawn], test
 
 
 def follow(
@@ -389,8 +423,9 @@ class Partition:
 
     Attributes:
         kind: the partitioning's name, or ``package.module:Class``.
-        params: number of clients, the options of the kind, and ``splits``, as plain numbers and lists.
-        seed: of its draws.
+        params: number of clients, the options of the kind, ``splits``, and ``split_seed`` if it was given, as plain
+            numbers and lists.
+        seed: of its draws, or of the training and validation samples alone with ``split_seed``.
         indices: ``indices[client][split]``, ascending int64 positions in the source. No sample occurs twice at a
             client, and no client trains on another's test sample.
         n_samples: size of the source.
@@ -495,6 +530,7 @@ def make(
     *,
     clients: int | None = None,
     seed: int = 0,
+    split_seed: int | None = None,
     splits: Sequence[float] | None = None,
     **options: Any,
 ) -> Partition:
@@ -512,6 +548,8 @@ def make(
         clients: number of clients. For ``natural`` it is None or the number of natural clients. For
             ``natural_dirichlet`` it is a multiple of that, by default five times.
         seed: of every draw.
+        split_seed: of the partition over clients and of the test samples. Only the training and validation samples of
+            each client are then drawn by ``seed``. None means ``seed``. With equal seeds the partition is the same.
         splits: shares of train, validation and test. None means the kind's own, usually 0.64, 0.16, 0.20.
         options: the kind's own, such as ``alpha``. None means its default.
 
@@ -546,7 +584,13 @@ def make(
     pool = replace(source, x=np.empty((len(source), 0)))
     count = partitioning.count(pool, clients)
     partitioning = partitioning.fitted(pool, count)
-    divided = partitioning.divide(pool, count, shares, seed)
+    first = seed if split_seed is None else split_seed
+    divided = partitioning.divide(pool, count, shares, first)
+    if first != seed:
+        divided = [
+            partitioning.redraw(pool, number, parts, seed)
+            for number, parts in enumerate(divided)
+        ]
     indices = {
         name: {
             split: np.sort(part).astype(np.int64)
@@ -555,6 +599,8 @@ def make(
         for name, parts in zip(partitioning.names(pool, count), divided, strict=True)
     }
     params = {"clients": len(indices), **asdict(partitioning), "splits": list(shares)}
+    if split_seed is not None:
+        params["split_seed"] = int(split_seed)
     return Partition(kind, params, int(seed), indices, len(source), source.digest)
 
 

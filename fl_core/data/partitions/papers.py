@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
@@ -204,6 +205,21 @@ class _FedPFT(Partitioning):
                     divided[client] += (np.sort(np.concatenate(taken)),)
                     left = left - counts
         return divided
+
+    def redraw(
+        self, pool: Source, number: int, parts: Sequence[Integers], seed: int
+    ) -> tuple[Integers, ...]:
+        """Draw a client's training and validation samples again, with as many of each class as before."""
+        train, validation, test = parts
+        generator = seeds.numpy_generator(seed, "split", number)
+        order = generator.permutation(np.sort(np.concatenate([train, validation])))
+        splits: list[list[Integers]] = [[], []]
+        for label in np.unique(pool.labels[order]):
+            members = order[pool.labels[order] == label]
+            count = np.count_nonzero(pool.labels[train] == label)
+            splits[0].append(members[:count])
+            splits[1].append(members[count:])
+        return *map(np.concatenate, splits), test
 
 
 @partition
