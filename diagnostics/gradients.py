@@ -118,7 +118,7 @@ def _read(
                 break
             z = model(x)
             loss.check_batch(z, y)
-            value = loss(z, y)
+            value = loss.mean_of_samples(z, y)
             grads = _gradients(value, params)
             for meter in {id(meter): meter for meter in meters}.values():
                 meter.update(params, grads, len(y))

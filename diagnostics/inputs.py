@@ -229,6 +229,8 @@ def fit_outputs(
         n = subject.n_train or n
         ready.append(replace(subject, model=model, data=data, n_train=n))
     assert criterion is not None
+    for note in criterion.notes():
+        warn(note)
     return ready, criterion
 
 

@@ -28,7 +28,7 @@ from fl_core.errors import (
 )
 from fl_core.models import weights
 from fl_core.models.adapter import check_real
-from fl_core.run.initial import copy_into
+from fl_core.run.initial import copy_into, takes_strictly
 from fl_core.seeds import torch_seeded
 from fl_core.tree import Tree, copied, plain
 
@@ -90,7 +90,7 @@ def load_weights(
         found = _arrays(path, target, by_position)
     else:
         found = weights.read(path, key)
-    copy_into(into, _fit(found, target, path), str(path))
+    copy_into(into, _fit(into, found, target, path), str(path))
     return into
 
 
@@ -374,8 +374,11 @@ def _arrays(path: Path, target: Tree, by_position: bool) -> Tree:
     return dict(zip(names, map(torch.as_tensor, arrays), strict=True))
 
 
-def _fit(found: Tree, target: Tree, path: Path) -> Tree:
-    """Return the tensors by the module's names, without what wrappers add to names."""
+def _fit(into: nn.Module, found: Tree, target: Tree, path: Path) -> Tree:
+    """Return the tensors by the module's names, without what wrappers add to names.
+
+    What the module takes strictly is not asked further.
+    """
     found = {WRAPPED.sub("", name): tensor for name, tensor in found.items()}
     starts = {""}
     for end in list(target)[:3]:
@@ -394,19 +397,22 @@ def _fit(found: Tree, target: Tree, path: Path) -> Tree:
             f"{listing(map(repr, equal))}. Name one by key=."
         )
     best = {
-        name: found[f"{stripped}{name}"]
-        for name in target
-        if f"{stripped}{name}" in found
+        name.removeprefix(stripped): tensor
+        for name, tensor in found.items()
+        if name.startswith(stripped)
     }
+    strict = takes_strictly(into, best)
+    if not strict:
+        best = {name: best[name] for name in target if name in best}
     held = {id(tensor) for name, tensor in target.items() if name in best}
     missing = [name for name, tensor in target.items() if id(tensor) not in held]
-    if missing:
+    if missing and not strict:
         raise UsageError(
             f"{path} must have all tensors of the module; it lacks {listing(missing, 4)}, "
             f"and has {listing(sorted(found), 4)}. Build the model that was trained."
         )
     for name, tensor in best.items():
-        if tensor.itemsize < min(2, target[name].itemsize):
+        if name in target and tensor.itemsize < min(2, target[name].itemsize):
             raise UsageError(
                 f"{path}: {name!r} must be numbers of 16 bits or more; got {tensor.dtype}. Store it dequantised."
             )

@@ -18,6 +18,15 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from fl_core.buffers import (
+    CONSTANT,
+    LARGEST,
+    OF_LARGEST_CLIENT,
+    SMALLEST,
+    BufferRules,
+    check_constant,
+    check_shape,
+)
 from fl_core.errors import UsageError, check_known, listing
 from fl_core.seeds import forked_random
 
@@ -216,6 +225,8 @@ def is_finite(tensor: Tensor) -> bool:
     """
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return True
+    if tensor.itemsize == 1:
+        tensor = tensor.float()
     # NaN is both the minimum and the maximum
     return bool(torch.stack(torch.aminmax(tensor.detach())).isfinite().all())
 
@@ -244,6 +255,10 @@ def first_nonfinite(
     return None
 
 
+_CHOICES = LARGEST, SMALLEST, CONSTANT, OF_LARGEST_CLIENT
+"""Rules by which one client's values are taken."""
+
+
 class Mean:
     """A streaming weighted mean that gives the same bits however the work is spread over processes.
 
@@ -251,15 +266,20 @@ class Mean:
 
         mean_k = sum_i w_i t_ik / sum_i w_i
 
-    Sums run in float64 over groups of :data:`GROUP` consecutive trees, then over the groups in order. Integer entries,
-    such as the batch counter of BatchNorm, are not averaged: the largest value of each is used. For any number of
-    trees, memory holds two sums of each entry and one product.
+    Sums run in float64 over groups of :data:`GROUP` consecutive trees, then over the groups in order. Buffers follow
+    their rules (:mod:`fl_core.buffers`). Without one, floats are averaged and the largest of integers counts. For any
+    number of trees, memory holds two sums of each entry and one product.
+
+    Args:
+        rules: those of the model's buffers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rules: BufferRules | None = None) -> None:
+        self._rules = rules or BufferRules()
         self._total: dict[str, Tensor] = {}
         self._group: dict[str, Tensor] = {}
         self._weight: dict[str, float] = {}
+        self._largest: dict[str, float] = {}
         self._dtype: dict[str, torch.dtype] = {}
         self._count = 0
 
@@ -267,21 +287,22 @@ class Mean:
         """Add a tree with a weight above 0, usually the client's number of training samples.
 
         Raises:
-            UsageError: the weight is not positive, or a shape differs from an earlier tree's.
+            UsageError: the weight is not positive, a shape differs from an earlier tree's, or a constant differs.
         """
         if not (weight > 0 and math.isfinite(weight)):
             raise UsageError(
                 f"weights of a mean must be above 0 and finite; got {weight}."
             )
         for key, tensor in tree.items():
-            if not tensor.is_floating_point():
-                self._total[key] = torch.maximum(self._total.get(key, tensor), tensor)
-                continue
+            rule = self._rules.rule(key, tensor)
             known = self._group.get(key, self._total.get(key))
             if known is not None and known.shape != tensor.shape:
                 raise UsageError(
                     f"tensor {key!r} must have the same shape; got {known.shape} and {tuple(tensor.shape)}."
                 )
+            if rule in _CHOICES:
+                self._total[key] = self._chosen(key, rule, tensor, weight)
+                continue
             self._dtype.setdefault(key, tensor.dtype)
             self._weight[key] = self._weight.get(key, 0.0) + weight
             # a separate product: fused into the sum, its rounding would depend on the hardware
@@ -293,12 +314,32 @@ class Mean:
     def result(self) -> Tree:
         """Return the mean, in the trees' own types. It is empty before anything is added."""
         self._close_group()
-        return {
-            key: (total / self._weight[key]).to(self._dtype[key])
+        found = {
+            key: _in_type(total / self._weight[key], self._dtype[key])
             if key in self._weight
             else total
             for key, total in self._total.items()
         }
+        self._rules.renew(found)
+        return found
+
+    def _chosen(self, key: str, rule: str, tensor: Tensor, weight: float) -> Tensor:
+        """Return which values of a key count, of those so far and a further tree's."""
+        known = self._total.get(key)
+        if known is None:
+            self._largest[key] = weight
+            return tensor
+        if rule == LARGEST:
+            return torch.maximum(known, tensor)
+        if rule == SMALLEST:
+            return torch.minimum(known, tensor)
+        if rule == CONSTANT:
+            check_constant(key, known, tensor)
+            return known
+        if weight <= self._largest[key]:
+            return known
+        self._largest[key] = weight
+        return tensor
 
     def _close_group(self) -> None:
         for key, value in self._group.items():
@@ -306,11 +347,20 @@ class Mean:
         self._group = {}
 
 
+def _in_type(total: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a mean in a type; integers are rounded."""
+    return (total if dtype.is_floating_point else total.round()).to(dtype)
+
+
 def _add(sums: Tree, key: str, value: Tensor) -> None:
     sums[key] = sums[key].add_(value) if key in sums else value
 
 
-def mean(trees: Iterable[Mapping[str, Tensor]], weights: Iterable[float]) -> Tree:
+def mean(
+    trees: Iterable[Mapping[str, Tensor]],
+    weights: Iterable[float],
+    rules: BufferRules | None = None,
+) -> Tree:
     """Return the weighted mean of trees (see :class:`Mean`). The largest of integers counts, in any order.
 
     >>> few, many = {"n": torch.tensor([3, 9]), "m": torch.tensor([True, False])}, {"n": torch.tensor([8, 2])}
@@ -318,9 +368,9 @@ def mean(trees: Iterable[Mapping[str, Tensor]], weights: Iterable[float]) -> Tre
     ([[8, 9], [8, 9]], [True, False])
 
     Raises:
-        UsageError: a weight is not above 0 and finite.
+        UsageError: a weight is not above 0 and finite, or a constant buffer differs.
     """
-    accumulator = Mean()
+    accumulator = Mean(rules)
     for tree, weight in zip(trees, weights, strict=True):
         accumulator.add(tree, weight)
     return accumulator.result()
@@ -386,6 +436,7 @@ def _remember(model: nn.Module) -> Callable[[], None]:
     grads = [parameter.grad for parameter in parameters]
     tensors = [t for t in (*parameters, *grads, *model.buffers()) if t is not None]
     values = [tensor.detach().clone() for tensor in tensors]
+    first_buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
 
     @torch.no_grad()
     def restore() -> None:
@@ -405,9 +456,19 @@ def _remember(model: nn.Module) -> Callable[[], None]:
         for parameter, flag, grad in zip(parameters, flags, grads, strict=True):
             parameter.requires_grad_(flag)
             parameter.grad = grad
+        seen = {name: buffer.detach() for name, buffer in model.named_buffers()}
+        resized = {
+            name: seen[name].clone()
+            for name, first in first_buffers.items()
+            if name in seen and seen[name].shape != first.shape
+        }
         for tensor, value in zip(tensors, values, strict=True):
-            if tensor.is_sparse or not torch.equal(tensor, value):
+            if tensor.shape != value.shape:
+                tensor.resize_(value.shape)
+            if tensor.layout is not torch.strided or not torch.equal(tensor, value):
                 tensor.copy_(value)
+        for name, buffer in resized.items():
+            check_shape(model, name, first_buffers[name], buffer)
 
     return restore
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from fl_core import tree
+from fl_core.buffers import rules_of
 from fl_core.errors import UsageError, check_known
 from fl_core.layers import Layer, sizes
 from fl_core.rows import Row
@@ -442,6 +443,7 @@ def layer_swap(measurement: Measurement, options: LayerSwap) -> list[Row]:
     subjects = measurement.subjects
     trees = [tree.state_dict(s.model) for s in subjects]
     weights = [s.n_train for s in subjects]
+    rules = rules_of(subjects[0].model)
     rows = []
     for k, subject in enumerate(measurement.turns()):
         data = subject.data
@@ -455,7 +457,7 @@ def layer_swap(measurement: Measurement, options: LayerSwap) -> list[Row]:
             others = parts[:k] + parts[k + 1 :]
             found = {
                 "swap": others,
-                "average": [tree.mean(parts, weights)] if others else [],
+                "average": [tree.mean(parts, weights, rules)] if others else [],
             }
             if options.second is not None:
                 check_known("client of the second seed", subject.client, options.second)

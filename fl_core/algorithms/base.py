@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Self, cast, get_origin, get_type_hints
 from torch import Tensor, nn
 
 from fl_core import tree
+from fl_core.buffers import BufferRules
 from fl_core.errors import UsageError, check_known, check_options, read_options
 from fl_core.layers import Layer
 from fl_core.models.papers import Shape
@@ -170,6 +171,9 @@ class TaskInfo:
     ] = ()  # tensors and the 0-based round from which they train and travel
     uniform: bool = False  # whether averages weigh clients equally
     n_classes: int = 0  # outputs of the model; 0 = not known
+    buffers: BufferRules = field(
+        default_factory=BufferRules
+    )  # what becomes of buffers in a mean
     may_stop_every: int = 0  # rounds between those after which a stopping rule may end the run; 0 = no such rule
 
     @property
@@ -575,7 +579,7 @@ class Algorithm:
 
         Each step of the iteration sends to a client and waits for its reply.
         """
-        mean = tree.Mean()
+        mean = tree.Mean(self.task_info.buffers)
         for update in updates:
             mean.add(update.message.trees["model"], update.weight)
         server.trees["model"].update(mean.result())

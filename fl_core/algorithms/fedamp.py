@@ -105,7 +105,7 @@ class Mixing(ServerMade):
         return {name: mixed[name] for name in server.trees["model"] if name in mixed}
 
     def _mix(self, server: State, names: list[str], row: list[float]) -> Tree:
-        mean = tree.Mean()
+        mean = tree.Mean(self.task_info.buffers)
         unheard = sum(
             weight for other, weight in enumerate(row) if not self.heard(server, other)
         )
@@ -364,7 +364,11 @@ class FedFomo(Keeping):
         helping = {peer: weight for peer, weight in weights.items() if weight > 0}
         return {
             **own,
-            **tree.mean([message.trees[peer] for peer in helping], helping.values()),
+            **tree.mean(
+                [message.trees[peer] for peer in helping],
+                helping.values(),
+                self.task_info.buffers,
+            ),
         }
 
     def client_update(
@@ -516,6 +520,7 @@ class FedCAC(ServerMade):
         near = tree.mean(
             [tree.select(each, mask.keys() & each.keys()) for each in others],
             [1] * len(others),
+            self.task_info.buffers,
         )
         return {
             **average,

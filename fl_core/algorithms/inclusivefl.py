@@ -70,11 +70,11 @@ class InclusiveFL(LimitedDepth):
         weights: dict[int, int] = {}
         for update in updates:
             depth = self.depth(rnd, update.client)
-            groups.setdefault(depth, tree.Mean()).add(
+            groups.setdefault(depth, tree.Mean(self.task_info.buffers)).add(
                 update.message.trees["model"], update.weight
             )
             weights[depth] = weights.get(depth, 0) + update.weight
-        mean = tree.Mean()
+        mean = tree.Mean(self.task_info.buffers)
         trees = {
             name: each
             for name, each in server.trees.items()

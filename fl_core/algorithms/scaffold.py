@@ -128,7 +128,8 @@ class Scaffold(ControlVariates):
         return message
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
-        models, changes, replies = tree.Mean(), tree.Mean(), 0
+        models, changes = tree.Mean(self.task_info.buffers), tree.Mean()
+        replies = 0
         for update in updates:
             replies += 1
             models.add(update.message.trees["model"], 1)
@@ -197,7 +198,7 @@ class FedDyn(ControlVariates):
         return message
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
-        models = tree.Mean()
+        models = tree.Mean(self.task_info.buffers)
         alpha = self.config.alpha
         replies = 0
         for update in updates:

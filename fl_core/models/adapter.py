@@ -35,7 +35,7 @@ ARRAYS = (Tensor, np.ndarray, pd.DataFrame, pd.Series)
 
 
 def check_real(model: nn.Module) -> None:
-    """Refuse complex parameters, tensors without numbers, and modules without Python code.
+    """Refuse complex parameters, sparse or quantised buffers, tensors without numbers, and modules without Python code.
 
     Raises:
         UsageError: the message names the tensor, or the module.
@@ -52,6 +52,14 @@ def check_real(model: nn.Module) -> None:
             raise UsageError(
                 f"{name!r} of {type(model).__name__} must have a shape and numbers; got none yet. Call the model "
                 "once, or build it on another device than meta."
+            )
+    persistent = model.state_dict(keep_vars=True)
+    for name, buffer in model.named_buffers():
+        dense = buffer.layout is torch.strided and not buffer.is_quantized
+        if name in persistent and not dense:
+            raise UsageError(
+                f"buffer {name!r} of {type(model).__name__} must be dense and not quantised; got {buffer.dtype} of "
+                f"{buffer.layout}. Register it with persistent=False, or as a dense tensor."
             )
     for name, parameter in model.named_parameters():
         if parameter.is_complex():

@@ -17,6 +17,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 
 from fl_core import storage
+from fl_core.buffers import training_notes
 from fl_core.errors import (
     UsageError,
     about,
@@ -38,7 +39,14 @@ from fl_core.models.tokens import START, TokenShape
 from fl_core.registry import Registry, import_object, is_outside, parameters_of
 from fl_core.rows import CLASSIFICATION, MULTILABEL
 from fl_core.seeds import seed_of, torch_generator, torch_seeded
-from fl_core.tree import copied, keep_evaluating, make_dense, plain, preserve_state
+from fl_core.tree import (
+    copied,
+    keep_evaluating,
+    make_dense,
+    plain,
+    preserve_state,
+    train,
+)
 
 Builder = Callable[..., nn.Module]
 Function = TypeVar("Function", bound=Builder)
@@ -303,7 +311,7 @@ def output_notes(model: nn.Module, shape: tuple[int, ...], task: str) -> list[st
     sample's sum to 1 or their mean is near 1/2, as that of an untrained sigmoid.
 
     Raises:
-        UsageError: gradients cannot be computed.
+        UsageError: gradients cannot be computed, or training changes a buffer that has no mean.
     """
     x = example(shape, n=8)
     few = x[:2]
@@ -326,6 +334,10 @@ def output_notes(model: nn.Module, shape: tuple[int, ...], task: str) -> list[st
             )
         return [key for key, grad in zip(names, grads, strict=True) if grad is None]
 
+    trained_model = copied(model)
+    train(trained_model)
+    with torch_seeded(0), torch.no_grad():
+        trained_model(x)
     with torch_seeded(0), preserve_state(model):
         with torch.no_grad():
             notes = pass_notes(model.eval(), few)
@@ -340,6 +352,7 @@ def output_notes(model: nn.Module, shape: tuple[int, ...], task: str) -> list[st
             left = idle(output(example(shape, n=16)[8:]), left)
             with torch.no_grad():  # what a module stores has no graph then
                 output(few)
+    notes += training_notes(model, trained_model)
     if not torch.allclose(trained, again, *CLOSE, equal_nan=True):
         notes.append(
             "two passes of the model in training mode with one seed differ, so it has a state that clients share and a "

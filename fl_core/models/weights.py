@@ -39,6 +39,8 @@ LONGEST = 1_000
 DIMENSIONS = 64
 LARGEST = 2**60
 """Elements of a tensor at most, and each of its sizes and strides."""
+REPEATED = 2**20
+"""Elements at most of a view that reads stored numbers several times."""
 
 REFUSED = frozenset(("os", "posix", "nt", "sys", "subprocess", "builtins"))
 ALLOWED = frozenset(f"builtins.{name}" for name in ("getattr", "dict", "list", "set"))
@@ -94,6 +96,7 @@ class _Strided(NamedTuple):
     size: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
+    flags: frozenset[str] = frozenset()  # conj and neg, of a lazy view
 
 
 def read(path: Path, key: str = "") -> dict[str, Tensor]:
@@ -292,9 +295,11 @@ class _Parser:
             kept, offset, size, stride, *rest = given[:7]
             if not isinstance(kept, _Storage):
                 raise ValueError("a tensor of it has no storage")
+            # after requires_grad and backward hooks: the type in the third version, and flags of the view
             typed = kind.name == _TENSORS[-1]
             dtype = _DTYPES[rest[2].name] if typed else kept.dtype
-            return _Strided(kept, offset, size, stride, dtype)
+            flags = given[7 if typed else 6 :]
+            return _Strided(kept, offset, size, stride, dtype, _flags(flags))
         if kind.name in _FIRST:
             return given[0]
         if kind.name == _DICT:
@@ -304,6 +309,23 @@ class _Parser:
                 _fill(made, pair)
             return made
         return Stub(kind.name)
+
+
+def _flags(given: Any) -> frozenset[str]:
+    """Return which of conj and neg a stored view has.
+
+    >>> sorted(_flags([{"conj": True, "neg": False}])), _flags([])
+    (['conj'], frozenset())
+    >>> _flags([{"swizzled": True}])
+    Traceback (most recent call last):
+        ...
+    ValueError: it has a view of another sort: swizzled
+    """
+    flags = given[0] if given else {}
+    names = {name for name, value in (flags or {}).items() if value}
+    if others := names - {"conj", "neg"}:
+        raise ValueError(f"it has a view of another sort: {min(others)[:80]}")
+    return frozenset(names)
 
 
 def _fill(target: Any, items: list[Any]) -> None:
@@ -405,13 +427,18 @@ def _filled(
                 raise ValueError(f"its storage {key} has another size than it claims")
             stored[key] = torch.frombuffer(data or bytearray(8), dtype=torch.uint8)
         flat = stored[key][: tensor.storage.n_bytes].view(tensor.dtype)
-        filled[name] = flat.as_strided(tensor.size, tensor.stride, tensor.offset)
+        view = flat.as_strided(tensor.size, tensor.stride, tensor.offset)
+        if "conj" in tensor.flags:
+            view = view.conj()
+        if "neg" in tensor.flags:
+            view = -view
+        filled[name] = view
     return filled
 
 
 def _check(name: str, tensor: _Strided) -> None:
     """Refuse a tensor that has more elements than are stored, or that reads beyond them."""
-    kept, offset, size, stride, dtype = tensor
+    kept, offset, size, stride, dtype, _ = tensor
     if not (type(size) is type(stride) is tuple and len(size) == len(stride)):
         raise ValueError(f"{name!r} has no shape")
     counts = (offset, *size[:DIMENSIONS], *stride[:DIMENSIONS])
@@ -421,7 +448,8 @@ def _check(name: str, tensor: _Strided) -> None:
     steps = zip(size, stride, strict=True)
     last = offset + sum((count - 1) * step for count, step in steps)
     elements, held = math.prod(size), kept.n_bytes // dtype.itemsize
-    if elements and max(elements - 1, last) >= held:
+    beyond = last >= held or elements > max(held, REPEATED)
+    if elements and beyond:
         raise ValueError(f"{name!r} has more elements than are stored")
     if math.prod(max(count, 1) for count in size) > LARGEST:
         raise ValueError(f"{name!r} has more than {LARGEST:,} elements")

@@ -263,6 +263,8 @@ class Engine:
         first = list(islice(replies, 1))
         if first:
             self.algorithm.call("aggregate", self.server, _joined(first, replies), rnd)
+            # an algorithm may move parameters after their mean
+            self.task_info.buffers.renew(self.server.trees.get("model", {}))
         for _ in replies:  # the algorithm may not have asked for all of them
             pass
         self.tell("after_exchange", rnd)

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from fl_core import models, tree
 from fl_core.algorithms.base import Algorithm, find, read_config
+from fl_core.buffers import equal
 from fl_core.config import RunConfig
 from fl_core.data import FederatedData
 from fl_core.errors import UsageError, check_known, listing
@@ -22,7 +22,7 @@ from fl_core.models.extended import head_path
 from fl_core.plan import LayerPlan
 from fl_core.records import store
 from fl_core.training.losses import Loss
-from fl_core.tree import Tree
+from fl_core.tree import Tree, copied
 
 SHARED, PERSONAL = "shared", "personal"
 WRAPPED = ".base_layer"
@@ -376,7 +376,8 @@ def _keep_classifier(
 def copy_into(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> None:
     """Copy a state dict into ``model``. Error messages call it ``where``.
 
-    Tied tensors may be stored under any of their names, or under several names if the values agree.
+    The module's own strict ``load_state_dict`` comes first, with its hooks. Where it refuses, tensors are matched by
+    name. Tied tensors may be stored under any of their names, or under several names if the values agree.
 
     Raises:
         UsageError: a name or shape does not fit. The message names the first.
@@ -393,12 +394,27 @@ def copy_into(model: nn.Module, stored: Mapping[str, Tensor], where: str) -> Non
     for names in ties.values():
         held = [name for name in names if name in given]
         for name in held[1:]:
-            if not torch.equal(given[held[0]], given.pop(name)):
+            if not equal(given[held[0]], given.pop(name)):
                 raise UsageError(
                     f"tied tensors {held[0]!r} and {name!r} must have the same values; got different ones in {where}."
                 )
         if held:
             given[names[0]] = given.pop(held[0])
+    if takes_strictly(model, stored):
+        model.load_state_dict(dict(stored), strict=True)
+        return
     targets = {names[0]: live[names[0]] for names in ties.values()}
     tree.check_same(given, targets, where, "the model")
     tree.assign(targets, given)
+
+
+def takes_strictly(model: nn.Module, stored: Mapping[str, Tensor]) -> bool:
+    """Return whether a copy of a module takes a state dict by its own ``load_state_dict``, strictly.
+
+    Version 1 of a module's format is assumed, so a batch normalisation adds a counter that is not there.
+    """
+    try:
+        copied(model).load_state_dict(dict(stored), strict=True)
+    except Exception:  # of any kind: hooks are code of others
+        return False
+    return True

@@ -14,6 +14,7 @@ from torch import nn
 import fl_core
 from fl_core import data as datasets, models, tree
 from fl_core.algorithms.base import Algorithm, TaskInfo, extends_model, find, registry
+from fl_core.buffers import rules_of
 from fl_core.config import (
     AUTO,
     OWN,
@@ -261,6 +262,7 @@ def assemble(
                 given = make(data.shape)
             data = _with_ids(data, given)
         given, criterion = fit_module(given, data, criterion)
+        said += criterion.notes()
         if criterion.task != data.task:
             data = replace(data, kind=criterion.task)
     elif data.task == POSITIONS:
@@ -505,6 +507,7 @@ def _task_info(
         std=data.std,
         uniform=config.federation.client_weights == "uniform",
         n_classes=data.n_classes,
+        buffers=rules_of(model),
         may_stop_every=int(config.execution.eval_every or 1)
         if config.federation.patience
         else 0,

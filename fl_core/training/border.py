@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from fl_core.data import FederatedData
 
 _COUPLED = (nn.CrossEntropyLoss, nn.NLLLoss)
+_SIGMOIDS = (nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss)
+_SIGNS = (nn.SoftMarginLoss, nn.HingeEmbeddingLoss)
+"""Losses of targets of -1 and 1, which have no score but the loss."""
 _LANGUAGE = ("ForCausalLM", "LMHeadModel")
 """Ends of the names of transformers' classes whose outputs predict the next token."""
 
@@ -35,9 +38,10 @@ _LANGUAGE = ("ForCausalLM", "LMHeadModel")
 class FittedLoss(Loss):
     """A loss of any outputs and labels, as a loss of flat outputs [n, outputs].
 
-    A sample's loss is the mean over its entries, or over its positions that count. A torch
-    loss with ``reduction="sum"`` is summed. A callable returns each sample's loss, [n], which
-    may depend on the others of the batch.
+    Training takes the mean over a batch: for a torch loss, what that loss itself returns. Scores and metrics take
+    :meth:`per_sample`: a sample's loss is the mean over its entries, or over its positions that count. A torch loss
+    with ``reduction="sum"`` is summed. A callable returns each sample's loss, [n], which may depend on the others of
+    the batch.
 
     Attributes:
         base: a loss of :mod:`fl_core.training.losses`, a torch loss, or a callable.
@@ -94,13 +98,98 @@ class FittedLoss(Loss):
         """Return the labels that outputs are compared with."""
         if not self.next_tokens:
             return y
-        return nn.functional.pad(y[:, 1:], (0, 1), value=self.ignored)
+        ignored = getattr(self.base, "ignore_index", self.ignored)
+        return nn.functional.pad(y[:, 1:], (0, 1), value=ignored)
+
+    def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
+        if self._reduction in (None, "none"):
+            return super().__call__(logits, y)
+        y = self.labels(y)
+        ignored = getattr(self.base, "ignore_index", None)
+        if ignored is not None and bool((y == ignored).all()):
+            return self.per_sample(logits, y).mean()  # torch gives 0 / 0
+        output, y = self._pair(logits, y)
+        value: Tensor = self._copy(logits, self.base.reduction)(output, y)
+        return value
+
+    def mean_of_samples(self, logits: Tensor, y: Tensor) -> Tensor:
+        return super().__call__(logits, y)
+
+    @property
+    def _reduction(self) -> str | None:
+        """Return the reduction of a torch loss; None for other losses."""
+        if isinstance(self.base, Loss):
+            return None
+        reduction: str | None = getattr(self.base, "reduction", None)
+        return reduction
+
+    def _copy(self, logits: Tensor, reduction: str) -> Any:
+        """Return the torch loss with another reduction, its weights in the logits' type and on their device."""
+        base: Any = copy.deepcopy(self.base).to(logits)
+        base.reduction = reduction
+        return base
+
+    def _pair(self, logits: Tensor, y: Tensor) -> tuple[Any, Tensor]:
+        """Return outputs and labels as the torch loss takes them."""
+        output = self._output(logits, y)
+        if output.numel() != y.numel():
+            return output, y
+        y = y.reshape(output.shape)  # [n] and [n, 1] would broadcast
+        if isinstance(self.base, nn.MultiLabelMarginLoss):
+            return output, y  # lists of classes
+        return output, y.to(output.dtype)
+
+    def notes(self) -> list[str]:
+        """Return a note if a torch loss's mean over a batch is no mean over its samples."""
+        ignored = getattr(self.base, "ignore_index", IGNORED)
+        weighted = isinstance(self.base, _COUPLED) and self.base.weight is not None
+        what = {
+            "weight": weighted,
+            "ignore_index": ignored != IGNORED,
+            "reduction='sum'": self._reduction == "sum",
+        }
+        given = [name for name, differs in what.items() if differs]
+        if not given:
+            return []
+        return [
+            f"{self.name} with {listing(given)}: training takes its own value of a batch. Scores and metrics take the "
+            "mean of the samples' losses"
+        ]
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Return predictions in the targets' unit: probabilities of soft labels, and rates of counts.
+
+        >>> soft = FittedLoss(nn.CrossEntropyLoss(), (2,))
+        >>> soft.logits(torch.tensor([[0.0, 0.0]]))
+        tensor([[0.5000, 0.5000]])
+        """
+        if self.kind != REGRESSION:
+            return outputs
+        if self.has_classes:
+            own = outputs.reshape(len(outputs), *self.shape)
+            shares = own.softmax(1) if isinstance(self.base, _COUPLED) else own.exp()
+            return shares.reshape(outputs.shape)
+        if isinstance(self.base, _SIGMOIDS):
+            return outputs.sigmoid()
+        log_rates = isinstance(self.base, nn.PoissonNLLLoss) and self.base.log_input
+        return outputs.exp() if log_rates else outputs
+
+    @property
+    def has_classes(self) -> bool:
+        """Return whether targets are shares of classes, such as soft labels, [n, C]."""
+        shares = isinstance(self.base, (*_COUPLED, nn.KLDivLoss))
+        return self.kind == REGRESSION and shares
+
+    def targets(self, y: Tensor) -> Tensor:
+        """Return the targets that predictions are compared with: shares for a loss of their logarithms."""
+        log = isinstance(self.base, nn.KLDivLoss) and self.base.log_target
+        return y.exp() if log else y
 
     def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
         y, base = self.labels(y), self.base
         how = getattr(base, "reduction", None)
+        counts = y != getattr(base, "ignore_index", self.ignored)
         if isinstance(base, Loss):
-            counts = y != self.ignored
             labels = y if self.axis is None else y.where(counts, 0)
             values = base.per_sample(
                 logits.reshape(-1, self.classes), labels.reshape(-1)
@@ -108,18 +197,13 @@ class FittedLoss(Loss):
         elif how is None:
             return torch.as_tensor(base(self._output(logits, y), y))
         else:
-            alone: Any = copy.deepcopy(base).to(logits)  # weights of classes, too
-            alone.reduction = "none"
-            counts = y != getattr(base, "ignore_index", self.ignored)
-            output = self._output(logits, y)
-            if output.numel() == y.numel():  # [n] and [n, 1] would broadcast
-                y = y.to(output.dtype).reshape(output.shape)
-            values = alone(output, y)
+            values = self._copy(logits, "none")(*self._pair(logits, y))
         values, counts = values.reshape(len(y), -1), counts.reshape(len(y), -1)
+        summed = how in ("sum", "batchmean")
         if self.axis is None or values.shape != counts.shape:
-            return values.sum(1) if how == "sum" else values.mean(1)
+            return values.sum(1) if summed else values.mean(1)
         total = (values * counts).sum(1)
-        return total if how == "sum" else total / counts.sum(1).clamp_min(1)
+        return total if summed else total / counts.sum(1).clamp_min(1)
 
     def _output(self, z: Tensor, y: Tensor) -> Any:
         """Return flat outputs in the model's own form, with a torch loss's classes at axis 1."""
@@ -239,6 +323,8 @@ def fit_loss(
     if isinstance(loss, FittedLoss):
         return loss
     own = not named and not isinstance(loss, Loss)
+    if own and ignored == IGNORED:
+        ignored = getattr(loss, "ignore_index", ignored)
     if own and not hasattr(loss, "reduction") and (joined := _joined(output, single)):
         width = sum(map(prod, joined.shapes))
         return FittedLoss(loss, (width,), kind=OWN, joined=joined)
@@ -269,7 +355,7 @@ def fit_loss(
     if own and y.ndim == 1 and not numbers and output[0].numel() > 1:
         return FittedLoss(loss, shape, 1, CLASSIFICATION)
     if own:
-        same = numbers and output.numel() == y.numel()
+        same = numbers and output.numel() == y.numel() and not isinstance(loss, _SIGNS)
         return FittedLoss(loss, shape, kind=REGRESSION if same else OWN)
     if loss.task == REGRESSION and (output.ndim != 2 or y.ndim != 1):
         return FittedLoss(loss, shape)

@@ -64,8 +64,9 @@ def scores(
     the labels, each against the rest. They are NaN if all labels are equal. Samples are ranked by differences of
     logits, so equal p tie exactly.
 
-    **Numbers**: outputs z [n, 1] and targets y [n], or k of them a sample. A loss from Python of other outputs has no
-    score but its own.
+    **Numbers**: outputs z [n, 1] and targets y [n], or k of them a sample. Soft labels are compared with probabilities,
+    and counts with rates. ``accuracy`` is then the share of samples whose largest probability is at the largest label.
+    A loss from Python of other outputs has no score but its own.
 
     - ``mse``, ``mae``: the mean squared and absolute error.
     - ``r2``: 1 - sum (y - z)^2 / sum (y - mean y)^2, at most 1. It is NaN if all targets are equal.
@@ -103,10 +104,17 @@ def scores(
         return {"loss": value, **_of_positions(outputs, loss.labels(y), loss)}
     logits = loss.logits(outputs).double().numpy()
     if loss.task == REGRESSION:
-        target = y.double().numpy()
-        errors = logits.reshape(y.shape) - target
+        fitted = loss if isinstance(loss, FittedLoss) else None
+        target = (fitted.targets(y) if fitted else y).double().numpy()
+        predicted = logits.reshape(y.shape)
+        errors = predicted - target
         spread = float(((target - target.mean(axis=0)) ** 2).sum())
+        of_classes: dict[str, float] = {}
+        if fitted and fitted.has_classes:
+            hits = predicted.argmax(axis=1) == target.argmax(axis=1)
+            of_classes = {"accuracy": float(hits.mean())}
         return {
+            **of_classes,
             "loss": value,
             "mse": float((errors**2).mean()),
             "mae": float(np.abs(errors).mean()),

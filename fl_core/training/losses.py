@@ -54,6 +54,14 @@ class Loss:
     def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
         return self.per_sample(logits, y).mean()
 
+    def mean_of_samples(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Return the mean of :meth:`per_sample`, whatever the loss of a batch is."""
+        return self(logits, y)
+
+    def notes(self) -> list[str]:
+        """Return notes for a user of the loss."""
+        return []
+
     def per_sample(self, logits: Tensor, y: Tensor) -> Tensor:
         """The loss of every sample, [n], in the logits' type."""
         raise NotImplementedError
@@ -471,7 +479,7 @@ def guessing_loss(criterion: Loss, n_classes: int) -> float:
     ...     equal = build(name)(torch.full((7, 7), 3.0), torch.arange(7))
     ...     assert abs(guessing_loss(build(name), 7) - float(equal)) < 1e-6
     """
-    if n_classes < 2:
+    if n_classes < 2 or criterion.task not in (CLASSIFICATION, MULTILABEL):
         return 0.0
     y = (
         torch.eye(n_classes)

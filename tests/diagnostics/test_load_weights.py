@@ -124,12 +124,86 @@ def test_tied_tensors_prefixes_and_named_states(start):
     assert fresh.b.weight is fresh.a.weight
 
 
+class Renamed(nn.Linear):
+    """A linear layer that reads the names that its weights once had."""
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        if f"{prefix}kernel" in state_dict:
+            state_dict[f"{prefix}weight"] = state_dict.pop(f"{prefix}kernel").T
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class Vectors(nn.Module):
+    """A module with a buffer of each type, which a view can be loaded into."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.register_buffer("held", torch.zeros(2, 3, dtype=dtype))
+
+
+VIEWS = {
+    "transposed": lambda t: t.T.contiguous().T,
+    "strided": lambda t: torch.stack([t, t + 1], -1)[..., 0],
+    "expanded": lambda t: t[:1].expand(2, 3),
+    "conjugate": lambda t: t.to(torch.complex64).mul(1 + 2j).conj(),
+    "negative": lambda t: t.to(torch.complex64).mul(1 + 2j).conj().imag,
+    "part of a storage": lambda t: torch.cat([t.flatten(), t.flatten()])[6:].view(2, 3),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_views_have_the_values_of_torch(view):
+    stored = VIEWS[view](torch.arange(6.0).view(2, 3))
+    torch.save({"held": stored, "other": stored}, "view.pt")
+    right = torch.load("view.pt")["held"]
+    loaded = load_weights("view.pt", into=Vectors(stored.dtype))
+    assert torch.equal(loaded.held, right.resolve_conj().resolve_neg())
+    assert torch.equal(loaded.held, stored.resolve_conj().resolve_neg())
+
+
+NORMS = {
+    "BatchNorm1d": lambda: nn.BatchNorm1d(4),
+    "BatchNorm2d": lambda: nn.Sequential(nn.Conv2d(2, 4, 1), nn.BatchNorm2d(4)),
+    "BatchNorm3d": lambda: nn.BatchNorm3d(4),
+    "SyncBatchNorm": lambda: nn.SyncBatchNorm(4),
+    "InstanceNorm2d": lambda: nn.InstanceNorm2d(4, track_running_stats=True),
+}
+
+
+@pytest.mark.parametrize("start", ["", "module."])
+@pytest.mark.parametrize("kind", NORMS)
+def test_batch_counters_may_be_missing(kind, start):
+    net, own, fresh = NORMS[kind](), NORMS[kind](), NORMS[kind]()
+    for tensor in net.state_dict().values():
+        tensor.add_(torch.rand(tensor.shape).to(tensor.dtype))
+    state = {k: v for k, v in net.state_dict().items() if "num_batches" not in k}
+    own.load_state_dict(state)
+    torch.save({start + name: tensor for name, tensor in state.items()}, "old.pt")
+    assert equal(load_weights("old.pt", into=fresh), own)
+
+
+def test_a_module_reads_its_old_names_itself():
+    net = Wired(lambda m, x: m.a(x), a=Renamed(3, 2))
+    old = {"a.kernel": torch.rand(3, 2), "a.bias": torch.rand(2)}
+    torch.save(old, "old.pt")
+    loaded = load_weights("old.pt", into=net)
+    assert torch.equal(loaded.a.weight, old["a.kernel"].T)
+    save_file({f"model.{k}": v for k, v in old.items()}, "old.safetensors")
+    loaded = load_weights("old.safetensors", into=copy.deepcopy(net))
+    assert torch.equal(loaded.a.weight, old["a.kernel"].T)
+    torch.save(old | {"a.other": torch.ones(1)}, "more.pt")
+    with refuses("lacks a.weight"):
+        load_weights("more.pt", into=net)
+
+
 def test_weights_that_do_not_fit_change_nothing():
     net = nn.Linear(3, 2)
     before = {k: v.clone() for k, v in net.state_dict().items()}
     torch.save({"weight": torch.ones(2, 3)}, "less.pt")
     torch.save({"weight": torch.ones(2, 4), "bias": torch.ones(2)}, "other.pt")
-    torch.save({"weight": torch.ones(1).expand(2, 3), "bias": torch.ones(2)}, "vast.pt")
+    torch.save(
+        {"weight": torch.ones(1).expand(2, 2**20), "bias": torch.ones(2)}, "vast.pt"
+    )
     torch.save([1, 2], "list.pt")
     Path("empty").mkdir()
     Path("empty/.metadata").touch()

@@ -53,7 +53,8 @@ def imported(module):
 ROOMS = {
     "fl_core": (
         "display errors seeds",
-        "progress registry rows statistics storage tree",
+        "buffers progress registry rows statistics storage",
+        "tree",
         "layers plan",
         "models",
         "data",

@@ -1,0 +1,321 @@
+"""What becomes of a buffer when clients' models are averaged, by the rules of the modules that own the buffers.
+
+A running mean can be averaged. A unit vector, a histogram or a minimum cannot. :data:`RULES` is the one list.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+
+from fl_core.errors import UsageError, listing
+
+AVERAGED = "averaged"
+LARGEST = "largest"
+SMALLEST = "smallest"
+OF_LARGEST_CLIENT = "of the largest client"
+CONSTANT = "constant"
+"""Equal at all clients, else the mean is refused."""
+RENEWED = "renewed"
+"""Averaged, then computed again from the module's other tensors."""
+
+_STATISTICS = {"running_mean": AVERAGED, "running_var": AVERAGED}
+_FIXED_SCALE = {"scale": CONSTANT, "zero_point": CONSTANT}
+RULES: Mapping[str, Mapping[str, str]] = {
+    # torch.nn
+    "_NormBase": {**_STATISTICS, "num_batches_tracked": LARGEST},
+    "_WeightedLoss": {"weight": CONSTANT},
+    "BCEWithLogitsLoss": {"weight": CONSTANT, "pos_weight": CONSTANT},
+    "LinearCrossEntropyLoss": {"weight": CONSTANT},
+    "FractionalMaxPool2d": {"_random_samples": CONSTANT},
+    "FractionalMaxPool3d": {"_random_samples": CONSTANT},
+    # torch.nn.utils
+    "_SpectralNorm": {"_u": RENEWED, "_v": RENEWED},
+    "_Orthogonal": {"base": CONSTANT},
+    # torch.ao.quantization
+    "UniformQuantizationObserverBase": {"eps": CONSTANT},
+    "MinMaxObserver": {"min_val": SMALLEST, "max_val": LARGEST},
+    "MovingAverageMinMaxObserver": {"min_val": AVERAGED, "max_val": AVERAGED},
+    "PerChannelMinMaxObserver": {"min_val": SMALLEST, "max_val": LARGEST},
+    "MovingAveragePerChannelMinMaxObserver": {
+        "min_val": AVERAGED,
+        "max_val": AVERAGED,
+    },
+    "HistogramObserver": {
+        "min_val": OF_LARGEST_CLIENT,
+        "max_val": OF_LARGEST_CLIENT,
+        "histogram": OF_LARGEST_CLIENT,
+    },
+    "FixedQParamsObserver": _FIXED_SCALE,
+    "FakeQuantizeBase": {"fake_quant_enabled": CONSTANT, "observer_enabled": CONSTANT},
+    "FakeQuantize": {"scale": RENEWED, "zero_point": RENEWED},
+    "FixedQParamsFakeQuantize": _FIXED_SCALE,
+    # torchvision and timm
+    "FrozenBatchNorm2d": {
+        **dict.fromkeys(("weight", "bias", "running_mean", "running_var"), CONSTANT)
+    },
+    "FrozenBatchNormAct2d": {
+        **dict.fromkeys(("weight", "bias", "running_mean", "running_var"), CONSTANT)
+    },
+    "EvoNorm2dB0": {"running_var": AVERAGED},
+    "EvoNorm2dB1": {"running_var": AVERAGED},
+    "EvoNorm2dB2": {"running_var": AVERAGED},
+    "InplaceAbn": _STATISTICS,
+}
+"""The rule of each buffer of a class and of its subclasses. A subclass's own row comes first."""
+
+TOLERANCE = 1e-6
+"""Largest relative change of a weight in the last power iteration."""
+MOST_ITERATIONS = 1000
+"""Power iterations at most: two singular values that are nearly equal converge slowly."""
+_REAL = torch.float64, torch.float32, torch.float16, torch.bfloat16
+_ORDERED = torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool
+
+
+@dataclass(frozen=True, eq=False)
+class _Renewal:
+    """A copy of a module whose buffers follow from its other tensors, and its path in the model."""
+
+    path: str
+    module: nn.Module
+
+    @torch.no_grad()
+    def apply(self, tree: dict[str, Tensor]) -> None:
+        """Replace the module's buffers in a tree that has all its tensors."""
+        start = f"{self.path}." if self.path else ""
+        state = self.module.state_dict()
+        if not all(f"{start}{name}" in tree for name in state):
+            return
+        for name, tensor in state.items():
+            tensor.copy_(tree[f"{start}{name}"])
+        _recompute(self.module)
+        for name, buffer in self.module.named_buffers():
+            key = f"{start}{name}"
+            if key in tree:
+                tree[key] = buffer.detach().to(tree[key].device, copy=True)
+
+
+@dataclass(frozen=True, eq=False)
+class BufferRules:
+    """The rules of a model's buffers by name, and what is computed again after a mean."""
+
+    by_name: Mapping[str, str] = field(default_factory=dict)
+    renewals: tuple[_Renewal, ...] = ()
+
+    def rule(self, name: str, tensor: Tensor) -> str:
+        """Return a tensor's rule. Without a row floats are averaged, and the largest of integers counts.
+
+        Tensors of a type that has no mean are constant.
+        """
+        known = self.by_name.get(name)
+        if known is not None:
+            return known
+        return default_rule(tensor)
+
+    def renew(self, tree: dict[str, Tensor]) -> None:
+        """Compute the renewed buffers of a tree again from its other tensors, in the tree."""
+        for renewal in self.renewals:
+            renewal.apply(tree)
+
+
+def default_rule(tensor: Tensor) -> str:
+    """Return the rule of a tensor without a row in :data:`RULES`.
+
+    >>> default_rule(torch.ones(2)), default_rule(torch.tensor(3)), default_rule(torch.ones(1, dtype=torch.complex64))
+    ('averaged', 'largest', 'constant')
+    """
+    if tensor.layout is not torch.strided:
+        return CONSTANT
+    if tensor.dtype in _REAL:
+        return AVERAGED
+    return LARGEST if tensor.dtype in _ORDERED else CONSTANT
+
+
+def rules_of(model: nn.Module) -> BufferRules:
+    """Return the rules of a model's buffers: those that its modules' classes have in :data:`RULES`.
+
+    Masks of ``torch.nn.utils.prune`` are constant. The vectors of the older ``torch.nn.utils.spectral_norm`` are
+    renewed.
+    """
+    by_name: dict[str, str] = {}
+    renewals: list[_Renewal] = []
+    for path, module in model.named_modules():
+        start = f"{path}." if path else ""
+        rows = {**_rows_of_class(type(module)), **_rows_of_hooks(module)}
+        names = [name for name, _ in module.named_buffers(recurse=False)]
+        by_name |= {start + name: rows[name] for name in names if name in rows}
+        if _is_renewed(module, rows):
+            renewals.append(_Renewal(path, copy.deepcopy(module).cpu()))
+    return BufferRules(by_name, tuple(renewals))
+
+
+def buffers_without_rule(model: nn.Module) -> list[str]:
+    """Return the names of a model's persistent buffers that have no row in :data:`RULES`.
+
+    >>> net = nn.BatchNorm1d(2)
+    >>> net.register_buffer("prototype", torch.zeros(2))
+    >>> buffers_without_rule(net)
+    ['prototype']
+    """
+    by_name = rules_of(model).by_name
+    persistent = model.state_dict(keep_vars=True)
+    names = [name for name, _ in model.named_buffers() if name in persistent]
+    return [name for name in names if name not in by_name]
+
+
+def training_notes(before: nn.Module, after: nn.Module) -> list[str]:
+    """Return a note on averaged buffers without a row in :data:`RULES` that training changes.
+
+    Args:
+        before, after: a model, and a copy of it after a pass in training mode.
+
+    Raises:
+        UsageError: training has changed a buffer that has no mean, or has resized one.
+    """
+    old, new = dict(before.named_buffers()), dict(after.named_buffers())
+    rules = rules_of(before)
+    moved = [
+        name
+        for name in before.state_dict(keep_vars=True)
+        if name in old and not equal(old[name], new[name])
+    ]
+    for name in moved:
+        check_shape(before, name, old[name], new[name])
+        if rules.rule(name, old[name]) == CONSTANT:
+            raise UsageError(
+                f"buffer {name!r} ({_kind(old[name])}) must not change in training, since it has no mean over clients; "
+                "got another value after a pass. Register it with persistent=False."
+            )
+    unruled = set(buffers_without_rule(before))
+    averaged = [
+        name for name in moved if name in unruled and old[name].is_floating_point()
+    ]
+    if not averaged:
+        return []
+    return [
+        f"buffers {listing(map(repr, averaged), 4)} change in training, and their mean over clients is used: register "
+        "them with persistent=False where a mean makes no sense"
+    ]
+
+
+def equal(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors of any layout and type have the same values. NaN equals NaN.
+
+    >>> equal(torch.tensor([torch.nan]), torch.tensor([torch.nan])), equal(torch.eye(2).to_sparse(), torch.eye(2))
+    (True, False)
+    """
+    if (a.layout, a.dtype, a.shape) != (b.layout, b.dtype, b.shape):
+        return False
+    a, b = a.detach(), b.detach()
+    if a.layout is not torch.strided:
+        return equal(a.to_dense(), b.to_dense())
+    if a.is_quantized:
+        return torch.equal(a, b)
+    if torch.equal(_bytes(a), _bytes(b)):
+        return True
+    number = a.is_floating_point() or a.is_complex()
+    return (
+        number
+        and a.itemsize > 1
+        and bool(torch.isclose(a, b, rtol=0, atol=0, equal_nan=True).all())
+    )
+
+
+def check_constant(name: str, first: Tensor, other: Tensor) -> None:
+    """Check that two clients have the same values of a buffer that has no mean.
+
+    Raises:
+        UsageError: they differ.
+    """
+    if not equal(first, other):
+        raise UsageError(
+            f"buffer {name!r} ({_kind(first)}) must be equal at all clients, since it has no mean; got two values. "
+            "Register it with persistent=False, or keep its layer local."
+        )
+
+
+def check_shape(model: nn.Module, name: str, before: Tensor, after: Tensor) -> None:
+    """Check that a forward pass has not resized a buffer of a model.
+
+    Raises:
+        UsageError: names the buffer.
+    """
+    if before.shape != after.shape:
+        shape = tuple(before.shape)
+        raise UsageError(
+            f"buffer {name!r} of {type(model).__name__} must keep its shape {shape} in a forward pass; got "
+            f"{tuple(after.shape)}. Call the model on a batch before, or give the buffer its final shape."
+        )
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _kind(tensor: Tensor) -> str:
+    name = str(tensor.dtype).removeprefix("torch.")
+    return name if tensor.layout is torch.strided else f"sparse {name}"
+
+
+def _rows_of_class(kind: type[Any]) -> dict[str, str]:
+    rows: dict[str, str] = {}
+    for parent in reversed(kind.__mro__):
+        rows |= RULES.get(parent.__name__, {})
+    return rows
+
+
+def _rows_of_hooks(module: nn.Module) -> dict[str, str]:
+    """Return the rules of buffers that torch.nn.utils adds to a module together with a hook."""
+    rows: dict[str, str] = {}
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, SpectralNorm):
+            rows |= dict.fromkeys((f"{hook.name}_u", f"{hook.name}_v"), RENEWED)
+        elif isinstance(hook, BasePruningMethod):
+            rows[f"{hook._tensor_name}_mask"] = CONSTANT
+    return rows
+
+
+def _is_renewed(module: nn.Module, rows: Mapping[str, str]) -> bool:
+    if isinstance(module, ParametrizationList):
+        parts = [_rows_of_class(type(part)) for part in module]
+        return any(RENEWED in part.values() for part in parts)
+    is_part = type(module).__name__ == "_SpectralNorm"  # renewed with its list
+    return RENEWED in rows.values() and not is_part
+
+
+def _recompute(module: Any) -> None:
+    """Compute a module's renewed buffers from its other tensors."""
+    if isinstance(module, ParametrizationList):
+        module.train()
+        _until_equal(module.forward)
+    elif hasattr(module, "calculate_qparams"):
+        scale, zero_point = module.calculate_qparams()
+        module.scale.copy_(scale)
+        module.zero_point.copy_(zero_point)
+    else:
+        module.train()
+        hooks = [
+            hook
+            for hook in module._forward_pre_hooks.values()
+            if isinstance(hook, SpectralNorm)
+        ]
+        for hook in hooks:
+            _until_equal(lambda hook=hook: hook.compute_weight(module, True))
+
+
+def _until_equal(weight: Any) -> None:
+    """Call a power iteration until the weight that it returns stays the same."""
+    before = weight()
+    for _ in range(MOST_ITERATIONS):
+        after = weight()
+        if bool((after - before).abs().max() <= TOLERANCE * after.abs().max()):
+            return
+        before = after
