@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 
+from fl_core.data.arrays import nested_groups
 from fl_core.display import MANY, Displayed, Summary
 from fl_core.errors import UsageError, about, check_known, listing
-from fl_core.rows import SCORES, main_score
+from fl_core.rows import OWN, POSITIONS, SCORES, main_score
 from fl_core.statistics import simultaneous, stratified_mean
 from fl_core.training.evaluate import scores
 from fl_core.training.losses import Loss
@@ -19,9 +22,12 @@ from fl_core.tree import preserve_state, set_mode
 from .inputs import client_models, fit_outputs
 from .measurement import ClientModel, batches
 from .request import Request
+from .tuning.differ import comparable_losses
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from .groups import Alike
 
 
 @dataclass(frozen=True, repr=False)
@@ -32,10 +38,17 @@ class CrossScores(Displayed):
         table: a line for each model and client of the samples: all scores; then by how much the model's loss is above
             that of the client's own model, paired over samples, with an interval and a p-value for all pairs together.
         score: the score to show.
+        losses: of each model and each sample of all clients, float64 [K, n]. A log loss has one temperature of at least
+            1 for all pairs of a model and a sample.
+        client: the number of each sample's client, int [n].
+        group: what each sample belongs to, such as a patient, int [n].
     """
 
     table: pd.DataFrame
     score: str
+    losses: NDArray[np.float64]
+    client: NDArray[np.int64]
+    group: NDArray[np.int64]
 
     def matrix(self, score: str = "") -> pd.DataFrame:
         """Return one score, models down and clients of the samples across."""
@@ -49,6 +62,19 @@ class CrossScores(Displayed):
         """The pairs in which another's model is shown to have a lower loss than the client's own."""
         shown = (self.table["p_value"] <= 0.05) & (self.table["difference"] < 0)
         return self.table[shown]
+
+    def alike(self, seed: int = 0) -> Alike:
+        """Return which clients are alike, and whether they form groups (:func:`diagnostics.groups.alike`).
+
+        Scores say who is better, and this says who is alike. No model may have been trained on the samples.
+
+        Args:
+            seed: of the 19 deals of the samples.
+        """
+        from .groups import alike  # imports scikit-learn
+
+        names = list(dict.fromkeys(self.table["model"]))
+        return alike(self.losses, self.client, names, self.group, seed=seed)
 
     def plot(self, score: str = "", ax: Axes | None = None) -> Axes:
         """Draw one score as a heat map, models down and clients of the samples across."""
@@ -124,6 +150,12 @@ def cross_scores(
         subjects, criterion = fit_outputs(subjects, request)
         found = [_scored(one, subjects, criterion, batch) for one in subjects]
     lines = [line for own in found for line in own]
+    sizes = [len(line["losses"]) for line in found[0]]
+    losses = torch.cat([line["losses"] for line in lines]).numpy()
+    if criterion.task not in (POSITIONS, OWN):  # their shapes may differ
+        outputs = torch.cat([line["outputs"] for line in lines])
+        y = torch.cat([line["y"] for line in lines])
+        losses = comparable_losses(criterion, outputs, y, [sum(sizes)] * len(found))
     own_loss = {line["client"]: line["losses"] for line in lines if line["own"]}
     others = [line for line in lines if not line["own"]]
     groups = {each.client: each.groups for each in subjects}
@@ -134,13 +166,20 @@ def cross_scores(
         )
         for line in others
     ]
-    table = pd.DataFrame(lines).drop(columns=["losses", "own"])
+    parts = [
+        np.arange(size) if one.groups is None else np.asarray(one.groups)
+        for one, size in zip(subjects, sizes, strict=True)
+    ]
+    table = pd.DataFrame(lines).drop(columns=["losses", "outputs", "y", "own"])
     compared = pd.DataFrame(others)[["model", "client"]].join(simultaneous(gaps))
     there = [name for name in table if name in SCORES]
     check_known("score", score or there[0], there)
     return CrossScores(
         table.merge(compared, how="left", on=["model", "client"]),
         score or main_score(there),
+        losses.reshape(len(found), -1),
+        np.repeat(np.arange(len(sizes)), sizes),
+        nested_groups(parts),
     )
 
 
@@ -161,6 +200,11 @@ def _scored(
             losses = criterion.per_sample(output, y).double()
             found = scores(output, y, criterion)
         names = {"model": subject.client, "client": on.client}
-        own = {"own": on.client == subject.client, "losses": losses}
+        own = {
+            "own": on.client == subject.client,
+            "losses": losses,
+            "outputs": output,
+            "y": y,
+        }
         lines.append({**names, **found, **own})
     return lines

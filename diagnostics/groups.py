@@ -1,174 +1,205 @@
-"""Groups of clients whose training moves a layer the same way, and whether chance shows such groups too."""
+"""Which clients are alike, by their own models on each other's samples, and whether they form groups."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.spatial.distance import pdist, squareform
+from scipy.cluster.hierarchy import dendrogram, fcluster, linkage
+from scipy.spatial.distance import squareform
 from sklearn.metrics import silhouette_score
 
-from fl_core import tree
-from fl_core.data import FederatedData
-from fl_core.errors import UsageError, at_least, check_known, check_value, listing
-from fl_core.run import runner
-from fl_core.run.runner import Task
+from fl_core.display import Displayed, Summary
+from fl_core.errors import listing
+from fl_core.seeds import numpy_generator
 
-from .measure import instruments
-from .metrics.of_weights import vector_of
-from .null import null_data
 from .tuning.differ import LEAST_CLIENTS
 
-DRAWS = 59
-"""Shuffled federations. With all of them below the real one, chance shows groups in 1 of 60 cases."""
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+DEALS = 19
+"""Deals of the samples to clients. Chance shows groups in 1 of 20 federations of equal clients."""
+
+Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Groups:
-    """Groups of clients by the updates of one layer.
+@dataclass(frozen=True, repr=False)
+class Alike(Displayed):
+    """Which clients are alike.
 
     Attributes:
-        layer: the layer's name.
-        of: the group of each client, numbered from 1 in the order of clients. All are in group 1 if none are shown.
-        silhouette: of the best grouping, from -1 to 1; higher is better separated. NaN if all updates are equal.
-        nulls: the same of each shuffled federation, up to the first that reaches it.
-        similarity: cosine of the clients' updates, clients x clients.
+        leads: of each pair of clients, by how many nats their own models' mean losses are below those of the other
+            one's model, the sum over both clients' samples; clients x clients, 0 on the diagonal. Around 0 for clients
+            of the same distribution.
+        groups: the group of each client, numbered from 1 in the order of clients. All are in group 1 if none are shown.
+        silhouette: of the best grouping, from -1 to 1; higher is better separated. NaN without groups.
+        nulls: the same of each deal of the samples, up to the first that reaches it.
     """
 
-    layer: str
-    of: dict[str, int]
+    leads: pd.DataFrame
+    groups: dict[str, int]
     silhouette: float
     nulls: tuple[float, ...]
-    similarity: pd.DataFrame
 
     @property
     def significant(self) -> bool:
-        """True if no shuffled federation has groups that are as clear."""
+        """True if no deal of the samples has groups that are as clear."""
         return bool(self.nulls) and all(null < self.silhouette for null in self.nulls)
+
+    @property
+    def order(self) -> list[str]:
+        """The clients in the order of the dendrogram: alike ones are next to each other."""
+        names = list(self.leads)
+        if len(names) < 3:
+            return names
+        leaves = dendrogram(_tree(_distances(self.leads.to_numpy())), no_plot=True)
+        return [names[leaf] for leaf in leaves["leaves"]]
 
     def text(self) -> str:
         """Return the groups and the evidence for them."""
-        if not self.nulls:
-            return f"No groups of clients can be told: all have the same update of {self.layer}."
-        most, count = max(self.nulls), len(self.nulls)
+        count = len(self.nulls)
+        if not count:
+            return "No groups of clients are shown: there are too few clients, or their models are equal."
+        largest, clear = f"{max(self.nulls):.2f}", f"{self.silhouette:.2f}"
         if not self.significant:
-            found = f"silhouette {self.silhouette:.2f}; shuffled federation {count} has {most:.2f}"
-            return f"No groups of clients are shown by the updates of {self.layer} ({found})."
-        found = f"silhouette {self.silhouette:.2f}; {count} shuffled federations have at most {most:.2f}"
-        groups = [
-            listing(name for name, own in self.of.items() if own == group)
-            for group in sorted(set(self.of.values()))
-        ]
-        return f"Clients form groups by the updates of {self.layer} ({found}): {'; '.join(groups)}."
-
-
-def best_grouping(similarity: NDArray[np.float64]) -> tuple[NDArray[np.int64], float]:
-    """Return the grouping with the greatest silhouette, [clients], and its silhouette.
-
-    Groups come from average linkage of 1 - similarity. Every number of groups from 2 to one less than clients is tried.
-
-    >>> alike = np.kron(np.eye(2), np.full((2, 2), 0.9)) + 0.1 * np.eye(4)
-    >>> groups, silhouette = best_grouping(alike)
-    >>> groups.tolist(), round(silhouette, 2)
-    ([1, 1, 2, 2], 0.9)
-    """
-    distance = np.clip(1 - similarity, 0, 2)
-    np.fill_diagonal(distance, 0)
-    joined = linkage(squareform(distance, checks=False), "average")
-    tried = [fcluster(joined, count, "maxclust") for count in range(2, len(distance))]
-    found = [
-        (
-            float(silhouette_score(distance, groups, metric="precomputed")),
-            -len(set(groups)),
-            groups,
+            return f"No groups of clients are shown (silhouette {clear}; {largest} in deal {count} of their samples)."
+        names = pd.Series(self.groups)
+        groups = "; ".join(listing(names.index[names == k]) for k in names.unique())
+        evidence = (
+            f"silhouette {clear}; at most {largest} in {count} deals of their samples"
         )
-        for groups in tried
-        if 1 < len(set(groups)) < len(distance)
-    ]
-    if not found:
-        return np.ones(len(distance), int), float("nan")
-    value, _, groups = max(found, key=lambda each: each[:2])
-    first = {
-        group: place for place, group in enumerate(dict.fromkeys(groups.tolist()), 1)
-    }
-    return np.array([first[group] for group in groups.tolist()]), value
+        return f"Clients form groups ({evidence}): {groups}."
+
+    def summary(self) -> Summary:
+        """Return the groups, and the leads in the dendrogram's order."""
+        table = self.leads.loc[self.order, self.order].rename_axis(
+            index="lead in nats", columns=None
+        )
+        return Summary.of_frame(self.text(), table)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the leads as a heat map in the dendrogram's order. Dark pairs are alike; lines part the groups."""
+        from .plots.drawing import Panel, canvas, heat
+
+        matrix = self.leads.loc[self.order, self.order].clip(lower=0)
+        side = min(2.0 + 0.35 * len(matrix), 9.0)
+        high = max(float(matrix.max(axis=None)), 1e-3)
+        with canvas(ax, side + 1.0, side) as axes:
+            colours = heat(Panel(axes, True, True), matrix, high=high, square=True)
+            label = "lead of own models (nats)"
+            axes.figure.colorbar(colours, ax=axes, label=label)
+            groups = [self.groups[name] for name in self.order]
+            ends = np.flatnonzero(np.diff(groups)) + 1
+            axes.hlines(ends, 0, len(groups), colors="white")
+            axes.vlines(ends, 0, len(groups), colors="white")
+            axes.set(xlabel="client", ylabel="client")
+        return axes
 
 
-def client_groups(task: Task, layer: str = "", draws: int = DRAWS) -> Groups:
-    """Group clients by the directions of a layer's updates in their first local training, from a common start.
+def alike(
+    losses: Array,
+    client: NDArray[np.int64],
+    names: Sequence[str],
+    group: NDArray[np.int64] | None = None,
+    *,
+    seed: int = 0,
+    deals: int = DEALS,
+) -> Alike:
+    """Compare each pair of clients by their own models at both clients' samples, and seek groups of clients.
 
-    The same is done with samples assigned to clients at random (the null ``clients``). Groups are shown if the real
-    silhouette is above that of every draw. Chance shows them in 1 of ``draws`` + 1 federations without any. Five local
-    epochs tell clients apart better than one.
+    The lead of clients a and b is L(b, a) - L(a, a) + L(a, b) - L(b, b), where L(j, k) is the mean loss of client j's
+    model at client k's samples. If both have the same distribution, and the samples trained no model, its expected
+    value is 0, whatever the models learned.
 
-    >>> from fl_core.config import RunConfig
-    >>> found = client_groups(runner.assemble(RunConfig(dataset="heart")), draws=1)
-    >>> found.layer, list(found.of), found.similarity.shape
-    ('fc1', ['cleveland', 'hungarian', 'switzerland', 'va'], (4, 4))
+    Groups come from average linkage. The distance of two clients is their lead above the smallest lead. Groups are
+    shown if their silhouette is above that of each deal of the samples (whole groups) to the clients.
+
+    >>> losses = np.ones((4, 8)) - np.kron(np.eye(2), np.full((2, 4), 0.9)) + 0.1 * np.eye(4, 8)
+    >>> found = alike(losses, np.arange(8) // 2, ["a", "b", "c", "d"])
+    >>> found.leads.loc["c"].round(2).tolist()
+    [1.8, 1.75, 0.0, 0.0]
 
     Args:
-        layer: name of the layer; default the first, next to the input.
-        draws: number of shuffled federations. Each costs as much training as the real one.
-
-    Raises:
-        UsageError: fewer than four clients, less than one draw, an unknown layer, or a client whose training does not
-            move the layer.
+        losses: of each client's model and each sample, float64 [K, n], comparable between models.
+        client: the number of each sample's client [n], in the order of ``names``. Every client has samples.
+        names: of the clients [K].
+        group: what each sample belongs to, such as a patient [n]. Default: every sample is a group.
+        seed: of the deals.
+        deals: number of deals.
     """
-    names = task.data.names
+    leads = _leads(losses, client)
+    table = pd.DataFrame(leads, index=list(names), columns=list(names))
+    together = dict.fromkeys(names, 1)
     if len(names) < LEAST_CLIENTS:
-        raise UsageError(
-            f"clients must be at least {LEAST_CLIENTS} to be grouped; got {len(names)}."
-        )
-    check_value("draws", draws, at_least(1))
-    layers = {each.name: each for each in task.layers if each.weights}
-    chosen = layers[
-        check_known("layer", layer, layers) if layer else next(iter(layers))
-    ]
-    start = vector_of(tree.named_tensors(task.model), chosen, "weights")
-
-    def similarity(data: FederatedData) -> NDArray[np.float64]:
-        models, _ = runner.train_first_round(
-            replace(task, data=data), instruments().observers
-        )
-        moved = [
-            vector_of(tree.named_tensors(models[name]), chosen, "weights") - start
-            for name in names
-        ]
-        lost = [
-            name
-            for name, vector in zip(names, moved, strict=True)
-            if not 0 < float(vector @ vector) < math.inf
-        ]
-        if lost:
-            raise UsageError(
-                f"each client's training must move layer {chosen.name!r}, by finite numbers; got no such update of "
-                f"{listing(lost)}. Choose another layer."
-            )
-        return 1 - squareform(
-            pdist(np.stack([vector.numpy() for vector in moved]), "cosine")
-        )
-
-    real = similarity(task.data)
-    groups, silhouette = best_grouping(real)
-    nulls: list[float] = []
-    while (
-        not math.isnan(silhouette)
-        and len(nulls) < draws
-        and all(null < silhouette for null in nulls)
-    ):
-        shuffled = null_data(
-            task.data, "clients", task.config.execution.seed, len(nulls) + 1
-        )
-        nulls.append(best_grouping(similarity(shuffled))[1])
-    found = Groups(
-        chosen.name,
+        return Alike(table, together, math.nan, ())
+    groups, silhouette = best_grouping(_distances(leads))
+    if math.isnan(silhouette):
+        return Alike(table, together, math.nan, ())
+    of_sample = np.arange(len(client)) if group is None else group
+    _, first, position = np.unique(of_sample, return_index=True, return_inverse=True)
+    draw, nulls = numpy_generator(seed, "alike"), list[float]()
+    while len(nulls) < deals and all(null < silhouette for null in nulls):
+        dealt = draw.permutation(client[first])[position.reshape(-1)]
+        nulls.append(best_grouping(_distances(_leads(losses, dealt)))[1])
+    found = Alike(
+        table,
         dict(zip(names, groups.tolist(), strict=True)),
         silhouette,
         tuple(nulls),
-        pd.DataFrame(real, index=names, columns=names),
     )
-    return found if found.significant else replace(found, of=dict.fromkeys(names, 1))
+    if found.significant:
+        return found
+    return Alike(table, together, silhouette, tuple(nulls))
+
+
+def best_grouping(distance: Array) -> tuple[NDArray[np.int64], float]:
+    """Return the grouping with the greatest silhouette, [clients], and its silhouette.
+
+    Groups come from average linkage. Every number of groups from 2 to one less than clients is tried.
+
+    >>> distance = 1 - np.kron(np.eye(2), np.full((2, 2), 0.9)) - 0.1 * np.eye(4)
+    >>> groups, silhouette = best_grouping(distance)
+    >>> groups.tolist(), round(silhouette, 2)
+    ([1, 1, 2, 2], 0.9)
+
+    Args:
+        distance: between clients, at least 0, [clients, clients]. Equal ones have no groups: the silhouette is NaN.
+    """
+    joined = _tree(distance)
+    best, silhouette = np.ones(len(distance), dtype=np.int64), math.nan
+    for count in range(2, len(distance)):
+        groups = fcluster(joined, count, "maxclust")
+        if not 1 < len(set(groups)) < len(distance):
+            continue
+        value = float(silhouette_score(distance, groups, metric="precomputed"))
+        if math.isnan(silhouette) or value > silhouette:
+            best, silhouette = groups, value
+    places = {group: k for k, group in enumerate(dict.fromkeys(best.tolist()), 1)}
+    return np.array([places[group] for group in best.tolist()]), silhouette
+
+
+def _leads(losses: Array, client: NDArray[np.int64]) -> Array:
+    """Return the lead of each pair of clients, [K, K]."""
+    belongs = client == np.arange(len(losses))[:, None]
+    means = losses @ (belongs / belongs.sum(axis=1, keepdims=True)).T
+    gaps = means - means.diagonal()
+    leads: Array = gaps + gaps.T
+    return leads
+
+
+def _distances(leads: Array) -> Array:
+    """Return the leads above the smallest lead of a pair, with 0 on the diagonal."""
+    pairs = ~np.eye(len(leads), dtype=bool)
+    distance = np.where(pairs, leads - leads[pairs].min(), 0.0)
+    return distance * (distance > 1e-12 * np.abs(leads).max())
+
+
+def _tree(distance: Array) -> Array:
+    joined: Array = linkage(squareform(distance, checks=False), "average")
+    return joined

@@ -20,7 +20,8 @@ from fl_core.training.phases import Training
 
 from ..measurement import Measurement, NoValue, batches
 from ..tuning.copies import Tuner, estimated
-from ..tuning.differ import DIFFER, NOT_SHOWN, compared, rows_of, verdict
+from ..tuning.differ import FEW_CLIENTS, compared, fine_tuned, rows_of
+from ..tuning.permutation import Difference, blocks, permutation_test
 from ..tuning.profile import Gain, Profile, every
 from .base import metric
 
@@ -47,12 +48,10 @@ class DifferOptions(Shared):
     """Options of ``clients_differ``.
 
     Attributes:
-        alone: models {client: module} that each client trained alone. Without them the lead has no value.
-        score: the one that decides, ``loss`` or ``accuracy``.
+        alone: models {client: module} that each client trained alone. Without them fine-tuning alone is compared.
     """
 
     alone: Mapping[str, Any] | None = None
-    score: str = "loss"
 
 
 def _split(data: Any) -> Split:
@@ -100,8 +99,8 @@ def given(
 @metric(
     description="whether a client's own model beats other clients' models on its validation samples",
     direction="1 = clients differ in more than their samples",
-    how="clients train a few own epochs from the shared model; their models predict each other's samples",
-    variants=("differ",),
+    how="clients fine-tune the shared model; their models predict each other's samples, which then change clients",
+    variants=("differ", "p"),
     shared=True,
     separable=True,
     needs_all_layers=True,
@@ -109,27 +108,32 @@ def given(
 def clients_differ(measurement: Measurement, options: DifferOptions) -> list[Row]:
     """Return rows of the whole network on whether clients differ in more than their samples.
 
-    Each client trains own epochs from the shared model (1, 2 or 4, at a third of the rate or at the rate). Its model,
-    and one that it trained alone, predict its own validation samples and those of its neighbours: up to nine clients
-    are all neighbours. The lead of a client's own model over the others at its samples has the expected value 0 where
-    clients do not differ, however well or badly the models are trained.
+    Each client fine-tunes the shared model (1, 2 or 4 epochs, at a third of the rate or at the rate). Its models, and
+    one that it trained alone, predict the validation samples of all clients; of a drawn block of at most five, if there
+    are more than nine. The lead of a client's own model over the others at its samples is compared with its leads after
+    999 random deals of the samples (whole groups) to the clients
+    (:func:`diagnostics.tuning.permutation.permutation_test`). Where clients do not differ, they are called different in
+    5 % of the runs, however well or badly the models are trained. A round that the validation samples chose, such as
+    ``best``, breaks this.
 
-    Clients differ if a lead is above two standard errors over samples (groups) in the score that decides: nats of the
-    calibrated log loss, or points of accuracy. If not, and the error is above 1.5 points or there are fewer than 36
-    validation samples, there are too few samples to tell. Rows without ``others`` are gains over the shared model. A
-    difference need not make a local layer worth it.
+    The row ``differ`` is 1 if p is at most 0.05, and else 0: not shown. The log loss has one temperature of at least 1
+    for all pairs. ``smallest, nats`` is the smallest lead that would have been shown. A difference does not say that
+    local layers help.
     """
     how = given(measurement, options)
     if isinstance(how, str):
         return [row("clients_differ", None, status=how, variant="differ")]
     alone, (names, arguments) = None, how
+    if len(names) < 2:
+        return [row("clients_differ", None, status=FEW_CLIENTS, variant="differ")]
     if options.alone is not None:
         alone = [tree.state_dict(options.alone[name]) for name in names]
     try:
-        found = compared(alone, **arguments)
+        losses, kinds = fine_tuned(alone, **arguments)
     except (NonFiniteError, NoValue) as error:
         return [row("clients_differ", None, status=str(error), variant="differ")]
-    return rows_of(found, options.score)
+    parts = blocks(len(names), measurement.seed)
+    return rows_of(permutation_test([losses], parts, seed=measurement.seed), kinds)
 
 
 @metric(
@@ -158,8 +162,8 @@ def layer_tuning(measurement: Measurement, options: Shared) -> list[Row]:
       ``all`` layers and of ``statistics`` (no weight trains, batch statistics are taken again) have no layer; ``share``
       is G(S) / G(all), G the mean by training samples, where a difference is shown. Its error is a quarter of the
       width of a bootstrap's middle 95 %. That draws samples (groups) within clients, or from 8 clients on the clients.
-    - *Shown*: where ``clients_differ`` says so of own epochs, in loss. Its null is exact, unlike that of dealt samples,
-      which the shared model has not seen as such.
+    - *Shown*: where ``clients_differ`` says so of fine-tuning. Its null is exact, unlike that of dealt samples, which
+      the shared model has not seen as such.
 
     It names no plan and claims no end. On federations with known answers the profile did not choose better than
     training both ends, nor than always keeping the head local, also on residual networks and with adapters.
@@ -188,14 +192,23 @@ def layer_tuning(measurement: Measurement, options: Shared) -> list[Row]:
         )
     shown = ""
     if not isinstance(whole, str):
-        said = _attempt(lambda: verdict(compared(**arguments), "loss"))
-        shown = {DIFFER: "", NOT_SHOWN: "no difference shown"}.get(said, said)
+        shown = _not_shown(arguments)
         if not shown and not profile.mean(whole.nats).value > 0:
             shown = "all layers together gain nothing"
     made: list[Row] = []
     for name, gain in found.items():
         made += _rows(profile, clients, name, gain, whole, shown)
     return made
+
+
+def _not_shown(arguments: Mapping[str, Any]) -> str:
+    """Return why no difference between clients is shown, or ""."""
+    if len(arguments["clients"]) < 2:
+        return FEW_CLIENTS
+    answer = _attempt(lambda: compared(**arguments))
+    if isinstance(answer, Difference):
+        return "" if answer.shown else "no difference shown"
+    return str(answer)
 
 
 def _reason(tuner: Tuner, layer: Layer) -> str:

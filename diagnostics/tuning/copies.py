@@ -74,12 +74,12 @@ class Held:
             torch.cat([s.y for s in splits]), client, np.array(share)[client], group
         )
 
-    def losses(self, loss: Loss, outputs: Tensor, temperature: float = 1.0) -> Array:
+    def losses(self, loss: Loss, outputs: Tensor) -> Array:
         """Return the log loss of each sample, or its training loss for other tasks, of outputs [..., n, C]."""
         if outputs.ndim == 3:
-            return np.stack([self.losses(loss, each, temperature) for each in outputs])
+            return np.stack([self.losses(loss, each) for each in outputs])
         if loss.task in (CLASSIFICATION, MULTILABEL):
-            logits = loss.logits(outputs).double() / temperature
+            logits = loss.logits(outputs).double()
             return evaluate.log_losses(logits, self.y).numpy()
         return loss.per_sample(outputs, self.y).double().numpy()
 
@@ -278,7 +278,6 @@ def crosswise(
     candidates: Tensor,
     weight: Array,
     half: NDArray[np.int64],
-    fixed: int | None = None,
 ) -> tuple[NDArray[np.int64], Array, Array]:
     """Choose a candidate on each half, and score it on the other.
 
@@ -286,7 +285,6 @@ def crosswise(
         losses: fits on some samples, and scores them and others.
         candidates: outputs [P, n, C]. Of equally good ones the first is taken.
         weight: of the samples. half: of each sample, 0 or 1.
-        fixed: a candidate that is scored without a choice.
 
     Returns:
         The candidate that each sample is scored by, and the losses of it and of the first one.
@@ -297,7 +295,7 @@ def crosswise(
         scored, fitted = half == number, half != number
         found = [losses(each, fitted, scored) for each in candidates]
         means = [float(own @ weight[fitted]) for own, _ in found]
-        choice[scored] = int(np.argmin(means)) if fixed is None else fixed
+        choice[scored] = int(np.argmin(means))
         first[scored], best[scored] = found[0][1], found[choice[scored][0]][1]
     return choice, first, best
 

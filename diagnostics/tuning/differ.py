@@ -1,193 +1,150 @@
-"""Whether clients differ in more than their samples: whether a client's own model beats those of other clients."""
+"""The models by which clients are compared, and their losses on each other's validation samples."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fl_core.errors import check_known
 from fl_core.rows import CLASSIFICATION, MULTILABEL, Row, row
-from fl_core.seeds import numpy_generator
-from fl_core.statistics import Estimate, halves, stratified_mean
 from fl_core.training import evaluate
-from fl_core.training.losses import Loss
+from fl_core.training.losses import ClassWeighted, Loss
 from fl_core.tree import Tree
 
-from .copies import Array, Held, Mask, Tuner, crosswise, estimated
+from .copies import Array, Held, Tuner
+from .permutation import (
+    PURPOSE,
+    CrossLosses,
+    Difference,
+    blocks,
+    permutation_test,
+)
 
-NAME = "clients_differ"
-ERRORS = 2.0
-"""Standard errors from which a lead counts."""
-UNSURE = 1.5
-"""Points of accuracy. With a larger standard error there are too few samples to tell."""
-FEWEST = 36
-"""Validation samples below which the standard error in points is not known, so that there are too few to tell.
-
-With as many six clients with coded labels are called different in 80 % of the runs (``figures/decision/known.py``).
-"""
-SIDE = 4
-"""Neighbours on each side in a drawn circle of clients. Up to 9 clients are all neighbours."""
+FINE_TUNING, LOCAL = "fine-tuning", "local training"
 LEAST_CLIENTS = 4
-"""The fewest clients whose groups are sought (:mod:`diagnostics.groups`)."""
-DIFFER, TOO_FEW, NOT_SHOWN = "differ", "too few samples to tell", "not shown"
-UNITS = {"loss": (1, "nats"), "accuracy": (100, "points")}
-OWN, ALONE, OTHERS = "own epochs", "training alone", ", others"
+"""The fewest clients that can form groups (:mod:`diagnostics.groups`)."""
+FEW_CLIENTS = "needs two clients with validation samples"
 
 
-def neighbours(clients: int, seed: int) -> list[list[int]]:
-    """Return the clients whose samples each client's models predict: its own, and those of its neighbours.
+def neighbours(parts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the clients whose samples each client's models predict: those of its block.
 
-    >>> neighbours(3, seed=0)
-    [[0, 1, 2], [0, 1, 2], [0, 1, 2]]
+    >>> neighbours([[0, 2], [1, 3]])
+    [[0, 2], [1, 3], [0, 2], [1, 3]]
     """
-    order = numpy_generator(seed, NAME).permutation(clients)
-    circle = [np.roll(order, step) for step in range(-SIDE, SIDE + 1)]
-    near = np.stack(circle, axis=1)[order.argsort()]
-    return [sorted(set(others.tolist())) for others in near]
+    near = {client: list(part) for part in parts for client in part}
+    return [near[client] for client in sorted(near)]
 
 
-def compared(
+def fine_tuned(
     alone: Sequence[Tree] | None = None, **given: Any
-) -> dict[tuple[str, str], Estimate]:
-    """Train own epochs from a shared model, and return what :func:`gains` yields.
+) -> tuple[CrossLosses, list[str]]:
+    """Fine-tune a shared model at each client, and return the losses with the name of each kind of models.
+
+    The kinds are 1, 2 and 4 epochs at a third of the rate and at the rate; and local training.
 
     Args:
         alone: of each client the tensors that it trained alone.
-        given: the arguments of a :class:`Tuner` of the shared model.
+        given: the arguments of a :class:`Tuner` of the shared model. Without a shared model its ``starts`` are the
+            clients'.
 
     Raises:
         NonFiniteError: a loss or an output is not finite.
     """
-    near = neighbours(len(given["clients"]), given["seed"])
-    tuner = Tuner(**given, near=near)
+    parts = blocks(len(given["clients"]), given["seed"])
+    tuner = Tuner(**given, near=neighbours(parts))
     names, rate = frozenset(tuner.starts[0]), tuner.training.lr
-    tuned = torch.cat(
+    outputs = torch.cat(
         [tuner.outputs(names, each) for each in tuner.clock.turns((rate / 3, rate))]
     )
-    single = None
+    kinds = [FINE_TUNING] * len(outputs)
     if alone is not None:
-        single = Tuner(**(given | {"starts": alone}), near=near).start
-    shown = tuner.loss, tuner.held, near, tuner.start, tuned, single, tuner.seed
-    return {(what, score): each for what, score, each in gains(*shown)}
+        local = Tuner(**(given | {"starts": alone}), near=neighbours(parts))
+        outputs = torch.cat([outputs, local.start[None]])
+        kinds.append(LOCAL)
+    return cross_losses(tuner.loss, tuner.held, parts, outputs), kinds
 
 
-def gains(
-    loss: Loss,
-    held: Held,
-    near: Sequence[Sequence[int]],
-    shared: Tensor,
-    tuned: Tensor,
-    alone: Tensor | None,
-    seed: int,
-) -> Iterator[tuple[str, str, Estimate]]:
-    """Yield what is compared, the score, and its mean gain: nats, or shares of right predictions.
+def compared(alone: Sequence[Tree] | None = None, **given: Any) -> Difference:
+    """Fine-tune a shared model at each client, and test whether clients differ, as :func:`fine_tuned` says."""
+    losses, _ = fine_tuned(alone, **given)
+    parts = blocks(len(given["clients"]), given["seed"])
+    return permutation_test([losses], parts, seed=given["seed"])
 
-    ``own epochs`` and ``training alone`` gain over the shared model. Own epochs, or none, are chosen on one half of
-    the samples and scored on the other. Where none are chosen the gain is 0 with the error of the first candidate's.
 
-    ``own epochs, others`` and ``training alone, others`` are the lead of a client's own model over its neighbours'
-    models, the mean over pairs of clients by the product of their training samples. Without a difference between
-    clients its expected value is exactly 0, whatever the models learned: a pair's models change places. The epochs
-    with the largest lead on one half are scored on the other. With fewer than :data:`FEWEST` samples the error of a
-    lead in accuracy is NaN.
+def cross_losses(
+    loss: Loss, held: Held, parts: Sequence[Sequence[int]], outputs: Tensor
+) -> CrossLosses:
+    """Return the losses of clients' models on the validation samples of their blocks.
 
     Args:
-        near: the clients whose samples each client's models predict, as of :func:`neighbours`.
-        shared: outputs of the shared model [N, C], of each client for the samples of its first neighbour, and so on.
-        tuned: the same after own epochs, [P, N, C].
-        alone: of models that each client trained alone.
+        held: the validation samples.
+        parts: blocks of clients.
+        outputs: of each kind of models [P, N, C]: of the first client's model for the samples of its block, client by
+            client, then of the second one's, and so on.
     """
-    half = halves(held.group, held.client, seed)
-    places = [np.flatnonzero(held.client == k) for k in range(len(near))]
-    place = np.concatenate([places[k] for others in near for k in others])
-    sizes = [sum(len(places[k]) for k in others) for others in near]
-    model = np.repeat(np.arange(len(near)), sizes)
-    own = model == held.client[place]
-    shares = np.bincount(held.client, held.weight, len(near))
-    weight = np.where(own, 0, shares[model])
-    pairs = Held(held.y[place], model, weight * held.weight[place], place)
-
-    def losses(outputs: Tensor, fitted: Mask) -> Array:
-        if name == "accuracy":
-            return 1 - pairs.right(outputs)
-        heat = temperature(loss, outputs[own], held, fitted)
-        return pairs.losses(loss, outputs, heat)
-
-    def at_own(outputs: Tensor, fitted: Mask, scored: Mask) -> tuple[Array, Array]:
-        found = losses(outputs, fitted)[own]
-        return found[fitted], found[scored]
-
-    def behind(outputs: Tensor, fitted: Mask, scored: Mask) -> tuple[Array, Array]:
-        found = losses(outputs, fitted)
-        worse = weight * (found[own][place] - found)
-        found = np.bincount(place, worse, len(half)) / pairs.weight.sum()
-        return found[fitted], found[scored]
-
-    def mean(values: Array) -> Estimate:
-        return stratified_mean(values, held.weight, held.group, held.client)
-
-    tried = {OWN: tuned} if alone is None else {OWN: tuned, ALONE: alone[None]}
-    for name in ("loss", "accuracy") if loss.task == CLASSIFICATION else ("loss",):
-        for what, candidates in tried.items():
-            given = at_own, torch.cat([shared[None], candidates])
-            fixed = None if what == OWN else 1
-            choice, before, after = crosswise(*given, held.weight, half, fixed)
-            found = mean(before - after)
-            if not choice.any():
-                _, before, after = crosswise(*given, held.weight, half, 1)
-                found = mean(before - after)._replace(value=0.0)
-            yield what, name, found
-            if len(near) > 1:
-                *_, best = crosswise(behind, candidates, held.weight, half)
-                lead = mean(-best)
-                if name == "accuracy" and len(half) < FEWEST:
-                    lead = lead._replace(error=math.nan)
-                yield what + OTHERS, name, lead
+    clients = sum(map(len, parts))
+    places = [np.flatnonzero(held.client == k) for k in range(clients)]
+    near = [np.concatenate([places[k] for k in block]) for block in neighbours(parts)]
+    place = np.concatenate(near)
+    model = np.repeat(np.arange(clients), [len(each) for each in near])
+    sizes = [len(each) for each in near]
+    losses = np.full((len(outputs), clients, len(held.client)), np.nan)
+    y = held.y[torch.from_numpy(place)]
+    for kind, one in enumerate(outputs):
+        losses[kind, model, place] = comparable_losses(loss, one, y, sizes)
+    weight = None
+    if isinstance(loss, ClassWeighted):
+        weight = np.array(loss.weights)[held.y.numpy()]
+    share = np.bincount(held.client, held.weight, clients).astype(np.float64)
+    return CrossLosses(losses, held.client, share, held.group, weight)
 
 
-def temperature(loss: Loss, outputs: Tensor, held: Held, fitted: Mask) -> float:
-    """Return the best temperature of at least 1 on some samples; 1 for tasks without a log loss.
+def comparable_losses(
+    loss: Loss, outputs: Tensor, y: Tensor, sizes: Sequence[int]
+) -> Array:
+    """Return the losses of several models' outputs [N, C], in which no client is special, float64 [N].
 
-    A lower one would make a model surer that errs on none of a few samples.
+    A log loss has one temperature of at least 1 for all pairs of a model and a sample. Other tasks have their training
+    loss. The risk sets of a survival loss are all samples that a model predicts.
+
+    Args:
+        y: the labels of the samples [N].
+        sizes: number of samples of each model, whose sum is N.
     """
-    if loss.task not in (CLASSIFICATION, MULTILABEL):
-        return 1.0
-    on = torch.from_numpy(fitted)
-    logits = loss.logits(outputs).double()[on]
-    weight = torch.from_numpy(held.weight[fitted])
-    found, _ = evaluate.fit(logits, held.y[on], weight, torch.zeros_like(logits))
-    return max(1.0, found)
+    if loss.task in (CLASSIFICATION, MULTILABEL):
+        logits = loss.logits(outputs).double()
+        if not len(y):
+            return np.zeros(0)
+        equal = torch.ones(len(y), dtype=torch.float64)
+        temperature, _ = evaluate.fit(logits, y, equal, torch.zeros_like(logits))
+        return evaluate.log_losses(logits / max(1.0, temperature), y).numpy()
+    pairs = zip(outputs.split(list(sizes)), y.split(list(sizes)), strict=True)
+    losses = [loss.per_sample(one, labels).double() for one, labels in pairs]
+    return torch.cat(losses).numpy()
 
 
-def verdict(found: dict[tuple[str, str], Estimate], score: str) -> str:
-    """Return whether clients differ in one score: one lead over neighbours is above two standard errors."""
-    check_known("score", score, {name for _, name in found})
-    leads = {key: each for key, each in found.items() if OTHERS in key[0]}
-    if not leads:
-        return "needs two clients with validation samples"
-    for (_, name), lead in leads.items():
-        if name == score and lead.value > ERRORS * lead.error:
-            return DIFFER
-    points = leads.get((OWN + OTHERS, "accuracy"))
-    if points is not None and not 100 * points.error <= UNSURE:
-        return TOO_FEW
-    return NOT_SHOWN
-
-
-def rows_of(found: dict[tuple[str, str], Estimate], score: str) -> list[Row]:
-    """Return a row with the verdict, 1 if clients differ and 0 if it is not shown, and those of what is compared."""
-    said = verdict(found, score)
-    value = {DIFFER: 1.0, NOT_SHOWN: 0.0}.get(said)
-    status = said if value is None else "ok"
-    made = [row(NAME, value, status=status, variant="differ")]
-    for (what, name), each in found.items():
-        factor, unit = UNITS[name]
-        made.append(estimated(NAME, f"{what}, {unit}", each, factor))
-    if (ALONE, "loss") not in found:
-        made.append(row(NAME, None, status="no run of training alone", variant=ALONE))
+def rows_of(difference: Difference, kinds: Sequence[str]) -> list[Row]:
+    """Return a row with the answer, 1 if clients differ and 0 if it is not shown, and those of the evidence."""
+    values = {"differ": float(difference.shown), "p": difference.p_value}
+    evidence = zip(kinds, difference.standardised, difference.leads, strict=True)
+    for name, _, lead in sorted(evidence):  # the last of a name stands out most
+        values[f"{name}, nats"] = lead
+    values["smallest, nats"] = difference.smallest
+    made = [
+        row(
+            PURPOSE,
+            value,
+            variant=name,
+            split="validation",
+            n_samples=difference.samples,
+        )
+        for name, value in values.items()
+    ]
+    if LOCAL not in kinds:
+        status = "no run of local training"
+        made.append(row(PURPOSE, None, status=status, variant=f"{LOCAL}, nats"))
     return made

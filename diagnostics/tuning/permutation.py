@@ -53,7 +53,8 @@ class Difference:
             standardised lead over the kinds of models.
         leads: of each kind, by how many nats the mean loss of a client's own model is below that of the other clients'
             models, at the client's validation samples, the mean over seeds.
-        errors: the standard deviations of the leads over the deals.
+        standardised: the leads minus their means over the deals, in standard deviations over the deals. Such a mean is
+            not 0 where clients with more samples have better models.
         kind: the kind with the largest standardised lead.
         smallest: the smallest lead of this kind that would have been shown.
         samples: validation samples, the sum over seeds.
@@ -62,7 +63,7 @@ class Difference:
 
     p_value: float
     leads: tuple[float, ...]
-    errors: tuple[float, ...]
+    standardised: tuple[float, ...]
     kind: int
     smallest: float
     samples: int
@@ -163,7 +164,7 @@ def permutation_test(
     return Difference(
         p_value=(1 + reached) / (1 + deals),
         leads=tuple(total[0].tolist()),
-        errors=tuple(errors.tolist()),
+        standardised=tuple(standard[0].tolist()),
         kind=kind,
         smallest=float(null[:, kind].mean() + threshold * errors[kind]),
         samples=sum(len(one.client) for one in seeds),

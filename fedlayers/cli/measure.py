@@ -24,7 +24,7 @@ NEEDS = {
     "pattern": ("models",),
     "by_position": ("models",),
     "null_draws": ("null",),
-    "groups": ("dataset",),
+    "groups": ("dir",),
 }
 """Flags of diagnose that have no meaning without one of others."""
 
@@ -97,7 +97,7 @@ class Diagnose(OfRun):
     null_draws: int = 1
     """Random draws of each null."""
     groups: bool = False
-    """Also group clients by their updates of the first layer, with a test against 59 shuffles."""
+    """Also say which clients form groups, by their own models on each other's validation samples."""
     option: tuple[str, ...] = ()
     """An option of a metric, such as --option hessian_spectrum.k=5. Repeatable."""
     json: bool = False
@@ -157,13 +157,11 @@ class Diagnose(OfRun):
                 allow_code=self.allow_code,
                 **how,
             )
+            if self.groups:
+                notes.append(self.alike())
         else:
             task = runner.assemble(self.asked_config())
             task.announce()
-            if self.groups:
-                from diagnostics.groups import client_groups
-
-                notes.append(client_groups(task).text())
             if self.models is None:
                 report = measure.diagnose_task(task, metrics, **how)
             else:
@@ -201,6 +199,22 @@ class Diagnose(OfRun):
         print(f"{title}\n\n{report.text(list(chosen))}\n")
         print(*notes, f"rows: {rows}", sep="\n")
         return {"notes": notes, "rows": records(report.frame)}
+
+    def alike(self) -> str:
+        """Return which clients of the run form groups, by their models of its last round on validation samples."""
+        from diagnostics.cross_scores import cross_scores
+        from fl_core.run.restore import load_models
+
+        models, task = load_models(
+            self.dir or "", "last", "local", allow_code=self.allow_code
+        )
+        clients = [one for one in task.data.clients if len(one.validation)]
+        crossed = cross_scores(
+            {one.name: models[one.name] for one in clients if one.name in models},
+            {one.name: one.validation for one in clients if one.name in models},
+            loss=task.criterion,
+        )
+        return crossed.alike(task.config.execution.seed).text()
 
 
 class Select(Command):

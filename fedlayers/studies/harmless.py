@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from diagnostics.tuning.copies import Tuner
 from diagnostics.tuning.differ import neighbours
+from diagnostics.tuning.permutation import blocks
 from fl_core import statistics, tree
 from fl_core.data.arrays import nested_groups
 from fl_core.errors import UsageError
@@ -163,7 +164,7 @@ class Bench:
         """
         clients, seed = self.task.data.clients, job.config.execution.seed
         near = (
-            neighbours(len(clients), seed)
+            neighbours(blocks(len(clients), seed))
             if others
             else [[k] for k in range(len(clients))]
         )

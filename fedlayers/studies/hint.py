@@ -32,7 +32,6 @@ from fedlayers.studies.jobs import (
     seeds_of,
 )
 from fedlayers.studies.race import (
-    DRAWS,
     KEPT,
     Race,
     check_scored,
@@ -300,7 +299,7 @@ NO_COST = Cost(0, 0, 0.0, 0.0, 0.0)
 def costs_of(race: Race, side_by_side: int) -> tuple[Cost, Cost, Cost]:
     """Estimate what all runs cost if clients do not differ, if they do, and if they form groups.
 
-    Groups cost a run for each seed with its own epochs, and at most a first round for each shuffled federation.
+    Groups cost a run for each seed with its own epochs.
 
     Args:
         side_by_side: runs at a time.
@@ -323,8 +322,7 @@ def costs_of(race: Race, side_by_side: int) -> tuple[Cost, Cost, Cost]:
         if grouped:
             same = race.jobs_at(lr, ["all"])  # groups send as much
             runs |= {job.path / "groups": job for job in same}
-            epochs = int(race.task.config.training.epochs or 1)
-            own += EPOCHS[-1] * len(same) + (1 + DRAWS) * epochs
+            own += EPOCHS[-1] * len(same)
         found = estimate_cost(race.tasks, [*runs.values()], side_by_side, own, step)
         # each run is made once more, and evaluated about as often as rounds and own epochs end
         times = found.rounds / every + len(runs) + own

@@ -17,16 +17,8 @@ import torch
 from torch import Tensor
 
 from diagnostics.tuning.copies import EPOCHS, Held
-from diagnostics.tuning.differ import (
-    DIFFER,
-    LEAST_CLIENTS,
-    NOT_SHOWN,
-    OTHERS,
-    TOO_FEW,
-    gains,
-    neighbours,
-    verdict,
-)
+from diagnostics.tuning.differ import LEAST_CLIENTS, cross_losses
+from diagnostics.tuning.permutation import Difference, blocks, permutation_test
 from diagnostics.tuning.profile import every
 from fedlayers.backends.local import Backend
 from fedlayers.studies.arms import Arm, arm_of
@@ -37,9 +29,7 @@ from fl_core import rows
 from fl_core.algorithms.base import find
 from fl_core.config import STOPPING_INTERVAL, Own, RunConfig, is_file, resolve
 from fl_core.errors import NonFiniteError, RunError, UsageError, listing
-from fl_core.plan import LayerPlan
 from fl_core.rows import (
-    CLASSIFICATION,
     MAIN,
     SCORES,
     TABLE,
@@ -48,10 +38,9 @@ from fl_core.rows import (
     selecting_scores,
 )
 from fl_core.run.task import Task
-from fl_core.statistics import Estimate
 
 if TYPE_CHECKING:
-    from diagnostics.groups import Groups
+    from diagnostics.groups import Alike
 
 DEFAULT_EVALUATIONS = 20
 """Default number of evaluations of a race's runs."""
@@ -65,8 +54,6 @@ LOWER = 0.3
 """The rate at which an arm that diverged trains again, times the others'."""
 THIRD = 1 / 3
 """The rate of own epochs, times the run's. FedAvg also tries its own rate."""
-DRAWS = 19
-"""Shuffled federations beside which groups of clients must stand out: chance shows some in 1 of 20 decisions."""
 PLAN_ALGORITHM = "fedper"
 """The algorithm that uses the cuts if the configuration's uses no plan."""
 
@@ -346,38 +333,6 @@ class Rates:
         return told
 
 
-SAID = {
-    DIFFER: "Clients differ, so both ends are tried",
-    TOO_FEW: "Too few samples to tell whether clients differ, so both ends are tried",
-    NOT_SHOWN: "Clients are not shown to differ, so no layer is tried as a local one",
-}
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Whether clients differ, in a seed's samples (``clients_differ`` of :mod:`diagnostics.metrics`).
-
-    Attributes:
-        verdict: of :func:`diagnostics.tuning.differ.verdict`.
-        leads: of a client's own model over other clients' models, in the ``score``.
-    """
-
-    verdict: str
-    leads: Mapping[str, Estimate]
-    score: str = "loss"
-
-    def text(self) -> str:
-        """Return the verdict with its evidence."""
-        known = [
-            f"{what} {each.value:.3f} ± {1.96 * each.error:.3f}"
-            for what, each in self.leads.items()
-            if not math.isnan(each.error)
-        ]
-        evidence = f" By {self.score} a client's model leads those of others: {listing(known)}."
-        unknown = f"Whether clients differ is unknown: {self.verdict.rstrip('.')}"
-        return f"{SAID.get(self.verdict, unknown)}.{evidence if known else ''}"
-
-
 @dataclass
 class Decided:
     """What the steps of a decision have trained.
@@ -388,7 +343,7 @@ class Decided:
         failed: why a run has no result.
         rates: the learning rates that were tried, if any.
         differences: of each seed, where the policy asked.
-        groups: of clients by their first updates, where clients differ.
+        groups: of clients by their own models, where clients differ.
     """
 
     race: Race
@@ -397,12 +352,12 @@ class Decided:
     failed: dict[str, str] = field(default_factory=dict)
     rates: Rates | None = None
     differences: list[Difference] = field(default_factory=list)
-    groups: Groups | None = None
+    groups: Alike | None = None
 
     @property
     def said(self) -> list[str]:
         """Return a line for each verdict on whether clients differ, with its first seed's evidence; and the groups."""
-        first = {each.verdict: each for each in reversed(self.differences)}
+        first = {each.shown: each for each in reversed(self.differences)}
         lines = [each.text() for each in first.values()]
         if self.groups is not None and self.groups.significant:
             lines.append(self.groups.text())
@@ -411,9 +366,7 @@ class Decided:
     @property
     def price(self) -> int:
         """Return the epochs of all clients that were trained beside the runs."""
-        rounds = 0 if self.groups is None else 1 + len(self.groups.nulls)
-        epochs = int(self.race.task.config.training.epochs or 1)
-        return rounds * epochs + sum(one.price for one in self.runs)
+        return sum(one.price for one in self.runs)
 
     def of(self, arm: str) -> dict[int, Trained]:
         """Return an arm's run in each seed."""
@@ -449,7 +402,7 @@ def decide(race: Race, place: Backend, tell: Tell) -> Decided:
         found.runs = [replace(one, seen=UNSEEN) for one in found.runs]
         for line in found.said:
             tell(line)
-        if {each.verdict for each in found.differences} != {NOT_SHOWN}:
+        if any(each.shown for each in found.differences):
             try:
                 found.race = with_groups(race, found)
             except (RunError, UsageError) as error:
@@ -520,51 +473,41 @@ def _train_arms(
 
 
 def with_groups(race: Race, found: Decided) -> Race:
-    """Return the decision with an arm that trains one model a group of clients, if the clients form groups."""
-    from diagnostics.groups import client_groups  # imports scikit-learn
+    """Return the decision with an arm that trains one model a group of clients, if the clients form groups.
 
-    task = race.task
-    if len(task.data.clients) < LEAST_CLIENTS:
-        return race
-    groups = found.groups = client_groups(
-        task, LayerPlan(task.layers, ()).trainable[0], DRAWS
+    The clients' models of the first seed that were trained alone say who is alike.
+    """
+    from diagnostics.cross_scores import cross_scores
+
+    task, trained = race.task, found.of("nothing")
+    clients = task.data.clients
+    enough = len(clients) >= LEAST_CLIENTS and all(
+        len(one.validation) for one in clients
     )
+    if not enough or not trained:
+        return race
+    seed = next(iter(trained))
+    models = race.benches[seed].load(trained[seed].job.path).models
+    held = {one.name: one.validation for one in race.benches[seed].task.data.clients}
+    crossed = cross_scores(models, held, loss=task.criterion)
+    groups = found.groups = crossed.alike(seed)
     if not groups.significant:
         return race
-    arm = Arm("groups", "grouped", options={"groups": [*groups.of.values()]})
+    labels = [groups.groups[one.name] for one in clients]
+    arm = Arm("groups", "grouped", options={"groups": labels})
     race = replace(race, arms=(*race.arms, arm), ends=(*race.ends, arm.name))
     [race.tasks["groups"], *_] = assembled(race.jobs_at(None, ["groups"]), task)
     return race
 
 
 def difference(shared: Trained, alone: Trained, bench: Bench) -> Difference:
-    """Return whether clients differ, from own epochs after the shared model and from training alone."""
-    if len(shared.seen) == 1:
-        return Difference("own epochs diverge", {})
+    """Return whether clients differ, from fine-tuning after the shared model and from local training."""
     clients = bench.task.data.clients
-    found = {
-        (what, score): each
-        for what, score, each in gains(
-            bench.task.criterion,
-            Held.of([one.validation for one in clients], [*bench.sizes.values()]),
-            neighbours(len(clients), shared.seed),
-            shared.seen[0],
-            shared.seen[1:],
-            alone.seen[0],
-            shared.seed,
-        )
-    }
-    by = (
-        "accuracy"
-        if bench.kind == CLASSIFICATION and bench.selecting != "loss"
-        else "loss"
-    )
-    leads = {
-        what.removesuffix(OTHERS): each
-        for (what, score), each in found.items()
-        if score == by and OTHERS in what
-    }
-    return Difference(verdict(found, by), leads, by)
+    held = Held.of([one.validation for one in clients], [*bench.sizes.values()])
+    parts = blocks(len(clients), shared.seed)
+    outputs = torch.cat([shared.seen[1:], alone.seen[:1]])
+    losses = cross_losses(bench.task.criterion, held, parts, outputs)
+    return permutation_test([losses], parts, seed=shared.seed)
 
 
 def rates_of(

@@ -386,12 +386,8 @@ def measured(job: Job, lr: float) -> dict[str, Any]:
         return scored(task, trained(task, [*map(int, job.arm.split())]))
     shared, alone = trained(task, []), trained(task, layers)
     given = setting(task, "validation")
-    gains = whether.compared(**given, starts=shared, alone=alone)
-    found: dict[str, Any] = {
-        f"{what}, {score}": each[:2] for (what, score), each in gains.items()
-    }
-    for score in ("loss", "accuracy"):
-        found[f"verdict, {score}"] = whether.verdict(gains, score)
+    answer = whether.compared(**given, starts=shared, alone=alone)
+    found: dict[str, Any] = {"p": answer.p_value, "lead": answer.lead}
     if job.arm == "whether":
         found |= {"all": scored(task, shared), "nothing": scored(task, alone)}
     if job.federation in ADAPTED:

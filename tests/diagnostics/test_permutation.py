@@ -76,7 +76,7 @@ def test_the_p_value_is_that_of_a_dense_loop():
     standard = (found.leads - null.mean(axis=0)) / null.std(axis=0)
     largest = ((null - null.mean(axis=0)) / null.std(axis=0)).max(axis=1)
     assert found.p_value == (1 + (largest >= standard.max()).sum()) / 100
-    assert found.errors == pytest.approx(null.std(axis=0))
+    assert found.standardised == pytest.approx(standard)
     assert found.samples == 16
     assert found.smallest == pytest.approx(
         null[:, found.kind].mean() + np.sort(largest)[-5] * null.std(axis=0)[found.kind]

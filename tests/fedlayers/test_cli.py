@@ -126,13 +126,16 @@ def test_every_field_of_the_configuration_has_a_flag_with_help(fedlayers):
     assert {named[flag] for flag in usual if flag in named} == {*options.USUAL}
 
 
-def test_diagnose_groups_clients_when_asked(fedlayers, monkeypatch):
-    from diagnostics import groups
-
-    few = groups.client_groups
-    monkeypatch.setattr(groups, "client_groups", lambda task: few(task, draws=1))
-    shown = fedlayers("diagnose --dataset heart --metrics weight_magnitude --groups")
-    assert "by the updates of fc1" in shown
+def test_diagnose_groups_clients_when_asked(fedlayers, tmp_path):
+    run = tmp_path / "run"
+    fedlayers(f"run --dataset heart --algorithm local --rounds 1 --out {run}")
+    metrics = "--metrics weight_magnitude"
+    shown = fedlayers(f"diagnose {run} {metrics} --groups --out {tmp_path / 'rows'}")
+    assert re.search(
+        r"(Clients form groups|No groups of clients are shown) \(silhou", shown
+    )
+    said = fedlayers.refused(f"diagnose --dataset heart {metrics} --groups")
+    assert "--groups goes with a run directory" in said
 
 
 CONFIGURED = [
