@@ -38,8 +38,8 @@ class CrossScores(Displayed):
         table: a line for each model and client of the samples: all scores; then by how much the model's loss is above
             that of the client's own model, paired over samples, with an interval and a p-value for all pairs together.
         score: the score to show.
-        losses: of each model and each sample of all clients, float64 [K, n]. A log loss has one temperature of at least
-            1 for all pairs of a model and a sample.
+        losses: of each model and each sample of all clients, float64 [K, n]. A log loss has one temperature, from 1
+            to 20, for all pairs of a model and a sample.
         client: the number of each sample's client, int [n].
         group: what each sample belongs to, such as a patient, int [n].
     """

@@ -116,7 +116,7 @@ def clients_differ(measurement: Measurement, options: DifferOptions) -> list[Row
     5 % of the runs, however well or badly the models are trained. A round that the validation samples chose, such as
     ``best``, breaks this.
 
-    The row ``differ`` is 1 if p is at most 0.05, and else 0: not shown. The log loss has one temperature of at least 1
+    The row ``differ`` is 1 if p is at most 0.05, and else 0: not shown. The log loss has one temperature, from 1 to 20,
     for all pairs. ``smallest, nats`` is the smallest lead that would have been shown. A difference does not say that
     local layers help.
     """

@@ -26,6 +26,8 @@ from .permutation import (
 FINE_TUNING, LOCAL = "fine-tuning", "local training"
 LEAST_CLIENTS = 4
 """The fewest clients that can form groups (:mod:`diagnostics.groups`)."""
+HOTTEST = 20.0
+"""The highest temperature. Where most pairs of a model and a sample are wrong, a free one would leave no difference."""
 FEW_CLIENTS = "needs two clients with validation samples"
 
 
@@ -108,7 +110,7 @@ def comparable_losses(
 ) -> Array:
     """Return the losses of several models' outputs [N, C], in which no client is special, float64 [N].
 
-    A log loss has one temperature of at least 1 for all pairs of a model and a sample. Other tasks have their training
+    A log loss has one temperature, from 1 to 20, for all pairs of a model and a sample. Other tasks have their training
     loss. The risk sets of a survival loss are all samples that a model predicts.
 
     Args:
@@ -120,8 +122,9 @@ def comparable_losses(
         if not len(y):
             return np.zeros(0)
         equal = torch.ones(len(y), dtype=torch.float64)
-        temperature, _ = evaluate.fit(logits, y, equal, torch.zeros_like(logits))
-        return evaluate.log_losses(logits / max(1.0, temperature), y).numpy()
+        fitted, _ = evaluate.fit(logits, y, equal, torch.zeros_like(logits))
+        temperature = min(max(1.0, fitted), HOTTEST)
+        return evaluate.log_losses(logits / temperature, y).numpy()
     pairs = zip(outputs.split(list(sizes)), y.split(list(sizes)), strict=True)
     losses = [loss.per_sample(one, labels).double() for one, labels in pairs]
     return torch.cat(losses).numpy()

@@ -63,6 +63,31 @@ def test_models_that_are_alike_are_named_in_few_draws():
     assert named <= 5
 
 
+def test_alike_clients_are_those_whose_models_do_as_well_on_each_others_samples():
+    """Two kinds of clients; the log loss has one temperature for all pairs, so that sure models do not decide."""
+    names = [f"ward {k}" for k in range(6)]
+    models = {name: linear(0, 30.0 * (-1) ** k) for k, name in enumerate(names)}
+    data = {}
+    for k, name in enumerate(names):
+        x, y = samples(k)
+        data[name] = x, y if k % 2 == 0 else 1 - y
+    crossed = fl.cross_scores(models, data)
+    assert crossed.losses.shape == (6, 480)
+    assert crossed.losses.max() < 20 < crossed.matrix("loss").max(axis=None)
+    found = crossed.alike()
+    assert found.leads.loc["ward 0", "ward 1"] > 1
+    assert list(found.groups.values()) == [1, 2] * 3
+    assert "ward 0, ward 2, ward 4; ward 1, ward 3, ward 5" in found.text()
+    assert [found.groups[name] for name in found.order] in (
+        [1] * 3 + [2] * 3,
+        [2] * 3 + [1] * 3,
+    )
+    ax = found.plot()
+    shown = [label.get_text() for label in ax.get_xticklabels()]
+    assert shown == found.order
+    assert found.text() in repr(found)
+
+
 def test_a_result_brings_its_test_samples():
     result = fl.run(dataset="heart", rounds=1)
     found = fl.cross_scores(result)

@@ -1,37 +1,30 @@
-"""Groups of clients: the grouping alone, planted groups, and federations in which there are none."""
+"""Who is alike: the leads of pairs by hand, planted groups, and clients that form none."""
 
 from itertools import combinations
 
 import numpy as np
 import pytest
-import torch
 
-from diagnostics import groups
-from diagnostics.groups import best_grouping, client_groups
-from fl_core import tree
-from fl_core.config import RunConfig
-from fl_core.run import runner
-from tests.conftest import refuses
+from diagnostics.groups import alike, best_grouping
+from diagnostics.tuning.permutation import CrossLosses, permutation_test
 
 
-def task_of(directions, seed=0):
-    """Clients whose two classes differ along an axis of their direction."""
-    draw = np.random.default_rng(seed)
-    clients = {}
-    for place, direction in enumerate(directions):
-        y = np.arange(60) % 2
-        x = draw.normal(size=(60, 8))
-        x[:, direction] += 4 * y - 2
-        clients[f"client {place}"] = (x, y)
-    return runner.assemble(
-        RunConfig(epochs=3, lr=0.01, seed=seed, patience=0), data=clients, model="mlp"
-    )
+def losses_of(draw, centres, samples=20, spread=0.25):
+    """Return losses of clients that estimate their centre, and each sample's client."""
+    centres = np.array(centres, dtype=float)
+    models = centres + spread * draw.normal(size=centres.shape)
+    client = np.repeat(np.arange(len(centres)), samples)
+    x = centres[client] + draw.normal(size=(len(client), centres.shape[1]))
+    return ((x - models[:, None]) ** 2).sum(axis=-1), client
 
 
-def dense(similarity, labels):
+def names_of(count):
+    return [f"client {k}" for k in range(count)]
+
+
+def dense(distance, labels):
     """The mean silhouette by its definition: (b - a) / max(a, b)."""
-    distance, own = 1 - similarity, np.array(labels)
-    values = []
+    own, values = np.array(labels), []
     for i, label in enumerate(labels):
         means = {
             group: distance[i, (own == group) & (np.arange(len(own)) != i)].mean()
@@ -43,80 +36,110 @@ def dense(similarity, labels):
     return float(np.mean(values))
 
 
-def cosines(vectors):
-    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    return unit @ unit.T
+def distances(vectors):
+    return np.linalg.norm(vectors[:, None] - vectors, axis=-1)
 
 
 def test_the_best_grouping_has_the_silhouette_of_its_definition():
     """Whatever the order of the clients. Equal clients have no groups."""
     draw = np.random.default_rng(0)
     centres = np.repeat(np.eye(3), 3, axis=0) @ draw.normal(size=(3, 20))
-    similarity = cosines(centres + 0.1 * draw.normal(size=(9, 20)))
-    found, silhouette = best_grouping(similarity)
+    distance = distances(centres + 0.1 * draw.normal(size=(9, 20)))
+    found, silhouette = best_grouping(distance)
     assert found.tolist() == [1, 1, 1, 2, 2, 2, 3, 3, 3]
-    assert silhouette == pytest.approx(dense(similarity, found.tolist()))
-    assert silhouette > dense(similarity, [1, 1, 1, 2, 2, 2, 2, 2, 2])
+    assert silhouette == pytest.approx(dense(distance, found.tolist()))
+    assert silhouette > dense(distance, [1, 1, 1, 2, 2, 2, 2, 2, 2])
     vectors, order = draw.normal(size=(7, 5)), draw.permutation(7)
-    first, one = best_grouping(cosines(vectors))
-    second, other = best_grouping(cosines(vectors[order]))
+    first, one = best_grouping(distances(vectors))
+    second, other = best_grouping(distances(vectors[order]))
     assert one == pytest.approx(other)
     for i, j in combinations(range(7), 2):
-        together = first[order[i]] == first[order[j]]
-        assert together == (second[i] == second[j])
-    found, silhouette = best_grouping(np.ones((5, 5)))
+        assert (first[order[i]] == first[order[j]]) == (second[i] == second[j])
+    found, silhouette = best_grouping(np.zeros((5, 5)))
     assert set(found.tolist()) == {1}
     assert np.isnan(silhouette)
 
 
-def test_planted_groups_are_found_and_updates_are_those_of_the_first_training():
-    task = task_of([0, 3, 0, 3, 0, 3])
-    found = client_groups(task, draws=5)
-    assert list(found.of.values()) == [1, 2, 1, 2, 1, 2]
-    assert len(found.nulls) == 5
-    assert max(found.nulls) < found.silhouette
-    assert "client 1, client 3, client 5" in found.text()
-    models, _ = runner.train_first_round(task, groups.instruments().observers)
-    weight = task.layers[0].weights[0]
-    start = tree.named_tensors(task.model)[weight]
-    a, b = (
-        (tree.named_tensors(models[name])[weight] - start).detach().double().flatten()
-        for name in ("client 0", "client 1")
+def test_leads_are_those_by_hand_and_of_the_test_of_two_clients():
+    draw = np.random.default_rng(1)
+    losses, client = losses_of(draw, draw.normal(size=(5, 3)))
+    found = alike(losses, client, names_of(5))
+    for a, b in combinations(range(5), 2):
+        own_a, own_b = client == a, client == b
+        lead = (losses[b] - losses[a])[own_a].mean() + (losses[a] - losses[b])[
+            own_b
+        ].mean()
+        assert found.leads.iloc[a, b] == pytest.approx(lead)
+        assert found.leads.iloc[b, a] == pytest.approx(lead)
+    two = np.isin(client, [0, 1])
+    pair = CrossLosses(losses[None, :2][:, :, two], client[two], np.ones(2))
+    assert 2 * permutation_test([pair], deals=19).lead == pytest.approx(
+        found.leads.iloc[0, 1]
     )
-    cosine = float(torch.nn.functional.cosine_similarity(a, b, dim=0))
-    assert found.similarity.loc["client 0", "client 1"] == pytest.approx(cosine)
 
 
-def test_clients_alike_are_one_group_and_the_shuffling_ends_early(
-    monkeypatch,
-):
-    ended = [client_groups(task_of([0] * 6, seed), draws=20) for seed in range(3)]
-    assert not any(found.significant for found in ended)
-    for found in ended:
-        assert set(found.of.values()) == {1}
-        assert len(found.nulls) < 20
-        assert found.nulls[-1] >= found.silhouette > max(found.nulls[:-1], default=-2.0)
-        assert found.text().startswith("No groups")
+@pytest.mark.parametrize(
+    "labels", [[0, 1, 0, 1, 0, 1], [0, 1, 2] * 4, [0, 0, 0, 0, 0, 1]]
+)
+def test_planted_groups_stand_out_and_are_named(labels):
+    """At least 14 of 20 federations, and then exactly the planted ones; an outlier is a group of its own."""
+    draw, right = np.random.default_rng(2), 0
+    for seed in range(20):
+        losses, client = losses_of(draw, 2 * np.eye(8)[labels])
+        found = alike(losses, client, names_of(len(labels)), seed=seed)
+        groups = list(found.groups.values())
+        if found.significant:
+            assert len(found.nulls) == 19
+            planted = [list(dict.fromkeys(labels)).index(k) + 1 for k in labels]
+            right += groups == planted
+            order = [found.groups[name] for name in found.order]
+            assert np.count_nonzero(np.diff(order)) == max(groups) - 1
+        else:
+            assert set(groups) == {1}
+    assert right >= 14
 
 
-def test_what_cannot_be_grouped_is_refused(monkeypatch):
-    for clients, asked, message in (
-        (3, {}, "at least 4.*got 3"),
-        (4, {"draws": 0}, "at least 1.*got 0"),
-        (4, {"layer": "fc9"}, "'fc9'.*fc1"),
-    ):
-        with refuses(message):
-            client_groups(task_of([0] * clients), **asked)
-    task, train = task_of([0] * 4), runner.train_first_round
-    weight = task.layers[0].weights[0]
+@pytest.mark.parametrize("distance", [0.0, 2.0], ids=["equal", "all differ"])
+def test_where_no_clients_belong_together_chance_shows_groups_in_1_of_20(distance):
+    """Of 100 federations at most 5 % and two standard errors."""
+    draw, claimed = np.random.default_rng(3), 0
+    for seed in range(100):
+        losses, client = losses_of(draw, distance * np.eye(6, 8))
+        found = alike(losses, client, names_of(6), seed=seed)
+        claimed += found.significant
+        if not found.significant:
+            assert (
+                found.nulls[-1] >= found.silhouette > max(found.nulls[:-1], default=-2)
+            )
+            assert found.text().startswith("No groups")
+    assert claimed <= 9
 
-    def stand_still(task, observers):
-        """A client does not move the layer."""
-        models, measured = train(task, observers)
-        start = tree.named_tensors(task.model)[weight].detach()
-        tree.named_tensors(models["client 2"])[weight].data.copy_(start)
-        return models, measured
 
-    monkeypatch.setattr(runner, "train_first_round", stand_still)
-    with refuses(r"'fc1'.*of client 2\."):
-        client_groups(task, draws=1)
+def test_groups_of_samples_are_dealt_whole():
+    """Samples of one patient are alike. Dealt one by one they would stand out as a client's own."""
+    draw, claimed = np.random.default_rng(4), {True: 0, False: 0}
+    for seed in range(40):
+        patients = 2 * draw.normal(size=(12, 3))
+        models = patients.reshape(6, 2, 3).mean(axis=1)
+        x = np.repeat(patients, 10, axis=0) + draw.normal(size=(120, 3))
+        losses = ((x - models[:, None]) ** 2).sum(axis=-1)
+        client, patient = np.arange(120) // 20, np.arange(120) // 10
+        for whole in claimed:
+            group = patient if whole else None
+            found = alike(losses, client, names_of(6), group, seed=seed)
+            claimed[whole] += len(found.nulls) == 19
+    assert claimed[True] <= claimed[False]
+
+
+def test_few_or_equal_clients_have_no_groups():
+    draw = np.random.default_rng(5)
+    losses, client = losses_of(draw, np.eye(3))
+    for few in (2, 3):
+        part = client < few
+        found = alike(losses[:few, part], client[part], names_of(few))
+        assert set(found.groups.values()) == {1}
+        assert len(found.order) == few
+        assert "too few clients" in found.text()
+    found = alike(np.ones((4, 8)), np.arange(8) // 2, names_of(4))
+    assert not found.significant
+    assert "equal" in found.text()

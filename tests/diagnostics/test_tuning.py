@@ -14,7 +14,14 @@ from diagnostics.measurement import ClientModel, Measurement
 from diagnostics.metrics.base import METRICS
 from diagnostics.plots.maps import panels_of
 from diagnostics.tuning.copies import Held, Tuner, crosswise
-from diagnostics.tuning.differ import OWN, gains, neighbours, verdict
+from diagnostics.tuning.differ import (
+    comparable_losses,
+    compared,
+    cross_losses,
+    fine_tuned,
+    neighbours,
+)
+from diagnostics.tuning.permutation import blocks, permutation_test
 from diagnostics.tuning.profile import Gain, Profile
 from fl_core import seeds, tree
 from fl_core.data.federated import Split
@@ -106,50 +113,105 @@ def test_a_plain_loop_gives_the_same_rows():
 
 
 def test_a_plain_loop_gives_the_same_leads():
-    """How much better own models are at own samples than other clients' models, by pairs of clients."""
+    """Losses of every model at every sample at one temperature of at least 1, and the leads by their definition."""
     draw, sizes, trained = np.random.default_rng(0), [8, 12, 6], [3, 1, 2]
     held = Held.of([split(n, k) for k, n in enumerate(sizes)], trained)
-    tuned = torch.from_numpy(
-        draw.normal(size=(2, 3, 26, 3))
-    )  # candidate, model, sample
-    half, near = halves(held.group, held.client, 0), neighbours(3, 0)
-    assert near == [[0, 1, 2]] * 3
-    flat = tuned.flatten(1, 2)
-    found = {
-        (what, score): each
-        for what, score, each in gains(LOSS, held, near, flat[0], flat, flat[0], 0)
-    }
-    wrong = (tuned.argmax(-1) != held.y).double().numpy()
-    leads, pairs = np.zeros((2, 26)), 0.0
-    for k in range(3):
-        for j in {0, 1, 2} - {k}:
-            pairs += trained[j] * trained[k]
+    outputs = torch.from_numpy(9 * draw.normal(size=(2, 3, 26, 3)))
+    outputs += 9 * torch.nn.functional.one_hot(held.y, 3)
+    losses = cross_losses(LOSS, held, [range(3)], outputs.flatten(1, 2))
+    hot = np.geomspace(1, 20, 400)
+    for kind in range(2):
+        e = 1 / (3 * 26 + 2)
+        y = torch.nn.functional.one_hot(held.y, 3).double()
+        soft = (1 - e) * y + e / 2 * (1 - y)
+        tried = [
+            float(-(soft * (outputs[kind] / t).log_softmax(-1)).sum(-1).mean())
+            for t in hot
+        ]
+        best = hot[int(np.argmin(tried))]
+        table = -(outputs[kind] / best).log_softmax(-1)[:, range(26), held.y].numpy()
+        assert 1.5 < best < 19
+        np.testing.assert_allclose(losses.losses[kind], table, rtol=0.05)
+    found = permutation_test([losses])
+    for kind, lead in enumerate(found.leads):
+        value = 0.0
+        for k in range(3):
             own = held.client == k
-            leads[:, own] += trained[j] * (wrong[:, j] - wrong[:, k])[:, own]
-    leads *= held.weight / pairs * sum(trained)
-    best = [leads[:, half != number].sum(1).argmax() for number in (0, 1)]
-    value = sum(leads[best[number], half == number].sum() for number in (0, 1))
-    assert found["own epochs, others", "accuracy"].value == pytest.approx(value)
-    alone = found["training alone, others", "accuracy"].value
-    assert alone == pytest.approx(leads[0].sum())
+            others = np.delete(losses.losses[kind], k, axis=0)[:, own].mean()
+            gap = others - losses.losses[kind, k, own].mean()
+            value += trained[k] / 6 * gap
+        assert lead == pytest.approx(value)
 
 
-def test_a_lead_over_others_is_not_that_of_better_training():
-    """Models that differ in quality alone have no lead, however unequal the clients; neighbours are mutual."""
-    draw, sizes = np.random.default_rng(1), [400, 4000, 1200]
-    held = Held.of([split(n, k) for k, n in enumerate(sizes)], [90, 10, 40])
-    noise = torch.from_numpy(draw.normal(size=(3, sum(sizes), 3)))
-    quality = torch.tensor([0.0, 1.0, 6.0])[:, None, None]
-    outputs = noise + quality * torch.nn.functional.one_hot(held.y, 3)
-    flat = outputs.flatten(0, 1)
-    given = LOSS, held, neighbours(3, 0), flat, flat[None], None, 0
-    for what, _, each in gains(*given):
-        if "others" in what:
-            assert abs(each.value) < 3 * each.error
-    for clients in (2, 9, 10, 23):
-        near = neighbours(clients, 4)
-        assert all(k in near[j] for k, others in enumerate(near) for j in others)
-        assert {len(others) for others in near} == {min(clients, 9)}
+def test_two_clients_with_opposite_labels_differ_however_sure_their_models_are():
+    """Half of all pairs are wrong, so a free temperature would leave no difference between the losses."""
+    held = Held.of([split(30, 0), split(30, 1)], [1, 1])
+    right = 40.0 * torch.nn.functional.one_hot(held.y, 3).double()
+    wrong = right.roll(1, dims=1)
+    first = torch.from_numpy(held.client == 0)[:, None]
+    outputs = torch.stack(
+        [torch.where(first, right, wrong), torch.where(first, wrong, right)]
+    )
+    found = permutation_test(
+        [cross_losses(LOSS, held, [[0, 1]], outputs.flatten(0, 1)[None])]
+    )
+    assert found.shown
+    assert found.lead == pytest.approx(2.0)  # 40 / 20
+
+
+def test_blocks_leave_the_pairs_between_them_unknown():
+    sizes = [2] * 11
+    held = Held.of([split(2, k) for k in range(11)], sizes)
+    parts = blocks(11, 4)
+    near = neighbours(parts)
+    assert {len(block) for block in near} == {3, 4}
+    outputs = torch.randn(1, 2 * sum(map(len, near)), 3).double()
+    losses = cross_losses(LOSS, held, parts, outputs).losses[0]
+    for k, block in enumerate(near):
+        assert k in block
+        known = np.isin(held.client, block)
+        assert np.isfinite(losses[k, known]).all()
+        assert np.isnan(losses[k, ~known]).all()
+
+
+def test_class_weights_and_other_tasks_take_part():
+    """Rare classes count more within a client; numbers and survival times have no temperature."""
+    held = Held.of([split(9, 0), split(7, 1)], [2, 1])
+    weighted = losses.ClassWeighted(LOSS, (1.0, 2.0, 5.0))
+    outputs = torch.randn(1, 32, 3).double()
+    found = cross_losses(weighted, held, [range(2)], outputs)
+    assert found.weight.tolist() == [(1.0, 2.0, 5.0)[k] for k in held.y]
+    numbers, z = torch.randn(10), torch.randn(10, 1)
+    squared = comparable_losses(losses.build("mse"), z, numbers, [6, 4])
+    assert squared == pytest.approx(((z[:, 0] - numbers) ** 2).numpy(), rel=1e-6)
+    times = torch.stack([torch.rand(10) + 0.1, torch.ones(10)], dim=1)
+    cox = losses.build("cox")
+    joint = comparable_losses(cox, z, times, [6, 4])
+    assert joint[:6] == pytest.approx(cox.per_sample(z[:6], times[:6]).numpy())
+
+
+def test_models_that_clients_trained_alone_are_a_kind_of_their_own():
+    starts = [tree.state_dict(network()) for _ in PARTS]
+    given = {
+        "model": network(),
+        "loss": LOSS,
+        "training": TRAINING,
+        "clients": [*PARTS.values()],
+        "seed": 5,
+        "round": 7,
+    }
+    plain, kinds = fine_tuned(**given)
+    assert kinds == ["fine-tuning"] * 6
+    both, kinds = fine_tuned(starts, **given)
+    assert kinds[-1] == "local training"
+    np.testing.assert_allclose(both.losses[:6], plain.losses)
+    start = Tuner(**given, near=[[0, 1], [0, 1]]).start
+    alone = comparable_losses(
+        LOSS, start, torch.cat([s.y for _, s in PARTS.values()] * 2), [23, 23]
+    )
+    np.testing.assert_allclose(both.losses[6].ravel(), alone)
+    answer = compared(starts, **given)
+    assert answer == permutation_test([both], seed=5)
 
 
 class Raises(nn.Identity):
@@ -243,7 +305,11 @@ def test_a_run_says_whether_its_clients_differ(kind, differs, tmp_path):
     )
     rows = fl.diagnose(result, metrics=["clients_differ", "layer_tuning"]).frame
     for frame in (rows, result.to_frame()):
-        assert frame[frame["variant"] == "differ"]["value"].tolist() == [differs]
+        answer = frame[frame["metric"] == "clients_differ"].set_index("variant")
+        assert answer["value"]["differ"] == differs
+        assert (answer["value"]["p"] <= 0.05) == bool(differs)
+        shown = answer["value"]["fine-tuning, nats"] > answer["value"]["smallest, nats"]
+        assert shown == bool(differs)
     shares = rows[rows["variant"] == "share"]
     assert shares["value"].notna().all() == bool(differs)
     with refuses("must be measured at the server's model"):
@@ -277,16 +343,9 @@ def test_the_error_of_a_share_is_that_of_a_plain_bootstrap(clients):
 
 
 def test_a_choice_is_scored_on_the_half_that_it_never_saw():
-    """Of equal predictions nothing is claimed; a candidate that is best on its own half alone gains nothing."""
+    """A candidate that is best on its own half alone gains nothing."""
     held = Held.of([split(40, 1), split(20, 2)], [3, 1])
     assert held.weight.sum() == pytest.approx(1)
-    shared, near = torch.zeros(120, 3), neighbours(2, 0)
-    found = {
-        (what, name): each
-        for what, name, each in gains(LOSS, held, near, shared, shared[None], shared, 0)
-    }
-    assert verdict(found, "loss") != "differ"
-    assert found[OWN, "loss"].value == 0
     half = halves(held.group, held.client, 0)
     values = np.stack([np.ones(60), np.where(half == 0, 0.0, 3.0)])
 
