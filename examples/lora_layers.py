@@ -78,7 +78,7 @@ def tables(choice: Any, report: pd.DataFrame, costs: pd.DataFrame) -> dict[str, 
             sent[run.job.arm] = fl.plan_cost(run.job.plan, costs)["bytes_up"]
     arms["bytes a round"] = arms["arm"].map(sent).map("{:,.0f}".format)
     arms = arms[arms["arm"].isin(ARMS)].drop(columns="note")
-    differ = report[["variant", "value", "stderr", "status"]].round(3)
+    differ = report[["variant", "value", "status"]].round(3)
     frames = {"arms": arms, "differ": differ.astype(object).fillna("")}
     return {name: markdown(frame.astype(str)) for name, frame in frames.items()}
 

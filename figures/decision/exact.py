@@ -28,6 +28,7 @@ from figures.decision.known_runs import (
     DEALT,
     DRAWS,
     KNOWN,
+    ROWS as KNOWN_ROWS,
     SEEDS,
     Job,
     rate,
@@ -35,7 +36,6 @@ from figures.decision.known_runs import (
     task_of,
     trained,
 )
-from figures.decision.known_runs import ROWS as KNOWN_ROWS
 from fl_core.data.federated import FederatedData, gather
 from fl_core.data.partitions import Partition
 from fl_core.data.sources import Source

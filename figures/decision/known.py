@@ -20,7 +20,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from diagnostics.plots.drawing import COLOURS, style
-from diagnostics.tuning.differ import DIFFER, TOO_FEW
 from figures.decision.known_runs import (
     ADAPTED,
     CHOSEN,
@@ -51,6 +50,8 @@ SIGNALS = (
     "gradient conflict",
 )
 ALIKE = "known_neither"
+DIFFER, TOO_FEW = "differ", "too few samples to tell"
+"""Verdicts of the second rule, as the rows have them."""
 PLANS = ("clients_differ", "all", "head local", "first half local", "nothing")
 SMALLER = (20, 30, 40, 60, 80, 120, 160)
 """Training and validation samples of a client of smaller known data sets."""

@@ -6,9 +6,11 @@ import re
 import pandas as pd
 
 from diagnostics.metrics.base import METRICS
-from diagnostics.tuning import differ
 from figures.decision import first, known
 from figures.decision.known_runs import ROWS
+
+FEWEST = 36
+"""Validation samples that the second rule asked for."""
 
 
 def test_the_page_is_made_from_the_rows():
@@ -37,10 +39,10 @@ def test_the_page_is_made_from_the_rows():
     for size in known.SMALLER:
         found = known.of(rows, f"size {size}")
         right, runs = map(int, known.count(found, "loss", ["known_labels"]).split("of"))
-        enough = 6 * size // 5 >= differ.FEWEST  # a fifth of the samples validates
+        enough = 6 * size // 5 >= FEWEST  # a fifth of the samples validates
         assert enough == (right >= 0.8 * runs)
         assert enough or known.count(found, "loss", known.KNOWN, "not shown")[0] == "0"
-    assert f" {5 * differ.FEWEST // 6} samples a client are enough" in screen
+    assert f" {5 * FEWEST // 6} samples a client are enough" in screen
 
 
 def claimed(found):
@@ -74,7 +76,7 @@ def test_the_registered_questions_on_adapters_are_answered_from_the_rows():
     for key, found in known.of(rows, "whether").items():
         if key[0] in known.ADAPTED:
             alike = key[0] == known.ADAPTED[0]
-            right.append((found["verdict, loss"] == differ.DIFFER) != alike)
+            right.append((found["verdict, loss"] == known.DIFFER) != alike)
             learned = min(found[arm]["validation"] for arm in ("all", "nothing"))
             if alike or learned > 0.99 * math.log(3):
                 continue
