@@ -346,7 +346,7 @@ def diagnose_run(
         path: a run directory.
         metrics: registry names, or ``package.module:function``.
         round: a round with a checkpoint, ``"last"``, or ``"best"``: these models' best round under a stopping rule.
-            By default it is the best round of the model that decides when to stop, or the last without such a rule.
+            By default it is their best round under a stopping rule, else the last.
             Metrics that train copies have the first stored round of at least 20 and of a tenth of all, else the last.
         which: ``local`` (after local training, before aggregation), ``personal`` or ``global``. A client without such a
             model was not sampled in that round. The header lists these clients under ``absent``.
@@ -370,14 +370,12 @@ def diagnose_run(
             "then measure them with fl.diagnose."
         )
     found = runner.store.Run(path)
-    rule = found.stopping_rule()
     if round == "best":
         round = found.best_round(which)
     elif round == "" and all(each.shared for each in chosen_metrics(metrics)):
         round = found.early_round
     elif round == "":
-        best = {} if rule is None else rule.best
-        round = "last" if rule is None else best.get(rule.main, "last")
+        round = found.used_round(which)
     models, task = load_models(
         path, round, which, data=data, model=model, allow_code=allow_code
     )

@@ -436,6 +436,20 @@ class Run:
             )
         return rule.best[model]
 
+    def used_round(self, model: str | None = None) -> int | str:
+        """Return the round whose models stand for the run wherever no round is named.
+
+        It is a model's best round under a stopping rule, and ``last`` without one. A model without a best round has
+        that of the model that decides when to stop.
+
+        Args:
+            model: as of :meth:`best_round`.
+        """
+        rule = self.stopping_rule()
+        best = {} if rule is None else rule.best
+        main = "" if rule is None else rule.main
+        return best.get(model or main, best.get(main, "last"))
+
     @property
     def early_round(self) -> int:
         """The first stored round of at least 20 and of a tenth of all, else the last: where layers are tuned.

@@ -177,12 +177,10 @@ def export(
     out = Path(out)
     check_free(out)
     found = store.Run(path)
-    if round in (None, "best"):
-        round = (
-            "last"
-            if round is None and found.stopping_rule() is None
-            else found.best_round(which)
-        )
+    if round is None:
+        round = found.used_round(which)
+    elif round == "best":
+        round = found.best_round(which)
     own = {"data": data, "model": model, "loss": loss, "allow_code": allow_code}
     order = USED if which is None else (which,)
     _, which, trained, task = next(restore.load_rounds(path, [round], order, **own))

@@ -332,11 +332,7 @@ def _of_run(path: Path) -> tuple[Tree, Sequence[str] | None, bool, list[str]]:
         raise UsageError(
             f"init must be a run without adapters; got {path}. Export its model, and name that file."
         )
-    which = (
-        "last"
-        if run.stopping_rule() is None
-        else run.best_round("global" if whole else None)
-    )
+    which = run.used_round("global" if whole else None)
     server = run.checkpoint(which, lazy=True).server.trees
     if not (whole or plan) or "model" not in server:
         raise UsageError(

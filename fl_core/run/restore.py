@@ -254,7 +254,7 @@ MODELS = ("local", "personal", "global")
 
 def load_models(
     path: Path | str,
-    round: int | str = "last",
+    round: int | str | None = None,
     which: str = "local",
     *,
     data: object = None,
@@ -278,6 +278,7 @@ def load_models(
 
     Args:
         round: a round with a checkpoint, ``"last"``, or ``"best"``: these models' best round under a stopping rule.
+            None = ``best`` if the run has a stopping rule, else ``last``.
         which: ``local`` (after local training, before aggregation; the clients sampled in that round), ``personal``
             (fine-tuned if the algorithm does this), or ``global``.
         data, model, loss, allow_code: as in :func:`fl_core.run.runner.resume`.
@@ -307,14 +308,15 @@ def with_labels(model: Any, names: Sequence[str], loss: Loss) -> nn.Module:
 
 def load_rounds(
     path: Path | str,
-    rounds: Sequence[int | str],
+    rounds: Sequence[int | str | None],
     which: Sequence[str] = USED,
     **own: Any,
 ) -> Iterator[tuple[int, str, dict[str, nn.Module], Task]]:
     """Yield each round with the name of its models, the models and their task, which is made once.
 
     Args:
-        rounds: rounds, ``last`` or ``best``: that of the one model, or of the one that decides when to stop.
+        rounds: rounds, ``last`` or ``best``: that of the one model, or of the one that decides when to stop. None means
+            the one that :meth:`~fl_core.records.store.Run.used_round` gives.
         which: names of models. The first one that the round has is taken.
         own: ``data``, ``model`` and ``allow_code``, as of :func:`load_models`.
     """
@@ -322,8 +324,11 @@ def load_rounds(
         check_known("model", kind, MODELS)
     found, task = Run(path), None
     for round in rounds:
+        one = which[0] if len(which) == 1 else None
         if round == "best":
-            round = found.best_round(which[0] if len(which) == 1 else None)
+            round = found.best_round(one)
+        elif round is None:
+            round = found.used_round(one)
         checkpoint = found.checkpoint(round)
         if task is None:
             task = _task_to_read(found, **own)
