@@ -35,6 +35,7 @@ from fl_core.models.adapter import (
     check_real,
     pass_notes,
 )
+from fl_core.models.boosted import BoostedTrees
 from fl_core.models.tokens import START, TokenShape
 from fl_core.registry import Registry, import_object, is_outside, parameters_of
 from fl_core.rows import CLASSIFICATION, MULTILABEL
@@ -108,6 +109,8 @@ def describe() -> dict[str, str]:
     return {**MODELS.summaries(), **_NAMES}
 
 
+FITTED = "sklearn:"
+"""The beginning of the names of models whose tensors are fitted by scikit-learn. Gradients do not train them."""
 PRETRAINED = "pretrained"
 """The option that loads weights. Only the user's own command or call may set it."""
 Options = dict[str, Any]
@@ -740,6 +743,19 @@ def from_transformers(
     return model
 
 
+def from_sklearn(
+    name: str, shape: tuple[int, ...], n_classes: int, options: Options
+) -> nn.Module:
+    """Build a model of scikit-learn for tensors that were fitted by it. Gradients do not train it.
+
+    Raises:
+        UsageError: the name or an option is unknown, or the shape does not fit.
+    """
+    fitted = {"boosted_trees": BoostedTrees}
+    builder = fitted[check_known("scikit-learn model", name, fitted)]
+    return call_builder(f"{FITTED}{name}", builder, shape, n_classes, options)
+
+
 def _call_maker(
     model: str, make: Builder, options: Options, size: Options
 ) -> nn.Module:
@@ -767,5 +783,6 @@ LIBRARIES: dict[str, Builder] = {
     "timm": from_timm,
     "torchvision": from_torchvision,
     "hf": from_transformers,
+    "sklearn": from_sklearn,
 }
 """What builds the models of a library, by the beginning of their names."""

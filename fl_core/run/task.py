@@ -37,6 +37,7 @@ from fl_core.layers import Layer, layers_of
 from fl_core.models import lora
 from fl_core.models.adapter import OWN_LOSS, check_real
 from fl_core.models.building import (
+    FITTED,
     batch_norms,
     drop_statistics,
     normalises_batches,
@@ -219,6 +220,10 @@ def assemble(
     """
     asked, own = with_own(config, data, with_loss(model, loss))
     config = resolve(asked, **own)
+    if str(config.model.model).startswith(FITTED):
+        raise UsageError(
+            f"model must be one that gradients train; got {config.model.model}. See fedlayers list models."
+        )
     algorithm = find(config.federation.algorithm, config.federation.options)
     named = config.federation.plan
     if named is not None and plan is not None:

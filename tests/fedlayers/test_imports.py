@@ -80,6 +80,7 @@ ROOMS = {
     ),
     "fedlayers": (
         "backends monitor run_result runs",
+        "decision",
         "studies",
         "cli flower",
     ),

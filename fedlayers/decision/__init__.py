@@ -1,0 +1,1 @@
+"""The decision: what to federate, from one table of losses."""
