@@ -24,6 +24,10 @@ if TYPE_CHECKING:
         CrossScores as CrossScores,
         cross_scores as cross_scores,
     )
+    from diagnostics.label_shift import (
+        LabelShift as LabelShift,
+        label_shift as label_shift,
+    )
     from diagnostics.load_weights import load_weights as load_weights
     from diagnostics.measure import (
         diagnose as diagnose,

@@ -12,10 +12,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Unpack
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from diagnostics.label_shift import interval_of
 from diagnostics.tuning.copies import EPOCHS, Tuner
 from diagnostics.tuning.differ import LEAST_CLIENTS
 from diagnostics.tuning.profile import every
@@ -44,21 +43,17 @@ from fl_core import tree
 from fl_core.algorithms.averaging import FedAvg
 from fl_core.algorithms.base import Round
 from fl_core.config import Own, RunConfig, RunKeys, with_own
-from fl_core.data.arrays import nested_groups
 from fl_core.display import Displayed, Summary
 from fl_core.errors import UsageError, plural
 from fl_core.rounds import recorder
 from fl_core.rows import CLASSIFICATION
 from fl_core.run import runner
 from fl_core.run.task import Task
-from fl_core.seeds import numpy_generator
 from fl_core.statistics import UNKNOWN, Interval
 from fl_core.storage import format_bytes, sha
 from fl_core.training import evaluate
 from fl_core.training.phases import Training
 
-DEALS = 200
-"""How often groups are dealt to clients at random."""
 STEPS = 16
 """Maximum number of training steps that are timed."""
 
@@ -87,33 +82,8 @@ class Hint(Displayed):
 
 
 def skew_of(task: Task) -> Interval:
-    """Return the label skew of the training samples beyond chance; NaN for a task without classes.
-
-    Whole groups of samples, such as patients, are dealt to the clients at random :data:`DEALS` times. The mean
-    association is chance. The ends leave out the largest and smallest 2.5 % of it, so an upper end is what remains if
-    chance added little. A low end of 0 means that chance alone may give as much.
-    """
-    if task.data.task != CLASSIFICATION:
-        return UNKNOWN
-    parts, classes = [client.train for client in task.data.clients], task.data.n_classes
-    labels = np.concatenate([part.y.numpy() for part in parts])
-    owners = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    group = np.arange(len(labels))
-    if all(part.groups is not None for part in parts):
-        group = nested_groups(part.groups for part in parts)
-    of_group = owners[np.unique(group, return_index=True)[1]]
-    draw = numpy_generator(0, "label skew")
-
-    def counts(client: NDArray[np.int64]) -> NDArray[np.float64]:
-        table = np.bincount(client * classes + labels, minlength=len(parts) * classes)
-        return table.reshape(len(parts), classes).astype(float)
-
-    table = counts(owners)
-    dealt = [
-        association(counts(draw.permutation(of_group)[group])) for _ in range(DEALS)
-    ]
-    ends = np.quantile(dealt, [0.975, 0.025])
-    return Interval(*(label_skew(table, each) for each in (np.mean(dealt), *ends)))
+    """Return the label skew of the training samples beyond chance; NaN for a task without classes."""
+    return interval_of(task.data) if task.data.task == CLASSIFICATION else UNKNOWN
 
 
 def in_words(skew: Interval) -> str:
@@ -126,32 +96,6 @@ def in_words(skew: Interval) -> str:
         "It cannot see clients that mean different things by one label, or whose inputs differ. "
         "A run can: fl.diagnose(result, metrics=['clients_differ'])."
     )
-
-
-def association(table: NDArray[np.float64]) -> float:
-    """Return chi-square over n of a table of clients x classes, without empty classes."""
-    table = table[:, table.sum(axis=0) > 0]
-    expected = np.outer(table.sum(axis=1), table.sum(axis=0)) / table.sum()
-    return float(((table - expected) ** 2 / expected).sum() / table.sum())
-
-
-def label_skew(counts: NDArray[np.float64], chance: float) -> float:
-    """Return Cramér's V of clients and classes without what chance adds (Bergsma, 2013).
-
-    >>> label_skew(np.array([[30.0, 0.0], [0.0, 30.0]]), 1 / 59), label_skew(np.array([[30.0, 30.0], [9.0, 9.0]]), 0)
-    (1.0, 0.0)
-
-    Args:
-        counts: samples, clients x classes.
-        chance: the :func:`association` by chance. Of independent samples it is (rows - 1) (columns - 1) / (n - 1).
-    """
-    table = counts[:, counts.sum(axis=0) > 0]
-    n, (rows, columns) = table.sum(), table.shape
-    if min(rows, columns) < 2:
-        return 0.0
-    beyond = max(0.0, association(table) - chance)
-    most = min(size - (size - 1) ** 2 / (n - 1) for size in (rows, columns)) - 1
-    return float(min(1.0, math.sqrt(beyond / most)))
 
 
 def hint(

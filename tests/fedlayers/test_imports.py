@@ -67,7 +67,7 @@ ROOMS = {
     ),
     "diagnostics": (
         "measurement",
-        "curvature layer_work load_weights null representation tuning",
+        "curvature label_shift layer_work load_weights null representation tuning",
         "gradients",
         "sensitivity",
         "metrics",

@@ -58,7 +58,9 @@ def test_all_doors_lead_to_one_model(algorithm, patience, tmp_path):
     scored = result.scores.loc[(kind, "a"), "loss"]
     assert float(loss) == pytest.approx(scored, rel=1e-5)
 
-    report = diagnose_run(run, ["weight_magnitude"], which=kind, progress=False, **given)
+    report = diagnose_run(
+        run, ["weight_magnitude"], which=kind, progress=False, **given
+    )
     assert set(report.frame["round"]) == {round if patience else 3}
 
     clients = task.data.clients

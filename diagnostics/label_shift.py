@@ -1,0 +1,144 @@
+"""Label shift: how far clients' label distributions differ, by Cramér's V without what chance adds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fl_core.data.arrays import nested_groups
+from fl_core.data.federated import FederatedData
+from fl_core.data.loading import as_data, load
+from fl_core.display import Displayed, Summary
+from fl_core.errors import UsageError
+from fl_core.rows import CLASSIFICATION
+from fl_core.seeds import numpy_generator
+from fl_core.statistics import Interval
+
+DEALS = 200
+"""How often groups are dealt to clients at random."""
+SMALL = 0.1
+"""The least value of Cramér's V that is a small effect (Cohen 1988)."""
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, repr=False)
+class LabelShift(Displayed):
+    """How far clients' label distributions differ.
+
+    Attributes:
+        cramers_v: from 0 (equal distributions) to 1 (each class at one client), with an interval.
+        counts: training samples by client and class.
+    """
+
+    cramers_v: Interval
+    counts: pd.DataFrame
+
+    def text(self) -> str:
+        """Return one sentence on the label distributions, and what it cannot tell.
+
+        >>> counts = pd.DataFrame({"well": [9, 9], "ill": [9, 9]})
+        >>> for value in (Interval(0.0, 0.0, 0.05), Interval(0.2, 0.0, 0.4), Interval(0.31, 0.3, 0.32)):
+        ...     print(LabelShift(value, counts).text())
+        Clients have similar label distributions (Cramér's V 0.00). This does not rule out ...
+        No difference between clients' label distributions is shown (Cramér's V 0.20 [0.00, 0.40]). This does not ...
+        Clients have different label distributions (Cramér's V 0.31 [0.30, 0.32]).
+        """
+        value, low, high = (f"{number:.2f}" for number in self.cramers_v)
+        further = "This does not rule out concept shift or feature shift."
+        if self.cramers_v.low > 0:
+            return f"Clients have different label distributions (Cramér's V {value} [{low}, {high}])."
+        if self.cramers_v.high < SMALL:
+            return f"Clients have similar label distributions (Cramér's V {value}). {further}"
+        return (
+            f"No difference between clients' label distributions is shown (Cramér's V {value} [{low}, {high}]). "
+            f"{further}"
+        )
+
+    def summary(self) -> Summary:
+        return Summary.of_frame(self.text(), self.counts.rename_axis("client"))
+
+
+def label_shift(data: Any) -> LabelShift:
+    """Return how far the label distributions of clients' training samples differ. Nothing is trained.
+
+    >>> import fedlayers as fl
+    >>> shift = fl.label_shift(fl.load("heart"))
+    >>> round(shift.cramers_v.value, 2), shift.counts.loc["va"].tolist()
+    (0.31, [17, 25, 18, 19, 4])
+
+    Args:
+        data: a federation of :func:`fl_core.data.load`, or data from Python as of :func:`fl_core.data.loading.as_data`.
+
+    Raises:
+        UsageError: the samples have no classes, or there is one client.
+    """
+    own = as_data(data)
+    federation = own if isinstance(own, FederatedData) else load(own)
+    if federation.task != CLASSIFICATION:
+        raise UsageError(
+            f"data must have classes for a label shift; got task {federation.task}. Compare the targets by a plot."
+        )
+    if len(federation.clients) < 2:
+        raise UsageError(
+            "data must have at least 2 clients for a label shift; got 1. Name the column of clients."
+        )
+    return LabelShift(interval_of(federation), federation.class_counts())
+
+
+def interval_of(data: FederatedData) -> Interval:
+    """Return Cramér's V of clients and classes of the training samples, without what chance adds.
+
+    Whole groups of samples, such as patients, are dealt to the clients at random :data:`DEALS` times. The mean
+    association is chance. The ends leave out the largest and smallest 2.5 % of it, so an upper end is what remains if
+    chance added little. A low end of 0 means that chance alone may give as much.
+    """
+    parts, classes = [client.train for client in data.clients], data.n_classes
+    labels = np.concatenate([part.y.numpy() for part in parts])
+    clients = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    group = np.arange(len(labels))
+    if all(part.groups is not None for part in parts):
+        group = nested_groups(part.groups for part in parts)
+    of_group = clients[np.unique(group, return_index=True)[1]]
+    draw = numpy_generator(0, "label skew")
+
+    def counts(client: NDArray[np.int64]) -> NDArray[np.float64]:
+        table = np.bincount(client * classes + labels, minlength=len(parts) * classes)
+        return table.reshape(len(parts), classes).astype(float)
+
+    table = counts(clients)
+    chance = [
+        association(counts(draw.permutation(of_group)[group])) for _ in range(DEALS)
+    ]
+    ends = np.quantile(chance, [0.975, 0.025])
+    return Interval(*(cramers_v(table, each) for each in (np.mean(chance), *ends)))
+
+
+def association(table: Array) -> float:
+    """Return chi-square over n of a table of clients x classes, without empty classes."""
+    table = table[:, table.sum(axis=0) > 0]
+    expected = np.outer(table.sum(axis=1), table.sum(axis=0)) / table.sum()
+    return float(((table - expected) ** 2 / expected).sum() / table.sum())
+
+
+def cramers_v(counts: Array, chance: float) -> float:
+    """Return Cramér's V of clients and classes without what chance adds (Bergsma, 2013).
+
+    >>> cramers_v(np.array([[30.0, 0.0], [0.0, 30.0]]), 1 / 59), cramers_v(np.array([[30.0, 30.0], [9.0, 9.0]]), 0)
+    (1.0, 0.0)
+
+    Args:
+        counts: samples, clients x classes.
+        chance: the :func:`association` by chance. Of independent samples it is (rows - 1) (columns - 1) / (n - 1).
+    """
+    table = counts[:, counts.sum(axis=0) > 0]
+    n, (rows, columns) = table.sum(), table.shape
+    if min(rows, columns) < 2:
+        return 0.0
+    beyond = max(0.0, association(table) - chance)
+    most = min(size - (size - 1) ** 2 / (n - 1) for size in (rows, columns)) - 1
+    return float(min(1.0, math.sqrt(beyond / most)))
