@@ -70,7 +70,7 @@ class Alike(Displayed):
         if not self.significant:
             return f"No groups of clients are shown (silhouette {clear}; {largest} in deal {count} of their samples)."
         names = pd.Series(self.groups)
-        groups = "; ".join(listing(names.index[names == k]) for k in names.unique())
+        groups = "; ".join(listing(names.index[names == k], 6) for k in names.unique())
         evidence = (
             f"silhouette {clear}; at most {largest} in {count} deals of their samples"
         )
@@ -78,9 +78,8 @@ class Alike(Displayed):
 
     def summary(self) -> Summary:
         """Return the groups, and the leads in the dendrogram's order."""
-        table = self.leads.loc[self.order, self.order].rename_axis(
-            index="lead in nats", columns=None
-        )
+        table = self.leads.loc[self.order, self.order].round(2)
+        table = table.rename_axis(index="lead in nats", columns=None)
         return Summary.of_frame(self.text(), table)
 
     def plot(self, ax: Axes | None = None) -> Axes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from diagnostics.plots.drawing import COLOURS, style
+from diagnostics.tuning.permutation import LEVEL
+from figures.decision import alike, exact
 from figures.decision.known_runs import (
     ADAPTED,
     CHOSEN,
@@ -52,6 +54,16 @@ SIGNALS = (
 ALIKE = "known_neither"
 DIFFER, TOO_FEW = "differ", "too few samples to tell"
 """Verdicts of the second rule, as the rows have them."""
+MADE = {
+    "small": "small data sets, dealt",
+    "unequal": "equal validation, unequal training sets, dealt",
+    "seeds": "three seeds, dealt",
+    "dealt": "20 federations, dealt",
+    "alike": "`known_neither`",
+    "known": "the other known data sets",
+    "unseen": "unseen federations",
+}
+"""The kinds of the test's rows. The first five differ in nothing but their samples."""
 PLANS = ("clients_differ", "all", "head local", "first half local", "nothing")
 SMALLER = (20, 30, 40, 60, 80, 120, 160)
 """Training and validation samples of a client of smaller known data sets."""
@@ -79,20 +91,49 @@ def count(
     return f"{said.count(verdict)} of {len(said)}" if said else "–"
 
 
+def tested() -> pd.DataFrame:
+    """Return the rows of the exact test, with whether clients are called different."""
+    rows = pd.read_parquet(exact.ROWS)
+    alike = rows["federation"] == ALIKE
+    kind = rows["kind"].mask(alike & (rows["kind"] == "known"), "alike")
+    return rows.assign(kind=kind, differ=rows["p"] <= LEVEL)
+
+
 def whether(rows: pd.DataFrame) -> str:
-    """Return the answers of ``clients_differ``: on dealt samples, and where clients differ by construction."""
+    """Return how often clients are called different, by the test and by the second rule."""
     true, dealt = of(rows, "differ"), of(rows, "differ", dealt=True)
-    groups = {
-        "`known_neither`": [ALIKE],
-        "the other known data sets": [name for name in KNOWN if name != ALIKE],
-        "unseen federations": CONFIRMED,
+    second = {
+        "dealt": count(dealt, "loss", DEALT),
+        "alike": count(true, "loss", [ALIKE]),
+        "known": count(true, "loss", [name for name in KNOWN if name != ALIKE]),
+        "unseen": count(true, "loss", CONFIRMED),
     }
-    lines = [
-        {"score": score, "dealt samples": count(dealt, score, DEALT)}
-        | {title: count(true, score, own) for title, own in groups.items()}
-        for score in ("loss", "accuracy")
-    ]
-    return markdown(pd.DataFrame(lines))
+    shown = tested().groupby("kind")["differ"].agg(["sum", "count"])
+    lines = []
+    for kind, title in MADE.items():
+        if kind in shown.index:
+            right, runs = shown.loc[kind]
+            lines.append([title, f"{right} of {runs}", second.get(kind, "–")])
+    columns = ["federations", "called different", "by the second rule"]
+    return markdown(pd.DataFrame(lines, columns=columns))
+
+
+def groups(rows: pd.DataFrame) -> str:
+    """Return how often groups of clients are claimed, and exactly those that were made. The rows are others."""
+    found = pd.read_csv(alike.ROWS, dtype={"groups": str})
+    planted = {name: "".join(map(str, own)) for name, own in alike.PLANTED.items()}
+    found["right"] = found["groups"] == found["federation"].map(planted)
+    lines = []
+    for name in (*planted, *sorted(set(CHOSEN) - set(planted))):
+        cells = []
+        for method in (alike.METHOD, "updates"):
+            own = found[(found["federation"] == name) & (found["method"] == method)]
+            right = str(own["right"].sum()) if name in planted else "–"
+            cells += [f"{own['claimed'].sum()} of {len(own)}", right]
+        lines.append([f"`{name}`", *cells])
+    columns = ["data set", "claimed", "exactly those made"]
+    columns += ["claimed by first updates", "exactly those made by first updates"]
+    return markdown(pd.DataFrame(lines, columns=columns))
 
 
 def score(rows: pd.DataFrame, name: str, seed: int, arm: str) -> float:
@@ -193,15 +234,7 @@ def picture(rows: pd.DataFrame) -> Figure:
             2, 3, figsize=(7.2, 3.6), sharey="row", layout="constrained"
         )
         for (name, title), (above, below) in zip(columns.items(), axes.T, strict=True):
-            found = of(rows, "differ")[name, 0, 0]
-            value, error = found["training alone, others, loss"]
-            answer = (
-                "differ" if found["verdict, loss"] == DIFFER else "not shown to differ"
-            )
-            above.set_title(
-                f"{title}\nclients {answer}\n(own model leads by {value:.2f} ± {1.96 * error:.2f})",
-                fontsize=8,
-            )
+            above.set_title(f"{title}\nclients: {said(name)}", fontsize=8)
             tuned = of(rows, "profile")[name, 0, 0]["layer_tuning"]
             layers = [f"fc{k + 1}" for k in range(len(tuned))]
             above.bar(layers, tuned, color=COLOURS[0], width=0.6)
@@ -238,9 +271,14 @@ def algorithms(_: pd.DataFrame) -> str:
     return markdown(pd.DataFrame(lines))
 
 
-def said(rows: pd.DataFrame, name: str) -> str:
-    """Return the verdict of ``clients_differ`` on a federation, in loss."""
-    return str(of(rows, "differ")[name, 0, 0]["verdict, loss"])
+def said(name: str) -> str:
+    """Return the answer of ``clients_differ`` on a federation, seed 0."""
+    rows = tested()
+    rows = rows[
+        (rows["federation"] == name) & (rows["draw"] == 0) & (rows["seed"] == 0)
+    ]
+    p = float(rows[rows["kind"].isin(["alike", "known", "unseen"])]["p"].iloc[0])
+    return f"{DIFFER if p <= LEVEL else 'not shown'} (p = {p:.3f})".replace("0.", ".")
 
 
 def plans(rows: pd.DataFrame, name: str, seed: int = 0) -> list[float]:
@@ -249,16 +287,25 @@ def plans(rows: pd.DataFrame, name: str, seed: int = 0) -> list[float]:
 
 
 def natural(rows: pd.DataFrame) -> str:
-    """Return verdicts and plans of the natural federations that are done."""
-    names = [name for name in rows["federation"] if "natural" in name]
-    return confirmation(rows, names)
-
-
-def confirmation(rows: pd.DataFrame, names: Sequence[str] = CONFIRMED) -> str:
-    """Return verdicts and plans of the unseen federations that are done."""
+    """Return the second rule's verdicts and plans of the natural federations that are done."""
     lines = []
-    for name, _, _ in [key for key in of(rows, "differ") if key[0] in names]:
-        lines.append([name, said(rows, name), *numbers(plans(rows, name), ".1f")])
+    for (name, *_), found in of(rows, "differ").items():
+        if "natural" in name:
+            scores = numbers(plans(rows, name), ".1f")
+            lines.append([name, found["verdict, loss"], *scores])
+    columns = ["federation", "second rule", *PLANS[1:]]
+    return markdown(pd.DataFrame(lines, columns=columns))
+
+
+def confirmation(rows: pd.DataFrame) -> str:
+    """Return answers and plans of the unseen federations that are done."""
+    done = tested()
+    names = [
+        name
+        for name in CONFIRMED
+        if name in set(done["federation"][done["kind"] == "unseen"])
+    ]
+    lines = [[name, said(name), *numbers(plans(rows, name), ".1f")] for name in names]
     return markdown(pd.DataFrame(lines, columns=["federation", *PLANS]))
 
 
@@ -276,13 +323,13 @@ def adapters(rows: pd.DataFrame) -> str:
             scores = [*plans(rows, name, seed), score(rows, name, seed, FACTOR_A), loss]
             cells = says, *numbers(scores, ".1f")
             lines.append([name.split()[2], seed, found["verdict, loss"], *cells])
-    columns = ["what differs", "seed", PLANS[0], "the profile names", *PLANS[1:]]
+    columns = ["what differs", "seed", "second rule", "the profile names", *PLANS[1:]]
     columns += ["lora_A", "named against both"]
     return markdown(pd.DataFrame(lines, columns=columns))
 
 
 def sizes(rows: pd.DataFrame) -> str:
-    """Return what ``clients_differ`` says of known data sets with fewer samples."""
+    """Return what the second rule says of known data sets with fewer samples."""
     lines = []
     for size in SMALLER:
         found = of(rows, f"size {size}")
@@ -298,7 +345,7 @@ def seen(rows: pd.DataFrame) -> str:
     table = pd.DataFrame({name: each for (name, *_), each in found.items()})
     words = table.map(lambda cell: cell[0])
     words["seconds"] = numbers(table.map(lambda cell: cell[1]).mean(axis=1), ".1f")
-    words.loc["clients_differ"] = [*(said(rows, name) for name in table), "–"]
+    words.loc["clients_differ"] = [*map(said, table), "–"]
     return markdown(words.reset_index(names="command"))
 
 
@@ -353,6 +400,7 @@ TABLES = {
     each.__name__: each
     for each in (
         whether,
+        groups,
         sizes,
         seen,
         truth,

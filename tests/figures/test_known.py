@@ -25,8 +25,10 @@ def test_the_page_is_made_from_the_rows():
     told = f"gained {min(gains):.1f} to {max(gains):.1f} points of accuracy on it"
     assert told in (known.PAGE.parents[2] / "README.md").read_text(encoding="utf-8")
     screen = page.partition("## Whether")[0]
-    for cell in known.whether(rows).splitlines()[2].split("|")[2:5]:
-        assert f"in {cell.strip()}" in screen
+    shown = known.tested().groupby("kind")["differ"].agg(["sum", "count"])
+    dealt, other = (f"{a} of {b}" for a, b in shown.loc[["dealt", "known"]].to_numpy())
+    assert f"in {dealt} cases" in screen
+    assert f"in {other} runs" in screen
     profiles = [
         f for k, f in known.of(rows, "profile").items() if k[0] not in known.KNOWN
     ]
@@ -42,7 +44,6 @@ def test_the_page_is_made_from_the_rows():
         enough = 6 * size // 5 >= FEWEST  # a fifth of the samples validates
         assert enough == (right >= 0.8 * runs)
         assert enough or known.count(found, "loss", known.KNOWN, "not shown")[0] == "0"
-    assert f" {5 * FEWEST // 6} samples a client are enough" in screen
 
 
 def claimed(found):
@@ -54,11 +55,18 @@ def claimed(found):
     return labels[0] > inputs[0] and abs(ratio - middle) > 1.96 * error
 
 
-def test_dealt_draws_are_counted_by_the_registered_rule():
-    """Two standard errors of a lead over other clients, in loss; and the first rule's gain over the shared model."""
+def test_dealt_draws_are_counted_by_the_registered_rules():
+    """P at most .05; two standard errors of a lead over other clients; and the gain over the shared model."""
     rows, page = known.read(), known.PAGE.read_text(encoding="utf-8")
+    tested = known.tested()
+    for kind, runs in (("small", 45), ("unequal", 200), ("seeds", 100), ("dealt", 200)):
+        called = tested[tested["kind"] == kind]["differ"]
+        limit = math.floor(runs * 0.05 + 2 * math.sqrt(runs * 0.05 * 0.95))
+        assert len(called) == runs
+        assert called.sum() <= limit
+        assert f"{limit} of {runs}" in page
     for arm, end, told in (
-        ("differ", ", others", "| loss | {} of {} |"),
+        ("differ", ", others", "| 20 federations, dealt | 15 of 200 | {} of {} |"),
         ("whether", "", "It called {} of {} dealt draws different"),
     ):
         found = known.of(rows, arm, dealt=True).values()
