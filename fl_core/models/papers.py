@@ -263,25 +263,34 @@ LARGEST_SIDE = 32
 
 
 class WordCounts(nn.Module):
-    """Counts how often a text [n, length] has each token [n, tokens], padding aside."""
+    """Counts how often a text [n, length] has each token [n, counts], padding aside.
 
-    def __init__(self, tokens: int) -> None:
+    With fewer counts than tokens, tokens whose ids differ by a multiple of their number share one.
+    """
+
+    def __init__(self, tokens: int, counts: int | None = None) -> None:
         super().__init__()
         self.tokens = tokens
+        self.counts = min(tokens, counts or tokens)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the counts, float32."""
         ones = (x != PAD).float()
-        return ones.new_zeros(len(x), self.tokens).scatter_add(1, x, ones)
+        place = x if self.counts == self.tokens else x % self.counts
+        return ones.new_zeros(len(x), self.counts).scatter_add(1, place, ones)
 
 
 @model
-def linear(shape: Shape, n_classes: int) -> Layered:
-    """One linear layer; tables, images (averaged down to 32 x 32), texts (counts of words)."""
+def linear(shape: Shape, n_classes: int, *, counts: Size | None = None) -> Layered:
+    """One linear layer; tables, images (averaged down to 32 x 32), texts (counts of words).
+
+    - ``counts``: of a text, at most. Several words share one then. By default each word has its own.
+    """
     features: nn.Module = nn.Flatten()
     size = math.prod(shape)
     if isinstance(shape, TokenShape):
-        features, size = WordCounts(shape.tokens), shape.tokens
+        words = WordCounts(shape.tokens, counts)
+        features, size = words, words.counts
     elif len(shape) == 3 and max(shape[1:]) > LARGEST_SIDE:
         sides = tuple(min(side, LARGEST_SIDE) for side in shape[1:])
         features = nn.Sequential(nn.AdaptiveAvgPool2d(sides), nn.Flatten())
