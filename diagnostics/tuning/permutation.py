@@ -17,6 +17,8 @@ DEALS = 999
 """Deals of the samples. The smallest p-value is 1 / (DEALS + 1)."""
 LEVEL = 0.05
 """The p-value up to which clients are shown to differ."""
+AT_ONCE = 50
+"""Deals that are scored at a time, which bounds the memory."""
 ONE_BLOCK, BLOCK = 9, 5
 """Up to 9 clients are one block. More are drawn to blocks of at most 5."""
 
@@ -149,7 +151,8 @@ def permutation_test(
     dealt = _deals(owner, parts, seed, deals)
     total = np.zeros((deals + 1, len(seeds[0].losses)))
     for one, group in zip(seeds, groups, strict=True):
-        total += _leads(one, parts, dealt[:, group])
+        lines = np.array_split(dealt, math.ceil(len(dealt) / AT_ONCE))
+        total += np.concatenate([_leads(one, parts, each[:, group]) for each in lines])
     total /= len(seeds)
     null = total[1:]
     errors = null.std(axis=0)
@@ -207,9 +210,9 @@ def _owners(
 
 def _deals(
     owner: NDArray[np.int64], parts: Sequence[Sequence[int]], seed: int, deals: int
-) -> NDArray[np.int64]:
+) -> NDArray[np.int32]:
     """Return each group's client, as it is in the first line and then in each deal, [deals + 1, groups]."""
-    dealt = np.tile(owner, (deals + 1, 1))
+    dealt = np.tile(owner.astype(np.int32), (deals + 1, 1))
     draw = numpy_generator(seed, PURPOSE, "deals")
     for part in parts:
         places = np.flatnonzero(np.isin(owner, part))
@@ -218,7 +221,7 @@ def _deals(
 
 
 def _leads(
-    one: CrossLosses, parts: Sequence[Sequence[int]], dealt: NDArray[np.int64]
+    one: CrossLosses, parts: Sequence[Sequence[int]], dealt: NDArray[np.int32]
 ) -> Array:
     """Return the lead of each kind (column) in each deal (line), by the clients of the samples, [deals + 1, n]."""
     leads = np.zeros((len(dealt), len(one.losses)))
