@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_core.layers import Layer
@@ -28,6 +30,8 @@ STEPS = 100
 """Products with a block, after which its largest values stand as they are, with their residuals."""
 FEWEST = 20
 """Products at least with a block that has an invariant subspace, such as one of zeros."""
+AGAIN = 8
+"""Products at least of a search for eigenvalues that are there more than once."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +60,15 @@ class SpectrumResult:
 class Lanczos:
     """A search for the largest eigenvalues of a symmetric matrix, by its products with orthonormal vectors.
 
+    One random vector finds a repeated eigenvalue once. So when the values are precise, another random vector,
+    orthogonal to all before, continues the search. It ends when such a vector has added no value to the largest.
+
     Attributes:
         basis: the vectors. The product with the last comes next. They are gone when done.
-        values, errors: the largest eigenvalues until now, and the norms of their residuals.
+        values, errors: the largest eigenvalues until now, and bounds of the norms of their residuals.
         weights: the squared parts of the first vector along their eigenvectors.
         done: whether the values are precise, or the vectors as many as allowed.
+        products: how many were received.
     """
 
     def __init__(
@@ -71,11 +79,14 @@ class Lanczos:
         steps: int,
         like: Tensor,
         generator: torch.Generator,
+        repeated: bool = True,
     ) -> None:
         self._k, self._tol, self._steps, self._generator = k, tol, steps, generator
-        self._least, self.done = k + 1, False
+        self._repeated, self._first_values = repeated, np.zeros(0)
+        self._least, self.done, self.products = k + 1, False, 0
         self.basis = like.new_zeros(0, size)
-        self._projected = np.zeros((1, 0))
+        self._projected = np.zeros((0, 0))
+        self._lost = np.zeros(0)
         self.values = self.errors = self.weights = np.zeros(0)
         self._extend(self._random())
 
@@ -88,40 +99,57 @@ class Lanczos:
 
     def _extend(self, vector: Tensor) -> None:
         """Add a vector that is orthogonal to the basis, but for rounding."""
-        vector = self._orthogonal(vector)
-        vector = vector / torch.linalg.vector_norm(vector)
+        for _ in range(
+            2
+        ):  # a small vector has mostly rounding, which the first pass enlarges
+            vector = self._orthogonal(vector)
+            vector = vector / torch.linalg.vector_norm(vector)
         self.basis = torch.cat([self.basis, vector.unsqueeze(0)])
 
     def add(self, product: Tensor) -> None:
         """Receive the product with the last vector. What is orthogonal to the basis is the next."""
+        self.products += 1
         column = self.basis @ product
         rest = product - column @ self.basis
         norm = float(torch.linalg.vector_norm(rest))
-        # the products in the coordinates of the basis and of the rest
+        # the products in the coordinates of the basis: the upper triangle has all of them
         projected = np.pad(self._projected, (0, 1))
-        projected[:-1, -1], projected[-1, -1] = column.cpu(), norm
+        projected[:, -1] = column.cpu()
         self._projected = projected
-        every, vectors = np.linalg.eigh(projected[:-1])  # reads the lower triangle
+        every, vectors = np.linalg.eigh(projected, UPLO="U")
         self.values, top = every[-self._k :][::-1], vectors[:, -self._k :][:, ::-1]
         self.weights = top[0] ** 2
-        residuals = projected @ top
-        residuals[:-1] -= top * self.values
-        self.errors = np.linalg.norm(residuals, axis=0)
+        # what the products have outside of the basis: of this one, and of the last before each new start
+        self.errors = np.abs(top[-1]) * norm + self._lost @ np.abs(top[:-1])
         gaps = np.abs(self.values[:, None] - every)
         gaps[gaps == 0] = math.inf
         scale = np.abs(every).max()
         off = np.minimum(self.errors, self.errors**2 / gaps.min(1))
-        precise = off <= self._tol * np.maximum(np.abs(self.values), scale / 1000)
+        limit = self._tol * np.maximum(np.abs(self.values), scale / 1000)
         count, size = self.basis.shape
-        enough = count >= self._least and precise.all()
-        self.done = enough or count >= min(self._steps, size)
+        precise = count >= self._least and bool((off <= limit).all())
+        whole = count >= min(self._steps, size)
+        invariant = norm <= 10 * torch.finfo(product.dtype).eps * scale
+        again = precise and self._repeated and self._changed(limit)
+        self.done = whole or (precise and not again)
+        self._lost = np.append(self._lost, norm if again else 0.0)
         if self.done:
             del self.basis
-        elif norm > 10 * torch.finfo(product.dtype).eps * scale:
-            self._extend(rest)
-        else:  # an invariant subspace
+        elif again:
+            self._first_values, self._least = self.values, count + AGAIN
+            self._extend(self._random())
+        elif invariant:
             self._least = max(self._least, FEWEST)
             self._extend(self._random())
+        else:
+            self._extend(rest)
+
+    def _changed(self, limit: NDArray[Any]) -> bool:
+        """Return whether the values have changed since the search began again, or it never has."""
+        before = self._first_values
+        if before.shape != self.values.shape:
+            return True
+        return bool((np.abs(self.values - before) > limit).any())
 
 
 def _gradients(
@@ -154,7 +182,8 @@ def hessian_spectrum(
 ) -> list[SpectrumResult]:
     """Return the ``k`` algebraically largest eigenvalues of each layer's block, over weights and biases.
 
-    A small block has fewer. The method is Lanczos's, with full orthogonalisation, on Hessian-vector products. All
+    A small block has fewer. The method is Lanczos's, with full orthogonalisation, on Hessian-vector products. Repeated
+    eigenvalues are found as often as they are there: the search begins again until it finds no further value. All
     layers take their steps together, so that each batch is differentiated once for all of them. A layer ends with the
     product after which its values are precise enough.
 
@@ -192,7 +221,13 @@ def hessian_spectrum(
                     size = sum(tensor.numel() for tensor in block.values())
                     generator = torch_generator(seed, "lanczos", layer.name)
                     searches[layer.name] = Lanczos(
-                        size, k, tol, steps, block[own[0]], generator
+                        size,
+                        k,
+                        tol,
+                        steps,
+                        block[own[0]],
+                        generator,
+                        repeated=not density,
                     )
             kept = [first] if len(sizes) == 1 else None
             del first

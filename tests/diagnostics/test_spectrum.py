@@ -10,8 +10,9 @@ from scipy.sparse.linalg import eigsh
 from torch import nn
 
 from diagnostics import plots
-from diagnostics.curvature.spectrum import hessian_spectrum
+from diagnostics.curvature.spectrum import AGAIN, Lanczos, hessian_spectrum
 from diagnostics.measure import diagnose
+from fl_core.layers import layers_of
 from tests.conftest import refuses
 from tests.diagnostics.dense import CE, block, images, loose, mlp, pair, tokens
 
@@ -44,6 +45,83 @@ def test_largest_eigenvalues(build_model, data, batch):
         assert result.eigenvalues == pytest.approx(truth[:3], rel=1e-6, abs=1e-9)
         for value, error in zip(result.eigenvalues, result.errors, strict=True):
             assert np.abs(truth - value).min() <= error + 1e-12
+
+
+def search(matrix, k=3, seed=0, **how):
+    """Return a finished search for the largest eigenvalues of a dense matrix."""
+    generator = torch.Generator().manual_seed(seed)
+    found = Lanczos(len(matrix), k, 1e-6, 100, matrix, generator, **how)
+    while not found.done:
+        found.add(matrix @ found.basis[-1])
+    return found
+
+
+BULKS = {
+    "falling": lambda n: 0.8 * 0.9 ** np.arange(n),
+    "even": lambda n: np.linspace(0.7, 0, n),
+    "zero": np.zeros,
+    "negative": lambda n: -np.linspace(0.1, 2, n),
+}
+
+
+@pytest.mark.parametrize("bulk", BULKS)
+@pytest.mark.parametrize("multiplicity", range(1, 7))
+def test_repeated_eigenvalues_of_random_blocks(multiplicity, bulk):
+    for size, seed in ((12, 0), (80, 1), (300, 2)):
+        values = [*[1.3] * multiplicity, *BULKS[bulk](size - multiplicity)]
+        draw = np.random.default_rng(seed).normal(size=(size, size))
+        basis = np.linalg.qr(draw)[0]
+        matrix = torch.from_numpy((basis * values) @ basis.T)
+        found = search(matrix, seed=seed)
+        truth = np.sort(values)[::-1][:3]
+        assert found.values == pytest.approx(truth, rel=1e-5, abs=1e-8)
+        assert (np.abs(found.values - truth) <= found.errors + 1e-8).all()
+
+
+def test_a_second_search_adds_few_products():
+    values = 0.7 ** np.arange(200)
+    matrix = torch.from_numpy(np.diag(values))
+    products = search(matrix).products - search(matrix, repeated=False).products
+    assert 0 < products <= 2 * AGAIN
+
+
+def test_noise_of_float32_gives_no_value():
+    values = torch.tensor([*[1.3] * 5, *[0.0] * 2995])
+    for seed in range(4):
+        found = search(torch.diag(values), seed=seed)
+        assert found.values == pytest.approx([1.3] * 3, rel=1e-5)
+
+
+@pytest.mark.parametrize("outputs", [2, 3, 4, 6])
+def test_repeated_eigenvalues_of_a_head_as_in_pyhessian(outputs):
+    pyhessian = pytest.importorskip("pyhessian")
+    body, head = nn.Linear(4, 5), nn.Linear(5, outputs)
+    model = nn.Sequential(body, nn.Tanh(), head)
+    x = torch.randn(20, 4)
+    data = x, torch.randn(20, outputs)
+    layers = layers_of(model, x[:2])
+    how = {"loss": nn.MSELoss(), "options": {"hessian_spectrum": {"tol": 1e-6}}}
+    frame = diagnose(model, data, "hessian_spectrum", **how).frame
+    found = frame[frame["layer"] == layers[-1].name]["value"].to_numpy()
+    parameters = [*head.parameters()]
+
+    def loss(weight, bias):
+        out = nn.functional.linear(torch.tanh(body(x)), weight, bias)
+        return nn.functional.mse_loss(out, data[1])
+
+    blocks = torch.autograd.functional.hessian(loss, tuple(parameters))
+    rows = [
+        torch.cat([part.reshape(one.numel(), -1) for part in row], 1)
+        for one, row in zip(parameters, blocks, strict=True)
+    ]
+    truth = np.linalg.eigvalsh(torch.cat(rows).numpy())[::-1]
+    assert found == pytest.approx(truth[:3], rel=1e-4)
+    body.requires_grad_(False)
+    theirs = pyhessian.hessian(
+        head, nn.MSELoss(), data=(torch.tanh(body(x)).detach(), data[1]), cuda=False
+    )
+    values, _ = theirs.eigenvalues(top_n=3, maxIter=2000, tol=1e-9)
+    assert found == pytest.approx(values, rel=1e-3)
 
 
 def test_the_whole_network_is_one_block_as_in_curvlinops():
