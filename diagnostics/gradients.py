@@ -73,13 +73,14 @@ def one_pass(measurement: Measurement, readers: Sequence[GradientReader]) -> lis
     """Return rows of all ``readers`` from one forward and backward pass over each client's data.
 
     Until all clients are read, each client keeps what its meters hold. That is at most the gradient in float64, once
-    for all meters, and sums of single numbers. A client's pass ends with its share of the budget.
+    for all meters, and sums of single numbers. A client whose pass the budget ends has no value: a part of its samples
+    has another gradient, with an unknown error.
 
     Raises:
         UsageError: data, labels or model output do not fit, or layers belong to another model.
     """
     readings = []
-    for subject in measurement.turns(share=True):
+    for subject in measurement.turns():
         readings.append(_read(subject, measurement, readers))
     return [
         row
@@ -93,9 +94,9 @@ def _read(
 ) -> list[Reading]:
     """Pass over one client's data; return a reading for each of the readers."""
     layers, loss, seed = measurement.layers, measurement.loss, measurement.seed
-    model, whole = subject.model, EpochMeter()  # one for all that read the whole
+    model, epoch = subject.model, EpochMeter()  # one for all that read the whole
     meters = [reader.meter(layers) for reader in readers]
-    meters = [whole if isinstance(meter, EpochMeter) else meter for meter in meters]
+    meters = [epoch if isinstance(meter, EpochMeter) else meter for meter in meters]
     data, size = subject.data, measurement.batch
     if measurement.resamples and subject.groups is not None and size is not None:
         data = whole_groups(data, subject.groups, size)  # a resample draws batches
@@ -113,8 +114,10 @@ def _read(
             (), dtype=torch.float64, device=next(iter(model.parameters())).device
         )
         parts, clock = batches(data, size, model), measurement.clock
+        whole = True
         for x, y in clock.turns(parts, subject.n_train, lambda part: len(part[1])):
             if clock.over:
+                whole = False
                 break
             z = model(x)
             loss.check_batch(z, y)
@@ -124,7 +127,10 @@ def _read(
                 meter.update(params, grads, len(y))
             total += value.detach()
             n_samples, n_batches = n_samples + len(y), n_batches + 1
-    fault = "" if n_batches else SPENT
+    if not whole:  # a part of the samples gives no value
+        unread = [reader.meter(layers) for reader in readers]
+        return [Reading(subject, meter, 0, 0, SPENT) for meter in unread]
+    fault = ""
     if not torch.isfinite(total):
         fault = f"the loss of client {subject.client!r} is not finite"
     return [Reading(subject, meter, n_samples, n_batches, fault) for meter in meters]
@@ -396,6 +402,8 @@ def gradient_noise(
                             found.faults[name] = COUPLED
                 _add_batch(found, run, x, y, index, n)
                 n += len(y)
+            if n < found.n_samples:
+                found.fault = SPENT
             found.n_samples = n
         except NoValue as reason:
             found.fault = f"client {subject.client!r}: {reason}"

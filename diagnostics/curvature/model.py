@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,7 +37,24 @@ from ..measurement import NO_LIMIT, Clock, Data, NoValue, batches, call_with
 CUT = "no second derivative: an operation on the way is marked as differentiable once"
 
 
-Estimates = dict[str, tuple[float, float, int, int]]
+class Estimate(NamedTuple):
+    """The trace of one layer's block.
+
+    Attributes:
+        value, stderr: the trace and its standard error; 0 if it is exact.
+        passes: random probes of a batch, at least.
+        n: samples.
+        ended: whether the budget ended before the last batch or probe.
+    """
+
+    value: float
+    stderr: float
+    passes: int
+    n: int
+    ended: bool = False
+
+
+Estimates = dict[str, Estimate]
 """Layer to its value, the standard error, and the numbers of random vectors (0 = exact) and samples."""
 
 

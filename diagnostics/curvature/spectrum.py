@@ -195,7 +195,7 @@ def hessian_spectrum(
             (stochastic Lanczos quadrature, Ghorbani et al. 2019). Other seeds give independent estimates.
         batch, seed, mode, dtype, layers, loss: as in :func:`~diagnostics.curvature.trace.hessian_trace`. The seed
             sets the first Lanczos vector and dropout. A single batch is faster than several, because its graph is kept.
-        clock: when it is over the values stand as they are, with their residuals.
+        clock: when it is over the values stand as they are, with their residuals. The estimator says so.
 
     Raises:
         UsageError: as in :func:`~.trace.hessian_trace`.
@@ -274,7 +274,10 @@ def hessian_spectrum(
         if status == "ok":
             search = searches[layer.name]
             numbers = [search.values, search.errors, search.weights]
-            how = f"lanczos(tol={tol:g}), error = residual"
+            how = f"tol={tol:g}"
+            if not search.done:
+                how = f"ended after {search.products} products"
+            how = f"lanczos({how}), error = residual"
         values, errors, weights = (each.tolist() for each in numbers)
         results.append(
             SpectrumResult(

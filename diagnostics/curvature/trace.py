@@ -50,6 +50,7 @@ from fl_core.tree import Tree, copied, set_mode
 
 from ..measurement import (
     NO_LIMIT,
+    SPENT,
     Clock,
     Data,
     NoValue,
@@ -61,6 +62,7 @@ from .exact import CHECKED, Verdict, decide, exact_terms, gauss_newton_terms
 from .model import (
     CUT,
     Differentiable,
+    Estimate,
     Estimates,
     Tap,
     are_coupled,
@@ -154,7 +156,8 @@ def layer_traces(
             batch = part
     generator = torch_generator(run.seed, "hessian probes", *layers)
     values, variances = dict.fromkeys(layers, 0.0), dict.fromkeys(layers, 0.0)
-    n, fewest = 0, probes
+    samples: dict[str, list[Tensor]] = {layer: [] for layer in layers}
+    n, fewest, ended = 0, probes, False
     passes = 1 if kind == "hessian" else probes
     last = min(probes, USUAL) if error and kind != "exact" else probes
     clock, parts = run.clock, run.batches(data, batch)
@@ -189,17 +192,54 @@ def layer_traces(
             if kind == "exact":
                 clock.check()  # a part of the passes has no value
             elif count > 1 and (clock.over or (small and count >= FEWEST)):
+                ended |= count < probes and not (small and count >= FEWEST)
                 break
         for layer, (mean, spread) in found.items():
             exact = kind == "exact"
             values[layer] += mean * count if exact else mean
             variances[layer] += 0 if exact else spread
+            of_samples = means[layer] * count if exact else means[layer]
+            samples[layer].append(of_samples.detach().cpu())
         n, fewest = n + len(y), min(fewest, count)
         del losses, logits, recorded, taps, terms  # before the next graph
+    if n == total:
+        return {
+            layer: Estimate(
+                values[layer] / n, math.sqrt(variances[layer]) / n, fewest, n, ended
+            )
+            for layer in layers
+        }
+    # the budget has left samples out: the spread of those that were read has the probes' own in it
     return {
-        layer: (values[layer] / n, math.sqrt(variances[layer]) / n, fewest, n)
+        layer: Estimate(
+            values[layer] / n,
+            _sampling_error(samples[layer], n, total),
+            fewest,
+            n,
+            True,
+        )
         for layer in layers
     }
+
+
+def _sampling_error(parts: Sequence[Tensor], n: int, total: int) -> float:
+    """Return the standard error of a mean over ``n`` of ``total`` samples; NaN if it is unknown.
+
+    It is s / sqrt(n) sqrt(1 - n / total), with the standard deviation s of the samples' values.
+
+    >>> values = [torch.tensor([1.0, 3.0]), torch.tensor([1.0, 3.0])]
+    >>> round(_sampling_error(values, 4, 8), 4)
+    0.4082
+    >>> _sampling_error([torch.tensor(7.0)], 4, 8)
+    nan
+
+    Args:
+        parts: the values of each batch's samples, [b]. A sum over a batch tells nothing of its samples.
+    """
+    if n < 2 or any(part.ndim == 0 for part in parts):
+        return math.nan
+    spread = float(torch.cat([*parts]).std())
+    return spread * math.sqrt((1 - n / total) / n)
 
 
 def _hessian_terms(
@@ -269,7 +309,7 @@ def by_pyhessian(
     names: Sequence[str],
     batch: int,
     probes: int,
-) -> tuple[float, float, int, int]:
+) -> Estimate:
     """Return the estimate of one layer's trace by PyHessian.
 
     Raises:
@@ -301,7 +341,8 @@ def by_pyhessian(
         block.zero_grad()  # gradients with a graph that leads back to them
     estimates = torch.tensor(drawn, dtype=torch.float64)
     stderr = float(estimates.std()) / math.sqrt(probes)
-    return float(estimates.mean()), stderr, probes, sum(len(y) for _, y in source)
+    count = sum(len(y) for _, y in source)
+    return Estimate(float(estimates.mean()), stderr, probes, count)
 
 
 ESTIMATORS = ("auto", "exact", "activation", "hutchinson")
@@ -387,7 +428,7 @@ def hessian_trace(
         backend: ``"fedlayers"``, or ``"pyhessian"`` as a cross-check, which uses that package's Hessian-vector products
             with weight-space probes in eval mode.
         clock: when it is over no further batch or probe begins. Two probes of the first batch are drawn if it began in
-            time. Results state what they are based on.
+            time. A value of a part of the samples has a label that says so, and the standard error of their mean.
         gauss_newton: take the Gauss-Newton matrix (1/N) sum_n J_n^T (d2 loss_n / df_n^2) J_n. Its trace is exact
             wherever samples do not mix, for few outputs. No layer needs a second derivative.
 
@@ -444,19 +485,35 @@ def hessian_trace(
     results = []
     for layer in layers:
         how, note, status = ways[layer.name]
-        value, stderr, drawn, of = values.get(layer.name, (math.nan, math.nan, 0, n))
+        missing = Estimate(math.nan, math.nan, 0, n)
+        value, stderr, drawn, of, ended = values.get(layer.name, missing)
         if status == "ok" and not math.isfinite(value + stderr):
             status = f"the trace of layer {layer.name!r} is not finite"
+            if ended and math.isfinite(value):  # without an error it is no estimate
+                status = SPENT
         if status != "ok":
             value, stderr, how = math.nan, math.nan, ""
-        elif how != "exact":
-            how += f"(probes={drawn})"
+        else:
+            how = _label(how, drawn, of, n, ended)
         results.append(
             TraceResult(
                 layer.name, value, stderr, how, run.size(layer), of, status, note
             )
         )
     return results
+
+
+def _label(how: str, passes: int, n: int, total: int, ended: bool) -> str:
+    """Return how a value was found. One that the budget cut short has another label.
+
+    >>> _label("exact", 3, 70, 70, False), _label("exact", 3, 16, 70, True)
+    ('exact', 'exact on 16 of 70')
+    >>> _label("activation", 8, 70, 70, False), _label("activation", 2, 70, 70, True)
+    ('activation(probes=8)', 'activation(ended after 2 probes)')
+    """
+    if how != "exact":
+        how += f"(ended after {passes} probes)" if ended else f"(probes={passes})"
+    return how if n == total else f"{how} on {n} of {total}"
 
 
 class Way(NamedTuple):
