@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -116,6 +117,7 @@ def layers_of(
         for path, module in model.named_modules()
         if path.rpartition(".")[2].isdigit()
     }
+    other_names = _other_names(model, tensors)
     members: dict[str, list[str]] = {}
     for name, unit in unit_of.items():
         members.setdefault(str(unit), []).append(name)
@@ -139,6 +141,7 @@ def layers_of(
                 output=output if unit in first else "",
                 used=unit in first,
                 tables=tuple(n for n in names if id(tensors[n]) in looked_up),
+                also=tuple(chain.from_iterable(map(other_names.__getitem__, names))),
                 kind=kinds.get(unit, ""),
             )
             if names:
@@ -185,6 +188,26 @@ def _owner(name: str) -> str:
 def is_inside(name: str, path: str) -> bool:
     """Return whether a tensor or module is the module at a path, or in it."""
     return path == "" or name == path or name.startswith(path + ".")
+
+
+def _other_names(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, list[str]]:
+    """Return the further names that each tensor has in the state dict: of itself, or of one with the same storage."""
+    by_place: dict[int, list[str]] = {}
+    stored = model.state_dict(keep_vars=True)
+    dense = {
+        name: tensor
+        for name, tensor in stored.items()
+        if isinstance(tensor, Tensor) and tensor.layout is torch.strided
+    }
+    for name, tensor in dense.items():
+        by_place.setdefault(tensor.data_ptr() or id(tensor), []).append(name)
+    found: dict[str, list[str]] = {}
+    for name, tensor in tensors.items():
+        same = (
+            by_place.get(tensor.data_ptr() or id(tensor), []) if name in dense else []
+        )
+        found[name] = [other for other in same if other != name]
+    return found
 
 
 def _holders(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, set[str]]:

@@ -54,6 +54,7 @@ class Layer:
         tables: the parameters that are embedding tables. A batch affects only the rows that it looks up.
         frozen: the tensors that no training changes: parameters that the model's author froze (``requires_grad`` is
             False), and buffers of modules or layers with no others.
+        also: further names of the layer's tensors in the model's state dict, where weights are tied.
         kind: class of the module, if its name is only a number, as in a Sequential. People read it; plans leave it out.
     """
 
@@ -64,6 +65,7 @@ class Layer:
     used: bool = True
     tables: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
     kind: str = field(default="", compare=False)
 
     @property
@@ -530,6 +532,8 @@ def _stored(layer: Layer) -> dict[str, Any]:
     """Return a layer as a plan stores it."""
     data = asdict(layer)
     del data["kind"]
+    if not layer.also:
+        del data["also"]
     return data
 
 
@@ -547,9 +551,21 @@ def _sent(plan: LayerPlan) -> list[str]:
 
 
 def _named(plan: LayerPlan) -> dict[str, Any]:
-    """Return the tensors and modules that travel, and those that stay."""
+    """Return the tensors and modules that travel, and those that stay under all their names.
+
+    Raises:
+        UsageError: a tensor travels under one name and stays under another.
+    """
     sent = _sent(plan)
     kept = [t for layer in plan.layers for t in layer.tensors if t not in sent]
+    for layer in plan.layers:
+        stays = layer.name not in plan.shared or layer.is_frozen
+        kept += [name for name in layer.also if stays and name not in kept]
+    if split := sorted(set(kept).intersection(sent)):
+        raise UsageError(
+            f"tied tensors must be shared or kept together; the plan sends {listing(split, 4)} and has it under "
+            "another name among those that stay. Share both layers, or none."
+        )
     ends = {"shared": (sent, plan.body), "local": (kept, plan.head)}
     return {
         name: {"tensors": tensors, "modules": [layer.name for layer in layers]}
