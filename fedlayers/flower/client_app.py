@@ -156,7 +156,8 @@ def _task(site: Site, job: dict[str, Any], start: Tree) -> Task:
     made = found["preprocessing"]
     number, seed = list(found["sites"]).index(site.name), job["config"]["seed"]
     prepared = None if made is None else Preprocessing.from_json(made)
-    data = federated(found, site.client(number, seed, prepared))
+    own = site.client(number, seed, prepared, found["split_seed"])
+    data = federated(found, own)
     config = RunConfig(**job["config"], stack="off", device=site.file.device)
     plan = None if job["plan"] is None else LayerPlan.from_json(job["plan"])
     return assemble(config, data=data, plan=plan, start=start or None)

@@ -78,7 +78,7 @@ class Sites:
     facts: dict[str, Any] = field(default_factory=dict)
     samples: dict[str, int] = field(default_factory=dict)
     largest: str = ""
-    _common: dict[int, dict[str, Any]] = field(default_factory=dict)
+    _common: dict[tuple[int, int | None], dict[str, Any]] = field(default_factory=dict)
 
     def connect(self) -> None:
         """Wait until enough sites are connected, and ask for their names and facts.
@@ -113,11 +113,17 @@ class Sites:
         self.facts = facts[0][0]
         checks.check_alike({each["name"]: each for each, _ in facts})
 
-    def common(self, seed: int) -> dict[str, Any]:
-        """Return the kind and the preparation of the sites' data for the splits of a seed. They are asked once."""
-        if seed not in self._common:
+    def common(self, seed: int, split_seed: int | None = None) -> dict[str, Any]:
+        """Return the kind and the preparation of the sites' data for the splits of a seed. They are asked once.
+
+        Args:
+            split_seed: of the test samples, if they are those of another seed.
+        """
+        key = seed, split_seed
+        if key not in self._common:
+            seeds = {"seed": seed, "split_seed": split_seed}
             asked = {
-                name: Packet({"number": number, "seed": seed})
+                name: Packet({"number": number, **seeds})
                 for number, name in enumerate(self.nodes)
             }
             replies = self.ask("query.describe", asked, FACT_BYTES)
@@ -125,8 +131,8 @@ class Sites:
                 name: checked(name, replies[name].head, DESCRIPTION)
                 for name in self.nodes
             }
-            self._common[seed] = common(self.facts, sites, self.samples)
-        return self._common[seed]
+            self._common[key] = common(self.facts, sites, self.samples, split_seed)
+        return self._common[key]
 
     def clients(self, task: Task, run: str = "", *others: object) -> SiteClients:
         """Return the clients of a run at the sites.
@@ -145,7 +151,9 @@ class Sites:
         job = {
             "run": clients.run_name,
             "config": config,
-            "data": self.common(task.config.execution.seed),
+            "data": self.common(
+                task.config.execution.seed, task.data.partition.params.get("split_seed")
+            ),
             "plan": None if task.plan is None else task.plan.to_json(),
             "model": tree.digest(tree.full_state(task.model)),
         }

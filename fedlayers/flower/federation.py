@@ -198,11 +198,13 @@ def common(
     facts: Mapping[str, Any],
     sites: Mapping[str, Mapping[str, Any]],
     samples: Mapping[str, int],
+    split_seed: int | None = None,
 ) -> dict[str, Any]:
     """Return what is common to the sites' data, as JSON: their kind, and the preparation of their tables.
 
     Args:
         facts: of one site. sites: the description of each site, by name. samples: those that each site first named.
+        split_seed: of the test samples, if they are those of another seed.
     """
     for name, each in sites.items():
         fits = len(each["sizes"]) == len(SPLITS)
@@ -224,6 +226,7 @@ def common(
     return {
         **{key: facts[key] for key in KEPT},
         "name": facts["dataset"] or OWN,
+        "split_seed": split_seed,
         "shape": shape,
         "preprocessing": None if made is None else made.to_json(),
         "empty": [k for k in range(len(facts["classes"])) if k not in some],
@@ -334,6 +337,8 @@ def federated(found: Mapping[str, Any], own: ClientData | None = None) -> Federa
         name: dict.fromkeys(SPLITS, np.empty(0, np.int64)) for name in found["sites"]
     }
     params = {"clients": len(clients)}
+    if found["split_seed"] is not None:
+        params["split_seed"] = found["split_seed"]
     partition = Partition("natural", params, 0, indices, 0, found["digest"])
     made = found["preprocessing"]
     return FederatedData(

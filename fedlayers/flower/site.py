@@ -20,7 +20,7 @@ from fl_core.algorithms.base import State
 from fl_core.data.cells import Array, Integers
 from fl_core.data.federated import ClientData, split_of
 from fl_core.data.loading import opened
-from fl_core.data.partitions.base import split_groups
+from fl_core.data.partitions.base import redraw_groups, split_groups
 from fl_core.data.preprocessing import Preprocessing, learn_categories, recode
 from fl_core.data.registry import DATASETS, SHARES
 from fl_core.data.sources import Source
@@ -170,9 +170,11 @@ class Site:
             **{key: getattr(source, key) for key in OF_SOURCE},
         }
 
-    def describe(self, number: int, seed: int) -> dict[str, Any]:
+    def describe(
+        self, number: int, seed: int, split_seed: int | None = None
+    ) -> dict[str, Any]:
         """Return the sizes of the client's splits, their digest and classes, and what a table's preparation needs."""
-        source, parts = self.source, self._split(number, seed)
+        source, parts = self.source, self._split(number, seed, split_seed)
         several = source.task == CLASSIFICATION
         return {
             "sizes": [len(part) for part in parts],
@@ -195,22 +197,32 @@ class Site:
         squares = np.square(np.where(known, values - mean, 0.0)).sum(0)
         return np.stack([count, mean, squares]).tolist()
 
-    def client(self, number: int, seed: int, made: Preprocessing | None) -> ClientData:
-        """Return the samples, prepared, in the split of the client with this number and seed."""
-        source, parts = self.source, self._split(number, seed)
+    def client(
+        self,
+        number: int,
+        seed: int,
+        made: Preprocessing | None,
+        split_seed: int | None = None,
+    ) -> ClientData:
+        """Return the samples, prepared, in the split of the client with this number and these seeds."""
+        source, parts = self.source, self._split(number, seed, split_seed)
         if made is not None:
             x: Array = recode(source.x, source.categories, made.categories)
             source = replace(source, x=made.transform(x), categories=())
         return ClientData(self.name, *(split_of(source, part) for part in parts))
 
-    def _split(self, number: int, seed: int) -> list[Integers]:
+    def _split(self, number: int, seed: int, split_seed: int | None) -> list[Integers]:
+        """Split as one machine does (:func:`fl_core.data.partitions.make`)."""
         source = self.source
+        first = seed if split_seed is None else split_seed
         train, test = np.arange(len(source)), None
         if source.is_train is not None:
             train, test = map(np.flatnonzero, (source.is_train, ~source.is_train))
         parts = split_groups(
-            self.name, number, train, test, SHARES, seed, source.groups
+            self.name, number, train, test, SHARES, first, source.groups
         )
+        if first != seed:
+            parts = redraw_groups(number, parts, seed, source.groups)
         return [np.sort(part).astype(np.int64) for part in parts]
 
 
