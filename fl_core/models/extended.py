@@ -20,7 +20,7 @@ from fl_core import tree
 from fl_core.errors import UsageError, listing
 from fl_core.models.adapter import Adapter
 from fl_core.seeds import seed_of, torch_seeded
-from fl_core.tree import Hook, Tree, in_mode, with_hooks
+from fl_core.tree import Hook, Tree, first_tensor, in_mode, with_hooks
 
 PROMPTS = ("prompts", "contrast_prompts")
 CONTRAST_WIDTH = 128
@@ -469,47 +469,83 @@ def hold(model: nn.Module, names: Iterable[str] | None = None) -> None:
         )
 
 
+class BlockList(nn.ModuleList, Optional):
+    """A list of residual blocks that the model calls itself, one after the other. Absent ones are not in its loop."""
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return (block for _, block in self.present())
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [*self][index]
+        return super().__getitem__(index)
+
+
 def with_optional_blocks(model: nn.Module, example: Tensor) -> nn.Module:
-    """Return the model with residual blocks that can be left out: timm's ``blocks``, as in ViT and MLP-Mixer.
+    """Return the model with residual blocks that can be left out.
+
+    They are the longest chain of modules of one class, under any name, whose outputs have the shapes of their inputs:
+    a ``torch.nn.Sequential``, or a ``torch.nn.ModuleList`` that the model loops over. Of equal chains the first counts.
 
     Args:
         example: a batch that the model takes.
 
     Raises:
-        UsageError: the model has no ``blocks``, or does not simply run one after the other with inputs of one shape.
+        UsageError: there is no such chain.
     """
-    chained: Any = getattr(model, "blocks", None)
-    if not isinstance(chained, nn.Sequential) or not len(chained):
-        raise UsageError(
-            f"{type(model).__name__} must have residual blocks, a torch.nn.Sequential called 'blocks'; "
-            "got none. Use a model such as timm:vit_tiny_patch16_224 or timm:mixer_b16_224."
-        )
-    blocks = Blocks(*chained)
-    model.blocks = blocks
-    seen: list[tuple[int, bool]] = []
+    chains = {
+        path: module
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Sequential | nn.ModuleList)
+        and len(module) > (path != "blocks")  # by the name a single one is known
+        and len({type(block) for block in module.children()}) == 1
+    }
+    for path, chained in sorted(chains.items(), key=lambda item: -len(item[1])):
+        is_list = isinstance(chained, nn.ModuleList)
+        blocks = (BlockList if is_list else Blocks)()
+        for name, block in chained.named_children():
+            blocks.add_module(name, block)
+        blocks.train(chained.training)
+        if not path:
+            continue
+        model.set_submodule(path, blocks)
+        if _can_be_left_out(model, blocks, example):
+            return model
+        model.set_submodule(path, chained)
+    raise UsageError(
+        f"{type(model).__name__} must have residual blocks: a Sequential or ModuleList of modules of one class, run "
+        "one after the other with outputs of their inputs' shapes; got none. Use a model such as "
+        "timm:vit_tiny_patch16_224 or timm:mixer_b16_224."
+    )
 
-    def note(k: int) -> Hook:
-        return lambda _module, args, output: seen.append(
-            (k, output.shape == args[0].shape)
-        )
 
-    expected = [(k, True) for k in range(len(blocks))]
-    with (
-        with_hooks(blocks, {str(k): note(k) for k in range(len(blocks))}),
-        in_mode(model, False),
-        torch.no_grad(),
-    ):
+def _can_be_left_out(model: nn.Module, blocks: Any, example: Tensor) -> bool:
+    """Return whether a model runs its blocks in order, each with an output of its input's shape, or none of them."""
+    names = [name for name, _ in blocks.named_children()]
+    seen: list[tuple[str, bool]] = []
+
+    def note(name: str) -> Hook:
+        def hook(_module: nn.Module, args: Any, output: Any) -> None:
+            given, made = first_tensor(args), first_tensor(output)
+            alike = given is not None and made is not None and given.shape == made.shape
+            seen.append((name, alike))
+
+        return hook
+
+    hooks = {name: note(name) for name in names}
+    with with_hooks(blocks, hooks), in_mode(model, False), torch.no_grad():
         model(example)
-        if seen == expected:
-            blocks.absent = frozenset(name for name, _ in blocks.named_children())
-            model(example)
-            blocks.absent = frozenset()
-    if seen != expected:
-        raise UsageError(
-            f"{type(model).__name__} must run one block after the other, each with an output of its input's shape; "
-            "got another way. Choose another model."
-        )
-    return model
+        whole = seen == [(name, True) for name in names]
+        seen.clear()
+        if whole:
+            blocks.absent = frozenset(names)
+            try:
+                model(example)
+            except Exception:  # of any kind: the model needs its blocks
+                return False
+            finally:
+                blocks.absent = frozenset()
+    return whole and not seen
 
 
 def paths_of_blocks(model: nn.Module) -> tuple[str, ...]:
@@ -517,7 +553,7 @@ def paths_of_blocks(model: nn.Module) -> tuple[str, ...]:
     chains = (
         (path, module)
         for path, module in model.named_modules()
-        if isinstance(module, Blocks)
+        if isinstance(module, Blocks | BlockList)
     )
     return tuple(
         chain.from_iterable(
@@ -536,14 +572,15 @@ class Exits(nn.Module):
     """A model of residual blocks with linear classifiers after some of them, next to its own at the end.
 
     A classifier reads the features that the model's own would read if its blocks ended there. In a ViT this is the
-    normalised class token, in an MLP-Mixer the mean over normalised patches.
+    normalised class token, in an MLP-Mixer the mean over normalised patches. A model of timm gives them in one pass.
+    Any other runs again for each classifier, without the blocks behind it.
 
     Args:
         after: 1-based numbers of the blocks that a classifier follows.
         ensemble: whether to predict by the mean of all classifiers' logits instead of the last one's.
 
     Raises:
-        UsageError: there is no such block, it is the last one, or the model lacks timm's ``norm`` and ``forward_head``.
+        UsageError: there is no such block, or it is the last one.
     """
 
     def __init__(
@@ -562,13 +599,6 @@ class Exits(nn.Module):
                 raise UsageError(
                     f"exits must be from 1 to {len(blocks) - 1}, before the last block; got {number}."
                 )
-        if not (
-            isinstance(getattr(model, "norm", None), nn.Module)
-            and hasattr(model, "forward_head")
-        ):
-            raise UsageError(
-                f"{type(model).__name__} must have norm and forward_head for further classifiers; got a model without."
-            )
         head = model.get_submodule(head_path(model, example))
         assert isinstance(head, nn.Linear)
         with torch_seeded(seed_of(seed, "classifiers")):
@@ -578,6 +608,8 @@ class Exits(nn.Module):
             }
         self.model = model
         self.ensemble = ensemble
+        self._head = head_path(model, example)
+        self._chain = blocks[0].rpartition(".")[0]
         self.exits = Classifiers(classifiers).to(
             device=head.weight.device, dtype=head.weight.dtype
         )
@@ -590,22 +622,55 @@ class Exits(nn.Module):
         """
         if not (every or self.ensemble):
             return self.model(x)
-        seen: dict[str, Tensor] = {}
+        features, last = self._features(x)
+        early = [
+            classifier(features[number]) for number, classifier in self.exits.present()
+        ]
+        logits = torch.stack([*early, last])
+        return logits if every else logits.mean(0)
+
+    def _features(self, x: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """Return what each present classifier reads, by its number, and the model's own logits."""
         model: Any = self.model
+        numbers = [number for number, _ in self.exits.present()]
+        if not (
+            isinstance(getattr(model, "norm", None), nn.Module)
+            and hasattr(model, "forward_head")
+        ):
+            return {number: self._without(x, int(number)) for number in numbers}, model(
+                x
+            )
+        seen: dict[str, Tensor] = {}
 
         def note(number: str) -> Hook:
             return lambda _module, _args, output: seen.update({number: output})
 
-        with with_hooks(
-            model.blocks, {str(int(k) - 1): note(k) for k, _ in self.exits.present()}
-        ):
+        with with_hooks(model.blocks, {str(int(k) - 1): note(k) for k in numbers}):
             last = model(x)
-        early = [
-            classifier(model.forward_head(model.norm(seen[number]), pre_logits=True))
-            for number, classifier in self.exits.present()
-        ]
-        logits = torch.stack([*early, last])
-        return logits if every else logits.mean(0)
+        features = {
+            number: model.forward_head(model.norm(seen[number]), pre_logits=True)
+            for number in numbers
+        }
+        return features, last
+
+    def _without(self, x: Tensor, number: int) -> Tensor:
+        """Return what the model's own classifier reads without the blocks behind one."""
+        blocks: Any = self.model.get_submodule(self._chain)
+        absent = blocks.absent
+        names = [name for name, _ in blocks.named_children()]
+        seen: list[Tensor] = []
+
+        def note(_module: nn.Module, args: Any) -> None:
+            seen.append(args[0])
+
+        handle = self.model.get_submodule(self._head).register_forward_pre_hook(note)
+        try:
+            blocks.absent = absent | frozenset(names[number:])
+            self.model(x)
+        finally:
+            blocks.absent = absent
+            handle.remove()
+        return seen[-1]
 
 
 class Classifiers(nn.ModuleDict, Optional):

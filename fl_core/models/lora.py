@@ -151,6 +151,12 @@ def with_adapters(
     )
 
 
+def has_adapters(model: nn.Module) -> bool:
+    """Return whether a model has adapters of peft already."""
+    names = [name for name, _ in model.named_parameters()]
+    return hasattr(model, "peft_config") or any(".lora_A." in name for name in names)
+
+
 def adapt(model: nn.Module, lora: Lora, head: str, seed: int) -> nn.Module:
     """Let peft add adapters, drawn from the seed. Only they and the classifier, at ``head``, train then.
 
@@ -161,7 +167,7 @@ def adapt(model: nn.Module, lora: Lora, head: str, seed: int) -> nn.Module:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:
         raise needs_package("peft", "train low-rank adapters", "lora") from None
-    if any(".lora_A." in name for name, _ in model.named_parameters()):
+    if has_adapters(model):
         raise UsageError(
             "lora_targets must be none with adapt, which adapts the model. Add options={'lora_targets': 'none'}."
         )

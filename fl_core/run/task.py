@@ -470,6 +470,10 @@ def _adapt(
     if config.model.adapt is None:
         return model, layers
     adapters = lora.parse(config.model.adapt)
+    if lora.has_adapters(model):
+        raise UsageError(
+            f"adapt must be left out for a model with adapters of its own; got {config.model.adapt!r}. Leave adapt out."
+        )
     if config.model.batchnorm == "local":
         raise UsageError(
             "batchnorm must be global or drop with adapt; got local. Adapters leave statistics unchanged."
