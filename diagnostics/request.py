@@ -17,6 +17,7 @@ from fl_core.errors import (
     check_fields,
     check_known,
     check_type,
+    python_number,
 )
 from fl_core.layers import Layer
 from fl_core.models.adapter import IGNORED
@@ -79,7 +80,7 @@ class Request:
         """
         chosen = chosen_metrics(metrics)
         own: dict[str, dict[str, Any]] = {metric.name: {} for metric in chosen}
-        known = dict(given)
+        known = {name: python_number(value) for name, value in given.items()}
         options = known.pop("options", None) or {}
         check_type("options", options, dict)
         for name, value in options.items():

@@ -476,6 +476,17 @@ def short_value(value: object) -> str:
     return text if 0 < len(text) <= 80 else type(value).__name__
 
 
+def python_number(value: Any) -> Any:
+    """Return NumPy's number as Python's, and anything else as it is.
+
+    >>> import numpy as np
+    >>> python_number(np.int64(3)), python_number("3"), type(python_number(np.float32(0.5))).__name__
+    (3, '3', 'float')
+    """
+    is_number = isinstance(value, Real) and not isinstance(value, int | float)
+    return value.item() if is_number and hasattr(value, "item") else value
+
+
 def check_value(name: str, value: Any, bound: Bound, way: str = "") -> None:
     """Check that a value is a finite number within a bound.
 
