@@ -3,9 +3,9 @@
 A rule says how many layers, counted from the input, are federated. A function in this module with ``@rule`` above it is
 registered by its name.
 
-A rule of one curve takes the layers' values from input to output, all above 0. It looks for the place at which they
-rise. The layers before it serve everyone. The layers after it serve each client's own task. Only ratios of values
-matter to it. The plan keeps the evidence.
+A rule of one curve takes the layers' values from input to output. Higher values mean that clients differ more: a
+metric that declares the other end is turned first. A rule returns a number of layers from the input, or the names of
+the shared layers. The plan keeps the evidence.
 """
 
 from __future__ import annotations
@@ -20,17 +20,28 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from fl_core import __version__
-from fl_core.errors import ABOVE_0, RunError, UsageError, check_known, check_value
+from fl_core.errors import (
+    ABOVE_0,
+    RunError,
+    UsageError,
+    check_known,
+    check_value,
+    listing,
+)
 from fl_core.layers import Layer
 from fl_core.plan import Evidence, LayerPlan, frozen_in
 from fl_core.registry import Registry
 from fl_core.rows import frame
 
 from .curve import SENSITIVITY, Curve, against_nulls, curve_of, layers_in, stability
+from .metrics import facts_of
+from .null import nulls_in
 from .report import Rows, open_diagnosis
 from .sensitivity import recorded_rows
 
 THRESHOLD = 1.2
+GIVEN = ("threshold", "k", "layers", "null")
+"""What a rule may take after the values: a number by :func:`select`, the layers' names, or curves of nulls."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -40,11 +51,12 @@ class Rule:
 
     Attributes:
         name: the function's name.
-        choose: the function. For one curve: (values [L]) or (values [L], threshold) -> number of layers shared, from 1
-            to L. For names: (names) -> the same names.
+        choose: the function. For one curve: values [L], then any of :data:`GIVEN` by name -> the number of layers
+            shared, from 1 to L, or their names. For names: (names) -> the same names.
         summary: one line.
         decides: whether it decides from one curve. If not, it takes the user's names.
         lacks: (values, threshold) -> why the rule finds no cut and so shares all but the last layer.
+        ratios: whether it reads ratios, so that all values must be above 0. If not, only their order matters.
 
     >>> from diagnostics.select import RULES
     >>> RULES["sensitivity_ratio"].cut([1.0, 1.1, 2.0, 2.1], 1.2)
@@ -56,28 +68,66 @@ class Rule:
     summary: str
     decides: bool = True
     lacks: Callable[[Sequence[float], float], str] | None = None
+    ratios: bool = True
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """What the function takes after the values."""
+        return tuple(inspect.signature(self.choose).parameters)[1:]
 
     @property
     def takes_threshold(self) -> bool:
         """True if the rule takes a threshold."""
-        return self.decides and len(inspect.signature(self.choose).parameters) > 1
+        return self.decides and "threshold" in self.takes
+
+    @property
+    def cuts(self) -> bool:
+        """True if the rule cuts the network in two by the values alone."""
+        return self.decides and not {*self.takes} - {"threshold"}
 
     def cut(self, values: Sequence[float], threshold: float = THRESHOLD) -> int:
-        """Return the number of shared layers, for a rule that decides from one curve.
+        """Return the number of shared layers, for a rule that cuts.
 
         Raises:
-            RunError: the rule does not return a number from 1 to the number of layers.
+            RunError: the rule does not return a number from 1 to the number of layers, or names of the first layers.
         """
-        count = (
-            self.choose(values, threshold)
-            if self.takes_threshold
-            else self.choose(values)
-        )
-        if count not in range(1, len(values) + 1):
+        names = [str(number) for number in range(len(values))]
+        shared = self.shared(names, values, threshold=threshold)
+        if list(shared) != names[: len(shared)]:
             raise RunError(
-                f"rule {self.name!r} must share 1 to {len(values)} layers; got {count!r}."
+                f"rule {self.name!r} must cut the network in two; got layers {listing(shared)}."
             )
-        return int(count)
+        return len(shared)
+
+    def shared(
+        self, names: Sequence[str], values: Sequence[float], **given: Any
+    ) -> tuple[str, ...]:
+        """Return the names of the shared layers.
+
+        Args:
+            names, values: of the layers, [L].
+            given: what the rule may take (:data:`GIVEN`) but the layers.
+
+        Raises:
+            RunError: the rule returns no layer, an unknown layer, or a number that is not from 1 to L.
+        """
+        given |= {"layers": tuple(names)}
+        answer = self.choose(
+            list(values), **{name: given[name] for name in self.takes if name in given}
+        )
+        if isinstance(answer, Sequence) and not isinstance(answer, str):
+            unknown = [name for name in answer if name not in names]
+            if not answer or unknown:
+                raise RunError(
+                    f"rule {self.name!r} must name layers of {listing(names)} to share; "
+                    f"got {listing(map(str, unknown)) or 'none'}."
+                )
+            return tuple(name for name in names if name in answer)
+        if isinstance(answer, bool) or answer not in range(1, len(values) + 1):
+            raise RunError(
+                f"rule {self.name!r} must share 1 to {len(values)} layers; got {answer!r}."
+            )
+        return tuple(names[: int(answer)])
 
 
 def _from_function(function: Any, path: str) -> Rule:
@@ -104,6 +154,7 @@ def rule(
     summary: str,
     decides: bool = True,
     lacks: Callable[[Sequence[float], float], str] | None = None,
+    ratios: bool = True,
 ) -> Callable[[Function], Function]:
     """Register a function as a rule under its own name.
 
@@ -123,7 +174,7 @@ def rule(
     def add(function: Function) -> Function:
         RULES.add(
             function.__name__,
-            _make(function, summary, decides=decides, lacks=lacks),
+            _make(function, summary, decides=decides, lacks=lacks, ratios=ratios),
             function,
         )
         return function
@@ -133,10 +184,12 @@ def rule(
 
 def _make(function: Callable[..., Any], summary: str, **facts: Any) -> Rule:
     """Make a rule of a function, and check the number of its arguments."""
-    takes = len(inspect.signature(function).parameters)
-    if takes not in (1, 2):
+    takes = tuple(inspect.signature(function).parameters)
+    for name in takes[1:]:
+        check_known(f"argument of rule {function.__name__!r}", name, GIVEN)
+    if not takes:
         raise UsageError(
-            f"rule {function.__name__!r} must take the values and a threshold; got {takes} arguments."
+            f"rule {function.__name__!r} must take the values; got 0 arguments."
         )
     return Rule(function.__name__, function, summary, **facts)
 
@@ -178,6 +231,58 @@ def sensitivity_ratio(values: Sequence[float], threshold: float = THRESHOLD) -> 
     )
 
 
+@rule(summary="share the layers before the largest relative rise")
+def largest_rise(values: Sequence[float]) -> int:
+    """Return argmax_l S_{l+1} / S_l, the number of layers shared. Of equal rises the first counts."""
+    rises = ratios(values)
+    return rises.index(max(rises)) + 1
+
+
+@rule(summary="keep the k layers local that differ most", ratios=False)
+def top(
+    values: Sequence[float], k: int = 1, layers: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Return all layers but the k with the largest values. Of equal values the last layer counts as larger.
+
+    >>> from diagnostics.select import RULES
+    >>> RULES["top"].shared(["a", "b", "c"], [1.0, 3.0, 2.0], k=1)
+    ('a', 'c')
+    """
+    if k not in range(1, len(values)):
+        raise UsageError(
+            f"k must be from 1 to {len(values) - 1} for rule 'top'; got {k!r}."
+        )
+    order = sorted(range(len(values)), key=lambda place: (values[place], place))
+    return tuple(layers[place] for place in sorted(order[:-k]))
+
+
+@rule(
+    summary="keep the layers local whose value is above that of every null",
+    ratios=False,
+)
+def above_null(
+    values: Sequence[float],
+    null: Sequence[Sequence[float]] = (),
+    layers: Sequence[str] = (),
+) -> tuple[str, ...]:
+    """Return the layers whose value is at most that of a draw of a null.
+
+    Args:
+        null: the curve of each draw of each null, [draws, L].
+        layers: their names, [L].
+    """
+    if not len(null):
+        raise UsageError(
+            "rows must have a null for rule 'above_null'; got none. Measure one: null=('labels',)."
+        )
+    highest = [max(curve) for curve in zip(*null, strict=True)]
+    return tuple(
+        name
+        for name, value, most in zip(layers, values, highest, strict=True)
+        if value <= most
+    )
+
+
 @rule(summary="share exactly the layers that are named", decides=False)
 def manual(names: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the layers to share, as they are given."""
@@ -192,10 +297,11 @@ THRESHOLDS = (1.05, 1.1, 1.2, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0)
 
 def select(
     rows: Rows,
-    rule: str = "sensitivity_ratio",
+    rule: str | None = None,
     *,
     metric: str | None = None,
     threshold: float = THRESHOLD,
+    k: int = 1,
     layers: Sequence[str] | str | None = None,
     variant: str | None = None,
 ) -> LayerPlan:
@@ -208,6 +314,9 @@ def select(
 
     Layers outside the forward pass are not in the curve and stay local. Frozen layers are not in it either. They are
     shared, because they have the same values everywhere. They are sent and cost what any shared layer does.
+
+    A metric that declares ``differs="low"`` is turned, so that a rule always reads "higher = clients differ more":
+    rules of ratios read 1 / value, others -value. The evidence's ``detail["differs"]`` has the declared end.
 
     The evidence's ``detail`` reports how often the decision stays over resamples of the clients. It includes resamples
     of their batches if the rows have some (:func:`~.curve.stability`). It also reports the decisions on nulls, if
@@ -223,10 +332,13 @@ def select(
 
     Args:
         rows: a rows file, a report, or (header, frame), which may be filtered.
-        rule: one of :data:`RULES`, or ``package.module:function``. The plan then has that name.
+        rule: one of :data:`RULES`, or ``package.module:function``. The plan then has that name. Default:
+            ``sensitivity_ratio`` for federation sensitivity, and else ``largest_rise``. A metric that does not declare
+            at which end clients differ (``differs``) has no default, and is read as it is.
         metric: the metric whose values make the curve. Default: federation sensitivity. With the rule ``manual`` the
             curve is only evidence, and there is none unless you name a metric.
         threshold: above 0, for the rules that have one.
+        k: the number of local layers, for the rule ``top``.
         layers: for rule ``manual``: exact names of the layers to share, as a sequence or separated by commas.
         variant: the metric's variant. Default: its first that was measured. For federation sensitivity it is
             ``"training"`` if the rows hold it. PLayer-FL decides on that one.
@@ -236,9 +348,12 @@ def select(
             models or seeds; a layer in use can have no value.
         RunError: a value could not be computed, or is not above 0 so that its ratio means nothing.
     """
+    header, table = open_diagnosis(rows)
+    if rule is None and metric is not None:
+        check_known("metric among the rows", metric, table["metric"].unique())
+    rule = rule or default_rule(metric)
     _check_asked(rule, threshold, layers)
     chosen = RULES[rule]
-    header, table = open_diagnosis(rows)
     every = layers_in(header)
     why = Evidence(
         rule=rule,
@@ -257,8 +372,15 @@ def select(
             chosen,
             threshold,
             why,
+            k=k,
+            null=[
+                curve_of(every, draw, metric or SENSITIVITY, variant, pairs).combined
+                for draws in nulls.values()
+                for draw in draws
+            ],
         )
 
+    nulls = nulls_in(table) if "null" in chosen.takes and chosen.decides else {}
     if chosen.decides:
         plan = against_nulls(decided(table), table, decided)
     else:
@@ -291,27 +413,92 @@ def _check_asked(
         )
 
 
+def default_rule(metric: str | None) -> str:
+    """Return the rule that reads a metric where none is named.
+
+    Raises:
+        UsageError: the metric does not declare at which end of its scale clients differ.
+
+    >>> default_rule(None), default_rule("grad_norm")
+    ('sensitivity_ratio', 'largest_rise')
+    """
+    if metric in (None, SENSITIVITY):
+        return "sensitivity_ratio"
+    if not facts_of(metric).differs:
+        raise UsageError(
+            f"metric must say at which end of its scale clients differ; got {metric!r}, which does not. "
+            "Name a rule, which then reads its values as they are: rule='largest_rise'."
+        )
+    return "largest_rise"
+
+
+def turned(values: Sequence[float], differs: str, ratios: bool) -> list[float]:
+    """Return values that are higher where clients differ more.
+
+    Args:
+        differs: the end of the scale at which clients differ, ``high``, ``low`` or empty.
+        ratios: whether ratios are read, so that 1 / value stands for a low value, and else -value.
+
+    >>> turned([1.0, 4.0], "low", True), turned([1.0, 4.0], "low", False)
+    ([1.0, 0.25], [-1.0, -4.0])
+    """
+    if differs != "low":
+        return list(values)
+    if ratios:
+        return [1 / value if value else math.inf for value in values]
+    return [-value for value in values]
+
+
 def _cut(
-    every: Sequence[Layer], curve: Curve, rule: Rule, threshold: float, why: Evidence
+    every: Sequence[Layer],
+    curve: Curve,
+    rule: Rule,
+    threshold: float,
+    why: Evidence,
+    *,
+    k: int = 1,
+    null: Sequence[Sequence[float]] = (),
 ) -> LayerPlan:
     """Return the plan of a rule that reads one curve."""
-    count = rule.cut(_sound(curve.combined, curve, "combined over clients"), threshold)
+    kind = facts_of(curve.metric)
+    end = "" if kind.pairs and not kind.distance else kind.differs  # turned already
+
+    def named(values: Sequence[float], whose: str) -> tuple[str, ...]:
+        if rule.ratios:
+            _sound(values, curve, whose)
+        return rule.shared(
+            curve.names,
+            turned(values, end, rule.ratios),
+            threshold=threshold,
+            k=k,
+            null=[turned(draw, end, rule.ratios) for draw in null],
+        )
+
+    shared = named(curve.combined, "combined over clients")
     votes: dict[str, str] = {}
     notes: list[str] = []
-    if rule.lacks and (lacking := rule.lacks(curve.combined, threshold)):
-        notes.append(f"{lacking}: all but the last layer are shared")
-    for client, values in curve.clients.items():
-        try:
-            last = rule.cut(_sound(values, curve, "its own"), threshold)
-        except RunError as error:
-            notes.append(f"client {client!r} has no vote: {error}")
-        else:
-            votes[client] = curve.names[last - 1]
-    why = _evidence(why, every, curve, rule)
-    detail = {"stability": stability(curve, rule.cut, threshold, count, why.seed or 0)}
+    if rule.lacks:
+        lacking = rule.lacks(turned(curve.combined, end, True), threshold)
+        if lacking:
+            notes.append(f"{lacking}: all but the last layer are shared")
+    detail: dict[str, Any] = {"differs": kind.differs or "not declared"}
+    if rule.cuts:
+        for client, values in curve.clients.items():
+            try:
+                votes[client] = named(values, "its own")[-1]
+            except RunError as error:
+                notes.append(f"client {client!r} has no vote: {error}")
+
+        def count(values: Sequence[float], threshold: float) -> int:
+            return rule.cut(turned(values, end, True), threshold)
+
+        detail["stability"] = stability(
+            curve, count, threshold, len(shared), why.seed or 0
+        )
+    why = _evidence(why, every, curve, rule, end)
     return LayerPlan(
         tuple(every),
-        (*curve.names[:count], *frozen_in(every)),
+        (*shared, *frozen_in(every)),
         replace(why, votes=votes, detail=detail, status="; ".join(notes) or "ok"),
     )
 
@@ -404,7 +591,11 @@ def _sound(values: Sequence[float], curve: Curve, whose: str) -> Sequence[float]
 
 
 def _evidence(
-    why: Evidence, layers: Sequence[Layer], curve: Curve, rule: Rule | None = None
+    why: Evidence,
+    layers: Sequence[Layer],
+    curve: Curve,
+    rule: Rule | None = None,
+    end: str = "",
 ) -> Evidence:
     """Return the evidence with the curve, and the decisions by other thresholds."""
     cut = rule.cut if rule is not None and rule.takes_threshold else sensitivity_ratio
@@ -414,8 +605,9 @@ def _evidence(
         return tuple(at.get(layer.name) for layer in layers)
 
     last: dict[str, str] = {}
-    if all(value > 0 for value in curve.combined):
-        last = {f"{t:g}": curve.names[cut(curve.combined, t) - 1] for t in THRESHOLDS}
+    if (rule is None or rule.ratios) and all(v > 0 for v in curve.combined):
+        values = turned(curve.combined, end, True)
+        last = {f"{t:g}": curve.names[cut(values, t) - 1] for t in THRESHOLDS}
     return replace(
         why,
         metric=curve.metric,

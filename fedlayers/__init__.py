@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     )
     from diagnostics.through_time import through_time as through_time
     from fedlayers.monitor import Monitor as Monitor
+    from fedlayers.rule_benchmark import regret as regret
     from fedlayers.run_result import RunResult as RunResult
     from fedlayers.runs import resume as resume, run as run
     from fedlayers.studies.choice import Choice as Choice

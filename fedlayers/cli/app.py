@@ -38,6 +38,7 @@ GROUPS = {
     "Measure": {
         "diagnose": "measure",
         "select": "measure",
+        "regret": "measure",
         "plot": "measure",
         "map": "measure",
     },

@@ -233,14 +233,17 @@ class Select(Command):
 
     dir: Path
     """Folder or file of fedlayers diagnose."""
-    rule: str = "sensitivity_ratio"
-    """Rule: see fedlayers list rules, or package.module:function."""
+    rule: str | None = None
+    """Rule: see fedlayers list rules, or package.module:function. Default: sensitivity_ratio for
+    federation_sensitivity, else largest_rise."""
     metric: str | None = None
     """Metric that the rule uses. Default: federation_sensitivity."""
     variant: str | None = None
     """Variant of the metric. Default: the one from training, if any."""
     threshold: float | None = None
     """Threshold of the rule sensitivity_ratio. Default: 1.2."""
+    k: int = 1
+    """Number of local layers of the rule top."""
     layers: str | None = None
     """Layers of the rule manual, separated by commas."""
     explain: bool = False
@@ -256,29 +259,74 @@ class Select(Command):
         from diagnostics.select import RULES
         from fl_core.records.store import ROWS
 
-        rule = RULES[self.rule]
+        name = self.rule or select.default_rule(self.metric)
+        rule = RULES[name]
         if self.threshold is not None and not rule.takes_threshold:
             members = RULES.members().items()
             known = sorted(name for name, each in members if each.takes_threshold)
             raise UsageError(
-                f"rule must be one with a threshold: {listing(known)}; got {self.rule!r}."
+                f"rule must be one with a threshold: {listing(known)}; got {name!r}."
             )
         plan = select.select(
             self.dir / ROWS if self.dir.is_dir() else self.dir,
-            self.rule,
+            name,
             metric=self.metric,
             variant=self.variant,
             threshold=select.THRESHOLD if self.threshold is None else self.threshold,
+            k=self.k,
             layers=self.layers,
         )
         check_file(self.out, "an earlier plan", r'\{\s*"format":\s*"fedlayers\.plan')
         plan.save(self.out)
         print(explain(plan, full=self.explain))
-        if self.rule == "sensitivity_ratio":
+        if name == "sensitivity_ratio":
             print(
                 "\nNote: this rule gave one plan in six federations with known answers."
             )
         print(f"\nplan: {self.out}")
+
+
+class Regret(Command):
+    """Score a rule where the best plan is known.
+
+    It trains small federations, measures, lets the rule choose layers, and looks the plan up in a stored table of all
+    subsets of layers. No plan is trained.
+
+    Examples:
+        fedlayers regret sensitivity_ratio
+        fedlayers regret my_rule:half_way --metric hessian_trace
+        fedlayers regret top --metric cka --rounds 5 --k 2
+    """
+
+    rule: str
+    """Rule: see fedlayers list rules, or package.module:function."""
+    metric: str | None = None
+    """Metric that the rule reads. Default: federation_sensitivity."""
+    rounds: int = 1
+    """Rounds of FedAvg before the measurement."""
+    federations: tuple[str, ...] = ()
+    """Federations of the table. Default: all."""
+    seeds: int = 3
+    """Seeds of each federation."""
+    k: int = 1
+    """Number of local layers of the rule top."""
+
+    argument = "rule"
+
+    def main(self, line: str) -> None:
+        load("diagnostics.measure")
+        from fedlayers.rule_benchmark import regret
+
+        print(
+            regret(
+                self.rule,
+                metric=self.metric,
+                rounds=self.rounds,
+                federations=self.federations,
+                seeds=self.seeds,
+                k=self.k,
+            )
+        )
 
 
 class Plot(Command):

@@ -2,15 +2,16 @@
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from diagnostics.metrics import facts_of
 from diagnostics.report import Report, explain
-from diagnostics.select import RULES, decide, ratios, select, sensitivity_ratio
+from diagnostics.select import RULES, Rule, decide, ratios, select, sensitivity_ratio
 from diagnostics.sensitivity import recorded_rows
 from fl_core import __version__
 from fl_core.errors import RunError, UsageError
@@ -157,8 +158,9 @@ def test_variant_seen_in_training_comes_first():
     assert select(both, variant="after").shared == ("conv1",)
     depths = [rows_of(metric="depth", variant=variant) for variant in "xy"]
     with refuses("depth: x, y"):
-        select(measured(*depths), metric="depth")
-    assert select(measured(*depths), metric="depth", variant="x").why.variant == "x"
+        select(measured(*depths), "sensitivity_ratio", metric="depth")
+    plan = select(measured(*depths), "sensitivity_ratio", metric="depth", variant="x")
+    assert plan.why.variant == "x"
 
 
 def test_metrics_of_pairs_become_differences():
@@ -168,7 +170,7 @@ def test_metrics_of_pairs_become_differences():
         ("b", "c"): [0.98, 0.9, 0.7, 0.6],
     }
     rows = pairs_of(matrix)
-    plan = select(measured(rows), metric="cka", threshold=4.5)
+    plan = select(measured(rows), "sensitivity_ratio", metric="cka", threshold=4.5)
     means = {
         client: 1 - np.mean([v for pair, v in matrix.items() if client in pair], axis=0)
         for client in "abc"
@@ -323,7 +325,9 @@ def test_rows_that_allow_no_decision():
         ((header, endless), RunError, r"'fc1'.*client 'a'.*finite"),
         (measured(single), UsageError, "cka.*two models"),
     ):
-        how = {"metric": "cka"} if "cka" in message else {}
+        how = {}
+        if "cka" in message:
+            how = {"metric": "cka", "rule": "sensitivity_ratio"}
         with pytest.raises(error, match=message):
             select(rows, **how)
 
@@ -371,3 +375,68 @@ def test_explanation():
     many = {f"site{k}": (1, [1.0, 1.1, 1.2 + k / 100, 4.0]) for k in range(30)}
     text = explain(select(measured(rows_of(many))), full=True)
     assert "  fc1       1.2    1.35     1.49\n" in text
+
+
+@given(curves)
+def test_rules_of_the_largest_rise_and_of_the_largest_values(values):
+    rises = [after / before for before, after in pairwise(values)]
+    count = RULES["largest_rise"].cut(values)
+    assert rises[count - 1] == max(rises)
+    assert max(rises[: count - 1], default=0) < max(rises)
+    names = [f"l{k}" for k in range(len(values))]
+    for k in range(1, len(values)):
+        shared = RULES["top"].shared(names, values, k=k)
+        local = [v for n, v in zip(names, values, strict=True) if n not in shared]
+        assert sorted(local) == sorted(values)[-k:]
+
+
+def test_the_layers_that_differ_most_stay_local_wherever_they_stand():
+    rows = measured(rows_of({"a": (4, [1.0, 5.0, 2.0, 3.0])}))
+    plan = select(rows, "top")
+    assert plan.shared == ("conv1", "fc1", "fc10")
+    assert select(rows, "top", k=2).shared == ("conv1", "fc1")
+    assert not plan.why.votes
+    assert "stability" not in plan.why.detail
+    for k in (0, 4):
+        with refuses(f"k must.*{k}"):
+            select(rows, "top", k=k)
+
+
+def test_layers_above_a_null_stay_local():
+    real = rows_of({"a": (4, [1.0, 5.0, 2.0, 3.0])})
+    with refuses("a null for rule 'above_null'"):
+        select(measured(real), "above_null")
+    null = rows_of({"a": (4, [2.0, 2.0, 2.0, 2.0])}, model="null labels 0")
+    plan = select(measured(real, null), "above_null")
+    assert plan.shared == ("conv1", "fc1")
+
+
+def test_a_metric_that_is_low_where_clients_differ_is_turned(monkeypatch):
+    facts = replace(facts_of("grad_norm"), differs="low")
+    monkeypatch.setattr("diagnostics.select.facts_of", lambda name: facts)
+    rows = measured(rows_of({"a": (4, [8.0, 8.0, 7.0, 1.0])}, "grad_norm", ""))
+    plan = select(rows, metric="grad_norm")
+    assert (plan.why.rule, plan.cut) == ("largest_rise", 3)
+    assert plan.why.detail["differs"] == "low"
+    assert select(rows, "top", metric="grad_norm").shared == ("conv1", "conv2", "fc1")
+    assert select(rows, "top", metric="grad_norm", k=3).shared == ("conv1",)
+
+
+def test_a_metric_without_a_direction_needs_a_rule():
+    rows = measured(rows_of({"a": (4, [1.0, 1.0, 2.0, 3.0])}, "weight_magnitude", "l2"))
+    with refuses("'weight_magnitude'.*rule='largest_rise'"):
+        select(rows, metric="weight_magnitude")
+    plan = select(rows, "largest_rise", metric="weight_magnitude")
+    assert (plan.shared, plan.why.detail["differs"]) == (
+        ("conv1", "conv2"),
+        "not declared",
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [((), "none"), (("fc9",), "fc9"), (0, "0"), (True, "True"), (9, "9")],
+)
+def test_answers_of_rules_that_are_no_plan(answer, message):
+    with pytest.raises(RunError, match=f"'bad'.*{message}"):
+        Rule("bad", lambda values: answer, "").shared(NAMES[:4], [1.0, 2.0, 3.0, 4.0])

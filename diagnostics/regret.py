@@ -1,0 +1,246 @@
+"""How good the plans of a rule are: points of accuracy that they lose to the best of all subsets of layers.
+
+``truth.csv`` has the test accuracy of every subset of layers of small federations, by federation and seed
+(``python -m figures.decision.truth``). So a plan is scored by looking it up, and no plan is trained.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fl_core.display import Displayed, Summary, aligned
+from fl_core.errors import UsageError, check_known, listing
+from fl_core.statistics import Interval, mean_interval
+
+TRUTH = Path(__file__).with_name("truth.csv")
+PUBLIC = ("known_labels", "known_neither", "known_outlier", "heart")
+"""Federations for those who develop a rule. The others are held out: they alone say that a rule beats a constant."""
+LEAST_SOURCES = 3
+"""Sources of data below which there is no interval with a source as unit."""
+
+
+def source_of(federation: str) -> str:
+    """Return the data that a federation is made of. All known ones are drawn from one generator."""
+    return "known" if federation.startswith("known_") else federation
+
+
+@cache
+def read_truth() -> pd.DataFrame:
+    """Return the stored table: a row for each federation, seed and plan, with NaN where the run diverged.
+
+    ``shared`` has the names of the shared layers, joined by ``+``; it is empty for local training.
+    """
+    table = pd.read_csv(TRUTH, keep_default_na=False)
+    for name in ("accuracy", "loss"):
+        table[name] = pd.to_numeric(table[name])
+    return table
+
+
+def key_of(shared: Sequence[str], layers: Sequence[str]) -> str:
+    """Return the table's name of a plan.
+
+    >>> key_of(["fc2", "fc1"], ["fc1", "fc2", "fc3"])
+    'fc1+fc2'
+    """
+    return "+".join(name for name in layers if name in shared)
+
+
+@dataclass(frozen=True)
+class Truth:
+    """All plans of one federation and seed.
+
+    Attributes:
+        layers: from input to output. accuracy: of each plan, in percent, by :func:`key_of`.
+    """
+
+    federation: str
+    seed: int
+    layers: tuple[str, ...]
+    accuracy: Mapping[str, float]
+
+    @property
+    def best(self) -> float:
+        """The accuracy of the best plan."""
+        return max(each for each in self.accuracy.values() if not math.isnan(each))
+
+    def lost(self, shared: Sequence[str]) -> float:
+        """Return the points that a plan loses to the best one; NaN if it diverged or is not in the table."""
+        return self.best - self.accuracy.get(key_of(shared, self.layers), math.nan)
+
+    @property
+    def fedavg(self) -> float:
+        """The points lost by sharing all layers."""
+        return self.lost(self.layers)
+
+    @property
+    def head_local(self) -> float:
+        """The points lost by keeping the last layer local."""
+        return self.lost(self.layers[:-1])
+
+    @property
+    def random(self) -> float:
+        """The mean points lost over all plans that did not diverge."""
+        return self.best - float(np.nanmean([*self.accuracy.values()]))
+
+
+def truth_of(federation: str, seed: int) -> Truth | None:
+    """Return the plans of a federation and seed; None if the table lacks one of them."""
+    table = read_truth()
+    part = table[(table["federation"] == federation) & (table["seed"] == seed)]
+    if part.empty:
+        return None
+    longest = part.loc[part["shared"].str.count(r"\+").idxmax(), "shared"]
+    layers = tuple(longest.split("+"))
+    if len(part) != 2 ** len(layers):
+        return None
+    accuracy = dict(zip(part["shared"], part["accuracy"], strict=True))
+    return Truth(federation, seed, layers, accuracy)
+
+
+def known_seeds(federation: str) -> list[int]:
+    """Return the seeds of a federation whose plans are all in the table."""
+    table = read_truth()
+    seeds = table.loc[table["federation"] == federation, "seed"].unique()
+    return [int(seed) for seed in seeds if truth_of(federation, int(seed)) is not None]
+
+
+def federations() -> list[str]:
+    """Return the federations of the table that have a seed with all plans."""
+    return [name for name in read_truth()["federation"].unique() if known_seeds(name)]
+
+
+LOST = ("rule", "fedavg", "head_local", "random")
+COLUMNS = ("federation", "seed", "shared", *LOST)
+
+
+@dataclass(frozen=True, repr=False)
+class Regret(Displayed):
+    """The result of ``fl.regret``.
+
+    Attributes:
+        name: of the rule and what it reads.
+        rows: a line for each federation and seed: the plan, and the points lost by it and by the constants.
+        left_out: why a federation and seed has no line, by ``federation seed N``.
+    """
+
+    name: str
+    rows: pd.DataFrame
+    left_out: Mapping[str, str]
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A line for each federation: the plans named, and the mean points lost over seeds."""
+        lines = []
+        for federation, part in self.rows.groupby("federation", sort=False):
+            plans = part["shared"].replace("", "none").value_counts()
+            named = listing(f"{plan} ({count})" for plan, count in plans.items())
+            half = "held out"
+            if federation in PUBLIC:
+                half = "public"
+            means = part[[*LOST]].mean().round(2)
+            lines.append((federation, half, named, *means))
+        columns = ["federation", "half", "shared", *LOST]
+        return pd.DataFrame(lines, columns=columns)
+
+    def mean(self, way: str = "rule", half: str = "") -> Interval:
+        """Return the mean points lost, with a 95 % interval over federations (Student's t).
+
+        Args:
+            way: ``rule``, or a constant: ``fedavg``, ``head_local``, ``random``.
+            half: ``public`` or ``held out`` federations alone.
+
+        Raises:
+            UsageError: no federation has a line.
+        """
+        rows = self.rows
+        if half:
+            public = rows["federation"].isin(PUBLIC)
+            rows = rows[public == (half == "public")]
+        if rows.empty:
+            raise UsageError(
+                f"the rule must have a line in a federation; got none. {listing(self.left_out.values(), 2)}"
+            )
+        return mean_interval(
+            rows.groupby("federation")[check_known("way", way, LOST)].mean()
+        )
+
+    @property
+    def sources(self) -> int:
+        """The number of sources of data."""
+        return len({source_of(name) for name in self.rows["federation"]})
+
+    def summary(self) -> Summary:
+        """Return all lines."""
+        return Summary.of_frame(self.text(), self.table)
+
+    def text(self) -> str:
+        """Return a line for each federation, the means, and what is left out."""
+        lines = [f"{self.name}: points of accuracy lost to the best plan"]
+        if len(self.rows):
+            table = self.table
+            cells = [[str(cell) for cell in row] for row in table.to_numpy()]
+            lines += aligned([[*table.columns], *cells])
+            for half in ("", "public", "held out"):
+                lines += self._means(half)
+            lines.append(self._by_source())
+        lines += [f"left out: {what}: {why}" for what, why in self.left_out.items()]
+        if not len(self.rows):
+            lines.append("No federation has a line, so there is no mean.")
+        return "\n".join(lines)
+
+    def _means(self, half: str) -> list[str]:
+        public = self.rows["federation"].isin(PUBLIC)
+        if half and not (public == (half == "public")).any():
+            return [f"{half}: no federation"]
+        found = {way: self.mean(way, half) for way in LOST}
+        count = self.rows["federation"].nunique()
+        if half:
+            count = self.rows.loc[public == (half == "public"), "federation"].nunique()
+        rule = found["rule"]
+        interval = ""
+        if not math.isnan(rule.low):
+            interval = f" [{rule.low:.2f}, {rule.high:.2f}]"
+        constants = ", ".join(f"{way} {found[way].value:.2f}" for way in LOST[1:])
+        which = half or "all"
+        return [f"{which}, mean over {count}: {rule.value:.2f}{interval}; {constants}"]
+
+    def _by_source(self) -> str:
+        if self.sources < LEAST_SOURCES:
+            return (
+                f"no interval over sources of data: {self.sources} of at least "
+                f"{LEAST_SOURCES}"
+            )
+        means = self.rows.assign(source=self.rows["federation"].map(source_of))
+        found = mean_interval(means.groupby("source")["rule"].mean())
+        return f"over {self.sources} sources of data: {found.value:.2f} [{found.low:.2f}, {found.high:.2f}]"
+
+    def __repr__(self) -> str:
+        return self.text()
+
+
+def line_of(truth: Truth, shared: Sequence[str]) -> dict[str, Any]:
+    """Return the line of a plan in one federation and seed.
+
+    Raises:
+        UsageError: the plan names an unknown layer, or is not in the table.
+    """
+    for name in shared:
+        check_known("layer of the plan", name, truth.layers)
+    plan = key_of(shared, truth.layers)
+    lost = truth.lost(shared)
+    if math.isnan(lost):
+        raise UsageError(
+            f"the table must have the plan {plan!r}; got none, or a run that diverged."
+        )
+    values = (
+        truth.federation, truth.seed, plan, lost, truth.fedavg, truth.head_local, truth.random,
+    )  # fmt: skip
+    return dict(zip(COLUMNS, values, strict=True))

@@ -1,0 +1,131 @@
+"""``fl.regret``: how many points the plans of a rule lose, in federations whose best plan is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from diagnostics.measure import diagnose
+from diagnostics.metrics.base import METRICS
+from diagnostics.regret import (
+    COLUMNS,
+    Regret,
+    federations as stored,
+    known_seeds,
+    line_of,
+    truth_of,
+)
+from diagnostics.select import RULES, select
+from fedlayers.runs import run
+from fl_core.errors import UsageError, check_known, plural
+from fl_core.plan import LayerPlan
+
+if TYPE_CHECKING:
+    from fedlayers.run_result import RunResult
+
+SEEDS = 3
+"""Seeds of each federation by default."""
+
+
+def regret(
+    rule: str | Callable[..., Any] = "sensitivity_ratio",
+    *,
+    metric: str | None = None,
+    rounds: int = 1,
+    federations: Sequence[str] = (),
+    seeds: int = SEEDS,
+    **options: Any,
+) -> Regret:
+    """Score a rule on federations whose plans are all known. Return the points that its plans lose.
+
+    Each federation trains FedAvg for some rounds. The metric is measured, the rule names layers, and the plan's test
+    accuracy is looked up in a stored table of all subsets of layers. No plan is trained. Equal calls give equal
+    numbers.
+
+    >>> import fedlayers as fl
+    >>> found = fl.regret(lambda run: ["fc1", "fc2"], federations=["known_labels"], seeds=1)
+    >>> float(found.rows["rule"].iloc[0]) == float(found.rows["head_local"].iloc[0])
+    True
+
+    Args:
+        rule: one of :data:`RULES <diagnostics.select.RULES>`, ``package.module:function``, or without ``metric`` a
+            function of a :class:`run <fedlayers.run_result.RunResult>` that returns the shared layers or a plan.
+        metric: what the rule reads. Default for a rule by name: federation sensitivity.
+        rounds: rounds that are trained before the measurement.
+        federations: their names. Default: all of the table that need no other files.
+        seeds: the first seeds of each federation.
+        options: arguments of :func:`select <diagnostics.select.select>`, such as ``k`` or ``threshold``.
+
+    Raises:
+        UsageError: a rule, metric or federation is unknown, or a number is below 1.
+    """
+    if rounds < 1 or seeds < 1:
+        raise UsageError(
+            f"rounds and seeds must be at least 1; got {rounds} and {seeds}."
+        )
+    names = [
+        check_known("federation of the table", name, stored())
+        for name in federations or stored()
+    ]
+    metric_given = metric is not None
+    metric = METRICS[metric or "federation_sensitivity"].name
+    chosen, title = "", getattr(rule, "__name__", "rule")
+    if isinstance(rule, str) or metric_given:
+        chosen = rule_name(rule)
+        title = f"{RULES[chosen].name} of {metric} after {plural(rounds, 'round')}"
+    lines: list[dict[str, Any]] = []
+    left_out: dict[str, str] = {}
+    for name in names:
+        for seed in known_seeds(name)[:seeds]:
+            truth = truth_of(name, seed)
+            assert truth is not None  # by known_seeds
+            with TemporaryDirectory() as folder:
+                trained = run(
+                    dataset=name,
+                    algorithm="fedavg",
+                    rounds=rounds,
+                    seed=seed,
+                    out=folder,
+                    progress=False,
+                )
+                try:
+                    if isinstance(rule, str) or metric_given:
+                        # a stored run has the clients' models, which differ
+                        report = diagnose(trained, metrics=[metric], progress=False)
+                        plan = select(report, chosen, metric=metric, **options)
+                        shared = plan.shared
+                    else:
+                        shared = layers_named(rule, trained)
+                    lines.append(line_of(truth, shared))
+                except Exception as error:  # a rule from outside may raise anything
+                    left_out[f"{name} seed {seed}"] = f"{type(error).__name__}: {error}"
+    return Regret(title, pd.DataFrame(lines, columns=[*COLUMNS]), left_out)
+
+
+def rule_name(rule: str | Callable[..., Any]) -> str:
+    """Return the name of a rule in the registry; a function is registered under its own."""
+    if isinstance(rule, str):
+        RULES[rule]  # refuses an unknown one
+        return rule
+    member = RULES.adopt(rule, rule.__name__)
+    RULES.add(member.name, member, rule)
+    return member.name
+
+
+def layers_named(rule: Callable[..., Any], trained: RunResult) -> tuple[str, ...]:
+    """Return the shared layers that a function of a run names.
+
+    Raises:
+        UsageError: it returns no layer, or something else than names or a plan.
+    """
+    answer = rule(trained)
+    if isinstance(answer, LayerPlan):
+        return answer.shared
+    if isinstance(answer, str) or not isinstance(answer, Sequence) or not answer:
+        raise UsageError(
+            f"the function must return names of shared layers or a plan; got {answer!r}."
+        )
+    return tuple(answer)

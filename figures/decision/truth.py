@@ -1,0 +1,216 @@
+"""Train all subsets of layers of small federations, and store how good each plan is: the truth of ``fl.regret``.
+
+Each row of ``diagnostics/truth.csv`` is one federation, seed and plan: accuracy in percent and calibrated log loss on
+test samples, after the fine-tuning that is best on validation samples. Rows that exist are not made again, so the
+command can be stopped and started: ``python -m figures.decision.truth --hours 1``.
+
+The learning rate comes from two other seeds, with all layers shared. A run that diverges keeps its row, without scores.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import tyro
+from torch import Tensor
+
+import fedlayers as fl
+from diagnostics.regret import TRUTH, read_truth
+from diagnostics.tuning.copies import EPOCHS, Held, Tuner
+from diagnostics.tuning.profile import every
+from fl_core import tree
+from fl_core.errors import NonFiniteError, RunError
+from fl_core.plan import LayerPlan
+from fl_core.run.task import Task
+from fl_core.statistics import halves
+from fl_core.training import evaluate
+from fl_core.training.phases import Training
+
+SEEDS = {
+    "known_labels": 10,
+    "known_inputs": 10,
+    "known_both": 10,
+    "known_neither": 10,
+    "known_outlier": 10,
+    "known_clusters": 10,
+    "heart": 5,
+}
+"""Federations, and the seeds of each, from 0."""
+RATE_SEEDS = (100, 101)
+"""Seeds that choose the learning rate. No row has them."""
+RATES = (1.0, 3.0, 10.0)
+"""Rates that are tried, times the dataset's."""
+COLUMNS = ("federation", "seed", "shared", "lr", "accuracy", "loss", "seconds")
+
+
+class Score(NamedTuple):
+    """Validation loss, cross-fitted; accuracy in percent and log loss on test samples."""
+
+    validation: float
+    accuracy: float
+    loss: float
+
+
+def task_of(name: str, seed: int, lr: float | None = None) -> Task:
+    """Return the task of a federation, which trains to the last round."""
+    keys: dict[str, Any] = {} if lr is None else {"lr": lr}
+    config = fl.RunConfig(
+        dataset=name, algorithm="fedper", seed=seed, patience=0, **keys
+    )
+    return fl.assemble(config)
+
+
+def plan_score(task: Task, shared: tuple[str, ...]) -> Score:
+    """Train with a plan, fine-tune each client, and return the scores.
+
+    Clients fine-tune for 0, 1, 2 or 4 epochs at a third of the rate; with all layers shared, also at the whole rate.
+    """
+    plan = LayerPlan(task.layers, shared)
+    result = fl.run(task.config, plan=plan, progress=False)
+    clients, number = task.data.clients, len(task.data.clients)
+    starts = [tree.state_dict(result.models[each.name]) for each in clients]
+    tuner = Tuner(
+        result.models[clients[0].name],
+        task.criterion,
+        Training.of(task.config.training),
+        [(each.train, each.validation) for each in clients],
+        task.config.execution.seed,
+        result.done,
+        starts,
+        None,
+        near=[[k, number + k] for k in range(number)],
+        beside=[each.test for each in clients],
+    )
+    rate = tuner.training.lr
+    rates = [rate / 3]
+    if len(shared) == len(task.layers):
+        rates.append(rate)
+    candidates = [tuner.start]
+    for tried in rates:
+        candidates += [*tuner.outputs(every(task.layers), tried, EPOCHS)]
+    scores = [scored(task, tuner, outputs) for outputs in candidates]
+    return min(scores, key=lambda score: score.validation)
+
+
+def scored(task: Task, tuner: Tuner, outputs: Tensor) -> Score:
+    """Return the scores of outputs on validation and test samples, calibrated on validation samples."""
+    clients, number = task.data.clients, len(task.data.clients)
+    parts = tuner.parts(outputs)
+    sizes = [len(each.train) for each in clients]
+    held, tests = (
+        Held.of([each.split(split) for each in clients], sizes)
+        for split in ("validation", "test")
+    )
+    logits, test_logits = (
+        task.criterion.logits(
+            torch.cat([parts[k, first + k] for k in range(number)])
+        ).double()
+        for first in (0, number)
+    )
+    bases = torch.stack(
+        [evaluate.base_outputs(task.data, task.criterion, c.name) for c in clients]
+    )
+    base, test_base = bases[held.client], bases[tests.client]
+    weight = torch.as_tensor(held.weight)
+    half = halves(held.group, held.client, task.config.execution.seed)
+    losses = np.zeros(len(held.y))
+    for part in (0, 1):
+        fitted, rest = half != part, half == part
+        found = evaluate.fit(
+            logits[fitted], held.y[fitted], weight[fitted], base[fitted]
+        )
+        outside = evaluate.calibrated(logits[rest], *found, base[rest])
+        losses[rest] = evaluate.log_losses(outside, held.y[rest]).numpy()
+    whole = evaluate.fit(logits, held.y, weight, base)
+    final = evaluate.calibrated(test_logits, *whole, test_base)
+    return Score(
+        float(losses @ held.weight),
+        100 * float(tests.right(test_logits) @ tests.weight),
+        float(evaluate.log_losses(final, tests.y).numpy() @ tests.weight),
+    )
+
+
+def rate_of(name: str) -> float:
+    """Return the rate with the lowest validation loss in other seeds, with all layers shared."""
+    default = float(task_of(name, RATE_SEEDS[0]).config.training.lr or 0)
+    losses = {}
+    for factor in RATES:
+        rate = default * factor
+        try:
+            losses[rate] = sum(
+                plan_score(task, tuple(layer.name for layer in task.layers)).validation
+                for task in (task_of(name, seed, rate) for seed in RATE_SEEDS)
+            )
+        except (NonFiniteError, RunError):
+            losses[rate] = math.inf
+    return min(losses, key=losses.__getitem__)
+
+
+def subsets(names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Yield all subsets of the layers, the smallest first.
+
+    >>> [*subsets(("a", "b"))]
+    [(), ('a',), ('b',), ('a', 'b')]
+    """
+    for size in range(len(names) + 1):
+        yield from itertools.combinations(names, size)
+
+
+def main(hours: float = 6.0, name: str = "") -> None:
+    """Train the plans without a row.
+
+    Args:
+        hours: hours of processor time after which no further run begins, all calls together.
+        name: how the names of the federations begin that are trained.
+    """
+    torch.set_num_threads(1)
+    rows = read_truth() if TRUTH.exists() else None
+    done, rates, spent = set(), {}, 0.0
+    if rows is not None:
+        done = {*zip(rows["federation"], rows["seed"], rows["shared"], strict=True)}
+        rates = dict(zip(rows["federation"], rows["lr"], strict=True))
+        spent = float(rows["seconds"].sum())
+    else:
+        TRUTH.write_text(",".join(COLUMNS) + "\n")
+    for seed in range(max(SEEDS.values())):
+        for federation, count in SEEDS.items():
+            if seed >= count or not federation.startswith(name):
+                continue
+            names = tuple(layer.name for layer in task_of(federation, seed).layers)
+            for shared in subsets(names):
+                key = federation, seed, "+".join(shared)
+                if key in done:
+                    continue
+                if spent > 3600 * hours:
+                    return
+                began = time.process_time()
+                if federation not in rates:
+                    rates[federation] = rate_of(federation)
+                task = task_of(federation, seed, rates[federation])
+                try:
+                    score = plan_score(task, shared)
+                except (NonFiniteError, RunError):
+                    score = Score(math.nan, math.nan, math.nan)
+                seconds = time.process_time() - began
+                spent += seconds
+                line = [
+                    *key,
+                    f"{rates[federation]:g}",
+                    f"{score.accuracy:.3f}",
+                    f"{score.loss:.4f}",
+                    f"{seconds:.1f}",
+                ]
+                with TRUTH.open("a", newline="") as file:
+                    csv.writer(file, lineterminator="\n").writerow(line)
+                print(*line, flush=True)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

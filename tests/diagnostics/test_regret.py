@@ -1,0 +1,138 @@
+"""The benchmark of rules against the stored table, by hand."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+import fedlayers as fl
+from diagnostics import regret
+from fl_core.rows import row
+from tests.conftest import refuses
+
+FEDERATION = "known_labels"
+KNEE = "examples.rules.knee:knee"
+
+
+@pytest.fixture(scope="module")
+def table():
+    return pd.read_csv(regret.TRUTH, keep_default_na=False)
+
+
+def test_the_table_is_whole_and_small(table):
+    assert regret.TRUTH.stat().st_size < 200_000
+    assert not table.duplicated(["federation", "seed", "shared"]).any()
+    assert (table["lr"].groupby(table["federation"]).nunique() == 1).all()
+    assert regret.federations()
+    for name in regret.federations():
+        for seed in regret.known_seeds(name):
+            truth = regret.truth_of(name, seed)
+            assert len(truth.accuracy) == 2 ** len(truth.layers)
+            assert min(truth.lost(plan.split("+")) for plan in truth.accuracy) == 0
+
+
+def test_the_constants_are_those_of_the_table(table):
+    """All by hand, from the file."""
+    result = fl.regret(lambda run: ["fc1"], federations=[FEDERATION], seeds=2)
+    for seed, line in result.rows.set_index("seed").iterrows():
+        part = table[(table["federation"] == FEDERATION) & (table["seed"] == seed)]
+        points = part.set_index("shared")["accuracy"].astype(float)
+        best = points.max()
+        assert line["rule"] == best - points["fc1"]
+        assert line["fedavg"] == best - points["fc1+fc2+fc3"]
+        assert line["head_local"] == best - points["fc1+fc2"]
+        assert line["random"] == pytest.approx(best - points.mean())
+    assert len(result.rows) == 2
+    assert math.isnan(result.mean().low)
+
+
+def test_a_rule_from_outside_and_the_same_numbers_again():
+    first, again = (
+        fl.regret(KNEE, metric="grad_norm", federations=[FEDERATION], seeds=2)
+        for _ in range(2)
+    )
+    pd.testing.assert_frame_equal(first.rows, again.rows)
+    assert not first.left_out
+    text = str(first)
+    assert text.startswith("knee of grad_norm after 1 round:")
+    assert f"mean over 1: {first.rows['rule'].mean():.2f}" in text
+    assert "1 of at least 3" in text
+
+
+def made(rows):
+    """A result of points lost by federation."""
+    lines = [
+        dict(zip(regret.COLUMNS, (name, 0, "fc1", lost, 1.0, 2.0, 3.0), strict=True))
+        for name, lost in rows.items()
+    ]
+    return regret.Regret("made", pd.DataFrame(lines), {})
+
+
+def test_means_over_federations_and_halves():
+    lost = {"known_labels": 1.0, "heart": 4.0, "known_both": 0.5, "other": 2.0}
+    result = made({"known_inputs": 3.0, **lost})
+    values = [3.0, *lost.values()]
+    low, high = stats.ttest_1samp(values, 0).confidence_interval()
+    assert result.mean() == pytest.approx((np.mean(values), low, high))
+    public = [v for name, v in lost.items() if name in regret.PUBLIC]
+    assert result.mean("rule", "public").value == pytest.approx(np.mean(public))
+    held = [3.0, *[v for n, v in lost.items() if n not in regret.PUBLIC]]
+    assert result.mean("rule", "held out").value == pytest.approx(np.mean(held))
+    assert result.sources == 3
+    assert "over 3 sources of data: 2.50" in str(result)
+    with refuses("'median'"):
+        result.mean("median")
+
+
+def raises(run):
+    raise ZeroDivisionError("no slope")
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (raises, "ZeroDivisionError: no slope"),
+        (lambda run: [], "names of shared layers"),
+        (lambda run: None, "names of shared layers"),
+        (lambda run: ["fc9"], "'fc9'"),
+    ],
+)
+def test_rules_that_name_no_plan_are_left_out_by_name(rule, message):
+    result = fl.regret(rule, federations=[FEDERATION], seeds=1)
+    assert message in result.left_out[f"{FEDERATION} seed 0"]
+    assert f"left out: {FEDERATION} seed 0" in str(result)
+    assert "No federation has a line" in str(result)
+    with refuses("a line in a federation"):
+        result.mean()
+
+
+def test_values_that_are_no_numbers_are_left_out_by_name(own_members):
+    own_members(fl.METRICS)
+
+    @fl.metric(description="no number", direction="none")
+    def hollow(measurement):
+        return [
+            row("hollow", math.nan, client=subject.client, layer=layer.name, n_train=9)
+            for subject in measurement.subjects
+            for layer in measurement.layers
+        ]
+
+    result = fl.regret(
+        "largest_rise", metric="hollow", federations=[FEDERATION], seeds=1
+    )
+    assert result.rows.empty
+    assert "hollow" in result.left_out[f"{FEDERATION} seed 0"]
+
+
+def test_requests_that_cannot_be_met():
+    for options, message in (
+        ({"rule": "largest_ris"}, "'largest_ris'.*'largest_rise'"),
+        ({"metric": "ckaa"}, "'ckaa'.*'cka'"),
+        ({"federations": ["known_label"]}, "'known_label'.*'known_labels'"),
+        ({"rounds": 0}, "rounds.*0"),
+        ({"seeds": 0}, "seeds.*0"),
+    ):
+        with refuses(message):
+            fl.regret(**options)
