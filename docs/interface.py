@@ -22,7 +22,7 @@ STYLE: Any = Config(
 Defined = ast.FunctionDef | ast.ClassDef
 TOPICS = {
     "Train": "run resume RunResult RunConfig Run load_models assemble train_first_round Row row",
-    "Choose layers": "choose Choice hint Hint study compare Comparison display_name tune Tuned",
+    "Choose layers": "choose Answer label_shift LabelShift study compare Comparison display_name tune Tuned",
     "Data": "load from_clients FederatedData partition dataset",
     "Models and layers": "model Layer layers_of LayerPlan",
     "Measure": "diagnose diagnose_features through_time load_weights tsne Nulls measure Report plots layer_metric "

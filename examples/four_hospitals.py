@@ -14,8 +14,8 @@ import pandas as pd
 
 from diagnostics.plots.page import Page
 from examples.local_federation import LocalFederation
-from fedlayers.studies.comparison import Comparison, display_name
-from fedlayers.studies.report import COMPARISON_CAPTIONS, draw_comparison
+from fedlayers.decision.comparison import Comparison, display_name
+from fedlayers.decision.report import COMPARISON_CAPTIONS, draw_comparison
 from fl_core.errors import UsageError
 from fl_core.plan import LayerPlan
 from fl_core.records.store import Run

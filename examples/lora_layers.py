@@ -22,7 +22,7 @@ import fedlayers as fl
 from figures.page import markdown
 
 PAGE = Path(__file__).parents[1] / "docs/results/which_lora_layers.md"
-ARMS = ("all", "nothing", "lora_A", "first_half_local")
+ARMS = ("fedavg", "local", "lora_A", "first_half_local")
 TWEETS, TOKENS, BLOCKS, SEED = 150, 16, 2, 0
 CONFIG: dict[str, Any] = {
     "adapt": "lora:r=4,targets=query+value",
@@ -72,12 +72,12 @@ def tweets(path: str, folder: str, model: Any) -> dict[str, tuple[Any, Tensor]]:
 
 def tables(choice: Any, report: pd.DataFrame, costs: pd.DataFrame) -> dict[str, str]:
     """Return the tables of the page by name: the arms, and whether clients differ."""
-    arms, sent = choice.sure(), {"nothing": 0}
-    for run in choice.runs:
-        if run.job.plan is not None:
-            sent[run.job.arm] = fl.plan_cost(run.job.plan, costs)["bytes_up"]
-    arms["bytes a round"] = arms["arm"].map(sent).map("{:,.0f}".format)
-    arms = arms[arms["arm"].isin(ARMS)].drop(columns="note")
+    arms, sent = choice.shown(), dict.fromkeys(ARMS, 0.0)
+    for way in choice.trained.asked.ways:
+        if way.plan is not None:
+            sent[way.name] = fl.plan_cost(way.plan, costs)["bytes_up"]
+    arms = arms[arms["way"].isin(ARMS)].drop(columns="note")
+    arms["bytes a round"] = arms["way"].map(sent).map("{:,.0f}".format)
     differ = report[["variant", "value", "status"]].round(3)
     frames = {"arms": arms, "differ": differ.astype(object).fillna("")}
     return {name: markdown(frame.astype(str)) for name, frame in frames.items()}
@@ -101,7 +101,9 @@ def main(folder: str, path: str, out: str) -> None:
     encoder = kind.from_pretrained(folder, num_labels=3).eval()
     data = tweets(path, folder, encoder)
     given = {"data": data, "model": LastBlocks(encoder), **CONFIG}
-    choice = fl.choose(out=f"{out}/choice", arms=list(ARMS), tune_rates=0, **given)
+    choice = fl.choose(
+        out=f"{out}/choice", arms=["first_half_local"], seeds=1, tune_rates=0, **given
+    )
     shared = fl.run(algorithm="fedavg", out=f"{out}/shared", **given)
     report = fl.diagnose(shared, metrics="clients_differ")
     costs = fl.diagnose(shared, metrics="layer_cost")

@@ -59,20 +59,19 @@ if TYPE_CHECKING:
         select as select,
     )
     from diagnostics.through_time import through_time as through_time
+    from fedlayers.decision.answer import Answer as Answer
+    from fedlayers.decision.choose import choose as choose
+    from fedlayers.decision.compare import compare as compare
+    from fedlayers.decision.comparison import (
+        Comparison as Comparison,
+        display_name as display_name,
+    )
+    from fedlayers.decision.study import study as study
+    from fedlayers.decision.tune import Tuned as Tuned, tune as tune
     from fedlayers.monitor import Monitor as Monitor
     from fedlayers.rule_benchmark import regret as regret
     from fedlayers.run_result import RunResult as RunResult
     from fedlayers.runs import resume as resume, run as run
-    from fedlayers.studies.choice import Choice as Choice
-    from fedlayers.studies.choose import choose as choose
-    from fedlayers.studies.compare import compare as compare
-    from fedlayers.studies.comparison import (
-        Comparison as Comparison,
-        display_name as display_name,
-    )
-    from fedlayers.studies.hint import Hint as Hint, hint as hint
-    from fedlayers.studies.study import study as study
-    from fedlayers.studies.tune import Tuned as Tuned, tune as tune
     from fl_core import __version__ as __version__
     from fl_core.algorithms.base import (
         Algorithm as Algorithm,

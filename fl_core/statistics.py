@@ -16,7 +16,7 @@ Each kind of interval in this project has one home. Use
 * :func:`mean_interval` for a mean over seeds, datasets or pairs of runs;
 * :func:`stratified_mean` for a mean over samples of clients, whose patients stay together;
 * :func:`share_interval` for a share of trials, with :func:`design_effect` if they come in groups;
-* ``paired`` of :mod:`fedlayers.studies.comparison` for the gain of one algorithm over others, all together;
+* ``paired`` of :mod:`fedlayers.decision.comparison` for the gain of one algorithm over others, all together;
 * :func:`simultaneous` for the arms of a race, all arms together;
 * ``stability`` of :mod:`diagnostics.curve` for how often a decision stays over resamples;
 * :mod:`diagnostics.null` for the band where clients that do not differ would lie;

@@ -81,17 +81,17 @@ class Difference:
         """The lead of the kind that stands out most, nats."""
         return self.leads[self.kind]
 
-    def text(self) -> str:
-        """Return the answer in one or two sentences."""
+    def text(self, loss: str = "log loss") -> str:
+        """Return the answer in one or two sentences, with the name of the loss."""
         p = f"{self.p_value:.3f}".lstrip("0")
         if self.shown:
             return (
-                f"Clients differ (p = {p}): on its own samples a client's model has a log loss {self.lead:.2f} lower "
+                f"Clients differ (p = {p}): on its own samples a client's model has a {loss} {self.lead:.2f} lower "
                 "than other clients' models. This does not say that local layers help."
             )
         return (
             f"Clients are not shown to differ (p = {p}, {self.samples} validation samples). "
-            f"A log loss {self.smallest:.2g} lower would have been shown."
+            f"A {loss} {self.smallest:.2g} lower would have been shown."
         )
 
 

@@ -235,7 +235,7 @@ class Export(Command):
         fedlayers export runs/fedper --client va --out va.safetensors
         fedlayers choose --dataset heart --out out/heart
         fedlayers export out/heart --out models
-        fedlayers export out/heart --baseline linear_own --out simple
+        fedlayers export out/heart --baseline linear_local --out simple
     """
 
     dir: Path
@@ -243,7 +243,7 @@ class Export(Command):
     out: Path
     """File to write, such as va.safetensors, or a folder for all clients' models of a choice."""
     baseline: str = ""
-    """Of a choice, the simple model in place of the recommended one: linear_own or linear_pooled."""
+    """Of a choice, the simple model in place of the recommended one: linear_local or linear_pooled."""
     fallback: bool = False
     """Of a choice, train alone the clients whose validation loss is lower alone."""
     client: str | None = None

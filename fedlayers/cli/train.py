@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import shlex
-import time
 from collections.abc import Collection
 from importlib import import_module
 from pathlib import Path
@@ -145,12 +144,12 @@ def print_result(result: RunResult, out: Path) -> None:
 
 
 class ManyRuns(ConfiguredCommand):
-    """The base of commands that train many runs by the function of the same name in :mod:`fedlayers.studies`.
+    """The base of commands that train many runs by the function of the same name in :mod:`fedlayers.decision`.
 
     They can be interrupted and started again.
     """
 
-    seeds: int
+    seeds: int | None
     """Number of seeds, counted from --seed."""
     backend: str = ""
     """Where runs train: local:N (N processes), ray or ray:HOST:PORT (a Ray cluster). Default: this process."""
@@ -158,13 +157,14 @@ class ManyRuns(ConfiguredCommand):
     after_stop = "the same command continues"
 
     def asked_config(self) -> RunConfig:
-        check_value("--seeds", self.seeds, ROUNDS)
+        if self.seeds is not None:
+            check_value("--seeds", self.seeds, ROUNDS)
         return super().asked_config()
 
     def main(self, line: str) -> Any:
         given = self.arguments()
         name = type(self).__name__.lower()
-        study = getattr(import_module(f"fedlayers.studies.{name}"), name)
+        study = getattr(import_module(f"fedlayers.decision.{name}"), name)
         told = {"command": line, "tell": say}
         for key in told.keys() & inspect.signature(study).parameters:
             given[key] = told[key]
@@ -176,7 +176,8 @@ class ManyRuns(ConfiguredCommand):
         first = config.execution.seed
         common = {field.name for field in dataclasses.fields(ConfiguredCommand)}
         given = {k: v for k, v in vars(self).items() if k not in (*common, *KEYS)}
-        given["seeds"] = tuple(range(first, first + self.seeds))
+        if self.seeds is not None:
+            given["seeds"] = tuple(range(first, first + self.seeds))
         return {**given, "config": config}
 
     def show(self, result: object, line: str) -> Any:
@@ -225,7 +226,7 @@ class Compare(SeveralAlgorithms):
 
     def show(self, result: Any, line: str) -> None:
         from fedlayers.cli.measure import save
-        from fedlayers.studies.report import draw_comparison
+        from fedlayers.decision.report import draw_comparison
 
         for name, figure in draw_comparison(result).items():
             save(figure, self.out / f"{name}.png", command=line)
@@ -258,7 +259,7 @@ class Tune(SeveralAlgorithms):
     """Folder for runs, trials.csv and tuned.json."""
 
     def arguments(self) -> dict[str, Any]:
-        from fedlayers.studies.tune import APART
+        from fedlayers.decision.tune import APART
 
         given = super().arguments()
         given["seeds"] = [APART + seed for seed in given["seeds"]]
@@ -274,39 +275,43 @@ class Tune(SeveralAlgorithms):
 class Choose(ManyRuns):
     """Say whether to train together, alone, or with some layers local.
 
-    It shares all layers first, then trains every client alone. Where clients differ, it also tries a local head and
-    local first layers. After each run a client trains a few epochs of its own. Validation samples choose.
+    It trains the network with all layers shared, with none and with a local head, a linear model with all of it shared,
+    and simple models of each client. Clients may fine-tune after it. Validation samples choose, and test samples judge.
+    If it stops, type the same command again: it continues.
 
-    Next: fedlayers run --algorithm fedper --plan OUT/plan.json, if the winner has a plan
+    Next: fedlayers export OUT --out models
 
     Examples:
-        fedlayers choose --dataset heart --seeds 3
-        fedlayers choose --dataset digits --thorough --out out/digits
-        fedlayers choose --dataset heart --arms half all local_adaptation --out out/finetuning
+        fedlayers choose --dataset heart
+        fedlayers choose --dataset digits --seeds 1 --out out/digits
+        fedlayers choose --dataset heart --arms half first_half_local --out out/halves
     """
 
     arms: tuple[str, ...] | None = None
-    """Ways to share layers, in place of the steps: all, nothing, head_local, first_half_local, half, first_K, last_K,
-    frozen_K, lora_A, lora_B, PLAN.json, an algorithm, or ALGORITHM:CUT."""
-    seeds: int = 1
-    thorough: bool = False
-    """Train every cut from both ends."""
+    """Further ways to share layers: first_half_local, half, first_K, last_K, frozen_K, lora_A, lora_B, groups,
+    PLAN.json, an algorithm, or ALGORITHM:CUT."""
+    seeds: int | None = None
+    """Number of seeds, counted from --seed. Default: 3, or 1 where a run is long."""
     score: str = ""
-    """Score of the task that alone selects rates, best rounds and arms, such as auroc. A name that the task lacks lists
+    """Score of the task that alone selects rates, best rounds and ways, such as auroc. A name that the task lacks lists
     those that it has. Default: macro-F1 and loss together, then the calibrated loss."""
     tune_rates: int | None = None
     """Number of learning rates to try first: 2 to 5, or 0 for none. Default: 4 for your own data on this machine, else
     0; none with --lr."""
-    explain: bool = False
-    """Also measure how much of the clients' differences each layer can absorb, and what that cost."""
     no_baselines: bool = False
-    """Fit no linear models and gradient boosting."""
+    """Try no simple models."""
+    dry_run: bool = False
+    """Say what would be trained and what it costs, and train nothing."""
+    table: bool = False
+    """Print the table of all ways, too."""
+    quiet: bool = False
+    """Print the answer alone."""
     json: bool = False
     """Print one object as JSON. All else goes to stderr."""
     out: Path = Path("out/choose")
     """Folder for the results."""
     algorithm: str = "fedper"
-    """Algorithm that trains all runs. It must use a plan."""
+    """Algorithm that trains the plans. It must use a plan."""
 
     without = ("algorithm", "plan", "rule", "monitor")
 
@@ -319,39 +324,38 @@ class Choose(ManyRuns):
                 f"--algorithm must use a plan; got {self.algorithm}, which uses no plan. Use fedper."
             )
         given["baselines"] = not given.pop("no_baselines")
-        del given["explain"], given["json"]
+        if self.quiet:
+            given["progress"] = False
+        del given["table"], given["quiet"], given["json"]
         return given
 
     def show(self, result: Any, line: str) -> Any:
-        from fedlayers.studies.report import write_page
+        if self.dry_run:
+            return {"price": result.rates, "not_tried": dict(result.not_tried)}
+        from fedlayers.decision.answer import legend
+        from fedlayers.decision.report import write_page
 
-        began = time.monotonic()
-        shared = [one.job.path for one in result.runs if one.arm == "all"]
-        if self.explain and shared:
-            from diagnostics.measure import diagnose
-
-            say("measuring what each layer can absorb")
-            report = diagnose(
-                shared[0],
-                metrics=["layer_tuning"],
-                model="personal",  # which all clients have in common
-                options={"layer_tuning": {"rounds": result.until}},
-            )
-            report.write(self.out / "profile" / "rows.jsonl")
-            print(report.text(["layer_tuning"]))
-        say(f"drawing the report: {self.out / 'report.html'}")
-        write_page(result, self.out, line)
-        seconds = result.measured.seconds + time.monotonic() - began
-        spent = dataclasses.replace(result.measured, seconds=seconds)
-        result = dataclasses.replace(result, measured=spent)
-        print(
-            f"\n{result.text()}\n\nWhat to do next: {result.next_step(self.out, line)}"
-        )
+        page = write_page(result, self.out, line)
+        print(result.text())
+        if self.table:
+            print(f"\n{result.shown().to_string(index=False)}\n\n{legend(result)}")
+        if not self.quiet:
+            print(f"Report: {page}")
+            if result.next:
+                print(f"Next: {result.next}")
         return result.to_json()
 
 
+DEMO = {
+    "known_neither": "Clients that are alike",
+    "known_labels": "Clients that code their labels differently",
+    "heart": "Four hospitals",
+}
+"""The federations of the demo, in words."""
+
+
 class Demo(Command):
-    """Show a decision on a small federation whose clients code their labels differently.
+    """Show three decisions: share all layers, share some, and do not federate.
 
     Next: fedlayers choose --dataset YOUR_TABLE
 
@@ -363,40 +367,46 @@ class Demo(Command):
     """Folder for the results."""
 
     def main(self, line: str) -> None:
-        from fedlayers.studies.choose import choose
+        from fedlayers.decision.choose import choose
 
-        config = RunConfig(dataset="known_labels")
-        choice = choose(config, self.out, progress=say)
-        print(f"\n{choice.answers.head}\n\nAll of it: {self.out / 'choice.json'}")
+        for name, what in DEMO.items():
+            print(f"{what}:")
+            config = RunConfig(dataset=name, workers=2)
+            answer = choose(config, self.out / name, seeds=3, progress=False)
+            print(f"{answer.text()}\n")
+        print(f"Tables and models: {self.out}")
 
 
-class Study(SeveralAlgorithms):
-    """Choose layers, compare algorithms, and write a report.
+class Study(ManyRuns):
+    """Decide in every seed, and judge each decision on the seed's test samples.
 
-    In each seed it decides as fedlayers choose does. Validation samples choose the winner. Test samples
-    compare it with the algorithms. The result is OUT/report.html. If it stops, type the same command again: it
-    continues.
+    In each seed it decides as fedlayers choose does, by a split of its own. The regret says how much worse the named
+    way is than the best single way. If it stops, type the same command again: it continues.
 
     Examples:
-        fedlayers study
+        fedlayers study --dataset heart
         fedlayers study --dataset digits --rounds 10 --seeds 3 --out out/digits
     """
 
-    algorithms: tuple[str, ...] = (
-        "local",
-        "fedavg",
-        "fedbabu",
-        "playerfl",
-        "playerfl_random",
-    )
     arms: tuple[str, ...] | None = None
-    """Ways to share layers, in place of the steps: all, nothing, head_local, first_half_local, half, first_K, last_K,
-    frozen_K, lora_A, lora_B, PLAN.json, an algorithm, or ALGORITHM:CUT."""
+    """Further ways, such as ditto or first_half_local."""
     seeds: int = 5
+    score: str = ""
+    """Score of the task that alone selects, such as auroc."""
     tune_rates: int | None = None
     """Number of learning rates to try first: 2 to 5, or 0 for none. Default: 4 for your own data on this machine, else
     0; none with --lr."""
+    no_baselines: bool = False
+    """Try no simple models."""
     out: Path = Path("out/study")
     """Folder for the results."""
 
-    without = ("algorithm", "options", "plan", "rule", "monitor")
+    without = ("options", "plan", "rule", "monitor")
+
+    def arguments(self) -> dict[str, Any]:
+        given = super().arguments()
+        given["baselines"] = not given.pop("no_baselines")
+        return given
+
+    def show(self, result: Any, line: str) -> None:
+        print(f"{result.text()}\n\ntable: {self.out / 'table.csv'}")

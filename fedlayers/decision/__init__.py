@@ -1,1 +1,1 @@
-"""The decision: what to federate, from one table of losses."""
+"""The decision: ways to train, one table of their losses, one answer, and the words of its views."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -17,16 +18,19 @@ from diagnostics.metrics.base import METRICS
 from diagnostics.report import Report
 from fedlayers.backends.local import InProcessBackend
 from fedlayers.cli.train import print_result
+from fedlayers.decision import training
+from fedlayers.decision.answer import Answer
+from fedlayers.decision.choose import store
+from fedlayers.decision.comparison import validation_rows
+from fedlayers.decision.jobs import TrainingJob, check_stored, jobs_of, train
+from fedlayers.decision.price import bytes_a_round, measured_cost
+from fedlayers.decision.table import VALIDATION, LossTable, Part
+from fedlayers.decision.verdict import actions_of, answer
+from fedlayers.decision.ways import default_names, ways_of
 from fedlayers.flower.clients import UNUSED, Sites
 from fedlayers.flower.federation import Packet, checked, federated, read_keys
 from fedlayers.run_result import RunResult
 from fedlayers.runs import default_instruments, resume
-from fedlayers.studies import race
-from fedlayers.studies.arms import arms_of
-from fedlayers.studies.choice import Choice, answers, infer
-from fedlayers.studies.choose import stored
-from fedlayers.studies.hint import bytes_a_round, measured_cost
-from fedlayers.studies.jobs import check_stored, jobs_of, train
 from fl_core import rows
 from fl_core.config import RunConfig, with_own
 from fl_core.errors import DivergedError, RunError, UsageError, listing
@@ -44,7 +48,7 @@ class ServerFile:
     """The keys of the server's TOML file."""
 
     out: str
-    """The run directory, or the folder of a race. What is there continues."""
+    """The run directory, or the folder of a decision. What is there continues."""
     sites: int
     """Sites to wait for."""
     timeout: float = math.inf
@@ -56,14 +60,14 @@ class ServerFile:
     metrics: list[str] | None = None
     """Measure these after each client's first round, for a diagnosis in place of a run."""
     arms: list[str] | None = None
-    """Choose among these ways of sharing layers, by a race in place of a run."""
+    """Choose what to share, in place of a run: these ways besides sharing all, none, and all but the head."""
     seeds: list[int] | None = None
-    """Seeds of a race. Default: that of the configuration."""
+    """Seeds of a decision. Default: that of the configuration."""
     config: dict[str, Any] | None = None
     """The run's configuration: keys of fl.RunConfig, apart from those about data."""
 
 
-def federate(grid: Grid, file: ServerFile) -> RunResult | Report | Choice:
+def federate(grid: Grid, file: ServerFile) -> RunResult | Report | Answer:
     """Do what the server's file says over the sites of a grid.
 
     A run saves in every round, because a site keeps a client's states of two rounds only. Keys that a server does not
@@ -108,9 +112,9 @@ def federate(grid: Grid, file: ServerFile) -> RunResult | Report | Choice:
     used: dict[str, Any] = {"data": data, "clients": sites.clients, "progress": False}
     try:
         if file.arms is not None:
-            choice = choose(sites, config, out, file)
-            print(f"{choice.lead()}\n\n{choice.table.to_string(index=False)}")
-            return choice
+            made = choose(sites, config, out, file)
+            print(f"{made.text()}\n\n{made.shown().to_string(index=False)}")
+            return made
         check_stored(out, assemble(config, data=data))
         if (out / "config.json").exists():
             result = resume(out, **used)
@@ -127,54 +131,78 @@ def federate(grid: Grid, file: ServerFile) -> RunResult | Report | Choice:
     return result
 
 
-def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Choice:
-    """Race arms over sites, and keep the plan of the one with the best ranks of validation scores.
+def choose(sites: Sites, config: RunConfig, out: Path, file: ServerFile) -> Answer:
+    """Train ways over sites, and recommend the one with the lowest mean validation loss, as on one machine.
 
-    An arm that has finished is not trained again. All arms train to the end.
+    No sample leaves a site: each client sends the mean loss of its validation samples, and clients are the draws. So
+    there is no calibration, no fine-tuning, no base rate and no simple model, and test samples are not read. A way that
+    has finished is not trained again.
 
     Raises:
         UsageError: an unknown name, a plan, or runs of another configuration below ``out``.
-        RunError: every arm failed.
+        RunError: every way failed.
     """
     if config.federation.plan is not None:
-        raise UsageError("a race makes its own plans. Name a plan among the arms.")
-    config = race.with_evaluations(*with_own(race.with_plan_algorithm(config)))
-    jobs = []
-    tasks = {}
-    for seed in file.seeds or [config.execution.seed]:
-        data = federated(sites.common(seed))
+        raise UsageError(
+            "plan must be left out: a decision makes its own plans. Name a plan among the arms."
+        )
+    given = with_own(training.with_plan_algorithm(config))
+    config = training.with_evaluations(*given)
+    jobs: list[TrainingJob] = []
+    seeds = file.seeds or [config.execution.seed]
+    for seed in seeds:
+        data = federated(sites.common(seed, seeds[0]))
         task = assemble(config.with_keys(seed=seed), data=data)
-        arms = arms_of(file.arms or (), task.layers, config.federation.algorithm)
+        names = (*default_names(task.layers), *(file.arms or ()))
+        ways = ways_of(names, task.layers, config.federation.algorithm)
         jobs += jobs_of(
-            arms, config, [seed], out / "arms", data=data, clients=sites.clients
+            ways, config, [seed], out / "arms", data=data, clients=sites.clients
         )
     for job in jobs:
-        tasks[job.arm] = task = job.assemble()
-        check_stored(job.path, task)
-    say("no baseline and no base rate are compared: samples stay at their sites")
+        check_stored(job.path, job.assemble())
+    say("no calibration, base rate or simple model over sites: samples stay there")
     failed = train(jobs, InProcessBackend(), say)
     if len(failed) == len(jobs):
-        raise RunError(f"every arm failed: {listing(failed.values())}")
-    until = int(task.config.federation.rounds or 1)
-    standing = race.standings(jobs, failed)
-    found = infer(standing.judged, main=standing.main)
-    led = [j for j in jobs if j.arm == found.leader and j.name not in failed]
+        raise RunError(f"every way failed: {listing(failed.values())}")
+    table = _table(jobs, failed, config.federation.monitor or "loss", task)
     spent = measured_cost(task, jobs, 1)
-    cheapest = min(
-        found.remaining, key=lambda name: bytes_a_round(tasks[name]), default=""
+    made = answer(
+        table,
+        table,
+        actions_of(ways),
+        {way.name: way.plan for way in ways},
+        task=task.data.task,
+        not_tried=failed,
+        next="",
+        cost={
+            "bytes_a_round": bytes_a_round(task) / len(task.data.clients),
+            "rounds": spent.rounds,
+            "full_runs": round(spent.full_runs, 2),
+            "bytes": spent.n_bytes,
+            "seconds": round(spent.seconds, 1),
+        },
     )
-    choice = Choice(
-        next((arm for arm in arms if arm.name == found.leader), None),
-        arms,
-        standing,
-        found,
-        led[0].path if led else None,
-        until,
-        task,
-        answers(found, arms, cheapest),
-        measured=spent,
-    )
-    return stored(choice, out)
+    return store(made, out)
+
+
+def _table(
+    jobs: Sequence[TrainingJob], failed: Mapping[str, str], score: str, task: Task
+) -> LossTable:
+    """Return the table of the sites' mean scores, in which each client is one draw."""
+    names = [client.name for client in task.data.clients]
+    parts = {}
+    for job in jobs:
+        if job.name in failed:
+            continue
+        frame = validation_rows(job)
+        frame = frame[(frame["metric"] == score) & frame["value"].notna()]
+        weight = frame["n_train"].to_numpy(float)
+        value = frame["value"].to_numpy(float)
+        client = frame["client"].map(names.index).to_numpy(int)
+        mean = float(np.average(value, weights=weight))
+        part = Part(mean, value, weight / weight.sum(), client, 0 * client)
+        parts[job.config.execution.seed, job.arm, VALIDATION] = part
+    return LossTable(parts, score, {VALIDATION: 1.0}, ())
 
 
 def diagnose(sites: Sites, task: Task, metrics: Sequence[str]) -> Report:

@@ -20,13 +20,16 @@ from fl_core.layers import Layer
 def chosen(**asked: Any) -> dict[str, Any]:
     """Return the decision of ``choose``, the accuracy of its model on test samples, and its price in runs."""
     with TemporaryDirectory() as folder:
-        choice = fl.choose(**asked, out=folder, progress=False)
+        answer = fl.choose(**asked, seeds=1, out=folder, progress=False)
+        if answer.trained is None:
+            raise RuntimeError("an answer that was trained has its runs")
+        table = answer.trained.table("accuracy")
     return {
-        "named": choice.winner.name if choice.winner else "",
-        "left": choice.inference.remaining,
-        "arms": [arm.name for arm in choice.arms],
-        "test": float(choice.clients["accuracy"].mean()),
-        "price": choice.measured.full_runs,
+        "named": answer.way,
+        "left": [answer.way, *(line.way for line in answer.also_good)],
+        "arms": [line.way for line in answer.lines if line.action],
+        "test": table.mean(answer.way or "base_rate", "test"),
+        "price": answer.cost["full_runs"],
     }
 
 

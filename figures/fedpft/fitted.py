@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from diagnostics.plots.drawing import style
-from fedlayers.studies.comparison import main_model
+from fedlayers.decision.comparison import main_model
 from figures import items
 from figures.differences import EVALUATIONS, NOTHING, Difference, settled
 from figures.fedpft.insides import BASE, GUESSING, PRINTED, TITLES, behind

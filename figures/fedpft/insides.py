@@ -23,7 +23,7 @@ from torch import nn
 from diagnostics.plots.drawing import COLOURS, NICE, Panel, heat, style
 from diagnostics.plots.layers import tsne_panels
 from diagnostics.representation.embedding import Pool, pool
-from fedlayers.studies.comparison import main_model
+from fedlayers.decision.comparison import main_model
 from figures import items, names
 from figures.differences import difference
 from figures.items import Drawing, Finding, Item, set_apart

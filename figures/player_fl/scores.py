@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedlayers.studies.comparison import BASELINES, main_model
+from fedlayers.decision.comparison import BASELINES, main_model
 from figures.differences import LEAST_SEEDS
 from figures.papers import published, published_table
 from figures.player_fl.runs import ABSENT, BESIDE, CASES, METHODS

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedlayers.studies.comparison import main_model
+from fedlayers.decision.comparison import main_model
 from figures import items, names
 from figures.differences import Difference
 from figures.items import Item

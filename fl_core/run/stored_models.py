@@ -107,7 +107,7 @@ def export(
     Args:
         path: a run directory, or the folder of a choice or a study.
         out: the file of weights, which must not exist. From a choice, a name without a suffix is a folder.
-        baseline: a linear model next to the recommended one: ``linear_own`` or ``linear_pooled``.
+        baseline: a linear model next to the recommended one: ``linear_local`` or ``linear_pooled``.
         fallback: of a choice, training alone for the clients whose validation loss is lower alone.
         client: the model's client. None if all clients have the same model, or for a folder with all of them.
         run: ``which``, ``round``, ``data``, ``model``, ``loss`` and ``allow_code`` of a run.

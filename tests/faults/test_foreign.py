@@ -106,7 +106,7 @@ def test_a_link_out_of_the_folder_of_a_study_is_not_followed(tmp_path):
     for study in (fl.choose, fl.compare, fl.study, fl.tune):
         known = signature(study).parameters if study is not fl.choose else ()
         own = {key: value for key, value in asked.items() if key in known}
-        for name in ("arms", "runs/fedavg-0", "race/arms/all-0", "plan.json"):
+        for name in ("arms", "runs/fedavg-0", "arms/fedavg-0", "plan.json"):
             out = tmp_path / f"{study.__name__} {name.replace('/', ' ')}"
             (out / name).parent.mkdir(parents=True)
             (out / name).symlink_to(elsewhere)

@@ -33,12 +33,11 @@ TRAINED = (
 )
 COMMANDS = {
     "compare": ("compare", "--algorithms", "local", "fedavg", "--seeds", "2", *TRAINED),
-    "study": ("study", "--algorithms", "local", "playerfl", "--seeds", "2", *TRAINED),
+    "study": ("study", "--arms", "playerfl", "--seeds", "2", *TRAINED),
     "choose": (
         "choose",
         "--arms",
-        "nothing",
-        "all_but_last",
+        "half",
         "--seeds",
         "2",
         "--eval-every",
@@ -76,7 +75,7 @@ COMMANDS = {
 }
 SHARES = (0.05, 0.4, 0.7, 0.98)
 """When a command is killed: after which share of the files that it writes, and of its time."""
-TIMED = ("foreseen", "measured")
+TIMED = ("cost",)
 """What a choice says of the time that it took."""
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedlayers.studies.jobs import TrainingJob
+from fedlayers.decision.jobs import TrainingJob
 from fl_core import models, tree
 from fl_core.config import RunConfig
 from fl_core.records.store import Run

@@ -213,10 +213,8 @@ def test_every_command_takes_them_and_a_loss_is_needed_again(kind, named, tmp_pa
     series = fl.through_time(*measured, own_model=model, model="global", **how)
     assert (series.frame["status"] == "ok").all()
     keys |= {"seeds": [0]}
-    names, arms = ["fedavg", "local"], ["all", "nothing"]
+    names = ["fedavg", "local"]
     compared = fl.compare(algorithms=names, **given, **keys, out=tmp_path / "two")
     assert set(compared.table["algorithm"]) == set(names)
-    choice = fl.choose(
-        **given, **keys, arms=arms, tune_rates=0, out=tmp_path / "choice"
-    )
-    assert set(arms) <= set(choice.table["arm"])
+    answer = fl.choose(**given, **keys, tune_rates=0, out=tmp_path / "choice")
+    assert set(names) <= set(answer.table["way"])

@@ -86,7 +86,7 @@ def test_help_of_a_command_has_examples_that_parse(fedlayers, name):
     [
         ("check own.csv --client-column hospital", {"command", "columns", "clients"}),
         ("diagnose --dataset heart --metrics grad_norm", {"notes", "rows"}),
-        ("choose --rounds 1 --arms all nothing --no-baselines", {"winner", "answers"}),
+        ("choose --rounds 1 --seeds 1 --no-baselines", {"way", "headline"}),
     ],
 )
 def test_json_is_one_object(fedlayers, words, keys):

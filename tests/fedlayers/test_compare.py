@@ -11,9 +11,9 @@ import pytest
 from scipy.stats import t
 from torch.nn.functional import cross_entropy
 
-from fedlayers.studies.compare import compare, compared_jobs
-from fedlayers.studies.comparison import Comparison, display_name, headline, paired
-from fedlayers.studies.harmless import Bench
+from fedlayers.decision.compare import compare, compared_jobs
+from fedlayers.decision.comparison import Comparison, display_name, headline, paired
+from fedlayers.decision.losses import SeedLosses
 from fl_core import rows
 from fl_core.config import RunConfig
 from fl_core.errors import RunError
@@ -224,7 +224,7 @@ def test_table_and_rows_are_those_of_the_runs(compared):
     calibrated = frame["metric"] == "loss"
     kept = frame[~calibrated].replace({"metric": {"training_loss": "loss"}})
     pd.testing.assert_frame_equal(kept.reset_index(drop=True), parts)
-    bench = Bench(runner.assemble(HEART.with_keys(seed=0)))
+    bench = SeedLosses(runner.assemble(HEART.with_keys(seed=0)))
     models = bench.load(compared / "runs" / "fedrep-0").models
     one = bench.of_models("fedrep", models)
     heat, weight = bench.calibration(one)

@@ -33,7 +33,7 @@ def nothing_stays(monkeypatch, tmp_path, own_members):
         own_members(registry)
 
 
-SLOW = [f"fedlayers.studies.{name}" for name in ("choose", "study", "tune")]
+SLOW = [f"fedlayers.decision.{name}" for name in ("choose", "study", "tune")]
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,6 @@ ROOMS = {
     "fedlayers": (
         "backends monitor run_result runs",
         "decision",
-        "studies",
         "cli flower",
     ),
 }

@@ -12,7 +12,8 @@ COMMANDS = {
     "run by a rule": "run --algorithm playerfl --rounds 1",
     "compare": "compare --rounds 1 --seeds 2 --baselines",
     "diagnose": "diagnose --null labels clients fresh",
-    "study": "study --rounds 1 --seeds 2 --arms all nothing --algorithms fedavg",
+    "study": "study --rounds 1 --seeds 2",
+    "choose": "choose --rounds 1 --seeds 1",
 }
 
 

@@ -87,9 +87,7 @@ def test_every_study_gives_the_rows_of_the_same_data_under_a_name(named, tmp_pat
     own = {"data": samples(), "model": network}
     calls = {
         "choose": lambda config, **more: (
-            fl.choose(
-                config, tmp_path / f"choose{len(more)}", seeds=(0,), **more
-            ).standing.judged
+            fl.choose(config, tmp_path / f"choose{len(more)}", seeds=(0,), **more).table
         ),
         "compare": lambda config, **more: rows(
             fl.compare(
@@ -136,7 +134,6 @@ def test_a_factory_that_no_worker_can_import_is_refused(tmp_path):
         fl.choose(
             CONFIG,
             tmp_path / "race",
-            arms=("nothing", "all"),
             backend="local:2",
             **local,
         )
@@ -196,14 +193,14 @@ def test_what_is_no_data_is_refused_in_one_line(data, changes, said):
 
 
 def test_a_folder_goes_on_with_its_own_data_alone(tmp_path):
-    asked = {"arms": ("nothing", "all")}
+    asked = {"seeds": 1}
     own = {"data": samples(), "model": network}
     first = fl.choose(CONFIG, tmp_path, **own, **asked)
     again = fl.choose(CONFIG, tmp_path, **own, **asked)
-    pd.testing.assert_frame_equal(first.standing.judged, again.standing.judged)
+    pd.testing.assert_frame_equal(first.table, again.table)
     with refuses("other data"):
         fl.choose(CONFIG, tmp_path, data=samples(1), model=network, **asked)
-    run = first.run
+    run = tmp_path / "arms" / "fedavg-0"
     assert fl.resume(run, **own, progress=False).done == 2
     with refuses("other samples"):
         fl.resume(run, data=samples(1), model=network, progress=False)
@@ -234,7 +231,7 @@ def test_the_result_of_own_data_is_measured_as_it_was_read(tmp_path):
 
 def test_choose_without_a_folder_is_in_one_named_by_its_question(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    fl.choose(CONFIG, data=samples(), arms=("nothing", "all"))
+    fl.choose(CONFIG, data=samples(), seeds=1)
     assert len([*(tmp_path / "out").glob("choose-*/choice.json")]) == 1
 
 

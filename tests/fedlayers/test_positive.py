@@ -7,11 +7,11 @@ from sklearn.metrics import average_precision_score
 
 from diagnostics import plots
 from diagnostics.plots.page import figure_of
+from fedlayers.decision.compare import compare
+from fedlayers.decision.comparison import headline
+from fedlayers.decision.losses import SeedLosses
+from fedlayers.decision.simple import baseline_rows
 from fedlayers.run_result import scores_text
-from fedlayers.studies.baselines import baseline_rows
-from fedlayers.studies.compare import compare
-from fedlayers.studies.comparison import headline
-from fedlayers.studies.harmless import Bench
 from fl_core import rows
 from fl_core.config import RunConfig
 from fl_core.rows import OF_CLASS
@@ -68,7 +68,7 @@ def test_a_comparison_and_its_pictures_name_the_class(wards, tmp_path):
     assert set(pd.read_csv(tmp_path / "c/table.csv")["positive"]) == {"died"}
     drawn = figure_of(plots.learning(found.frame, "auroc"))
     assert "'died'" in drawn.axes[0].get_ylabel()
-    naive = rows.frame(baseline_rows(Bench(runner.assemble(config))))
+    naive = rows.frame(baseline_rows(SeedLosses(runner.assemble(config))))
     assert set(naive.loc[naive["metric"].isin(OF_CLASS), "variant"]) == {"died"}
 
 

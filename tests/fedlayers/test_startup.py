@@ -113,6 +113,6 @@ def test_a_command_imports_no_more_than_it_needs(what, tmp_path, run):
 
 
 def test_what_draws_and_fits_is_not_imported_before_a_study_s_first_lines(tmp_path):
-    [(status, modules)] = loaded(code="import fedlayers.studies.study", cwd=tmp_path)
+    [(status, modules)] = loaded(code="import fedlayers.decision.study", cwd=tmp_path)
     assert not status
     assert not modules & FITS

@@ -1,7 +1,5 @@
 """What is predicted: a number, one of two classes from one output, or classes of unequal weight."""
 
-import re
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,9 +7,8 @@ import pytest
 import fedlayers as fl
 from diagnostics import measure
 from diagnostics.metrics.base import DEFAULT, METRICS
-from fedlayers.studies.choose import choose
-from fedlayers.studies.compare import compare
-from fedlayers.studies.study import study
+from fedlayers.decision.choose import choose
+from fedlayers.decision.compare import compare
 from fl_core import tree
 from fl_core.algorithms import registry
 from fl_core.config import RunConfig
@@ -109,9 +106,9 @@ def test_a_run_of_a_table_of_numbers_is_resumed_and_compared(table, tmp_path):
     names = ("local", "fedavg")
     found = compare(config, names, (0,), tmp_path / "compare")
     assert (found.score, set(found.table["rank"])) == ("r2", {1.0, 2.0})
-    choice = choose(config, tmp_path / "choose", arms=("nothing", "all"))
-    assert re.search(r"(?m)^ *arm +loss +against the leader +R2", choice.text())
-    assert "log loss" not in choice.text()
+    answer = choose(config, tmp_path / "choose", seeds=1)
+    assert "log loss" not in answer.text() + answer.shown().to_string()
+    assert "linear_local" in set(answer.table["way"])
 
 
 def test_targets_of_a_table_are_standardised_and_scored_in_their_unit(tmp_path):
@@ -144,10 +141,6 @@ def test_a_client_whose_target_does_not_vary_has_no_r2():
 
 
 def test_what_needs_classes_is_refused_by_name(table, tmp_path):
-    config = RunConfig(dataset=str(table), task=REGRESSION)
-    with refuses(r"study .*classes"):
-        study(config, ("local", "fedavg"), (0,), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
     for name, partitioning in PARTITIONS.members().items():
         if partitioning.by_class:
             with refuses(r"classes.*iid"):

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 import fedlayers as fl
-from fedlayers.studies.tune import Tuned, points, spaces
+from fedlayers.decision.tune import Tuned, points, spaces
 from fl_core import statistics
 from fl_core.config import RunConfig
 from fl_core.errors import RunError

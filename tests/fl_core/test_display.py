@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import fedlayers as fl
-from fedlayers.studies.comparison import Comparison
+from fedlayers.decision.comparison import Comparison
+from fedlayers.decision.study import judged
 from fl_core.algorithms.base import ALGORITHMS
 from fl_core.display import LINES, Displayed
 from fl_core.run import runner
@@ -18,8 +19,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:client")
 def shown(tmp_path_factory):
     """An object of each kind that shows itself."""
     config = fl.RunConfig(algorithm="fedper", rounds=1, eval_every=1)
-    out, two = tmp_path_factory.mktemp("shown"), ("half", "all")
-    race = fl.choose(config, out, arms=two, baselines=False)
+    out = tmp_path_factory.mktemp("shown")
+    answer = fl.choose(config, out, seeds=1, baselines=False)
+    table = answer.trained.table()
     result = fl.run(config, out=out / "own")
     few = {"fedavg": {"lr": 0.1}}, {"fedavg": 0.5}, {"fedavg": 2}
     tuned = fl.Tuned(*few, "macro_f1", "heart", 1, (0,), "")
@@ -31,7 +33,13 @@ def shown(tmp_path_factory):
     made = fl.Predictions(tuple(map(str, range(50))), ("no", "yes"), torch.zeros(50, 2))
     return [
         *(config, runner.assemble(config).data, result, result.plan, report),
-        *(Comparison(frame), ALGORITHMS, race, fl.hint(config, arms=two), made),
+        *(
+            Comparison(frame),
+            ALGORITHMS,
+            answer,
+            judged(table, ["fedavg", "local"]),
+            made,
+        ),
         *(file, tuned, crossed),
     ]
 

@@ -6,7 +6,7 @@ import pytest
 
 import fedlayers as fl
 from fedlayers.backends import cluster
-from fedlayers.studies.compare import compare
+from fedlayers.decision.compare import compare
 from fl_core.config import RunConfig
 from fl_core.records.store import Run
 from tests.faults.injected import contents

@@ -14,7 +14,7 @@ from fedlayers.backends.local import (
     changed_files,
     write_files,
 )
-from fedlayers.studies.jobs import TrainingJob, check_stored, open_backend
+from fedlayers.decision.jobs import TrainingJob, check_stored, open_backend
 from fl_core.config import RunConfig
 from fl_core.errors import RunError, UsageError, WorkerError
 from fl_core.records.store import Run

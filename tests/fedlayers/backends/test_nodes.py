@@ -13,7 +13,7 @@ import pytest
 
 import fedlayers as fl
 from fedlayers.backends import cluster
-from fedlayers.studies.jobs import TrainingJob, open_backend
+from fedlayers.decision.jobs import TrainingJob, open_backend
 from fl_core.config import RunConfig
 from fl_core.errors import BusyError, RunError
 from fl_core.records import writing

@@ -201,15 +201,15 @@ def test_a_race_over_sites_trains_no_finished_arm_again(tmp_path):
         over_sites(tmp_path / "race", grid, **keys)
     grid = LocalGrid(site_files(tmp_path))
     choice = over_sites(tmp_path / "race", grid, **keys)
-    assert grid.asked.count("train") == 6  # the last arm has no round
-    assert choice.inference.leader in keys["arms"]
-    assert choice.run == tmp_path / "race" / "arms" / f"{choice.winner.name}-0"
+    assert grid.asked.count("train") == 12  # the last two ways have no round
+    assert {"fedavg", "local", "head_local", "half"} == set(choice.table["way"])
+    path = tmp_path / "race" / "arms" / f"{choice.way}-0"
     again = LocalGrid(site_files(tmp_path))
     repeated = over_sites(tmp_path / "race", again, **keys)
     assert set(again.asked) == {"query.facts", "query.describe"}
-    assert repeated.standing.judged.equals(choice.standing.judged)
+    assert repeated.table.equals(choice.table)
     at_home(tmp_path, tmp_path / "home", algorithm="fedper", plan=choice.plan)
-    assert_same(choice.run, tmp_path / "home")
+    assert_same(path, tmp_path / "home")
 
 
 def images(folder):

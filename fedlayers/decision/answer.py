@@ -1,0 +1,492 @@
+"""The answer of a decision: one frozen object, and its words. No sentence of a decision is written elsewhere."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pandas as pd
+
+from diagnostics.tuning.permutation import Difference
+from fedlayers.decision.ways import ALONE, LINEAR, NONE, SHARE_ALL, SHARE_SOME
+from fl_core import __version__
+from fl_core.display import Displayed, Summary
+from fl_core.errors import listing
+from fl_core.plan import LayerPlan
+from fl_core.rows import (
+    CLASSIFICATION,
+    MULTILABEL,
+    REGRESSION,
+    SCORES,
+    SURVIVAL,
+    TABLE,
+    label_of,
+)
+
+if TYPE_CHECKING:
+    from fedlayers.decision.training import Trained
+
+FORMAT = "fedlayers.choice/2"
+LOSES, GAINS, NONE_SHOWN = "loses", "gains", "none shown"
+WIDTH = 88
+LINES = 8
+"""The most lines of an answer in the terminal."""
+WORDS = 120
+"""The most words of a headline with its bullets."""
+NAMED = 3
+"""Clients, or layers, that a sentence names at most."""
+EPOCHS = {1: "one epoch", 2: "two epochs", 4: "four epochs"}
+LINEAR_WORDS = {
+    REGRESSION: "a ridge regression",
+    SURVIVAL: "a Cox regression",
+}
+"""The linear model of a task in words; of classes a logistic regression."""
+
+
+class Line(NamedTuple):
+    """A way in the answer's table.
+
+    Attributes:
+        way: its name. action: what it means to use it; empty for the base rate and for pooled models.
+        value: its test score, as it is printed: shares in percent.
+        difference: its value minus that of the recommended way, both as printed.
+        low, high: the ends of the difference's 95 % interval, which holds for all lines together; NaN if unknown.
+        error: the standard error of the difference; NaN if unknown.
+    """
+
+    way: str
+    action: str
+    value: float
+    difference: float = 0.0
+    low: float = math.nan
+    high: float = math.nan
+    error: float = math.nan
+
+    @property
+    def shown(self) -> bool:
+        """True if the printed interval excludes 0."""
+        return self.low > 0 or self.high < 0
+
+
+@dataclass(frozen=True, repr=False)
+class Answer(Displayed):
+    """What to federate, and the evidence. Every text, table and file of a decision is a view of this object.
+
+    Attributes:
+        action: ``share_all``, ``share_some``, ``alone``, or ``none`` if no way is better than the base rate.
+        way: the name of what to use; empty for ``none``.
+        plan: of a way of your network, the layers to share; None for a simple model and for a linear one.
+        fine_tuning, rate: epochs that every client trains after the last round, and their learning rate.
+        network: the name of the best way of your network, which has a plan in ``plans/``; empty without one.
+        lines: every way, the recommended one first: its score, and its difference to the recommended one.
+        better_than: the lines of local training, the best simple model of each client, the base rate, and the best way
+            of each other action.
+        also_good: at most two lines of other actions within one standard error, those that do not federate first.
+        pooled: the line of a model of all rows together, if it is shown to be better.
+        clients: for each client with test samples, whether it gains or loses against training alone.
+        fallback: the clients whose validation loss is shown to be lower alone.
+        differ: whether clients differ; None where it was not asked.
+        alike: groups of clients, if they stand out.
+        new_client: the way whose shared model a client gets that joins later; empty without one.
+        score: that ranks. ``split``: the samples that the lines are of. ``digits``: after the point.
+        samples, smallest: number of these samples, and the smallest difference that they would have shown.
+        task: the kind of task.
+        seeds: that were trained. ``cost``: bytes a round and client, rounds, full runs and seconds.
+        rates: the learning rates in words, if any were tried.
+        not_tried: why a way was not tried or has no result, by name.
+        next: one command that runs, and exports the recommended way; empty without one.
+        layers: the shared and the local layers of the recommended plan, as people read them.
+        trained: the runs behind it, for pictures; None for an answer from a file.
+    """
+
+    action: str
+    way: str
+    lines: tuple[Line, ...]
+    score: str
+    split: str
+    digits: int
+    task: str
+    seeds: tuple[int, ...]
+    plan: LayerPlan | None = None
+    fine_tuning: int = 0
+    rate: float = 0.0
+    network: str = ""
+    better_than: tuple[Line, ...] = ()
+    also_good: tuple[Line, ...] = ()
+    pooled: Line | None = None
+    clients: Mapping[str, str] = field(default_factory=dict)
+    fallback: tuple[str, ...] = ()
+    differ: Difference | None = None
+    alike: tuple[tuple[str, ...], ...] = ()
+    new_client: str = ""
+    samples: int = 0
+    smallest: float = math.nan
+    cost: Mapping[str, float] = field(default_factory=dict)
+    rates: str = ""
+    not_tried: Mapping[str, str] = field(default_factory=dict)
+    next: str = ""
+    layers: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    trained: Trained | None = field(default=None, compare=False)
+
+    @property
+    def best(self) -> Line:
+        """The line of the recommended way; of the base rate where there is none."""
+        return self.lines[0]
+
+    def line(self, way: str) -> Line | None:
+        """Return the line of a way; None if it is not here."""
+        return next((line for line in self.lines if line.way == way), None)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A line for each way, the recommended one first: ``way``, ``loss`` (or the score), and its difference."""
+        columns = ["way", self.score, "difference", "low", "high"]
+        rows = [
+            (one.way, one.value, one.difference, one.low, one.high)
+            for one in self.lines
+        ]
+        return pd.DataFrame(rows, columns=columns)
+
+    def headline(self) -> str:
+        """Return what to do, and how much better it is, in at most 60 words."""
+        return headline(self)
+
+    def text(self) -> str:
+        """Return the headline and its bullets, in lines of at most 88 signs."""
+        return text(self)
+
+    def summary(self) -> Summary:
+        """Return the headline, the table and the layers."""
+        layers = None if self.plan is None else self.plan.by_layer()
+        return Summary.of_frame(self.headline(), self.shown(), layers)
+
+    def shown(self) -> pd.DataFrame:
+        """Return the table as text."""
+        return table(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer as a dictionary for JSON, as in ``choice.json``."""
+        differ = self.differ
+        return {
+            "format": FORMAT,
+            "version": __version__,
+            "action": self.action,
+            "way": self.way,
+            "shared": self.plan and list(self.plan.shared),
+            "fine_tuning": self.fine_tuning,
+            "rate": self.rate,
+            "network": self.network,
+            "headline": self.headline(),
+            "score": self.score,
+            "split": self.split,
+            "seeds": list(self.seeds),
+            "samples": self.samples,
+            "smallest": _number(self.smallest),
+            "table": [_plain(line) for line in self.lines],
+            "better_than": [line.way for line in self.better_than],
+            "also_good": [line.way for line in self.also_good],
+            "pooled": self.pooled and self.pooled.way,
+            "clients": dict(self.clients),
+            "fallback": list(self.fallback),
+            "differ": differ
+            and {
+                "p": differ.p_value,
+                "shown": differ.shown,
+                "lead": differ.lead,
+                "samples": differ.samples,
+            },
+            "alike": [list(group) for group in self.alike],
+            "new_client": self.new_client,
+            "cost": dict(self.cost),
+            "not_tried": dict(self.not_tried),
+            "next": self.next,
+        }
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _plain(line: Line) -> dict[str, Any]:
+    numbers = {"value": line.value, "difference": line.difference}
+    ends = {"low": _number(line.low), "high": _number(line.high)}
+    return {
+        "way": line.way,
+        "action": line.action,
+        **numbers,
+        **ends,
+        "shown": line.shown,
+    }
+
+
+# --- words -----------------------------------------------------------------------------------------------------
+
+
+def describe(way: str, task: str) -> str:
+    """Return a way in words, as the object of a comparison.
+
+    >>> describe("local", "classification"), describe("linear_local", "survival")
+    ('local training', 'a Cox regression of each client')
+    """
+    linear = LINEAR_WORDS.get(task, "a logistic regression")
+    known = {
+        "fedavg": "sharing all layers",
+        "local": "local training",
+        "head_local": "keeping the last layer local",
+        "lora_A": "sharing the factors A of the adapters",
+        "groups": "sharing all layers within groups",
+        "linear_local": f"{linear} of each client",
+        "boosting_local": "gradient boosting of each client",
+        "linear_pooled": f"{linear} of all rows together",
+        "boosting_pooled": "gradient boosting of all rows together",
+        LINEAR: "a federated linear model",
+        "base_rate": "the base rate",
+    }
+    return known.get(way, way)
+
+
+def score_name(answer: Answer) -> str:
+    """Return the name of the score that ranks: the log loss of classes, else the loss, or the named score."""
+    if answer.score != "loss":
+        unit = " %" if TABLE[answer.score].share else ""
+        return f"{label_of(answer.score)}{unit}"
+    return "log loss" if answer.task in (CLASSIFICATION, MULTILABEL) else "loss"
+
+
+def number(answer: Answer, value: float) -> str:
+    """Return a value with the answer's digits."""
+    return f"{value:.{answer.digits}f}"
+
+
+def difference(answer: Answer, line: Line, reverse: bool = False) -> str:
+    """Return how far a line is from the recommended way, in words with its interval.
+
+    >>> best, other = Line("fedavg", "share_all", 0.22), Line("local", "alone", 0.94, 0.72, 0.39, 1.02)
+    >>> one = Answer("share_all", "fedavg", (best, other), "loss", "test", 2, "classification", (0,))
+    >>> difference(one, other), difference(one, other, reverse=True)
+    ('0.72 higher [0.39, 1.02]', '0.72 lower [0.39, 1.02]')
+
+    Args:
+        reverse: of the recommended way against the line, in place of the line against the recommended way.
+    """
+    sign = -1 if reverse else 1
+    value, low, high = sign * line.difference, line.low, line.high
+    if reverse:
+        low, high = -line.high, -line.low
+    word = "higher" if value > 0 else "lower"
+    if value <= 0:
+        low, high = -high, -low
+    ends = ""
+    if math.isfinite(low):
+        ends = f" [{number(answer, low + 0.0)}, {number(answer, high + 0.0)}]"
+    return f"{number(answer, abs(value))} {word}{ends}"
+
+
+# --- the headline ----------------------------------------------------------------------------------------------
+
+
+def headline(answer: Answer) -> str:
+    """Return what to do and how much better it is, in at most 60 words and eight numbers besides names."""
+    base = answer.line("base_rate")
+    name = f"{answer.split.capitalize()} {score_name(answer)}"
+    if answer.action == NONE:
+        first = "No way is better than the base rate: use none of them."
+        score = f"{name} of the base rate {number(answer, answer.best.value)}"
+        if len(answer.lines) > 1:
+            other = answer.lines[1]
+            score += (
+                f"; {describe(other.way, answer.task)}: {difference(answer, other)}"
+            )
+        return f"{first} {score}."
+    first, rivals = _what_to_do(answer), _headline_rivals(answer)
+    if base is not None and not (base.shown and _worse(answer, base)):
+        gap = difference(answer, base, reverse=True)
+        first += f", which is not shown to be better than the base rate ({gap})"
+        rivals = rivals[:1]
+    told = [
+        f"{difference(answer, line, reverse=True)} than {describe(line.way, answer.task)}"
+        for line in rivals
+    ]
+    score = f"{name} {number(answer, answer.best.value)}"
+    if told:
+        score += f": {' and '.join(told)}"
+    return f"{first}. {score}."
+
+
+def _worse(answer: Answer, line: Line) -> bool:
+    """Return whether a line's score is worse than that of the recommended way."""
+    return (line.difference < 0) == SCORES[answer.score] and line.difference != 0
+
+
+def _headline_rivals(answer: Answer) -> list[Line]:
+    """Return at most two lines that the headline compares with."""
+    first = "local" if answer.action == SHARE_ALL else "fedavg"
+    wanted = [first, "linear_local", "boosting_local", "local", "fedavg"]
+    if answer.action in (SHARE_SOME, ALONE):
+        wanted = ["fedavg", "local", "linear_local"]
+    there = {line.way: line for line in answer.better_than}
+    return [there[way] for way in wanted if way in there][:2]
+
+
+def _what_to_do(answer: Answer) -> str:
+    """Return the first sentence without its end."""
+    task, way = answer.task, answer.way
+    if answer.action == ALONE:
+        what = describe(way, task)
+        if way not in ("linear_local", "boosting_local"):
+            what = "train the network at each client alone"
+            return f"Do not federate: {what}"
+        return f"Do not federate: use {what}"
+    shared, local = answer.layers
+    if way == LINEAR:
+        text = "Share a linear model in place of the network"
+    elif answer.action == SHARE_SOME:
+        text = f"Keep {layer_names(local)} local and share {layer_names(shared)}"
+    elif way == "groups":
+        text = "Share all layers within groups of clients"
+    elif way == "fedavg":
+        text = "Share all layers"
+    else:
+        text = f"Train by {way}"
+    if answer.fine_tuning:
+        epochs = EPOCHS.get(answer.fine_tuning, f"{answer.fine_tuning} epochs")
+        text += f", then let each client fine-tune for {epochs}"
+    return text
+
+
+def layer_names(names: tuple[str, ...]) -> str:
+    """Return a few layers by name, and many by their number.
+
+    >>> layer_names(("fc1", "fc2")), layer_names(("a", "b", "c", "d"))
+    ('fc1 and fc2', '4 layers')
+    """
+    if not names:
+        return "its layers"
+    if len(names) > NAMED:
+        return f"{len(names)} layers"
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+# --- bullets ---------------------------------------------------------------------------------------------------
+
+
+def bullets(answer: Answer) -> list[str]:
+    """Return further sentences, the most important first, as many as fit into 120 words with the headline."""
+    words, kept = len(headline(answer).split()), []
+    for line in _all_bullets(answer):
+        words += len(line.split())
+        if words > WORDS:
+            break
+        kept.append(line)
+    return kept
+
+
+def _all_bullets(answer: Answer) -> list[str]:
+    task, lines = answer.task, []
+    if answer.also_good:
+        told = [
+            f"{describe(line.way, task)} ({difference(answer, line)})"
+            for line in answer.also_good
+        ]
+        alone = all(line.action == ALONE for line in answer.also_good)
+        where = " without federating" if alone else ""
+        lines.append(f"Within one standard error{where}: {listing(told)}.")
+    network = answer.line(answer.network)
+    if network is not None and answer.network != answer.way:
+        gap = difference(answer, network)
+        lines.append(f"Of your network, {describe(network.way, task)} is best: {gap}.")
+    if answer.differ is not None:
+        probable = task in (CLASSIFICATION, MULTILABEL)
+        lines.append(answer.differ.text("log loss" if probable else "loss"))
+    lines += _client_bullets(answer)
+    if answer.alike:
+        count = len(answer.alike)
+        lines.append(
+            f"Clients form {count} groups. Add --arms groups to try a model a group."
+        )
+    if answer.pooled is not None:
+        gap = difference(answer, answer.pooled)
+        what = describe(answer.pooled.way, task)
+        lines.append(f"If the rows may be pooled, {what} is better: {gap}.")
+    failed = [way for way in answer.not_tried if way != LINEAR]
+    if failed:
+        lines.append(f"Not tried, or failed: {listing(failed, NAMED)}.")
+    if len(answer.seeds) == 1:
+        lines.append("One seed: another split may name another way. Add --seeds 3.")
+    return lines
+
+
+def _client_bullets(answer: Answer) -> list[str]:
+    """Return who gains and who loses against training alone, and the fallback."""
+    shown = answer.clients
+    if not shown:
+        return []
+    lose = [client for client, what in shown.items() if what == LOSES]
+    gain = [client for client, what in shown.items() if what == GAINS]
+    lines = []
+    if lose:
+        lines.append(f"Shown to lose against training alone: {listing(lose, NAMED)}.")
+    if gain and answer.action != ALONE:
+        lines.append(
+            f"Shown to gain over training alone: {len(gain)} of {len(shown)} clients."
+        )
+    elif not gain and not lose and answer.action != ALONE:
+        lines.append("No single client is shown to gain over local training.")
+    if answer.fallback:
+        who = listing(answer.fallback, NAMED)
+        lines.append(f"Lower validation loss alone: {who}. Export with --fallback.")
+    return lines
+
+
+def text(answer: Answer) -> str:
+    """Return the headline and as many bullets as fit into eight lines of 88 signs."""
+    lines = textwrap.wrap(headline(answer), WIDTH)
+    for bullet in bullets(answer):
+        more = textwrap.wrap(bullet, WIDTH, initial_indent="- ", subsequent_indent="  ")
+        if len(lines) + len(more) > LINES:
+            break
+        lines += more
+    return "\n".join(lines)
+
+
+# --- the table -------------------------------------------------------------------------------------------------
+
+
+def table(answer: Answer) -> pd.DataFrame:
+    """Return the table as text: each way, its score, and its difference to the recommended one."""
+    rows = []
+    for line in answer.lines:
+        gap = ""
+        if line is not answer.best:
+            gap = f"{line.difference + 0.0:+.{answer.digits}f}"
+            if math.isfinite(line.low):
+                low, high = line.low + 0.0, line.high + 0.0  # no minus before a 0
+                gap += f" [{number(answer, low)}, {number(answer, high)}]"
+        rows.append((line.way, number(answer, line.value), gap, _note(answer, line)))
+    score = f"{answer.split} {score_name(answer)}"
+    reference = answer.way or "base_rate"
+    return pd.DataFrame(rows, columns=["way", score, f"against {reference}", "note"])
+
+
+def _note(answer: Answer, line: Line) -> str:
+    if line is answer.best:
+        return "recommended" if answer.way else ""
+    if not line.shown:
+        return "no significant difference"
+    return "worse" if _worse(answer, line) else "better"
+
+
+def legend(answer: Answer) -> str:
+    """Return the meaning of the table."""
+    seeds = f"{len(answer.seeds)} seeds" if len(answer.seeds) > 1 else "one seed"
+    better = "Higher" if SCORES[answer.score] else "Lower"
+    how = ""
+    if answer.score == "loss" and answer.task in (CLASSIFICATION, MULTILABEL):
+        how = " It is calibrated on validation samples."
+    return (
+        f"{answer.samples} {answer.split} samples, {seeds}. {better} is better.{how} "
+        "Intervals hold together (95 %, Bonferroni). Validation samples chose the way."
+    )

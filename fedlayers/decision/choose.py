@@ -1,0 +1,229 @@
+"""Choose what to federate: a few ways are trained, validation samples choose one, and test samples judge it once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Unpack
+
+from fedlayers.backends.local import Backend, no_progress
+from fedlayers.decision.answer import Answer
+from fedlayers.decision.files import store_models
+from fedlayers.decision.jobs import Tell, open_backend, study_folder, task_kind
+from fedlayers.decision.price import bytes_a_round, measured_cost
+from fedlayers.decision.training import (
+    Question,
+    Trained,
+    describe_rates,
+    differing,
+    foreseen,
+    question,
+    train_ways,
+)
+from fedlayers.decision.verdict import actions_of, answer
+from fedlayers.decision.ways import LINEAR, Ways
+from fl_core import __version__, tree
+from fl_core.config import RunConfig, RunKeys, with_own
+from fl_core.plan import LayerPlan
+from fl_core.progress import say
+from fl_core.rows import check_score
+from fl_core.storage import write_json
+
+
+def choose(
+    config: RunConfig | None = None,
+    out: Path | str | None = None,
+    *,
+    data: Any = None,
+    model: Any = None,
+    arms: Ways = None,
+    seeds: Sequence[int] | int | None = None,
+    score: str = "",
+    tune_rates: int | None = None,
+    baselines: bool = True,
+    dry_run: bool = False,
+    backend: Backend | str = "",
+    progress: bool | Tell = True,
+    live: bool = False,
+    **keys: Unpack[RunKeys],
+) -> Answer:
+    """Train the network together, alone and with a local head, simple models too, and recommend a way.
+
+    The recommended way has the best mean validation score over the seeds. FedAvg with fine-tuning is the default, which
+    the best way must beat by half a standard error (:func:`fedlayers.decision.table.recommended`). The score is the
+    calibrated validation loss (:func:`fl_core.training.evaluate.fit`), or the named ``score``. A way that is not better
+    than the base rate by 1.64 standard errors is no candidate. Test samples are the same in all seeds. They are read
+    once, after the way is named.
+
+    After a stop, the same call resumes. Below ``out`` are ``arms/`` (run directories), ``models/``, ``plans/``,
+    ``choice.json``, and ``plan.json`` if a way of your network is recommended.
+
+    Args:
+        config: of the runs. Its algorithm uses the cuts if it uses a plan; otherwise FedPer does.
+        out: the folder; by default one below ``out`` that is named by a digest of the question.
+        data, model, keys: as of :func:`fedlayers.run <fedlayers.runs.run>`.
+        arms: further ways; see :func:`~fedlayers.decision.ways.ways_of`.
+        seeds: a number of seeds, or a list. The default is three, or one where a run is long.
+        score: one of the task's scores (:data:`fl_core.rows.TABLE`), which alone selects.
+        tune_rates: number of learning rates to try with all layers shared, 2 to 5, or 0. The default is 4 for your own
+            data here, else 0: a named dataset has its own rate. A rate in the configuration is kept.
+        baselines: try the simple models too (:mod:`fedlayers.decision.simple`), and FedAvg of a linear model.
+        dry_run: print what would be trained, and its price, and train nothing. The answer then names no way.
+        backend: where runs are trained: ``local:N``, ``ray`` or ``ray:HOST:PORT`` (:mod:`fedlayers.backends.local`);
+            default this process, with the configuration's number of ``workers``.
+        progress: print the estimated cost, and show the runs that are done. A function receives each step as a line.
+        live: draw the runs' main score in the notebook's cell, again at most once a second.
+
+    Raises:
+        UsageError: an unknown name or an invalid value, or runs of another configuration below ``out``, before any
+            training.
+        RunError: every way failed.
+
+    >>> import tempfile
+    >>> where = tempfile.TemporaryDirectory()
+    >>> config = RunConfig(dataset="heart", rounds=4, eval_every=1)
+    >>> answer = choose(config, where.name, seeds=1, baselines=False, progress=False)
+    >>> answer.seeds, sorted(answer.table["way"])
+    ((0,), ['base_rate', 'fedavg', 'head_local', 'local'])
+    """
+    out = None if out is None else study_folder(out)
+    config, own = with_own(config, data, model, **keys)
+    tell = progress if callable(progress) else no_progress
+    if score:
+        config = config.with_keys(monitor=check_score(score, task_kind(config, own)))
+    began = time.monotonic()
+    asked = question(config, own, out, arms, seeds, tune_rates, baselines, tell)
+    shown = {"parallel": True, "progress": progress is True, "live": live}
+    with open_backend(backend, config.execution.workers, **shown) as place:
+        line = foreseen(asked, place.side_by_side)
+        if progress is True:
+            say(line)
+        else:
+            tell(line)
+        if dry_run:
+            return unanswered(asked, line)
+        trained = train_ways(asked, place, tell)
+        workers = place.side_by_side
+    made = replace(answered(trained), cost=cost_of(trained, workers, began))
+    if not made.way:
+        made = replace(made, next="")
+    return store(made, asked.out)
+
+
+def unanswered(asked: Question, line: str) -> Answer:
+    """Return the answer of a dry run: the ways and the price, and no recommendation."""
+    return Answer(
+        "",
+        "",
+        (),
+        asked.score,
+        "",
+        2,
+        asked.losses[asked.seeds[0]].kind,
+        asked.seeds,
+        not_tried=asked.not_tried,
+        rates=line,
+    )
+
+
+def answered(trained: Trained) -> Answer:
+    """Return the answer of what was trained."""
+    asked = trained.asked
+    table = trained.table()
+    losses = table if asked.score == "loss" else trained.table("loss")
+    plans = {
+        way.name: _plan_of(trained, way.name)
+        for way in asked.ways
+        if way.own_network and way.name in trained.runs
+    }
+    tuning = {}
+    for name, by_seed in trained.runs.items():
+        one = by_seed[asked.seeds[0]]
+        tuning[name] = trained.tuning[name].epochs, one.rate(trained.tuning[name])
+    return answer(
+        table,
+        losses,
+        actions_of(asked.ways),
+        plans,
+        task=asked.losses[asked.seeds[0]].kind,
+        tuning=tuning,
+        differ=differing(trained),
+        alike=_groups(trained),
+        rates=describe_rates(trained),
+        not_tried={**asked.not_tried, **trained.failed},
+        next=f"fedlayers export {asked.out} --out models",
+        trained=trained,
+    )
+
+
+def _plan_of(trained: Trained, name: str) -> LayerPlan | None:
+    """Return the plan of a way, with its fine-tuning and the evidence."""
+    asked = trained.asked
+    plan = asked.way(name).plan
+    if plan is None:
+        return None
+    one, tuning = trained.runs[name][asked.seeds[0]], trained.tuning[name]
+    detail: dict[str, Any] = {"lr": one.lr}
+    if tuning.epochs:
+        detail |= {"own_epochs": tuning.epochs, "own_rate": one.rate(tuning)}
+    return plan.with_shared(
+        plan.shared,
+        rule="choose",
+        metric=asked.task.config.federation.monitor or "calibrated loss",
+        detail=detail,
+        data=asked.task.data.digest,
+        checkpoint=tree.digest(tree.state_dict(asked.task.model)),
+        seed=asked.seeds[0],
+        version=__version__,
+    )
+
+
+def _groups(trained: Trained) -> tuple[tuple[str, ...], ...]:
+    """Return the groups of clients that stand out; empty without any."""
+    found = trained.alike
+    if found is None or not found.significant:
+        return ()
+    by_group: dict[int, list[str]] = {}
+    for client, group in found.groups.items():
+        by_group.setdefault(group, []).append(client)
+    return tuple(map(tuple, by_group.values()))
+
+
+def cost_of(trained: Trained, workers: int, began: float) -> dict[str, float]:
+    """Return the cost: bytes a round and client, rounds, full runs of the network, and seconds of this call."""
+    asked = trained.asked
+    epochs = trained.fine_tuning_epochs()
+    jobs = [job for job in trained.jobs if job.arm != LINEAR]
+    spent = measured_cost(asked.task, jobs, workers, epochs)
+    clients = len(asked.task.data.clients)
+    return {
+        "bytes_a_round": bytes_a_round(asked.task) / clients,
+        "rounds": spent.rounds,
+        "full_runs": round(spent.full_runs, 2),
+        "bytes": spent.n_bytes,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+def store(made: Answer, out: Path) -> Answer:
+    """Write the files of an answer: models, plans and ``choice.json``, last. Those of an earlier one are removed."""
+    trained = made.trained
+    if trained is not None:
+        store_models(out, made, trained)
+        for name in trained.runs:
+            if (plan := _plan_of(trained, name)) is not None:
+                (out / "plans").mkdir(parents=True, exist_ok=True)
+                plan.save(out / "plans" / f"{trained.asked.way(name).folder}.json")
+    save_plan(made.plan, out)
+    write_json(out / "choice.json", made.to_json())
+    return made
+
+
+def save_plan(plan: LayerPlan | None, out: Path) -> None:
+    """Write ``plan.json``. Without a plan, remove that of an earlier decision."""
+    if plan is None:
+        (out / "plan.json").unlink(missing_ok=True)
+    else:
+        plan.save(out / "plan.json")

@@ -1,0 +1,349 @@
+"""The result of a comparison of algorithms: scores, ranks and differences over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from fedlayers.decision.simple import BASELINES as NAIVE
+from fl_core import rows, statistics
+from fl_core.display import Displayed, Summary
+from fl_core.errors import UsageError, check_known, listing, plural
+from fl_core.records.stopping import BEST_ROUND, WINDOW
+from fl_core.rows import (
+    SCORES,
+    SHOWN,
+    TABLE,
+    in_column,
+    label_of,
+    main_score,
+    positive_in,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from fedlayers.decision.jobs import TrainingJob
+
+BASELINES = ("local", "fedavg")
+_GAP = "\N{NO-BREAK SPACE}"  # so that a page does not wrap within a number
+BEST = "@best_val"
+"""The suffix of a model's name if it is scored at its best round on validation."""
+MOMENTS = {
+    False: "after the last round",
+    True: f"at each model's best round on validation (main score, mean over clients and {WINDOW} evaluations)",
+}
+LEGEND = (
+    "Test split {moment}; clients weighted by training samples; mean ± half the 95 % interval over {seeds}.\n"
+    "fairness: variance of {score} over clients, lower is fairer. incentive: share of clients with {score} {better}\n"
+    "both local's and fedavg's, which have none themselves. rank: by {score}, mean over seeds, 1 is best."
+)
+
+
+@dataclass(repr=False)
+class Comparison(Displayed):
+    """The result of a comparison.
+
+    Attributes:
+        frame: the rows of all runs.
+        best: whether models are scored at their best round on validation and not at the last (:func:`headline`).
+        training: the local training in words, per algorithm if they differ.
+        score: the score by which algorithms are ranked, one of :data:`fl_core.rows.SCORES`; default macro-F1, for a
+            regression R2.
+        scores: one value per run and metric: the headline model on the test split, combined over clients by training
+            samples (columns algorithm, seed, model, metric, value).
+        table: one line per algorithm: each metric's mean and 95 % interval over seeds, then fairness, incentive and
+            mean rank (by the score). Baselines (:mod:`fedlayers.decision.losses`) have no rank.
+        unranked: why there are no ranks; "" if there are.
+        clients: the mean over seeds for each algorithm, client and metric; NaN if a seed has no value,
+            and left out if the client's samples cannot give the score.
+        left_out: a line for each shown score that some clients' samples cannot give. It is the mean over the others.
+        positive: the class of two whose AUROC and AUPRC are scored, as in the rows; also in the table.
+
+    Raises:
+        UsageError: no finished run, or rows without the score.
+    """
+
+    frame: pd.DataFrame
+    best: bool = False
+    training: str = ""
+    score: str = field(default="", kw_only=True)
+    scores: pd.DataFrame = field(init=False)
+    table: pd.DataFrame = field(init=False)
+    clients: pd.DataFrame = field(init=False)
+    unranked: str = field(default="", init=False)
+    positive: str = field(default="", init=False)
+    left_out: list[str] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        final = headline(self.frame, best=self.best).reset_index(drop=True)
+        if final.empty:
+            raise UsageError(
+                "rows must have test scores of a finished run; got none. Finish the run first."
+            )
+        there = list(final["metric"].unique())
+        self.score = check_known(
+            "score in these rows", self.score or main_score(there), there
+        )
+        self.positive = positive_in(final)
+        lacking = rows.without_score(final)
+        means = (
+            final[~lacking]
+            .groupby(["algorithm", "client", "metric"], sort=False)["value"]
+            .mean(skipna=False)
+        )
+        self.clients = means.reset_index()
+        self.left_out = rows.left_out(
+            final[lacking & final["metric"].isin([*_scores_to_show(there), self.score])]
+        )
+        self.scores = scores_of(final)
+        blocks = self._blocks.drop(index=list(NAIVE), errors="ignore")
+        try:
+            ranks = statistics.ranks(blocks, higher_is_better=SCORES[self.score])
+        except UsageError as error:  # the other columns are still valid
+            ranks, self.unranked = pd.Series(dtype=float), str(error)
+        self.table = self._table(ranks)
+
+    @property
+    def _blocks(self) -> pd.DataFrame:
+        """Return the scores that rank as a table algorithms x seeds."""
+        chosen = self.scores[self.scores["metric"] == self.score]
+        return chosen.pivot(index="algorithm", columns="seed", values="value").loc[
+            chosen["algorithm"].unique()
+        ]
+
+    def _table(self, ranks: pd.Series) -> pd.DataFrame:
+        there, known = set(self.scores["metric"]), set(self.clients["algorithm"])
+        order = dict.fromkeys((*_scores_to_show(there), *SCORES))
+        lines = []
+        for name, part in self.scores.groupby("algorithm", sort=False):
+            line: dict[str, Any] = {"algorithm": name, "model": part["model"].iloc[0]}
+            line["seeds"] = part["seed"].nunique()
+            for metric in filter(there.__contains__, order):
+                values = part.loc[part["metric"] == metric, "value"]
+                found = statistics.UNKNOWN
+                if len(values):
+                    found = statistics.mean_interval(values)
+                line |= found.columns(metric)
+            own = self._of(name)
+            line["fairness"] = statistics.fairness(own)
+            line["incentive"] = math.nan
+            if name not in BASELINES and set(BASELINES) <= known:
+                local, fedavg = map(self._of, BASELINES)
+                higher = SCORES[self.score]
+                line["incentive"] = statistics.incentive(own, local, fedavg, higher)
+            line["rank"] = ranks.get(name, np.nan)
+            if self.positive:
+                line["positive"] = self.positive
+            lines.append(line)
+        return pd.DataFrame(lines)
+
+    def _of(self, algorithm: object) -> pd.Series:
+        table = self.clients[self.clients["metric"] == self.score]
+        return table[table["algorithm"] == algorithm].set_index("client")["value"]
+
+    def gains(self, chosen: str, others: Sequence[str] = ()) -> pd.DataFrame:
+        """Return by how much an algorithm is better than others, as of :func:`paired`; below 0 it is worse.
+
+        Args:
+            others: those that are here count. Default: all.
+
+        Raises:
+            UsageError: the algorithm is not in this comparison.
+        """
+        blocks = self._blocks
+        check_known("algorithm of this comparison", chosen, blocks.index)
+        there = [name for name in others or blocks.index if name in blocks.index]
+        pairs = [(chosen, name) for name in there if name != chosen]
+        found = paired(blocks.T, pairs, 1 if SCORES[self.score] else -1)
+        found.insert(0, "algorithm", [name for _, name in pairs])
+        return found
+
+    @property
+    def legend(self) -> str:
+        """The meaning of the table's columns, the local training, the baselines, and why ranks are missing."""
+        better = "above" if SCORES[self.score] else "below"
+        columns = LEGEND.format(
+            moment=MOMENTS[self.best],
+            seeds=plural(self.scores["seed"].nunique(), "seed"),
+            score=label_of(self.score, self.positive),
+            better=better,
+        )
+        lines = [columns]
+        lines += [f"{line}." for line in self.left_out]
+        if missing := sorted(set(BASELINES) - set(self.table["algorithm"])):
+            lines.append(f"no incentive: it needs {listing(missing)} here, too.")
+        if partial := list(self.table["algorithm"][self.table["fairness"].isna()]):
+            lines.append(
+                f"no fairness and no incentive of {listing(partial)}: a client has no {self.score} with some seed."
+            )
+        if self.unranked:
+            lines.append(f"{self.unranked}.")
+        if self.training:
+            lines.append(f"local training: {self.training}.")
+        for name in self.table["algorithm"]:
+            if name in NAIVE:
+                lines.append(f"{name}: {NAIVE[name]}.")
+        return "\n".join(lines)
+
+    def shown(self) -> pd.DataFrame:
+        """Return the table as text, with each algorithm's difference to the best one in the score that ranks."""
+        score, blocks = self.score, self._blocks
+        means = blocks.mean(axis=1)
+        best = means.idxmax() if SCORES[score] else means.idxmin()
+        others = [name for name in blocks.index if name != best]
+        gaps = paired(blocks.T, [(name, best) for name in others])
+        texts = {best: ""}
+        for name, gap in zip(others, gaps.itertuples(), strict=True):
+            interval = bracket(score, gap.low, gap.high)
+            texts[name] = f"{in_column(score, gap.value)}{interval}"
+        table = display_name(self.table, score)
+        table.insert(3, f"against {best}", table["algorithm"].map(texts))
+        return table
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw each algorithm's mean score with its interval (:func:`diagnostics.plots.runs.comparison`)."""
+        from diagnostics import plots
+
+        score = self.score
+        columns = {score: "value", f"{score}_low": "low", f"{score}_high": "high"}
+        table = self.table.rename(columns={**columns, "seeds": "n"})
+        return plots.comparison(table, score, ax)
+
+    def latex(self) -> str:
+        """Return a small table for LaTeX: each algorithm's scores, its difference to the best one, and its rank."""
+        left_out = ["model", "seeds", "fairness", f"incentive{_GAP}%"]
+        shown = self.shown().drop(columns=left_out)
+        return str(shown.to_latex(index=False, escape=True))
+
+    def summary(self) -> Summary:
+        """Return the number of algorithms and seeds, and the table."""
+        seeds = self.scores["seed"].nunique()
+        lead = f"{plural(len(self.table), 'algorithm')}, {plural(seeds, 'seed')}, test samples"
+        return Summary.of_frame(lead, self.shown())
+
+    def text(self) -> str:
+        """Return the table for a terminal, with the meaning of its columns."""
+        shown = self.shown().drop(columns=["model", "seeds"])
+        return f"{shown.to_string(index=False)}\n\n{self.legend}"
+
+
+def _scores_to_show(there: Iterable[str]) -> tuple[str, ...]:
+    """Return the scores to show, out of the available ones."""
+    return SHOWN[TABLE[main_score(list(there))].task]
+
+
+def display_name(table: pd.DataFrame, score: str = "") -> pd.DataFrame:
+    """Format a comparison's table: shares in percent, intervals after the mean, and a further score if named."""
+    shown = table[["algorithm", "model", "seeds"]].copy()
+    usual = _scores_to_show(table.columns)
+    positive = str(next(iter(table.get("positive", ())), ""))
+    for metric in usual if score in ("", *usual) else (score, *usual):
+        title = label_of(metric, positive) + f"{_GAP}%" * TABLE[metric].share
+        half = (table[f"{metric}_high"] - table[f"{metric}_low"]) / 2
+        spread = half.map(lambda h, m=metric: f"{_GAP}±{_GAP}{in_column(m, h)}")
+        means = table[metric].map(lambda v, m=metric: in_column(m, v))
+        text = means + spread.where(np.isfinite(half), "")
+        shown[title] = text.where(table[metric].notna(), "–")
+    columns = {
+        "fairness": ("fairness", "{:.1e}", 1),
+        f"incentive{_GAP}%": ("incentive", "{:.0f}", 100),
+        "rank": ("rank", "{:.1f}", 1),
+    }
+    for title, (name, form, unit) in columns.items():
+        known = table[name].notna()
+        shown[title] = (unit * table[name]).map(form.format).where(known, "–")
+    return shown
+
+
+def bracket(score: str, low: float, high: float) -> str:
+    """Return an interval in brackets; empty if it is unknown, also where no spread was seen.
+
+    >>> bracket("macro_f1", 0.011, 0.029), bracket("macro_f1", 0.0, 0.0)
+    (' [1.1, 2.9]', '')
+    """
+    ends = f" [{in_column(score, low)}, {in_column(score, high)}]"
+    return ends if low < high else ""
+
+
+def main_model(frame: pd.DataFrame, *by: str) -> pd.DataFrame:
+    """Return the rows of the model that each group's clients use."""
+    models = frame.groupby([*by])["model"]
+    used = models.transform(lambda own: rows.used_model(set(own)))
+    return frame[frame["model"] == used]
+
+
+def headline(
+    frame: pd.DataFrame, split: str = "test", best: bool = False
+) -> pd.DataFrame:
+    """Return the scores of each run's main model after its last round: ``personal`` if there is one, else global.
+
+    With ``best`` the scores come from the model's best round under its stopping rule, one for all clients. The model's
+    name then ends in ``@best_val``. A model without a best round has its last.
+    """
+    run = ["algorithm", "seed"]
+    scored = frame[frame["metric"].isin(list(SCORES)) & (frame["model"] != "local")]
+    test = scored[scored["split"] == split]
+    last = test.groupby(run)["round"].transform("max")
+    final = main_model(test[test["round"] == last], *run)
+    if not best:
+        return final
+    of_model = [*run, "model"]
+    stored = frame.loc[frame["metric"] == BEST_ROUND, [*of_model, "value"]]
+    wanted = final[[*of_model, "round"]].drop_duplicates()
+    wanted = wanted.merge(stored, how="left")
+    wanted["round"] = wanted.pop("value").astype("Int64").fillna(wanted["round"])
+    at_best = test.merge(wanted)
+    return at_best.assign(model=at_best["model"] + BEST)
+
+
+def scores_of(final: pd.DataFrame) -> pd.DataFrame:
+    """Return the means over clients of scores of :func:`headline`, by training samples.
+
+    Returns:
+        Columns ``algorithm``, ``seed``, ``model``, ``metric`` and ``value``.
+    """
+    keys = ["algorithm", "seed", "model", "metric"]
+    lacking = rows.without_score(final)
+    lines = [
+        (*key, rows.client_mean(part, lacking))
+        for key, part in final.groupby(keys, sort=False)
+    ]
+    return pd.DataFrame(lines, columns=[*keys, "value"])
+
+
+def validation_rows(job: TrainingJob) -> pd.DataFrame:
+    """Return the validation scores of a run's one model: of its best round under a stopping rule, else of its last."""
+    return headline(job.rows, "validation", best=job.best_round is not None)
+
+
+def paired(
+    scores: pd.DataFrame, pairs: Sequence[tuple[Any, Any]], sign: int = 1
+) -> pd.DataFrame:
+    """Return by how much columns exceed others, with 95 % intervals that hold together.
+
+    The intervals are Student's t with Bonferroni's correction, so they depend on the number of pairs.
+
+    Args:
+        scores: seeds x what is compared. A seed without one of two values is left out.
+        pairs: names of two columns each.
+        sign: -1 if a lower score is better.
+
+    Returns:
+        A line for each pair: ``value``, ``low``, ``high`` and the number of seeds ``n``.
+    """
+    lines = []
+    for one, other in pairs:
+        gain = sign * (scores[one] - scores[other]).dropna()
+        found = statistics.UNKNOWN
+        if len(gain):
+            found = statistics.mean_interval(gain, comparisons=len(pairs))
+        if found.low == found.high:  # no spread, no claim
+            found = statistics.Interval(found.value, math.nan, math.nan)
+        lines.append((*found, len(gain)))
+    return pd.DataFrame(lines, columns=["value", "low", "high", "n"])

@@ -1,0 +1,138 @@
+"""The files of an answer's models: recommended, simple and fallback, so that an export needs no data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from diagnostics.tuning.profile import every
+from fedlayers.decision.boosting import MODEL, OPTIONS
+from fedlayers.decision.losses import Predictor, SeedLosses
+from fl_core import tree
+from fl_core.errors import UsageError
+from fl_core.layers import layers_of
+from fl_core.models import example
+from fl_core.models.adapter import PackedShape
+from fl_core.records.store import Run
+from fl_core.run import stored_models
+from fl_core.run.exported_model import describe_model, of_run
+from fl_core.run.own_code import code_in
+from fl_core.run.task import Task
+from fl_core.storage import Folder
+from fl_core.training import evaluate
+
+if TYPE_CHECKING:
+    from fedlayers.decision.answer import Answer
+    from fedlayers.decision.training import Trained
+
+
+def store_models(out: Path, made: Answer, trained: Trained) -> None:
+    """Store each client's model of the recommended way, of the simple ways and of the fallback, in the first seed.
+
+    Models of an earlier answer are removed. A model that cannot be built again from a description is left out.
+    """
+    asked = trained.asked
+    seed, folder = asked.seeds[0], out / "models"
+    losses = asked.losses[seed]
+    for name in Folder(folder).names():  # of an earlier decision
+        Folder(folder).remove(name)
+    for name, by_seed in trained.simple.items():
+        one = by_seed.get(seed)
+        if one is not None and one.models:
+            names = [name]
+            if name == made.way:
+                names.append(stored_models.RECOMMENDED)
+            for each in names:
+                _store_simple(folder, each, losses, one, out.name)
+    if made.way not in trained.runs or isinstance(losses.task.data.shape, PackedShape):
+        return
+    with suppress(UsageError):
+        models, task, about = _described(trained, made.way)
+        one = trained.runs[made.way][seed].tuned[trained.tuning[made.way]]
+        name = stored_models.RECOMMENDED
+        _store(folder, name, losses, one, task, models, about)
+        if made.fallback:
+            alone, *_ = _described(trained, "local")
+            models |= {client: alone[client] for client in made.fallback}
+            mixed = _mixed(trained, one, made.fallback)
+            _store(folder, stored_models.FALLBACK, losses, mixed, task, models, about)
+
+
+def _mixed(trained: Trained, one: Predictor, clients: tuple[str, ...]) -> Predictor:
+    """Return a way's predictor with local training for some clients."""
+    seed = trained.asked.seeds[0]
+    alone = trained.runs["local"][seed].tuned[trained.tuning["local"]]
+    outputs = {}
+    for split, by_client in one.outputs.items():
+        changed = {c: alone.outputs[split][c] for c in clients if c in by_client}
+        outputs[split] = {**by_client, **changed}
+    return Predictor("fallback", outputs)
+
+
+def _store_simple(
+    folder: Path, name: str, losses: SeedLosses, one: Predictor, choice: str
+) -> None:
+    """Store each client's simple model."""
+    model, options = "linear", dict[str, Any]()
+    if one.name.startswith("boosting"):
+        model, options = MODEL, OPTIONS
+    config = losses.task.config.with_keys(
+        model=model, model_options=options, adapt=None, algorithm="fedavg", options={}
+    )
+    first = next(iter(one.models.values()))
+    layers = layers_of(first, example(losses.task.data.shape))
+    task = replace(losses.task, config=config, layers=layers)
+    task = replace(task, own={**task.own, "model": None})
+    run: dict[str, Any] = {
+        "id": "",
+        "name": choice,
+        "algorithm": one.name,
+        "round": 0,
+        "model": "personal",
+        "client": None,
+    }
+    about = describe_model(task, first, None, run)
+    _store(folder, name, losses, one, task, one.models, about)
+
+
+def _described(
+    trained: Trained, way: str
+) -> tuple[dict[str, nn.Module], Task, dict[str, Any]]:
+    """Return a way's models in the first seed after their fine-tuning, their task, and their description."""
+    seed = trained.asked.seeds[0]
+    losses, one = trained.asked.losses[seed], trained.runs[way][seed]
+    tuning = trained.tuning[way]
+    loaded = losses.load(one.job.path, one.job.model)
+    models, names = loaded.models, every(loaded.task.layers)
+    if tuning.epochs:
+        tuner = losses.tuner(one.job, loaded)
+        for k, client in enumerate(models):
+            tuned = tuner.tuned(k, names, one.rate(tuning), tuning.epochs)
+            tree.load(models[client], tuned)
+    about = of_run(Run(one.job.path), loaded.kind, None, loaded.round)
+    about["run"] |= {"own_epochs": tuning.epochs, "own_rate": one.rate(tuning)}
+    task = loaded.task
+    return models, task, describe_model(task, next(iter(models.values())), **about)
+
+
+def _store(
+    folder: Path,
+    name: str,
+    losses: SeedLosses,
+    one: Predictor,
+    task: Task,
+    models: Mapping[str, nn.Module],
+    about: dict[str, Any],
+) -> None:
+    """Store clients' models with the calibration with which they are scored."""
+    about["temperature"], weight = losses.calibration(one)
+    bases = {client: weight * base for client, base in losses.bases.items()}
+    base = weight * evaluate.base_outputs(losses.task.data, losses.task.criterion)
+    about["base_rate"] = base.tolist() if task.data.classes else []
+    code, model = code_in(losses.task.config), task.own["model"]
+    stored_models.store(folder, name, about, models, bases, task, model, code)

@@ -1,0 +1,504 @@
+"""The jobs of a study: every arm with every seed is one run. A backend trains them. Clear errors come before that."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import (
+    AbstractContextManager,
+    closing,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedlayers.backends.local import (
+    RAY,
+    Backend,
+    InProcessBackend,
+    Local,
+    Result,
+    WorkerPool,
+    carry_out,
+    check_backend,
+)
+from fedlayers.decision.ways import Way
+from fedlayers.run_result import Live, LiveRun
+from fedlayers.runs import default_instruments
+from fl_core import data as datasets
+from fl_core.algorithms import find
+from fl_core.config import KEYS, ROUNDS, Own, RunConfig, resolve
+from fl_core.data import FederatedData, Partition
+from fl_core.data.registry import ROOT_VARIABLE
+from fl_core.errors import (
+    BusyError,
+    DivergedError,
+    RunError,
+    UsageError,
+    about,
+    as_list,
+    check_value,
+    end_unguarded,
+    listing,
+    plural,
+)
+from fl_core.models.building import wants_weights
+from fl_core.plan import LayerPlan
+from fl_core.records import store, writing
+from fl_core.rounds.recorder import Logger
+from fl_core.rounds.workers import check_sendable
+from fl_core.run import own_code, restore, runner
+from fl_core.run.task import Task
+from fl_core.storage import check_folder, check_no_links
+from fl_core.training.losses import LOSSES
+from fl_core.tree import Tree
+
+Tell = Callable[[str], None]
+PROGRESS_LINES = 4
+"""Lines about the progress of a study."""
+FREE = ("workers", "device", "data_root", "download", "keep_ids")
+"""Keys that do not change results."""
+SAVE_SECONDS = 10.0
+"""Least time between two checkpoints of a run whose configuration does not say how often to save."""
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """One run: its directory, its configuration with own data and model beside it, its plan, and its last round.
+
+    Attributes:
+        data, model: as of :class:`fl_core.config.Own`.
+        arm: the name of what it tries.
+        until: the round after which it stops, with a checkpoint; None = its last.
+        name: of its directory, which is distinct within a study.
+        away: whether it is on another machine than the one that asked for it.
+        log: where else its rows are sent.
+        start: the pretrained weights of its configuration, so that no worker loads them.
+        clients: makes its clients, in this process or at sites.
+    """
+
+    path: Path
+    config: RunConfig
+    data: Any = field(default=None, compare=False, repr=False)
+    model: Any = field(default=None, compare=False, repr=False)
+    plan: LayerPlan | None = None
+    arm: str = ""
+    until: int | None = None
+    command: str = ""
+    away: bool = False
+    start: Tree | None = field(default=None, compare=False, repr=False)
+    log: tuple[Logger, ...] = field(default=(), compare=False)
+    clients: runner.MakesClients = field(default=runner.local_clients, compare=False)
+
+    @property
+    def label(self) -> str:
+        """Its name without the seed."""
+        return self.name.removesuffix(f"-{self.config.execution.seed}")
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def words(self) -> str:
+        """What it tries, as it is told: ``half at 0.01, seed 2``."""
+        seed = self.config.execution.seed
+        return f"{self.label.replace('-lr', ' at ')}, seed {seed}"
+
+    @property
+    def resolved(self) -> RunConfig:
+        """Its configuration with the dataset's defaults."""
+        return resolve(self.config, self.data, self.model)
+
+    @property
+    def gpus(self) -> int:
+        return int(self.config.execution.device != "cpu")
+
+    @property
+    def begun(self) -> bool:
+        """True if its directory exists."""
+        return (self.path / "config.json").exists()
+
+    @property
+    def finished(self) -> bool:
+        """True if nothing is left to do."""
+        if not self.begun:
+            return False
+        run = store.Run(self.path)
+        last = self.until or self.resolved.federation.rounds or 1
+        return run.finished or run.rounds[-1:] >= [last]
+
+    @cached_property
+    def rows(self) -> pd.DataFrame:
+        """The rows of its run, which has ended. They are read once."""
+        return store.Run(self.path).rows()[1]
+
+    @cached_property
+    def best_round(self) -> int | None:
+        """The best round of its run's main model under its stopping rule; None without a rule."""
+        rule = store.Run(self.path).stopping_rule()
+        return None if rule is None else rule.best.get(rule.main)
+
+    def carry_out(self) -> Any:
+        """Start or resume the run. A complete run is left as it is. Its notes are those of :func:`assembled`.
+
+        Raises:
+            UsageError, RunError: as for :func:`fl_core.run.runner.run` and :func:`fl_core.run.runner.resume`.
+        """
+        with warnings.catch_warnings(action="ignore"):
+            if not self.away:
+                self._train()
+                return
+            here, root = self, self.config.data.data_root
+            if root and not Path(root).is_dir():  # that of another machine
+                root = os.environ.get(ROOT_VARIABLE, root)
+                here = replace(self, config=self.config.with_keys(data_root=root))
+            node = f"on node {socket.gethostname()}"
+            with about(node), about(node, OSError, RunError):
+                here._train()
+
+    def _train(self) -> None:
+        given = {
+            name: getattr(self, name)
+            for name in ("data", "model", "until", "log", "clients")
+        }
+        given |= {"instruments": default_instruments, "progress": False}
+        if self.config.execution.checkpoint_every is None:
+            given["save_seconds"] = SAVE_SECONDS
+        if not self.begun:
+            runner.run(
+                self.config,
+                self.path,
+                loaded=self._loaded(),
+                initial=self.start,
+                plan=self.plan,
+                command=self.command,
+                announce=False,
+                **given,
+            )
+        elif not self.finished:
+            runner.resume(
+                self.path,
+                allow_code=own_code.code_in(self.config),
+                data_root=self.config.data.data_root,
+                **given,
+            )
+
+    def with_weights(self) -> TrainingJob:
+        """Return the run with its pretrained initial weights, if its configuration asks for any."""
+        if self.model is not None:
+            check_sendable(self.model)
+            return self
+        if self.begun or not wants_weights(
+            self.config.model.model, self.config.model.model_options
+        ):
+            return self
+        return replace(self, start=self.assemble(self._loaded()).start)
+
+    def assemble(self, loaded: FederatedData | None = None) -> Task:
+        """Return what it trains, of its configuration's data if they are loaded already."""
+        return runner.assemble(
+            self.config, data=self.data, model=self.model, plan=self.plan, loaded=loaded
+        )
+
+    def _loaded(self) -> FederatedData | None:
+        if self.data is not None:
+            return None
+        return _data(
+            self.config.data.dataset,
+            json.dumps(self.config.data.load_options()),
+            self.config.execution.seed,
+        )
+
+    def sent_to(self, path: Path | None) -> TrainingJob:
+        """Return the same job for another machine, with its folder there if one is given."""
+        if path is not None:
+            return replace(self, path=path)
+        # its paths do not depend on the folder one is in
+        return replace(self, config=self.resolved, away=True)
+
+
+@lru_cache(maxsize=1)
+def _data(dataset: str, options: str, seed: int) -> FederatedData:
+    """Load the data of a configuration. The last ones are cached for runs that have them in common."""
+    return datasets.load(dataset, **json.loads(options), seed=seed)
+
+
+def jobs_of(
+    arms: Sequence[Way],
+    config: RunConfig,
+    seeds: Sequence[int],
+    out: Path,
+    suffix: str = "",
+    **common: Any,
+) -> list[TrainingJob]:
+    """Return the run of every arm with every seed, in a folder of its name and seed below ``out``.
+
+    Args:
+        suffix: of the folders' names, before the seed.
+        common: further attributes of all runs.
+
+    Raises:
+        UsageError: two runs with one folder.
+    """
+    jobs: dict[Path, TrainingJob] = {}
+    for seed in seeds:
+        for arm in arms:
+            options = arm.options
+            if options is None:
+                same = arm.algorithm == config.federation.algorithm
+                options = config.federation.options if same else {}
+            own = config.with_keys(algorithm=arm.algorithm, seed=seed, options=options)
+            own = own.with_keys(**arm.settings)
+            given = common if arm.own_network else {**common, "model": None}
+            path = out / f"{arm.folder}{suffix}-{seed}"
+            if path in jobs:
+                raise UsageError(
+                    f"arms must have different folders; got {jobs[path].arm!r} and {arm.name!r}, both in "
+                    f"{arm.folder!r}. Rename one of the files."
+                )
+            jobs[path] = TrainingJob(path, own, plan=arm.plan, arm=arm.name, **given)
+    return list(jobs.values())
+
+
+def assembled(
+    jobs: Sequence[TrainingJob],
+    task: Task | None = None,
+    stored: bool = True,
+    announced: set[str] | None = None,
+) -> Iterator[Task]:
+    """Yield what each run trains. Runs of one seed in a row share their data.
+
+    Args:
+        task: whose data those of its seed share.
+        announced: announce each table and each note once, unless it is in here.
+        stored: refuse directories with other runs.
+
+    Raises:
+        UsageError: an invalid value, or a directory with another run.
+    """
+    for job in jobs:
+        same = task and task.config.execution.seed == job.config.execution.seed
+        data = task.data if task and same else None
+        task = job.assemble(data)
+        if stored:
+            check_stored(job.path, task)
+        if announced is not None:
+            task.announce(announced)
+        yield task
+
+
+def train(
+    jobs: Sequence[TrainingJob], place: Backend, tell: Tell | None = None
+) -> dict[str, str]:
+    """Train runs on a backend, and return why some diverged, by the run's name.
+
+    The backend's picture, if any, has a line for each run, or for the seeds of a run.
+
+    The results have the same bits on every backend. A run that is done keeps its last and best checkpoints, if its
+    configuration does not say how often to save.
+
+    Args:
+        tell: receives a line when a quarter of the runs is done, and one for each run that diverged. Without it
+            divergence is an error like any other: it ends the other runs and is raised.
+    """
+    failed: dict[str, str] = {}
+
+    def done(result: Result, count: int) -> None:
+        job: TrainingJob = result.work
+        if tell is not None and isinstance(result.error, DivergedError):
+            failed[job.name] = str(result.error)
+            tell(f"{job.words} failed: {result.error}")
+        elif result.error is not None:
+            raise result.error
+        elif job.config.execution.checkpoint_every is None:
+            with suppress(BusyError):  # the next call cleans what is left
+                writing.clean(job.path)
+        if result.error is None and place.live is not None:
+            place.live.add(str(job.path), job.rows.assign(algorithm=job.label))
+        quarter = count * PROGRESS_LINES // len(jobs)
+        if tell is not None and quarter > (count - 1) * PROGRESS_LINES // len(jobs):
+            tell(f"{count} of {plural(len(jobs), 'run')}: {job.words}")
+
+    works: Iterable[TrainingJob] = jobs
+    if isinstance(place, WorkerPool):
+        works = (job.with_weights() for job in jobs)
+    elif (live := place.live) is not None:
+        works = [replace(job, log=(LiveRun(live, job.label),)) for job in jobs]
+    try:
+        carry_out(works, place, done, total=len(jobs), progress=place.progress)
+    finally:
+        _data.cache_clear()
+    return failed
+
+
+# --- backends by name -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def open_backend(
+    backend: Backend | str,
+    workers: int = 0,
+    *,
+    parallel: bool = False,
+    progress: bool = True,
+    live: bool = False,
+) -> Iterator[Backend]:
+    """Open a backend by name and close it at the end. An open one stays open. No name means this process.
+
+    Args:
+        workers: the configuration's; runs that are trained elsewhere have none.
+        parallel: without a name, so many processes train the runs, each without workers.
+        progress: show the progress of the runs that are trained there.
+        live: draw them in the notebook's cell, again at most once a second.
+
+    Raises:
+        UsageError: an unknown name, a package that is not installed, or workers as well.
+    """
+    end_unguarded()
+    if parallel and workers > 1 and not backend:
+        backend, workers = f"local:{workers}", 0
+    found: AbstractContextManager[Backend]
+    if isinstance(backend, Backend):
+        found = nullcontext(backend)
+    elif backend and workers > 1:
+        raise UsageError(
+            "backend trains whole runs side by side, each in one process. Leave workers out."
+        )
+    else:
+        found = closing(_named(backend) if backend else InProcessBackend())
+    picture = Live() if live else nullcontext()
+    with found as place, picture as place.live:
+        place.progress = progress
+        yield place
+
+
+def _named(name: str) -> Backend:
+    check_backend(name)
+    kind, _, rest = name.partition(":")
+    if kind == RAY:
+        from fedlayers.backends.cluster import Cluster
+
+        return Cluster(rest)
+    return Local(int(rest)) if int(rest) > 1 else InProcessBackend()
+
+
+# --- before anything is trained --------------------------------------------------------------------------------
+
+
+def task_kind(config: RunConfig, own: Own) -> str:
+    """Return the kind of task of a configuration's loss, of :data:`fl_core.rows.TASKS`."""
+    if own["data"] is not None:
+        return str(own["data"].task)
+    return LOSSES[str(resolve(config.with_keys(loss=None), **own).training.loss)].task
+
+
+def seeds_of(
+    config: RunConfig, seeds: Sequence[int] | int | None, count: int, apart: int = 0
+) -> tuple[int, ...]:
+    """Return the seeds that are given, or ``count`` of them from the configuration's seed plus ``apart``.
+
+    >>> seeds_of(RunConfig(seed=5), None, 3), seeds_of(RunConfig(seed=5), (0, 1), 3)
+    ((5, 6, 7), (0, 1))
+    >>> seeds_of(RunConfig(seed=5), 2, 3)
+    (5, 6)
+
+    Args:
+        seeds: a list of seeds, or how many.
+
+    Raises:
+        UsageError: no seed, or a repeated one.
+    """
+    if seeds is None:
+        first = config.execution.seed + apart
+        return tuple(range(first, first + count))
+    if isinstance(seeds, Integral):
+        check_value("seeds", int(seeds), ROUNDS)
+        return seeds_of(config, None, int(seeds), apart)
+    return as_list("seeds", seeds, distinct=True)
+
+
+def plan_users(algorithms: Sequence[str], given: bool) -> set[str]:
+    """Return the algorithms that use a plan.
+
+    Args:
+        given: whether a plan is given to them.
+
+    Raises:
+        UsageError: a plan is given, and none uses it.
+    """
+    using = {name for name in algorithms if find(name).uses_plan}
+    if given and not using:
+        raise UsageError(
+            f"algorithms must have one that uses a plan; got {listing(algorithms)}. Add one, such as fedper."
+        )
+    return using
+
+
+def study_folder(out: Path | str) -> Path:
+    """Return the output folder of a study.
+
+    Raises:
+        UsageError: it is a run or a file.
+        CorruptError: a link below it.
+    """
+    out = Path(out)
+    check_folder(out)
+    check_no_links(out)
+    return out
+
+
+def check_same_data(folder: Path, task: Task) -> None:
+    """Refuse a folder with runs of the same seed on other data.
+
+    Raises:
+        UsageError: names the first run.
+    """
+    seed = task.config.execution.seed
+    for path in sorted(folder.glob(f"*-{seed}")):
+        run = store.Run(path)
+        begun = (path / "config.json").exists() and run.config["seed"] == seed
+        if begun and run.header()["data"] != task.data.digest:
+            raise UsageError(
+                f"{folder} must hold runs on the same data; got {path.name}, of other data. Choose another folder."
+            )
+
+
+def check_stored(path: Path, task: Task) -> None:
+    """Refuse a directory with anything other than this run, begun or complete."""
+    if not (path / "config.json").exists():
+        writing.check_free(path)
+        return
+    run = store.Run(path)
+    restore.check_given(path, run.config, **task.own)
+    stored, plan = restore.stored_config(run.config)
+    config = task.config.with_keys(plan=None) if task.plan is not None else task.config
+    for name in [key for key in KEYS if key not in FREE]:
+        # a stored tuple is a list
+        if json.dumps(stored.value(name)) != json.dumps(config.value(name)):
+            raise UsageError(
+                f"{path} was run with {name}={stored.value(name)!r}, now it is {config.value(name)!r}. "
+                "Choose another directory."
+            )
+    if (plan and plan.digest) != (task.plan and task.plan.digest):
+        raise UsageError(
+            f"{path} was run under another plan ({plan or 'its own'}). Choose another directory."
+        )
+    restore.check_same_start(task, path, weights=True)
+
+
+def samples_of(partition: Partition, split: str) -> set[int]:
+    """Return the numbers of all clients' samples of a split."""
+    return {
+        int(place) for places in partition.indices.values() for place in places[split]
+    }

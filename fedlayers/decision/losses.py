@@ -1,0 +1,365 @@
+"""The losses of one seed: what trained runs, simple models and the base rate predict on the same samples."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from diagnostics.tuning.copies import Tuner
+from fedlayers.decision.table import BASE_RATE, TEST, VALIDATION, Part
+from fl_core import statistics, tree
+from fl_core.config import Own
+from fl_core.data.arrays import nested_groups
+from fl_core.errors import UsageError
+from fl_core.records import store
+from fl_core.rows import CLASSIFICATION, MULTILABEL, SCORES
+from fl_core.run.own_code import code_in
+from fl_core.run.restore import load_rounds
+from fl_core.run.task import Task
+from fl_core.training import evaluate
+from fl_core.training.losses import ClassWeighted
+from fl_core.training.phases import Training
+
+if TYPE_CHECKING:
+    from fedlayers.decision.jobs import TrainingJob
+
+PROBABLE = (CLASSIFICATION, MULTILABEL)
+"""The tasks whose predictions are probabilities, which are calibrated."""
+BLOCKS = 30
+"""The most blocks of a client's groups that a jackknife leaves out, one by one."""
+Outputs = Mapping[str, Tensor]
+"""Outputs of a predictor [n, C] by client: logits of classes or labels, numbers, or log hazards."""
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A trained run, a baseline or the base rate.
+
+    Attributes:
+        outputs: by split, validation or test, its outputs on each client's samples. Clients without samples are
+            missing.
+        models: those of a simple model, by client.
+        known: what has been computed of it (:func:`once`).
+    """
+
+    name: str
+    outputs: Mapping[str, Outputs]
+    models: Mapping[str, nn.Module] = field(default_factory=dict)
+    known: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def once(method: Method) -> Method:
+    """Compute what is asked of a predictor once. The predictor keeps it."""
+
+    @wraps(method)
+    def known(losses: SeedLosses, one: Predictor, *of: str) -> Any:
+        key = method.__name__, *of
+        if key not in one.known:
+            one.known[key] = method(losses, one, *of)
+        return one.known[key]
+
+    return cast(Method, known)
+
+
+class Loaded(NamedTuple):
+    """The models of a run's round by client, their kind, and their task."""
+
+    round: int
+    kind: str
+    models: dict[str, nn.Module]
+    task: Task
+
+
+class SeedLosses:
+    """The validation and test samples of a federation in one seed, on which predictors are compared.
+
+    A loss is the calibrated log loss (:func:`fl_core.training.evaluate.fit`), of numbers and of survival that
+    of training. Means are over clients by training samples. With class weights, samples count by these too.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.kind = task.data.task
+        self.class_weights: Tensor | None = None
+        if isinstance(task.criterion, ClassWeighted):
+            self.class_weights = torch.tensor(task.criterion.weights).double()
+        self.sizes = {client.name: len(client.train) for client in task.data.clients}
+        self.bases = {
+            client.name: evaluate.base_outputs(task.data, task.criterion, client.name)
+            for client in task.data.clients
+        }
+        self.labels = {
+            split: {
+                client.name: client.split(split).y
+                for client in task.data.clients
+                if len(client.split(split))
+            }
+            for split in (VALIDATION, TEST)
+        }
+        self.samples = {split: self._samples(split) for split in (VALIDATION, TEST)}
+
+    def _samples(self, split: str) -> pd.DataFrame:
+        """Return a line for each sample: its client, its group, and its weight in means over the federation."""
+        parts = []
+        for client in self.task.data.clients:
+            if client.name not in self.labels[split]:
+                continue
+            own = client.split(split)
+            groups = np.arange(len(own)) if own.groups is None else own.groups
+            weights = self._weights(client.name, own.y).numpy()
+            table = {"client": client.name, "group": groups, "weight": weights}
+            parts.append(pd.DataFrame(table))
+        if not parts:
+            return pd.DataFrame(columns=["client", "group", "weight"])
+        found = pd.concat(parts, ignore_index=True)
+        return found.assign(group=nested_groups(part["group"] for part in parts))
+
+    # --- predictors ---
+
+    def load(self, path: Path, model: Any = None) -> Loaded:
+        """Return the models of a finished run, each client's own. Under a stopping rule its best round counts.
+
+        Raises:
+            UsageError: the clients hold parts of the model, so that none predicts alone.
+        """
+        round = "last" if store.Run(path).stopping_rule() is None else "best"
+        with warnings.catch_warnings(action="ignore"):
+            code = code_in(self.task.config)
+            own = Own(data=self.task.own["data"], model=model)
+            found = load_rounds(path, [round], allow_code=code, **own)
+            return Loaded(*next(found))
+
+    def of_models(self, name: str, models: Mapping[str, nn.Module]) -> Predictor:
+        """Return the predictor with a model for each client."""
+        logits = self.task.criterion.logits
+        return self.predictor(
+            name, lambda client, x: logits(evaluate.predict(models[client], x))
+        )
+
+    def tuner(
+        self, job: TrainingJob, loaded: Loaded, parts: Sequence[Sequence[int]] = ()
+    ) -> Tuner:
+        """Return what fine-tunes a run's models, and predicts each client's validation and test samples.
+
+        Args:
+            parts: blocks of clients. A client's models predict the validation samples of its whole block, too.
+        """
+        clients, seed = self.task.data.clients, job.config.execution.seed
+        near = [[k] for k in range(len(clients))]
+        for part in parts:
+            for k in part:
+                near[k] = list(part)
+        return Tuner(
+            loaded.models[clients[0].name],
+            loaded.task.criterion,
+            Training.of(job.resolved.training),
+            [(one.train, one.validation) for one in clients],
+            seed,
+            loaded.round,
+            [tree.state_dict(loaded.models[one.name]) for one in clients],
+            samples=None,
+            near=[[*sets, len(clients) + k] for k, sets in enumerate(near)],
+            beside=[one.test for one in clients],
+        )
+
+    def of_parts(self, name: str, parts: Mapping[tuple[int, int], Tensor]) -> Predictor:
+        """Return the predictor with some raw outputs of a :meth:`tuner`, by client and set of samples."""
+        clients, logits = self.task.data.clients, self.task.criterion.logits
+        found = {
+            split: {
+                one.name: logits(parts[k, k + at]).double()
+                for k, one in enumerate(clients)
+                if one.name in self.labels[split]
+            }
+            for split, at in ((VALIDATION, 0), (TEST, len(clients)))
+        }
+        return Predictor(name, found)
+
+    @cached_property
+    def base_rate(self) -> Predictor:
+        """The predictor that knows how often each client's training samples have each class."""
+        return self.predictor(
+            BASE_RATE, lambda client, x: self.bases[client].expand(len(x), -1)
+        )
+
+    def predictor(
+        self, name: str, predict: Callable[[str, Tensor], Tensor]
+    ) -> Predictor:
+        """Return a predictor of a function (client, samples) -> outputs."""
+        with tree.one_thread():
+            outputs = {
+                split: {
+                    client.name: predict(client.name, client.split(split).x).double()
+                    for client in self.task.data.clients
+                    if client.name in labels
+                }
+                for split, labels in self.labels.items()
+            }
+        return Predictor(name, outputs)
+
+    # --- losses ---
+
+    @cached_property
+    def halves(self) -> NDArray[np.int64] | None:
+        """The half of each validation sample (:func:`fl_core.statistics.halves`); None with fewer than two groups."""
+        samples = self.samples[VALIDATION]
+        groups = samples["group"].to_numpy(int)
+        if len(np.unique(groups)) < 2:
+            return None
+        return statistics.halves(groups, pd.factorize(samples["client"])[0])
+
+    def calibration(
+        self, one: Predictor, half: int | None = None
+    ) -> tuple[float, float]:
+        """Return the temperature and the weight of the base rate, of validation samples or one half of them.
+
+        With fewer than two groups there are no halves, and the temperature is at least 1.
+
+        Raises:
+            UsageError: there are no samples, or an output is not finite.
+        """
+        if self.kind not in PROBABLE:
+            return 1.0, 0.0
+        if not self.labels[VALIDATION]:
+            raise UsageError(
+                "a federation must have validation samples to calibrate a loss; got none. Add samples."
+            )
+        outputs, y, base = self._joined(one, VALIDATION)
+        weights = torch.tensor(self.samples[VALIDATION]["weight"].to_numpy(float))
+        if self.halves is None:
+            temperature, weight = evaluate.fit(outputs, y, weights, base)
+            return max(1.0, temperature), weight
+        if half is not None:
+            part = torch.from_numpy(self.halves == half)
+            outputs, y = outputs[part], y[part]
+            weights, base = weights[part], base[part]
+        return evaluate.fit(outputs, y, weights, base)
+
+    def _joined(self, one: Predictor, split: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the outputs, labels and base rates of a split's samples, client after client."""
+        names, labels = list(self.labels[split]), self.labels[split]
+        outputs = torch.cat([one.outputs[split][name] for name in names])
+        base = [self.bases[name].expand(len(labels[name]), -1) for name in names]
+        return outputs, torch.cat([labels[name] for name in names]), torch.cat(base)
+
+    @once
+    def losses(self, one: Predictor, split: str) -> Outputs:
+        """Return the loss of each sample by client.
+
+        On validation the calibration is cross-fitted: each half of the federation's samples has that of the other.
+        """
+        outputs, y, base = self._joined(one, split)
+        if self.kind not in PROBABLE:
+            y = y.double() if y.is_floating_point() else y
+            found = self.task.criterion.of_logits().per_sample(outputs, y)
+        elif split == VALIDATION and self.halves is not None:
+            fitted = torch.tensor([self.calibration(one, half) for half in (1, 0)])
+            pairs = fitted.double()[torch.from_numpy(self.halves)]
+            hot = outputs / pairs[:, :1] + pairs[:, 1:] * base
+            found = evaluate.log_losses(hot, y)
+        else:
+            hot = evaluate.calibrated(outputs, *self.calibration(one), base)
+            found = evaluate.log_losses(hot, y)
+        sizes = [len(own) for own in self.labels[split].values()]
+        by_client = found.double().split(sizes)
+        return dict(zip(self.labels[split], by_client, strict=True))
+
+    def _weights(self, client: str, y: Tensor) -> Tensor:
+        """Return the weights of a client's samples, which add up to its number of training samples."""
+        weights = torch.ones(len(y), dtype=torch.float64)
+        if self.class_weights is not None:
+            weights = self.class_weights[y]
+        return weights * self.sizes[client] / weights.sum()
+
+    def part(self, one: Predictor, split: str, score: str = "loss") -> Part:
+        """Return a predictor's score in a split, for a table of losses."""
+        draws = self._draws(one, split, score)
+        names = {name: number for number, name in enumerate(self.sizes)}
+        weight = draws["weight"].to_numpy(float)
+        return Part(
+            self.scores(one, split)[score],
+            draws["value"].to_numpy(float),
+            weight / weight.sum(),
+            draws["group"].to_numpy(int),
+            draws["client"].map(names).to_numpy(int),
+        )
+
+    @once
+    def _draws(self, one: Predictor, split: str, score: str) -> pd.DataFrame:
+        """Return values whose mean by client and weight is a score: a line each, with client, group and weight.
+
+        A loss has one for each sample. Another score has the pseudo-values of a jackknife, one for each of up to
+        :data:`BLOCKS` blocks of a client's groups. A block without which there is no score changes nothing. Clients
+        without a score are left out.
+        """
+        samples = self.samples[split]
+        if score == "loss":
+            losses = torch.cat([*self.losses(one, split).values()])
+            return samples.assign(value=losses.numpy())
+        parts = []
+        for client, own in samples.groupby("client", sort=False):
+            outputs, y = one.outputs[split][client], self.labels[split][client]
+            whole = self._scores(outputs, y)[score]
+            block = pd.factorize(own["group"])[0] % BLOCKS
+            count = block.max() + 1
+            values = np.full(count, whole)
+            for left in range(count if count > 1 else 0):
+                kept = torch.from_numpy(block != left)
+                without = self._scores(outputs[kept], y[kept])[score]
+                if not math.isnan(without):
+                    values[left] = count * whole - (count - 1) * without
+            weight = self.sizes[str(client)] / count
+            table = {"client": client, "group": np.arange(count), "weight": weight}
+            parts.append(pd.DataFrame({**table, "value": values}).dropna())
+        found = pd.concat(parts, ignore_index=True)
+        return found.assign(group=nested_groups(part["group"] for part in parts))
+
+    # --- scores ---
+
+    @once
+    def by_client(self, one: Predictor, split: str = TEST) -> pd.DataFrame:
+        """Return the scores of each client (line), NaN where its samples give none. The loss is calibrated."""
+        found = {}
+        for client, losses in self.losses(one, split).items():
+            y = self.labels[split][client]
+            scores = self._scores(one.outputs[split][client], y)
+            weights = self._weights(client, y)
+            scores["loss"] = float((weights * losses).sum() / weights.sum())
+            found[client] = scores
+        return pd.DataFrame.from_dict(found, orient="index", dtype=float)
+
+    def _scores(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
+        data, criterion = self.task.data, self.task.criterion.of_logits()
+        known = data.positive_index, data.absent
+        return evaluate.scores(outputs.float(), y, criterion, *known)
+
+    def scores(self, one: Predictor, split: str = TEST) -> dict[str, float]:
+        """Return a predictor's scores, means over clients that have them by training samples."""
+        table = self.by_client(one, split)
+        sizes = pd.Series(self.sizes).reindex(table.index)
+        means = table.mul(sizes, axis=0).sum() / table.notna().mul(sizes, axis=0).sum()
+        return dict(means)
+
+    def worth(self, one: Predictor) -> float:
+        """Return the score that selects, on validation samples, negative where lower is better."""
+        value = self.scores(one, VALIDATION).get(self.selecting, math.nan)
+        return value if SCORES[self.selecting] else -value
+
+    @property
+    def selecting(self) -> str:
+        """The score that ranks finished runs: the loss, or the one that selects rounds."""
+        return self.task.config.federation.monitor or "loss"

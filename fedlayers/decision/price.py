@@ -1,0 +1,184 @@
+"""What the runs of a decision cost: an estimate before they start, and the cost that was measured."""
+
+from __future__ import annotations
+
+import math
+import operator
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from diagnostics.tuning.copies import Tuner
+from diagnostics.tuning.profile import every
+from fedlayers.decision.jobs import TrainingJob
+from fl_core import tree
+from fl_core.algorithms.averaging import FedAvg
+from fl_core.algorithms.base import Round
+from fl_core.errors import plural
+from fl_core.rounds import recorder
+from fl_core.run.task import Task
+from fl_core.storage import format_bytes
+from fl_core.training.phases import Training
+
+EARLY = 0.1
+"""The share of a run that most of the learning rates train for."""
+STEPS = 16
+"""Maximum number of training steps that are timed."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of runs, estimated or measured.
+
+    Attributes:
+        runs, rounds: the number of runs, and of their rounds in total, with the winner's completion.
+        full_runs: the same in runs of full length.
+        n_bytes: bytes that all clients together send and receive; in an estimate the maximum.
+        seconds: on this machine with the given workers. An estimate counts the steps that the algorithms make. Each
+            step takes as long as one of FedAvg, timed at one client. Starts and evaluations are timed, too.
+        most: in an estimate, rounds if no run stops by its patience. Runs are taken to improve for as many
+            evaluations as they then wait.
+    """
+
+    runs: int
+    rounds: int
+    full_runs: float
+    n_bytes: float
+    seconds: float
+    most: int = 0
+
+    def text(self) -> str:
+        """Return the estimated cost in one line."""
+        rounds = plural(self.rounds, "round")
+        if self.most > self.rounds:
+            rounds = f"about {rounds}, at most {self.most}"
+        return (
+            f"{plural(self.runs, 'run')}, {rounds} ({self.full_runs:.1f} full runs); "
+            f"{format_bytes(self.n_bytes)} sent and received, estimated {format_seconds(self.seconds)}"
+        )
+
+
+NO_COST = Cost(0, 0, 0.0, 0.0, 0.0)
+
+
+def estimate_cost(
+    tasks: Mapping[str, Task],
+    jobs: Sequence[TrainingJob],
+    workers: int,
+    own_epochs: int = 0,
+    step: float | None = None,
+) -> Cost:
+    """Estimate the cost of runs before they start.
+
+    Args:
+        tasks: the task of each arm, by its name.
+        jobs: each counts up to its own ``until``, by default to its end.
+        workers: the number of runs that train side by side.
+        own_epochs: of all clients after the runs, which no other run trains beside.
+        step: the seconds of a step; timed by default.
+    """
+    first = tasks[jobs[0].arm]
+    config = first.config
+    full = int(config.federation.rounds or 1)
+    most = sum(job.until or full for job in jobs)
+    waits = int(config.federation.patience or 0) * int(config.execution.eval_every or 1)
+    likely = min(full, 2 * waits) if waits else full
+    ends = [min(job.until or full, likely) for job in jobs]
+    moved = [bytes_a_round(tasks[job.arm]) for job in jobs]
+    steps = [round_steps(tasks[job.arm]) for job in jobs]
+    together = sum(map(operator.mul, ends, steps)) / _side_by_side(len(jobs), workers)
+    epoch = sum(
+        math.ceil(n / Training.of(config.training).batch_size)
+        for n in first.data.weights
+    )
+    step = step or seconds_a_step(first)
+    seconds = step * (together + own_epochs * epoch)
+    n_bytes = sum(map(operator.mul, ends, moved))
+    whole = sum(ends) + own_epochs / max(1, int(config.training.epochs or 1))
+    return Cost(len(jobs), sum(ends), whole / full, n_bytes, seconds, most)
+
+
+def measured_cost(
+    task: Task, jobs: Sequence[TrainingJob], workers: int, own_epochs: int = 0
+) -> Cost:
+    """Return the cost of runs from their rows and clocks, and of own epochs. Earlier training counts as well.
+
+    For the other arguments see :func:`estimate_cost`.
+    """
+    rounds, sent, seconds = 0, 0.0, 0.0
+    for job in jobs:
+        clock = job.path / "timing.jsonl"
+        if not clock.is_file():  # it failed before its first round
+            continue
+        moved = job.rows["metric"].isin(["bytes_down", "bytes_up"])
+        sent += float(job.rows.loc[moved, "value"].sum())
+        by_round = recorder.by_round(clock)
+        rounds += max(by_round, default=0)
+        seconds += math.fsum(each["train"] for each in by_round.values())
+    full = int(task.config.federation.rounds or 1)
+    seconds /= _side_by_side(len(jobs), workers)
+    whole = rounds + own_epochs / max(1, int(task.config.training.epochs or 1))
+    return Cost(len(jobs), rounds, whole / full, sent, seconds)
+
+
+def bytes_a_round(task: Task) -> float:
+    """Return the bytes that all sampled clients send and receive in a round.
+
+    If the run itself decides on its layers, it is the maximum.
+    """
+    algorithm, live = task.algorithm(task.plan), tree.named_tensors(task.model)
+    clients, share = range(len(task.data.clients)), task.config.federation.participation
+    if not algorithm.static_traffic or algorithm.decides:
+        return 2.0 * tree.n_bytes(live) * len(clients) * share
+    return share * sum(
+        tree.n_bytes(tree.select(live, names(Round(0), client)))
+        for client in clients
+        for names in (algorithm.shared, algorithm.uploaded)
+    )
+
+
+def round_steps(task: Task) -> float:
+    """Return the steps of the sampled clients in the first round, over all phases of local training.
+
+    If the run itself decides on its layers, these are the steps of FedAvg.
+    """
+    algorithm = task.algorithm(task.plan)
+    if algorithm.decides:
+        algorithm = FedAvg(task.task_info)
+    first = Round(0, sampled=tuple(range(len(task.data.weights))))
+    size, steps = Training.of(task.config.training).batch_size, 0.0
+    for client, n in enumerate(task.data.weights):
+        phases = algorithm.phases(first, client)
+        steps += sum(phase.length(math.ceil(n / size)) for phase in phases)
+    return steps * task.config.federation.participation
+
+
+def _side_by_side(runs: int, workers: int) -> int:
+    return max(1, min(workers, runs))
+
+
+def seconds_a_step(task: Task) -> float:
+    """Return the seconds of one step at a client of median size, after one untimed epoch of at most :data:`STEPS`."""
+    clients = sorted(task.data.clients, key=lambda client: len(client.train))
+    own = clients[len(clients) // 2].train
+    training = Training.of(task.config.training)
+    samples = min(len(own), STEPS * training.batch_size)
+    given = task.model, task.criterion, training, [(own, own)], 0, 0
+    tuner, began = Tuner(*given, samples=samples), 0.0
+    for _ in range(2):
+        began = time.perf_counter()
+        tuner.tuned(0, every(task.layers), rate=1e-12, epochs=1)
+    return (time.perf_counter() - began) / math.ceil(samples / training.batch_size)
+
+
+def format_seconds(seconds: float) -> str:
+    """Format a time in seconds.
+
+    >>> format_seconds(0.04), format_seconds(1.04), format_seconds(48), format_seconds(600)
+    ('< 0.1 s', '1.0 s', '48 s', '10 min')
+    """
+    if seconds < 0.1:
+        return "< 0.1 s"
+    if seconds < 90:
+        return f"{seconds:.{1 if seconds < 9.95 else 0}f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

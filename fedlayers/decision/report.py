@@ -1,0 +1,288 @@
+"""The report page of an answer: what to do first, then its evidence and its pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from diagnostics import plots
+from diagnostics.plots.page import Page, figure_of
+from fedlayers.decision.answer import Answer, bullets, legend, score_name
+from fedlayers.decision.comparison import Comparison
+from fedlayers.decision.price import format_seconds
+from fedlayers.decision.table import BASE_RATE
+from fedlayers.decision.training import training_of
+from fl_core import __version__
+from fl_core.config import OWN
+from fl_core.data.partitions.base import SPLITS
+from fl_core.display import in_order, printable
+from fl_core.errors import RunError, listing, plural
+from fl_core.plan import LayerPlan
+from fl_core.rows import CLASSIFICATION, SCORES, main_score
+from fl_core.run.costs import layer_bytes
+from fl_core.run.task import Task
+from fl_core.storage import format_bytes, write_atomically
+
+COMPARISON_CAPTIONS = {
+    "comparison": "Macro-F1 of each algorithm's final model, combined over clients by training samples; mean and 95 % "
+    "interval over seeds.",
+    "clients": "The same score client by client.",
+    "learning": "Macro-F1 over the rounds. An algorithm that adapts to the clients at the end has one point.",
+}
+CLIENTS_CAPTION = (
+    "Loss of each client's test samples: of the recommended way, of local training and of the base rate, in the first "
+    "seed. Lower is better."
+)
+
+
+def write_page(answer: Answer, out: Path, command: str = "") -> Path:
+    """Write the report page of an answer, and its pictures as PNG next to it.
+
+    Raises:
+        RunError: the answer was read from a file, so that its runs are not at hand.
+    """
+    if answer.trained is None:
+        raise RunError("a report must have the runs of its answer; got none.")
+    asked = answer.trained.asked
+    task = asked.task
+    name, model = Path(task.config.data.dataset).name, str(task.config.model.model)
+    if model == OWN:
+        model = "your model"
+    page = Page(
+        f"Which layers of {model} to federate on {name}", f"**{answer.headline()}**"
+    )
+    caption = (
+        f"{score_name(answer).capitalize()} of each way on {answer.split} samples. Lines are 95 % intervals of "
+        "the difference to the recommended way."
+    )
+    _add(page, out, "answer", draw_answer(answer), caption)
+    page.points(map(printable, bullets(answer)))
+    if answer.next:
+        page.text(
+            f"**What to do next:** `{answer.next}` writes the recommended models."
+        )
+    clients = client_losses(answer)
+    if len(clients) > 1:
+        _add(page, out, "clients_alone", draw_clients(clients), CLIENTS_CAPTION)
+    with page.fold("How sure the decision is"):
+        page.table(answer.shown(), legend(answer))
+        _add_learning(page, out, answer)
+        if answer.rates:
+            page.text(answer.rates)
+        if answer.not_tried:
+            reasons = [f"{way}: {why}" for way, why in answer.not_tried.items()]
+            page.text("Not tried, or without a result:")
+            page.points(map(printable, reasons))
+    if len(clients):
+        with page.fold("Client by client"):
+            page.table(clients.round(3), CLIENTS_CAPTION)
+    with page.fold("The question"):
+        page.points(overview(task, answer))
+    with page.fold("The data"):
+        if task.data.table.columns:
+            shown = task.data.table.summary()
+            page.table(pd.DataFrame(shown.rows, columns=shown.columns), shown.lead)
+        if task.data.task == CLASSIFICATION:
+            picture = figure_of(plots.partition(task.data.class_counts()))
+            _add(page, out, "partition", picture, "Training samples by class.")
+    facts = [
+        f"training: {training_of(answer.trained)}, {task.config.training.loss}",
+        "next to this page: `arms/` (all runs), `models/`, `plans/`, `choice.json`",
+        f"fedlayers {__version__}; data `{task.data.digest[:16]}`",
+    ]
+    if command:
+        facts.append(f"command: `{command}`")
+    if shared := answer.trained.runs.get("fedavg"):
+        path = shared[asked.seeds[0]].job.path
+        facts.append(
+            "how much of the clients' differences each layer can absorb: "
+            f"`fedlayers diagnose {path} --metrics layer_tuning --model personal`"
+        )
+    with page.fold("Settings"):
+        page.points(facts)
+    page.glossary(GLOSSARY)
+    path = out / "report.html"
+    page.write(path)
+    return path
+
+
+def client_losses(answer: Answer) -> pd.DataFrame:
+    """Return each client's test losses in the first seed, and what is shown of it: a line for each client."""
+    trained = answer.trained
+    if trained is None or not answer.way or answer.split != "test":
+        return pd.DataFrame()
+    seed = trained.asked.seeds[0]
+    losses = trained.asked.losses[seed]
+    known = {name: one for at, name, one in trained.predictors() if at == seed}
+    known[BASE_RATE] = losses.base_rate
+    names = dict.fromkeys((answer.way, "local", "linear_local", BASE_RATE))
+    table = pd.DataFrame(
+        {name: losses.by_client(known[name])["loss"] for name in names if name in known}
+    )
+    table.insert(0, "client", table.index)
+    table["shown"] = [answer.clients.get(str(name), "") for name in table.index]
+    return table.reset_index(drop=True)
+
+
+def _add_learning(page: Page, out: Path, answer: Answer) -> None:
+    """Add the curves of all runs."""
+    if answer.trained is None:
+        return
+    frames = [
+        one.job.rows.assign(algorithm=name)
+        for name, by_seed in answer.trained.runs.items()
+        for one in by_seed.values()
+    ]
+    frame = pd.concat(frames, ignore_index=True)
+    main = main_score(frame["metric"].unique())
+    picture = figure_of(plots.learning(frame, main, split="validation"))
+    caption = (
+        "The main score on validation samples during training, before fine-tuning."
+    )
+    _add(page, out, "learning", picture, caption)
+
+
+def _add(page: Page, out: Path, name: str, figure: Figure, caption: str) -> None:
+    write_atomically(out / f"{name}.png", page.figure(figure, caption))
+    plt.close(figure)
+
+
+# --- pictures --------------------------------------------------------------------------------------------------
+
+
+def draw_answer(answer: Answer) -> Figure:
+    """Draw each way's score with the interval of its difference to the recommended one, and the plan as a strip.
+
+    Ways beyond four times the spread of the better half are drawn at the edge, as an arrow.
+    """
+    lines, tall = answer.lines, 0.9 + 0.26 * len(answer.lines)
+    with_plan = answer.plan is not None
+    figure, axes = plt.subplots(
+        2 if with_plan else 1,
+        squeeze=False,
+        figsize=(6.4, tall + 1.4 * with_plan),
+        height_ratios=[tall, 1.4][: 1 + with_plan],
+        layout="constrained",
+    )
+    upper, places = axes[0, 0], np.arange(len(lines))
+    values = np.array([line.value for line in lines])
+    gaps = np.array([line.difference for line in lines])
+    low = gaps - np.array([line.low for line in lines])
+    high = np.array([line.high for line in lines]) - gaps
+    colours = ["C0" if line.action or not answer.way else "0.5" for line in lines]
+    colours[0] = "C1"
+    upper.errorbar(
+        values, places, xerr=np.nan_to_num([low, high]), fmt="none", ecolor=colours
+    )
+    upper.scatter(values, places, c=colours, zorder=3)
+    upper.axvline(values[0], color="0.7", linewidth=0.8)
+    ways = np.array([bool(line.action) or k == 0 for k, line in enumerate(lines)])
+    reach = np.abs(gaps[ways]).max(initial=0.0)
+    if reach > 0 and np.abs(gaps[~ways]).max(initial=0.0) > 4 * reach:
+        edges = values[0] - 1.5 * reach, values[0] + 1.5 * reach
+        upper.set_xlim(*edges)
+        for place in np.flatnonzero(~ways):
+            if not edges[0] < values[place] < edges[1]:
+                right = values[place] > edges[1]
+                text = f"{values[place]:.{answer.digits}f} {'→' if right else '←'}"
+                edge = edges[1] if right else edges[0]
+                align = "right" if right else "left"
+                upper.text(edge, place, text, va="center", ha=align, fontsize=8)
+    upper.set_yticks(places, [line.way for line in lines])
+    better = "higher" if SCORES[answer.score] else "lower"
+    upper.set(
+        ylim=(len(lines) - 0.5, -0.5),
+        xlabel=f"{answer.split} {score_name(answer)} ({better} is better)",
+    )
+    if answer.plan is not None:
+        plan = LayerPlan(answer.plan.layers, answer.plan.shared)
+        count = f"{len(plan.shared)} of {len(plan.names)} layers shared"
+        plots.plan(plan, axes[1, 0]).set_title(count, fontsize=9)
+    return figure
+
+
+def draw_clients(clients: pd.DataFrame) -> Figure:
+    """Draw a line for each client: the losses of :func:`client_losses`, lowest first."""
+    names = [name for name in clients.columns if name not in ("client", "shown")]
+    table = clients.sort_values(names[0], kind="stable")
+    figure, ax = plt.subplots(
+        figsize=(6.4, 0.9 + 0.22 * len(table)), layout="constrained"
+    )
+    places = np.arange(len(table))
+    values = table[names].to_numpy(float)
+    ax.hlines(places, values.min(axis=1), values.max(axis=1), color="0.8", zorder=1)
+    for name, colour in zip(names, ("C1", "C0", "C2", "0.5"), strict=False):
+        ax.scatter(table[name], places, color=colour, label=name, zorder=2)
+    ax.set_yticks(places, [printable(str(name)) for name in table["client"]])
+    ax.set(xlabel="loss on test samples", ylim=(len(table) - 0.5, -0.5))
+    ax.legend(loc="best", fontsize=8)
+    return figure
+
+
+def draw_comparison(comparison: Comparison) -> dict[str, Figure]:
+    """Draw a comparison's pictures by name: scores with intervals, clients, and learning curves."""
+    frame, score = comparison.frame, comparison.score
+    return {
+        "comparison": figure_of(comparison.plot()),
+        "clients": figure_of(plots.clients(frame, score)),
+        "learning": figure_of(plots.learning(frame, score)),
+    }
+
+
+# --- the first page --------------------------------------------------------------------------------------------
+
+GLOSSARY = {
+    "AUROC": "The probability that a sample of the class gets a higher number than another one. Guessing has 0.5.",
+    "base rate": "The share of each class among a client's training samples. Predicting it needs no model.",
+    "calibrated": "Of the samples with a predicted probability of 30 %, 30 % are of that class.",
+    "client": "A participant with its own data, such as a hospital. Its samples stay with it.",
+    "federate": "To train together: clients send parts of their models and get the average back.",
+    "fine-tuning": "Epochs that each client trains alone after the last round.",
+    "interval": "The range in which the true value lies in 95 of 100 such decisions.",
+    "local training": "Each client trains the network alone.",
+    "loss": "For classes the log loss of calibrated predictions, else that of training. Lower is better.",
+    "plan": "The list of layers that clients share. The other layers stay with each client.",
+    "round": "One exchange: clients train, send what they share, and get the average back.",
+    "seed": "The number of a repetition. Another seed draws other validation samples, starts and batches.",
+    "test sample": "A sample that no training and no choice has seen.",
+    "validation sample": "A sample that is not trained on and that choices are judged by.",
+    "way": "An algorithm with the layers that it shares, or a simple model.",
+}
+"""Terms of a report, for readers from other fields."""
+
+
+def overview(task: Task, answer: Answer) -> list[str]:
+    """Return the lines on the question: the model, the clients, their samples, and what the answer cost."""
+    clients = task.data.clients
+    total = ", ".join(
+        f"{sum(len(client.split(split)) for client in clients):,} {split}"
+        for split in SPLITS
+    )
+    smallest = min(clients, key=lambda client: len(client.train))
+    names = listing(in_order([client.name for client in clients]))
+    layers = listing(layer.label for layer in task.layers)
+    cost = answer.cost
+    traffic = (
+        f"{cost['rounds']:.0f} rounds in all, {cost['full_runs']:.1f} full runs, "
+        f"{format_bytes(cost['bytes'])} sent and received, {format_seconds(cost['seconds'])}."
+    )
+    if answer.plan is not None:
+        sizes = layer_bytes(task.layers, task.model)
+        shared = sum(sizes[name] for name in answer.plan.shared)
+        total_bytes = sum(sizes.values())
+        traffic += f" By this plan a client sends {format_bytes(shared)} of {format_bytes(total_bytes)} in a round."
+    facts = {
+        "The question": "Should these clients train one model together, train alone, or share some layers of it? The "
+        f"model has {plural(len(task.layers), 'layer')}: {layers}.",
+        "Who took part": f"{plural(len(clients), 'client')}: {names}.",
+        "How many samples": f"{total}. The smallest client, {smallest.name}, has {len(smallest.train):,} for training.",
+        "Time and traffic": traffic,
+        "A client that joins later": f"It gets the shared model of {answer.new_client}."
+        if answer.new_client
+        else "There is no shared model for it.",
+    }
+    return [f"**{what}:** {printable(said)}" for what, said in facts.items()]

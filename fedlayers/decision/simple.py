@@ -1,0 +1,310 @@
+"""Ways without a federation: simple models of each client's samples, and of all clients' together."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedlayers.backends.local import no_progress
+from fedlayers.decision.boosting import MOST_ROWS, fit_boosting, why_not_boosting
+from fedlayers.decision.losses import Predictor, SeedLosses
+from fedlayers.decision.table import BASE_RATE, VALIDATION
+from fl_core import models, rows
+from fl_core.errors import UsageError
+from fl_core.registry import first_line
+from fl_core.rows import (
+    MULTILABEL,
+    OF_CLASS,
+    REGRESSION,
+    SURVIVAL,
+    Row,
+    why_missing,
+)
+from fl_core.training import evaluate
+from fl_core.training.losses import Standardised
+
+PENALTIES = (0.01, 0.1, 1.0)
+"""Inverse strengths C of the linear models' penalty; the one with the least validation loss is used."""
+STEPS = 300
+"""Steps of the search for a linear model's weights, at most."""
+BASELINES = {
+    BASE_RATE: "no features: the share of each class, or the mean target, of a client's training samples",
+    "linear_local": "a linear model on each client's own training samples",
+    "linear_pooled": "a linear model on all clients' training samples: centralised",
+    "boosting_local": "gradient boosting on each client's own training samples",
+    "boosting_pooled": "gradient boosting on all clients' training samples: centralised",
+}
+"""The baselines by name, in words. Linear models are ``linear`` of :mod:`fl_core.models`; boosting is for tables."""
+Array = NDArray[Any]
+Weights = tuple[Array, Array]
+"""Of a linear model: [C, d], and [C] without features."""
+
+
+def predictors(
+    losses: SeedLosses,
+    failed: Callable[[str], None] = no_progress,
+    *,
+    pooled: bool = True,
+) -> Iterator[Predictor]:
+    """Fit the baselines of a federation. Settings are chosen by validation loss.
+
+    A client with training samples of one class only has its base rate. Samples of several inputs have the base rate
+    alone.
+
+    Args:
+        pooled: also fit models of all clients' training samples together.
+        failed: receives a line for each baseline that cannot be fitted. It is left out.
+    """
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+    yield losses.base_rate
+    data = losses.task.data
+    if getattr(data.shape, "layout", None) or data.kind:
+        return
+    kinds = [_linear]
+    rows = max(len(client.train) for client in data.clients)
+    why = why_not_boosting(data.shape, losses.kind, rows)
+    if why and "table" not in why:
+        failed(f"boosting_local failed: {why}")
+    if not why and data.words is None:
+        kinds.append(_boosting)
+    names = [client.name for client in data.clients]
+    for kind in kinds:
+        groupings = {"local": [[name] for name in names]}
+        if pooled:
+            groupings["pooled"] = [names]
+        for suffix, groups in groupings.items():
+            largest = sum(map(len, (c.train for c in data.clients)))
+            if kind is _boosting and suffix == "pooled" and largest > MOST_ROWS:
+                failed(f"boosting_pooled failed: a fit has {largest:,} rows")
+                continue
+            name = f"{kind.__name__[1:]}_{suffix}"
+            try:
+                with warnings.catch_warnings(action="ignore"), threadpool_limits(1):
+                    made = kind(losses, name, groups)
+            except (UsageError, ValueError, ArithmeticError) as error:
+                failed(f"{name} failed: {first_line(str(error))}")
+            else:
+                yield made
+
+
+def _samples(losses: SeedLosses, names: Sequence[str]) -> tuple[Tensor, Array]:
+    """Return the training samples of some clients together."""
+    own = [client.train for client in losses.task.data.clients if client.name in names]
+    return torch.cat([part.x for part in own]), torch.cat([p.y for p in own]).numpy()
+
+
+# --- linear models: modules, so that they can be exported -----------------------------------------------------
+
+
+def _linear(
+    losses: SeedLosses, name: str, groups: Sequence[Sequence[str]]
+) -> Predictor:
+    """Fit one linear model for each group of clients, with each penalty, and return the best penalty's."""
+    data, fitted = losses.task.data, [dict[str, nn.Module]() for _ in PENALTIES]
+    outputs = max(1, data.n_classes)
+    template = models.build("linear", data.shape, outputs, trial=False)
+    for clients in groups:
+        x, y = _samples(losses, clients)
+        features, centre, scale = _scaled_features(template, x, data.words is None)
+        for penalty, found in zip(PENALTIES, fitted, strict=True):
+            weights = None
+            if losses.kind == MULTILABEL or np.ptp(y, axis=0).any():
+                weights = _fit(losses, features, y, penalty)
+            for client in clients:
+                found[client] = _module(
+                    losses, template, weights, client, centre, scale
+                )
+    tried = [_of_modules(losses, name, found) for found in fitted]
+    return min(tried, key=lambda one: losses.scores(one, VALIDATION)["loss"])
+
+
+def _of_modules(
+    losses: SeedLosses, name: str, found: Mapping[str, nn.Module]
+) -> Predictor:
+    """Return the predictor of linear models by client."""
+
+    def predict(client: str, x: Tensor) -> Tensor:
+        outputs = evaluate.predict(found[client], x)
+        numbers = losses.kind == REGRESSION
+        return losses.task.criterion.logits(outputs) if numbers else outputs
+
+    return replace(losses.predictor(name, predict), models=found)
+
+
+def _scaled_features(
+    template: nn.Module, x: Tensor, scaled: bool
+) -> tuple[Any, Array, Array]:
+    """Return what the linear layer sees, standardised, with centre and scale. Counts of words are sparse and stay."""
+    from scipy import sparse
+
+    layer = template.get_submodule("features")
+    parts = [layer(part).numpy() for part in x.split(1024)]
+    if not scaled:
+        found = sparse.vstack([sparse.csr_matrix(part) for part in parts])
+        return found, np.zeros(1), np.ones(1)
+    whole = np.concatenate(parts)
+    centre, scale = whole.mean(axis=0, dtype=float), whole.std(axis=0, dtype=float)
+    scale[scale == 0] = 1
+    return (whole - centre) / scale, centre, scale
+
+
+def _fit(losses: SeedLosses, x: Any, y: Array, penalty: float) -> Weights:
+    """Fit a linear model of scaled features."""
+    from sklearn.linear_model import Ridge
+
+    if losses.kind == SURVIVAL:
+        return _cox(losses, x, y, penalty), np.zeros(1)
+    if losses.kind == REGRESSION:
+        if isinstance(criterion := losses.task.criterion, Standardised):
+            y = (y - criterion.centre) / criterion.spread
+        ridge = Ridge(alpha=1 / penalty).fit(x, y)
+        return ridge.coef_[None], np.array([ridge.intercept_])
+    if losses.kind == MULTILABEL:
+        labels = [_logistic(x, each, 2, penalty) for each in y.T.astype(int)]
+        rows_of = [(weights[1] - weights[0], b[1] - b[0]) for weights, b in labels]
+        weights, constants = zip(*rows_of, strict=True)
+        return np.stack(weights), np.array(constants)
+    return _logistic(x, y, losses.task.data.n_classes, penalty, losses.class_weights)
+
+
+def _logistic(
+    x: Any, y: Array, classes: int, penalty: float, weights: Tensor | None = None
+) -> Weights:
+    """Fit logistic regression. A class that is absent, or alone, has the logarithm of its smoothed share."""
+    from sklearn.linear_model import LogisticRegression
+
+    present = np.unique(y)
+    found = np.zeros((classes, x.shape[1]))
+    constants = np.log((np.bincount(y, minlength=classes) + 1) / (len(y) + classes))
+    if len(present) > 1:
+        each = None if weights is None else weights.numpy()[y]
+        model = LogisticRegression(C=penalty, max_iter=STEPS)
+        model.fit(x, y, sample_weight=each)
+        own, constant = model.coef_, model.intercept_
+        if len(present) == 2:  # one line for both
+            own = np.concatenate([-own, own]) / 2
+            constant = np.concatenate([-constant, constant]) / 2
+        found[present], constants[present] = own, constant
+    return found, constants
+
+
+def _module(
+    losses: SeedLosses,
+    template: nn.Module,
+    weights: Weights | None,
+    client: str,
+    centre: Array,
+    scale: Array,
+) -> nn.Module:
+    """Return a linear model of unscaled samples. Without weights it knows the client's base rate."""
+    made = copy.deepcopy(template).eval()
+    layer: Any = made.get_submodule("fc")
+    if weights is None:
+        base, criterion = losses.bases[client].numpy(), losses.task.criterion
+        if isinstance(criterion, Standardised):
+            base = (base - criterion.centre) / criterion.spread
+        weights = np.zeros(layer.weight.shape), base
+    own = weights[0] / scale
+    constant = weights[1] - (own * centre).sum(axis=1)
+    values = {"weight": own, "bias": constant}
+    layer.load_state_dict({k: torch.from_numpy(v) for k, v in values.items()})
+    return made
+
+
+def _cox(losses: SeedLosses, x: Array, y: Array, penalty: float) -> Array:
+    """Fit a linear Cox model with the loss of training and a ridge penalty."""
+    inputs, targets = torch.from_numpy(x).double(), torch.from_numpy(y).double()
+    weights = nn.Parameter(torch.zeros(x.shape[1], 1, dtype=torch.float64))
+    search = torch.optim.LBFGS([weights], max_iter=200, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        search.zero_grad()
+        fit = losses.task.criterion(inputs @ weights, targets)
+        loss = fit + (weights**2).sum() / (2 * penalty * len(y))
+        loss.backward()
+        return loss
+
+    if y[:, 1].any():
+        search.step(closure)
+    return weights.detach().numpy().T
+
+
+# --- gradient boosting ----------------------------------------------------------------------------------------
+
+
+def _boosting(
+    losses: SeedLosses, name: str, groups: Sequence[Sequence[str]]
+) -> Predictor:
+    """Fit gradient boosting for each group of clients, as a module (:mod:`fedlayers.decision.boosting`)."""
+    found: dict[str, nn.Module] = {}
+    data, criterion = losses.task.data, losses.task.criterion
+    for clients in groups:
+        x, y = _samples(losses, clients)
+        if isinstance(criterion, Standardised):
+            y = (y - criterion.centre) / criterion.spread
+        model = fit_boosting(
+            x.numpy(), y, losses.kind, data.n_classes, losses.class_weights
+        )
+        found |= dict.fromkeys(clients, model)
+    return _of_modules(losses, name, found)
+
+
+# --- rows -----------------------------------------------------------------------------------------------------
+
+
+def baseline_rows(losses: SeedLosses) -> list[Row]:
+    """Return the rows of every baseline on a federation's data, as of a run after its last round.
+
+    >>> import fedlayers as fl
+    >>> losses = SeedLosses(fl.assemble(fl.RunConfig(dataset="heart", rounds=3)))
+    >>> found = rows.frame(baseline_rows(losses))
+    >>> sorted(found["algorithm"].unique())
+    ['base_rate', 'boosting_local', 'boosting_pooled', 'linear_local', 'linear_pooled']
+    """
+    found = list[Row]()
+    for one in predictors(losses):
+        said = f"{BASELINES[one.name]}, temperature {losses.calibration(one)[0]:.2f}"
+        done = int(losses.task.config.federation.rounds or 1)
+        model = "global" if one.name.endswith("pooled") else "personal"
+        found += rows_of(losses, one, one.name, done, model, said)
+    return found
+
+
+def rows_of(
+    losses: SeedLosses, one: Predictor, name: str, done: int, model: str, said: str
+) -> Iterator[Row]:
+    """Yield the rows of a predictor, as of a run after its last round. Their loss is calibrated.
+
+    Args:
+        name: of the algorithm. ``done``: the round. ``said``: how its values were obtained.
+    """
+    columns: dict[str, Any] = {
+        "algorithm": name,
+        "seed": losses.task.config.execution.seed,
+        "round": done,
+        "model": model,
+        "estimator": said,
+    }
+    for split, labels in losses.labels.items():
+        for client, values in losses.by_client(one, split).iterrows():
+            size = len(labels[str(client)])
+            columns |= {"n_samples": size, "n_train": losses.sizes[str(client)]}
+            for metric, value in values.items():
+                yield rows.row(
+                    str(metric),
+                    value,
+                    **columns,
+                    split=split,
+                    client=client,
+                    variant=losses.task.data.positive if metric in OF_CLASS else "",
+                    status=why_missing(str(metric), value),
+                )

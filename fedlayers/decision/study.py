@@ -1,0 +1,169 @@
+"""A study: decide on training and validation samples in each seed, and judge every way on test samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import pandas as pd
+
+from fedlayers.backends.local import Backend, no_progress
+from fedlayers.decision.jobs import Tell, open_backend, study_folder, task_kind
+from fedlayers.decision.table import (
+    BASE_RATE,
+    TEST,
+    LossTable,
+    recommended,
+)
+from fedlayers.decision.training import foreseen, question, train_ways
+from fedlayers.decision.verdict import actions_of
+from fedlayers.decision.ways import Ways
+from fl_core.config import Keys, RunConfig, with_own
+from fl_core.display import Displayed, Summary, csv_bytes
+from fl_core.errors import UsageError, plural
+from fl_core.progress import say
+from fl_core.rows import check_score, in_column, label_of
+from fl_core.statistics import mean_interval
+from fl_core.storage import write_atomically
+
+POLICY = "choose"
+"""The line of what each seed's own decision names."""
+
+
+@dataclass(frozen=True, repr=False)
+class Study(Displayed):
+    """The result of a study.
+
+    Attributes:
+        named: the way that each seed's training and validation samples name; the base rate if no way is better.
+        table: a line for each way, and for ``choose``, which uses each seed's own: the mean test score, and its regret:
+            how much worse it is than the best single way by test samples, with a 95 % interval over seeds.
+            ``named`` counts the seeds that name the way.
+        score: that ranks.
+    """
+
+    named: dict[int, str]
+    table: pd.DataFrame
+    score: str
+
+    def summary(self) -> Summary:
+        """Return the regret of the decision, and the table."""
+        return Summary.of_frame(self.lead(), self.shown())
+
+    def lead(self) -> str:
+        """Return the decision's regret in a sentence."""
+        line = self.table.set_index("way").loc[POLICY]
+        ends = f"[{in_column(self.score, line['low'])}, {in_column(self.score, line['high'])}]"
+        if np.isnan(line["low"]):
+            ends = "(one seed gives no interval)"
+        return (
+            f"Over {plural(len(self.named), 'seed')} the named way's {label_of(self.score)} on test samples is "
+            f"{in_column(self.score, line['regret'])} {ends} from that of the best single way."
+        )
+
+    def shown(self) -> pd.DataFrame:
+        """Return the table as text."""
+        shown = self.table[["way"]].copy()
+        for name in ("test", "regret"):
+            shown[name] = [in_column(self.score, value) for value in self.table[name]]
+        shown["interval"] = [
+            ""
+            if np.isnan(low)
+            else f"[{in_column(self.score, low)}, {in_column(self.score, high)}]"
+            for low, high in self.table[["low", "high"]].itertuples(index=False)
+        ]
+        shown["named"] = self.table["named"]
+        return shown
+
+    def text(self) -> str:
+        """Return the sentence and the table for a terminal."""
+        return f"{self.lead()}\n\n{self.shown().to_string(index=False)}"
+
+
+def study(
+    config: RunConfig | None = None,
+    out: Path | str = "out/study",
+    *,
+    arms: Ways = None,
+    seeds: Sequence[int] | int = 5,
+    data: Any = None,
+    model: Any = None,
+    score: str = "",
+    tune_rates: int | None = None,
+    baselines: bool = True,
+    backend: Backend | str = "",
+    progress: bool | Tell = True,
+    live: bool = False,
+    **keys: Unpack[Keys],
+) -> Study:
+    """Decide in each seed as :func:`~fedlayers.decision.choose.choose` does, and score what it names on test samples.
+
+    Every seed draws its own split. It decides by its training and validation samples alone, and its test samples judge
+    that decision once. So the regret is that of the policy, not of one answer. ``out`` receives ``arms/``,
+    ``table.csv`` and, for a stopped call, the runs so far: the same call resumes.
+
+    Args:
+        seeds: a number of seeds, or a list.
+        arms, data, model, score, tune_rates, baselines, backend, progress, live, keys: as of
+            :func:`~fedlayers.decision.choose.choose`. Algorithms by name are ways, too.
+
+    Raises:
+        UsageError: an unknown name or an invalid value, or a folder with another study; nothing is written then.
+        RunError: every way failed.
+
+    >>> import numpy as np
+    >>> draw = np.random.default_rng(0)
+    >>> wards = {ward: (draw.normal(size=(40, 5)), np.arange(40) % 2) for ward in ("north", "south")}
+    >>> made = study(RunConfig(rounds=1), "study", seeds=2, data=wards, model="mlp", baselines=False, progress=False)
+    >>> made.table["way"].tolist()[0], sorted(made.named)
+    ('choose', [0, 1])
+    """
+    out = study_folder(out)
+    config, own = with_own(config, data, model, **keys)
+    tell = progress if callable(progress) else no_progress
+    if score:
+        config = config.with_keys(monitor=check_score(score, task_kind(config, own)))
+    asked = question(
+        config, own, out, arms, seeds, tune_rates, baselines, tell, one_split=False
+    )
+    shown = {"parallel": True, "progress": progress is True, "live": live}
+    with open_backend(backend, config.execution.workers, **shown) as place:
+        line = foreseen(asked, place.side_by_side)
+        (say if progress is True else tell)(line)
+        trained = train_ways(asked, place, tell)
+    made = judged(trained.table(), list(actions_of(asked.ways)))
+    write_atomically(out / "table.csv", csv_bytes(made.table))
+    return made
+
+
+def judged(table: LossTable, names: Sequence[str]) -> Study:
+    """Return a study of a table of losses.
+
+    Raises:
+        UsageError: there are no test samples.
+    """
+    if TEST not in table.splits:
+        raise UsageError(
+            "a study must have test samples to judge a decision; got none. Give clients more samples."
+        )
+    ways = [way for way in names if way in table.ways]
+    named = {}
+    for seed in table.seeds:
+        parts = {key: part for key, part in table.parts.items() if key[0] == seed}
+        named[seed] = recommended(replace(table, parts=parts), ways) or BASE_RATE
+    scores = {way: table.means(way, TEST) for way in (*ways, BASE_RATE)}
+    best = max(ways, key=lambda way: table.sign * scores[way].mean())
+    policy = [table.parts[seed, way, TEST].mean for seed, way in named.items()]
+    lines = []
+    for way, values in ({POLICY: np.array(policy)} | scores).items():
+        regret = mean_interval(table.sign * (scores[best] - values))
+        count = sum(other == way for other in named.values())
+        lines.append((way, float(values.mean()), *regret, count))
+    columns = ["way", "test", "regret", "low", "high", "named"]
+    frame = pd.DataFrame(lines, columns=columns)
+    order = frame.iloc[1:].sort_values("regret", kind="stable")
+    frame = pd.concat([frame.iloc[:1], order], ignore_index=True)
+    return Study(named, frame, table.score)

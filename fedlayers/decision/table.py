@@ -1,0 +1,213 @@
+"""The table of losses: each way's score of each sample, in each seed and split, and the rule that reads it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_core import statistics
+from fl_core.rows import SCORES
+from fl_core.statistics import Estimate
+
+VALIDATION, TEST = "validation", "test"
+BASE_RATE, FEDAVG = "base_rate", "fedavg"
+LEAST_ERRORS = 1.64
+"""Standard errors by which a way must be better than the base rate to be a candidate."""
+MARGIN = 0.5
+"""Standard errors by which a way must be better than FedAvg to be recommended in its place."""
+NO_SPREAD = Estimate(math.nan, math.nan, math.nan)
+
+
+class Part(NamedTuple):
+    """The score of one way in one seed and split.
+
+    Attributes:
+        mean: the score: the weighted mean of the values, except for scores that are no mean of samples.
+        value: of each sample, or the pseudo-values of a jackknife, float64 [n].
+        weight: of each value [n]: its client's share of all training samples, over the client's values.
+        group: what each value belongs to, such as a patient, int [n].
+        client: the number of its client, int [n].
+    """
+
+    mean: float
+    value: NDArray[np.float64]
+    weight: NDArray[np.float64]
+    group: NDArray[np.int64]
+    client: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class LossTable:
+    """The scores of all ways. Every difference, interval and choice of a decision is computed here.
+
+    Attributes:
+        parts: by seed, way and split. A way is compared if it has a part in each seed and split of the base rate.
+        score: the score that ranks, of :data:`fl_core.rows.SCORES`.
+        overlap: by split, the share of samples that two seeds have in common.
+        clients: the names of the clients, by number.
+    """
+
+    parts: Mapping[tuple[int, str, str], Part]
+    score: str
+    overlap: Mapping[str, float]
+    clients: tuple[str, ...] = ()
+
+    @property
+    def sign(self) -> int:
+        """Return 1 if a higher score is better, else -1."""
+        return 1 if SCORES[self.score] else -1
+
+    @cached_property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds, in order."""
+        return tuple(dict.fromkeys(seed for seed, _, _ in self.parts))
+
+    @cached_property
+    def splits(self) -> tuple[str, ...]:
+        """The splits that have samples."""
+        return tuple(dict.fromkeys(split for _, _, split in self.parts))
+
+    @cached_property
+    def ways(self) -> tuple[str, ...]:
+        """The names of the ways with a part in each seed and split, and the base rate."""
+        names = dict.fromkeys(way for _, way, _ in self.parts)
+        wanted = [(seed, split) for seed in self.seeds for split in self.splits]
+        return tuple(
+            way
+            for way in names
+            if all((seed, way, split) in self.parts for seed, split in wanted)
+        )
+
+    def means(self, way: str, split: str) -> NDArray[np.float64]:
+        """Return a way's score in each seed."""
+        return np.array([self.parts[seed, way, split].mean for seed in self.seeds])
+
+    def mean(self, way: str, split: str) -> float:
+        """Return a way's mean score over the seeds."""
+        return float(self.means(way, split).mean())
+
+    def gain(self, one: str, other: str, split: str) -> Estimate:
+        """Return how much better the first way is, paired, above 0 if it is better.
+
+        The error has the variance over seeds and that over samples, of which seeds share a part
+        (:func:`fl_core.statistics.mean_over_seeds`). The spread over seeds is pooled over all pairs of ways.
+        """
+        gains = self.sign * (self.means(one, split) - self.means(other, split))
+        within = [self._sampled(seed, one, other, split) for seed in self.seeds]
+        return statistics.mean_over_seeds(
+            gains, _pooled(within), self._spread(split), self.overlap[split]
+        )
+
+    def by_client(self, one: str, other: str, split: str) -> dict[str, Estimate]:
+        """Return :meth:`gain` for each client with samples, over its groups. Its score must be a mean of samples."""
+        found, spreads = {}, []
+        for number, name in enumerate(self.clients):
+            within = []
+            for seed in self.seeds:
+                first, second = (self.parts[seed, way, split] for way in (one, other))
+                own = first.client == number
+                if own.any():
+                    gap = self.sign * (first.value[own] - second.value[own])
+                    within.append(_mean(gap, first.weight[own], first.group[own]))
+            if len(within) == len(self.seeds):
+                gains = np.array([each.value for each in within])
+                found[name] = gains, _pooled(within)
+                spreads.append(gains.var(ddof=1) if len(gains) > 1 else 0.0)
+        if not found:
+            return {}
+        free = max(1.0, len(found) * (len(self.seeds) - 1.0))
+        pooled = Estimate(math.nan, math.sqrt(np.mean(spreads)), free)
+        return {
+            name: statistics.mean_over_seeds(
+                gains, sampled, pooled, self.overlap[split]
+            )
+            for name, (gains, sampled) in found.items()
+        }
+
+    def _sampled(self, seed: int, one: str, other: str, split: str) -> Estimate:
+        """Return the paired difference of two ways in one seed, with its error over groups within clients."""
+        first, second = (self.parts[seed, way, split] for way in (one, other))
+        gap = self.sign * (first.value - second.value)
+        return _mean(gap, first.weight, first.group, first.client)
+
+    def _spread(self, split: str) -> Estimate:
+        """Return the standard deviation of a difference over seeds, pooled over all pairs of ways."""
+        if len(self.seeds) == 1:
+            return Estimate(math.nan, 0.0, 1.0)
+        means = np.stack([self.means(way, split) for way in self.ways])
+        variances = [
+            (means[one] - means[other]).var(ddof=1)
+            for one, other in combinations(range(len(means)), 2)
+        ]
+        free = float(max(1, len(means) - 1) * (len(self.seeds) - 1))
+        spread = math.sqrt(float(np.mean(variances))) if variances else 0.0
+        return Estimate(math.nan, spread, free)
+
+
+DIGITS = 9
+"""Digits of differences that count. Later digits differ by rounding."""
+
+
+def _mean(
+    gap: NDArray[np.float64],
+    weight: NDArray[np.float64],
+    group: NDArray[np.int64],
+    client: NDArray[np.int64] | None = None,
+) -> Estimate:
+    return statistics.stratified_mean(gap.round(DIGITS), weight, group, client)
+
+
+def _pooled(within: Sequence[Estimate]) -> Estimate:
+    """Return the mean variance and freedom over the samples of a seed."""
+    known = [one for one in within if not math.isnan(one.error)]
+    if not known:
+        return NO_SPREAD
+    variance = math.fsum(one.error**2 for one in known) / len(within)
+    free = math.fsum(one.free for one in known) / len(known)
+    return Estimate(math.nan, math.sqrt(variance), free)
+
+
+# --- the rule --------------------------------------------------------------------------------------------------
+
+
+def candidates(table: LossTable, ways: Sequence[str]) -> list[str]:
+    """Return the ways that are better than the base rate by 1.64 standard errors on validation samples, best first.
+
+    A way without a spread of its difference to the base rate is no candidate. In a table without a base rate, as over
+    sites, all ways are candidates.
+    """
+    better = []
+    for way in ways:
+        if way not in table.ways:
+            continue
+        if BASE_RATE not in table.ways:
+            better.append(way)
+        else:
+            gain = table.gain(way, BASE_RATE, VALIDATION)
+            if gain.value > LEAST_ERRORS * gain.error:  # False for NaN
+                better.append(way)
+    order = {way: -table.sign * table.mean(way, VALIDATION) for way in better}
+    return sorted(better, key=order.__getitem__)
+
+
+def recommended(table: LossTable, ways: Sequence[str]) -> str | None:
+    """Return the way with the best mean validation score, but FedAvg unless it is beaten; None without a candidate.
+
+    FedAvg with fine-tuning is the default. The best way must be better than FedAvg by more than half a standard error
+    of their paired difference. FedAvg stays without a difference, or without a spread.
+    """
+    order = candidates(table, ways)
+    if not order:
+        return None
+    if FEDAVG not in order or order[0] == FEDAVG:
+        return order[0]
+    gain = table.gain(order[0], FEDAVG, VALIDATION)
+    beaten = gain.value > 0 and gain.value > MARGIN * gain.error
+    return order[0] if beaten else FEDAVG

@@ -1,0 +1,813 @@
+"""What a decision trains: every way in each seed, with fine-tuning of every client after it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from diagnostics.tuning.copies import EPOCHS, Held
+from diagnostics.tuning.differ import LEAST_CLIENTS, cross_losses
+from diagnostics.tuning.permutation import (
+    CrossLosses,
+    Difference,
+    blocks,
+    permutation_test,
+)
+from diagnostics.tuning.profile import every
+from fedlayers.backends.local import Backend, no_progress
+from fedlayers.decision.jobs import (
+    FREE,
+    Tell,
+    TrainingJob,
+    assembled,
+    check_same_data,
+    jobs_of,
+    samples_of,
+    seeds_of,
+    train,
+)
+from fedlayers.decision.losses import PROBABLE, Loaded, Predictor, SeedLosses
+from fedlayers.decision.price import EARLY, estimate_cost, format_seconds
+from fedlayers.decision.simple import predictors
+from fedlayers.decision.table import BASE_RATE, FEDAVG, TEST, VALIDATION, LossTable
+from fedlayers.decision.ways import (
+    LINEAR,
+    Way,
+    Ways,
+    default_names,
+    linear_way,
+    way_of,
+    ways_of,
+)
+from fl_core.algorithms.base import find
+from fl_core.config import (
+    OWN,
+    STOPPING_INTERVAL,
+    Own,
+    RunConfig,
+    is_file,
+    resolve,
+)
+from fl_core.data.federated import FederatedData
+from fl_core.errors import (
+    NonFiniteError,
+    RunError,
+    UsageError,
+    as_list,
+    listing,
+    plural,
+)
+from fl_core.rows import MAIN, TABLE, label_of
+from fl_core.run import runner
+from fl_core.run.costs import training_flops
+from fl_core.run.task import Task
+from fl_core.storage import sha
+from fl_core.training import evaluate
+from fl_core.training.phases import Training
+from fl_core.training.workspace import Workspace
+
+if TYPE_CHECKING:
+    from diagnostics.groups import Alike
+
+DEFAULT_EVALUATIONS = 20
+"""Default number of evaluations of a run."""
+FACTORS = (1.0, 3.0, 10.0, 30.0, 0.3)
+"""The rates that are tried for FedAvg, times the default, in the order in which they are taken."""
+LINEAR_FACTORS = (1.0, 5.0, 25.0)
+"""The rates that are tried for the linear model, times FedAvg's."""
+COUNT = 4
+"""How many rates are tried by default for your own data."""
+LOWER = 0.3
+"""The rate at which a way that diverged trains again, times its rate."""
+THIRD = 1 / 3
+"""The rate of fine-tuning, times the run's. FedAvg also fine-tunes at its own rate."""
+THREE_SEEDS = 3e12
+"""Training FLOPs of a FedAvg run up to which three seeds are the default: about 20 s on two cores."""
+GROUPS = "groups"
+"""The way that trains one model a group of clients."""
+MOST_PAIRED = 30
+"""The most clients whose models are compared pair by pair."""
+PLAN_ALGORITHM = "fedper"
+"""The algorithm that uses the cuts if the configuration's uses no plan."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked, before anything is trained.
+
+    Attributes:
+        config: of the runs, except algorithm and seed. ``own``: the data and the model beside it.
+        out: the folder of the runs.
+        ways: the ways of the network, and the linear model where it can be built.
+        tasks: of each seed, FedAvg's.
+        losses: of each seed, its samples.
+        rates: the learning rates to try with all layers shared; none where the rate is given or known.
+        not_tried: why a way cannot be tried, by its name.
+        simple: whether the simple ways are fitted.
+        by_default: whether the number of seeds is the default.
+        grouped: whether one model a group is asked for.
+        pooled: whether all rows stand in one place, so that pooled models may be fitted.
+    """
+
+    config: RunConfig
+    own: Own
+    out: Path
+    seeds: tuple[int, ...]
+    ways: tuple[Way, ...]
+    tasks: dict[int, Task]
+    losses: dict[int, SeedLosses]
+    rates: tuple[float, ...]
+    not_tried: dict[str, str]
+    simple: bool = True
+    pooled: bool = False
+    by_default: bool = False
+    grouped: bool = False
+
+    @property
+    def task(self) -> Task:
+        """FedAvg's task of the first seed."""
+        return self.tasks[self.seeds[0]]
+
+    @property
+    def rounds(self) -> int:
+        """The planned maximum of rounds."""
+        return int(self.task.config.federation.rounds or 1)
+
+    @property
+    def early(self) -> int:
+        """The evaluated round after which only the best rates train on."""
+        step = int(self.task.config.execution.eval_every or 1)
+        return max(step, int(EARLY * self.rounds) // step * step)
+
+    @property
+    def score(self) -> str:
+        """The score that ranks: the loss, or the one that is named."""
+        return self.task.config.federation.monitor or "loss"
+
+    def way(self, name: str) -> Way:
+        """Return a way by its name."""
+        return next(way for way in self.ways if way.name == name)
+
+    def jobs(
+        self, way: Way, lr: float | None, seeds: Sequence[int] = ()
+    ) -> list[TrainingJob]:
+        """Return the runs of a way at a learning rate; None is the configuration's."""
+        config, suffix = self.config, ""
+        if lr is not None:
+            config, suffix = config.with_keys(lr=lr), f"-lr{lr:g}"
+        seeds = seeds or self.seeds
+        return jobs_of([way], config, seeds, self.out / "arms", suffix, **self.own)
+
+
+def question(
+    config: RunConfig,
+    own: Own,
+    out: Path | None,
+    arms: Ways,
+    seeds: Sequence[int] | int | None,
+    tune_rates: int | None,
+    simple: bool,
+    tell: Tell,
+    one_split: bool = True,
+) -> Question:
+    """Return what is asked, so that errors are found before any training. Arguments are those of :func:`choose`.
+
+    Args:
+        one_split: give all seeds the partition and the test samples of the first one.
+    """
+    if config.federation.plan is not None:
+        raise UsageError(
+            "plan must be left out: a decision makes its own plans. Name a plan among the arms."
+        )
+    pooled = is_file(config.data.dataset) or hasattr(own["data"], "columns")
+    config = with_evaluations(with_plan_algorithm(config), own).with_keys(workers=0)
+    first = runner.assemble(config, **own)
+    first.announce()
+    if len(first.data.clients) < 2:
+        raise UsageError(
+            f"a federation must have at least 2 clients to choose what they share; got {len(first.data.clients)}. "
+            "Train this one with fedlayers run --algorithm local."
+        )
+    by_default = seeds is None
+    if seeds is None:
+        seeds = seeds_of(config, None, 3 if run_flops(first) <= THREE_SEEDS else 1)
+    else:
+        seeds = seeds_of(config, seeds, 1)
+    if one_split and not isinstance(own["data"], FederatedData):  # its split is fixed
+        config = config.with_keys(split_seed=seeds[0])
+    algorithm = config.federation.algorithm
+    listed = () if arms is None else as_list("arms", arms)
+    asked = (*default_names(first.layers), *(name for name in listed if name != GROUPS))
+    ways = ways_of(asked, first.layers, algorithm)
+    if out is None:
+        keys = {k: v for k, v in first.config.to_json().items() if k not in FREE}
+        about = {"arms": listed, "seeds": seeds, "rates": tune_rates, "simple": simple}
+        text = json.dumps({**keys, **first.header(""), **about}, default=str)
+        # equal questions have the same folder
+        out = Path("out") / f"choose-{sha(text.encode())[:8]}"
+    fedavg = way_of(FEDAVG, tuple(first.layers), algorithm)
+    jobs = jobs_of([fedavg], config, seeds, out / "arms", **own)
+    check_same_data(out / "arms", first)
+    tasks = {task.config.execution.seed: task for task in assembled(jobs)}
+    losses = {seed: SeedLosses(task) for seed, task in tasks.items()}
+    for each in losses.values():
+        check_scored(each)
+    rate = float(first.config.training.lr or 0)
+    rates = rates_of(config, rate, tune_rates, tell, own["data"] is not None)
+    given = config, own, out, tuple(seeds), ways, tasks, losses, rates
+    made = Question(*given, {}, simple, pooled, by_default, GROUPS in listed)
+    for way in ways:
+        checked = made.jobs(way, None)[:1]
+        started = [job for lr in rates for job in made.jobs(way, lr) if job.begun]
+        list(assembled([*checked, *started], first))
+    return _with_linear(made)
+
+
+def _with_linear(asked: Question) -> Question:
+    """Return the question with FedAvg of one linear layer, or with the reason why it is not tried."""
+    if not asked.simple:
+        return asked
+    model = asked.task.config.model
+    if model.model == "linear" and not model.adapt:
+        return replace(asked, not_tried={LINEAR: "the network is linear: fedavg is it"})
+    if asked.config.training.loss == OWN:
+        return replace(asked, not_tried={LINEAR: "the loss belongs to your model"})
+    way = linear_way()
+    try:
+        list(assembled(asked.jobs(way, None)[:1], asked.task))
+    except UsageError as error:
+        return replace(asked, not_tried={LINEAR: str(error)})
+    return replace(asked, ways=(*asked.ways, way))
+
+
+def with_evaluations(config: RunConfig, own: Own) -> RunConfig:
+    """Return the configuration of a decision's runs, evaluated after every twentieth of the rounds by default.
+
+    >>> with_evaluations(RunConfig(dataset="heart", rounds=100), Own(data=None, model=None)).execution.eval_every
+    5
+    """
+    if config.execution.eval_every is not None:
+        return config
+    federation = resolve(config, **own).federation
+    step = max(1, int(federation.rounds or 1) // DEFAULT_EVALUATIONS)
+    if federation.patience:
+        step = min(step, STOPPING_INTERVAL)
+    return config.with_keys(eval_every=step)
+
+
+def with_plan_algorithm(config: RunConfig) -> RunConfig:
+    """Return the configuration with an algorithm that uses cuts: its own, or FedPer."""
+    if find(config.federation.algorithm).uses_plan:
+        return config
+    return config.with_keys(algorithm=PLAN_ALGORITHM, options={})
+
+
+def check_scored(losses: SeedLosses) -> None:
+    """Refuse a decision whose score has no value for any client's validation samples.
+
+    Whether it has one depends on the samples alone, so the base rate shows it.
+
+    Raises:
+        UsageError: names the score, and why it has no value.
+    """
+    if not losses.labels[VALIDATION]:
+        raise UsageError(
+            "clients must have validation samples to choose a plan; got none. Give clients more samples."
+        )
+    metric = losses.task.config.federation.monitor or MAIN[losses.kind]
+    if math.isnan(losses.scores(losses.base_rate, VALIDATION).get(metric, 0.0)):
+        raise UsageError(
+            f"{label_of(metric)} must have a value for a client's validation samples; got none: "
+            f"{TABLE[metric].missing}. Give clients more samples."
+        )
+
+
+def run_flops(task: Task) -> float:
+    """Return the training FLOPs of a FedAvg run."""
+    config = task.config
+    names = frozenset(dict(task.model.named_parameters()))
+    with torch.no_grad():
+        workspace = Workspace(task.model)
+    sample = training_flops(workspace, task.data.shape, names)
+    samples = sum(len(client.train) for client in task.data.clients)
+    epochs = int(config.training.epochs or 1) * int(config.federation.rounds or 1)
+    return sample * samples * epochs * config.federation.participation
+
+
+def rates_of(
+    config: RunConfig,
+    default: float,
+    count: int | None,
+    tell: Tell,
+    from_python: bool = False,
+) -> tuple[float, ...]:
+    """Return the rates to try; none where the rate is given or known.
+
+    By default :data:`COUNT` rates are tried for your own data. A named dataset has its own rate.
+
+    >>> rates_of(RunConfig(dataset="heart"), 0.01, 4, print)
+    (0.01, 0.03, 0.1, 0.3)
+    >>> rates_of(RunConfig(dataset="heart"), 0.01, None, print)
+    ()
+
+    Args:
+        default: The rate that the configuration has without a search.
+        count: Asked for; 0 for none, None for the default.
+        from_python: Whether the data are, in place of the configuration's.
+
+    Raises:
+        UsageError: Fewer than two, or more than there are.
+    """
+    if count is not None and count and not 2 <= count <= len(FACTORS):
+        raise UsageError(
+            f"tune_rates must be from 2 to {len(FACTORS)}, or 0 for none; got {count}. Leave it out."
+        )
+    if config.training.lr is not None:
+        if count:
+            tell(f"lr {config.training.lr:g} is given and kept: no rates are tuned")
+        return ()
+    if count is None:
+        count = COUNT if from_python or is_file(config.data.dataset) else 0
+    return tuple(_rate(default * factor) for factor in FACTORS[:count])
+
+
+def _rate(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+# --- finished runs, and fine-tuning after them -----------------------------------------------------------------
+
+
+class Tuning(NamedTuple):
+    """Fine-tuning of every client after a run: its epochs, and its rate as a factor of the run's."""
+
+    epochs: int = 0
+    factor: float = 0.0
+
+
+def tunings(way: Way) -> list[Tuning]:
+    """Return the amounts of fine-tuning that are tried after a way: 0, 1, 2 or 4 epochs."""
+    factors = (THIRD, 1.0) if way.name in (FEDAVG, LINEAR) else (THIRD,)
+    return [Tuning(), *(Tuning(n, factor) for factor in factors for n in EPOCHS)]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished run of a way, and what its clients predict after each amount of fine-tuning.
+
+    Attributes:
+        tuned: predictors by amount. Amounts that diverged are missing.
+        cross: by amount, outputs of each client's model for the validation samples of its block, client by client;
+            empty where nobody asks.
+    """
+
+    job: TrainingJob
+    loaded: Loaded
+    tuned: Mapping[Tuning, Predictor]
+    cross: Mapping[Tuning, Tensor] = field(default_factory=dict)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the run."""
+        return float(self.job.resolved.training.lr or 0)
+
+    def rate(self, tuning: Tuning) -> float:
+        """Return the learning rate of an amount of fine-tuning."""
+        return _rate(self.lr * tuning.factor)
+
+
+def finish(
+    job: TrainingJob,
+    losses: SeedLosses,
+    amounts: Sequence[Tuning] = (Tuning(),),
+    parts: Sequence[Sequence[int]] = (),
+) -> Finished:
+    """Return a finished run with what its clients predict after some amounts of fine-tuning.
+
+    Args:
+        parts: blocks of clients whose validation samples each of their models predicts.
+
+    Raises:
+        UsageError: the clients hold parts of the model, so that none predicts alone.
+        NonFiniteError: the run's models have diverged.
+    """
+    loaded = losses.load(job.path, job.model)
+    tuner, names = losses.tuner(job, loaded, parts), every(loaded.task.layers)
+    outputs = {Tuning(): tuner.start}
+    base = float(job.resolved.training.lr or 0)
+    for factor in dict.fromkeys(each.factor for each in amounts if each.epochs):
+        epochs = [each.epochs for each in amounts if each.factor == factor]
+        try:
+            found = tuner.outputs(names, _rate(base * factor), epochs)
+        except NonFiniteError:
+            continue
+        for n, after in zip(epochs, found, strict=True):
+            outputs[Tuning(n, factor)] = after
+    sets = {amount: tuner.parts(after) for amount, after in outputs.items()}
+    tuned = {amount: losses.of_parts(job.arm, each) for amount, each in sets.items()}
+    cross = {}
+    if parts:
+        last = len(tuner.near)
+        for amount, each in sets.items():
+            seen = [after for (_, split), after in each.items() if split < last]
+            cross[amount] = torch.cat(seen)
+    return Finished(job, loaded, tuned, cross)
+
+
+def learned_nothing(one: Finished, losses: SeedLosses) -> bool:
+    """Return whether a run's training loss is not below that of the base rate."""
+    if losses.kind not in PROBABLE:
+        return False
+    worse, total = 0.0, 0
+    for client in one.loaded.task.data.clients:
+        logits = losses.task.criterion.logits(
+            evaluate.predict(one.loaded.models[client.name], client.train.x)
+        )
+        base = losses.bases[client.name].expand(len(client.train), -1)
+        y = client.train.y
+        gap = evaluate.log_losses(logits.double(), y) - evaluate.log_losses(base, y)
+        worse += float(gap.sum())
+        total += len(y)
+    return not worse / total < 0
+
+
+# --- the steps -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Trained:
+    """All that a decision has trained.
+
+    Attributes:
+        runs: the finished runs, by way and seed.
+        tuning: the amount of fine-tuning of each way, one for all seeds and clients.
+        simple: simple models, by name and seed.
+        jobs: all runs, with those that failed. ``failed``: why a run has no result.
+        rates: the learning rates that were tried for FedAvg. ``lr``: the one that is used.
+        alike: which clients are alike; None where that is unknown.
+    """
+
+    asked: Question
+    runs: dict[str, dict[int, Finished]] = field(default_factory=dict)
+    tuning: dict[str, Tuning] = field(default_factory=dict)
+    simple: dict[str, dict[int, Predictor]] = field(default_factory=dict)
+    jobs: list[TrainingJob] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    rates: tuple[float, ...] = ()
+    lr: float | None = None
+    alike: Alike | None = None
+
+    def predictors(self) -> Iterator[tuple[int, str, Predictor]]:
+        """Yield the predictors of all ways by seed and name, after their fine-tuning."""
+        for name, by_seed in self.runs.items():
+            for seed, one in by_seed.items():
+                yield seed, name, one.tuned[self.tuning[name]]
+        for name, by_simple in self.simple.items():
+            for seed, model in by_simple.items():
+                yield seed, name, model
+
+    def fine_tuning_epochs(self) -> int:
+        """Return the epochs of all clients that were trained to choose the fine-tuning of the network's ways."""
+        factors = [
+            {each.factor for each in tunings(self.asked.way(name)) if each.epochs}
+            for name in self.runs
+            if name != LINEAR
+        ]
+        return EPOCHS[-1] * len(self.asked.seeds) * sum(map(len, factors))
+
+    def table(self, score: str = "") -> LossTable:
+        """Return the table of losses, or of another score."""
+        asked, score = self.asked, score or self.asked.score
+        parts = {}
+        splits = [
+            split
+            for split in (VALIDATION, TEST)
+            if all(losses.labels[split] for losses in asked.losses.values())
+        ]
+        for seed, losses in asked.losses.items():
+            for split in splits:
+                part = losses.part(losses.base_rate, split, score)
+                parts[seed, BASE_RATE, split] = part
+        for seed, name, one in self.predictors():
+            for split in splits:
+                parts[seed, name, split] = asked.losses[seed].part(one, split, score)
+        names = [client.name for client in asked.task.data.clients]
+        shares = {split: _overlap(asked, split) for split in splits}
+        return LossTable(parts, score, shares, tuple(names))
+
+
+def _overlap(asked: Question, split: str) -> float:
+    """Return the share of a split's samples that the first seed has in common with the last."""
+    first, last = (
+        samples_of(asked.tasks[seed].data.partition, split)
+        for seed in (asked.seeds[0], asked.seeds[-1])
+    )
+    return len(first & last) / max(1, len(first))
+
+
+def train_ways(asked: Question, place: Backend, tell: Tell) -> Trained:
+    """Train all ways in all seeds.
+
+    FedAvg is first, by default at four rates, of which the best two train on after a tenth of the rounds. The linear
+    model has FedAvg's rate times 1, 5 and 25, of which the best trains on. The other ways have FedAvg's rate. Rates are
+    chosen in the first seed. After each run every client may fine-tune for 0, 1, 2 or 4 epochs: the amount with the
+    best mean validation score over the seeds, one for all clients.
+
+    Raises:
+        RunError: every way failed.
+    """
+    made = Trained(asked, rates=asked.rates)
+    seed = asked.seeds[0]
+    fedavg = asked.way(FEDAVG)
+    if asked.rates:
+        made.lr = _best_rate(made, fedavg, asked.rates, 2, place, tell)
+    parts = blocks(len(asked.task.data.clients), seed)
+    for way in asked.ways:
+        lr = made.lr
+        if way.name == LINEAR:
+            used = lr or float(asked.task.config.training.lr or 0)
+            if asked.config.training.lr is None:
+                rates = [_rate(used * factor) for factor in LINEAR_FACTORS]
+                try:
+                    lr = _best_rate(made, way, rates, 1, place, tell)
+                except RunError as error:
+                    asked.not_tried[LINEAR] = str(error)
+                    continue
+        cross = parts if way.name in (FEDAVG, "local") else ()
+        _train_way(made, way, lr, cross, place, tell)
+    made.alike = _find_alike(made)
+    if asked.grouped:
+        try:
+            way = _grouped_way(made)
+        except UsageError as error:
+            asked.not_tried[GROUPS] = str(error)
+        else:
+            made.asked = replace(asked, ways=(*asked.ways, way))
+            _train_way(made, way, made.lr, (), place, tell)
+    if not made.runs:
+        why = next(iter(made.failed.values()), "no way could be trained")
+        raise RunError(f"every way failed, the first with: {why}")
+    for name, by_seed in made.runs.items():
+        made.tuning[name] = _best_tuning(made, name, by_seed)
+    _fit_simple(made, tell if asked.simple else no_progress)
+    return made
+
+
+def _fit_simple(made: Trained, tell: Tell) -> None:
+    """Fit the simple models of each seed. Those that fail in a seed are named as not tried."""
+    asked = made.asked
+    if not asked.simple:
+        return
+    tell("fitting the simple models")
+    for seed, losses in asked.losses.items():
+        failed: list[str] = []
+        for one in predictors(losses, failed.append, pooled=asked.pooled):
+            if one.name != BASE_RATE:
+                made.simple.setdefault(one.name, {})[seed] = one
+        for line in failed:
+            name, _, why = line.partition(" failed: ")
+            asked.not_tried[name] = why
+
+
+def _best_rate(
+    made: Trained,
+    way: Way,
+    rates: Sequence[float],
+    finalists: int,
+    place: Backend,
+    tell: Tell,
+) -> float:
+    """Train a way at each rate for a tenth of the rounds, the best to the end, and return the best one's rate.
+
+    If all diverge, a lower one is tried.
+
+    Raises:
+        RunError: the lower one diverged, too.
+    """
+    asked, seed = made.asked, made.asked.seeds[0]
+    losses = asked.losses[seed]
+    jobs = [job for lr in rates for job in asked.jobs(way, lr, [seed])]
+    failed: dict[str, str] = {}
+
+    def best(jobs: Sequence[TrainingJob]) -> list[TrainingJob]:
+        scores = {}
+        for job in jobs:
+            if job.name not in failed:
+                try:
+                    one = finish(job, losses, tunings(way))
+                    scores[job.name] = max(map(losses.worth, one.tuned.values()))
+                except NonFiniteError as error:
+                    failed[job.name] = str(error)
+        sound = [job for job in jobs if job.name in scores]
+        return sorted(sound, key=lambda job: -scores[job.name])
+
+    while True:
+        failed |= train([replace(job, until=asked.early) for job in jobs], place, tell)
+        last = best(jobs)[:finalists]
+        failed |= train(last, place, tell)
+        ranked = best(last)
+        made.jobs += [
+            job for job in jobs if job.path not in {one.path for one in made.jobs}
+        ]
+        if ranked:
+            break
+        if len(jobs) == 1:
+            why = next(iter(failed.values()))
+            raise RunError(f"training failed at every rate, the first with: {why}")
+        lower = _rate(min(rates) * LOWER)
+        tell(f"training failed at every rate; {lower:g} is tried")
+        jobs = asked.jobs(way, lower, [seed])
+    lr = float(ranked[0].config.training.lr or 0)
+    tell(
+        f"{way.name}: of the learning rates {listing(f'{each:g}' for each in rates)}, {lr:g} is used"
+    )
+    return lr
+
+
+def _train_way(
+    made: Trained,
+    way: Way,
+    lr: float | None,
+    parts: Sequence[Sequence[int]],
+    place: Backend,
+    tell: Tell,
+) -> None:
+    """Train a way in all seeds. If it diverges or learns nothing, it trains once more at a lower rate."""
+    asked = made.asked
+    used = lr or float(asked.task.config.training.lr or 0)
+    for rate in (lr, _rate(LOWER * used)):
+        jobs = asked.jobs(way, rate)
+        made.jobs += [
+            job for job in jobs if job.path not in {one.path for one in made.jobs}
+        ]
+        failed = train(jobs, place, tell)
+        runs = {}
+        for job in jobs:
+            seed = job.config.execution.seed
+            if job.name in failed:
+                continue
+            try:
+                runs[seed] = finish(job, asked.losses[seed], tunings(way), parts)
+            except (UsageError, NonFiniteError) as error:
+                failed[job.name] = str(error)
+        useless = [
+            seed
+            for seed, one in runs.items()
+            if learned_nothing(one, asked.losses[seed])
+        ]
+        if runs and not failed:
+            made.runs[way.name] = (
+                runs  # of the higher rate, unless the lower one is sound
+            )
+        if not (failed or useless) or asked.config.training.lr is not None:
+            break
+        if rate is lr:
+            what = "diverged" if failed else "learned nothing"
+            tell(f"{way.name} {what}, and trains again at a lower rate")
+    if way.name not in made.runs:
+        made.failed |= failed
+
+
+def _best_tuning(made: Trained, name: str, by_seed: Mapping[int, Finished]) -> Tuning:
+    """Return the amount of fine-tuning with the best mean validation score; of equal ones the least."""
+    losses = made.asked.losses
+    common = [
+        amount
+        for amount in tunings(made.asked.way(name))
+        if all(amount in one.tuned for one in by_seed.values())
+    ]
+
+    def score(amount: Tuning) -> float:
+        values = [losses[s].worth(one.tuned[amount]) for s, one in by_seed.items()]
+        mean = float(np.mean(values))
+        return -math.inf if math.isnan(mean) else mean
+
+    return max(common, key=score)
+
+
+# --- do clients differ? ----------------------------------------------------------------------------------------
+
+
+def differing(made: Trained) -> Difference | None:
+    """Test whether clients differ, by local training and by fine-tuning from the shared model; None where unknown."""
+    shared, alone = made.runs.get(FEDAVG), made.runs.get("local")
+    if not shared or not alone:
+        return None
+    asked = made.asked
+    parts = blocks(len(asked.task.data.clients), asked.seeds[0])
+    try:
+        seeds = [
+            _cross(asked.losses[seed], shared[seed], alone[seed], parts)
+            for seed in asked.seeds
+        ]
+        return permutation_test(seeds, parts, seed=asked.seeds[0])
+    except UsageError:  # fewer than two clients have validation samples
+        return None
+
+
+def _cross(
+    losses: SeedLosses,
+    shared: Finished,
+    alone: Finished,
+    parts: Sequence[Sequence[int]],
+) -> CrossLosses:
+    """Return the losses of clients' models on each other's validation samples, with groups that all seeds have."""
+    clients = losses.task.data.clients
+    amounts = [Tuning(n, THIRD) for n in EPOCHS]
+    kinds = [shared.cross[each] for each in amounts if each in shared.cross]
+    kinds.append(alone.cross[Tuning()])
+    held = Held.of([client.validation for client in clients], [*losses.sizes.values()])
+    crossed = cross_losses(losses.task.criterion, held, parts, torch.stack(kinds))
+    return replace(crossed, group=_groups(losses))
+
+
+def _groups(losses: SeedLosses) -> NDArray[np.int64]:
+    """Return a number for each validation sample's group that is the same in all seeds."""
+    places = losses.task.data.partition.indices
+    numbers = []
+    for k, client in enumerate(losses.task.data.clients):
+        names = client.validation.groups
+        if names is None:
+            names = places[client.name][VALIDATION]
+        numbers.append(np.asarray(names, dtype=np.int64) * len(losses.sizes) + k)
+    return np.concatenate(numbers)
+
+
+def _find_alike(made: Trained) -> Alike | None:
+    """Return which clients are alike, by their local training in the first seed; None where that is unknown."""
+    from diagnostics.cross_scores import cross_scores  # imports scikit-learn
+
+    asked = made.asked
+    runs = made.runs.get("local")
+    losses = asked.losses[asked.seeds[0]]
+    clients = losses.task.data.clients
+    enough = LEAST_CLIENTS <= len(clients) <= MOST_PAIRED
+    if not runs or not enough or not all(len(one.validation) for one in clients):
+        return None
+    held = {client.name: client.validation for client in clients}
+    models = runs[asked.seeds[0]].loaded.models
+    scores = cross_scores(models, held, loss=losses.task.criterion)
+    return scores.alike(asked.seeds[0])
+
+
+def _grouped_way(made: Trained) -> Way:
+    """Return FedAvg in each group of clients.
+
+    Raises:
+        UsageError: no groups of clients are shown.
+    """
+    if made.alike is None or not made.alike.significant:
+        raise UsageError("no groups of clients are shown")
+    names = [client.name for client in made.asked.task.data.clients]
+    labels = [made.alike.groups[name] for name in names]
+    return Way(GROUPS, "grouped", options={"groups": labels})
+
+
+def foreseen(asked: Question, side_by_side: int) -> str:
+    """Return in one line what a decision trains, and about how long that takes.
+
+    Args:
+        side_by_side: runs at a time.
+    """
+    ways, seeds = len(asked.ways), len(asked.seeds)
+    probes = len(asked.rates) * EARLY + 2 if asked.rates else 0
+    full = ways * seeds + probes
+    jobs = [
+        job for way in asked.ways if way.own_network for job in asked.jobs(way, None)
+    ]
+    tasks = {way.name: asked.task for way in asked.ways}
+    cost = estimate_cost(tasks, jobs, side_by_side)
+    seconds = cost.seconds * full / max(1, len(jobs))
+    why = "" if seeds > 1 else ", since a run is long" * asked.by_default
+    return (
+        f"Training {plural(ways, 'way')} with {plural(seeds, 'seed')}{why}: about {full:.0f} runs of "
+        f"{plural(asked.rounds, 'round')}, {format_seconds(seconds)}."
+    )
+
+
+def describe_rates(made: Trained) -> str:
+    """Return the rates that were tried for FedAvg, and the one that is used; empty without a search."""
+    if not made.rates or made.lr is None:
+        return ""
+    tried = listing(f"{lr:g}" for lr in made.rates)
+    text = f"Learning rates tried for {FEDAVG}: {tried}. Used: {made.lr:g}."
+    for end, name in ((min, "smallest"), (max, "largest")):
+        if made.lr == end(made.rates):
+            text += f" It is the {name}: try more with --lr."
+    return text
+
+
+def training_of(made: Trained) -> str:
+    """Return the local training in words."""
+    config = made.asked.task.config
+    rounds = plural(int(config.federation.rounds or 1), "round")
+    return f"{rounds}, {Training.of(config.training).description}"

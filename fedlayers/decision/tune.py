@@ -1,0 +1,520 @@
+"""Tunes several algorithms alike: equally many settings each, trained to the end and judged on validation samples."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Unpack
+
+import pandas as pd
+
+from fedlayers.backends.local import Backend
+from fedlayers.decision.comparison import scores_of, validation_rows
+from fedlayers.decision.jobs import (
+    TrainingJob,
+    assembled,
+    jobs_of,
+    open_backend,
+    plan_users,
+    seeds_of,
+    study_folder,
+    task_kind,
+    train,
+)
+from fedlayers.decision.price import estimate_cost
+from fedlayers.decision.ways import Way
+from fl_core import __version__, storage
+from fl_core.algorithms.base import find
+from fl_core.config import ROUNDS, Keys, RunConfig, resolve, with_own
+from fl_core.display import Displayed, Summary, csv_bytes
+from fl_core.errors import (
+    COUNT,
+    NUMBER,
+    MapOf,
+    RunError,
+    UsageError,
+    as_list,
+    check_known,
+    check_value,
+    listing,
+    validate,
+    warn,
+)
+from fl_core.registry import is_outside
+from fl_core.rows import MAIN, SCORES, check_score, of_class
+from fl_core.run.task import Task
+from fl_core.seeds import numpy_generator
+from fl_core.storage import check_version, write_atomically, write_json
+
+TRAINING = ("lr", "momentum", "weight_decay", "max_grad_norm")
+"""Keys of local training that can be tuned. They do not change a run's number of steps."""
+ATTEMPTS = 1000
+"""Maximum draws for one point until it is a new one."""
+_RANGE = re.compile(r"(?P<low>[^:]+?)\.\.(?P<high>[^:]+)(:(?P<scale>.*))?")
+
+Point = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Range:
+    """All numbers from ``low`` to ``high``, such as ``1e-4..1e-1:log``, rounded to four digits.
+
+    Attributes:
+        log: whether the logarithm is uniform.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+
+    def at(self, share: float) -> float:
+        """Return the number at a share of the way, 0 to 1."""
+        if self.log:
+            number = self.low * (self.high / self.low) ** share
+        else:
+            number = self.low + share * (self.high - self.low)
+        return min(max(float(f"{number:.4g}"), self.low), self.high)
+
+
+Search = tuple[Any, ...] | Range
+"""What is searched for a key: some values, or a range."""
+
+
+def parse_search(key: str, text: Any) -> Search:
+    """Parse what is searched for a key: ``LOW..HIGH``, ``LOW..HIGH:log``, values between commas, or a list.
+
+    Raises:
+        UsageError: no numbers, a reversed range, or a repeated value.
+
+    >>> parse_search("lr", "1e-4..1e-1:log").at(1 / 3)
+    0.001
+    >>> parse_search("mu", "0.01,0.1,1")
+    (0.01, 0.1, 1)
+    """
+    found = _RANGE.fullmatch(text) if isinstance(text, str) else None
+    if found is None:
+        values = map(_value, text.split(",")) if isinstance(text, str) else text
+        return as_list(f"values of {key}", values, distinct=True)
+    try:
+        low, high = float(found["low"]), float(found["high"])
+    except ValueError as error:
+        raise UsageError(
+            f"ends of the range of {key} must be numbers; got {text!r}."
+        ) from error
+    log = (
+        found["scale"] is not None
+        and check_known(f"scale of {key}", found["scale"], ("log",)) == "log"
+    )
+    if not (-math.inf < low < high < math.inf) or (log and low <= 0):
+        raise UsageError(
+            f"range of {key} must go from a number to a larger one, with :log above 0; got {text!r}."
+        )
+    return Range(low, high, log)
+
+
+def spaces(
+    over: Mapping[str, Any] | None,
+    algorithms: Sequence[str],
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+) -> dict[str, dict[str, Search]]:
+    """Return what is searched for each algorithm.
+
+    Args:
+        over: by key, see :func:`parse_search`. A key is one of :data:`TRAINING`, for all algorithms, or an algorithm's
+            own, for all that have it, or ``ALGORITHM.KEY``.
+        options: fixed keys of the algorithms, by algorithm.
+
+    Raises:
+        UsageError: nothing to search, a key that no algorithm has, or one that is also fixed.
+    """
+    if not over:
+        raise UsageError(
+            "There is nothing to search. Name keys, such as lr=1e-4..1e-1:log."
+        )
+    own = {}
+    for name in algorithms:
+        kind = find(name, (options or {}).get(name, {}))
+        own[name] = [*TRAINING, *(field.name for field in fields(kind.Config))]
+    found: dict[str, dict[str, Search]] = {name: {} for name in algorithms}
+    for said, text in over.items():
+        chosen = [name for name in algorithms if said.startswith(f"{name}.")]
+        key = said.removeprefix(f"{chosen[0]}.") if chosen else said
+        names = chosen or algorithms
+        having = [name for name in names if key in own[name]]
+        if not having:
+            known = dict.fromkeys(each for name in names for each in own[name])
+            check_known(f"key to tune of {listing(names)}", key, known)
+        for name in having:
+            if key in (options or {}).get(name, {}):
+                raise UsageError(
+                    f"{key} of {name} must be searched or set, not both. Leave one out."
+                )
+            if key in found[name]:
+                raise UsageError(
+                    f"{key} of {name} must be searched once; got it twice. Leave one out."
+                )
+            found[name][key] = parse_search(said, text)
+    return found
+
+
+def points(space: Mapping[str, Search], trials: int, seed: int) -> list[Point]:
+    """Return the points to try: different ones up to the number of trials, or all of them (a grid).
+
+    A point's values depend on the key's name and the point's number, not on the algorithm's name. All algorithms
+    therefore try the same learning rates. A search with more trials begins with the same trials.
+
+    >>> space = {"lr": parse_search("lr", "0.01..1:log"), "mu": parse_search("mu", "0.1,1")}
+    >>> points(space, 2, seed=0) == points(space, 5, seed=0)[:2]
+    True
+    >>> len(points({"mu": parse_search("mu", "0.1,1")}, 5, seed=0))
+    2
+
+    Lists without more points than trials are a grid:
+
+    >>> space = {"lr": parse_search("lr", "0.1,0.01,0.001"), "mu": parse_search("mu", [1, 2, 3, 4])}
+    >>> grid = points(space, 100, seed=0)
+    >>> len(grid), len({(point["lr"], point["mu"]) for point in grid})
+    (12, 12)
+    >>> points(space, 5, seed=0) == grid[:5]
+    True
+    """
+    whole = math.prod(
+        len(each) if isinstance(each, tuple) else trials for each in space.values()
+    )
+    found: list[Point] = []
+    for attempt in range(ATTEMPTS * trials):
+        if len(found) == min(trials, whole):
+            break
+        point = {}
+        for key, each in space.items():
+            share = numpy_generator(seed, "tune", key, attempt).random()
+            if isinstance(each, tuple):
+                point[key] = each[int(share * len(each))]
+            else:
+                point[key] = each.at(share)
+        if point not in found:
+            found.append(point)
+    return found
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text.strip()
+
+
+# --- tuning -----------------------------------------------------------------------------------------------------------
+
+APART = 1000
+"""Distance of tuning's first seed from the one that is asked for, so that a comparison uses other seeds."""
+TRIALS = 8
+FORMAT = "fedlayers.tuned/1"
+FORM = {
+    "settings": MapOf(dict), "values": MapOf(NUMBER), "trials": MapOf(COUNT), "score": str, "dataset": str,
+    "rounds": COUNT, "seeds": [COUNT], "version": str,
+}  # fmt: skip
+"""What a file of :class:`Tuned` holds."""
+Settings = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, repr=False)
+class Tuned(Displayed):
+    """The result of tuning: the settings of each algorithm that did best.
+
+    Attributes:
+        settings: keys of local training and of the algorithm, by algorithm: ``{"fedprox": {"lr": 0.01, "mu": 1.0}}``.
+        values: their score on validation samples, by algorithm.
+        trials: number of settings that were tried, by algorithm.
+        score, dataset, rounds, seeds: the conditions of the tuning.
+        version: of this package.
+        table: a line per trial, by algorithm: the values tried, ``value`` (the score, mean over seeds; NaN if a run
+            failed), ``best`` (whether it is the algorithm's choice), and ``failed`` (why, if it did). A file has none.
+        positive: the class of two whose AUROC and AUPRC are scored.
+    """
+
+    settings: Settings
+    values: dict[str, float]
+    trials: dict[str, int]
+    score: str
+    dataset: str
+    rounds: int
+    seeds: tuple[int, ...]
+    version: str
+    table: pd.DataFrame = field(
+        default_factory=lambda: pd.DataFrame(columns=["algorithm", "failed"]),
+        compare=False,
+    )
+    positive: str = field(default="", compare=False)
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON, without the table."""
+        write_json(path, {"format": FORMAT, **{key: vars(self)[key] for key in FORM}})
+
+    @classmethod
+    def load(cls, path: Path | str) -> Tuned:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            UsageError: no such file, or not one of these.
+        """
+        path = Path(path)
+        wrong = "it has no known format"
+        try:
+            found = storage.parsed_json(storage.read_text(path, storage.JSON_BYTES))
+            if isinstance(found, dict) and check_version(
+                path, found.pop("format", None), FORMAT
+            ):
+                wrong = validate(found, FORM) or _unknown(found)
+        except UsageError:
+            raise
+        except (OSError, ValueError) as error:
+            wrong = str(error)
+        if wrong:
+            raise UsageError(
+                f"tuned must be a file of fedlayers tune; got {path}: {wrong}. Run fedlayers tune again."
+            )
+        return cls(**{**found, "seeds": tuple(found["seeds"])})
+
+    def apply(
+        self,
+        config: RunConfig,
+        algorithms: Sequence[str],
+        seeds: Sequence[int],
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+        **given: Any,
+    ) -> tuple[Settings, Settings]:
+        """Return the settings and the options of a comparison's algorithms: tuned ones and given ones.
+
+        Args:
+            given: data and model from Python, as of :class:`fl_core.config.Own`.
+
+        Warns:
+            UserWarning: some algorithms were not tuned, or on another dataset.
+
+        Raises:
+            UsageError: a seed that tuning used, a key that is also given, or no algorithm that was tuned.
+        """
+        tuned = [name for name in algorithms if name in self.settings]
+        if not tuned:
+            raise UsageError(
+                f"algorithms must have one that was tuned: {listing(self.settings)}; got {listing(algorithms)}."
+            )
+        if seen := sorted(set(self.seeds) & set(seeds)):
+            raise UsageError(
+                f"Seed {seen[0]} was used for tuning. Use others to compare, such as {max(self.seeds) + 1}."
+            )
+        if resolve(config, **given).data.dataset != self.dataset:
+            warn(f"tuned on {self.dataset}, compared on {config.data.dataset}")
+        if rest := [name for name in algorithms if name not in tuned]:
+            warn(f"{listing(rest)} not tuned as the others were: default settings")
+        own = {name: dict((options or {}).get(name, {})) for name in algorithms}
+        settings: Settings = {name: {} for name in tuned}
+        for name in tuned:
+            training, others = _parts(self.settings[name])
+            twice = [key for key in training if config.value(key) is not None]
+            twice += own[name].keys() & others
+            if twice:
+                raise UsageError(
+                    f"{twice[0]} of {name} must be tuned or set, not both. Leave one out."
+                )
+            settings[name] = training
+            own[name] |= others
+        return settings, own
+
+    def shown(self) -> pd.DataFrame:
+        """Return the chosen settings, a line per algorithm."""
+        return pd.DataFrame(
+            [
+                {"algorithm": name, "tried": self.trials[name], **settings}
+                | {self.score: self.values[name]}
+                for name, settings in self.settings.items()
+            ]
+        )
+
+    def summary(self) -> Summary:
+        return Summary.of_frame("The best settings on validation samples", self.shown())
+
+    def text(self) -> str:
+        """Return the chosen settings, and how they were chosen."""
+        shown = self.shown().to_string(index=False, na_rep="", float_format="%.4g")
+        failed = self.table[self.table["failed"] != ""]
+        counts = failed.groupby("algorithm", sort=False).size()
+        notes = [
+            f"{count} of {name}'s trials failed: see trials.csv"
+            for name, count in counts.items()
+        ]
+        legend = (
+            f"{self.score}{of_class(self.score, self.positive)} on validation samples of seeds "
+            f"{listing(map(str, self.seeds))}: mean over clients, weighted by training samples. Test samples were "
+            "not read."
+        )
+        return "\n\n".join([shown, *notes, legend])
+
+
+def _unknown(found: Mapping[str, Any]) -> str:
+    """Describe what tuning never writes: a further entry, or code; empty without a fault."""
+    if other := sorted(found.keys() - FORM.keys()):
+        return f"it must have the entries {listing(FORM)}; got {other[0]!r}"
+    values = [value for each in found["settings"].values() for value in each.values()]
+    if code := [
+        value for value in values if isinstance(value, str) and is_outside(value)
+    ]:
+        return (
+            f"settings must not be code, which only a command may name; got {code[0]!r}"
+        )
+    return ""
+
+
+def tune(
+    config: RunConfig | None = None,
+    algorithms: str | Sequence[str] = (),
+    search: Mapping[str, Any] | None = None,
+    out: Path | str = "out/tune",
+    *,
+    data: Any = None,
+    model: Any = None,
+    trials: int = TRIALS,
+    seeds: Sequence[int] | int | None = None,
+    score: str = "",
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    backend: Backend | str = "",
+    progress: bool = True,
+    live: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+    **keys: Unpack[Keys],
+) -> Tuned:
+    """Search the learning rate and the algorithms' own keys, with the same budget for each algorithm.
+
+    Every algorithm tries ``trials`` settings, drawn at random, or all of them if these are fewer (a grid). Each is
+    trained in full, once per seed. The one with the best validation score is chosen. The score is the mean over clients
+    weighted by training samples, then over seeds, of the model that a client would use: in its best round under a
+    stopping rule, else in its last one.
+
+    Nothing here reads scores on test samples. Data without a test set of their own are split differently in each seed.
+    One seed's validation samples are then partly another seed's test samples.
+
+    After a stop, the same call resumes, also with more ``trials``. Below ``out``: ``trials/`` (run directories),
+    ``trials.csv`` and ``tuned.json``, which :func:`~fedlayers.decision.compare.compare` takes.
+
+    Args:
+        config: of all runs; its ``workers`` train runs side by side.
+        out: the folder; default ``out/tune``, as of the command.
+        data, model, keys: as of :func:`fedlayers.run <fedlayers.runs.run>`.
+        search: what is searched, by key: :func:`~fedlayers.decision.tune.spaces`.
+        trials: settings of each algorithm.
+        seeds: of the runs, different from those of a later comparison. The default is the configuration's + 1000.
+        score: of :data:`fl_core.rows.SCORES`; default the main score of the task.
+        options: fixed keys of the algorithms, by algorithm.
+        backend: where runs are trained; see :func:`~fedlayers.decision.choose.choose`.
+        progress: show the runs that are done.
+        live: as of :func:`~fedlayers.decision.choose.choose`.
+        tell: receives the estimated cost, and a line whenever a run is done.
+
+    Raises:
+        UsageError: an unknown name or an invalid value, or runs of other settings below ``out``, before any training.
+        RunError: every trial of an algorithm failed.
+
+    >>> import tempfile
+    >>> where = tempfile.TemporaryDirectory()
+    >>> config = RunConfig(dataset="heart", rounds=2)
+    >>> found = tune(config, ["fedavg", "fedprox"], {"lr": "0.001,0.1", "mu": "0.01..1:log"}, where.name, trials=2)
+    >>> found.trials, sorted(found.settings["fedprox"]), sorted(found.settings["fedavg"])
+    ({'fedavg': 2, 'fedprox': 2}, ['lr', 'mu'], ['lr'])
+    """
+    out = study_folder(out)
+    config, own = with_own(config, data, model, **keys)
+    seeds = seeds_of(config, seeds, 1, APART)
+    check_value("trials", trials, ROUNDS)
+    algorithms = as_list("algorithms", algorithms, distinct=True)
+    kind = task_kind(config, own)
+    score = check_score(score or MAIN[kind], kind)
+    for name in options or {}:
+        check_known("algorithm that is tuned", name, algorithms)
+    searched = spaces(search, algorithms, options)
+    for key in sorted({key for space in searched.values() for key in space}):
+        if key in TRAINING and config.value(key) is not None:
+            raise UsageError(f"{key} must be searched or set, not both. Leave one out.")
+    using = plan_users(algorithms, given=config.federation.plan is not None)
+    arms, tested, lines = [], {}, []
+    for name in algorithms:
+        fixed = {} if name in using else {"plan": None}
+        found = points(searched[name], trials, config.execution.seed)
+        for number, point in enumerate(found):
+            settings, extra = _parts(point)
+            all_own = {**(options or {}).get(name, {}), **extra}
+            arm = Way(f"{name}-{number:03}", name, None, {**fixed, **settings}, all_own)
+            arms.append(arm)
+            tested[name, number] = point
+            line = {"arm": arm.name, "algorithm": name, "trial": number}
+            lines.append({**line, **point})
+    tried = pd.DataFrame(lines)
+    jobs = jobs_of(arms, config.with_keys(workers=0), seeds, out / "trials", **own)
+    tasks: dict[str, Task] = {}
+    for job, task in zip(jobs, assembled(jobs, announced=set()), strict=True):
+        tasks[job.arm] = task
+    first = tasks[jobs[0].arm]
+    shown = {"parallel": True, "progress": progress, "live": live}
+    with open_backend(backend, config.execution.workers, **shown) as place:
+        cost = estimate_cost(tasks, jobs, place.side_by_side).text()
+        tell(f"at most {cost}" if first.config.federation.patience else cost)
+        failed = train(jobs, place, tell)
+    table = _table(tried, jobs, score, failed)
+    write_atomically(out / "trials.csv", csv_bytes(table))
+    best = table[table["best"]].set_index("algorithm")
+    for name in algorithms:
+        if name not in best.index:
+            reason = table.loc[table["algorithm"] == name, "failed"].iloc[0]
+            raise RunError(f"every trial of {name} failed, the first with: {reason}")
+    result = Tuned(
+        settings={name: tested[name, best["trial"][name]] for name in algorithms},
+        values={name: float(best["value"][name]) for name in algorithms},
+        trials=tried.groupby("algorithm", sort=False).size().to_dict(),
+        score=score,
+        dataset=first.config.data.dataset,
+        rounds=int(first.config.federation.rounds or 1),
+        seeds=seeds,
+        version=__version__,
+        table=table,
+        positive=first.data.positive,
+    )
+    result.save(out / "tuned.json")
+    return result
+
+
+def _parts(point: Point) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the keys of local training at a point, and the algorithm's own."""
+    settings = {key: value for key, value in point.items() if key in TRAINING}
+    return settings, {key: value for key, value in point.items() if key not in TRAINING}
+
+
+def _table(
+    tried: pd.DataFrame,
+    jobs: Sequence[TrainingJob],
+    score: str,
+    failed: Mapping[str, str],
+) -> pd.DataFrame:
+    """Return the trials with their mean scores over seeds; NaN, and why, if a run of theirs failed.
+
+    A run's score is that of the model that counts, in its best round under a stopping rule, else in its last one.
+    """
+    lines = []
+    for job in jobs:
+        value, why = math.nan, failed.get(job.name, "")
+        if not why:
+            found = scores_of(validation_rows(job))
+            value = found.set_index("metric")["value"].get(score, math.nan)
+            why = f"no finite {score} on validation samples" * math.isnan(value)
+        lines.append({"arm": job.arm, "value": value, "failed": why})
+    of_arm = pd.DataFrame(lines).groupby("arm", sort=False)
+    table = tried.drop(columns="arm")
+    table["value"] = of_arm["value"].apply(pd.Series.mean, skipna=False).to_numpy()
+    table["failed"] = of_arm["failed"].max().to_numpy()
+    sign = 1 if SCORES[score] else -1
+    best = (sign * table["value"]).dropna().groupby(table["algorithm"]).idxmax()
+    table["best"] = table.index.isin(best)
+    return table

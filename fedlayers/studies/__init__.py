@@ -1,1 +1,0 @@
-"""Studies of many runs: comparisons, races, and a whole study with its report."""
