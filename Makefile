@@ -6,7 +6,7 @@ DEMO := $(VENV)/.demo
 OUT ?= out/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock dist demo federation figures notebooks lab lists docs test coverage budget mutants test-slow test-federation clean
+.PHONY: help setup lock dist demo federation figures notebooks lab lists docs test coverage mutants test-slow test-federation clean
 
 help:            ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 17
@@ -84,9 +84,6 @@ test: $(READY)   ## style, types and tests
 coverage: $(READY) ## lines and branches that the tests reach, in out/coverage
 	$(ALL) --cov=fl_core --cov=diagnostics --cov=fedlayers --cov-branch \
 		--cov-report=term:skip-covered --cov-report=html:out/coverage
-
-budget: $(READY) ## lower the stored tokens of code of each part to today's
-	$(BIN)/python -m benchmarks.lines --store
 
 mutants: $(READY) ## The stored mutations of the code, each against the tests that reach it, some minutes
 	$(BIN)/python -m tests.mutants

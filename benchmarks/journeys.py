@@ -10,7 +10,9 @@ from types import FrameType
 from typing import Any
 
 import fedlayers as fl
-from benchmarks.lines import PACKAGES, ROOT
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("fl_core", "diagnostics", "fedlayers")
 
 
 def files(work: Callable[[], Any]) -> dict[str, int]:

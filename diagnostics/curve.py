@@ -160,7 +160,7 @@ def curve_of(
         who = (client, other) if other else (client,)
         rows = {row["layer"]: row for row in part.to_dict("records")}
         found = [_value(rows.get(layer.name), layer, client, metric) for layer in used]
-        measured[who] = [1 - v if other and not kind.distance else v for v in found]
+        measured[who] = [kind.to_distance(v) for v in found] if other else found
         by_layer = part.set_index("layer").loc[list(names)]
         errors[who] = by_layer["stderr"].astype(float).fillna(0.0).tolist()
     clients, weights = {}, {}

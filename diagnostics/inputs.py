@@ -86,6 +86,37 @@ def _check_module(model: object) -> None:
     check_real(model)
 
 
+def _check_same_clients(
+    model_names: Sequence[str], models: int, data_names: Sequence[str], data: int
+) -> None:
+    """Check that models and data are of the same clients, or that one of either is for all."""
+    if data_names:
+        for name in model_names:
+            check_known("client with data", name, data_names)
+    both_named = bool(model_names and data_names)
+    if models != data and (both_named or 1 not in (models, data)):
+        of_models = listing(model_names) or "no names"
+        of_data = listing(data_names) or "no names"
+        raise UsageError(
+            f"models and data must be of the same clients; got {models} models ({of_models}) and "
+            f"{data} sets of data ({of_data}). Pass one of either without a name."
+        )
+
+
+def _check_same_tensors(
+    first: Mapping[str, Any], client: str, other: Mapping[str, Any], other_client: str
+) -> None:
+    """Check that two clients' models have tensors of the same names and shapes."""
+    whose = f"the model of client {client!r}", f"that of client {other_client!r}"
+    try:
+        tree.check_same(first, other, *whose)
+    except UsageError as error:
+        raise UsageError(
+            f"{error} Metrics of pairs that read features alone, such as cka, "
+            "compare other architectures. Ask for no other metric."
+        ) from error
+
+
 def client_models(
     models: Any, data: Any, request: Request
 ) -> tuple[list[ClientModel], int]:
@@ -114,15 +145,8 @@ def client_models(
     if data is None:
         raise UsageError("data must be given with models; got none. Pass pairs (x, y).")
     data_names, own_data = _names_and_items("data", data, _is_one(data))
-    if data_names:
-        for name in model_names:
-            check_known("client with data", name, data_names)
     m, d = len(own_models), len(own_data)
-    if m != d and (1 not in (m, d) or (model_names and data_names)):
-        raise UsageError(
-            f"models and data must be of the same clients; got {m} models ({listing(model_names) or 'no names'}) and "
-            f"{d} sets of data ({listing(data_names) or 'no names'}). Pass one of either without a name."
-        )
+    _check_same_clients(model_names, m, data_names, d)
     if model_names and data_names:
         own_data = [own_data[data_names.index(name)] for name in model_names]
     count = max(m, d)
@@ -138,15 +162,7 @@ def client_models(
     subjects = []
     for name, model, own in zip(names, own_models, own_data, strict=True):
         if not request.across_models:
-            mine = tree.named_tensors(model)
-            whose = f"the model of client {names[0]!r}", f"that of client {name!r}"
-            try:
-                tree.check_same(first, mine, *whose)
-            except UsageError as error:
-                raise UsageError(
-                    f"{error} Metrics of pairs that read features alone, such as cka, "
-                    "compare other architectures. Ask for no other metric."
-                ) from error
+            _check_same_tensors(first, names[0], tree.named_tensors(model), name)
         if id(own) not in read:
             with (
                 about(f"client {name!r}"),

@@ -91,6 +91,10 @@ class Facts:
     default_variant: str = ""
     differs: str = ""
 
+    def to_distance(self, value: float) -> float:
+        """Return a distance of two clients: a distance unchanged, and 1 - value for a similarity."""
+        return value if self.distance else 1 - value
+
     @property
     def variant(self) -> str:
         """The default variant."""

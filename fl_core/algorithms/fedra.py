@@ -289,9 +289,7 @@ class FedRA(LimitedDepth):
         total = len(self.task_info.blocks)
         seed = self.task_info.seed
         if not self.covers:
-            draw = seeds.numpy_generator(seed, "allocation", rnd.index, client)
-            chosen = draw.choice(total, self.depth(rnd, client), replace=False)
-            return tuple(sorted(int(k) for k in chosen))
+            return draw_depths(self.depth(rnd, client), total, seed, rnd.index, client)
         everyone = rnd.sampled if client in rnd.sampled else (*rnd.sampled, client)
         depths = tuple((each, self.depth(rnd, each)) for each in everyone)
         return draw_cover(depths, total, seed, rnd.index)[client]
@@ -326,6 +324,15 @@ def fixed_depths(given: Sequence[int], clients: int, blocks: int) -> tuple[int, 
             f"depths must have at most one value for each of the {clients} clients; got {len(given)} values."
         )
     return tuple(depths[client * len(depths) // clients] for client in range(clients))
+
+
+def draw_depths(
+    depth: int, blocks: int, seed: int, index: int, client: int
+) -> tuple[int, ...]:
+    """Draw the positions of a client's blocks in a round: uniform without replacement, ascending."""
+    draw = seeds.numpy_generator(seed, "allocation", index, client)
+    positions = draw.choice(blocks, depth, replace=False)
+    return tuple(sorted(int(position) for position in positions))
 
 
 @lru_cache(maxsize=8)

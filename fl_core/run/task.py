@@ -276,15 +276,7 @@ def assemble(
             "task='multilabel' for labels of 0 and 1."
         )
     if algorithm.needs_logits:
-        if criterion.task not in (CLASSIFICATION, REGRESSION):
-            raise UsageError(
-                f"{algorithm.name} must have classes; got task {criterion.task}. Use another algorithm."
-            )
-        if criterion.outputs(data.n_classes) != data.n_classes:
-            raise UsageError(
-                f"{algorithm.name}: the loss must have one output for each class; got {criterion.name!r}, "
-                "with one output."
-            )
+        _check_outputs(algorithm, criterion, data.n_classes)
     model, start = build(config, given, data, criterion, start, said)
     plain_layers = layers_of(
         model, models.example(data.shape), by=config.model.layer_granularity
@@ -573,6 +565,19 @@ def _criterion(config: RunConfig, data: FederatedData, model: object) -> Any:
 
 
 # --- checks ----------------------------------------------------------------------------------------------------
+
+
+def _check_outputs(algorithm: type[Algorithm], criterion: Loss, n_classes: int) -> None:
+    """Check that the loss has one output for each class, for an algorithm that compares logits."""
+    if criterion.task not in (CLASSIFICATION, REGRESSION):
+        raise UsageError(
+            f"{algorithm.name} must have classes; got task {criterion.task}. Use another algorithm."
+        )
+    if criterion.outputs(n_classes) != n_classes:
+        raise UsageError(
+            f"{algorithm.name}: the loss must have one output for each class; got {criterion.name!r}, "
+            "with one output."
+        )
 
 
 def _made_up(config: RunConfig, own: object, data: FederatedData) -> list[str]:

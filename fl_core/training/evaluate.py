@@ -107,19 +107,11 @@ def scores(
         fitted = loss if isinstance(loss, FittedLoss) else None
         target = (fitted.targets(y) if fitted else y).double().numpy()
         predicted = logits.reshape(y.shape)
-        errors = predicted - target
-        spread = float(((target - target.mean(axis=0)) ** 2).sum())
         of_classes: dict[str, float] = {}
         if fitted and fitted.has_classes:
             hits = predicted.argmax(axis=1) == target.argmax(axis=1)
             of_classes = {"accuracy": float(hits.mean())}
-        return {
-            **of_classes,
-            "loss": value,
-            "mse": float((errors**2).mean()),
-            "mae": float(np.abs(errors).mean()),
-            "r2": 1 - float((errors**2).sum()) / spread if spread > 0 else math.nan,
-        }
+        return {**of_classes, "loss": value, **_number_scores(predicted, target)}
     if loss.task == MULTILABEL:
         return {"loss": value, **_of_labels(logits, y.numpy() > 0)}
     if loss.task == SURVIVAL:
@@ -188,6 +180,16 @@ def _sort(key: Array) -> tuple[Array, Array]:
     ends = np.ones(order.shape, dtype=bool)
     ends[:, :-1] = ranked[:, 1:] != ranked[:, :-1]
     return order, ends
+
+
+def _number_scores(predicted: Array, target: Array) -> dict[str, float]:
+    """Return ``mse``, ``mae`` and ``r2`` of predicted numbers. Constant targets have no r2 (NaN)."""
+    errors = predicted - target
+    spread = float(((target - target.mean(axis=0)) ** 2).sum())
+    scores = {"mse": float((errors**2).mean()), "mae": float(np.abs(errors).mean())}
+    if spread == 0:
+        return {**scores, "r2": math.nan}
+    return {**scores, "r2": 1 - float((errors**2).sum()) / spread}
 
 
 def _areas(
