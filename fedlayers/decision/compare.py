@@ -115,7 +115,9 @@ def compare(
     model, data split, client sample and batches.
 
     >>> config = RunConfig(dataset="heart", rounds=1)
-    >>> comparison = compare(config, ["local", "fedavg"], seeds=[0, 1], out="comparison", progress=False)
+    >>> import tempfile
+    >>> where = tempfile.TemporaryDirectory()
+    >>> comparison = compare(config, ["local", "fedavg"], seeds=[0, 1], out=where.name, progress=False)
     >>> comparison.table[["algorithm", "model", "seeds"]].values.tolist()
     [['local', 'personal', 2], ['fedavg', 'global', 2]]
 

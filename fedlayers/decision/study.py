@@ -117,7 +117,10 @@ def study(
     >>> import numpy as np
     >>> draw = np.random.default_rng(0)
     >>> wards = {ward: (draw.normal(size=(40, 5)), np.arange(40) % 2) for ward in ("north", "south")}
-    >>> made = study(RunConfig(rounds=1), "study", seeds=2, data=wards, model="mlp", baselines=False, progress=False)
+    >>> import tempfile
+    >>> where = tempfile.TemporaryDirectory()
+    >>> how = {"model": "mlp", "baselines": False, "progress": False}
+    >>> made = study(RunConfig(rounds=1), where.name, seeds=2, data=wards, **how)
     >>> made.table["way"].tolist()[0], sorted(made.named)
     ('choose', [0, 1])
     """

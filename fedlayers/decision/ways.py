@@ -177,7 +177,7 @@ def ways_of(
 
 
 def way_of(name: str | LayerPlan, layers: tuple[Layer, ...], algorithm: str) -> Way:
-    """Return the way of a name or of a plan, as of :func:`arms_of`."""
+    """Return the way of a name or of a plan, as of :func:`ways_of`."""
     if isinstance(name, LayerPlan):
         plan = _checked(name, layers)
         return Way(f"plan_{plan.digest[:6]}", algorithm, plan)

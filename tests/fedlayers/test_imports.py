@@ -75,12 +75,13 @@ ROOMS = {
         "inputs plots",
         "report",
         "diagnosis select",
+        "regret",
         "measure",
         "cross_scores groups through_time",
     ),
     "fedlayers": (
         "backends monitor run_result runs",
-        "decision",
+        "decision rule_benchmark",
         "cli flower",
     ),
 }

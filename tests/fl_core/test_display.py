@@ -40,7 +40,7 @@ def shown(tmp_path_factory):
             judged(table, ["fedavg", "local"]),
             made,
         ),
-        *(file, tuned, crossed),
+        *(file, tuned, crossed, fl.label_shift(runner.assemble(config).data)),
     ]
 
 
