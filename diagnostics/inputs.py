@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from fl_core import tree
 from fl_core.data.federated import FederatedData, Split
-from fl_core.data.loading import check_finite, client_names, pair_of
+from fl_core.data.loading import check_finite, client_names, note_parts, pair_of
 from fl_core.errors import (
     UsageError,
     about,
@@ -386,6 +386,7 @@ def _joined(
             for row in zip(*batch.values(), strict=True)
         ]
         read = [pair_of(rows, "data")]
+    note_parts(read[0], "data")
     pairs, layouts = [], []
     for batch in read:
         x, y = split_labels(batch)

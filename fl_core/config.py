@@ -243,6 +243,7 @@ class Keys(TypedDict, total=False):
     encoding: str
     scale: str | None
     impute: str
+    clip: str
     task: str
     keep_ids: bool
     fold_case: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -18,7 +19,7 @@ from fl_core.data.cells import (
     texts_of,
 )
 from fl_core.data.spelling import (
-    PLAIN_NUMBERS,
+    MINUS,
     DataFault,
     Names,
     Place,
@@ -170,11 +171,28 @@ PREDICT: Way = "Predict numbers", {"task": REGRESSION}
 AS_NUMBERS: Way = "Read labels as numbers", {"label_numbers": True}
 
 
+def exact(word: str) -> Decimal:
+    """Return the number of a word with all its digits.
+
+    >>> exact("9007199254740993") - exact("9007199254740992"), exact("\u22127")
+    (Decimal('1'), Decimal('-7'))
+    """
+    return Decimal(word.strip().replace(MINUS, "-"))
+
+
+def of_digits(words: Iterable[str]) -> bool:
+    """Return whether all words are digits alone, which are whole numbers at any size."""
+    return all(word.isascii() and word.isdigit() for word in words)
+
+
 def check_spellings(what: str, words: Iterable[str], way: str | Way) -> None:
-    """Refuse two different words that are one number, such as 007 and 7."""
-    seen: dict[float, str] = {}
+    """Refuse two different words that are one number, such as 007 and 7. Numbers of any size keep their digits.
+
+    >>> check_spellings("labels", ["9007199254740992", "9007199254740993"], AS_NUMBERS)
+    """
+    seen: dict[Decimal, str] = {}
     for word in filter(is_number, words):
-        first = seen.setdefault(PLAIN_NUMBERS.number(word), word)
+        first = seen.setdefault(exact(word), word)
         if first != word:
             rule = f"{what} must not be one number in two spellings"
             raise DataFault(f"{rule}; got {first!r}, {word!r}.", way)
@@ -355,9 +373,10 @@ def written_classes(cells: pd.Categorical) -> list[str]:
     refuse_where(lacks_value(cells), cells, LABELLED)
     names = sorted({word.strip() for word in cells.categories})
     if any(map(is_number, names)):
-        labels(numbers(cells))  # all are whole
+        if not of_digits(names):
+            labels(numbers(cells))  # all are whole
         check_spellings("labels", names, AS_NUMBERS)
-        names.sort(key=PLAIN_NUMBERS.number)
+        names.sort(key=exact)
     return names
 
 

@@ -34,6 +34,8 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """The mean and the standard deviation of ImageNet's channels in 0..1."""
 IMPUTES = ("none", "mean", "median", "most_frequent")
 """Values for missing numbers: none (they are errors), or a statistic of the column's training samples."""
+CLIPS = ("fences", "none")
+"""Bounds of a table's numbers: fences far outside of the clients' quartiles, or none."""
 STANDARD = SCALES[1]
 """The default scaling of your own table."""
 PARQUET = ".parquet"
@@ -92,6 +94,9 @@ class Reading:
     colour images. Default: standard for your own table, else none."""
     impute: Annotated[str, OneOf("impute", IMPUTES)] = IMPUTES[0]
     """Fill missing numbers with the training samples' mean, median or most_frequent. With none they are an error."""
+    clip: Annotated[str, OneOf("clip", CLIPS)] = CLIPS[0]
+    """Clip numbers of a table that lie far outside of the clients' training samples: fences (10 times the distance of
+    the quartiles beyond them), or none."""
     task: Annotated[str, OneOf("task", TASKS)] = CLASSIFICATION
     """Task of your own data: classification, regression, survival or multilabel."""
     keep_ids: bool = False
@@ -231,7 +236,7 @@ class Reading:
         Raises:
             UsageError: names the keys. The message begins with ``what``, the data.
         """
-        own = [key for key in READING if key not in ("scale", "impute", "task")]
+        own = [key for key in READING if key not in ("scale", "impute", "clip", "task")]
         none = "has no columns to name, and no text or image files to read"
         self.check_unasked(f"{what} {none}", *own)
 

@@ -284,8 +284,9 @@ def gather(
         UsageError: the partition was made for another source.
     """
     partition.check(source)
-    train = np.concatenate([part["train"] for part in partition.indices.values()])
-    whole, source = source, source.fit(train, preprocessing)
+    rows = [part["train"] for part in partition.indices.values()]
+    owner = np.repeat(np.arange(len(rows)), list(map(len, rows)))
+    whole, source = source, source.fit(np.concatenate(rows), preprocessing, owner)
     clients = tuple(
         ClientData(name, **{split: split_of(source, splits[split]) for split in SPLITS})
         for name, splits in partition.indices.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,12 +44,14 @@ class Samples(NamedTuple):
         x: float32 [n, *shape]; texts are int64 token ids [n, length].
         ids: columns of a table that name its records, by column.
         notes: the columns of each sample that are unlike the training samples. Empty if no column has many such values.
+        clipped: the columns of each sample whose number was clipped. Empty if none was.
     """
 
     names: Names
     x: Tensor
     ids: Mapping[str, Names] = {}
     notes: Names = ()
+    clipped: Names = ()
 
 
 @dataclass(frozen=True)
@@ -304,6 +307,7 @@ class Inputs:
     ) -> Samples:
         source = self._source(x)
         notes: Names = ()
+        clipped: Names = ()
         expected = (len(self.columns),) if self._words else self.shape
         if source.is_image != self.images or source.shape != expected:
             shape = f"{x.dtype} of shape {list(x.shape)}"
@@ -324,8 +328,19 @@ class Inputs:
                     ", ".join(name for name, (_, rows) in odd.items() if rows[row])
                     for row in range(len(x))
                 )
+            outside = made.outside(x)
+            if outside.any():
+                named = list(map(repr, made.columns or range(x.shape[1])))
+                clipped = tuple(", ".join(compress(named, row)) for row in outside)
+                counts = outside.sum(axis=0)
+                columns = [
+                    f"{named[k]} ({counts[k]:,})" for k in np.flatnonzero(counts)
+                ]
+                warn(
+                    f"{where}: numbers far outside of the training samples' are clipped: {listing(columns, 4)}"
+                )
             source = self._source(made.transform(x))
-        found = self._samples(source, names)._replace(notes=notes)
+        found = self._samples(source, names)._replace(notes=notes, clipped=clipped)
         return found._replace(x=found.x.long()) if self.tokens else found
 
     @staticmethod

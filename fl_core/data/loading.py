@@ -152,6 +152,7 @@ def opened(
         for note in notes:
             warn(note)
     source = source.with_methods(how.scale or defaults.scale, how.impute)
+    source = replace(source, clip=how.clip)
     if max_samples is None:  # a file may hold fewer samples than the published pool
         max_samples = min(defaults.max_samples or len(source), len(source))
     return source.first(max_samples), defaults
@@ -463,9 +464,24 @@ def pair_of(samples: Any, where: str) -> tuple[Any, Any]:
     return _stacked(found, where)
 
 
+def note_parts(batch: Any, where: str) -> None:
+    """Warn which part of a batch is the label if it is a tuple of three or more parts.
+
+    Args:
+        batch: a sample, or a batch of samples.
+        where: the data, for the message.
+    """
+    if isinstance(batch, tuple | list) and len(batch) > 2:
+        warn(
+            f"{where}: the last of {len(batch)} parts of a sample is the label, and the {len(batch) - 1} before it are "
+            "inputs. If another is the label, give pairs (x, y)."
+        )
+
+
 def _stacked(rows: Sequence[Any], where: str) -> tuple[Any, Any]:
     """Return inputs and labels of samples. Token sequences of several lengths are padded, as their mask shows."""
     samples: list[dict[Any, Any]] = []
+    note_parts(rows[0], where)
     for row in rows:
         if isinstance(row, Mapping) and LABELS not in row and "label" in row:
             row = {LABELS if key == "label" else key: row[key] for key in row}
@@ -510,7 +526,9 @@ def _collated(collate: Any, found: Any, where: str) -> tuple[Any, Any]:
         about(what, Exception, way="Stack them, or give a Dataset."),
         seeds.torch_seeded(0),
     ):
-        x, y = split_labels(collate(found))
+        batch = collate(found)
+        note_parts(batch, where)
+        x, y = split_labels(batch)
         if len(y) != len(found):
             raise ValueError(f"{len(y)} labels")
     return x, y

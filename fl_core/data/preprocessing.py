@@ -70,6 +70,14 @@ def one_hot(x: NDArray[np.float32], words: Categories) -> NDArray[np.float32]:
 
 
 FIXED = "fixed"
+REACH = 10.0
+"""Distances of the quartiles that lie between them and a fence."""
+LEAST = 20
+"""Values other than the commonest from which they make a fence if the quartiles are equal."""
+MOST_OUTSIDE = 0.01
+"""Share of a column's training cells outside its fences, above which it is not clipped."""
+NO_FENCE = float(np.finfo(np.float32).max)
+"""The fence of a column without one. Every value lies within it."""
 ODD = 0.05
 """Share of a column's new numbers far from the training samples', above which they are reported as odd."""
 
@@ -96,6 +104,8 @@ class Preprocessing:
         categories: the words of each column that become columns. A column of numbers has none. Empty means all numbers.
         low, high: the 1 % and 99 % quantiles of each column's training samples, to compare new rows with.
         target: the training targets' mean and standard deviation, if a model predicts (target - mean) / deviation.
+        lowest, highest: the fences of each column. Values are clipped to them before anything else. Empty means that
+            nothing is clipped.
     """
 
     columns: Names = ()
@@ -108,9 +118,15 @@ class Preprocessing:
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
     target: tuple[float, ...] = ()
+    lowest: tuple[float, ...] = ()
+    highest: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        pairs = ((self.centre, self.spread), (self.low, self.high))
+        pairs = (
+            (self.centre, self.spread),
+            (self.low, self.high),
+            (self.lowest, self.highest),
+        )
         parts = (self.columns, self.fill, self.categories, *sum(pairs, ()))
         widths = {len(part) for part in parts if part}
         whole = all(bool(one) == bool(other) for one, other in pairs)
@@ -139,8 +155,16 @@ class Preprocessing:
             found += [f"{name}={word}" for word in (*words, "other")] if words else [name]  # fmt: skip
         return tuple(found)
 
+    def outside(self, x: Array) -> Bools:
+        """Return which cells of rows [n, d] lie outside the fences, bool [n, d]. A missing cell does not."""
+        if not self.lowest:
+            return np.zeros(x.shape, dtype=bool)
+        return (x < np.array(self.lowest)) | (x > np.array(self.highest))
+
     def transform(self, x: Array) -> NDArray[np.float32]:
         """Return rows [n, d] as the model takes them, float32 [n, D]. Filling and scaling are computed in float64.
+
+        Values are clipped to the fences first.
 
         A word is given as its place among the column's categories, or the place after the last.
 
@@ -157,6 +181,8 @@ class Preprocessing:
             named = repr(self.columns[column]) if self.columns else column
             rule = f"the value of column {named} must not be missing."
             raise DataFault(rule, "Fill it first.", row=row)
+        if self.outside(x).any():
+            x = np.clip(x, self.lowest, self.highest)
         if not self.fill and not self.centre:
             return one_hot(np.ascontiguousarray(x, dtype=np.float32), self.categories)
         values = x.astype(np.float64)
@@ -219,22 +245,89 @@ class Preprocessing:
         return made
 
 
+def fence(values: Floats) -> tuple[float, float]:
+    """Return the fences of a client's values [n]: the quartiles, each :data:`REACH` times their distance further out.
+
+    Equal quartiles are replaced by those of the values other than the commonest, if there are :data:`LEAST` of these.
+
+    >>> fence(np.arange(101.0)), fence(np.repeat([0.0, 1.0], [9, 2]))
+    ((-475.0, 575.0), (3.4028234663852886e+38, -3.4028234663852886e+38))
+
+    Returns:
+        The lower and the upper fence. Without any the lower one is the highest number, and the upper one the lowest.
+    """
+    none = NO_FENCE, -NO_FENCE
+    if not len(values):
+        return none
+    first, third = np.quantile(values, (0.25, 0.75))
+    if first == third:
+        # the median is the commonest value, since half of all values equal it
+        others = values[values != first]
+        if len(others) < LEAST:
+            return none
+        first, third = np.quantile(others, (0.25, 0.75))
+    reach = REACH * (third - first)
+    if not reach:
+        return none
+    return float(first - reach), float(third + reach)
+
+
+def fences(
+    x: Array, owner: NDArray[np.int64], categories: Categories = ()
+) -> tuple[Floats, Floats, NDArray[np.int64]]:
+    """Return the fences of each column, the widest of all clients', and the number of cells outside.
+
+    >>> x = np.array([[7.0, 7.1, 7.2, 7.3, 7.4, 7.5] * 40 + [140.0]]).T
+    >>> low, high, outside = fences(x, np.zeros(241, dtype=np.int64))
+    >>> low.round(2).tolist(), high.round(2).tolist(), outside.tolist()
+    ([4.1], [10.4], [1])
+
+    Args:
+        x: training samples [n, d], NaN where a value is missing.
+        owner: the client of each sample.
+        categories: the words of each column. Columns of words have no fences.
+
+    Returns:
+        The lower fences [d], the upper ones [d], and the counts [d]. A column without fences has
+        :data:`NO_FENCE` on both sides.
+    """
+    low = np.full(x.shape[1], NO_FENCE)
+    high = -low
+    order = np.argsort(owner, kind="stable")
+    ends = np.flatnonzero(np.diff(owner[order])) + 1
+    for k, values in enumerate(x.T):
+        if categories and categories[k]:
+            continue
+        for rows in np.split(order, ends):
+            own = values[rows]
+            lower, upper = fence(own[~np.isnan(own)].astype(np.float64))
+            low[k] = min(low[k], lower)
+            high[k] = max(high[k], upper)
+    open_ended = low > high
+    low[open_ended], high[open_ended] = -NO_FENCE, NO_FENCE
+    outside = ((x < low) | (x > high)).sum(axis=0)
+    return low, high, outside
+
+
 def fitted(
     x: Array,
     scale: str,
     impute: str,
     columns: Sequence[str] = (),
     categories: Categories = (),
+    owner: NDArray[np.int64] | None = None,
 ) -> Preprocessing:
     """Fit the preprocessing on training samples, by scikit-learn's SimpleImputer and its scaler of that name.
 
-    A constant column has spread 1.
+    A constant column has spread 1. A column with more than :data:`MOST_OUTSIDE` of its cells outside its fences is not
+    clipped.
 
     Args:
         x: training samples [n, d] of all clients together. Missing values are NaN.
         scale, impute: of :data:`fl_core.data.columns.SCALES` and :data:`IMPUTES`.
         columns: their names.
         categories: the words of each column. Columns of words are neither filled nor scaled.
+        owner: the client of each sample, to clip values to the clients' fences. None clips nothing.
 
     Raises:
         UsageError: a column to fill has no value in any training sample.
@@ -245,6 +338,15 @@ def fitted(
     values = x.astype(np.float64)
     # words are neither filled nor scaled
     values[:, [k for k, words in enumerate(categories) if words]] = 0.0
+    lowest: tuple[float, ...] = ()
+    highest: tuple[float, ...] = ()
+    if owner is not None:
+        low, high, outside = fences(values, owner, categories)
+        many = outside > MOST_OUTSIDE * (~np.isnan(values)).sum(axis=0)
+        low[many], high[many] = -NO_FENCE, NO_FENCE
+        if (np.abs(np.concatenate([low, high])) < NO_FENCE).any():
+            lowest, highest = tuple(low.tolist()), tuple(high.tolist())
+            values = np.clip(values, low, high)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a column without values
         quantiles = np.nan_to_num(np.nanquantile(values, (0.01, 0.99), axis=0))
@@ -267,6 +369,8 @@ def fitted(
         categories=categories,
         low=tuple(quantiles[0].tolist()),
         high=tuple(quantiles[1].tolist()),
+        lowest=lowest,
+        highest=highest,
     )
     if scale == "none":
         return found

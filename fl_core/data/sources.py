@@ -24,7 +24,7 @@ from fl_core.data.arrays import (
     task_of_entries,
 )
 from fl_core.data.cells import Array, Bools, Integers, refuse_where
-from fl_core.data.columns import IMAGENET, SCALES
+from fl_core.data.columns import CLIPS, IMAGENET, SCALES
 from fl_core.data.described import ColumnTable
 from fl_core.data.preprocessing import Categories, Preprocessing
 from fl_core.data.spelling import DataFault, Names, located
@@ -85,7 +85,7 @@ class Source:
         tokenizer: of a folder of transformers, that has read texts.
         shuffled: whether the order in the file has no meaning, so that the first samples are a fair pool.
         columns: names of a table's features, if it has a header.
-        scale, impute: what :meth:`fit` does with a table's numbers. Missing ones are NaN until then.
+        scale, impute, clip: what :meth:`fit` does with a table's numbers. Missing ones are NaN until then.
         categories: the words of each column that the numbers in ``x`` stand for until :meth:`fit`.
         preprocessing: what a table's numbers have gone through, by :meth:`fit` or by the dataset's own fixed
             numbers. None means nothing.
@@ -112,6 +112,7 @@ class Source:
     columns: Names = ()
     scale: str = "none"
     impute: str = "none"
+    clip: str = CLIPS[0]
     categories: Categories = ()
     preprocessing: Preprocessing | None = None
     table: ColumnTable = field(default_factory=ColumnTable)
@@ -243,10 +244,16 @@ class Source:
             x.sub_(mean).div_(std)
         return x
 
-    def fit(self, train: Integers, made: Preprocessing | None = None) -> Source:
+    def fit(
+        self,
+        train: Integers,
+        made: Preprocessing | None = None,
+        owner: Integers | None = None,
+    ) -> Source:
         """Return the source prepared by its training samples ``train``: a table filled and scaled, texts encoded.
 
-        A table uses the preprocessing ``made`` before, or fits it now. A column of words becomes one column for each
+        A table uses the preprocessing ``made`` before, or fits it now. ``owner`` is the client of each training sample,
+        for the fences. A column of words becomes one column for each
         word in these samples, and one for all others. Texts get a vocabulary of the words that occur
         at least :data:`LEAST_COUNT` times in these samples. At most :data:`MOST_WORDS` words are kept, by falling
         frequency and then in alphabetical order. Rarer words train the row of the unknown word.
@@ -279,9 +286,15 @@ class Source:
             words = made.categories if made else learnt
             x = preprocessing.recode(x, self.categories, words)
         if made is None:
+            clients = owner
+            if owner is None:
+                clients = np.zeros(len(train), dtype=np.int64)
+            if self.clip != CLIPS[0]:
+                clients = None
             made = preprocessing.fitted(
-                x[train], self.scale, self.impute, self.columns, words
+                x[train], self.scale, self.impute, self.columns, words, clients
             )
+            self._note_clipped(made, x[train])
             if self.task == REGRESSION and self.scale != "none":
                 y = self.y[train].astype(np.float64)
                 made = replace(made, target=(float(y.mean()), float(y.std()) or 1.0))
@@ -293,6 +306,18 @@ class Source:
             categories=(),
             table=self.table.with_inputs(known),
         )
+
+    def _note_clipped(self, made: Preprocessing, x: Array) -> None:
+        """Warn of training samples [n, d] with cells outside the fences."""
+        counts = made.outside(x).sum(axis=0)
+        named = self.columns or tuple(map(str, range(len(counts))))
+        columns = [f"{named[k]!r} ({counts[k]:,})" for k in np.flatnonzero(counts)]
+        if columns:
+            keep = spelled(clip="none")
+            warn(
+                f"{self.name}: cells of training samples are far outside of all others and are clipped: "
+                f"{listing(columns, 4)}. To keep them: {keep}"
+            )
 
     def with_vocabulary(self, vocabulary: Names) -> Source:
         """Return the source of texts with the codes of another vocabulary. Words outside it become the unknown word."""

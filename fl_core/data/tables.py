@@ -660,7 +660,8 @@ def check_classes(opened: Opened, name: str, how: Reading) -> None:
     if numeric:
         whole = numbers(cells)
         known = whole[~np.isnan(whole)]
-        arrays.whole_numbers(known, arrays.PREDICT)
+        if not arrays.of_digits(words):
+            arrays.whole_numbers(known, arrays.PREDICT)
         arrays.check_spellings("labels", words, arrays.AS_NUMBERS)
     doubtful = bool(numeric) or suspicion(words) is not None
     single = 2 * (np.bincount(cells.codes) == 1).sum() > len(words)

@@ -325,6 +325,7 @@ def predict(
         exported.temperature,
         tuple(exported.about["base_rate"]),
         samples.notes,
+        samples.clipped,
     )
 
 
@@ -506,6 +507,7 @@ class Predictions(Displayed):
         temperature: divides the logits before they become probabilities.
         base_rate: is then added to them; empty for zeros.
         notes: the columns of each sample that are unlike the training samples. Empty without such columns.
+        clipped: the columns of each sample whose number was clipped. Empty if none was.
     """
 
     samples: tuple[str, ...]
@@ -516,6 +518,7 @@ class Predictions(Displayed):
     temperature: float = 1.0
     base_rate: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()
+    clipped: tuple[str, ...] = ()
 
     @cached_property
     def logits(self) -> Tensor:
@@ -566,8 +569,8 @@ class Predictions(Displayed):
     def frame(self, scores: str = "probability") -> pd.DataFrame:
         """Return a table with a line for each sample.
 
-        Its columns are ``sample``, the ids, ``unlike training`` if there are notes, ``predicted``, and ``SCORE CLASS``
-        for each class.
+        Its columns are ``sample``, the ids, ``unlike training`` if there are notes, ``clipped`` if a number was,
+        ``predicted``, and ``SCORE CLASS`` for each class.
 
         Args:
             scores: of :data:`SCORES`: ``probability``, ``logit`` or ``none``. Predicted numbers have none.
@@ -579,6 +582,8 @@ class Predictions(Displayed):
         names = {"sample": self.samples, **self.ids}
         if self.notes:
             names["unlike training"] = self.notes
+        if self.clipped:
+            names["clipped"] = self.clipped
         if not self.classes:
             return pd.DataFrame({**names, "predicted": self.outputs[:, 0].numpy()})
         lines = pd.DataFrame({**names, "predicted": self.labels})

@@ -60,7 +60,16 @@ def test_every_key_is_judged():
     judged = {"data_root", "init", "model", "plan", "tokenizer", *marked(Mark.CODE)}
     free = {name for name, key in KEYS.items() if key.hint in (str, str | None)}
     assert judged <= free
-    unread = {"positive", "scale", "impute", "task", "separator", "encoding", "decimal"}
+    unread = {
+        "positive",
+        "scale",
+        "impute",
+        "clip",
+        "task",
+        "separator",
+        "encoding",
+        "decimal",
+    }
     unread |= {"thousands", "client_column", "label_column", "text_column", "adapt"}
     unread |= {"group_column", "class_weights", "device", "monitor"}
     words = {"batchnorm", "layer_granularity", "optimizer", "loss"}
