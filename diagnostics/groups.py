@@ -122,7 +122,7 @@ def alike(
     >>> losses = np.ones((4, 8)) - np.kron(np.eye(2), np.full((2, 4), 0.9)) + 0.1 * np.eye(4, 8)
     >>> found = alike(losses, np.arange(8) // 2, ["a", "b", "c", "d"])
     >>> found.leads.loc["c"].round(2).tolist()
-    [1.8, 1.75, 0.0, 0.0]
+    [1.75, 1.85, 0.0, 0.0]
 
     Args:
         losses: of each client's model and each sample, float64 [K, n], comparable between models.
