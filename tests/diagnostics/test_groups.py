@@ -116,19 +116,16 @@ def test_where_no_clients_belong_together_chance_shows_groups_in_1_of_20(distanc
 
 
 def test_groups_of_samples_are_dealt_whole():
-    """Samples of one patient are alike. Dealt one by one they would stand out as a client's own."""
-    draw, claimed = np.random.default_rng(4), {True: 0, False: 0}
-    for seed in range(40):
-        patients = 2 * draw.normal(size=(12, 3))
-        models = patients.reshape(6, 2, 3).mean(axis=1)
-        x = np.repeat(patients, 10, axis=0) + draw.normal(size=(120, 3))
-        losses = ((x - models[:, None]) ** 2).sum(axis=-1)
-        client, patient = np.arange(120) // 20, np.arange(120) // 10
-        for whole in claimed:
-            group = patient if whole else None
-            found = alike(losses, client, names_of(6), group, seed=seed)
-            claimed[whole] += len(found.nulls) == 19
-    assert claimed[True] <= claimed[False]
+    """Patients of five equal samples give what one sample of each gives, also in every deal."""
+    draw = np.random.default_rng(4)
+    losses, client = losses_of(draw, 0.3 * np.eye(6), samples=4)
+    one = alike(losses, client, names_of(6))
+    patient = np.repeat(np.arange(24), 5)
+    five = alike(losses[:, patient], client[patient], names_of(6), patient)
+    assert five.nulls == pytest.approx(one.nulls)
+    np.testing.assert_allclose(five.leads, one.leads)
+    loose = alike(losses[:, patient], client[patient], names_of(6))
+    assert loose.nulls[0] != pytest.approx(one.nulls[0])
 
 
 def test_few_or_equal_clients_have_no_groups():
