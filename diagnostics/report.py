@@ -37,8 +37,10 @@ class Report(Displayed):
     >>> report = fl.diagnose(model, data, ["weight_magnitude"], progress=False)
     >>> report.frame[["client", "metric", "variant", "status"]].values.tolist()[0]
     ['north', 'weight_magnitude', 'mean_abs', 'ok']
-    >>> report.write("rows.jsonl")
-    >>> Report.read("rows.jsonl").values("weight_magnitude").equals(report.values("weight_magnitude"))
+    >>> import tempfile
+    >>> where = tempfile.TemporaryDirectory()
+    >>> report.write(f"{where.name}/rows.jsonl")
+    >>> Report.read(f"{where.name}/rows.jsonl").values("weight_magnitude").equals(report.values("weight_magnitude"))
     True
 
     Attributes:

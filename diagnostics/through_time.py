@@ -59,8 +59,10 @@ def through_time(
     """Measure the layers after several rounds, and return all rows in one report.
 
     >>> import fedlayers as fl
-    >>> result = fl.run(dataset="heart", rounds=2, out="runs/heart", progress=False)
-    >>> report = fl.through_time("runs/heart", ["weight_divergence"], progress=False)
+    >>> import tempfile
+    >>> where = tempfile.TemporaryDirectory()
+    >>> result = fl.run(dataset="heart", rounds=2, out=f"{where.name}/heart", progress=False)
+    >>> report = fl.through_time(f"{where.name}/heart", ["weight_divergence"], progress=False)
     >>> sorted(report.frame["round"].unique().tolist())
     [1, 2]
 

@@ -176,8 +176,10 @@ class LayerPlan(Displayed):
     LayerPlan([conv1] [conv2] fc; [] = shared, by all_but_last)
     >>> sorted(plan.head_tensors)
     ['fc.bias', 'fc.weight']
-    >>> plan.save("plan.json")
-    >>> LayerPlan.load("plan.json") == plan
+    >>> import tempfile
+    >>> where = tempfile.TemporaryDirectory()
+    >>> plan.save(f"{where.name}/plan.json")
+    >>> LayerPlan.load(f"{where.name}/plan.json") == plan
     True
 
     Raises:

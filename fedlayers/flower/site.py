@@ -88,9 +88,11 @@ class Site:
         source: the site's samples, read from its own files.
 
     >>> lines = [f"{k % 7},{k % 2}" for k in range(20)]
-    >>> _ = Path("table.csv").write_text("\\n".join(["age,label", *lines]))
-    >>> _ = Path("site.toml").write_text("name = 'north'\\npath = 'table.csv'\\nvocabulary = 'words.txt'")
-    >>> Site("site.toml")
+    >>> import tempfile
+    >>> where = tempfile.TemporaryDirectory()
+    >>> _ = Path(f"{where.name}/table.csv").write_text("\\n".join(["age,label", *lines]))
+    >>> _ = Path(f"{where.name}/site.toml").write_text("name = 'north'\\npath = 'table.csv'\\nvocabulary = 'words.txt'")
+    >>> Site(f"{where.name}/site.toml")
     Traceback (most recent call last):
         ...
     fl_core.errors.UsageError: site 'north': vocabulary must be given for texts, and texts alone.

@@ -268,8 +268,10 @@ def load_models(
 
     >>> from fl_core.config import RunConfig
     >>> from fl_core.run.runner import run
-    >>> engine = run(RunConfig(dataset="heart", rounds=1), "runs/first", progress=False)
-    >>> models, task = load_models("runs/first", which="global")
+    >>> import tempfile
+    >>> where = tempfile.TemporaryDirectory()
+    >>> engine = run(RunConfig(dataset="heart", rounds=1), f"{where.name}/first", progress=False)
+    >>> models, task = load_models(f"{where.name}/first", which="global")
     >>> sorted(models)
     ['cleveland', 'hungarian', 'switzerland', 'va']
     >>> test = task.data.clients[0].test

@@ -99,8 +99,10 @@ def export(
     run takes. A choice gives its recommended model, or a baseline's, and needs no data.
 
     >>> import fedlayers as fl
-    >>> result = fl.run(dataset="heart", algorithm="fedper", rounds=1, out="runs/fedper", progress=False)
-    >>> made = fl.export("runs/fedper", "va.safetensors", client="va")
+    >>> import tempfile
+    >>> where = tempfile.TemporaryDirectory()
+    >>> result = fl.run(dataset="heart", algorithm="fedper", rounds=1, out=f"{where.name}/fedper", progress=False)
+    >>> made = fl.export(f"{where.name}/fedper", f"{where.name}/va.safetensors", client="va")
     >>> made.about["model"]["callable"], made.classes
     ('heart_mlp', ('0', '1', '2', '3', '4'))
 
@@ -224,9 +226,11 @@ def predict(
     See :func:`fl_core.run.exported_model.predict`.
 
     >>> import fedlayers as fl, numpy as np
-    >>> result = fl.run(dataset="heart", rounds=1, out="runs/heart", progress=False)
-    >>> _ = fl.export("runs/heart", "heart.safetensors", which="global")
-    >>> fl.predict("heart.safetensors", np.zeros((2, 10))).logits.shape
+    >>> import tempfile
+    >>> where = tempfile.TemporaryDirectory()
+    >>> result = fl.run(dataset="heart", rounds=1, out=f"{where.name}/heart", progress=False)
+    >>> _ = fl.export(f"{where.name}/heart", f"{where.name}/heart.safetensors", which="global")
+    >>> fl.predict(f"{where.name}/heart.safetensors", np.zeros((2, 10))).logits.shape
     torch.Size([2, 5])
 
     Args:
