@@ -277,7 +277,7 @@ def test_given_models_are_measured_on_shuffled_samples_and_the_rows_say_it():
         again = measured(models, null_samples(data, null, 3, 2), **how)
         same_values(drawn[null][1], again.frame)
         assert not np.allclose(drawn[null][1]["value"], report.frame["value"])
-    plan = select.select(report, metric="grad_norm")
+    plan = select.select(report, "largest_rise", metric="grad_norm")
     for null, each in plan.why.detail["null"].items():
         assert each["kept"] == (null in SHUFFLED)
     assert "permuted labels (" in explain(plan, full=True)
