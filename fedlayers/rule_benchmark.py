@@ -20,7 +20,7 @@ from diagnostics.regret import (
 )
 from diagnostics.select import RULES, select
 from fedlayers.runs import run
-from fl_core.errors import UsageError, check_known, plural
+from fl_core.errors import UsageError, as_list, check_known, plural
 from fl_core.plan import LayerPlan
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def regret(
     *,
     metric: str | None = None,
     rounds: int = 1,
-    federations: Sequence[str] = (),
+    federations: str | Sequence[str] = (),
     seeds: int = SEEDS,
     **options: Any,
 ) -> Regret:
@@ -68,7 +68,7 @@ def regret(
         )
     names = [
         check_known("federation of the table", name, stored())
-        for name in federations or stored()
+        for name in as_list("federations", federations, empty=True) or stored()
     ]
     metric_given = metric is not None
     metric = METRICS[metric or "federation_sensitivity"].name

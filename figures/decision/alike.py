@@ -15,6 +15,8 @@ import torch
 
 import fedlayers as fl
 from figures.decision.known_runs import CHOSEN, SEEDS
+from fl_core.display import csv_bytes
+from fl_core.storage import write_atomically
 
 ROWS = Path(__file__).with_name("alike.csv")
 METHOD = "cross losses"
@@ -51,7 +53,7 @@ def main() -> None:
     rows = pd.read_csv(ROWS, dtype={"groups": str})
     made = [row(name, seed) for name in CHOSEN for seed in SEEDS]
     kept = rows[rows["method"] != METHOD]
-    pd.concat([kept, pd.DataFrame(made)]).to_csv(ROWS, index=False)
+    write_atomically(ROWS, csv_bytes(pd.concat([kept, pd.DataFrame(made)])))
 
 
 if __name__ == "__main__":

@@ -89,6 +89,7 @@ OTHERS = {
     "layers_of": lambda run: (NET, torch.zeros(2)),
     "load_models": lambda run: (run,),
     "predict": lambda run: (run.parent / "m.safetensors", np.zeros((1, 10))),
+    "regret": lambda run: ("largest_rise",),
     "resume": lambda run: (run,),
     "run": lambda run: (HEART,),
     "select": lambda run: (

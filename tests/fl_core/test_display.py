@@ -57,7 +57,7 @@ def test_every_kind_is_short_as_text_and_plain_in_a_notebook(
         assert "<script" not in page
         assert "<svg" not in page  # JupyterLab removes it from what it does not trust
         plan = each if isinstance(each, fl.LayerPlan) else getattr(each, "plan", None)
-        assert (": shared" in page) == (plan is not None)
+        assert (": shared" in page) == (plan is not None and bool(plan.shared))
         tags = re.findall(r"<(/?)(\w+)[^>]*?(/?)>", page)
         opened = [name for end, name, single in tags if not end and not single]
         closed = [name for end, name, _ in tags if end]
