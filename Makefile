@@ -40,7 +40,7 @@ dist: $(READY)   ## the wheel and its source, in dist
 # What two examples need, without the tools of developers. CPU wheels of torch, where their index can be reached.
 CPU := --index-url https://download.pytorch.org/whl/cpu --retries 0 --timeout 15
 $(DEMO): pyproject.toml constraints.txt
-	@echo "make demo installs fedlayers in $(VENV): about 1.5 GB and some minutes. Its two examples take about 4 minutes."
+	@echo "make demo installs fedlayers in $(VENV): about 1.5 GB and some minutes. Its three decisions take some minutes."
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedlayers needs Python 3.11 or newer; set PYTHON=")'
 	@test -e $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@test -e $(READY) || $(BIN)/python -m pip install --quiet --disable-pip-version-check $(CPU) -c constraints.txt torch torchvision 2>/dev/null \
@@ -48,10 +48,8 @@ $(DEMO): pyproject.toml constraints.txt
 	@test -e $(READY) || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
 
-demo: $(DEMO)    ## a federation where sharing pays, and hospitals where a simple model is as good, each with a report: out/demo
-	$(BIN)/fedlayers demo --out $(OUT)/first
-	$(BIN)/fedlayers choose --dataset known_labels --seeds 3 --workers 2 --out $(OUT)/digits
-	$(BIN)/fedlayers choose --dataset heart --seeds 3 --workers 2 --out $(OUT)/heart
+demo: $(DEMO)    ## three decisions: share all layers, share some, do not federate: out/demo
+	$(BIN)/fedlayers demo --out $(OUT)
 
 federation: $(READY) ## four hospitals as processes on this machine: out/federation/report.html; ROUNDS=1: short
 	$(BIN)/python -m examples.four_hospitals out/federation $(ROUNDS)

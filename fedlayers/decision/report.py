@@ -183,7 +183,10 @@ def draw_answer(answer: Answer) -> Figure:
     ways = np.array([bool(line.action) or k == 0 for k, line in enumerate(lines)])
     reach = np.abs(gaps[ways]).max(initial=0.0)
     if reach > 0 and np.abs(gaps[~ways]).max(initial=0.0) > 4 * reach:
-        edges = values[0] - 1.5 * reach, values[0] + 1.5 * reach
+        low_edge = values[0] - 1.5 * reach
+        if values.min() >= 0:
+            low_edge = max(0.0, low_edge)
+        edges = low_edge, values[0] + 1.5 * reach
         upper.set_xlim(*edges)
         for place in np.flatnonzero(~ways):
             if not edges[0] < values[place] < edges[1]:
