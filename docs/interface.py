@@ -27,7 +27,7 @@ TOPICS = {
     "Models and layers": "model Layer layers_of LayerPlan",
     "Measure": "diagnose diagnose_features through_time load_weights tsne Nulls measure Report plots layer_metric "
     "cross_scores CrossScores LayerProbe NoValue metric Metric Measurement ClientModel batches probe_set set_mode",
-    "From measurements to a plan": "select explain rule Rule cost_steps plan_cost",
+    "From measurements to a plan": "select explain rule Rule regret cost_steps plan_cost",
     "Use a trained model": "export ExportedModel predict Predictions",
     "Write an algorithm": "Algorithm register Phase Context Message Round State Update",
     "Follow a run": "Logger LoggedRun Monitor",
