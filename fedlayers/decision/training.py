@@ -35,6 +35,7 @@ from fedlayers.decision.jobs import (
     seeds_of,
     train,
 )
+from fedlayers.decision.linear import linear_model_of
 from fedlayers.decision.losses import PROBABLE, Loaded, Predictor, SeedLosses
 from fedlayers.decision.price import EARLY, estimate_cost, format_seconds
 from fedlayers.decision.simple import predictors
@@ -241,7 +242,10 @@ def _with_linear(asked: Question) -> Question:
         return replace(asked, not_tried={LINEAR: "the network is linear: fedavg is it"})
     if asked.config.training.loss == OWN:
         return replace(asked, not_tried={LINEAR: "the loss belongs to your model"})
-    way = linear_way()
+    options = linear_model_of(asked.task.data)
+    if isinstance(options, str):
+        return replace(asked, not_tried={LINEAR: options})
+    way = linear_way(options)
     try:
         list(assembled(asked.jobs(way, None)[:1], asked.task))
     except UsageError as error:
@@ -710,7 +714,8 @@ def differing(made: Trained) -> Difference | None:
             for seed in asked.seeds
         ]
         return permutation_test(seeds, parts, seed=asked.seeds[0])
-    except UsageError:  # fewer than two clients have validation samples
+    except UsageError as error:
+        asked.not_tried["clients_differ"] = str(error)
         return None
 
 

@@ -117,11 +117,11 @@ def default_names(layers: Sequence[Layer]) -> Names:
     return ("fedavg", "local", "head_local") if len(names) > 1 else ("fedavg", "local")
 
 
-def linear_way() -> Way:
-    """Return FedAvg of one linear layer, in place of the configuration's network."""
+def linear_way(options: Mapping[str, Any]) -> Way:
+    """Return FedAvg of one linear layer with these options, in place of the network."""
     settings: dict[str, Any] = {
         "model": "linear",
-        "model_options": {},
+        "model_options": dict(options),
         "adapt": None,
         "init": None,
     }

@@ -113,8 +113,8 @@ def test_a_base_rate_that_is_not_beaten_on_test_samples_is_in_the_first_sentence
     parts[0, FEDAVG, "test"] = parts[0, BASE_RATE, "test"]
     table = type(table)(parts, table.score, table.overlap, table.clients)
     one = answer(table, table, ACTIONS, PLANS, task="classification")
-    if one.way == FEDAVG:
-        assert "not shown to be better than the base rate" in one.headline()
+    assert one.way == FEDAVG
+    assert "not shown to be better than the base rate" in one.headline()
 
 
 def test_a_pooled_model_is_named_only_where_it_is_shown_to_be_better():
