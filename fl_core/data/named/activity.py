@@ -1,0 +1,179 @@
+"""Activities of 30 persons: UCI's recordings of a telephone's sensors, and the file that they are read from."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from fl_core.data.cells import Array, Integers
+from fl_core.data.files import read_arrays
+from fl_core.data.registry import Location, dataset, find_file
+from fl_core.data.sources import Source
+from fl_core.errors import UsageError, about
+from fl_core.storage import check_size, write_atomically
+
+FILE = "har.npz"
+CHANNELS = tuple(
+    f"{kind}_{axis}"
+    for kind in ("body_acc", "body_gyro", "total_acc")
+    for axis in "xyz"
+)
+CLASSES = ("walking", "upstairs", "downstairs", "sitting", "standing", "laying")
+STEPS = 128
+"""Steps of a window of 2.56 s."""
+MEANS = 4
+"""Steps whose mean is one step of a sample."""
+SIDES = ("train", "test")
+"""The two folders of the archive. Each person is in one of them."""
+
+
+@dataset(
+    "activity",
+    clients=None,
+    partition="natural",
+    model="mlp",
+    model_options={"sizes": [128, 64]},
+    batch_size=32,
+    rounds=20,
+    lr=3e-3,
+    note="chosen by validation samples",
+)
+def activity(data_root: Location | None) -> Source:
+    """10,299 windows of a telephone's sensors, [9, 32]: six activities of 30 persons, who are the clients.
+
+    Each of the 32 steps is the mean of four. Windows overlap by half, so a bout of one activity stays in one split.
+    The file is :func:`write_file`'s.
+    """
+    path = find_file(
+        "activity",
+        data_root,
+        FILE,
+        way="Write it from the archive's folder: fl_core.data.named.activity.write_file.",
+    )
+    stored = read_arrays(path, ["x", "y", "person", "bout"])
+    x, marks = stored["x"], [stored[key] for key in ("y", "person", "bout")]
+    n = len(x) if x.ndim else 0
+    fits = x.dtype.kind == "f" and x.shape == (n, len(CHANNELS), STEPS)
+    if not n or not fits or not np.isfinite(x).all():
+        raise UsageError(
+            f"{path}: x must be finite floats [n, {len(CHANNELS)}, {STEPS}]; got {x.dtype} {list(x.shape)}. "
+            "Write the file again."
+        )
+    for key, values in zip(("y", "person", "bout"), marks, strict=True):
+        if values.dtype.kind not in "iu" or values.shape != (n,):
+            raise UsageError(
+                f"{path}: {key} must be {n} integers; got {values.dtype} {list(values.shape)}. Write the file again."
+            )
+    y, person, bout = (values.astype(np.int64) for values in marks)
+    if y.min() < 0 or y.max() >= len(CLASSES):
+        raise UsageError(
+            f"{path}: y must be from 0 to {len(CLASSES) - 1}; got {y.min()} to {y.max()}. Write the file again."
+        )
+    persons, owner = np.unique(person, return_inverse=True)
+    pairs = np.stack([owner, bout], axis=1)
+    _, groups = np.unique(pairs, axis=0, return_inverse=True)
+    means = x.reshape(n, len(CHANNELS), -1, MEANS).mean(axis=-1, dtype=np.float64)
+    return Source(
+        "activity",
+        means.astype(np.float32),
+        y,
+        CLASSES,
+        owner,
+        tuple(f"person {number + 1:02d}" for number in persons),
+        groups=groups.reshape(-1),
+    )
+
+
+# --- the file, from the archive -----------------------------------------------------------------------------------
+
+
+def write_file(archive: Path | str, path: Path | str) -> None:
+    """Write the archive's folder as one file, which :func:`activity` reads.
+
+    The folder is ``UCI HAR Dataset``. The persons of both sides are sorted by number. A bout is a run of rows of one
+    person and activity, where the second half of a row is the first half of the next.
+
+    Args:
+        archive: the folder with ``train`` and ``test``, each with ``Inertial Signals``.
+        path: ``har.npz`` below the data root.
+
+    Raises:
+        UsageError: a file is missing, or has another form.
+    """
+    archive, path = Path(archive), Path(path)
+    x, y, subject = (
+        np.concatenate(parts)
+        for parts in zip(*(_side(archive, side) for side in SIDES), strict=True)
+    )
+    order = np.argsort(subject, kind="stable")
+    x, y, subject = x[order], y[order], subject[order]
+    bout, position = bouts(x, y, subject)
+    _, person = np.unique(subject, return_inverse=True)
+    packed = io.BytesIO()
+    np.savez_compressed(
+        packed,
+        x=x,
+        y=y,
+        person=person,
+        bout=bout,
+        position=position,
+        channels=np.array(CHANNELS),
+        classes=np.array(CLASSES),
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, packed.getvalue())
+
+
+def bouts(x: Array, y: Integers, person: Integers) -> tuple[Integers, Integers]:
+    """Return the bout of each window and its position there, int64 [n], from windows [n, channels, steps] in order.
+
+    >>> x = np.array([[[0, 1, 2, 3]], [[2, 3, 4, 5]], [[7, 7, 8, 9]]])
+    >>> [marks.tolist() for marks in bouts(x, np.zeros(3), np.zeros(3))]
+    [[0, 0, 1], [0, 1, 0]]
+    """
+    half = x.shape[-1] // 2
+    overlaps = (x[:-1, :, half:] == x[1:, :, :half]).all(axis=(1, 2))
+    goes_on = overlaps & (y[1:] == y[:-1]) & (person[1:] == person[:-1])
+    starts = np.concatenate([[True], ~goes_on])
+    bout = np.cumsum(starts) - 1
+    return bout, np.arange(len(x)) - np.flatnonzero(starts)[bout]
+
+
+def _side(archive: Path, side: str) -> tuple[Array, Integers, Integers]:
+    """Return windows, float32 [n, channels, steps], class indices and persons of one folder of the archive."""
+    signals = [f"Inertial Signals/{channel}_{side}.txt" for channel in CHANNELS]
+    names = [*signals, f"y_{side}.txt", f"subject_{side}.txt"]
+    files = [archive / side / name for name in names]
+    for file in files:
+        if not file.is_file():
+            raise UsageError(
+                f"{archive} must have the archive's files; got no {file.relative_to(archive)}. Unpack it again."
+            )
+    widths = [STEPS] * len(CHANNELS) + [1, 1]
+    tables = [_table(*pair) for pair in zip(files, widths, strict=True)]
+    for file, table in zip(files, tables, strict=True):
+        if len(table) != len(tables[0]):
+            raise UsageError(
+                f"{file} must have {len(tables[0])} rows, as {files[0].name}; got {len(table)}. Unpack it again."
+            )
+    *windows, y, subject = tables
+    if not np.isin(y, range(1, len(CLASSES) + 1)).all():
+        raise UsageError(
+            f"{files[-2]} must have labels from 1 to {len(CLASSES)}; got {y.min():g} to {y.max():g}. Unpack it again."
+        )
+    x = np.stack(windows, axis=1).astype(np.float32)
+    return x, y[:, 0].astype(np.int64) - 1, subject[:, 0].astype(np.int64)
+
+
+def _table(file: Path, columns: int) -> Array:
+    """Return a file of numbers with spaces between them, float64 [n, columns]."""
+    check_size(file, file.stat().st_size)
+    what = f"{file} must have rows of {columns} finite numbers"
+    with about(what, ValueError, way="Unpack it again."):
+        values = pd.read_csv(file, sep=r"\s+", header=None).to_numpy(np.float64)
+        if values.shape[1:] != (columns,) or not np.isfinite(values).all():
+            raise ValueError(f"got shape {list(values.shape)}, or gaps")
+    return values
