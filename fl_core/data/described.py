@@ -245,6 +245,9 @@ def mixed(name: str, opened: Opened, cells: Cells, how: Reading) -> Feature:
     words = cells.categories
     signed = given != PLAIN_NUMBERS and any(map(given.fits, words))
     said = None if signed else suspicion(words, name)
+    if said and _worded(name, cells).fault:  # words that are refused are no way
+        ways = [way for way in said.ways if "word_columns" not in way[1]]
+        said = DataFault(said.rule, *ways)
     if said and "date_columns" not in said.repair:
         return Feature(LEFT_OUT, cells, "", said)
     if said:
@@ -263,7 +266,7 @@ def mixed(name: str, opened: Opened, cells: Cells, how: Reading) -> Feature:
         odd = f"{plural(int(numeric.sum()), 'cell')} of numbers" if share else ""
         return _worded(name, cells, odd)
     kept = Feature(LEFT_OUT, cells)
-    ways: list[Way] = []
+    ways = []
     if share < DECIDED:
         worded = _worded(name, cells)
         if not worded.fault:

@@ -492,7 +492,8 @@ class _Table:
                 continue
             if how.keep_ids:
                 continue
-            cells = features.pop(name).cells
+            column = features.pop(name)
+            cells = column.cells
             got, leave = "values like an identifier's", {"exclude_columns": [name]}
             ways: list[Way] = [("Leave it out", leave)]
             if name in own:
@@ -511,8 +512,10 @@ class _Table:
                     ways.insert(0, ("Keep its rows in one split", keep))
                 elif not outer:
                     ways.insert(0, ("Name the column whose rows belong together.", {}))
+            if column.fault is None:
+                ways.append(("Allow it", {"keep_ids": True}))
             rule = f"features must say something about a new sample; got {got}."
-            faults[name] = DataFault(rule, *ways, ("Allow it", {"keep_ids": True}))
+            faults[name] = DataFault(rule, *ways)
         self.ask_all(faults)
 
     def _identifies(self, name: str, cells: Cells) -> bool:
@@ -675,8 +678,11 @@ def check_classes(opened: Opened, name: str, how: Reading) -> None:
         if end is not None:
             mark = whole == end
             rule = "labels must be classes, not marks of a missing one"
-            marks = {"missing": [*words_of(taken(cells, mark))]}
-            as_missing: Way = "Take it as missing in all columns", marks
+            marks = [*words_of(taken(cells, mark))]
+            as_missing: Way = (
+                "Take it as missing in all columns, and leave its rows out",
+                {"missing": marks, "drop_missing_labels": True},
+            )
             way = "Remove the rows."
             raise fault_where(mark, f"{end:g}", rule, way, as_missing, keep)
         return

@@ -480,7 +480,7 @@ def check_free(out: Path) -> None:
             f"{out} must end in .safetensors. Other formats are torch's, of fl.load_models."
         )
     check_folder(out.parent)
-    for path in (out, out.with_name(f"{out.name}.json")):
+    for path in (out, Path(f"{out}.json")):
         if path.exists() or path.is_symlink():
             raise UsageError(
                 f"{path} must be a new file; got one that is there. Choose another name, or remove it."

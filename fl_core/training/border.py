@@ -340,9 +340,11 @@ def fit_loss(
     if loss is None and numbers and output.ndim == 2 and output.shape[1] > 1:
         whole = bool((y == y.round()).all())
         if whole and y.shape in (output.shape, output.shape[:1]):
+            way = "Write y.long()."
+            if y.ndim > 1:
+                way = "Write y.argmax(1) if it is one-hot, or name the loss, such as loss='mse'."
             raise UsageError(
-                f"labels must be class indices [n] for {output.shape[1]} outputs; got {y.dtype} {list(y.shape)}. "
-                "Write y.long(), y.argmax(1) if it is one-hot, or name the loss, such as loss='mse'."
+                f"labels must be class indices [n] for {output.shape[1]} outputs; got {y.dtype} {list(y.shape)}. {way}"
             )
     if named:
         loss = losses.build(loss or ("mse" if numbers else "cross_entropy"))
