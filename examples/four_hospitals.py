@@ -32,11 +32,7 @@ def main(out: Path, rounds: int) -> None:
     def tell(text: str) -> None:
         print(f"{time.monotonic() - began:4.0f} s  {text}", flush=True)
 
-    if out.exists() and not (out / "processes").is_dir():
-        raise UsageError(
-            f"{out} must be new, or hold an earlier federation; got another folder. Choose a new one."
-        )
-    shutil.rmtree(out, ignore_errors=True)
+    remove_earlier(out)
     files = hospital_files(out)
     with LocalFederation(out / "processes", files) as federation:
         tell(f"superlink on 127.0.0.1:{federation.port}, supernodes of {len(files)}")
@@ -46,11 +42,35 @@ def main(out: Path, rounds: int) -> None:
     tell(f"report: {report(out)}")
 
 
+def remove_earlier(out: Path) -> None:
+    """Remove what an earlier federation made in a folder. Other files stay.
+
+    Raises:
+        UsageError: there is no earlier federation, or a link in its place. Then nothing is removed.
+    """
+    folders = ("processes", *ALGORITHMS, *HOSPITALS)
+    links = [name for name in folders if (out / name).is_symlink()]
+    if links or (out.exists() and not (out / "processes").is_dir()):
+        raise UsageError(
+            f"{out} must be new, or hold an earlier federation; got another folder. Choose a new one."
+        )
+    made = ["processes", "report.html", *ALGORITHMS]
+    made += [f"{name}.png" for name in COMPARISON_CAPTIONS]
+    made += [f"{name}.toml" for name in ALGORITHMS]
+    for name in HOSPITALS:
+        made += [f"{name}/site.toml", f"{name}/site-states"]
+    for path in (out / name for name in made):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
 def hospital_files(out: Path) -> dict[str, Path]:
     """Write each hospital's site file in a folder of its own, and return them by name."""
     files = {name: out / name / "site.toml" for name in HOSPITALS}
     for name, file in files.items():
-        file.parent.mkdir(parents=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f'name = "{name}"\npath = "heart"\n')
     return files
 

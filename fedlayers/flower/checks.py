@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -110,12 +111,13 @@ def reply_of(
                 raise UsageError(
                     f"client of an observation must be below {len(clients.names)}."
                 )
-        message: Message | None = Message(packet.trees, head["meta"])
+        sent = Message(packet.trees, head["meta"])
+        message: Message | None = sent
         if isinstance(request, TrainRequest):
             if clients.is_lost(request):
                 message = None
             else:
-                _check_trees(packet.trees, head["meta"], request, clients)
+                _check_message(sent, request, clients)
         return ClientReply(
             request.client,
             message,
@@ -208,53 +210,121 @@ def _check_scores(
                 )
 
 
-def _check_trees(
-    trees: Mapping[str, Tree],
-    meta: Mapping[str, Any],
-    request: TrainRequest,
-    clients: LocalClients,
+def _check_message(
+    message: Message, request: TrainRequest, clients: LocalClients
 ) -> None:
-    """Check that tensors are finite, have the model's shapes, and are all that were asked."""
+    """Check that tensors and numbers are finite, and that the model's are all that were asked, and no others.
+
+    A tensor of any tree whose name the model has must have the model's shape.
+    """
     initial = clients.initial
-    for kind, tensors in trees.items():
+    asked = clients.algorithm.uploaded(request.rnd, request.client)
+    for kind, tensors in message.trees.items():
         for name, tensor in tensors.items():
             like = initial.get(name)
             if like is not None and tensor.shape != like.shape:
                 raise UsageError(
                     f"tensor {name!r} of {kind} must have shape {list(like.shape)}; got {list(tensor.shape)}."
                 )
-            if kind == "model" and (like is None or tensor.dtype != like.dtype):
+            known = like is not None and name in asked and tensor.dtype == like.dtype
+            if kind == "model" and not known:
                 raise UsageError(
-                    f"tensor {name!r} must be one of the model, of its type; got {tensor.dtype}."
+                    f"tensor {name!r} must be one that was asked, of the model's type; got {tensor.dtype}."
                 )
         bad = tree.first_nonfinite(tensors, before=initial)
         if bad is not None:
             raise UsageError(
                 f"tensors must be finite; got NaN or infinity in {bad!r} of {kind}."
             )
-    if "model" in trees or not (trees or meta):
-        names = clients.algorithm.uploaded(request.rnd, request.client)
-        if lacking := sorted(names - trees.get("model", {}).keys()):
-            raise UsageError(f"the update must have tensor {lacking[0]!r}; got none.")
+    empty = not (message.trees or message.meta)
+    lacking = sorted(asked - message.trees.get("model", {}).keys())
+    if lacking and ("model" in message.trees or empty):
+        raise UsageError(f"the update must have tensor {lacking[0]!r}; got none.")
+    for number in _numbers(message.meta):
+        if not abs(number) <= LARGEST:
+            raise UsageError(
+                f"numbers of meta must be at most {LARGEST:g}; got {number}."
+            )
 
 
-def check_kinds(replies: Mapping[str, ClientReply]) -> None:
-    """Refuse a reply whose trees or numbers have other names than most others.
+def _numbers(value: object) -> Iterator[float]:
+    """Yield all numbers in some JSON."""
+    if isinstance(value, (dict, list)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(each)
+    elif isinstance(value, (int, float)):
+        yield value
+
+
+Form = dict[str, object]
+"""What replies of one exchange have in common, by the name of each part."""
+
+
+def check_forms(replies: Mapping[str, ClientReply], last: Form) -> Form:
+    """Refuse a reply whose trees or numbers differ in form from those of most others.
+
+    A form has the names of all trees, the names, shapes and types of each tensor, and the kinds of the numbers. The
+    model's tensors are checked before, since each client can be asked for others. If two forms are as frequent, that
+    of the last round counts.
+
+    Args:
+        last: the form of the last round. It is empty before.
+
+    Returns:
+        The form of this round.
 
     Raises:
-        UsageError: names the site.
+        UsageError: names the site, or all sites if none has the form of most.
     """
-    kinds = {
-        name: (sorted(reply.message.trees), sorted(reply.message.meta))
+    forms = {
+        name: _form(reply.message)
         for name, reply in replies.items()
         if reply.message is not None
     }
-    usual = statistics.mode(map(str, kinds.values())) if kinds else ""
-    for name, kind in kinds.items():
-        if str(kind) != usual:
+    if not forms:
+        return last
+    texts = {name: str(sorted(form.items())) for name, form in forms.items()}
+    (usual, times), *others = Counter(texts.values()).most_common()
+    if others and others[0][1] == times:
+        usual = str(sorted(last.items()))
+    for name, form in forms.items():
+        if texts[name] == usual:
+            continue
+        right = next((forms[site] for site in forms if texts[site] == usual), None)
+        if right is None:
             raise UsageError(
-                f"site {name!r}: trees and numbers must be {usual}, as those of others; got {kind!s:.200}."
+                f"trees and numbers must have one form at all sites; got {len(others) + 1} forms at "
+                f"{listing(forms)}. Install the same version at each."
             )
+        places = sorted(form.keys() | right.keys())
+        place = next(key for key in places if form.get(key) != right.get(key))
+        raise UsageError(
+            f"site {name!r}: trees and numbers must be as those of others; got {form.get(place, 'none')!s:.200} "
+            f"as {place!r}, and others have {right.get(place, 'none')!s:.200}."
+        )
+    return next(forms[name] for name in forms if texts[name] == usual)
+
+
+def _form(message: Message) -> Form:
+    """Return the names, shapes and types of a message."""
+    form: Form = {f"tree {kind}": "a tree" for kind in message.trees}
+    for kind, tensors in message.trees.items():
+        if kind == "model":
+            continue
+        for name, tensor in tensors.items():
+            shape = list(tensor.shape)
+            form[f"tensor {name} of {kind}"] = f"{tensor.dtype} of shape {shape}"
+    for key, value in message.meta.items():
+        form[f"meta {key}"] = _kind(value)
+    return form
+
+
+def _kind(value: object) -> object:
+    """Return the kind of some JSON. Names in an object can differ between clients: an algorithm checks those."""
+    if isinstance(value, list):
+        return [_kind(each) for each in value]
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return "number" if number else type(value).__name__
 
 
 def check_norms(

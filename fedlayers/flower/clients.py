@@ -241,6 +241,7 @@ class SiteClients(LocalClients):
         self.dropout = task.config.federation.client_dropout
         self.names = task.data.names
         self.kept = {}
+        self.forms: dict[str, checks.Form] = {}
         trees = len(self.names) + EXTRA_TREES
         self.most_bytes = trees * (tree.n_bytes(self.initial) + 4096)
 
@@ -271,7 +272,14 @@ class SiteClients(LocalClients):
             if name in found
         }
         norms = checks.check_norms(asked, replies)
-        checks.check_kinds(replies)
+        exchanges = {
+            each.rnd.exchange
+            for each in asked.values()
+            if isinstance(each, TrainRequest)
+        }
+        for exchange in exchanges:  # one, or none
+            last = self.forms.get(exchange, {})
+            self.forms[exchange] = checks.check_forms(replies, last)
         if norms:
             self.sites.largest = max(norms, key=lambda name: norms[name])
         if self.sites.clip:
@@ -346,6 +354,10 @@ class SiteClients(LocalClients):
             models = self.algorithm.models(request.server, state, Round(request.done))
         except ComputesError:
             return None, dict(request.server.trees["model"])
+        except KeyError as error:
+            raise UsageError(
+                f"site {name!r}: its state must have what {self.algorithm.name} reads; got none of {error}."
+            ) from error
         if isinstance(request, FinetuneRequest):
             models = {self.algorithm.evaluates: models[self.algorithm.evaluates]}
         found: dict[str, dict[str, Any]] = {}

@@ -174,11 +174,13 @@ DESCRIPTION = {
     "digest": str,
     "classes": [COUNT],
     "words": [[str]],
-    "moments": ([[NUMBER]], None),
+    "moments": ([[float]], None),
 }
 MOST_SAMPLES = 10**9
 FAR = 10.0
 """Standard deviations between means of a column from which a site is noted."""
+MOST_MOMENT = 1e300
+"""The largest sum of squared differences of a column."""
 LARGEST = 1e30
 """The largest loss, and the largest of other numbers. Float32 holds it."""
 
@@ -254,12 +256,16 @@ def _preparation(
     numbers = facts["shape"][0] + regresses
     for name, each in sites.items():
         moments = each["moments"] or []
-        if list(map(len, moments)) != [numbers] * 3 or min(moments[0] + moments[2]) < 0:
+        if list(map(len, moments)) != [numbers] * 3:
             raise UsageError(f"site {name!r} must have moments of each column.")
-        if max(moments[0]) > each["sizes"][0] or max(map(abs, moments[1])) > LARGEST:
-            raise UsageError(
-                f"moments of site {name!r} must be of its {each['sizes'][0]:,} training samples; got more."
-            )
+        most = each["sizes"][0]
+        ends = ((0, most), (-LARGEST, LARGEST), (0, MOST_MOMENT))
+        for row, (low, high) in zip(moments, ends, strict=True):
+            if not all(low <= value <= high for value in row):
+                raise UsageError(
+                    f"moments of site {name!r} must be those of its {most:,} training samples, from {low:g} to "
+                    f"{high:g}; got others."
+                )
     moments = np.array([each["moments"] for each in sites.values()])
     count, means, spreads = moments.swapaxes(0, 1)
     total = count.sum(0)
@@ -269,7 +275,8 @@ def _preparation(
         middle = (others[:, 0] * others[:, 1]).sum(0) / known
         usual = others[:, 2].sum(0) / known
         far = np.abs(means[k] - middle) > FAR * np.sqrt(usual)
-        far |= (usual > 0) & (spreads[k] > FAR**2 * usual * count[k])
+        with np.errstate(over="ignore"):
+            far |= (usual > 0) & (spreads[k] > FAR**2 * usual * count[k])
         if len(sites) > 2 and (far & (count[k] > 0)).any():
             column = [*columns, "target"][int(np.argmax(far & (count[k] > 0)))]
             warn(

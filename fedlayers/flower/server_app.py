@@ -40,6 +40,7 @@ from fl_core.run.task import Task, assemble
 
 RUN_KEY = "server"
 """The key of the run config that names the server's TOML file."""
+MOST_SITES = 10_000
 app = ServerApp()
 
 
@@ -50,11 +51,11 @@ class ServerFile:
     out: str
     """The run directory, or the folder of a decision. What is there continues."""
     sites: int
-    """Sites to wait for."""
+    """Sites to wait for, 1 to 10,000."""
     timeout: float = math.inf
-    """Seconds to wait for the replies of a stage. Default: for ever."""
+    """Seconds to wait for the replies of a stage, above 0. Default: for ever."""
     min_sites: int = 1
-    """Replies without which a stage ends the run."""
+    """Replies without which a stage ends the run, 1 to the number of sites."""
     clip_updates: bool = False
     """Shorten each update to 10 times the median norm of the updates of its round."""
     metrics: list[str] | None = None
@@ -65,6 +66,16 @@ class ServerFile:
     """Seeds of a decision. Default: that of the configuration."""
     config: dict[str, Any] | None = None
     """The run's configuration: keys of fl.RunConfig, apart from those about data."""
+
+    def __post_init__(self) -> None:
+        for name, most in (("sites", MOST_SITES), ("min_sites", self.sites)):
+            value = getattr(self, name)
+            if not 1 <= value <= most:
+                raise UsageError(f"{name} must be from 1 to {most:,}; got {value}.")
+        if not self.timeout > 0:
+            raise UsageError(
+                f"timeout must be above 0 seconds; got {self.timeout}. Leave it out to wait for ever."
+            )
 
 
 def federate(grid: Grid, file: ServerFile) -> RunResult | Report | Answer:

@@ -115,11 +115,15 @@ def _count_numbers(value: object) -> int:
 
 @dataclass(frozen=True)
 class Update:
-    """One client's reply on the server. Its ``weight`` counts in weighted means (:meth:`TaskInfo.weight`)."""
+    """One client's reply on the server. Its ``weight`` counts in weighted means (:meth:`TaskInfo.weight`).
+
+    ``name`` is the client's, for messages.
+    """
 
     client: int
     weight: int
     message: Message
+    name: str = ""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,7 +23,15 @@ from fl_core.algorithms import (
     register,
 )
 from fl_core.algorithms.averaging import OwnModel, ProximalTerm, ServerMade
-from fl_core.errors import INSIDE, Count, Positive, Share, UsageError
+from fl_core.errors import (
+    INSIDE,
+    NUMBER,
+    Count,
+    Positive,
+    Share,
+    UsageError,
+    validate,
+)
 from fl_core.layers import Layer
 
 AGGREGATION_WEIGHT = "aggregation_weight"
@@ -388,12 +396,24 @@ class FedFomo(Keeping):
 
     def aggregate(self, server: State, updates: Iterable[Update], rnd: Round) -> None:
         replies = list(updates)
+        # before the server changes, since it chooses by its state
+        received = {
+            update.client: map(str, self._peers(server, update.client, rnd))
+            for update in replies
+        }
         super().aggregate(server, replies, rnd)
         weights, affinity = (
             server.meta.setdefault(key, {}) for key in ("weights", "affinity")
         )
         for update in replies:
-            used = update.message.meta["weights"]
+            used: Any = update.message.meta.get("weights")
+            form = dict.fromkeys(received[update.client], NUMBER)
+            fault = validate(used, form, "weights")
+            if fault or used.keys() != form.keys():
+                raise UsageError(
+                    f"client {update.name!r}: weights must be a number for each model that it received; "
+                    f"got {used!s:.80}."
+                )
             weights[str(update.client)] = used
             total = sum(map(abs, used.values()))
             sums = affinity.setdefault(str(update.client), {})

@@ -25,7 +25,15 @@ from fl_core.algorithms import (
     register,
 )
 from fl_core.algorithms.averaging import FineTuned
-from fl_core.errors import RunError, Share, UsageError
+from fl_core.errors import (
+    NUMBER,
+    RunError,
+    Share,
+    UsageError,
+    about,
+    check_known,
+    validate,
+)
 from fl_core.layers import Layer
 from fl_core.models.extended import TwoHeads, split_head
 from fl_core.plan import LayerPlan, prefix_length, shift_plan
@@ -280,13 +288,37 @@ class PLayerFL(FedPer):
         sizes = self.task_info.n_train
         server.meta[MEASURED] = [
             {
+                **self.measured(update),
                 "client": update.client,
                 "weight": sizes[update.client],
-                **update.message.meta[MEASURED],
             }
             for update in updates
         ]
         return None
+
+    def measured(self, update: Update) -> dict[str, Any]:
+        """Return a client's measurement.
+
+        Raises:
+            UsageError: it is not one of this model's layers. Names the client.
+        """
+        measured: Any = update.message.meta.get(MEASURED)
+        form = {"layers": [str], "importance": [(NUMBER, None)]}
+        with about(f"client {update.name!r}"):
+            if fault := validate(measured, form, MEASURED):
+                raise UsageError(f"{fault}.")
+            layers, importance = measured["layers"], measured["importance"]
+            for name in layers:
+                check_known(
+                    "layer", name, [each.name for each in self.task_info.layers]
+                )
+            numbers = [0.0 if each is None else each for each in importance]
+            distinct = len(set(layers)) == len(layers) == len(numbers)
+            if not distinct or min(numbers, default=0.0) < 0:
+                raise UsageError(
+                    f"importance must be a number from 0 for each layer; got {importance!s:.80}."
+                )
+        return dict(measured)
 
     def models(self, server: State, client: State, rnd: Round) -> dict[str, Tree]:
         # a client that measured and did not upload in time still has its own model

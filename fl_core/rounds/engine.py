@@ -256,7 +256,8 @@ class Engine:
                 if reply.message is not None:
                     replied.append(reply.client)
                     weight = self.task_info.weight(reply.client)
-                    yield Update(reply.client, weight, reply.message)
+                    name = self.names[reply.client]
+                    yield Update(reply.client, weight, reply.message, name)
 
         self.tell("before_exchange", rnd)
         replies = updates()

@@ -14,7 +14,8 @@ from flwr.app import Message
 import fedlayers as fl
 from fedlayers.flower import checks, clients, federation
 from fedlayers.flower.clients import Sites
-from fedlayers.flower.federation import federated
+from fedlayers.flower.federation import federated, read_keys
+from fedlayers.flower.server_app import ServerFile, federate
 from fedlayers.flower.site import States
 from fl_core.algorithms.base import Round, State
 from fl_core.errors import CorruptError, DivergedError, UsageError
@@ -71,6 +72,10 @@ def add_tree(packet):
     packet.trees["extra"] = {"w": torch.zeros(2)}
 
 
+def add_head(packet):
+    packet.trees["model"]["fc3.linear.bias"] = torch.zeros(2)
+
+
 def set_tensor(change):
     def apply(packet):
         model = packet.trees["model"]
@@ -103,7 +108,7 @@ FORGED = [
     ),
     ("must have 1 to", "query.describe", lambda p: p.head.update(sizes=[10**10, 1, 1])),
     (
-        "must have moments",
+        "must be those of its",
         "query.describe",
         lambda p: p.head.update(moments=[[-1.0] * 3] * 3),
     ),
@@ -116,9 +121,9 @@ FORGED = [
     ("samples that it first", "query.facts", lies(samples=31)),
     ("samples that it first", "query.describe", lies(sizes=[20, 5, 6])),
     ("have classes of", "query.describe", lies(classes=[0, 1, 2])),
-    ("moments of site", "query.describe", lie_of_moments(0, 10**6)),
+    ("moments of site", "query.describe", lie_of_moments(0, 1e6)),
     ("moments of site", "query.describe", lie_of_moments(1, 1e300)),
-    ("moments of each", "query.describe", lie_of_moments(2, -1.0)),
+    ("moments of site", "query.describe", lie_of_moments(2, -1.0)),
     (
         "site 'west': site 'east': ",
         "train",
@@ -134,6 +139,9 @@ FORGED = [
     ("work must be what", "train", lambda p: p.head["work"].update({"train/speed": 1})),
     ("trees and numbers must", "train", add_tree),
     ("trees and numbers must", "train", lambda p: p.head["meta"].update(extra=1)),
+    ("meta must be at most", "train", lambda p: p.head["meta"].update(extra=np.nan)),
+    ("one that was asked", "train", set_tensor(lambda t: t.double())),
+    ("one that was asked", "train", add_head),
     ("scores of personal must", "evaluate", pops("scores", "personal")),
     ("scores of personal", "evaluate", pops("scores", "personal", "validation")),
     ("scores of personal", "evaluate", pops("scores", "personal", "test", "loss")),
@@ -262,6 +270,28 @@ def test_bad_files_are_one_line(tmp_path):
         assert words in str(caught.value), str(caught.value)
         assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_numbers_of_a_server_s_file_have_bounds(tmp_path):
+    text = 'out = "run"\nsites = 3\n'
+    (tmp_path / "server.toml").write_text(text)
+    assert read_keys(tmp_path / "server.toml", ServerFile).sites == 3
+    for words, line in {
+        "sites must be from 1 to 10,000; got 0": "sites = 0",
+        "sites must be from 1 to 10,000; got 99": f"sites = {'9' * 18}",
+        "min_sites must be from 1 to 3; got 4": f"{text}min_sites = 4",
+        "min_sites must be from 1 to 3; got -1": f"{text}min_sites = -1",
+        "timeout must be above 0 seconds; got 0": f"{text}timeout = 0",
+        "timeout must be above 0 seconds; got nan": f"{text}timeout = nan",
+    }.items():
+        begun = "" if line.startswith("out") else 'out = "run"\n'
+        (tmp_path / "server.toml").write_text(begun + line)
+        with refuses(words):
+            read_keys(tmp_path / "server.toml", ServerFile)
+    for rounds in (0, 10**7):
+        file = ServerFile("run", 3, config={"rounds": rounds})
+        with refuses("rounds must be from 1 to 1,000,000"):
+            federate(None, file)
 
 
 def test_a_site_that_differs_says_so_and_so_does_the_server(

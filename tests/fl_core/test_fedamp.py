@@ -11,7 +11,7 @@ from fl_core.algorithms import Message, Round, TaskInfo, Update, registry
 from fl_core.algorithms.fedamp import FedAMP, FedFomo, HeurFedAMP, Mixing
 from fl_core.algorithms.pfedla import PFedHN
 from fl_core.layers import layers_of
-from tests.conftest import TOY, network, play
+from tests.conftest import TOY, network, play, refuses
 
 MIXING = sorted(name for name, kind in registry().items() if issubclass(kind, Mixing))
 CLIENTS = [client.name for client in TOY.clients]
@@ -102,9 +102,16 @@ def test_fedfomo_asks_for_those_who_helped_and_explores():
 def test_fedfomos_affinities_add_up():
     algorithm = FedFomo(problem())
     server = algorithm.server_state(noise(0))
-    for weights in ({"1": 3.0, "2": -1.0}, {"1": -1.0, "3": 1.0}, {"2": 0.0}):
+    peers = [str(c) for c in range(1, N)]
+    server.trees |= {f"client/{c}": noise(1) for c in peers}  # it received these
+    for given in ({"1": 3.0, "2": -1.0}, {"1": -1.0, "3": 1.0}, {"2": 0.0}):
+        weights = dict.fromkeys(peers, 0.0) | given
         message = Message({"model": noise(1)}, {"weights": weights})
         algorithm.aggregate(server, [Update(0, 1, message)], Round(1))
+    for wrong in ({}, {"1": 1.0}, {**weights, "9": 1.0}, {**weights, "1": None}, None):
+        message = Message({"model": noise(1)}, {"weights": wrong})
+        with refuses("client 'north': weights must be a number for each model"):
+            algorithm.aggregate(server, [Update(0, 1, message, "north")], Round(1))
     assert server.meta["affinity"] == {"0": {"1": 0.75 - 0.5, "2": -0.25, "3": 0.5}}
 
 
