@@ -44,7 +44,26 @@ def test_scores_are_those_by_hand_and_the_better_model_is_named():
     assert {("a", "b"), ("a", "c")} <= pairs
     assert all(client != "a" for _, client in pairs)
     assert "b: the model of a" in repr(found)
-    assert found.plot().get_xlabel() == "samples of"
+
+
+@pytest.mark.parametrize(("score", "high"), [("", 1.0), ("loss", None)])
+def test_the_picture_shows_the_matrix(score, high):
+    """Models down, clients across; the colours end at 1, or at the largest number."""
+    models = dict(zip(NAMES, (linear(0), linear(0, -9.0), linear(1)), strict=True))
+    found = fl.cross_scores(models, {n: samples(k) for k, n in enumerate(NAMES)})
+    matrix = found.matrix(score)
+    assert matrix.to_numpy().tolist() != matrix.T.to_numpy().tolist()
+    ax = found.plot(score)
+    (mesh,) = ax.collections
+    shown = np.reshape(mesh.get_array(), matrix.shape)
+    np.testing.assert_array_equal(shown, matrix)
+    assert mesh.get_clim() == (0, high or matrix.max(axis=None))
+    assert ax.get_xlabel() == "samples of"
+    assert ax.get_ylabel() == "model of"
+    for ticks in (ax.get_xticklabels(), ax.get_yticklabels()):
+        assert [each.get_text() for each in ticks] == list(NAMES)
+    assert ax.figure.axes[-1].get_ylabel() == (score or found.score)
+    assert len({text.get_text() for text in ax.texts}) > 3
 
 
 def test_models_that_are_alike_are_named_in_few_draws():

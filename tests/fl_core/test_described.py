@@ -285,6 +285,28 @@ def test_clients_are_compared_in_the_table():
     assert not odd["label"]
 
 
+@pytest.mark.parametrize(
+    ("errors", "sign", "said"), [(0, 1, True), (4, -1, True), (12, 1, False)]
+)
+def test_a_column_of_numbers_that_gives_the_label_away_is_named(errors, sign, said):
+    """One threshold predicts 99 of 100 labels, on whichever side. The other columns say nothing."""
+    draw = np.random.default_rng(0)
+    sick = draw.random(400) < 0.4
+    shown = sick.copy()
+    shown[draw.choice(400, errors, replace=False)] ^= True
+    frame = pd.DataFrame({
+        "client": ["a", "b"] * 200,
+        "noise": draw.normal(size=400),
+        "gaps": np.where(draw.random(400) < 0.1, np.nan, sick + draw.random(400)),
+        "leak": sign * (shown + 0.9 * draw.random(400)),
+        "label": np.where(sick, "ill", "well"),
+    })  # fmt: skip
+    made = as_data(frame, Reading(impute="median"))
+    odd = {each.name: each.odd for each in made.table.columns}
+    assert ("gives the label away" in odd.pop("leak")) == said
+    assert not any("gives the label away" in each for each in odd.values())
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.integers(31, 60), st.integers(2, 6), st.booleans(), st.integers(0, 99))
 def test_numbers_that_measure_something_are_no_groups(distinct, times, sorts, seed):

@@ -217,6 +217,25 @@ def test_columns_keep_their_digits_until_they_are_scaled(tmp_path):
             )
 
 
+@pytest.mark.parametrize(
+    ("targets", "scale", "columns"),
+    [(1.7e9, "none", ""), (1.7e9, "none", "column 'x' and "), (0.0, "none", None), (1.7e9, "standard", None)],
+)  # fmt: skip
+def test_targets_that_lose_digits_are_noted(targets, scale, columns):
+    """Seconds since 1970 are equal in float32. Scaling keeps them, and small numbers need none."""
+    draw = np.random.default_rng(0)
+    x = draw.permutation(60) + (1.7e9 if columns else 0.0)
+    frame = pd.DataFrame({"client": ["a", "b"] * 30, "x": x, "label": targets + draw.permutation(60)})  # fmt: skip
+    made = as_data(frame, Reading(task="regression"))
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        data.load(made, scale=scale)
+    found = [str(each.message) for each in notes if "float32" in str(each.message)]
+    assert len(found) == (columns is not None)
+    if found:
+        assert f"values of {columns}the targets become equal in float32" in found[0]
+
+
 @pytest.mark.parametrize("scale", ["standard", "none"])
 def test_new_rows_are_compared_with_the_training_samples(scale):
     """Unknown words are refused if all are, and noted if some are; so are values far from the training samples'."""
