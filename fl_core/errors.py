@@ -209,11 +209,11 @@ def as_list(
     values = (given,) if alone else tuple(given)
     if not values and not empty:
         raise UsageError(f"{name} must have at least one value; got none. Name one.")
-    twice = [value for place, value in enumerate(values) if value in values[:place]]
-    if twice and distinct:
-        raise UsageError(
-            f"{name} must be distinct; got {twice[0]} twice. Leave one out."
-        )
+    for place, value in enumerate(values if distinct else ()):
+        if value in values[:place]:
+            raise UsageError(
+                f"{name} must be distinct; got {value} twice. Leave one out."
+            )
     return values
 
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 FORMAT = "fedlayers.plan/2"
 EDITED = "edited by hand"
+MOST_NAMES = 10_000
+"""Layers of a plan at most."""
 MOST_EPOCHS = 1000
 """The most own epochs of a plan."""
 CANDIDATE = "candidate"
@@ -211,8 +213,9 @@ class LayerPlan(Displayed):
                 )
         for name in sorted({*asked} - {*names}):
             check_known("layer", name, names)
+        shared = frozenset(asked)
         object.__setattr__(
-            self, "shared", tuple(name for name in names if name in asked)
+            self, "shared", tuple(name for name in names if name in shared)
         )
 
     # --- reading it ---
@@ -220,12 +223,14 @@ class LayerPlan(Displayed):
     @property
     def body(self) -> tuple[Layer, ...]:
         """Return the layers that are federated."""
-        return tuple(layer for layer in self.layers if layer.name in self.shared)
+        shared = frozenset(self.shared)
+        return tuple(layer for layer in self.layers if layer.name in shared)
 
     @property
     def head(self) -> tuple[Layer, ...]:
         """Return the layers that stay local."""
-        return tuple(layer for layer in self.layers if layer.name not in self.shared)
+        shared = frozenset(self.shared)
+        return tuple(layer for layer in self.layers if layer.name not in shared)
 
     @property
     def body_tensors(self) -> frozenset[str]:
@@ -477,6 +482,12 @@ class LayerPlan(Displayed):
                 f"a plan must have the format {FORMAT!r}; got {found!r}. Use plan='auto' to make one."
             )
         rest = {k: v for k, v in data.items() if k not in ("format", "sha256")}
+        for key in ("layers", "shared"):
+            count = len(rest[key]) if isinstance(rest.get(key), list) else 0
+            if count > MOST_NAMES:
+                raise UsageError(
+                    f"{key} of a plan must be at most {MOST_NAMES:,}; got {count:,}. Make it again."
+                )
         plan: LayerPlan = read_as(cls, rest, "a plan")
         if data.get("sha256") != _signature(data) and not plan.is_edited:
             return plan.with_shared(plan.shared, rule=f"{EDITED} (was {plan.why.rule})")

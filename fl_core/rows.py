@@ -148,7 +148,7 @@ def read(
     """
     path = Path(path)
     header = read_header(path)
-    data = path.read_bytes()
+    data = storage.read_bytes(path)
     lines = []
     if complete is not None and len(data) > complete:
         data = data[: data.rfind(b"\n") + 1]
@@ -216,9 +216,8 @@ def read_header(path: Path) -> dict[str, Any]:
     path = Path(path)
     if not path.is_file():
         raise _refusal(path, "no file there")
-    storage.check_size(path, path.stat().st_size)
-    with path.open("rb") as file:
-        first = file.readline()
+    with storage.opened(path) as file:
+        first = file.readline(storage.HEADER_BYTES)
     try:
         header = storage.parsed_json(first)
     except ValueError as error:  # no JSON, no UTF-8, or beyond the limits

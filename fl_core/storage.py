@@ -1,6 +1,8 @@
 """Stored files: written atomically, with a digest, never reached through links, and read within limits of memory.
 
-A large file, a packed file that unpacks to far more, and deep JSON are refused before they fill the memory.
+This is also the door for files of others: :func:`opened` takes regular files alone. A large file, a packed file that
+unpacks to far more, and deep JSON are refused before they fill the memory. :mod:`fl_core.formats` has the bounds of
+tables, arrays and images.
 
 >>> parsed_json('{"layers": ["fc1", "fc2"]}')
 {'layers': ['fc1', 'fc2']}
@@ -27,8 +29,9 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from glob import escape
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from fl_core.errors import (
     BusyError,
@@ -130,13 +133,17 @@ class Folder:
 
     The directory's own path may contain links. Links, pipes and devices below it are refused without waiting for them.
 
+    Args:
+        links: follow links below it, as in the user's own folders, such as a cache of models.
+
     Raises:
         CorruptError: from every method, if a name leads through a link, or to a pipe, a device or a folder.
         OSError: from every method, with the file's path: a full disk, no permission.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, links: bool = False) -> None:
         self.path = Path(path)
+        self.links = links
 
     def file(self, name: str) -> Path:
         """Return the path of a name that nothing has, or a regular file, in folders that are no links."""
@@ -150,7 +157,7 @@ class Folder:
             path /= part
             is_kind = stat.S_ISREG if place == len(parts) else stat.S_ISDIR
             with suppress(FileNotFoundError, NotADirectoryError):
-                mode = os.stat(path, follow_symlinks=False).st_mode
+                mode = os.stat(path, follow_symlinks=self.links).st_mode
                 if stat.S_ISLNK(mode):
                     raise CorruptError(
                         f"{path} is a symbolic link, which is not followed"
@@ -411,7 +418,7 @@ def check_header(data: bytes) -> None:
     Raises:
         ValueError: the header is too long, or has too many values.
     """
-    header = int.from_bytes(data[:8], "little")
+    header = int.from_bytes(data[:8], "little")  # its length
     if header > HEADER_BYTES:
         raise ValueError(
             f"its header must have at most {HEADER_BYTES:,} bytes; got {header:,}"
@@ -430,12 +437,15 @@ Each of them takes about 64 bytes of memory, however short it is written.
 """
 BYTES_EACH = 4
 _STRUCTURE = "[{,:"
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
+_VALUE = re.compile(r'(?:[^"\[{,:]++|"(?:[^"\\]++|\\.)*+"?)*+(?:[\[{,:]|\Z)', re.DOTALL)
+"""All up to the next sign of structure that is in no string, or up to the end. It takes no memory of its own."""
 _NESTING = frozenset((dict, list))
 _NESTED = f"JSON that is nested more than {DEEPEST} times"
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 UNPACKED = 2**28
 """Bytes that a packed file may unpack to, however small it is."""
+UNPACKED_VARIABLE = "FEDLAYERS_UNPACKED"
+"""The environment variable that sets another number, such as ``6e9``, for data that are meant."""
 RATIO = 100
 """Bytes beyond that to which one byte of a packed file may unpack: measured numbers and pictures do not reach 10."""
 
@@ -468,30 +478,120 @@ def check_size(
         raise fault(f"{path} must have at most {limit}; got {format_bytes(n_bytes)}.")
 
 
-def read_text(path: Path, most: int | None = None) -> str:
-    """Return the text of a regular file that a command names, as UTF-8 of at most ``most`` bytes.
+def check_regular(path: Path | str, most: int | None = None) -> int:
+    """Return the bytes of a regular file that a user names. Links are followed.
+
+    Nothing is opened, so that no pipe is waited for.
 
     Raises:
-        UsageError: the file is too large. UnicodeDecodeError: it is not UTF-8.
+        UsageError: the path is no regular file, or the file has more than ``most`` bytes, by default the machine's
+            memory, or far more than the disk holds of it.
     """
-    check_size(path, path.stat().st_size, most)
-    return path.read_text(encoding="utf-8")
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(
+            f"{path} must be a file; got no such file. Correct its path."
+        ) from None
+    if not stat.S_ISREG(found.st_mode):
+        got = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe or a device"
+        raise UsageError(f"{path} must be a file; got {got}. Correct its path.")
+    check_size(path, found.st_size, most)
+    check_unpacked(path, 512 * found.st_blocks, found.st_size)
+    return found.st_size
+
+
+@contextmanager
+def opened(path: Path | str, most: int | None = None) -> Iterator[BinaryIO]:
+    """Open a regular file that a user names, to read its bytes.
+
+    Raises:
+        UsageError: as of :func:`check_regular`.
+    """
+    check_regular(path, most)
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        yield file
+
+
+def read_bytes(path: Path | str, most: int | None = None) -> bytes:
+    """Return the bytes of a regular file that a user names.
+
+    Raises:
+        UsageError: as of :func:`check_regular`.
+    """
+    size = check_regular(path, most)
+    with opened(path, most) as file:
+        return file.read(size)
+
+
+def read_text(path: Path, most: int | None = None) -> str:
+    """Return the text of a regular file that a user names, as UTF-8 of at most ``most`` bytes.
+
+    Raises:
+        UsageError: as of :func:`check_regular`. UnicodeDecodeError: it is not UTF-8.
+    """
+    text = read_bytes(path, most).decode()
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+DOTS = 10
+"""Dots of one key of TOML at most; each makes a table."""
+ALL_DOTS = 10_000
+DIGITS = 18
+"""Digits of an integer of TOML at most."""
+_TOML_STRINGS = re.compile(
+    r'''#[^\n]*+|"""(?:[^"\\]++|\\.|"(?!""))*+(?:""")?|"(?:[^"\\\n]++|\\.)*+"?'''
+    r"""|'''(?:[^']++|'(?!''))*+(?:''')?|'[^'\n]*+'?""",
+    re.DOTALL,
+)
+"""Comments and strings of TOML."""
+_DOTTED = re.compile(rf"(?<![\w-])(?:[\w-]++[ \t]*+\.[ \t]*+){{{DOTS + 1}}}")
+_INTEGER = re.compile(rf"(?<![\w.+-])[+-]?\d[\da-fA-Fxob_]{{{DIGITS},}}+(?![\w.-])")
 
 
 def read_toml(path: Path, most: int) -> dict[str, Any]:
     """Return the contents of a TOML file of at most ``most`` bytes.
 
     Raises:
-        UsageError: the file is missing, too large, or no TOML. The message names it.
+        UsageError: the file is missing, too large, or no TOML, a key has more than :data:`DOTS` dots, or an integer
+            more than :data:`DIGITS` digits. The message names it.
     """
     if not path.is_file():
         found = "a folder" if path.is_dir() else "no file"
         raise UsageError(
             f"{path} must be a file of TOML; got {found}. Correct its path."
         )
-    kinds = (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError)
+    kinds = (ValueError, RecursionError)
     with about(f"{path} must be TOML", kinds, way="Correct the file."):
-        return tomllib.loads(read_text(path, most))
+        text = read_text(path, most)
+        check_toml(text)
+        return tomllib.loads(text)
+
+
+def check_toml(text: str) -> None:
+    """Refuse a text of TOML before it is parsed, if its tables or integers would take far more memory than the text.
+
+    >>> check_toml("a.b = 0.25 # 1.2.3.4.5.6.7.8.9.10.11.12")
+    >>> check_toml("a" + ".a" * 11 + " = 1")
+    Traceback (most recent call last):
+        ...
+    ValueError: a key has more than 10 dots
+    >>> check_toml("a = 1234567890123456789")
+    Traceback (most recent call last):
+        ...
+    ValueError: an integer has more than 18 digits
+
+    Raises:
+        ValueError: says what it has.
+    """
+    bare = _TOML_STRINGS.sub("s", text)
+    if _DOTTED.search(bare):
+        raise ValueError(f"a key has more than {DOTS} dots")
+    if bare.count(".") > ALL_DOTS:
+        raise ValueError(f"it has more than {ALL_DOTS:,} dots")
+    if _INTEGER.search(bare):
+        raise ValueError(f"an integer has more than {DIGITS} digits")
 
 
 def check_unpacked(path: Path | str, packed: int, unpacked: int) -> None:
@@ -501,11 +601,29 @@ def check_unpacked(path: Path | str, packed: int, unpacked: int) -> None:
         UsageError: names the file, both sizes, and a way for data that are meant.
     """
     check_size(f"{path}, unpacked,", unpacked)
-    if unpacked > max(UNPACKED, RATIO * packed):
+    if unpacked > max(most_unpacked(), RATIO * packed):
         raise UsageError(
             f"{path} must unpack to at most {RATIO} times its size; "
-            f"got {format_bytes(unpacked)} from {format_bytes(packed)}. Store data that are meant without compression."
+            f"got {format_bytes(unpacked)} from {format_bytes(packed)}. "
+            f"If the data are meant, allow it: {UNPACKED_VARIABLE}={unpacked:.1e}."
         )
+
+
+def most_unpacked() -> int:
+    """Return the bytes that a small packed file may unpack to: :data:`UNPACKED`, or as the environment says.
+
+    Raises:
+        UsageError: the environment has no number of bytes.
+    """
+    text = os.environ.get(UNPACKED_VARIABLE, "")
+    if not text:
+        return UNPACKED
+    try:
+        return int(float(text))
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"{UNPACKED_VARIABLE} must be a number of bytes, such as 6e9; got {text!r}. Correct it."
+        ) from None
 
 
 DIRECTORY_BYTES = 2**22
@@ -536,6 +654,7 @@ def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
     Raises:
         DAMAGED: it is no such archive, or its list has more than :data:`DIRECTORY_BYTES`.
     """
+    check_regular(path)
     with _Bounded(io.FileIO(path)) as file, zipfile.ZipFile(file) as archive:
         file.bounded = False
         yield archive
@@ -571,16 +690,16 @@ def parsed_json(text: str | bytes) -> Any:
 
 
 def check_values(text: str) -> None:
-    """Refuse a text of JSON or TOML before it is parsed, if its values would take far more memory than the text.
+    """Refuse a text of JSON before it is parsed, if its values would take far more memory than the text.
 
     Raises:
         ValueError: says how many values it may have.
     """
     most = max(VALUES, len(text) // BYTES_EACH)
-    if (
-        sum(map(text.count, _STRUCTURE)) > most
-        and sum(map(_STRING.sub("", text).count, _STRUCTURE)) > most
-    ):
+    if sum(map(text.count, _STRUCTURE)) <= most:
+        return
+    found = sum(1 for _ in islice(_VALUE.finditer(text), most + 2))
+    if found > most + 1:  # the end of the text is one of them
         raise ValueError(f"more than {most:,} values in {format_bytes(len(text))}")
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageFile, ImageOps
 
-from fl_core import storage
+from fl_core import formats, storage
 from fl_core.data import arrays, opened, tables
 from fl_core.data.cells import Array, refuse_where
 from fl_core.data.columns import IMAGES, PLAIN, Reading, images_in
@@ -55,7 +55,7 @@ def read(path: Path, reading: Reading = PLAIN) -> Source:
     """
     for file in opened.files_of(path) or [path]:
         if not file.is_dir():
-            storage.check_size(file, file.stat().st_size)
+            storage.check_regular(file)
     if opened.is_table(path):
         reading.check_unasked(f"{path} has no images", "image_size")
         return tables.read_table(path, reading)
@@ -290,14 +290,12 @@ def pixels(
         if gray and not _all_gray([header]):
             raise UsageError(f"{file}: images must be gray; got one in colour.")
     mode = "L" if (_all_gray(headers) if gray is None else gray) else "RGB"
-    packed = sum(file.stat().st_size for file in files)
-    storage.check_unpacked(
-        where or files[0].parent, packed, len(files) * size[0] * size[1] * len(mode)
-    )
+    sizes = [header.size for header in headers]
+    formats.check_images(where or files[0].parent, files, sizes, size, len(mode))
     depth = [3] if mode == "RGB" else []
     x = np.empty((len(files), *size[::-1], *depth), dtype=np.uint8)
     for row, file in enumerate(files):
-        with _readable(file), Image.open(file, formats=FORMATS) as image:
+        with _decoded(file) as image:
             shown = ImageOps.exif_transpose(image)  # as a viewer shows it
             if shown.has_transparency_data:
                 shown, white = (
@@ -327,12 +325,12 @@ def pixels(
 
 def _header(file: Path) -> _Header:
     """Return the header of an image file, without decoding pixels."""
-    with _readable(file), Image.open(file, formats=FORMATS) as image:
+    with _decoded(file) as image:
         size, mode = image.size, image.mode
         deep = any(";16" in str(tile) for tile in image.tile)
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
         transparent = image.has_transparency_data
-        animated = getattr(image, "n_frames", 1) > 1
+        animated = getattr(image, "is_animated", False)
     if deep or mode not in _MODES:
         got = "16 bits" if deep else f"mode {mode}"
         raise UsageError(
@@ -343,9 +341,15 @@ def _header(file: Path) -> _Header:
     return _Header(size, mode, orientation > 1, transparent, animated)
 
 
-def _readable(file: Path) -> AbstractContextManager[None]:
+@contextmanager
+def _decoded(file: Path) -> Iterator[ImageFile.ImageFile]:
     what = f"{file} must be a readable image"
-    return about(what, _UNREADABLE, way="Save it again.")
+    with (
+        storage.opened(file) as stream,
+        about(what, _UNREADABLE, way="Save it again."),
+        Image.open(stream, formats=FORMATS) as image,
+    ):
+        yield image
 
 
 def _all_gray(headers: Sequence[_Header]) -> bool:

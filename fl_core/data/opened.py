@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from pandas.errors import ParserWarning
 
-from fl_core import storage
+from fl_core import formats, storage
 from fl_core.data.cells import Cells, Integers, cells_of, taken
 from fl_core.data.columns import (
     BETWEEN,
@@ -41,7 +41,7 @@ from fl_core.data.spelling import (
     place_in,
     row_of_array,
 )
-from fl_core.errors import UsageError, about, listing, needs_package, spelled, warn
+from fl_core.errors import UsageError, about, listing, spelled, warn
 
 SEPARATORS = (";", "\t", "|", ",")
 EXCEL = (".xlsx", ".xls")
@@ -540,7 +540,7 @@ def _decoded(path: Path, reading: Reading) -> tuple[bytes, list[DataFault]]:
     Raises:
         UsageError: the file is no text.
     """
-    data = path.read_bytes()
+    data = storage.read_bytes(path)
     asked, first = reading.encoding, data[:4]
     tried = [asked]
     if not codecs.lookup(asked).name.startswith(("utf-16", "utf-32")):
@@ -595,6 +595,7 @@ def _json_lines(path: Path, reading: Reading) -> Part:
     first = next(rows, None)
     if first is None:
         raise UsageError(f"{path} must have rows; got an empty file.")
+    formats.check_lines(path, data, len(first[1]))
 
     def load(texts: Collection[str]) -> pd.DataFrame:
         columns: dict[str, list[Any]] = {name: [] for name in first[1]}
@@ -610,34 +611,13 @@ def _json_lines(path: Path, reading: Reading) -> Part:
 
 
 def _parquet(path: Path, reading: Reading) -> Part:
-    """Open a .parquet file, by pyarrow. Each text is in memory once.
-
-    A file that unpacks to far more than it has bytes is refused.
-    """
+    """Open a .parquet file."""
     reading.check_unasked(f"{path} says itself how it is written", *WRITTEN)
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ModuleNotFoundError as error:
-        raise needs_package("pyarrow", f"read {path}", "parquet") from error
-
-    what = f"{path} must be a readable .parquet file"
-    kinds, way = (pyarrow.ArrowException, OSError), "Save it again."
-    with about(what, kinds, way=way):
-        file = parquet.ParquetFile(path)
-    fields, metadata = file.schema_arrow, file.metadata
-    names = [name for name in fields.names if not _UNNAMED.fullmatch(name)]
+    file = formats.open_parquet(path, reading.exclude_columns or ())
+    names = [name for name in file.schema_arrow.names if not _UNNAMED.fullmatch(name)]
 
     def load(texts: Collection[str]) -> pd.DataFrame:
-        groups = map(metadata.row_group, range(metadata.num_row_groups))
-        stored = sum(group.total_byte_size for group in groups)
-        each = sum(64 if name in texts else 8 for name in names)
-        taken = max(metadata.num_rows * each, stored)
-        storage.check_unpacked(path, path.stat().st_size, taken)
-        words = [field.name for field in fields if "string" in str(field.type)]
-        with about(what, kinds, way=way):
-            table = parquet.ParquetFile(path, read_dictionary=words).read(names)
-        plain = table.replace_schema_metadata()  # pandas' own may be damaged
+        plain = formats.read_parquet(path, file, names)
         return plain.to_pandas(integer_object_nulls=True)
 
     return Part(path, list(map(composed, names)), load)

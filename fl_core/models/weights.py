@@ -115,10 +115,10 @@ def read(path: Path, key: str = "") -> dict[str, Tensor]:
     if not path.is_file():
         what = "is no regular file" if path.exists() else "does not exist"
         raise UsageError(f"weights must be a file; {path} {what}. Check the path.")
-    storage.check_size(path, path.stat().st_size)
+    storage.check_regular(path)
     try:
         found = (
-            storage.tensors(path.read_bytes())
+            _safetensors(storage.read_bytes(path))
             if path.suffix == ".safetensors"
             else _torch(path, key)
         )
@@ -137,6 +137,14 @@ def read(path: Path, key: str = "") -> dict[str, Tensor]:
         starts = {name.partition(".")[0] for name in found if "." in name}
         check_known(f"key of {path}", key, starts)
     return part
+
+
+def _safetensors(data: bytes) -> dict[str, Tensor]:
+    header = data[8 : 8 + int.from_bytes(data[:8], "little")]
+    count = header.count(b'"data_offsets"')
+    if count > VISITS:
+        raise ValueError(f"it has {count:,} tensors, more than {VISITS:,}")
+    return storage.tensors(data)
 
 
 # --- files of torch.save ---------------------------------------------------------------

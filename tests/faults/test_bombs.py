@@ -265,10 +265,10 @@ def test_a_packed_table(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "data.parquet"
-    for count in (2**24, 2**25):  # one value many times takes few bytes
+    for count in (2**20, 2**21):  # one value many times takes few bytes
         column = pyarrow.array(np.zeros(count, dtype=np.int8))
         parquet.write_table(pyarrow.table({"x": column, "label": column}), path)
-        if count < 2**25:  # numbers stay arrays: as Python's objects they take more
+        if count < 2**21:  # numbers stay arrays: as Python's objects they take more
             found = peak(lambda: read_part(path))
             assert found < 1.1 * 2 * 8 * count
     refused(lambda: own_data(path), path, UsageError)

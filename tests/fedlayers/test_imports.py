@@ -53,7 +53,7 @@ def imported(module):
 ROOMS = {
     "fl_core": (
         "display errors seeds",
-        "buffers progress registry rows statistics storage",
+        "buffers formats progress registry rows statistics storage",
         "tree",
         "layers plan",
         "models",

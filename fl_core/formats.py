@@ -1,0 +1,261 @@
+"""Bounds of tables and images of others: the memory that a file takes is computed before it is read.
+
+:mod:`fl_core.storage` opens the files, and bounds JSON, TOML, safetensors and archives.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fl_core import storage
+from fl_core.errors import UsageError, about, needs_package
+
+if TYPE_CHECKING:
+    from pyarrow import Table
+    from pyarrow.parquet import FileMetaData, ParquetFile
+
+COLUMNS = 2**16
+"""Columns of a table at most."""
+ROW_BYTES, CELL_BYTES = 160, 40
+"""Bytes that preparing a table takes for each row, and for each of its cells, whatever is stored of them."""
+FOOTER_BYTES = 2**26
+"""Bytes of a Parquet file's list of columns at most; a column takes about 200 in each group of rows."""
+_PLAIN = (
+    *("null", "boolean", "integer", "floating", "decimal", "temporal"),
+    *("string", "large_string", "string_view"),
+)
+"""Types of Arrow that a column may have, by the names of their tests in :mod:`pyarrow.types`."""
+
+
+def check_table(path: Path, rows: int, columns: int) -> None:
+    """Refuse a table before its rows are read, if they would take far more memory than the file has bytes.
+
+    >>> check_table(Path(__file__), rows=20, columns=100_000)
+    Traceback (most recent call last):
+        ...
+    fl_core.errors.UsageError: ... must have at most 65,536 columns; got 100,000. Leave some out.
+
+    Raises:
+        UsageError: names the file, and the option of :func:`fl_core.storage.check_unpacked` for data that are meant.
+    """
+    if columns > COLUMNS:
+        raise UsageError(
+            f"{path} must have at most {COLUMNS:,} columns; got {columns:,}. Leave some out."
+        )
+    taken = rows * (ROW_BYTES + CELL_BYTES * columns)
+    storage.check_unpacked(path, storage.check_regular(path), taken)
+
+
+def check_lines(path: Path, data: bytes, keys: int) -> None:
+    """Refuse lines of JSON, of which each gets a cell for each of the first one's keys.
+
+    Raises:
+        UsageError: as of :func:`check_table`.
+    """
+    check_table(path, data.count(b"\n") + 1, keys)
+
+
+def open_parquet(path: Path, excluded: Collection[str] = ()) -> ParquetFile:
+    """Open a Parquet file whose columns are numbers, truth values, times and texts. Each text is in memory once.
+
+    Rows, columns and pages are bounded before any page is unpacked. :func:`read_parquet` then reads them.
+
+    Args:
+        excluded: columns that may have any type, as they are not read.
+
+    Raises:
+        UsageError: the file cannot be read, a column is nested or binary, or the rows would take far more memory than
+            the file has bytes.
+    """
+    size = storage.check_regular(path)
+    with _readable_parquet(path):
+        from pyarrow import parquet
+
+        with storage.opened(path) as stream:
+            stream.seek(max(0, size - 8))
+            footer = int.from_bytes(stream.read(4), "little")
+        if footer > FOOTER_BYTES:
+            raise ValueError(f"its footer has {storage.format_bytes(footer)}")
+        file = parquet.ParquetFile(path)
+        fields, metadata = list(file.schema_arrow), file.metadata
+    fields = [field for field in fields if field.name not in excluded]
+    for field in fields:
+        check_plain(path, field)
+    check_table(path, metadata.num_rows, len(fields))
+    with _readable_parquet(path):
+        pages = page_bytes(path, metadata)
+    storage.check_unpacked(path, size, PAGE_COPIES * pages)
+    words = [field.name for field in fields if "string" in str(field.type)]
+    with _readable_parquet(path):
+        return parquet.ParquetFile(path, read_dictionary=words)
+
+
+def read_parquet(path: Path, file: ParquetFile, names: Sequence[str]) -> Table:
+    """Return columns of a file from :func:`open_parquet`, without what pandas has stored of them.
+
+    Raises:
+        UsageError: the file is damaged.
+    """
+    with _readable_parquet(path):
+        return file.read([*names]).replace_schema_metadata()
+
+
+@contextmanager
+def _readable_parquet(path: Path) -> Iterator[None]:
+    try:
+        import pyarrow
+    except ModuleNotFoundError as error:
+        raise needs_package("pyarrow", f"read {path}", "parquet") from error
+    kinds = (pyarrow.ArrowException, OSError, ValueError, IndexError, RecursionError)
+    with about(f"{path} must be a readable .parquet file", kinds, way="Save it again."):
+        yield
+
+
+def page_bytes(path: Path, metadata: FileMetaData) -> int:
+    """Return the bytes that the pages of a Parquet file's columns unpack to, by the pages' own headers.
+
+    The reader takes so much memory for a page, and never more. Sizes of the list of columns may be lower.
+
+    Raises:
+        ValueError, IndexError, RecursionError: a page is damaged, or its texts are written as differences, of which a
+            few bytes stand for long texts.
+    """
+    taken = 0
+    with (
+        storage.opened(path) as stream,
+        mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data,
+    ):
+        most = MIN_PAGES + len(data) // PAGE_LEAST
+        for place in product(
+            range(metadata.num_row_groups), range(metadata.num_columns)
+        ):
+            column = metadata.row_group(place[0]).column(place[1])
+            at = column.data_page_offset
+            if column.has_dictionary_page:
+                at = min(at, column.dictionary_page_offset or at)
+            end = at + column.total_compressed_size
+            if not 0 <= at <= end <= len(data):
+                raise ValueError("a column lies outside of it")
+            while at < end:
+                header, at = _struct(data, at)
+                unpacked, packed = header[UNPACKED_SIZE], header[PACKED_SIZE]
+                most -= 1
+                if unpacked < 0 or packed < 0 or most < 0:
+                    raise ValueError("its pages are too many or have no size")
+                details = {**header.get(DATA_PAGE, {}), **header.get(DATA_PAGE_2, {})}
+                if DIFFERENCES in (details.get(2), details.get(4)):
+                    raise ValueError(
+                        "texts must be written plainly or as a dictionary; got differences"
+                    )
+                taken += unpacked
+                at += packed
+    return taken
+
+
+UNPACKED_SIZE, PACKED_SIZE, DATA_PAGE, DATA_PAGE_2 = 2, 3, 5, 8
+"""Numbers of the fields in a page's header, by the Parquet format."""
+DIFFERENCES = 7
+"""The encoding DELTA_BYTE_ARRAY. Its field is 2 of a data page, or 4 of one of the second version."""
+PAGE_COPIES = 3
+"""Copies of a page's bytes while it is read."""
+MIN_PAGES, PAGE_LEAST = 50_000, 100
+"""Pages of a file at most: so many, and one for each 100 of its bytes."""
+_Fields = dict[int, Any]
+
+
+def _struct(data: mmap.mmap, at: int) -> tuple[_Fields, int]:
+    """Return the numbers and structures of a structure in Thrift's compact form, by field, and where it ends."""
+    fields: _Fields = {}
+    number = 0
+    while head := data[at]:
+        at += 1
+        kind, step = head & 15, head >> 4
+        if step:
+            number += step
+        else:
+            number, at = _whole(data, at)
+        if kind in (1, 2):  # a truth value is its own type
+            continue
+        if kind == 3:
+            at += 1
+        elif kind in (4, 5, 6):
+            fields[number], at = _whole(data, at)
+        elif kind == 7:
+            at += 8
+        elif kind == 8:
+            length, at = _varint(data, at)
+            at += length
+        elif kind == 12:
+            fields[number], at = _struct(data, at)
+        else:
+            raise ValueError("a page has a header of another form")
+    return fields, at + 1
+
+
+def _whole(data: mmap.mmap, at: int) -> tuple[int, int]:
+    """Return a signed number, which is stored with its sign in the last bit."""
+    number, at = _varint(data, at)
+    return (number >> 1) ^ -(number & 1), at
+
+
+def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
+    number = 0
+    for shift in range(0, 70, 7):
+        byte = data[at]
+        at += 1
+        number |= (byte & 127) << shift
+        if byte < 128:
+            return number, at
+    raise ValueError("a number of a page has too many bytes")
+
+
+def check_plain(path: Path, field: Any) -> None:
+    """Refuse a column of Arrow that is nested, binary, or of a type of its own.
+
+    Raises:
+        UsageError: names the column and its type.
+    """
+    from pyarrow import types
+
+    kind = field.type.value_type if types.is_dictionary(field.type) else field.type
+    if not any(getattr(types, f"is_{name}")(kind) for name in _PLAIN):
+        raise UsageError(
+            f"{path}, column {field.name!r} must be numbers, truth values, times or texts; got {field.type}. "
+            "Leave it out of the file."
+        )
+
+
+COPIES = 4
+"""Images of its own size that are in memory while one is prepared."""
+
+
+def check_images(
+    where: Path,
+    files: Sequence[Path],
+    sizes: Sequence[tuple[int, int]],
+    prepared: tuple[int, int],
+    channels: int,
+) -> None:
+    """Refuse images before any is decoded, by their own sizes, whatever size they are scaled to.
+
+    Args:
+        where: their folder, for the message.
+        sizes: width and height of each.
+        prepared: width and height of all when they are prepared.
+        channels: of the prepared images.
+
+    Raises:
+        UsageError: one of them, or all together, would take far more memory than their files have bytes.
+    """
+    packed = [os.stat(file).st_size for file in files]
+    taken = [width * height for width, height in sizes]
+    for file, n_bytes, pixels in zip(files, packed, taken, strict=True):
+        storage.check_unpacked(file, n_bytes, COPIES * channels * pixels)
+    all_prepared = len(files) * prepared[0] * prepared[1]
+    storage.check_unpacked(where, sum(packed), channels * max(sum(taken), all_prepared))
