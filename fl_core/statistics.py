@@ -142,13 +142,12 @@ def mean_interval(
 
 
 def halves(
-    groups: NDArray[Any], strata: NDArray[Any] | None = None, seed: int = 0
+    groups: NDArray[Any], strata: NDArray[np.int64] | None = None, seed: int = 0
 ) -> NDArray[np.int64]:
     """Deal the samples of a federation to two halves, and return the half of each, 0 or 1.
 
-    A fit on one half is scored on the other. A group, such as a patient, stays whole. The halves differ by at most one
-    group, in each stratum and in total. So clients of one sample are divided, too. The deal depends on the names of
-    groups and strata, and on the seed.
+    A fit on one half is scored on the other. Each stratum is dealt by itself (:func:`halves_of_one`), so that a site
+    deals its client's samples as one machine deals those of all.
 
     >>> halves(np.array([5, 5, 6, 7, 7, 8]), np.array([0, 0, 0, 1, 1, 1])).tolist()
     [0, 0, 1, 1, 1, 0]
@@ -157,27 +156,43 @@ def halves(
     >>> halves(np.zeros(5))
     Traceback (most recent call last):
         ...
-    fl_core.errors.UsageError: samples to halve must have at least 2 groups; got 1. Add samples.
+    fl_core.errors.UsageError: samples to halve must have groups in both halves; got one half alone. Add samples.
 
     Args:
         groups: the group of each sample; without groups the number of each sample.
-        strata: the client of each sample. A group belongs to one stratum.
+        strata: the client's number of each sample. A group belongs to one stratum.
 
     Raises:
-        UsageError: there are fewer than two groups.
+        UsageError: all groups are in one half, such as a single one.
     """
-    _, first, group = np.unique(groups, return_index=True, return_inverse=True)
-    if len(first) < 2:
+    strata = np.zeros(len(groups), dtype=np.int64) if strata is None else strata
+    half = np.zeros(len(groups), dtype=np.int64)
+    for number in np.unique(strata):
+        own = strata == number
+        half[own] = halves_of_one(groups[own], int(number), seed)
+    if len(np.unique(half)) < 2:
         raise UsageError(
-            f"samples to halve must have at least 2 groups; got {len(first)}. Add samples."
+            "samples to halve must have groups in both halves; got one half alone. Add samples."
         )
-    draw = numpy_generator(seed, "halves")
-    stratum = np.zeros(len(first), dtype=int)
-    if strata is not None:
-        stratum = np.unique(strata[first], return_inverse=True)[1]
-    turn = draw.permutation(stratum.max() + 1)[stratum]
-    half = np.empty(len(first), dtype=np.int64)
-    half[np.lexsort((draw.random(len(first)), turn))] = np.arange(len(first)) % 2
+    return half
+
+
+def halves_of_one(
+    groups: NDArray[Any], number: int, seed: int = 0
+) -> NDArray[np.int64]:
+    """Deal a client's samples to two halves, and return the half of each, 0 or 1.
+
+    A group, such as a patient, stays whole. The halves differ by at most one group. An odd one is in the half of the
+    client's number, so that clients of one sample are divided, too. The deal depends on the order of the groups' names,
+    the client's number and the seed.
+
+    >>> [halves_of_one(np.array([3]), number).tolist() for number in range(3)]
+    [[0], [1], [0]]
+    """
+    distinct, group = np.unique(groups, return_inverse=True)
+    order = numpy_generator(seed, "halves", number).permutation(len(distinct))
+    half = np.empty(len(distinct), dtype=np.int64)
+    half[order] = (np.arange(len(distinct)) + number) % 2
     return half[group]
 
 
@@ -227,7 +242,8 @@ def stratified_mean(
     _, first, draw = np.unique(
         stratum * n + group, return_index=True, return_inverse=True
     )
-    stratum = _pool_single(stratum[first])
+    stratum = stratum[first]
+    stratum = _pool_single(stratum, np.bincount(stratum))
     mean = float(weights @ values)
     sums = np.bincount(draw, weights * (values - mean))
     shares = np.bincount(draw, weights)
@@ -237,12 +253,69 @@ def stratified_mean(
     )
     deviations = sums - shares * centres[stratum]
     draws = np.bincount(stratum)
+    squares = np.bincount(stratum, deviations**2)
+    return _of_strata(mean, draws, squares, 1e-12 * float(np.abs(values).max()))
+
+
+class GroupSums(NamedTuple):
+    """Sums over the groups of each stratum, from which a weighted mean and its error follow. Each is float64 [S].
+
+    Attributes:
+        draws: the number of groups.
+        share: the sum of weights. ``total``: that of weighted values.
+        shares: the sum over groups of their squared weights.
+        squares: the sum over groups of their squared weighted values.
+        products: the sum over groups of their weight times their weighted value.
+    """
+
+    draws: NDArray[np.float64]
+    share: NDArray[np.float64]
+    total: NDArray[np.float64]
+    shares: NDArray[np.float64]
+    squares: NDArray[np.float64]
+    products: NDArray[np.float64]
+
+
+def mean_of_sums(sums: GroupSums) -> Estimate:
+    """Return :func:`stratified_mean` of samples that are elsewhere, from sums over their groups.
+
+    >>> groups = np.array([[0.5, 0.25], [1.5, 0.25]]).T  # the weighted values of two groups, in two strata
+    >>> weight = np.full((2, 2), 0.25)
+    >>> given = [(weight).sum(0), groups.sum(0), (weight**2).sum(0), (groups**2).sum(0), (weight * groups).sum(0)]
+    >>> found = mean_of_sums(GroupSums(np.array([2.0, 2.0]), *given))
+    >>> plain = stratified_mean(np.array([2.0, 1.0, 6.0, 1.0]), strata=np.array([0, 0, 1, 1]))
+    >>> found.value == plain.value, round(found.error - plain.error, 12), round(found.free - plain.free, 12)
+    (True, 0.0, 0.0)
+    """
+    weight = float(sums.share.sum())
+    stratum = _pool_single(np.arange(len(sums.draws)), sums.draws.astype(np.int64))
+    draws, share, total, shares, squares, products = (
+        np.bincount(stratum, each) for each in sums
+    )
+    centre = total / share
+    deviations = squares - 2 * centre * products + centre**2 * shares
+    least = 1e-7 * math.sqrt(float(squares.sum())) / weight  # of rounding
+    mean = float(total.sum()) / weight
+    return _of_strata(mean, draws, deviations.clip(min=0) / weight**2, least)
+
+
+def _of_strata(
+    mean: float,
+    draws: NDArray[Any],
+    squares: NDArray[Any],
+    least: float,
+) -> Estimate:
+    """Return the estimate of strata with these numbers of draws and sums of squared deviations.
+
+    Args:
+        least: a standard error that is not larger is that of equal values.
+    """
     free = draws - 1
     if not free.all():
         return Estimate(mean, math.nan, math.nan)
-    variances = draws / free * np.bincount(stratum, deviations**2)
+    variances = draws / free * squares
     variance = float(variances.sum())
-    if not math.sqrt(variance) > 1e-12 * np.abs(values).max():
+    if not math.sqrt(variance) > least:
         return Estimate(mean, math.nan, math.nan)
     welch = variance**2 / float((variances**2 / (free + 2)).sum()) - 2
     return Estimate(mean, math.sqrt(variance), min(welch, float(free.sum())))
@@ -288,13 +361,18 @@ def mean_over_seeds(
     return Estimate(mean, math.sqrt(variance), variance**2 / bottom)
 
 
-def _pool_single(stratum: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the stratum of each draw, after those of a single draw are pooled."""
-    draws = np.bincount(stratum)
+def _pool_single(
+    stratum: NDArray[np.int64], draws: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the stratum of each draw, after those of a single draw are pooled.
+
+    Args:
+        draws: the number of draws of each stratum.
+    """
     single = np.flatnonzero(draws == 1)
     into = single[0] if len(single) else 0
     if len(single) == 1 and len(draws) > 1:
-        into = np.where(draws > 1, draws, len(stratum)).argmin()
+        into = np.where(draws > 1, draws, draws.sum() + 1).argmin()
     pooled = np.where(np.isin(stratum, single), into, stratum)
     return np.unique(pooled, return_inverse=True)[1]
 

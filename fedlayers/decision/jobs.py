@@ -138,6 +138,10 @@ class TrainingJob:
         last = self.until or self.resolved.federation.rounds or 1
         return run.finished or run.rounds[-1:] >= [last]
 
+    def is_past(self, done: int) -> bool:
+        """Return whether its run has more than these rounds."""
+        return self.begun and store.Run(self.path).rounds[-1:] > [done]
+
     @cached_property
     def rows(self) -> pd.DataFrame:
         """The rows of its run, which has ended. They are read once."""

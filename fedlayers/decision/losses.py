@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from diagnostics.tuning.copies import Tuner
-from fedlayers.decision.table import BASE_RATE, TEST, VALIDATION, Part
+from diagnostics.tuning.profile import every
+from fedlayers.decision.jobs import samples_of
+from fedlayers.decision.table import BASE_RATE, TEST, VALIDATION, Part, SumPart
 from fl_core import statistics, tree
 from fl_core.config import Own
 from fl_core.data.arrays import nested_groups
-from fl_core.errors import UsageError
+from fl_core.errors import NonFiniteError, UsageError
 from fl_core.records import store
 from fl_core.rows import CLASSIFICATION, MULTILABEL, SCORES
 from fl_core.run.own_code import code_in
@@ -82,6 +84,54 @@ class Loaded(NamedTuple):
     kind: str
     models: dict[str, nn.Module]
     task: Task
+
+
+THIRD = 1 / 3
+"""The rate of fine-tuning, times the run's. FedAvg also fine-tunes at its own rate."""
+
+
+class Tuning(NamedTuple):
+    """Fine-tuning of every client after a run: its epochs, and its rate as a factor of the run's."""
+
+    epochs: int = 0
+    factor: float = 0.0
+
+    def rate(self, lr: float) -> float:
+        """Return its learning rate after a run at a rate."""
+        return rounded_rate(lr * self.factor)
+
+
+def rounded_rate(value: float) -> float:
+    """Return a learning rate with three digits."""
+    return float(f"{value:.3g}")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished run of a way, and what its clients predict after each amount of fine-tuning.
+
+    Attributes:
+        tuned: predictors by amount. Amounts that diverged are missing.
+        learned_nothing: whether its training loss is not below that of the base rate, before fine-tuning.
+        loaded: its models; None where they are at sites.
+        cross: by amount, outputs of each client's model for the validation samples of its block, client by client;
+            empty where nobody asks.
+    """
+
+    job: TrainingJob
+    tuned: Mapping[Tuning, Predictor]
+    learned_nothing: bool = False
+    loaded: Loaded | None = None
+    cross: Mapping[Tuning, Tensor] = field(default_factory=dict)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the run."""
+        return float(self.job.resolved.training.lr or 0)
+
+    def rate(self, tuning: Tuning) -> float:
+        """Return the learning rate of an amount of fine-tuning."""
+        return tuning.rate(self.lr)
 
 
 class SeedLosses:
@@ -176,6 +226,47 @@ class SeedLosses:
             beside=[one.test for one in clients],
         )
 
+    def finish(
+        self,
+        job: TrainingJob,
+        amounts: Sequence[Tuning] = (Tuning(),),
+        parts: Sequence[Sequence[int]] = (),
+    ) -> Finished:
+        """Return a finished run with what its clients predict after some amounts of fine-tuning.
+
+        Args:
+            parts: blocks of clients whose validation samples each of their models predicts.
+
+        Raises:
+            UsageError: the clients hold parts of the model, so that none predicts alone.
+            NonFiniteError: the run's models have diverged.
+        """
+        loaded = self.load(job.path, job.model)
+        tuner = self.tuner(job, loaded, parts)
+        lr = float(job.resolved.training.lr or 0)
+        outputs = outputs_after(tuner, loaded.task, lr, amounts)
+        sets = {amount: tuner.parts(after) for amount, after in outputs.items()}
+        tuned = {amount: self.of_parts(job.arm, each) for amount, each in sets.items()}
+        cross = {}
+        if parts:
+            last = len(tuner.near)
+            for amount, each in sets.items():
+                seen = [after for (_, split), after in each.items() if split < last]
+                cross[amount] = torch.cat(seen)
+        excess = [self.excess(name, one) for name, one in loaded.models.items()]
+        useless = self.kind in PROBABLE and not math.fsum(excess) < 0
+        return Finished(job, tuned, useless, loaded, cross)
+
+    def excess(self, client: str, model: nn.Module) -> float:
+        """Return the sum of a client's training losses minus those of the base rate; 0 without probabilities."""
+        if self.kind not in PROBABLE:
+            return 0.0
+        train = self.task.data.client(client).train
+        logits = self.task.criterion.logits(evaluate.predict(model, train.x))
+        base = self.bases[client].expand(len(train), -1)
+        gap = evaluate.log_losses(logits.double(), train.y)
+        return float((gap - evaluate.log_losses(base, train.y)).sum())
+
     def of_parts(self, name: str, parts: Mapping[tuple[int, int], Tensor]) -> Predictor:
         """Return the predictor with some raw outputs of a :meth:`tuner`, by client and set of samples."""
         clients, logits = self.task.data.clients, self.task.criterion.logits
@@ -215,19 +306,22 @@ class SeedLosses:
 
     @cached_property
     def halves(self) -> NDArray[np.int64] | None:
-        """The half of each validation sample (:func:`fl_core.statistics.halves`); None with fewer than two groups."""
-        samples = self.samples[VALIDATION]
-        groups = samples["group"].to_numpy(int)
-        if len(np.unique(groups)) < 2:
-            return None
-        return statistics.halves(groups, pd.factorize(samples["client"])[0])
+        """The half of each validation sample (:func:`fl_core.statistics.halves`); None with all in one half."""
+        samples, seed = self.samples[VALIDATION], self.task.config.execution.seed
+        half = [
+            statistics.halves_of_one(own["group"].to_numpy(int), number, seed)
+            for number, name in enumerate(self.sizes)
+            if len(own := samples[samples["client"] == name])
+        ]
+        dealt = np.concatenate(half) if half else np.zeros(0, np.int64)
+        return dealt if len(np.unique(dealt)) > 1 else None
 
     def calibration(
         self, one: Predictor, half: int | None = None
     ) -> tuple[float, float]:
         """Return the temperature and the weight of the base rate, of validation samples or one half of them.
 
-        With fewer than two groups there are no halves, and the temperature is at least 1.
+        With groups in one half alone there is one fit, and the temperature is at least 1.
 
         Raises:
             UsageError: there are no samples, or an output is not finite.
@@ -284,6 +378,24 @@ class SeedLosses:
         if self.class_weights is not None:
             weights = self.class_weights[y]
         return weights * self.sizes[client] / weights.sum()
+
+    @property
+    def splits(self) -> list[str]:
+        """The splits with samples: validation and test."""
+        return [split for split in (VALIDATION, TEST) if self.labels[split]]
+
+    def overlap(self, first: SeedLosses, split: str) -> float:
+        """Return the share of a split's samples in the first seed that are in it here, too."""
+        held, own = (
+            samples_of(each.task.data.partition, split) for each in (first, self)
+        )
+        return len(held & own) / max(1, len(held))
+
+    def parts(
+        self, named: Mapping[str, Predictor], split: str, score: str
+    ) -> Mapping[str, Part | SumPart]:
+        """Return the score of each predictor in a split, for a table of losses."""
+        return {name: self.part(one, split, score) for name, one in named.items()}
 
     def part(self, one: Predictor, split: str, score: str = "loss") -> Part:
         """Return a predictor's score in a split, for a table of losses."""
@@ -363,3 +475,25 @@ class SeedLosses:
     def selecting(self) -> str:
         """The score that ranks finished runs: the loss, or the one that selects rounds."""
         return self.task.config.federation.monitor or "loss"
+
+
+def outputs_after(
+    tuner: Tuner, task: Task, lr: float, amounts: Sequence[Tuning]
+) -> dict[Tuning, Tensor]:
+    """Return raw outputs of a tuner's samples after some amounts of fine-tuning, and before.
+
+    Amounts that diverge are left out.
+
+    Args:
+        lr: of the run.
+    """
+    names, outputs = every(task.layers), {Tuning(): tuner.start}
+    for factor in dict.fromkeys(each.factor for each in amounts if each.epochs):
+        chosen = [each for each in amounts if each.epochs and each.factor == factor]
+        epochs = [each.epochs for each in chosen]
+        try:
+            found = tuner.outputs(names, chosen[0].rate(lr), epochs)
+        except NonFiniteError:
+            continue
+        outputs |= dict(zip(chosen, found, strict=True))
+    return outputs

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,8 @@ LEAST_ERRORS = 1.64
 """Standard errors by which a way must be better than the base rate to be a candidate."""
 MARGIN = 0.5
 """Standard errors by which a way must be better than FedAvg to be recommended in its place."""
+DIGITS = 9
+"""Digits of differences that count. Later digits differ by rounding."""
 NO_SPREAD = Estimate(math.nan, math.nan, math.nan)
 
 
@@ -42,6 +44,65 @@ class Part(NamedTuple):
     group: NDArray[np.int64]
     client: NDArray[np.int64]
 
+    @property
+    def samples(self) -> int:
+        """The number of values."""
+        return len(self.value)
+
+    def above(self, other: Any, client: int | None = None) -> Estimate | None:
+        """Return the paired mean difference to another way's score, with its error over groups within clients.
+
+        Args:
+            client: the number of the client whose samples count; None for all. Without samples the result is None.
+        """
+        own = slice(None) if client is None else self.client == client
+        gap = (self.value[own] - other.value[own]).round(DIGITS)
+        if not len(gap):
+            return None
+        strata = self.client[own]
+        return statistics.stratified_mean(
+            gap, self.weight[own], self.group[own], strata
+        )
+
+
+class SumPart(NamedTuple):
+    """The score of one way in one seed and split, whose samples are elsewhere: sums over the groups of each client.
+
+    Attributes:
+        mean: the score. samples: their number.
+        way: the place of the way in the sums below.
+        draws: the number of groups of each client, float64 [clients].
+        sums: of each client the sums of weighted losses over groups, float64 [clients, K + 1]: of K ways, and last of
+            the weights.
+        products: those of products of two of them, float64 [clients, K + 1, K + 1].
+    """
+
+    mean: float
+    samples: int
+    way: int
+    draws: NDArray[np.float64]
+    sums: NDArray[np.float64]
+    products: NDArray[np.float64]
+
+    def above(self, other: Any, client: int | None = None) -> Estimate | None:
+        """Return the paired mean difference to another way's score, as :meth:`Part.above`."""
+        own = self.draws > 0
+        if client is not None:
+            own &= np.arange(len(own)) == client
+        if not own.any():
+            return None
+        one, two = self.way, other.way
+        sums, products = self.sums[own], self.products[own]
+        found = statistics.GroupSums(
+            self.draws[own],
+            sums[:, -1],
+            sums[:, one] - sums[:, two],
+            products[:, -1, -1],
+            products[:, one, one] - 2 * products[:, one, two] + products[:, two, two],
+            products[:, one, -1] - products[:, two, -1],
+        )
+        return statistics.mean_of_sums(found)
+
 
 @dataclass(frozen=True, eq=False)
 class LossTable:
@@ -54,7 +115,7 @@ class LossTable:
         clients: the names of the clients, by number.
     """
 
-    parts: Mapping[tuple[int, str, str], Part]
+    parts: Mapping[tuple[int, str, str], Part | SumPart]
     score: str
     overlap: Mapping[str, float]
     clients: tuple[str, ...] = ()
@@ -100,25 +161,23 @@ class LossTable:
         (:func:`fl_core.statistics.mean_over_seeds`). The spread over seeds is pooled over all pairs of ways.
         """
         gains = self.sign * (self.means(one, split) - self.means(other, split))
-        within = [self._sampled(seed, one, other, split) for seed in self.seeds]
+        within = [self._above(seed, one, other, split) for seed in self.seeds]
+        sampled = _pooled([each for each in within if each is not None])
         return statistics.mean_over_seeds(
-            gains, _pooled(within), self._spread(split), self.overlap[split]
+            gains, sampled, self._spread(split), self.overlap[split]
         )
 
     def by_client(self, one: str, other: str, split: str) -> dict[str, Estimate]:
         """Return :meth:`gain` for each client with samples, over its groups. Its score must be a mean of samples."""
         found, spreads = {}, []
         for number, name in enumerate(self.clients):
-            within = []
-            for seed in self.seeds:
-                first, second = (self.parts[seed, way, split] for way in (one, other))
-                own = first.client == number
-                if own.any():
-                    gap = self.sign * (first.value[own] - second.value[own])
-                    within.append(_mean(gap, first.weight[own], first.group[own]))
-            if len(within) == len(self.seeds):
-                gains = np.array([each.value for each in within])
-                found[name] = gains, _pooled(within)
+            within = [
+                self._above(seed, one, other, split, number) for seed in self.seeds
+            ]
+            known = [each for each in within if each is not None]
+            if len(known) == len(self.seeds):
+                gains = np.array([each.value for each in known])
+                found[name] = gains, _pooled(known)
                 spreads.append(gains.var(ddof=1) if len(gains) > 1 else 0.0)
         if not found:
             return {}
@@ -131,11 +190,15 @@ class LossTable:
             for name, (gains, sampled) in found.items()
         }
 
-    def _sampled(self, seed: int, one: str, other: str, split: str) -> Estimate:
-        """Return the paired difference of two ways in one seed, with its error over groups within clients."""
+    def _above(
+        self, seed: int, one: str, other: str, split: str, client: int | None = None
+    ) -> Estimate | None:
+        """Return by how much the first way is better in one seed, with the error over groups within clients."""
         first, second = (self.parts[seed, way, split] for way in (one, other))
-        gap = self.sign * (first.value - second.value)
-        return _mean(gap, first.weight, first.group, first.client)
+        found = first.above(second, client)
+        if found is None:
+            return None
+        return found._replace(value=self.sign * found.value)
 
     def _spread(self, split: str) -> Estimate:
         """Return the standard deviation of a difference over seeds, pooled over all pairs of ways."""
@@ -149,19 +212,6 @@ class LossTable:
         free = float(max(1, len(means) - 1) * (len(self.seeds) - 1))
         spread = math.sqrt(float(np.mean(variances))) if variances else 0.0
         return Estimate(math.nan, spread, free)
-
-
-DIGITS = 9
-"""Digits of differences that count. Later digits differ by rounding."""
-
-
-def _mean(
-    gap: NDArray[np.float64],
-    weight: NDArray[np.float64],
-    group: NDArray[np.int64],
-    client: NDArray[np.int64] | None = None,
-) -> Estimate:
-    return statistics.stratified_mean(gap.round(DIGITS), weight, group, client)
 
 
 def _pooled(within: Sequence[Estimate]) -> Estimate:

@@ -7,12 +7,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from diagnostics.tuning.copies import EPOCHS, Held
 from diagnostics.tuning.differ import LEAST_CLIENTS, cross_losses
@@ -22,7 +21,6 @@ from diagnostics.tuning.permutation import (
     blocks,
     permutation_test,
 )
-from diagnostics.tuning.profile import every
 from fedlayers.backends.local import Backend, no_progress
 from fedlayers.decision.jobs import (
     FREE,
@@ -31,15 +29,29 @@ from fedlayers.decision.jobs import (
     assembled,
     check_same_data,
     jobs_of,
-    samples_of,
     seeds_of,
     train,
 )
 from fedlayers.decision.linear import linear_model_of
-from fedlayers.decision.losses import PROBABLE, Loaded, Predictor, SeedLosses
+from fedlayers.decision.losses import (
+    THIRD,
+    Finished,
+    Predictor,
+    SeedLosses,
+    Tuning,
+    rounded_rate,
+)
 from fedlayers.decision.price import EARLY, estimate_cost, format_seconds
 from fedlayers.decision.simple import predictors
-from fedlayers.decision.table import BASE_RATE, FEDAVG, TEST, VALIDATION, LossTable
+from fedlayers.decision.table import (
+    BASE_RATE,
+    FEDAVG,
+    TEST,
+    VALIDATION,
+    LossTable,
+    Part,
+    SumPart,
+)
 from fedlayers.decision.ways import (
     LINEAR,
     Way,
@@ -72,7 +84,6 @@ from fl_core.run import runner
 from fl_core.run.costs import training_flops
 from fl_core.run.task import Task
 from fl_core.storage import sha
-from fl_core.training import evaluate
 from fl_core.training.phases import Training
 from fl_core.training.workspace import Workspace
 
@@ -89,12 +100,12 @@ COUNT = 4
 """How many rates are tried by default for your own data."""
 LOWER = 0.3
 """The rate at which a way that diverged trains again, times its rate."""
-THIRD = 1 / 3
-"""The rate of fine-tuning, times the run's. FedAvg also fine-tunes at its own rate."""
 THREE_SEEDS = 3e12
 """Training FLOPs of a FedAvg run up to which three seeds are the default: about 20 s on two cores."""
 GROUPS = "groups"
 """The way that trains one model a group of clients."""
+ELSEWHERE = "not asked over sites"
+"""Why a question that compares single samples has no answer there."""
 MOST_PAIRED = 30
 """The most clients whose models are compared pair by pair."""
 PLAN_ALGORITHM = "fedper"
@@ -117,6 +128,8 @@ class Question:
         by_default: whether the number of seeds is the default.
         grouped: whether one model a group is asked for.
         pooled: whether all rows stand in one place, so that pooled models may be fitted.
+        over_sites: whether the clients are at sites.
+        of_seed: what else the runs of each seed have: over sites their data, and what makes their clients.
     """
 
     config: RunConfig
@@ -132,6 +145,8 @@ class Question:
     pooled: bool = False
     by_default: bool = False
     grouped: bool = False
+    over_sites: bool = False
+    of_seed: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def task(self) -> Task:
@@ -165,8 +180,11 @@ class Question:
         config, suffix = self.config, ""
         if lr is not None:
             config, suffix = config.with_keys(lr=lr), f"-lr{lr:g}"
-        seeds = seeds or self.seeds
-        return jobs_of([way], config, seeds, self.out / "arms", suffix, **self.own)
+        jobs = []
+        for seed in seeds or self.seeds:
+            common = {**self.own, **self.of_seed.get(seed, {})}
+            jobs += jobs_of([way], config, [seed], self.out / "arms", suffix, **common)
+        return jobs
 
 
 def question(
@@ -230,13 +248,11 @@ def question(
         checked = made.jobs(way, None)[:1]
         started = [job for lr in rates for job in made.jobs(way, lr) if job.begun]
         list(assembled([*checked, *started], first))
-    return _with_linear(made)
+    return with_linear(made) if made.simple else made
 
 
-def _with_linear(asked: Question) -> Question:
+def with_linear(asked: Question) -> Question:
     """Return the question with FedAvg of one linear layer, or with the reason why it is not tried."""
-    if not asked.simple:
-        return asked
     model = asked.task.config.model
     if model.model == "linear" and not model.adapt:
         return replace(asked, not_tried={LINEAR: "the network is linear: fedavg is it"})
@@ -341,107 +357,13 @@ def rates_of(
         return ()
     if count is None:
         count = COUNT if from_python or is_file(config.data.dataset) else 0
-    return tuple(_rate(default * factor) for factor in FACTORS[:count])
-
-
-def _rate(value: float) -> float:
-    return float(f"{value:.3g}")
-
-
-# --- finished runs, and fine-tuning after them -----------------------------------------------------------------
-
-
-class Tuning(NamedTuple):
-    """Fine-tuning of every client after a run: its epochs, and its rate as a factor of the run's."""
-
-    epochs: int = 0
-    factor: float = 0.0
+    return tuple(rounded_rate(default * factor) for factor in FACTORS[:count])
 
 
 def tunings(way: Way) -> list[Tuning]:
     """Return the amounts of fine-tuning that are tried after a way: 0, 1, 2 or 4 epochs."""
     factors = (THIRD, 1.0) if way.name in (FEDAVG, LINEAR) else (THIRD,)
     return [Tuning(), *(Tuning(n, factor) for factor in factors for n in EPOCHS)]
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A finished run of a way, and what its clients predict after each amount of fine-tuning.
-
-    Attributes:
-        tuned: predictors by amount. Amounts that diverged are missing.
-        cross: by amount, outputs of each client's model for the validation samples of its block, client by client;
-            empty where nobody asks.
-    """
-
-    job: TrainingJob
-    loaded: Loaded
-    tuned: Mapping[Tuning, Predictor]
-    cross: Mapping[Tuning, Tensor] = field(default_factory=dict)
-
-    @property
-    def lr(self) -> float:
-        """The learning rate of the run."""
-        return float(self.job.resolved.training.lr or 0)
-
-    def rate(self, tuning: Tuning) -> float:
-        """Return the learning rate of an amount of fine-tuning."""
-        return _rate(self.lr * tuning.factor)
-
-
-def finish(
-    job: TrainingJob,
-    losses: SeedLosses,
-    amounts: Sequence[Tuning] = (Tuning(),),
-    parts: Sequence[Sequence[int]] = (),
-) -> Finished:
-    """Return a finished run with what its clients predict after some amounts of fine-tuning.
-
-    Args:
-        parts: blocks of clients whose validation samples each of their models predicts.
-
-    Raises:
-        UsageError: the clients hold parts of the model, so that none predicts alone.
-        NonFiniteError: the run's models have diverged.
-    """
-    loaded = losses.load(job.path, job.model)
-    tuner, names = losses.tuner(job, loaded, parts), every(loaded.task.layers)
-    outputs = {Tuning(): tuner.start}
-    base = float(job.resolved.training.lr or 0)
-    for factor in dict.fromkeys(each.factor for each in amounts if each.epochs):
-        epochs = [each.epochs for each in amounts if each.factor == factor]
-        try:
-            found = tuner.outputs(names, _rate(base * factor), epochs)
-        except NonFiniteError:
-            continue
-        for n, after in zip(epochs, found, strict=True):
-            outputs[Tuning(n, factor)] = after
-    sets = {amount: tuner.parts(after) for amount, after in outputs.items()}
-    tuned = {amount: losses.of_parts(job.arm, each) for amount, each in sets.items()}
-    cross = {}
-    if parts:
-        last = len(tuner.near)
-        for amount, each in sets.items():
-            seen = [after for (_, split), after in each.items() if split < last]
-            cross[amount] = torch.cat(seen)
-    return Finished(job, loaded, tuned, cross)
-
-
-def learned_nothing(one: Finished, losses: SeedLosses) -> bool:
-    """Return whether a run's training loss is not below that of the base rate."""
-    if losses.kind not in PROBABLE:
-        return False
-    worse, total = 0.0, 0
-    for client in one.loaded.task.data.clients:
-        logits = losses.task.criterion.logits(
-            evaluate.predict(one.loaded.models[client.name], client.train.x)
-        )
-        base = losses.bases[client.name].expand(len(client.train), -1)
-        y = client.train.y
-        gap = evaluate.log_losses(logits.double(), y) - evaluate.log_losses(base, y)
-        worse += float(gap.sum())
-        total += len(y)
-    return not worse / total < 0
 
 
 # --- the steps -------------------------------------------------------------------------------------------------
@@ -491,31 +413,25 @@ class Trained:
     def table(self, score: str = "") -> LossTable:
         """Return the table of losses, or of another score."""
         asked, score = self.asked, score or self.asked.score
-        parts = {}
+        parts: dict[tuple[int, str, str], Part | SumPart] = {}
+        named = {
+            seed: {BASE_RATE: losses.base_rate} for seed, losses in asked.losses.items()
+        }
+        for seed, name, one in self.predictors():
+            named[seed][name] = one
         splits = [
             split
             for split in (VALIDATION, TEST)
-            if all(losses.labels[split] for losses in asked.losses.values())
+            if all(split in losses.splits for losses in asked.losses.values())
         ]
         for seed, losses in asked.losses.items():
             for split in splits:
-                part = losses.part(losses.base_rate, split, score)
-                parts[seed, BASE_RATE, split] = part
-        for seed, name, one in self.predictors():
-            for split in splits:
-                parts[seed, name, split] = asked.losses[seed].part(one, split, score)
+                found = losses.parts(named[seed], split, score)
+                parts |= {(seed, name, split): one for name, one in found.items()}
         names = [client.name for client in asked.task.data.clients]
-        shares = {split: _overlap(asked, split) for split in splits}
+        first, last = (asked.losses[asked.seeds[k]] for k in (0, -1))
+        shares = {split: last.overlap(first, split) for split in splits}
         return LossTable(parts, score, shares, tuple(names))
-
-
-def _overlap(asked: Question, split: str) -> float:
-    """Return the share of a split's samples that the first seed has in common with the last."""
-    first, last = (
-        samples_of(asked.tasks[seed].data.partition, split)
-        for seed in (asked.seeds[0], asked.seeds[-1])
-    )
-    return len(first & last) / max(1, len(first))
 
 
 def train_ways(asked: Question, place: Backend, tell: Tell) -> Trained:
@@ -540,13 +456,14 @@ def train_ways(asked: Question, place: Backend, tell: Tell) -> Trained:
         if way.name == LINEAR:
             used = lr or float(asked.task.config.training.lr or 0)
             if asked.config.training.lr is None:
-                rates = [_rate(used * factor) for factor in LINEAR_FACTORS]
+                rates = [rounded_rate(used * factor) for factor in LINEAR_FACTORS]
                 try:
                     lr = _best_rate(made, way, rates, 1, place, tell)
                 except RunError as error:
                     asked.not_tried[LINEAR] = str(error)
                     continue
-        cross = parts if way.name in (FEDAVG, "local") else ()
+        crossed = way.name in (FEDAVG, "local") and not asked.over_sites
+        cross = parts if crossed else ()
         _train_way(made, way, lr, cross, place, tell)
     made.alike = _find_alike(made)
     if asked.grouped:
@@ -607,7 +524,7 @@ def _best_rate(
         for job in jobs:
             if job.name not in failed:
                 try:
-                    one = finish(job, losses, tunings(way))
+                    one = losses.finish(job, tunings(way))
                     scores[job.name] = max(map(losses.worth, one.tuned.values()))
                 except NonFiniteError as error:
                     failed[job.name] = str(error)
@@ -616,7 +533,10 @@ def _best_rate(
 
     while True:
         failed |= train([replace(job, until=asked.early) for job in jobs], place, tell)
-        last = best(jobs)[:finalists]
+        ranked = best(jobs)
+        # a repeated call has the finalists of the first one
+        ranked.sort(key=lambda job: not job.is_past(asked.early))
+        last = ranked[:finalists]
         failed |= train(last, place, tell)
         ranked = best(last)
         made.jobs += [
@@ -627,7 +547,7 @@ def _best_rate(
         if len(jobs) == 1:
             why = next(iter(failed.values()))
             raise RunError(f"training failed at every rate, the first with: {why}")
-        lower = _rate(min(rates) * LOWER)
+        lower = rounded_rate(min(rates) * LOWER)
         tell(f"training failed at every rate; {lower:g} is tried")
         jobs = asked.jobs(way, lower, [seed])
     lr = float(ranked[0].config.training.lr or 0)
@@ -648,7 +568,7 @@ def _train_way(
     """Train a way in all seeds. If it diverges or learns nothing, it trains once more at a lower rate."""
     asked = made.asked
     used = lr or float(asked.task.config.training.lr or 0)
-    for rate in (lr, _rate(LOWER * used)):
+    for rate in (lr, rounded_rate(LOWER * used)):
         jobs = asked.jobs(way, rate)
         made.jobs += [
             job for job in jobs if job.path not in {one.path for one in made.jobs}
@@ -660,14 +580,11 @@ def _train_way(
             if job.name in failed:
                 continue
             try:
-                runs[seed] = finish(job, asked.losses[seed], tunings(way), parts)
+                losses = asked.losses[seed]
+                runs[seed] = losses.finish(job, tunings(way), parts)
             except (UsageError, NonFiniteError) as error:
                 failed[job.name] = str(error)
-        useless = [
-            seed
-            for seed, one in runs.items()
-            if learned_nothing(one, asked.losses[seed])
-        ]
+        useless = [seed for seed, one in runs.items() if one.learned_nothing]
         if runs and not failed:
             made.runs[way.name] = (
                 runs  # of the higher rate, unless the lower one is sound
@@ -704,9 +621,12 @@ def _best_tuning(made: Trained, name: str, by_seed: Mapping[int, Finished]) -> T
 def differing(made: Trained) -> Difference | None:
     """Test whether clients differ, by local training and by fine-tuning from the shared model; None where unknown."""
     shared, alone = made.runs.get(FEDAVG), made.runs.get("local")
+    asked = made.asked
+    if asked.over_sites:
+        asked.not_tried["clients_differ"] = ELSEWHERE
+        return None
     if not shared or not alone:
         return None
-    asked = made.asked
     parts = blocks(len(asked.task.data.clients), asked.seeds[0])
     try:
         seeds = [
@@ -753,14 +673,18 @@ def _find_alike(made: Trained) -> Alike | None:
 
     asked = made.asked
     runs = made.runs.get("local")
+    if asked.over_sites:
+        asked.not_tried["who is alike"] = ELSEWHERE
+        return None
     losses = asked.losses[asked.seeds[0]]
     clients = losses.task.data.clients
     enough = LEAST_CLIENTS <= len(clients) <= MOST_PAIRED
     if not runs or not enough or not all(len(one.validation) for one in clients):
         return None
     held = {client.name: client.validation for client in clients}
-    models = runs[asked.seeds[0]].loaded.models
-    scores = cross_scores(models, held, loss=losses.task.criterion)
+    loaded = runs[asked.seeds[0]].loaded
+    assert loaded is not None
+    scores = cross_scores(loaded.models, held, loss=losses.task.criterion)
     return scores.alike(asked.seeds[0])
 
 

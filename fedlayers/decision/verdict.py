@@ -96,7 +96,7 @@ def answer(
         clients=clients,
         fallback=fallback,
         new_client=recommended(table, shared) or "",
-        samples=len(table.parts[table.seeds[0], first, split].value),
+        samples=table.parts[table.seeds[0], first, split].samples,
         smallest=_smallest(table, lines),
         layers=_layers(plan),
         **known,

@@ -13,11 +13,11 @@ import fedlayers as fl
 from fedlayers.backends.local import no_progress
 from fedlayers.decision import training
 from fedlayers.decision.choose import choose
-from fedlayers.decision.losses import SeedLosses
+from fedlayers.decision.losses import SeedLosses, Tuning
 from fedlayers.decision.price import round_steps
 from fedlayers.decision.report import write_page
 from fedlayers.decision.table import TEST, VALIDATION
-from fedlayers.decision.training import Tuning, question, tunings
+from fedlayers.decision.training import question, tunings
 from fl_core.config import RunConfig, resolve, with_own
 from fl_core.data.federated import Split
 from fl_core.errors import RunError
