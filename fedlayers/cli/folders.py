@@ -48,7 +48,7 @@ class Check(Command):
     without = KEYS.keys() - {field.name for field in dataclasses.fields(Reading)}
 
     def main(self, line: str) -> Any:
-        from fl_core.data import opened, tables
+        from fl_core.data import near_copies, opened, tables
         from fl_core.data.partitions import make
         from fl_core.data.registry import path_of
         from fl_core.display import aligned
@@ -65,6 +65,8 @@ class Check(Command):
             raise found.error
         for note in found.notes:
             warn(note)
+        if copies := near_copies.note_of(found.source):
+            warn(copies)
         if found.faults:
             print(with_flags("\n".join(found.lines), FLAGS))
         source, counts = found.source, found.source.counts()

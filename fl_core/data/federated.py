@@ -16,6 +16,7 @@ from torch import Tensor
 from fl_core import tree
 from fl_core.data.cells import Integers
 from fl_core.data.described import ColumnTable
+from fl_core.data.near_copies import near_copies
 from fl_core.data.partitions import SPLITS, Partition
 from fl_core.data.preprocessing import Preprocessing
 from fl_core.data.sources import NOTED, Source
@@ -257,6 +258,26 @@ class FederatedData(Displayed):
         )
 
     @cached_property
+    def copies_note(self) -> str:
+        """Return the note on near copies over the splits, or "". It is "" for anything but numbers, and with groups."""
+        parts = [each.split(name) for each in self.clients for name in SPLITS]
+        floats = all(part.x.is_floating_point() for part in parts)
+        grouped = any(part.groups is not None for part in parts)
+        words = any(getattr(self.preprocessing, "categories", ()))
+        words |= getattr(self.shape, "layout", None) is not None
+        if self.elsewhere or self.images or grouped or words or not floats:
+            return ""
+        found: list[Any] = []
+        for split in ("train", "test"):
+            x = torch.cat([client.split(split).x for client in self.clients]).numpy()
+            indices = self.partition.indices.values()
+            places = np.concatenate([part[split] for part in indices])
+            _, first = np.unique(places, return_index=True)
+            found.append((x[first], places[first]))
+        (train, train_places), (test, test_places) = found
+        return near_copies(train, test, train_places, test_places).note
+
+    @cached_property
     def training_digest(self) -> str:
         """Return the digest of every client's training samples, as in a diagnosis of tensors in memory."""
         return digest_of(
@@ -378,6 +399,8 @@ def notes(data: FederatedData, alone: bool = False) -> list[str]:
             found.append(
                 f"{again:,} of {len(keys[split]):,} {split} samples equal a training sample: scores may be too good"
             )
+    if data.copies_note:
+        found.append(data.copies_note)
     return found
 
 

@@ -1,0 +1,158 @@
+"""Near copies over a split: rows of a test set that training rows nearly repeat, by two signs.
+
+Windows of one recording, visits of one patient, and rows that are repeated with noise are such copies. A random split
+puts them on both sides, and test scores are then too good. Columns of words make many rows equal by chance, so only
+rows of numbers are measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from fl_core.data.cells import Array, Floats, Integers
+from fl_core.data.partitions import Partition, make
+from fl_core.data.sources import Source
+from fl_core.errors import UsageError, spelled
+
+NEAR = 5
+"""Rows of the file within which a nearest training row is a neighbour."""
+NEIGHBOURS, TIMES = 0.1, 20.0
+"""The least share of test rows with a neighbour as their nearest row, and the least multiple of the chance of it."""
+RANK, CLOSE, COPIES = 10, 0.3, 0.5
+"""A copy's distance is below ``CLOSE`` of the distance of rank ``RANK``. ``COPIES`` is the least share of copies."""
+LEAST_COLUMNS = 3
+"""Columns from which copies are counted. With one or two, most nearest distances are below ``CLOSE`` by chance."""
+MOST_TESTED = 2_000
+"""Test rows at most. More are thinned evenly."""
+BLOCK = 20_000
+"""Training rows of a block at most."""
+NUMBERS = 2**22
+"""Distances of a block at most."""
+CONSTANT = 1e-9
+"""Standard deviation, as a share of the mean, below which a column is constant."""
+EQUAL = 1e-12
+"""Squared distance, as a share of the rows' squared lengths, below which rows are equal: float32 rounds so much."""
+
+
+@dataclass(frozen=True)
+class NearCopies:
+    """How near the test rows of a split are to its training rows.
+
+    Attributes:
+        neighbours: share of test rows whose nearest training row is within :data:`NEAR` rows in the file.
+        chance: the mean share of training rows that are so near in the file.
+        copies: share of test rows that are far nearer to one training row than to the tenth.
+    """
+
+    neighbours: float
+    chance: float
+    copies: float
+
+    @property
+    def note(self) -> str:
+        """Return one line with what to do, or "" without a sign of copies."""
+        in_file = self.neighbours >= max(NEIGHBOURS, TIMES * self.chance)
+        if not in_file and self.copies < COPIES:
+            return ""
+        what = "near in the file" if in_file else "almost equal"
+        return (
+            f"many test rows have a near copy among the training rows, {what}: scores may be too good. Name the column "
+            f"of what rows belong to, such as a patient or a recording: {spelled(group_column='NAME')}"
+        )
+
+
+def near_copies(
+    train: Array, test: Array, train_places: Integers, test_places: Integers
+) -> NearCopies:
+    """Return how near test rows are to training rows, by Euclidean distance of standardised columns.
+
+    >>> rows = np.random.default_rng(0).normal(size=(400, 3))
+    >>> places = np.arange(400)
+    >>> tests = places % 5 == 0
+    >>> near_copies(rows[~tests], rows[tests], places[~tests], places[tests]).note
+    ''
+    >>> again = np.concatenate([rows, rows + 0.001])
+    >>> "almost equal" in near_copies(again[:400], again[400:], places, places + 400).note
+    True
+
+    All shares are 0 with a number that is missing, or with at most :data:`RANK` training rows.
+
+    Args:
+        train, test: rows as numbers, [n, ...]. Each is flattened.
+        train_places, test_places: their rows in the file, ascending int64 [n].
+    """
+    finite = np.isfinite(train).all() and np.isfinite(test).all()
+    if len(train) <= RANK or not len(test) or not finite:
+        return NearCopies(0.0, 0.0, 0.0)
+    flat = [x.reshape(len(x), -1).astype(np.float64) for x in (train, test)]
+    centre, spread = flat[0].mean(axis=0), flat[0].std(axis=0)
+    varied = spread > CONSTANT * np.abs(centre)
+    scaled, tests = ((x - centre)[:, varied] / spread[varied] for x in flat)
+    if len(test) > MOST_TESTED:
+        thinned = np.linspace(0, len(test) - 1, MOST_TESTED).round().astype(np.int64)
+        tests, test_places = tests[thinned], test_places[thinned]
+    lowest = np.searchsorted(train_places, test_places - NEAR, side="left")
+    highest = np.searchsorted(train_places, test_places + NEAR, side="right")
+    chance = float((highest - lowest).mean() / len(train))
+    neighbours = copies = 0
+    for rows, distances, nearest in _nearest(scaled, tests):
+        gaps = np.abs(train_places[nearest] - test_places[rows])
+        neighbours += int((gaps <= NEAR).sum())
+        if varied.sum() >= LEAST_COLUMNS:
+            copies += int((distances[:, 0] < CLOSE * distances[:, -1]).sum())
+    return NearCopies(neighbours / len(tests), chance, copies / len(tests))
+
+
+def note_of(source: Source) -> str:
+    """Return the note on a table before its partition, from the default split of seed 0.
+
+    Missing numbers are means. It is "" for anything but rows of numbers, for samples with groups, and for too few rows
+    to split.
+    """
+    words = source.words is not None or any(source.categories)
+    if words or source.is_image or source.groups is not None or not source.x.size:
+        return ""
+    natural = source.owner is not None
+    try:
+        if natural:
+            drawn = make(source, "natural")
+        else:
+            drawn = make(source, "iid", clients=1)
+    except UsageError:
+        return ""
+    train, test = rows_of(drawn, "train"), rows_of(drawn, "test")
+    known = np.ma.masked_invalid(source.x)
+    x = np.where(known.mask, known[train].mean(axis=0).filled(0), source.x)
+    return near_copies(x[train], x[test], train, test).note
+
+
+def rows_of(partition: Partition, split: str) -> Integers:
+    """Return the positions of all clients' samples of a split in the source, ascending."""
+    parts = [part[split] for part in partition.indices.values()]
+    return np.unique(np.concatenate(parts))
+
+
+def _nearest(train: Floats, test: Floats) -> Iterator[tuple[slice, Floats, Integers]]:
+    """Yield parts of the test rows, their :data:`RANK` least distances [n, RANK], and the nearest training row [n]."""
+    size = min(BLOCK, len(train))
+    step = max(1, NUMBERS // size)
+    for start in range(0, len(test), step):
+        rows = slice(start, min(start + step, len(test)))
+        own = test[rows]
+        squares = (own**2).sum(axis=1, keepdims=True)
+        least = np.full((len(own), RANK), np.inf)
+        nearest = np.zeros(len(own), dtype=np.int64)
+        for first in range(0, len(train), size):
+            others = train[first : first + size]
+            lengths = squares + (others**2).sum(axis=1)
+            distances = lengths - 2 * own @ others.T
+            distances[distances <= EQUAL * lengths] = 0
+            best = distances.argmin(axis=1)
+            closer = distances[np.arange(len(own)), best] < least[:, 0]
+            nearest[closer] = first + best[closer]
+            least = np.concatenate([least, distances], axis=1)
+            least = np.sort(np.partition(least, RANK - 1)[:, :RANK], axis=1)
+        yield rows, np.sqrt(least), nearest
