@@ -32,7 +32,7 @@ EDITED = "edited by hand"
 MOST_NAMES = 10_000
 """Layers of a plan at most."""
 MOST_EPOCHS = 1000
-"""The most own epochs of a plan."""
+"""The most epochs of fine-tuning of a plan."""
 CANDIDATE = "candidate"
 """The rule of a plan that is one of several candidates, such as an arm of a race."""
 
@@ -107,8 +107,8 @@ class Evidence:
         weights: each client's weight in the combination (training samples).
         votes: for each client, the last shared layer that its own values would choose.
         alternatives: for each other threshold, the last shared layer that it would choose.
-        detail: more from the rule: its stability, what its layers cost, and the learning rate ``lr`` of a race, with
-            each client's ``own_epochs`` at ``own_rate`` after the last round.
+        detail: more from the rule: its stability, what its layers cost, and the learning rate ``lr`` of a decision,
+            with each client's epochs of ``fine_tuning`` at ``fine_tuning_rate`` after the last round.
         status: ``ok``, or an adjustment (a clipped cut, for instance).
         data, checkpoint: digests of the measured data and checkpoint.
         seed, version: of the measurement.
@@ -144,8 +144,8 @@ class Evidence:
             found.append(f"{of} of the layers: {values}")
         origin = {
             "learning rate": self.detail.get("lr"),
-            "own epochs": self.detail.get("own_epochs"),
-            "their rate": self.detail.get("own_rate"),
+            "epochs of fine-tuning": self.detail.get("fine_tuning"),
+            "their rate": self.detail.get("fine_tuning_rate"),
             "seed": self.seed,
             "data": self.data[:12],
             "checkpoint": self.checkpoint[:12],
@@ -248,19 +248,22 @@ class LayerPlan(Displayed):
         return tuple(layer.name for layer in self.layers)
 
     @property
-    def own_epochs(self) -> tuple[int, float]:
-        """Return the epochs that each client trains alone after the last round, and their learning rate.
+    def fine_tuning(self) -> tuple[int, float]:
+        """Return the epochs that each client fine-tunes after the last round, and their learning rate.
+
+        Earlier versions stored them as ``own_epochs`` and ``own_rate``.
 
         Raises:
             UsageError: the stored ones are no whole number from 0 to 1000, or no rate above 0.
         """
-        epochs = self.why.detail.get("own_epochs", 0)
-        rate = self.why.detail.get("own_rate", 0.0)
+        detail = self.why.detail
+        epochs = detail.get("fine_tuning", detail.get("own_epochs", 0))
+        rate = detail.get("fine_tuning_rate", detail.get("own_rate", 0.0))
         number = type(epochs) is int and 0 <= epochs <= MOST_EPOCHS
         if not number or not isinstance(rate, int | float) or not 0 < rate < math.inf:
             if epochs != 0:
                 raise UsageError(
-                    f"own_epochs of a plan must be from 0 to {MOST_EPOCHS}, at a rate above 0; got {epochs!r} at "
+                    f"fine_tuning of a plan must be from 0 to {MOST_EPOCHS}, at a rate above 0; got {epochs!r} at "
                     f"{rate!r}. Make the plan again: fedlayers choose."
                 )
             return 0, 0.0
@@ -446,14 +449,14 @@ class LayerPlan(Displayed):
             UsageError: an unknown form, or ``peft`` for a plan without adapters.
         """
         found = FORMS[check_known("form of a plan", form, FORMS)](self)
-        epochs, rate = self.own_epochs
+        epochs, rate = self.fine_tuning
         if not epochs:
             return found
         if form == "names":
-            return {**found, "own_epochs": epochs, "own_rate": rate}
+            return {**found, "fine_tuning": epochs, "fine_tuning_rate": rate}
         warn(
-            f"form {form!r} has no place for the plan's own epochs: after the last round train each client alone for "
-            f"{epochs}, at learning rate {rate:g}"
+            f"form {form!r} has no place for the plan's fine-tuning: after the last round train each client for "
+            f"{plural(epochs, 'epoch')}, at learning rate {rate:g}"
         )
         return found
 
@@ -525,7 +528,7 @@ class LayerPlan(Displayed):
 
     @property
     def digest(self) -> str:
-        """Return the SHA-256 of layers, sharing and own epochs, without the other evidence.
+        """Return the SHA-256 of layers, sharing and fine-tuning, without the other evidence.
 
         >>> layers = [Layer(name, (name,)) for name in "abc"]
         >>> plans = LayerPlan(layers, ("a",)), LayerPlan(layers, ()), LayerPlan(layers[:2], ("a",))
@@ -536,8 +539,8 @@ class LayerPlan(Displayed):
             [layer.name, list(layer.tensors), layer.name in self.shared]
             for layer in self.layers
         ]
-        if self.own_epochs[0]:
-            decided.append(self.own_epochs)
+        if self.fine_tuning[0]:
+            decided.append(self.fine_tuning)
         return sha(json.dumps(decided).encode())
 
 
@@ -620,8 +623,8 @@ FORMS: dict[str, Callable[[LayerPlan], Any]] = {
 }
 """The forms of a plan for other frameworks.
 
-- ``names``: tensors and modules that are shared, those that stay local, and own epochs with their rate, if any. The
-  others have no place for own epochs, and a warning says so.
+- ``names``: tensors and modules that are shared, those that stay local, and fine-tuning with its rate, if any. The
+  others have no place for fine-tuning, and a warning says so.
 - ``flower``: the tensors to put into an ``ArrayRecord``. ``fl4health``: the same, for a ``FixedLayerExchanger``.
 - ``nvflare``: the filter ``ExcludeVars`` of the task ``train``, for results.
 - ``peft``: ``target_modules`` and ``modules_to_save`` of a ``LoraConfig``.

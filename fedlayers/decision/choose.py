@@ -167,7 +167,10 @@ def _plan_of(trained: Trained, name: str) -> LayerPlan | None:
     one, tuning = trained.runs[name][asked.seeds[0]], trained.tuning[name]
     detail: dict[str, Any] = {"lr": one.lr}
     if tuning.epochs:
-        detail |= {"own_epochs": tuning.epochs, "own_rate": one.rate(tuning)}
+        detail |= {
+            "fine_tuning": tuning.epochs,
+            "fine_tuning_rate": one.rate(tuning),
+        }
     return plan.with_shared(
         plan.shared,
         rule="choose",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from diagnostics.tuning.profile import every
 from fedlayers.decision.boosting import MODEL, OPTIONS
 from fedlayers.decision.losses import Predictor, SeedLosses
 from fl_core import tree
-from fl_core.errors import UsageError
+from fl_core.errors import UsageError, warn
 from fl_core.layers import layers_of
 from fl_core.models import example
 from fl_core.models.adapter import PackedShape
@@ -34,7 +33,8 @@ if TYPE_CHECKING:
 def store_models(out: Path, made: Answer, trained: Trained) -> None:
     """Store each client's model of the recommended way, of the simple ways and of the fallback, in the first seed.
 
-    Models of an earlier answer are removed. A model that cannot be built again from a description is left out.
+    Models of an earlier answer are removed. A model that cannot be built again from a description is left
+    out, with a warning.
     """
     asked = trained.asked
     seed, folder = asked.seeds[0], out / "models"
@@ -51,7 +51,7 @@ def store_models(out: Path, made: Answer, trained: Trained) -> None:
                 _store_simple(folder, each, losses, one, out.name)
     if made.way not in trained.runs or isinstance(losses.task.data.shape, PackedShape):
         return
-    with suppress(UsageError):
+    try:
         models, task, about = _described(trained, made.way)
         one = trained.runs[made.way][seed].tuned[trained.tuning[made.way]]
         name = stored_models.RECOMMENDED
@@ -61,6 +61,10 @@ def store_models(out: Path, made: Answer, trained: Trained) -> None:
             models |= {client: alone[client] for client in made.fallback}
             mixed = _mixed(trained, one, made.fallback)
             _store(folder, stored_models.FALLBACK, losses, mixed, task, models, about)
+    except UsageError as error:
+        warn(
+            f"the models of {made.way} are not stored, so they cannot be exported: {error}"
+        )
 
 
 def _mixed(trained: Trained, one: Predictor, clients: tuple[str, ...]) -> Predictor:
@@ -115,7 +119,10 @@ def _described(
             tuned = tuner.tuned(k, names, one.rate(tuning), tuning.epochs)
             tree.load(models[client], tuned)
     about = of_run(Run(one.job.path), loaded.kind, None, loaded.round)
-    about["run"] |= {"own_epochs": tuning.epochs, "own_rate": one.rate(tuning)}
+    about["run"] |= {
+        "fine_tuning": tuning.epochs,
+        "fine_tuning_rate": one.rate(tuning),
+    }
     task = loaded.task
     return models, task, describe_model(task, next(iter(models.values())), **about)
 

@@ -65,7 +65,7 @@ def estimate_cost(
     tasks: Mapping[str, Task],
     jobs: Sequence[TrainingJob],
     workers: int,
-    own_epochs: int = 0,
+    tuning_epochs: int = 0,
     step: float | None = None,
 ) -> Cost:
     """Estimate the cost of runs before they start.
@@ -74,7 +74,7 @@ def estimate_cost(
         tasks: the task of each arm, by its name.
         jobs: each counts up to its own ``until``, by default to its end.
         workers: the number of runs that train side by side.
-        own_epochs: of all clients after the runs, which no other run trains beside.
+        tuning_epochs: of all clients after the runs, which no other run trains beside.
         step: the seconds of a step; timed by default.
     """
     first = tasks[jobs[0].arm]
@@ -92,16 +92,16 @@ def estimate_cost(
         for n in first.data.weights
     )
     step = step or seconds_a_step(first)
-    seconds = step * (together + own_epochs * epoch)
+    seconds = step * (together + tuning_epochs * epoch)
     n_bytes = sum(map(operator.mul, ends, moved))
-    whole = sum(ends) + own_epochs / max(1, int(config.training.epochs or 1))
+    whole = sum(ends) + tuning_epochs / max(1, int(config.training.epochs or 1))
     return Cost(len(jobs), sum(ends), whole / full, n_bytes, seconds, most)
 
 
 def measured_cost(
-    task: Task, jobs: Sequence[TrainingJob], workers: int, own_epochs: int = 0
+    task: Task, jobs: Sequence[TrainingJob], workers: int, tuning_epochs: int = 0
 ) -> Cost:
-    """Return the cost of runs from their rows and clocks, and of own epochs. Earlier training counts as well.
+    """Return the cost of runs from their rows and clocks, and of fine-tuning. Earlier training counts as well.
 
     For the other arguments see :func:`estimate_cost`.
     """
@@ -117,7 +117,7 @@ def measured_cost(
         seconds += math.fsum(each["train"] for each in by_round.values())
     full = int(task.config.federation.rounds or 1)
     seconds /= _side_by_side(len(jobs), workers)
-    whole = rounds + own_epochs / max(1, int(task.config.training.epochs or 1))
+    whole = rounds + tuning_epochs / max(1, int(task.config.training.epochs or 1))
     return Cost(len(jobs), rounds, whole / full, sent, seconds)
 
 

@@ -565,7 +565,11 @@ def _train_way(
     place: Backend,
     tell: Tell,
 ) -> None:
-    """Train a way in all seeds. If it diverges or learns nothing, it trains once more at a lower rate."""
+    """Train a way in all seeds.
+
+    If it diverges or learns nothing, it trains once more at a lower rate. If both rates have a result, the one with the
+    better mean validation score counts.
+    """
     asked = made.asked
     used = lr or float(asked.task.config.training.lr or 0)
     for rate in (lr, rounded_rate(LOWER * used)):
@@ -586,9 +590,9 @@ def _train_way(
                 failed[job.name] = str(error)
         useless = [seed for seed, one in runs.items() if one.learned_nothing]
         if runs and not failed:
-            made.runs[way.name] = (
-                runs  # of the higher rate, unless the lower one is sound
-            )
+            earlier = made.runs.get(way.name)
+            if earlier is None or _worth(made, way, runs) > _worth(made, way, earlier):
+                made.runs[way.name] = runs
         if not (failed or useless) or asked.config.training.lr is not None:
             break
         if rate is lr:
@@ -596,6 +600,15 @@ def _train_way(
             tell(f"{way.name} {what}, and trains again at a lower rate")
     if way.name not in made.runs:
         made.failed |= failed
+
+
+def _worth(made: Trained, way: Way, runs: Mapping[int, Finished]) -> float:
+    """Return the mean validation score of a way's runs after the best fine-tuning; of two the higher is better."""
+    tuning = _best_tuning(made, way.name, runs)
+    losses = made.asked.losses
+    return float(
+        np.mean([losses[s].worth(one.tuned[tuning]) for s, one in runs.items()])
+    )
 
 
 def _best_tuning(made: Trained, name: str, by_seed: Mapping[int, Finished]) -> Tuning:

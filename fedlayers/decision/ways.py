@@ -228,6 +228,6 @@ def _plan(cut: str, layers: tuple[Layer, ...], algorithm: str) -> LayerPlan:
 
 
 def _checked(plan: LayerPlan, layers: Sequence[Layer]) -> LayerPlan:
-    """Return a plan that fits, without own epochs: they are chosen again."""
+    """Return a plan that fits, without fine-tuning: it is chosen again."""
     plan.check_tensors(tensor for layer in layers for tensor in layer.tensors)
     return plan.with_shared(plan.shared, detail={})

@@ -63,8 +63,8 @@ class Partial(Algorithm):
         return self.body - self.task_info.not_sent(rnd)
 
     def finetuning(self, done: int, client: int) -> tuple[Phase, ...]:
-        """Return the own epochs of a plan that a decision has made, where the run may end."""
-        epochs, rate = (0, 0.0) if self.plan is None else self.plan.own_epochs
+        """Return the epochs of fine-tuning of a plan that a decision has made, where the run may end."""
+        epochs, rate = (0, 0.0) if self.plan is None else self.plan.fine_tuning
         if not epochs or not self.task_info.may_end(done):
             return ()
         tensors = self.task_info.tensors

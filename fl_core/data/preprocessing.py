@@ -72,6 +72,8 @@ def one_hot(x: NDArray[np.float32], words: Categories) -> NDArray[np.float32]:
 FIXED = "fixed"
 REACH = 10.0
 """Distances of the quartiles that lie between them and a fence."""
+NEAR = 1.5
+"""Distances of the quartiles that lie between them and a clipped value."""
 LEAST = 20
 """Values other than the commonest from which they make a fence if the quartiles are equal."""
 MOST_OUTSIDE = 0.01
@@ -104,8 +106,8 @@ class Preprocessing:
         categories: the words of each column that become columns. A column of numbers has none. Empty means all numbers.
         low, high: the 1 % and 99 % quantiles of each column's training samples, to compare new rows with.
         target: the training targets' mean and standard deviation, if a model predicts (target - mean) / deviation.
-        lowest, highest: the fences of each column. Values are clipped to them before anything else. Empty means that
-            nothing is clipped.
+        lowest, highest: the fences of each column. Values outside are clipped (:func:`clipped`) before anything else.
+            Empty means that nothing is clipped.
     """
 
     columns: Names = ()
@@ -164,7 +166,7 @@ class Preprocessing:
     def transform(self, x: Array) -> NDArray[np.float32]:
         """Return rows [n, d] as the model takes them, float32 [n, D]. Filling and scaling are computed in float64.
 
-        Values are clipped to the fences first.
+        Values outside the fences are clipped first.
 
         A word is given as its place among the column's categories, or the place after the last.
 
@@ -182,7 +184,8 @@ class Preprocessing:
             rule = f"the value of column {named} must not be missing."
             raise DataFault(rule, "Fill it first.", row=row)
         if self.outside(x).any():
-            x = np.clip(x, self.lowest, self.highest)
+            ends = np.array(self.lowest), np.array(self.highest)
+            x = clipped(x.astype(np.float64), *ends)
         if not self.fill and not self.centre:
             return one_hot(np.ascontiguousarray(x, dtype=np.float32), self.categories)
         values = x.astype(np.float64)
@@ -272,6 +275,19 @@ def fence(values: Floats) -> tuple[float, float]:
     return float(first - reach), float(third + reach)
 
 
+def clipped(x: Floats, low: Floats, high: Floats) -> Floats:
+    """Return rows [n, d] whose values outside the fences are moved near the quartiles. Values within the fences stay.
+
+    A value at its fence would still rule means, scales and linear models. So it is moved to where the fence would stand
+    at :data:`NEAR` in place of :data:`REACH` distances of the quartiles, which are Tukey's fences.
+
+    >>> clipped(np.array([[7.4], [9.0], [140.0]]), np.array([5.0]), np.array([9.2])).round(6).T.tolist()
+    [[7.4, 9.0, 7.5]]
+    """
+    margin = (REACH - NEAR) / (2 * REACH + 1) * (high - low)
+    return np.where((x < low) | (x > high), np.clip(x, low + margin, high - margin), x)
+
+
 def fences(
     x: Array, owner: NDArray[np.int64], categories: Categories = ()
 ) -> tuple[Floats, Floats, NDArray[np.int64]]:
@@ -346,7 +362,7 @@ def fitted(
         low[many], high[many] = -NO_FENCE, NO_FENCE
         if (np.abs(np.concatenate([low, high])) < NO_FENCE).any():
             lowest, highest = tuple(low.tolist()), tuple(high.tolist())
-            values = np.clip(values, low, high)
+            values = clipped(values, low, high)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a column without values
         quantiles = np.nan_to_num(np.nanquantile(values, (0.01, 0.99), axis=0))

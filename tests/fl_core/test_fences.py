@@ -29,7 +29,7 @@ def table(wrong=WRONG, n=1200):
 
 
 def reference(x, owner):
-    """Return the fences of a column without equal quartiles, by the definition."""
+    """Return the fences of a column without equal quartiles, and where values outside go, by the definition."""
     ends = []
     for client in np.unique(owner):
         first, third = np.quantile(x[owner == client], (0.25, 0.75))
@@ -46,12 +46,22 @@ def test_training_samples_are_clipped_before_they_are_scaled():
     x = frame[["ph", "age"]].to_numpy(copy=True)
     owner = (frame.client == "b").to_numpy().astype(int)
     low, high = reference(x[train, 0], owner[train])
-    x[:, 0] = x[:, 0].clip(low, high)
+    distance = (high - low) / 21
+    inside = x[:, 0].clip(low + 8.5 * distance, high - 8.5 * distance)
+    x[:, 0] = np.where((x[:, 0] < low) | (x[:, 0] > high), inside, x[:, 0])
     expected = StandardScaler().fit(x[train]).transform(x)
     assert samples(found, *SPLITS) == pytest.approx(expected, rel=1e-4, abs=1e-5)
     made = found.preprocessing
     assert (made.lowest[0], made.highest[0]) == pytest.approx((low, high), rel=1e-12)
     assert Preprocessing.from_json(json.loads(json.dumps(made.to_json()))) == made
+
+
+def test_wrong_cells_hardly_move_the_scale():
+    right = data.load(as_data(table(wrong=[])), scale="standard").preprocessing
+    with pytest.warns(UserWarning, match="are clipped"):
+        wrong = data.load(as_data(table()), scale="standard").preprocessing
+    assert wrong.centre[0] == pytest.approx(right.centre[0], abs=0.05 * right.spread[0])
+    assert wrong.spread[0] == pytest.approx(right.spread[0], rel=0.05)
 
 
 def test_nothing_changes_without_such_cells_or_by_the_setting():
@@ -77,11 +87,9 @@ def test_predictions_name_the_clipped_columns():
     with pytest.warns(UserWarning, match=r"clipped: 'ph' \(1\)"):
         made = inputs.samples(new)
     assert made.clipped == ("",) * 3 + ("'ph'",) + ("",) * 36
-    assert made.x[3, 0] == pytest.approx(
-        (found.preprocessing.highest[0] - found.preprocessing.centre[0])
-        / found.preprocessing.spread[0],
-        rel=1e-5,
-    )
+    moved = found.preprocessing.transform(np.array([[740.0, 60.0], [7.4, 60.0]]))
+    assert made.x[3, 0] == pytest.approx(moved[0, 0])
+    assert moved[1, 0] < moved[0, 0] < 3
 
 
 def test_a_column_with_many_cells_outside_is_not_clipped():
