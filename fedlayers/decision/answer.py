@@ -86,7 +86,7 @@ class Answer(Displayed):
             of each other action.
         also_good: at most two lines of other actions within one standard error, those that do not federate first.
         pooled: the line of a model of all rows together, if it is shown to be better.
-        clients: for each client with test samples, whether it gains or loses against training alone.
+        clients: for each client with test samples, whether it gains or loses against local training.
         fallback: the clients whose validation loss is shown to be lower alone.
         differ: whether clients differ; None where it was not asked.
         alike: groups of clients, if they stand out.
@@ -258,7 +258,8 @@ def score_name(answer: Answer) -> str:
 
 def number(answer: Answer, value: float) -> str:
     """Return a value with the answer's digits."""
-    return f"{value:.{answer.digits}f}"
+    rounded = round(value, answer.digits) + 0.0  # no minus before a 0
+    return f"{rounded:.{answer.digits}f}"
 
 
 def difference(answer: Answer, line: Line, reverse: bool = False) -> str:
@@ -281,7 +282,7 @@ def difference(answer: Answer, line: Line, reverse: bool = False) -> str:
         low, high = -high, -low
     ends = ""
     if math.isfinite(low):
-        ends = f" [{number(answer, low + 0.0)}, {number(answer, high + 0.0)}]"
+        ends = f" [{number(answer, low)}, {number(answer, high)}]"
     return f"{number(answer, abs(value))} {word}{ends}"
 
 
@@ -326,7 +327,7 @@ def _headline_rivals(answer: Answer) -> list[Line]:
     first = "local" if answer.action == SHARE_ALL else "fedavg"
     wanted = [first, "linear_local", "boosting_local", "local", "fedavg"]
     if answer.action in (SHARE_SOME, ALONE):
-        wanted = ["fedavg", "local", "linear_local"]
+        wanted = ["fedavg", "local", "linear_local", "boosting_local"]
     there = {line.way: line for line in answer.better_than}
     return [there[way] for way in wanted if way in there][:2]
 
@@ -420,7 +421,7 @@ def _all_bullets(answer: Answer) -> list[str]:
 
 
 def _client_bullets(answer: Answer) -> list[str]:
-    """Return who gains and who loses against training alone, and the fallback."""
+    """Return who gains and who loses against local training, and the fallback."""
     shown = answer.clients
     if not shown:
         return []
@@ -428,10 +429,10 @@ def _client_bullets(answer: Answer) -> list[str]:
     gain = [client for client, what in shown.items() if what == GAINS]
     lines = []
     if lose:
-        lines.append(f"Shown to lose against training alone: {listing(lose, NAMED)}.")
+        lines.append(f"Shown to lose against local training: {listing(lose, NAMED)}.")
     if gain and answer.action != ALONE:
         lines.append(
-            f"Shown to gain over training alone: {len(gain)} of {len(shown)} clients."
+            f"Shown to gain over local training: {len(gain)} of {len(shown)} clients."
         )
     elif not gain and not lose and answer.action != ALONE:
         lines.append("No single client is shown to gain over local training.")
@@ -463,8 +464,7 @@ def table(answer: Answer) -> pd.DataFrame:
         if line is not answer.best:
             gap = f"{line.difference + 0.0:+.{answer.digits}f}"
             if math.isfinite(line.low):
-                low, high = line.low + 0.0, line.high + 0.0  # no minus before a 0
-                gap += f" [{number(answer, low)}, {number(answer, high)}]"
+                gap += f" [{number(answer, line.low)}, {number(answer, line.high)}]"
         rows.append((line.way, number(answer, line.value), gap, _note(answer, line)))
     score = f"{answer.split} {score_name(answer)}"
     reference = answer.way or "base_rate"
