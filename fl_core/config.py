@@ -20,7 +20,7 @@ from typing import (
     get_type_hints,
 )
 
-from fl_core import data as datasets
+from fl_core import data as datasets, storage
 from fl_core.data.columns import BETWEEN, SCALES, Reading
 from fl_core.data.registry import DATASETS, ROOT_VARIABLE
 from fl_core.display import Displayed, Summary
@@ -32,6 +32,7 @@ from fl_core.errors import (
     Bound,
     OneOf,
     UsageError,
+    about,
     as_list,
     at_least,
     check_fields,
@@ -40,6 +41,7 @@ from fl_core.errors import (
     python_number,
     with_named_keys,
 )
+from fl_core.models.tokens import FILE as TOKENIZER, pixels_of
 from fl_core.registry import Registry, is_outside
 
 AUTO = "auto"
@@ -353,7 +355,9 @@ class RunConfig(Displayed):
                     f"tokenizer must be that of the model {folder}; got another. Leave out "
                     f"tokenizer={keys['tokenizer']!r}."
                 )
-            keys |= {"model": f"hf:{folder}", "tokenizer": folder}
+            keys["model"] = f"hf:{folder}"
+            if os.path.lexists(Path(folder, TOKENIZER)):
+                keys["tokenizer"] = folder
         for key, value in keys.items():
             check_known("configuration key", key, KEYS)
             if value is KEYS[key].default:
@@ -560,6 +564,8 @@ def resolve(config: RunConfig, data: Any = None, model: Any = None) -> RunConfig
             data.shape, natural, data.task, stops=False
         )
     else:
+        if data is None:
+            config = with_pixels(config)
         keys = config.data.reading_options()
         named = config.data.dataset if data is None else data
         recipe = datasets.recipe(
@@ -610,6 +616,28 @@ def resolve(config: RunConfig, data: Any = None, model: Any = None) -> RunConfig
         loss_options={**own_loss, **(config.training.loss_options or {})},
         **{"dataset": dataset, **paths},
     )
+
+
+def with_pixels(config: RunConfig) -> RunConfig:
+    """Return the configuration with the size of images that a folder of transformers names, for a folder of images.
+
+    Raises:
+        UsageError: its config.json is missing, a link, too large, or no JSON.
+    """
+    library, _, folder = str(config.model.model).partition(":")
+    if library != "hf" or config.data.image_size:
+        return config
+    from fl_core.data.opened import is_table  # with pandas
+
+    path = Path(config.data.dataset)
+    images = path.is_dir() and not is_table(path)
+    if not images:
+        return config
+    with about(f"model hf:{folder} must be built from its files", Exception):
+        content = storage.Folder(folder).read("config.json", storage.HEADER_BYTES)
+        described = storage.parsed_json(content)
+        side = pixels_of(described if isinstance(described, dict) else {})
+    return config if side is None else config.with_keys(image_size=side)
 
 
 def _fill(config: RunConfig, defaults: Mapping[str, Any]) -> RunConfig:

@@ -1,8 +1,8 @@
-"""Token ids: the special ones, the shape of a sequence of them, and the tokenizer of a folder of transformers."""
+"""Token ids and what a folder of transformers says of its inputs: its tokenizer, and the size of its images."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +88,18 @@ def _made(content: bytes) -> Any:
     except ImportError:
         raise needs_package("tokenizers", "read texts by it", "lora") from None
     return Tokenizer.from_buffer(content)
+
+
+def pixels_of(config: Mapping[str, Any]) -> int | None:
+    """Return the side of the square images of a configuration of transformers, or None.
+
+    >>> [pixels_of({"image_size": size}) for size in (224, [32, 32], [32, 48], "large")], pixels_of({})
+    ([224, 32, None, None], None)
+    """
+    size = config.get("image_size")
+    sides = [*size] if isinstance(size, list | tuple) else [size]
+    square = all(type(side) is int and side > 0 for side in sides)
+    return sides[0] if square and len({*sides}) == 1 else None
 
 
 class TokenShape(tuple[int, ...]):
