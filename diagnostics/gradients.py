@@ -24,6 +24,7 @@ from .curvature.model import (
     squared_norms,
 )
 from .measurement import (
+    READING,
     SPENT,
     ClientModel,
     Measurement,
@@ -62,6 +63,10 @@ class GradientReader(Protocol):
     def tensors(self) -> str:
         """Which of a layer's tensors it reads: one of :data:`diagnostics.measurement.TENSORS`."""
 
+    @property
+    def compares(self) -> bool:
+        """Whether it compares clients, which takes time after all are read."""
+
     def meter(self, layers: Sequence[Layer]) -> Meter:
         """Make a new meter for one client."""
 
@@ -79,9 +84,15 @@ def one_pass(measurement: Measurement, readers: Sequence[GradientReader]) -> lis
     Raises:
         UsageError: data, labels or model output do not fit, or layers belong to another model.
     """
-    readings = []
-    for subject in measurement.turns():
-        readings.append(_read(subject, measurement, readers))
+    readings: list[list[Reading]] = []
+    share = READING if any(reader.compares for reader in readers) else 1.0
+    with measurement.clock.within(share):
+        for subject in measurement.turns():
+            if measurement.clock.over:
+                break
+            readings.append(_read(subject, measurement, readers))
+    for subject in measurement.subjects[len(readings) :]:
+        readings.append(_unread(subject, measurement, readers))
     return [
         row
         for k, reader in enumerate(readers)
@@ -128,12 +139,19 @@ def _read(
             total += value.detach()
             n_samples, n_batches = n_samples + len(y), n_batches + 1
     if not whole:  # a part of the samples gives no value
-        unread = [reader.meter(layers) for reader in readers]
-        return [Reading(subject, meter, 0, 0, SPENT) for meter in unread]
+        return _unread(subject, measurement, readers)
     fault = ""
     if not torch.isfinite(total):
         fault = f"the loss of client {subject.client!r} is not finite"
     return [Reading(subject, meter, n_samples, n_batches, fault) for meter in meters]
+
+
+def _unread(
+    subject: ClientModel, measurement: Measurement, readers: Sequence[GradientReader]
+) -> list[Reading]:
+    """Return the readings of a client that the budget did not reach."""
+    meters = [reader.meter(measurement.layers) for reader in readers]
+    return [Reading(subject, meter, 0, 0, SPENT) for meter in meters]
 
 
 def _parameters(model: nn.Module, names: set[str]) -> Tree:
@@ -249,6 +267,7 @@ class Statistic:
 
     name: ClassVar[str]
     unit: ClassVar[str]
+    compares: ClassVar[bool] = False
 
     @property
     def variants(self) -> tuple[str, ...]:

@@ -190,6 +190,8 @@ SPENT = "left out: the budget was spent"
 
 Tick = Callable[[str], None]
 """Called with a client's name when that client is done."""
+READING = 0.9
+"""Share of a budget for reading clients that are compared then. Those that were read in time have values."""
 FEW, LONG = 4, 5.0
 """Turns after which the time of all is told, and the seconds from which it is."""
 
@@ -241,6 +243,26 @@ class Clock:
         """
         if time.monotonic() > self._end:
             raise NoValue(SPENT)
+
+    @contextmanager
+    def within(self, share: float) -> Iterator[None]:
+        """Leave a part of the rest of the budget to what follows.
+
+        >>> clock = Clock(until=time.monotonic() + 100)
+        >>> with clock.within(0.9):
+        ...     round(clock.until - time.monotonic())
+        90
+
+        Args:
+            share: of the rest of the budget for what is within.
+        """
+        until = self.until
+        now = time.monotonic()
+        self.until = now + share * (until - now)
+        try:
+            yield
+        finally:
+            self.until = until
 
     def turns(
         self,

@@ -284,6 +284,8 @@ class Sensitivity:
     """A description in words of the steps whose importances are averaged."""
     of_tables: ClassVar[str] = "touched rows"
     """What the estimator says of embedding tables."""
+    compares: ClassVar[bool] = False
+    """Its combined row is a mean."""
 
     def meter(self, layers: Sequence[Layer]) -> SensitivityAccumulator:
         return SensitivityAccumulator(layers, self.tensors, self.reduce)

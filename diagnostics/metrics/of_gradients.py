@@ -159,6 +159,8 @@ class GradSimilarity:
 
     tensors: Tensors = "weights"
 
+    compares: ClassVar[bool] = True
+
     def meter(self, layers: Sequence[Layer]) -> EpochMeter:
         return EpochMeter()
 

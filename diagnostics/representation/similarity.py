@@ -45,7 +45,15 @@ from fl_core.layers import Layer
 from fl_core.rows import Row
 from fl_core.tree import first_tensor
 
-from ..measurement import SPENT, ClientModel, Data, Measurement, NoValue, row_or_reason
+from ..measurement import (
+    READING,
+    SPENT,
+    ClientModel,
+    Data,
+    Measurement,
+    NoValue,
+    row_or_reason,
+)
 from . import PAIRS
 from .features import PROBE, Arrange, collect, probe_of
 
@@ -464,24 +472,30 @@ class LayerComparison:
         arrange = arrange or partial(arrange_positions, positions=positions)
         kept: dict[Spot, Tensor] = {}
         faults: dict[Spot, str] = {}
-        for client, subject in enumerate(how.turns()):
-            data = self.x, torch.zeros(len(self.x), dtype=torch.long)
-            seen = collect(
-                subject.model,
-                paths,
-                data,
-                batch=how.batch,
-                seed=how.seed,
-                mode=how.mode,
-                arrange=arrange,
-                clock=how.clock,
-            )
-            for path in paths:
-                try:
-                    how.clock.check()
-                    kept[path, client] = side(seen.tensor(path))
-                except NoValue as reason:
-                    faults[path, client] = str(reason)
+        with how.clock.within(READING):
+            for client, subject in enumerate(how.turns()):
+                if how.clock.over:
+                    break
+                data = self.x, torch.zeros(len(self.x), dtype=torch.long)
+                seen = collect(
+                    subject.model,
+                    paths,
+                    data,
+                    batch=how.batch,
+                    seed=how.seed,
+                    mode=how.mode,
+                    arrange=arrange,
+                    clock=how.clock,
+                )
+                for path in paths:
+                    try:
+                        how.clock.check()
+                        kept[path, client] = side(seen.tensor(path))
+                    except NoValue as reason:
+                        faults[path, client] = str(reason)
+        for spot in itertools.product(paths, range(len(self.subjects))):
+            if spot not in kept:
+                faults.setdefault(spot, SPENT)
         return kept, faults
 
     def rows(

@@ -20,7 +20,9 @@ from fl_core.training.phases import Training
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 CLIENTS = ("a", "b", "c")
-SHARES = (0, 0.5, 0.9)
+COMPARED = ("a", "b", "c", "d", "e")
+"""The clients of metrics of pairs: of half of the time at least two are read."""
+SHARES = (0, 0.03, 0.08, 0.15, 0.25, 0.35, 0.5, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97)
 """Budgets, as shares of the time that a metric takes."""
 NOTHING_AT_HALF = {"clients_differ", "layer_cost"}
 """Metrics without a value at half of their time: all of it goes into what their values share."""
@@ -56,17 +58,18 @@ class Ticks:
 
 def measured(name: str, budget: float | None = None) -> tuple[pd.DataFrame, int]:
     """Return a metric's rows, and how often it looked at the clock."""
-    models = {client: network(k) for k, client in enumerate(CLIENTS)}
+    clients = COMPARED if METRICS[name].pairs else CLIENTS
+    models = {client: network(k) for k, client in enumerate(clients)}
     data = {
         client: (draw(k, 24, 5), torch.arange(24) % 3)
-        for k, client in enumerate(CLIENTS)
+        for k, client in enumerate(clients)
     }
     options = {}
     if METRICS[name].shared:
-        models = dict.fromkeys(CLIENTS, network(0))
+        models = dict.fromkeys(clients, network(0))
         test = {
             client: Split(draw(9 + k, 30, 5), torch.arange(30) % 3)
-            for k, client in enumerate(CLIENTS)
+            for k, client in enumerate(clients)
         }
         options = {name: {"test": test, "training": Training(lr=0.05, batch_size=16)}}
     if name == "update_magnitude":
@@ -102,8 +105,10 @@ def test_a_budget_changes_no_value(name: str) -> None:
             else:
                 assert row["estimator"] != right["estimator"], (share, key)
                 assert row["stderr"] > 0, (share, key)
-        if share == 0.5 and not METRICS[name].pairs:  # which read all clients first
+        if share == 0.5:
             assert len(reached) or name in NOTHING_AT_HALF
+        if share == 0:
+            assert not len(reached)
 
 
 @pytest.mark.parametrize("name", ["ggn_trace", "hessian_trace"])
