@@ -147,9 +147,34 @@ def diagnose(
                 f"model and round must be left out for a result without a directory; got {model!r} and {round!r}. "
                 "Pass out= to fl.run."
             )
-        data = engine.data if data is None else data
-        models = models.models
+        models = _models_in_memory(models, metrics)
+        if data is None:
+            clients = [each for each in engine.data.clients if each.name in models]
+            data = replace(engine.data, clients=clients)
     return measure_models(models, data, Request.of(metrics, given), null)
+
+
+def _models_in_memory(result: Any, metrics: str | Sequence[str]) -> Any:
+    """Return the models to measure of a run without a directory: the locally trained ones.
+
+    They are those with which clients predict if all metrics read the shared model, or if the run did not keep others.
+
+    Raises:
+        UsageError: only the latter are left, and they are equal.
+    """
+    predicting = result.models
+    if model_for(metrics, "local") == "global":
+        return predicting
+    local = result.local_models
+    if local:
+        return local
+    digests = {tree.digest(tree.named_tensors(each)) for each in predicting.values()}
+    if len(digests) == 1 < len(predicting):
+        raise UsageError(
+            "the clients' locally trained models must be kept to be measured; got a result in memory with "
+            f"{len(predicting)} equal models. Pass out= to fl.run."
+        )
+    return predicting
 
 
 def model_for(metrics: str | Sequence[str], which: str) -> str:

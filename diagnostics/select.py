@@ -585,7 +585,8 @@ def _sound(values: Sequence[float], curve: Curve, whose: str) -> Sequence[float]
     for name, value in zip(curve.names, values, strict=True):
         if not (value > 0 and math.isfinite(value)):
             raise RunError(
-                f"layer {name!r} has a {curve.metric} of {value:.4g}, {whose}; ratios need values above 0"
+                f"layer {name!r} has a {curve.metric} of {value:.4g}, {whose}; ratios need values above 0. "
+                "Rule 'top' reads their order."
             )
     return values
 

@@ -108,17 +108,42 @@ class RunResult(Displayed):
         Raises:
             UsageError: a client holds a part of a model.
         """
-        found, best = {}, self._best()
-        client_runner = self.engine.clients.client_runner
-        module = client_runner.workspace.model
+        trees_by_client, best = {}, self._best()
         for number, name in enumerate(self.engine.names):
             trees = (
                 self.engine.models(number)
                 if best is None
                 else {"personal": best[number]}
             )
-            chosen = trees.get(rows.used_model(trees))
-            if chosen is None or chosen.keys() < tree.named_tensors(module).keys():
+            trees_by_client[name] = trees.get(rows.used_model(trees), {})
+        return self._modules(trees_by_client)
+
+    @cached_property
+    def local_models(self) -> dict[str, nn.Module]:
+        """Return each client's module after its local training in the last round, before aggregation.
+
+        Under a stopping rule it is the one of the best round. Diagnoses measure these modules. Clients that did not
+        train in that round are missing. The dict is empty if the run did not keep the modules.
+
+        Raises:
+            UsageError: a client holds a part of a model.
+        """
+        if self.path is not None:
+            return restore.load_models(self.path, **self.own)[0]
+        stopping = [
+            each for each in self.engine.listeners if isinstance(each, EarlyStopping)
+        ]
+        if stopping:
+            return self._modules(stopping[0].local)
+        return self._modules(self.engine.clients.kept.get("local", {}))
+
+    def _modules(self, trees: Mapping[str, tree.Tree]) -> dict[str, nn.Module]:
+        """Return copies of the network with each client's tensors."""
+        client_runner = self.engine.clients.client_runner
+        module = client_runner.workspace.model
+        found = {}
+        for name, chosen in trees.items():
+            if chosen.keys() < tree.named_tensors(module).keys():
                 raise UsageError(
                     f"client {name!r} has only a part of the model. Choose a client with the whole model."
                 )

@@ -80,6 +80,7 @@ class GradNorm(Statistic):
 @metric(
     description="length and mean of a layer's weight gradient",
     direction="higher = the loss is steeper in the layer's weights",
+    differs="high",
     how="length, mean and mean size, of the whole epoch's gradient or batch by batch",
     variants=("norm", "mean", "mean_abs", "norm_batch", "mean_batch", "mean_abs_batch"),
     look={"label": "gradient norm", "meaning": "higher = steeper", "log": True},
@@ -124,6 +125,7 @@ class GradVariance(Statistic):
 @metric(
     description="variance over the entries of a layer's weight gradient",
     direction="higher = the entries of the gradient are spread wider",
+    differs="high",
     how="of the whole epoch's gradient, or batch by batch",
     variants=("epoch", "batch"),
     look={

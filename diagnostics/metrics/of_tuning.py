@@ -139,6 +139,7 @@ def clients_differ(measurement: Measurement, options: DifferOptions) -> list[Row
 @metric(
     description="how far tuning one layer alone from the shared model lowers a client's validation loss",
     direction="higher = the layer can absorb more of what differs",
+    differs="high",
     how="from the shared model each client trains one layer alone, and all layers",
     variants=("fall", "gain", "share"),
     look={"label": "fall of the loss", "meaning": "higher = absorbs more"},

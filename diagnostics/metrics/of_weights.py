@@ -154,6 +154,7 @@ class UpdateMagnitude(WeightOptions):
 @layer_metric(
     description="how far a layer's weights have moved from the common start",
     direction="higher = moved further; 0 = not moved",
+    differs="high",
     how="distance from the common start",
     variants=("relative_l2", "l2"),
     look={"label": "update magnitude", "meaning": "0 = not moved", "log": True},
@@ -195,6 +196,7 @@ def update_magnitude(
 @metric(
     description="relative or angular distance between the clients' weights of a layer",
     direction="higher = further apart; 0 = equal",
+    differs="high",
     how="relative distance, or one minus the cosine, of all pairs",
     variants=("relative_l2", "cosine"),
     look={"label": "mean distance of weights to the others", "meaning": "0 = equal"},
@@ -420,6 +422,7 @@ class LayerSwap:
 @metric(
     description="rise of a client's loss if one layer comes from another client",
     direction="higher = the layer is less exchangeable; 0 = as good as the client's own",
+    differs="high",
     how="every other client's layer, and the averaged layer; at most clients x clients x layers passes",
     variants=("swap", "average", "second_seed"),
     look={"label": "rise of the loss by a swap", "meaning": "0 = exchangeable"},

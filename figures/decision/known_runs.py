@@ -35,7 +35,7 @@ from figures.decision import known_tweets as tweets
 from figures.decision.known_signals import blocks, chosen, falls, inputs_differ, signals
 from figures.recipe import where
 from fl_core.data.federated import FederatedData, gather
-from fl_core.data.named.small import KINDS, coded_labels, permuted_inputs
+from fl_core.data.named.known import KINDS, coded_labels, permuted_inputs
 from fl_core.data.partitions import SPLITS, Partition
 from fl_core.data.sources import Source
 from fl_core.errors import DivergedError

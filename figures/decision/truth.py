@@ -26,6 +26,7 @@ from diagnostics.regret import TRUTH, read_truth
 from diagnostics.tuning.copies import EPOCHS, Held, Tuner
 from diagnostics.tuning.profile import every
 from fl_core import tree
+from fl_core.data.named.known import KINDS
 from fl_core.errors import NonFiniteError, RunError
 from fl_core.plan import LayerPlan
 from fl_core.run.task import Task
@@ -41,6 +42,8 @@ SEEDS = {
     "known_outlier": 10,
     "known_clusters": 10,
     "heart": 5,
+    "activity": 5,
+    **{f"fashion_{kind}": 3 for kind in KINDS},
 }
 """Federations, and the seeds of each, from 0."""
 RATE_SEEDS = (100, 101)

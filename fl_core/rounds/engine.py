@@ -46,6 +46,7 @@ class Schedule:
         pause: the round after which the run stops for now, with a checkpoint. None means at the end.
         save_seconds: least time between two checkpoints. The last round is saved at once.
         keeps: whether checkpoints are written, which hold locally trained models.
+        keeps_last: whether the locally trained models of the last round stay in memory, or those of the best one.
         may_stop: whether a stopping rule may end the run, so that it may save after any evaluation.
         measure_every: rounds between two measurements of the layers. 0 means none.
     """
@@ -57,6 +58,7 @@ class Schedule:
     pause: int | None = None
     save_seconds: float = 0.0
     keeps: bool = False
+    keeps_last: bool = False
     may_stop: bool = False
     measure_every: int = 0
 
@@ -80,8 +82,10 @@ class Schedule:
 
     def keeps_local(self, done: int) -> bool:
         """Return whether locally trained models are kept for a checkpoint or a measurement."""
-        may_save = self.saves(done) or (self.may_stop and self.evaluates(done))
-        return (self.keeps and may_save) or self.measures(done)
+        may_end = done == self.end or (self.may_stop and self.evaluates(done))
+        if self.keeps_last and may_end:
+            return True
+        return (self.keeps and (self.saves(done) or may_end)) or self.measures(done)
 
 
 def sampled_clients(

@@ -44,12 +44,14 @@ class EarlyStopping(Listener):
 
     Attributes:
         best: the server's state and the clients' main models at the best round so far.
+        local: the clients' locally trained models at their best round so far, by name.
     """
 
     rule: StoppingRule
     recorder: Recorder
     keeps_best: bool = False
     best: tuple[State, list[Tree]] | None = None
+    local: Mapping[str, Tree] = field(default_factory=dict)
     _taken: dict[str, list[tuple[Mapping[str, float], int]]] = field(
         default_factory=dict
     )
@@ -99,6 +101,8 @@ class EarlyStopping(Listener):
             models = (engine.models(k)[rule.main] for k in range(len(engine.names)))
             copies = [tree.clone(model) for model in models]
             self.best = engine.server.clone(), copies
+        if self.keeps_best and best.get("local", best.get(rule.main)) == engine.done:
+            self.local = engine.clients.kept.get("local", {})
         for model, at in best.items() if engine.finished else ():
             self.recorder.row(
                 BEST_ROUND,

@@ -55,6 +55,8 @@ from fl_core.run.restore import copy_with, task_of
 from fl_core.run.task import Task, assemble
 from fl_core.training.losses import guessing_loss
 
+KEPT_BYTES = 1 << 30
+"""The most bytes of locally trained models that a run without a directory keeps in memory."""
 MakesClients = Callable[[Task, str, ClientRunner, Executor], LocalClients]
 
 
@@ -286,6 +288,11 @@ def check_device(name: str, task: Task | None = None) -> None:
         )
 
 
+def _fits_memory(task: Task, model: tree.Tree) -> bool:
+    """Return whether a model of each client may stay in memory after the run, beside those of the algorithm."""
+    return len(task.data.clients) * tree.n_bytes(model) <= KEPT_BYTES
+
+
 def _execute(
     task: Task,
     instruments: Instruments,
@@ -305,6 +312,7 @@ def _execute(
         pause=how.until,
         save_seconds=how.save_seconds,
         keeps=writer is not None,
+        keeps_last=writer is None and _fits_memory(task, initial),
         may_stop=bool(config.federation.patience),
         measure_every=config.execution.measure_every if config.execution.measure else 0,
     )

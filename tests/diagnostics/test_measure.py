@@ -293,3 +293,30 @@ def test_options_of_sensitivity_hold_for_what_training_measures(task):
         assert select.select(report).why.metric == SENSITIVITY
         values.append(report.values(SENSITIVITY, "training"))
     assert not values[0].equals(values[1])
+
+
+@pytest.mark.parametrize("patience", [0, 1])
+def test_a_result_in_memory_is_measured_after_local_training(patience, tmp_path):
+    """FedAvg's clients predict with one model. What they trained is in memory as it is in a directory."""
+    config = RunConfig(dataset="heart", algorithm="fedavg", rounds=4, patience=patience)
+    stored = fl.run(config, tmp_path / "run", progress=False)
+    result = fl.run(config, progress=False)
+    for metrics in ("grad_norm", "weight_divergence"):
+        found, wanted = (
+            fl.diagnose(each, metrics=metrics) for each in (result, stored)
+        )
+        assert found.frame["value"].equals(wanted.frame["value"])
+    assert (found.frame["value"] > 0).all()
+    for name, model in result.local_models.items():
+        theirs = stored.local_models[name].state_dict()
+        assert tree.distance(model.state_dict(), theirs) == 0
+    assert fl.diagnose(result, metrics="layer_tuning").values("layer_tuning").size
+
+
+def test_equal_models_of_a_result_in_memory_are_refused(monkeypatch):
+    monkeypatch.setattr(runner, "KEPT_BYTES", 0)
+    config = RunConfig(dataset="heart", algorithm="fedavg", rounds=1)
+    with refuses("4 equal models. Pass out= to fl.run"):
+        fl.diagnose(fl.run(config, progress=False), metrics="cka")
+    result = fl.run(config.with_keys(algorithm="local"), progress=False)
+    assert fl.diagnose(result, metrics="cka").values("cka").size

@@ -1,0 +1,197 @@
+"""Plant layers that differ, and count which end of each metric's scale shows them: the test of ``differs``.
+
+The clients of a federation label random inputs by a network of their own. All have the same one, except for the weights
+of one layer, which each client draws anew in part. Training starts from the common network. So clients differ at that
+layer alone, and it is known. Both networks are ones that the benchmark of rules lacks.
+
+A row of ``planted.csv`` has one network, seed and metric. It counts the layers at which the metric's curve is higher,
+and lower, if clients differ there than if they differ elsewhere: the mean over federations with another planted layer.
+A seed is right if this holds at most layers. A metric declares an end of its scale that is right in 8 of 10 seeds of
+each network (:func:`ends`). Rows that exist are not made again: ``python -m figures.decision.planted``.
+"""
+
+from __future__ import annotations
+
+import copy
+import csv
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+import tyro
+from torch import Tensor, nn
+
+import fedlayers as fl
+from diagnostics.curve import curve_of, layers_in
+from diagnostics.metrics.base import METRICS
+from fl_core.errors import RunError, UsageError
+from fl_core.progress import say
+from fl_core.seeds import seed_of, torch_generator, torch_seeded
+
+ROWS = Path(__file__).with_name("planted.csv")
+COLUMNS = ("network", "seed", "metric", "higher", "lower")
+SEEDS, RIGHT = 10, 8
+"""Seeds of each network, and how many of them must be right."""
+CLIENTS, SAMPLES, GAIN = 4, 160, 2.5
+"""Clients, samples of each, and the factor of the common network's default weights, so that labels vary."""
+
+
+class Network(NamedTuple):
+    """A network, the shape of a sample, and the places of its layers with weights."""
+
+    build: Callable[[], nn.Sequential]
+    shape: tuple[int, ...]
+    places: tuple[int, ...]
+
+
+def dense() -> nn.Sequential:
+    """Return four dense layers with smooth activations."""
+    return nn.Sequential(
+        nn.Linear(12, 16), nn.Tanh(),
+        nn.Linear(16, 16), nn.Tanh(),
+        nn.Linear(16, 16), nn.Tanh(),
+        nn.Linear(16, 4),
+    )  # fmt: skip
+
+
+def sequence() -> nn.Sequential:
+    """Return two convolutions over a sequence and two dense layers."""
+    return nn.Sequential(
+        nn.Conv1d(2, 6, 3), nn.GELU(),
+        nn.Conv1d(6, 6, 3), nn.GELU(),
+        nn.Flatten(),
+        nn.Linear(36, 12), nn.GELU(),
+        nn.Linear(12, 4),
+    )  # fmt: skip
+
+
+NETWORKS = {
+    "dense": Network(dense, (12,), (0, 2, 4, 6)),
+    "sequence": Network(sequence, (2, 10), (0, 2, 5, 7)),
+}
+
+
+def federation(
+    name: str, seed: int, planted: int
+) -> tuple[nn.Sequential, dict[str, tuple[Tensor, Tensor]]]:
+    """Return the common network, and the samples of clients that differ at one layer.
+
+    Args:
+        planted: the number of the layer, from 0. The other layers' weights are common.
+    """
+    network = NETWORKS[name]
+    with torch_seeded(seed_of(seed, "common network", name)):
+        common = network.build()
+    samples = {}
+    with torch.no_grad():
+        for place in network.places:
+            common[place].get_parameter("weight").mul_(GAIN)
+        for client in range(CLIENTS):
+            draw = torch_generator(seed, "planted layer", client)
+            own = copy.deepcopy(common)
+            weight = own[network.places[planted]].get_parameter("weight")
+            other = weight.std() * torch.randn(weight.shape, generator=draw)
+            weight.copy_((weight + other) / 2**0.5)
+            x = torch.randn(SAMPLES, *network.shape, generator=draw)
+            output = own(x)
+            y = ((output - output.mean(0)) / output.std(0)).argmax(1)
+            samples[f"client {client + 1}"] = x, y
+    return common, samples
+
+
+def curves(
+    name: str, seed: int, planted: int, metrics: Sequence[str]
+) -> dict[str, list[float]]:
+    """Return the curve [4] of each metric after a round of FedAvg, without those that have none."""
+    common, samples = federation(name, seed, planted)
+    found = {}
+    with TemporaryDirectory() as folder:
+        result = fl.run(
+            data=samples,
+            model=common,
+            algorithm="fedavg",
+            rounds=1,
+            epochs=5,
+            lr=3e-3,
+            batch_size=16,
+            patience=0,
+            seed=seed,
+            out=folder,
+            progress=False,
+        )
+        for shared in (False, True):
+            read = [each for each in metrics if METRICS[each].shared == shared]
+            if not read:
+                continue
+            report = fl.diagnose(result, metrics=read, progress=False)
+            layers, pairs = layers_in(report.header), report.header["pairs"]
+            for metric in read:
+                try:
+                    curve = curve_of(layers, report.table, metric, None, pairs)
+                except (RunError, UsageError):  # of the whole network, or no value
+                    continue
+                found[metric] = curve.combined
+    return found
+
+
+def counts(name: str, seed: int, metrics: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Return at how many layers a metric's own value is higher, and lower, where clients differ."""
+    layers = range(len(NETWORKS[name].places))
+    planted = [curves(name, seed, layer, metrics) for layer in layers]
+    found = {}
+    for metric in metrics:
+        if not all(metric in each for each in planted):
+            continue
+        values = np.array([each[metric] for each in planted])
+        there = values.diagonal()
+        elsewhere = (values.sum(0) - there) / (len(layers) - 1)
+        higher, lower = int((there > elsewhere).sum()), int((there < elsewhere).sum())
+        kind = METRICS[metric]
+        if kind.pairs and not kind.distance:  # a curve has 1 - value of a similarity
+            higher, lower = lower, higher
+        found[metric] = higher, lower
+    return found
+
+
+def ends(rows: pd.DataFrame) -> dict[str, str]:
+    """Return the end of each metric's scale at which clients differ: ``high``, ``low`` or empty."""
+    found = {}
+    for metric, part in rows.groupby("metric", sort=False):
+        found[str(metric)] = ""
+        for column, end in (("higher", "high"), ("lower", "low")):
+            right = (part[column] > 2).groupby(part["network"]).sum()
+            if len(right) == len(NETWORKS) and (right >= RIGHT).all():
+                found[str(metric)] = end
+    return found
+
+
+def read_rows() -> pd.DataFrame:
+    """Return the stored counts."""
+    return pd.read_csv(ROWS)
+
+
+def main() -> None:
+    """Measure the networks and seeds without rows."""
+    torch.set_num_threads(1)
+    if not ROWS.exists():
+        ROWS.write_text(",".join(COLUMNS) + "\n")
+    rows = read_rows()
+    done = {*zip(rows["network"], rows["seed"], strict=True)}
+    metrics = [name for name in METRICS if name != "clients_differ"]
+    for seed, name in itertools.product(range(SEEDS), NETWORKS):
+        if (name, seed) in done:
+            continue
+        found = counts(name, seed, metrics)
+        with ROWS.open("a", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerows((name, seed, metric, *n) for metric, n in found.items())
+        say(f"{name}, seed {seed}: {len(found)} metrics")
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

@@ -1,0 +1,157 @@
+"""Federations with a known answer, made of scikit-learn's digits and of Fashion-MNIST.
+
+What is best there is measured by ``figures/decision``, not assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fl_core.data.cells import Array
+from fl_core.data.named.small import digits
+from fl_core.data.registry import DATASETS, Location, dataset
+from fl_core.data.sources import Source
+from fl_core.seeds import numpy_generator
+
+KINDS = {
+    "labels": "each client has a code of its own for the ten classes",
+    "inputs": "each client has its own order of the pixels",
+    "both": "each client has its own code and its own order of the pixels",
+    "neither": "nothing differs but the samples",
+    "outlier": "the last client alone has a code of its own",
+    "clusters": "the first three clients have another code than the others",
+}
+CLIENTS, SAMPLES = 6, 240
+"""Clients of a federation of digits, and training and validation samples of each. The other digits are test samples of
+every client."""
+CLOTHES = {"clients": 5, "samples": 138, "test": 300}
+"""The same of Fashion-MNIST, with 110 training samples of a client, and the number of test samples."""
+
+
+def coded_labels(y: Array, client: int, classes: int) -> Array:
+    """Return labels [n] renamed by a client's own code. Of two classes every second client exchanges them.
+
+    >>> coded_labels(np.array([0, 1, 1]), client=1, classes=2)
+    array([1, 0, 0])
+    """
+    if classes == 2:
+        return y if client % 2 == 0 else 1 - y
+    code = numpy_generator(0, "planted labels", client).permutation(classes)
+    return code[y]
+
+
+def permuted_inputs(x: Array, client: int) -> Array:
+    """Return samples [n, ...] with features in a client's own order: pixels of all channels alike, or columns.
+
+    Columns of a table also change signs.
+    """
+    draw = numpy_generator(0, "planted inputs", client)
+    if x.ndim == 2:
+        order = draw.permutation(x.shape[1])
+        signs = draw.choice(np.array([-1, 1], x.dtype), x.shape[1])
+        return x[:, order] * signs
+    pixels = x.reshape(*x.shape[:-2], -1)
+    order = draw.permutation(pixels.shape[-1])
+    return pixels[..., order].reshape(x.shape)
+
+
+def federation(
+    plain: Source,
+    name: str,
+    kind: str,
+    clients: int,
+    samples: int,
+    test: int | None = None,
+) -> Source:
+    """Return samples at some clients, changed by a kind of :data:`KINDS`. The seed is fixed.
+
+    Args:
+        plain: the samples. name: of the result.
+        samples: training and validation samples of each client.
+        test: number of test samples, the same of every client. None: all others.
+    """
+    order = np.random.default_rng(0).permutation(len(plain.x))
+    own, rest = np.split(order, [clients * samples])
+    parts = [np.concatenate([part, rest[:test]]) for part in np.split(own, clients)]
+    xs, ys = [], []
+    for client, part in enumerate(parts):
+        x, y = plain.x[part], plain.y[part]
+        if kind in ("inputs", "both"):
+            x = permuted_inputs(x, client)
+        code = {"labels": client, "both": client, "clusters": client // 3}.get(kind)
+        if kind == "outlier" and client == clients - 1:
+            code = client
+        if code is not None:
+            y = coded_labels(y, code, len(plain.classes))
+        xs.append(x)
+        ys.append(y)
+    each = len(parts[0])
+    return replace(
+        plain,
+        name=name,
+        x=np.concatenate(xs),
+        y=np.concatenate(ys),
+        owner=np.repeat(np.arange(clients), each),
+        owner_names=tuple(f"client {k + 1}" for k in range(clients)),
+        is_train=np.tile(np.arange(each) < samples, clients),
+        shuffled=False,
+    )
+
+
+def known(
+    name: str, summary: str, opened: Callable[..., Source], **recipe: Any
+) -> None:
+    """Register a federation as a dataset."""
+    opened.__doc__ = summary
+    opened.__qualname__ = name
+    dataset(
+        name,
+        clients=None,
+        partition="natural",
+        batch_size=16,
+        note="chosen for a known answer",
+        **recipe,
+    )(opened)
+
+
+def of_digits(kind: str, about: str) -> None:
+    """Register a federation of digits."""
+    name = f"known_{kind}"
+
+    def opened() -> Source:
+        return federation(digits(), name, kind, CLIENTS, SAMPLES)
+
+    summary = f"The digits at six constructed clients: {about}."
+    known(name, summary, opened, model="mlp", rounds=40, lr=1e-2)
+
+
+def of_clothes(kind: str, about: str) -> None:
+    """Register a federation of small images of Fashion-MNIST, averaged to 14 x 14."""
+    name = f"fashion_{kind}"
+
+    def opened(data_root: Location | None, download: bool) -> Source:
+        plain = DATASETS["fashion_mnist"].open(data_root, download)
+        cells = plain.x.reshape(len(plain.x), 14, 2, 14, 2)
+        x = cells.mean((2, 4)).round().astype(np.uint8)
+        return federation(replace(plain, x=x), name, kind, **CLOTHES)
+
+    known(
+        name,
+        f"Small Fashion-MNIST at five constructed clients: {about}.",
+        opened,
+        model="fmnist_cnn",
+        model_options={"width": 0.125},
+        rounds=20,
+        lr=3e-3,
+        mean=(0.2860,),
+        std=(0.3530,),
+    )
+
+
+for _kind, _about in KINDS.items():
+    of_digits(_kind, _about)
+    of_clothes(_kind, _about)

@@ -1,0 +1,59 @@
+"""Federations with a known answer, held against their samples by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fl_core.data.named.known import KINDS, federation
+from fl_core.data.named.small import digits
+
+CLIENTS, SAMPLES, TEST = 5, 40, 30
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """Samples whose first pixel is their number, so that a changed one is found again."""
+    source = digits()
+    x = source.x.copy()
+    x[:, 0, 0, 0] = np.arange(len(x)) + 2  # beyond every other pixel
+    return replace(source, x=x)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_clients_differ_in_what_their_federation_says(plain, kind):
+    made = federation(plain, "made", kind, CLIENTS, SAMPLES, TEST)
+    numbers = made.x.reshape(len(made.x), -1).max(1).astype(int) - 2
+    codes, orders = [], []
+    for client in range(CLIENTS):
+        own = made.owner == client
+        assert own.sum() == SAMPLES + TEST
+        assert made.is_train[own].sum() == SAMPLES
+        truth = plain.y[numbers[own]]
+        pairs = {*zip(truth.tolist(), made.y[own].tolist(), strict=True)}
+        assert len(pairs) == len(plain.classes)  # a code has one word a digit
+        codes.append(tuple(sorted(pairs)))
+        orders.append(int(made.x[own][0].argmax()))
+    tests = [{*numbers[(made.owner == k) & ~made.is_train]} for k in range(CLIENTS)]
+    assert all(each == tests[0] for each in tests)
+    assert len({*numbers[made.is_train]}) == CLIENTS * SAMPLES
+    several = {"labels": 5, "both": 5, "outlier": 2, "clusters": 2}
+    assert len({*codes}) == several.get(kind, 1)
+    assert (len({*orders}) > 1) == (kind in ("inputs", "both"))
+    if kind == "clusters":
+        assert codes[0] == codes[1] == codes[2] != codes[3] == codes[4]
+
+
+def test_small_clothes_are_means_of_the_images(tmp_path):
+    """Averaged to 14 x 14, of an archive that torchvision did not make."""
+    from fl_core.data.registry import DATASETS
+
+    draw = np.random.default_rng(0)
+    x = draw.integers(0, 256, (1500, 28, 28), dtype=np.uint8)
+    y = np.arange(1500) % 10
+    np.savez(tmp_path / "fashion_mnist.npz", x=x, y=y)
+    made = DATASETS["fashion_neither"].open(tmp_path, False)
+    first = made.x[0].astype(float)
+    blocks = x.reshape(-1, 14, 2, 14, 2).astype(float).mean((2, 4))
+    assert np.abs(blocks - first).max((1, 2)).min() <= 0.5
+    assert [int((made.owner == k).sum()) for k in range(5)] == [438] * 5
