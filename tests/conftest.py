@@ -31,6 +31,11 @@ from fl_core.rows import Row
 from fl_core.run import runner
 from fl_core.run.runner import Task
 from fl_core.seeds import torch_seeded
+from tests.clean_tree import (  # noqa: F401 (hooks of pytest)
+    pytest_sessionfinish,
+    pytest_sessionstart,
+    pytest_terminal_summary,
+)
 
 FROM_OUTSIDE = ("_PROXY", "RAY_", "MPL", "COLUMNS", "NO_COLOR", "DONTWRITEBYTECODE")
 """Parts of the names of variables of a user's shell that tests and their processes do not read."""

@@ -1,9 +1,12 @@
-"""The repository holds sources: no file that a run or an example has left."""
+"""The repository holds sources: no file that a run, an example or a test has left."""
 
 import subprocess
+import sys
 from pathlib import Path, PurePath
 
 import pytest
+
+from tests import clean_tree
 
 ROOT = Path(__file__).parents[1]
 LEFT_BY_RUNS = {".pt", ".pth", ".npz", ".npy", ".safetensors", ".pkl", ".csv", ".toml"}
@@ -33,3 +36,37 @@ def test_git_has_no_file_that_a_run_left():
     assert stray == []
     folders = {name.parts[0] for name in names if len(name.parts) > 1}
     assert not folders & {"out", "runs", "study", "comparison", "server"}
+
+
+WRITES = """
+import pathlib
+def test_writes(): pathlib.Path("runs").mkdir(); pathlib.Path("runs/net.pt").touch()
+def test_removes(): pathlib.Path("old.md").unlink()
+def test_caches(): pathlib.Path("__pycache__").mkdir(exist_ok=True); pathlib.Path("__pycache__/a.pyc").touch()
+"""
+HOOKS = "from tests import clean_tree\nclean_tree.ROOT = clean_tree.Path.cwd()\nfrom tests.clean_tree import *\n"
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_session_that_leaves_or_removes_a_file_fails(tmp_path, workers):
+    """A file below an ignored folder counts, and a cache does not."""
+    (tmp_path / "test_files.py").write_text(WRITES)
+    (tmp_path / "conftest.py").write_text(HOOKS)
+    (tmp_path / "old.md").touch()
+
+    def session(chosen):
+        command = [sys.executable, "-m", "pytest", "-q", "-n", workers, "-p", "no:cov"]
+        done = subprocess.run(
+            [*command, "-k", chosen, "--rootdir", str(tmp_path), str(tmp_path)],
+            cwd=tmp_path,
+            env={"PYTHONPATH": str(ROOT), "PATH": ""},
+            capture_output=True,
+            text=True,
+        )
+        lines = done.stdout.splitlines()
+        changed = [line for line in lines if line.startswith(("new: ", "gone: "))]
+        return done.returncode, changed
+
+    assert session("caches") == (0, [])
+    assert session("writes or removes") == (1, ["gone: old.md", "new: runs/net.pt"])
+    assert clean_tree.files(tmp_path) >= {"runs/net.pt", "conftest.py"}
