@@ -17,3 +17,4 @@ def test_every_block_runs(tmp_path, monkeypatch):
     assert len(blocks) == 12
     for block in blocks:
         exec(block, names)
+    assert not any(tmp_path.iterdir())

@@ -52,12 +52,13 @@ def words(notebook):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", execute.names())
 def test_runs_twice_in_one_folder_without_any_data(name, tmp_path):
-    """As after "Restart and run all". The stored outputs are current."""
+    """As after "Restart and run all". The stored outputs are current, and nothing is left in the folder."""
     for _ in range(2):
         notebook = execute.executed(name, tmp_path)
         assert not [each for each in outputs(notebook) if each.output_type == "error"]
         assert execute.errors_in(notebook) == []
         assert execute.paths_in(notebook) == []
+        assert not any(tmp_path.iterdir())
         assert len(pictures(notebook)) == len(pictures(stored(name))) >= 1
         assert words(notebook) == words(stored(name)), "outputs are old: make notebooks"
 
